@@ -1,0 +1,59 @@
+"""Errors of the training layer: one tree, each with a stable code and a sentence that says how to go on."""
+
+
+class DptrainError(Exception):
+    """A refusal or failure that a person can act on.
+
+    Attributes:
+        code: Stable machine-readable code, for example `LOSS_SHAPE`.
+        sentence: What was found, what was expected, and what to do.
+    """
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(f"{code}: {sentence}")
+        self.code = code
+        self.sentence = sentence
+
+    def __reduce__(self) -> tuple[type["DptrainError"], tuple[str, str]]:
+        """Keep both parts when the error crosses a process boundary."""
+        return type(self), (self.code, self.sentence)
+
+
+class ConfigError(DptrainError):
+    """A run configuration or an argument that cannot be used."""
+
+
+class NotPrivateUse(DptrainError):
+    """A use of the library under which a gradient or a release would not be private."""
+
+
+class LossShape(DptrainError):
+    """The losses handed to `backward` are not one finite-typed number per example."""
+
+
+class CoupledModel(DptrainError):
+    """One contribution's gradient depends on another contribution of the same batch."""
+
+
+class UnsupportedModule(DptrainError):
+    """A module for which no exact per-contribution gradient norm is known."""
+
+
+class UnsupportedPolicy(DptrainError):
+    """The signed policy asks for something this build does not carry."""
+
+
+class StepOrder(DptrainError):
+    """`steps`, `backward` and `optimizer.step` were not called in the order that the charge pays for."""
+
+
+class NonFinite(DptrainError):
+    """A parameter or a released gradient is not finite."""
+
+
+class ContentChanged(DptrainError):
+    """The bytes of a contribution are no longer those that were attested and admitted."""
+
+
+class ResumeRefused(DptrainError):
+    """A model checkpoint and the ledger do not belong together, or the ledger is behind the checkpoint."""
