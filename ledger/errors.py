@@ -1,0 +1,83 @@
+"""One exception tree for the ledger: every error carries a machine-readable code and a sentence for a person."""
+
+
+class LedgerError(Exception):
+    """Base of all ledger errors.
+
+    Attributes:
+        code: short upper-case reason, stable across releases.
+        sentence: what was found, what was expected, and what to do about it.
+    """
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(f"{code}: {sentence}")
+        self.code = code
+        self.sentence = sentence
+
+
+class LedgerCorrupt(LedgerError):
+    """The stored bytes contradict the tree, the head, or a signed checkpoint.
+
+    Attributes:
+        seq: the first leaf known to be wrong, or None when no single leaf can be named.
+    """
+
+    def __init__(self, code: str, sentence: str, *, seq: int | None = None) -> None:
+        super().__init__(code, sentence)
+        self.seq = seq
+
+
+class LedgerForked(LedgerError):
+    """Two different histories claim one size: the same key has, or would have, signed both."""
+
+
+class LedgerBehind(LedgerError):
+    """The ledger is shorter than a size already pinned: its tail was lost, or it was rolled back."""
+
+
+class LedgerWrongRun(LedgerError):
+    """The ledger belongs to another run, another owner, or another signing key than expected."""
+
+
+class LedgerClosed(LedgerError):
+    """The ledger, or this handle on it, takes no more leaves."""
+
+
+class LedgerBusy(LedgerError):
+    """Another writer holds the ledger, or has appended to it since this one last looked."""
+
+
+class StorageFailed(LedgerError):
+    """The disk refused a write (full, read-only, I/O error). The transaction was rolled back whole."""
+
+
+class ProofError(LedgerError, ValueError):
+    """A Merkle proof does not hold, or is malformed."""
+
+
+class NoteError(LedgerError, ValueError):
+    """A signed note, a verifier key or a checkpoint text is malformed or not signed by a pinned key."""
+
+
+class ExportRefused(LedgerError):
+    """This ledger may not be exported, or not to this place."""
+
+
+class AccountantError(LedgerError, ValueError):
+    """An accountant was asked for a number it cannot give."""
+
+
+class LeafRefused(LedgerError, ValueError):
+    """A leaf is malformed, or its meaning contradicts the leaves before it.
+
+    Attributes:
+        seq: the position of the leaf, or None when it has none yet.
+    """
+
+    def __init__(self, code: str, sentence: str, *, seq: int | None = None) -> None:
+        super().__init__(code, sentence)
+        self.seq = seq
+
+
+class HorizonExceeded(LeafRefused):
+    """A charge would pass the number of steps that the signed policy allows."""
