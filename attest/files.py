@@ -1,0 +1,79 @@
+"""Files written all or not at all, and read without following a symbolic link."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from attest.errors import FileRefused
+
+
+@contextlib.contextmanager
+def atomic_writer(path: str | os.PathLike[str], mode: int = 0o644) -> Iterator[BinaryIO]:
+    """Open a file that appears under `path` only once it is complete and on disk.
+
+    Guarantee: after a crash at any instant `path` holds either its old content or the whole new one. The data is written
+    to a temporary file beside it, synced, renamed over it, and the directory is synced.
+
+    Args:
+        path: Final name; an existing file is replaced.
+        mode: Permission bits of the new file.
+    """
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(temporary, flags, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_directory(target.parent)
+
+
+def atomic_write(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -> None:
+    """Write a whole file as `atomic_writer` does."""
+    with atomic_writer(path, mode) as stream:
+        stream.write(data)
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Make a rename or a new name in a directory durable, where the system can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_limited(path: str | os.PathLike[str], limit: int, what: str) -> bytes:
+    """Read a regular file of at most `limit` bytes.
+
+    Args:
+        path: The file.
+        limit: Largest size to read.
+        what: Name of the document, for the message.
+
+    Raises:
+        FileRefused: Code FILE if it cannot be read, SIZE if it is longer.
+    """
+    shown = os.fspath(path)
+    try:
+        if not os.path.isfile(path):
+            raise FileRefused("FILE", f"no {what} at {shown!r}; check the path")
+        with open(path, "rb") as stream:
+            data = stream.read(limit + 1)
+    except OSError as error:
+        raise FileRefused("FILE", f"cannot read the {what} {shown!r}: {error.strerror or error}") from error
+    if len(data) > limit:
+        raise FileRefused("SIZE", f"the {what} {shown!r} is longer than {limit} bytes; is it the right file?")
+    return data

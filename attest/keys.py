@@ -1,0 +1,204 @@
+"""Ed25519 keys: which public keys are sound, how private keys lie on disk, how signatures are checked.
+
+Private keys are `cryptography` objects; public keys are their 32 raw bytes (RFC 8032 section 5.1.5).
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+import stat
+from functools import lru_cache
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from attest import curve25519
+from attest.errors import KeyRefused, SignatureRefused
+from attest.files import atomic_write, read_limited, sync_directory
+from attest.ids import check_id
+
+_MAX_KEY_FILE = 16384
+_PUBLIC_LINE = re.compile(rb"dptrain-key-v1 ([a-z0-9._/-]{1,64}) ([A-Za-z0-9+/]{43}=)\n?")
+
+
+def check_public_key(raw: bytes) -> None:
+    """Accept a public key for enrolment, or refuse it.
+
+    Guarantee: an accepted key is the canonical encoding of a point of prime order. So no signature verifies under it
+    for every message (small-order keys), no two encodings name one key, and verifiers that multiply by the cofactor
+    agree with those that do not (mixed-order keys). OpenSSL checks none of this.
+    Source: RFC 8032 section 5.1.3; Chalkias, Garillot, Nikolaenko, "Taming the many EdDSAs" (2020).
+
+    Raises:
+        KeyRefused: Code TYPE or RANGE for something that is not 32 bytes, KEY_WEAK for an unsound key.
+    """
+    if type(raw) is not bytes:
+        raise KeyRefused("TYPE", f"public key is {type(raw).__name__}, expected 32 bytes")
+    if len(raw) != 32:
+        raise KeyRefused("RANGE", f"public key has {len(raw)} bytes, expected 32")
+    weakness = _weakness(raw)
+    if weakness:
+        raise KeyRefused("KEY_WEAK", f"public key {raw.hex()} {weakness}; generate a new key")
+
+
+@lru_cache(maxsize=65536)
+def _weakness(raw: bytes) -> str | None:
+    point = curve25519.decompress(raw)
+    if point is None:
+        return "is not the canonical encoding of a curve point"
+    if curve25519.is_identity(curve25519.multiply(8, point)):
+        return "has small order"
+    if not curve25519.is_identity(curve25519.multiply(curve25519.L, point)):
+        return "has a small-order component"
+    return None
+
+
+def key_id(raw: bytes) -> bytes:
+    """Short name of a public key, a lookup hint and no proof: the first 8 bytes of its SHA-256."""
+    return hashlib.sha256(raw).digest()[:8]
+
+
+def generate() -> Ed25519PrivateKey:
+    """A fresh private key from the operating system's generator."""
+    return Ed25519PrivateKey.generate()
+
+
+def public_bytes(key: Ed25519PrivateKey | Ed25519PublicKey) -> bytes:
+    """The 32 raw bytes of a key's public half."""
+    public = key.public_key() if isinstance(key, Ed25519PrivateKey) else key
+    return public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+
+
+def verify_signature(raw: bytes, signature: bytes, message: bytes) -> None:
+    """Check one Ed25519 signature under a sound key.
+
+    Guarantee: the key passes `check_public_key`, and the signature is the 64-byte form with S < L, so no second signature
+    can be derived from a first one.
+
+    Raises:
+        KeyRefused: The key is unsound.
+        SignatureRefused: Code SIG_BAD.
+    """
+    check_public_key(raw)
+    if len(signature) != 64:
+        raise SignatureRefused("SIG_BAD", f"signature has {len(signature)} bytes, expected 64")
+    try:
+        _verifier(raw).verify(signature, message)
+    except InvalidSignature as error:
+        raise SignatureRefused("SIG_BAD", "signature does not verify under the expected key") from error
+
+
+@lru_cache(maxsize=4096)
+def _verifier(raw: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(raw)
+
+
+def save_private_key(
+    path: str | os.PathLike[str], key: Ed25519PrivateKey, passphrase: str | bytes | None = None
+) -> None:
+    """Write a private key as PKCS#8 PEM, readable by its owner alone, never over an existing file.
+
+    Args:
+        path: New file.
+        key: The private key.
+        passphrase: Encrypts the file when given.
+
+    Raises:
+        KeyRefused: Code EXISTS or FILE.
+    """
+    secret = _passphrase_bytes(passphrase)
+    protection = serialization.BestAvailableEncryption(secret) if secret else serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    try:
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as stream:
+            stream.write(pem)
+            stream.flush()
+            os.fsync(stream.fileno())
+        sync_directory(os.path.dirname(os.path.abspath(path)))
+    except FileExistsError as error:
+        raise KeyRefused("EXISTS", f"{os.fspath(path)!r} exists; keys are never overwritten, choose another name") from error
+    except OSError as error:
+        raise KeyRefused("FILE", f"cannot write {os.fspath(path)!r}: {error.strerror or error}") from error
+
+
+def load_private_key(path: str | os.PathLike[str], passphrase: str | bytes | None = None) -> Ed25519PrivateKey:
+    """Read a private key written by `save_private_key`.
+
+    Raises:
+        KeyRefused: Code FILE, MODE (others may read the file), PASSPHRASE or FORMAT.
+    """
+    shown = repr(os.fspath(path))
+    try:
+        with open(path, "rb") as stream:
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise KeyRefused("FILE", f"{shown} is not a regular file")
+            if os.name == "posix" and status.st_mode & 0o077:
+                raise KeyRefused(
+                    "MODE", f"{shown} has mode {stat.S_IMODE(status.st_mode):04o}, expected 0600; run chmod 600 on it"
+                )
+            pem = stream.read(_MAX_KEY_FILE + 1)
+    except OSError as error:
+        raise KeyRefused("FILE", f"cannot read the private key {shown}: {error.strerror or error}") from error
+    if len(pem) > _MAX_KEY_FILE:
+        raise KeyRefused("FORMAT", f"{shown} is longer than {_MAX_KEY_FILE} bytes, expected a PEM private key")
+    try:
+        key = serialization.load_pem_private_key(pem, _passphrase_bytes(passphrase))
+    except TypeError as error:
+        wanted = "is encrypted; give its passphrase" if passphrase is None else "is not encrypted; give no passphrase"
+        raise KeyRefused("PASSPHRASE", f"{shown} {wanted}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise KeyRefused("FORMAT", f"{shown} is not a readable PEM private key, or the passphrase is wrong") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise KeyRefused("FORMAT", f"{shown} holds a {type(key).__name__}, expected an Ed25519 key")
+    return key
+
+
+def save_public_key(path: str | os.PathLike[str], raw: bytes, name: str) -> None:
+    """Write a public key as one line of text: `dptrain-key-v1 <name> <base64>`.
+
+    Raises:
+        KeyRefused: The key is unsound or the name is no identifier.
+    """
+    check_public_key(raw)
+    check_id(name, "key name", error=KeyRefused)
+    atomic_write(path, f"dptrain-key-v1 {name} {base64.b64encode(raw).decode('ascii')}\n".encode("ascii"))
+
+
+def load_public_key(path: str | os.PathLike[str]) -> bytes:
+    """Read and check the public key of a file written by `save_public_key`; returns 32 raw bytes."""
+    return load_named_public_key(path)[1]
+
+
+def load_named_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
+    """Read a public key file; returns the name it states and the 32 raw bytes.
+
+    Raises:
+        FileRefused: The file cannot be read.
+        KeyRefused: Code FORMAT, or the key is unsound.
+    """
+    match = _PUBLIC_LINE.fullmatch(read_limited(path, _MAX_KEY_FILE, "public key"))
+    shown = repr(os.fspath(path))
+    if not match:
+        raise KeyRefused("FORMAT", f"{shown} is not one line 'dptrain-key-v1 NAME BASE64'; is it a public key file?")
+    try:
+        raw = base64.b64decode(match[2], validate=True)
+    except binascii.Error as error:
+        raise KeyRefused("FORMAT", f"{shown} holds malformed base64") from error
+    if base64.b64encode(raw) != match[2]:
+        raise KeyRefused("FORMAT", f"{shown} holds base64 with stray bits at its end")
+    check_public_key(raw)
+    return match[1].decode("ascii"), raw
+
+
+def _passphrase_bytes(passphrase: str | bytes | None) -> bytes | None:
+    if passphrase is None:
+        return None
+    secret = passphrase.encode("utf-8") if isinstance(passphrase, str) else passphrase
+    if not secret:
+        raise KeyRefused("PASSPHRASE", "the passphrase is empty; give one, or none at all")
+    return secret

@@ -1,0 +1,179 @@
+"""COSE_Sign1 with a detached payload and one fixed header: the only signature format of this project besides notes.
+
+A message is tag 18 around `[protected, {}, nil, signature]` (RFC 9052 section 4.2) with
+
+    protected = {1: -19, 4: key id, 15: {1: issuer, 2: "sha-256:" + hex(SHA-256(payload))}, 16: type}
+
+Algorithm -19 is Ed25519 (RFC 9864), label 15 holds CWT claims (RFC 9597), label 16 the type (RFC 9596).
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from attest import cbor
+from attest.errors import CborError, SignatureRefused
+from attest.ids import check_id
+from attest.keys import key_id, public_bytes, verify_signature
+
+TYP_ATTESTATION = "application/vnd.dptrain.attestation+cose"
+TYP_WITHDRAWAL = "application/vnd.dptrain.withdrawal+cose"
+TYP_POLICY = "application/vnd.dptrain.policy+cose"
+TYP_REGISTRY = "application/vnd.dptrain.registry+cose"
+
+MAX_SIZE = 1024
+"""Bytes of a message; a real one takes about 330."""
+
+_TAG_SIGN1 = b"\xd2"
+_ALG_ED25519 = -19
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """What a message says about itself; unverified when it comes from `parse`."""
+
+    issuer: str
+    subject: str
+    key_id: bytes
+    typ: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    headers: Headers
+    protected: bytes
+    signature: bytes
+
+
+def subject_of(payload: bytes) -> str:
+    """The subject claim for a payload."""
+    return "sha-256:" + hashlib.sha256(payload).hexdigest()
+
+
+def to_be_signed(protected: bytes, payload: bytes) -> bytes:
+    """The Sig_structure of RFC 9052 section 4.4, with empty external data."""
+    return cbor.encode(["Signature1", protected, b"", payload])
+
+
+def sign(payload: bytes, private_key: Ed25519PrivateKey, *, contributor: str, typ: str = TYP_ATTESTATION) -> bytes:
+    """Sign a payload; the message carries its digest, not the payload itself.
+
+    Args:
+        payload: Bytes that the verifier will be given again.
+        private_key: Key of `contributor`.
+        contributor: Identifier of the signer; becomes the issuer claim.
+        typ: Purpose of the signature; a message of one purpose is refused for every other.
+
+    Returns:
+        The COSE_Sign1 message.
+    """
+    check_id(contributor, "contributor", error=SignatureRefused)
+    if type(payload) is not bytes:
+        raise SignatureRefused("TYPE", f"payload is {type(payload).__name__}, expected bytes")
+    protected = cbor.encode(
+        {
+            1: _ALG_ED25519,
+            4: key_id(public_bytes(private_key)),
+            15: {1: contributor, 2: subject_of(payload)},
+            16: typ,
+        }
+    )
+    signature = private_key.sign(to_be_signed(protected, payload))
+    return _TAG_SIGN1 + cbor.encode([protected, {}, None, signature])
+
+
+def verify(
+    message: bytes, payload: bytes, public_key: bytes | Ed25519PublicKey, *, typ: str = TYP_ATTESTATION
+) -> Headers:
+    """Check a message over a payload.
+
+    Guarantee: on return, the holder of `public_key` signed exactly these payload bytes for the purpose `typ` under the
+    issuer name returned. The message has the one header form above and no other field; the signature is checked over
+    the protected bytes as received, after they passed the strict decoder. Who may use the issuer's name is for the
+    caller to check.
+
+    Args:
+        message: The COSE_Sign1 message.
+        payload: The detached payload.
+        public_key: 32 raw bytes, or the library's object.
+        typ: The purpose expected.
+
+    Raises:
+        CborError: The message is not strict CBOR.
+        SignatureRefused: Code HEADER or SIG_BAD.
+        KeyRefused: The key is unsound.
+    """
+    parsed = _parse(message)
+    raw = public_bytes(public_key) if isinstance(public_key, Ed25519PublicKey) else public_key
+    if type(payload) is not bytes:
+        raise SignatureRefused("TYPE", f"payload is {type(payload).__name__}, expected bytes")
+    headers = parsed.headers
+    if headers.typ != typ:
+        raise SignatureRefused("HEADER", f"message is of type {ascii(headers.typ)}, expected {typ!r}")
+    if headers.subject != subject_of(payload):
+        raise SignatureRefused("HEADER", "message names another payload; its subject is not this payload's digest")
+    verify_signature(raw, parsed.signature, to_be_signed(parsed.protected, payload))
+    if headers.key_id != key_id(raw):
+        raise SignatureRefused("HEADER", "key id in the header is not that of the signing key; sign again")
+    return headers
+
+
+def parse(message: bytes) -> Headers:
+    """Read the header of a message strictly, without checking its signature.
+
+    Raises:
+        CborError: The message is not strict CBOR.
+        SignatureRefused: Code HEADER or SIG_BAD (a signature of another length).
+    """
+    return _parse(message).headers
+
+
+def peek_issuer(message: bytes) -> str:
+    """The issuer that a message claims, not verified: good for looking up a key, for nothing else."""
+    return _parse(message).headers.issuer
+
+
+def _parse(message: bytes) -> _Parsed:
+    if type(message) is not bytes:
+        raise CborError("TYPE", f"message is {type(message).__name__}, expected bytes")
+    if len(message) > MAX_SIZE:
+        raise CborError("SIZE", f"message has {len(message)} bytes, expected at most {MAX_SIZE}")
+    if message[:1] != _TAG_SIGN1:
+        raise SignatureRefused("HEADER", "message does not start with tag 18 (COSE_Sign1)")
+    body = cbor.decode(message[1:])
+    if type(body) is not list or len(body) != 4:
+        raise SignatureRefused("HEADER", "message is not an array of four fields")
+    protected, unprotected, payload, signature = body
+    if type(protected) is not bytes:
+        raise SignatureRefused("HEADER", "protected header is not a byte string")
+    if unprotected != {} or type(unprotected) is not dict:
+        raise SignatureRefused("HEADER", "unprotected header is not an empty map")
+    if payload is not None:
+        raise SignatureRefused("HEADER", "payload is attached, expected nil (detached)")
+    if type(signature) is not bytes:
+        raise SignatureRefused("HEADER", "signature is not a byte string")
+    if len(signature) != 64:
+        raise SignatureRefused("SIG_BAD", f"signature has {len(signature)} bytes, expected 64")
+    return _Parsed(_parse_protected(protected), protected, signature)
+
+
+def _parse_protected(protected: bytes) -> Headers:
+    fields = cbor.decode(protected)
+    if type(fields) is not dict or set(fields) != {1, 4, 15, 16}:
+        raise SignatureRefused("HEADER", "protected header has other labels than 1, 4, 15 and 16")
+    algorithm, kid, claims, typ = fields[1], fields[4], fields[15], fields[16]
+    if type(algorithm) is not int or algorithm != _ALG_ED25519:
+        raise SignatureRefused("HEADER", f"algorithm is {ascii(algorithm)[:40]}, expected {_ALG_ED25519} (Ed25519)")
+    if type(kid) is not bytes or len(kid) != 8:
+        raise SignatureRefused("HEADER", "key id is not 8 bytes")
+    if type(claims) is not dict or set(claims) != {1, 2}:
+        raise SignatureRefused("HEADER", "claims are not exactly issuer (1) and subject (2)")
+    issuer, subject = claims[1], claims[2]
+    try:
+        check_id(issuer, "issuer", error=SignatureRefused)
+    except SignatureRefused as error:
+        raise SignatureRefused("HEADER", error.sentence) from error
+    if type(subject) is not str or type(typ) is not str:
+        raise SignatureRefused("HEADER", "subject or type is not a text string")
+    return Headers(issuer, subject, kid, typ)
