@@ -1,0 +1,266 @@
+"""Signed notes and checkpoints: the only bytes by which a ledger commits to its history.
+
+Formats: C2SP signed-note v1.0.0 and tlog-checkpoint v1.0.0. Verifies Ed25519 log signatures (type 0x01) and timestamped
+cosignatures (type 0x04, C2SP tlog-cosignature); signs only the former. Parsing is by anchored ASCII patterns and
+re-encoding, because Python's own ``int`` and ``b64decode`` accept several spellings of one value.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest.errors import AttestError
+from attest.keys import check_public_key, public_bytes, verify_signature
+from ledger.errors import NoteError
+from ledger.merkle import EMPTY_ROOT, HASH_SIZE, MAX_SIZE
+
+MAX_NOTE_SIZE: Final = 1_000_000
+"""Longest note that is looked at, in bytes."""
+
+MAX_SIGNATURES: Final = 100
+"""Most signature lines in one note."""
+
+SIGNATURE_ED25519: Final = 0x01
+SIGNATURE_COSIGNATURE_V1: Final = 0x04
+
+_SIGNATURE_LINE = re.compile(r"— ([^ ]+) ([A-Za-z0-9+/]+={0,2})")
+_VERIFIER_KEY = re.compile(r"([^+]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/]+={0,2})")
+_DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierKey:
+    """A public key by which notes are verified, with the name and the type under which it signs."""
+
+    name: str
+    kind: int
+    public_key: bytes
+
+    @property
+    def key_id(self) -> bytes:
+        """SHA-256(name || 0x0A || type || public key)[:4] (C2SP signed-note, "Signatures")."""
+        material = self.name.encode() + b"\n" + bytes([self.kind]) + self.public_key
+        return hashlib.sha256(material).digest()[:4]
+
+    def __str__(self) -> str:
+        encoded = base64.b64encode(bytes([self.kind]) + self.public_key).decode()
+        return f"{self.name}+{self.key_id.hex()}+{encoded}"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One signature of a note that was verified.
+
+    Attributes:
+        key: the verifier key it was verified with.
+        timestamp: POSIX time stated by a cosignature, None for a plain signature.
+    """
+
+    key: VerifierKey
+    timestamp: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A note whose text is signed by at least one of the given keys.
+
+    Attributes:
+        text: the signed text, final newline included.
+        signatures: the verified signatures, in the order of their lines. Signatures by unknown keys are left out.
+    """
+
+    text: str
+    signatures: tuple[Signature, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint commits to: the log's origin, its size, and its root."""
+
+    origin: str
+    size: int
+    root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NoteSigner:
+    """The private key of a log, under the log's name (its origin line)."""
+
+    name: str
+    private_key: Ed25519PrivateKey
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+
+    @property
+    def verifier(self) -> VerifierKey:
+        """The public half."""
+        return VerifierKey(self.name, SIGNATURE_ED25519, public_bytes(self.private_key))
+
+    @property
+    def vkey(self) -> str:
+        """The public half as text, to be pinned by auditors."""
+        return str(self.verifier)
+
+
+def parse_verifier_key(vkey: str) -> VerifierKey:
+    """Reads ``<name>+<key id>+<base64(type || key)>``.
+
+    Raises:
+        NoteError: if it is malformed, its key id does not fit its key, or the key is weak.
+    """
+    match = _VERIFIER_KEY.fullmatch(vkey) if type(vkey) is str else None
+    if match is None:
+        raise NoteError("VKEY", f"expected a verifier key <name>+<8 hex digits>+<base64>, got {vkey!r}")
+    name, key_id, encoded = match.groups()
+    _check_name(name)
+    material = _decode_base64(encoded, "verifier key")
+    if len(material) != 33 or material[0] not in (SIGNATURE_ED25519, SIGNATURE_COSIGNATURE_V1):
+        raise NoteError("VKEY", f"the verifier key of {name} is not an Ed25519 log key (01) or cosignature key (04)")
+    key = VerifierKey(name, material[0], material[1:])
+    if key.key_id.hex() != key_id:
+        raise NoteError("VKEY", f"the verifier key of {name} says key id {key_id}, its key gives {key.key_id.hex()}")
+    try:
+        check_public_key(key.public_key)
+    except AttestError as error:
+        raise NoteError("KEY_WEAK", f"the verifier key of {name} is refused: {error.sentence}") from error
+    return key
+
+
+def sign_note(text: str, signer: NoteSigner) -> bytes:
+    """Signs a note text and returns the whole note."""
+    _check_text(text)
+    if not text.endswith("\n"):
+        raise NoteError("TEXT", "the text of a note ends in a newline")
+    signature = signer.verifier.key_id + signer.private_key.sign(text.encode())
+    return f"{text}\n— {signer.name} {base64.b64encode(signature).decode()}\n".encode()
+
+
+def open_note(data: bytes, verifier_keys: Sequence[str]) -> Note:
+    """Verifies a signed note against pinned keys.
+
+    Guarantee:
+        Returns only if at least one of ``verifier_keys`` signed exactly the returned text, and no line that claims one
+        of them fails to verify. Lines by other keys are ignored, as the format demands.
+
+    Args:
+        data: the note, as stored or received.
+        verifier_keys: the keys the caller trusts, as `parse_verifier_key` reads them.
+
+    Raises:
+        NoteError: if the note or a key is malformed, or no signature counts.
+    """
+    keys = {(key.name, key.key_id): key for key in map(parse_verifier_key, verifier_keys)}
+    text, lines = _split(data)
+    found: dict[tuple[str, bytes], Signature] = {}
+    for line in lines:
+        match = _SIGNATURE_LINE.fullmatch(line)
+        if match is None:
+            raise NoteError("SIGNATURE_LINE", f"expected '— <name> <base64>', got {line[:120]!r}")
+        name = match[1]
+        _check_name(name)
+        blob = _decode_base64(match[2], f"signature of {name}")
+        if len(blob) < 5:
+            raise NoteError("SIGNATURE_LINE", f"the signature of {name} is shorter than a key id and a signature")
+        key = keys.get((name, blob[:4]))
+        if key is None:
+            continue
+        if (name, blob[:4]) in found:
+            raise NoteError("SIGNATURE_LINE", f"two signatures by the same key of {name}")
+        found[name, blob[:4]] = _verify(key, blob[4:], text)
+    if not found:
+        raise NoteError("UNSIGNED", "no signature by a pinned key; get the log's verifier key from a trusted place")
+    return Note(text, tuple(found.values()))
+
+
+def checkpoint_text(origin: str, size: int, root: bytes) -> str:
+    """Returns the text of a checkpoint: origin, size and root, one line each, and no extension lines.
+
+    Extension lines would be signed but not under the root, so an auditor could not check them (C2SP advises against).
+    """
+    text = f"{origin}\n{size}\n{base64.b64encode(root).decode()}\n"
+    if parse_checkpoint(text) != Checkpoint(origin, size, root):
+        raise NoteError("CHECKPOINT", f"origin {origin!r} and size {size!r} do not make a checkpoint")
+    return text
+
+
+def parse_checkpoint(text: str) -> Checkpoint:
+    """Reads a checkpoint text; extension lines are tolerated and not returned.
+
+    Raises:
+        NoteError: if a line is malformed, a number or base64 is not canonical, or an empty tree has another root.
+    """
+    _check_text(text)
+    lines = text.split("\n")
+    if len(lines) < 4 or lines.pop() != "":
+        raise NoteError("CHECKPOINT", "a checkpoint has at least three lines, each ended by a newline")
+    if not all(lines):
+        raise NoteError("CHECKPOINT", "a checkpoint has no empty lines")
+    origin, decimal, encoded = lines[:3]
+    if _DECIMAL.fullmatch(decimal) is None or int(decimal) >= MAX_SIZE:
+        raise NoteError("CHECKPOINT", f"the size is a decimal below 2^63 without leading zeros, got {decimal[:40]!r}")
+    size, root = int(decimal), _decode_base64(encoded, "root")
+    if len(root) != HASH_SIZE:
+        raise NoteError("CHECKPOINT", f"the root has {HASH_SIZE} bytes, got {len(root)}")
+    if size == 0 and root != EMPTY_ROOT:
+        raise NoteError("CHECKPOINT", f"the root of an empty tree is {EMPTY_ROOT.hex()}, got {root.hex()}")
+    return Checkpoint(origin, size, root)
+
+
+def _split(data: bytes) -> tuple[str, list[str]]:
+    """Splits a note into its text and its signature lines."""
+    if type(data) is not bytes or len(data) > MAX_NOTE_SIZE:
+        raise NoteError("NOTE", f"a note is at most {MAX_NOTE_SIZE} bytes")
+    try:
+        whole = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NoteError("NOTE", f"a note is UTF-8; byte {error.start} is not") from error
+    _check_text(whole)
+    text, blank, signatures = whole.rpartition("\n\n")
+    if not blank or not signatures.endswith("\n"):
+        raise NoteError("NOTE", "a note is a text, an empty line, and signature lines, each ended by a newline")
+    lines = signatures[:-1].split("\n")
+    if len(lines) > MAX_SIGNATURES:
+        raise NoteError("NOTE", f"a note has at most {MAX_SIGNATURES} signatures, got {len(lines)}")
+    return text + "\n", lines
+
+
+def _verify(key: VerifierKey, signature: bytes, text: str) -> Signature:
+    """Checks one signature by a known key; a known key with a bad signature condemns the note."""
+    timestamp, message = None, text.encode()
+    if key.kind == SIGNATURE_COSIGNATURE_V1:
+        timestamp, signature = int.from_bytes(signature[:8], "big"), signature[8:]
+        message = f"cosignature/v1\ntime {timestamp}\n".encode() + message
+    if len(signature) != 64 or (timestamp is not None and timestamp >= MAX_SIZE):
+        raise NoteError("SIGNATURE_BAD", f"the signature of {key.name} is malformed")
+    try:
+        verify_signature(key.public_key, signature, message)
+    except AttestError as error:
+        raise NoteError("SIGNATURE_BAD", f"the signature of {key.name} does not verify; the text was changed") from error
+    return Signature(key, timestamp)
+
+
+def _decode_base64(encoded: str, what: str) -> bytes:
+    try:
+        data = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise NoteError("BASE64", f"{what}: not base64") from error
+    if base64.b64encode(data).decode() != encoded:
+        raise NoteError("BASE64", f"{what}: not the canonical base64 of its bytes")
+    return data
+
+
+def _check_text(text: str) -> None:
+    if type(text) is not str or any(char < " " and char != "\n" for char in text):
+        raise NoteError("CONTROL", "a note has no control characters other than newline (are the line ends CRLF?)")
+
+
+def _check_name(name: str) -> None:
+    if type(name) is not str or not name or "+" in name or any(c.isspace() or c < "!" for c in name):
+        raise NoteError("NAME", f"a key name is not empty and has no spaces, control characters or '+', got {name!r}")
