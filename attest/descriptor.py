@@ -1,0 +1,163 @@
+"""The contribution descriptor: what a contributor signs about one contribution."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from attest import cbor
+from attest.errors import DescriptorRefused
+from attest.ids import check_id
+from attest.micro import from_micro
+
+SCHEMA = "dptrain.contribution/1"
+MAX_SIZE = cbor.MAX_SIZE
+
+MAX_MICRO = 10**15
+"""Largest bound, one thousand million in fixed point; its products stay exact in 128-bit arithmetic."""
+
+MAX_TIME = 253402300800
+"""Start of the year 10000 in seconds since 1970."""
+
+MAX_COUNT = 2**32 - 1
+
+_REQUIRED = {
+    1: "schema",
+    2: "contributor",
+    3: "data_class",
+    4: "admissibility_class",
+    5: "clip_norm_micro",
+    6: "noise_multiplier_micro",
+    7: "content_hash",
+    8: "not_before",
+    9: "not_after",
+    10: "nonce",
+    11: "corpus",
+    12: "max_occurrences",
+}
+_OPTIONAL = {13: "principal", 14: "max_examples"}
+_FIELDS = _REQUIRED | _OPTIONAL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContributionDescriptor:
+    """One contribution's identity, bounds, validity and audience.
+
+    Args:
+        contributor: Identifier of the signer.
+        data_class: What kind of data it is, in the contributor's words; an identifier.
+        admissibility_class: Class of the policy under which it asks to be admitted.
+        clip_norm_micro: Signed clip norm C in units of 1e-6, at least 1.
+        noise_multiplier_micro: Signed noise multiplier sigma in units of 1e-6, at least 1.
+        content_hash: SHA-256 of the content, 32 bytes.
+        not_before: First second of validity, since 1970.
+        not_after: First second after validity.
+        nonce: 16 random bytes; without them the descriptor's digest could be guessed from known content.
+        corpus: Corpus for which it is meant.
+        max_occurrences: Cap on participations, 0 for none.
+        principal: Person or group that the contribution is about, if several contributions share one.
+        max_examples: Largest number of examples that the content holds, if stated.
+        schema: Format of this document.
+
+    Raises:
+        DescriptorRefused: Code TYPE, RANGE, WINDOW or SCHEMA.
+    """
+
+    contributor: str
+    data_class: str
+    admissibility_class: str
+    clip_norm_micro: int
+    noise_multiplier_micro: int
+    content_hash: bytes
+    not_before: int
+    not_after: int
+    nonce: bytes
+    corpus: str
+    max_occurrences: int = 0
+    principal: str | None = None
+    max_examples: int | None = None
+    schema: str = SCHEMA
+
+    def __post_init__(self) -> None:
+        if type(self.schema) is not str:
+            raise DescriptorRefused("TYPE", f"schema is {type(self.schema).__name__}, expected text")
+        if self.schema != SCHEMA:
+            raise DescriptorRefused("SCHEMA", f"schema is {ascii(self.schema)[:80]}, expected {SCHEMA!r}")
+        for name in ("contributor", "data_class", "admissibility_class", "corpus"):
+            check_id(getattr(self, name), name, error=DescriptorRefused)
+        if self.principal is not None:
+            check_id(self.principal, "principal", error=DescriptorRefused)
+        _check_int(self.clip_norm_micro, "clip_norm_micro", 1, MAX_MICRO)
+        _check_int(self.noise_multiplier_micro, "noise_multiplier_micro", 1, MAX_MICRO)
+        _check_int(self.not_before, "not_before", 0, MAX_TIME)
+        _check_int(self.not_after, "not_after", 0, MAX_TIME)
+        _check_int(self.max_occurrences, "max_occurrences", 0, MAX_COUNT)
+        if self.max_examples is not None:
+            _check_int(self.max_examples, "max_examples", 1, MAX_COUNT)
+        _check_bytes(self.content_hash, "content_hash", 32)
+        _check_bytes(self.nonce, "nonce", 16)
+        if self.not_after <= self.not_before:
+            raise DescriptorRefused(
+                "WINDOW", f"validity ends at {self.not_after}, not after its start {self.not_before}; sign a later end"
+            )
+
+    @property
+    def clip_norm(self) -> float:
+        """Signed clip norm C as a double."""
+        return from_micro(self.clip_norm_micro)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Signed noise multiplier sigma as a double."""
+        return from_micro(self.noise_multiplier_micro)
+
+    def to_cbor(self) -> bytes:
+        """The bytes that are signed; optional fields that are None are left out."""
+        fields = {key: getattr(self, name) for key, name in _FIELDS.items()}
+        return cbor.encode({key: value for key, value in fields.items() if key in _REQUIRED or value is not None})
+
+    @classmethod
+    def from_cbor(cls, data: bytes) -> "ContributionDescriptor":
+        """Read a descriptor strictly.
+
+        Guarantee: an accepted byte string is exactly `to_cbor()` of the result, so a digest names one descriptor.
+
+        Raises:
+            CborError: Code SIZE, CBOR or CBOR_NONCANONICAL.
+            DescriptorRefused: Code SCHEMA (missing or unknown fields, another schema), TYPE, RANGE or WINDOW.
+        """
+        value = cbor.decode(data, max_size=MAX_SIZE)
+        descriptor = cls(**_named_fields(value))
+        if descriptor.to_cbor() != data:
+            raise DescriptorRefused("CBOR_NONCANONICAL", "descriptor does not encode to the bytes received")
+        return descriptor
+
+    def digest(self) -> bytes:
+        """SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
+        return hashlib.sha256(self.to_cbor()).digest()
+
+
+def _named_fields(value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise DescriptorRefused("TYPE", f"descriptor is {type(value).__name__}, expected a map")
+    missing = [name for key, name in _REQUIRED.items() if key not in value]
+    unknown = [ascii(key)[:40] for key in value if key not in _FIELDS]
+    if missing:
+        raise DescriptorRefused("SCHEMA", f"descriptor lacks {', '.join(missing)}")
+    if unknown:
+        raise DescriptorRefused("SCHEMA", f"descriptor has unknown fields {', '.join(unknown[:5])}; expected 1 to 14")
+    return {name: value[key] for key, name in _FIELDS.items() if key in value}
+
+
+def _check_int(value: object, name: str, low: int, high: int) -> None:
+    # Exactly int: True == 1 and 1.0 == 1, and a field that compares equal must not pass for one that is equal.
+    if type(value) is not int:
+        raise DescriptorRefused("TYPE", f"{name} is {type(value).__name__}, expected an unsigned integer")
+    if not low <= value <= high:
+        raise DescriptorRefused("RANGE", f"{name} is {value}, expected {low} to {high}")
+
+
+def _check_bytes(value: object, name: str, length: int) -> None:
+    if type(value) is not bytes:
+        raise DescriptorRefused("TYPE", f"{name} is {type(value).__name__}, expected bytes")
+    if len(value) != length:
+        raise DescriptorRefused("RANGE", f"{name} has {len(value)} bytes, expected {length}")

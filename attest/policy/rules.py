@@ -1,0 +1,321 @@
+"""Data classes of a policy, validated on entry."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from attest.descriptor import MAX_COUNT, MAX_MICRO
+from attest.errors import PolicyRefused
+from attest.ids import check_id
+from attest.micro import from_micro
+
+ACCOUNTANTS = ("pld", "rdp", "moments", "prv")
+DISCLOSURES = ("secret_poisson", "occurrences_public")
+EXACTNESS = ("fast", "certified")
+NOISE_FAMILIES = ("gaussian", "laplace", "discrete_gaussian", "skellam", "correlated")
+NOISE_INJECTIONS = ("scheduled", "per_microbatch", "per_sample")
+ADJACENCY = "zero-out"
+
+MIN_DELTA = Fraction(1, 10**12)
+"""Below this, privacy-loss distributions lose their tail to truncation."""
+
+MAX_STEPS = 10**9
+DEFAULT_MAX_WINDOW = 2 * 365 * 86400
+"""Two years in seconds: the longest validity of an attestation unless the policy says otherwise."""
+
+MAX_WINDOW = 100 * 365 * 86400
+
+FROM_STEPS = -1
+"""Stands for a default that is derived from `steps`; replaced on construction."""
+
+_MAX_INT = 2**63 - 1
+_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,128}", re.ASCII)
+_ADAPTER = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+
+
+def check_int(value: object, name: str, low: int, high: int) -> None:
+    """Refuse anything but an `int` between `low` and `high`."""
+    if type(value) is not int:
+        raise PolicyRefused("TYPE", f"{name} is {type(value).__name__}, expected an integer")
+    if not low <= value <= high:
+        raise PolicyRefused("RANGE", f"{name} is {value}, expected {low} to {high}")
+
+
+def check_fraction(value: object, name: str) -> Fraction:
+    """Refuse anything but a `Fraction` whose parts fit into 64 bits."""
+    if type(value) is not Fraction:
+        raise PolicyRefused("TYPE", f"{name} is {type(value).__name__}, expected an exact Fraction")
+    if value.denominator > _MAX_INT or abs(value.numerator) > _MAX_INT:
+        raise PolicyRefused("RANGE", f"{name} has too many digits; write at most 18 decimals")
+    return value
+
+
+def _check_choice(value: object, name: str, choices: tuple[str, ...]) -> None:
+    if type(value) is not str or value not in choices:
+        raise PolicyRefused("RANGE", f"{name} is {ascii(value)[:60]}, expected one of {', '.join(choices)}")
+
+
+@dataclass(frozen=True, slots=True)
+class DepthRule:
+    """Which blocks of the layer stack a class may touch; exactly one of `band`, `layers`, `patterns`, `adapter` is set.
+
+    Args:
+        band: Fractions (from, to) of the depth, 0 at the input side; from < to.
+        layers: Indices into the layer stack, ascending.
+        patterns: Shell-style patterns of block names.
+        adapter: Name of an adapter; the class touches its parameters only.
+        embeddings: Whether the class may touch the embeddings; None leaves it to the depth.
+        head: Whether the class may touch the output head; None leaves it to the depth.
+    """
+
+    band: tuple[Fraction, Fraction] | None = None
+    layers: tuple[int, ...] | None = None
+    patterns: tuple[str, ...] | None = None
+    adapter: str | None = None
+    embeddings: bool | None = None
+    head: bool | None = None
+
+    def __post_init__(self) -> None:
+        chosen = [name for name in ("band", "layers", "patterns", "adapter") if getattr(self, name) is not None]
+        if len(chosen) != 1:
+            found = " and ".join(chosen) or "none"
+            raise PolicyRefused("RANGE", f"depth sets {found}, expected one of from/to, layers, set, adapter")
+        for name in ("embeddings", "head"):
+            if getattr(self, name) is not None and type(getattr(self, name)) is not bool:
+                raise PolicyRefused("TYPE", f"depth.{name} is {type(getattr(self, name)).__name__}, expected true or false")
+        if self.band is not None:
+            self._check_band(self.band)
+        elif self.layers is not None:
+            self._check_layers(self.layers)
+        elif self.patterns is not None:
+            self._check_patterns(self.patterns)
+        elif type(self.adapter) is not str or not _ADAPTER.fullmatch(self.adapter):
+            raise PolicyRefused("RANGE", f"depth.adapter is {ascii(self.adapter)[:80]}, expected a name such as 'clinic'")
+
+    @property
+    def kind(self) -> Literal["band", "layers", "set", "adapter"]:
+        """Which of the four forms this is."""
+        if self.band is not None:
+            return "band"
+        if self.layers is not None:
+            return "layers"
+        return "set" if self.patterns is not None else "adapter"
+
+    @staticmethod
+    def _check_band(band: object) -> None:
+        if type(band) is not tuple or len(band) != 2:
+            raise PolicyRefused("TYPE", "depth band is not a pair (from, to)")
+        low, high = check_fraction(band[0], "depth.from"), check_fraction(band[1], "depth.to")
+        if not 0 <= low < high <= 1:
+            raise PolicyRefused("RANGE", f"depth runs from {low} to {high}, expected 0 <= from < to <= 1")
+
+    @staticmethod
+    def _check_layers(layers: object) -> None:
+        if type(layers) is not tuple or not 1 <= len(layers) <= 4096:
+            raise PolicyRefused("TYPE", "depth.layers is not a list of 1 to 4096 layer indices")
+        for index in layers:
+            check_int(index, "depth.layers entry", 0, 65535)
+        if any(a >= b for a, b in zip(layers, layers[1:], strict=False)):
+            raise PolicyRefused("RANGE", "depth.layers is not strictly ascending; sort it and drop repetitions")
+
+    @staticmethod
+    def _check_patterns(patterns: object) -> None:
+        if type(patterns) is not tuple or not 1 <= len(patterns) <= 4096:
+            raise PolicyRefused("TYPE", "depth.set is not a list of 1 to 4096 name patterns")
+        for pattern in patterns:
+            if type(pattern) is not str or not _PATTERN.fullmatch(pattern):
+                raise PolicyRefused("RANGE", f"depth.set holds {ascii(pattern)[:80]}, expected a pattern like 'vision.*'")
+        if len(set(patterns)) != len(patterns):
+            raise PolicyRefused("RANGE", "depth.set names a pattern twice")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassRule:
+    """One admissibility class.
+
+    Args:
+        name: Identifier.
+        clip_norm_micro: Preset clip norm in 1e-6; a contribution may sign less, never more.
+        noise_multiplier_micro: Preset noise multiplier in 1e-6; a contribution may sign more, never less.
+        sampling_rate: Probability q with which each contribution is drawn per step, 0 < q <= 1.
+        depth: Blocks that the class may touch.
+        max_window: Longest validity of an attestation in seconds; None for the policy's.
+    """
+
+    name: str
+    clip_norm_micro: int
+    noise_multiplier_micro: int
+    sampling_rate: Fraction
+    depth: DepthRule
+    max_window: int | None = None
+
+    def __post_init__(self) -> None:
+        check_id(self.name, "class name", error=PolicyRefused)
+        check_int(self.clip_norm_micro, f"clip_norm of class {self.name} in 1e-6", 1, MAX_MICRO)
+        check_int(self.noise_multiplier_micro, f"noise_multiplier of class {self.name} in 1e-6", 1, MAX_MICRO)
+        if not 0 < check_fraction(self.sampling_rate, f"sampling_rate of class {self.name}") <= 1:
+            raise PolicyRefused(
+                "RANGE", f"sampling_rate of class {self.name} is {self.sampling_rate}, expected above 0 and at most 1"
+            )
+        if type(self.depth) is not DepthRule:
+            raise PolicyRefused("TYPE", f"depth of class {self.name} is {type(self.depth).__name__}, expected a DepthRule")
+        if self.max_window is not None:
+            check_int(self.max_window, f"max_window of class {self.name} in seconds", 1, MAX_WINDOW)
+
+    @property
+    def clip_norm(self) -> float:
+        """Preset clip norm as a double."""
+        return from_micro(self.clip_norm_micro)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Preset noise multiplier as a double."""
+        return from_micro(self.noise_multiplier_micro)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """The rules of one corpus and one training run.
+
+    Args:
+        corpus: Identifier; attestations name it as their audience.
+        delta: Target delta per contribution, 1e-12 <= delta < 1.
+        steps: Horizon T, the number of logical steps.
+        normalizer: Public constant by which noised sums are divided.
+        classes: The admissibility classes.
+        accountant: One of `ACCOUNTANTS`.
+        adjacency: Always `zero-out`.
+        disclosure: Whether participations stay secret.
+        exactness: Level of numerical exactness.
+        redo_steps: Steps beyond `steps` that may be charged for work repeated after crashes; defaults to `steps`.
+        window_steps: Steps per charge window.
+        epoch_steps: Steps per epoch of the ledger; defaults to a tenth of `steps`.
+        noise_family: One of `NOISE_FAMILIES`.
+        noise_injection: One of `NOISE_INJECTIONS`.
+        min_clip_norm_micro: Smallest clip norm that any contribution may sign, in 1e-6.
+        min_noise_multiplier_micro: Smallest noise multiplier that any contribution may sign, in 1e-6.
+        max_window: Longest validity of an attestation in seconds.
+        contributor_cap: Contributions admitted per contributor.
+        max_examples: Examples that one contribution may hold.
+        retention_epochs: Epochs after which bodies may be pruned, 0 for never.
+        registry_root: Root of the contributor registry; set when the policy is signed.
+    """
+
+    corpus: str
+    delta: Fraction
+    steps: int
+    normalizer: int
+    classes: tuple[ClassRule, ...]
+    accountant: str = "pld"
+    adjacency: str = ADJACENCY
+    disclosure: str = "secret_poisson"
+    exactness: str = "fast"
+    redo_steps: int = FROM_STEPS
+    window_steps: int = 16
+    epoch_steps: int = FROM_STEPS
+    noise_family: str = "gaussian"
+    noise_injection: str = "scheduled"
+    min_clip_norm_micro: int = 1
+    min_noise_multiplier_micro: int = 1
+    max_window: int = DEFAULT_MAX_WINDOW
+    contributor_cap: int = 1_000_000
+    max_examples: int = 1
+    retention_epochs: int = 0
+    registry_root: bytes | None = None
+
+    def __post_init__(self) -> None:
+        check_id(self.corpus, "corpus", error=PolicyRefused)
+        if not MIN_DELTA <= check_fraction(self.delta, "delta") < 1:
+            raise PolicyRefused("RANGE", f"delta is {float(self.delta)}, expected at least 1e-12 and below 1")
+        check_int(self.steps, "steps", 1, MAX_STEPS)
+        if self.redo_steps == FROM_STEPS:
+            object.__setattr__(self, "redo_steps", self.steps)
+        if self.epoch_steps == FROM_STEPS:
+            object.__setattr__(self, "epoch_steps", max(1, self.steps // 10))
+        self._check_integers()
+        self._check_choices()
+        self._check_classes()
+        if self.registry_root is not None and (type(self.registry_root) is not bytes or len(self.registry_root) != 32):
+            raise PolicyRefused("TYPE", "registry_root is not 32 bytes")
+
+    def class_rule(self, name: str) -> ClassRule:
+        """The rule of a class.
+
+        Raises:
+            PolicyRefused: Code CLASS_UNKNOWN.
+        """
+        rule = self.find_class(name)
+        if rule is None:
+            known = ", ".join(rule.name for rule in self.classes)
+            raise PolicyRefused("CLASS_UNKNOWN", f"class {ascii(name)[:80]} is not in the policy; it has {known}")
+        return rule
+
+    def find_class(self, name: str) -> ClassRule | None:
+        """The rule of a class, or None."""
+        return next((rule for rule in self.classes if rule.name == name), None)
+
+    def to_cbor(self) -> bytes:
+        """The bytes that are signed."""
+        from attest.policy.codec import encode_policy
+
+        return encode_policy(self)
+
+    @classmethod
+    def from_cbor(cls, data: bytes) -> "Policy":
+        """Read a policy strictly; an accepted byte string is exactly `to_cbor()` of the result."""
+        from attest.policy.codec import decode_policy
+
+        return decode_policy(data)
+
+    @classmethod
+    def from_toml(cls, text: str) -> "Policy":
+        """Read the file that a person writes; unknown keys are refused."""
+        from attest.policy.toml import parse_policy
+
+        return parse_policy(text)
+
+    def _check_integers(self) -> None:
+        check_int(self.redo_steps, "redo_steps", 0, MAX_STEPS)
+        check_int(self.window_steps, "window_steps", 1, MAX_STEPS)
+        check_int(self.epoch_steps, "epoch_steps", 1, MAX_STEPS)
+        check_int(self.normalizer, "normalizer", 1, MAX_COUNT)
+        check_int(self.min_clip_norm_micro, "floors.clip_norm in 1e-6", 1, MAX_MICRO)
+        check_int(self.min_noise_multiplier_micro, "floors.noise_multiplier in 1e-6", 1, MAX_MICRO)
+        check_int(self.max_window, "gate.max_window in seconds", 1, MAX_WINDOW)
+        check_int(self.contributor_cap, "gate.contributor_cap", 1, MAX_COUNT)
+        check_int(self.max_examples, "gate.max_examples", 1, MAX_COUNT)
+        check_int(self.retention_epochs, "retention_epochs", 0, MAX_STEPS)
+
+    def _check_choices(self) -> None:
+        _check_choice(self.accountant, "accountant", ACCOUNTANTS)
+        _check_choice(self.adjacency, "adjacency", (ADJACENCY,))
+        _check_choice(self.disclosure, "disclosure", DISCLOSURES)
+        _check_choice(self.exactness, "exactness", EXACTNESS)
+        _check_choice(self.noise_family, "noise.family", NOISE_FAMILIES)
+        _check_choice(self.noise_injection, "noise.injection", NOISE_INJECTIONS)
+        if self.noise_injection == "per_sample" and self.disclosure != "occurrences_public":
+            raise PolicyRefused(
+                "RANGE",
+                "noise.injection 'per_sample' shows in its variance who was drawn; set disclosure = 'occurrences_public'"
+                " or use noise.injection = 'scheduled'",
+            )
+
+    def _check_classes(self) -> None:
+        if type(self.classes) is not tuple or not 1 <= len(self.classes) <= 256:
+            raise PolicyRefused("TYPE", "classes is not a tuple of 1 to 256 class rules; write at least one [[class]]")
+        names = set()
+        for rule in self.classes:
+            if type(rule) is not ClassRule:
+                raise PolicyRefused("TYPE", f"classes holds {type(rule).__name__}, expected ClassRule")
+            if rule.name in names:
+                raise PolicyRefused("RANGE", f"class {rule.name!r} is defined twice; give each class its own name")
+            names.add(rule.name)
+            for what, preset, floor in (
+                ("clip_norm", rule.clip_norm_micro, self.min_clip_norm_micro),
+                ("noise_multiplier", rule.noise_multiplier_micro, self.min_noise_multiplier_micro),
+            ):
+                if preset < floor:
+                    raise PolicyRefused(
+                        "RANGE", f"{what} of class {rule.name} is {preset} units of 1e-6, below the corpus floor {floor}"
+                    )

@@ -1,0 +1,100 @@
+"""Signing a policy and opening a signed one."""
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest import sign1, signed_file
+from attest.errors import AttestError, FileRefused, PolicyRefused
+from attest.policy.rules import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class SignedPolicy:
+    """A policy whose signature was checked.
+
+    Args:
+        policy: The rules.
+        payload: The signed bytes, `policy.to_cbor()`.
+        sign1: The COSE_Sign1 message.
+        owner: Identifier of the corpus owner who signed.
+        digest: SHA-256 of the payload.
+    """
+
+    policy: Policy
+    payload: bytes
+    sign1: bytes
+    owner: str
+    digest: bytes
+
+
+def sign_policy(
+    policy: Policy, owner_key: Ed25519PrivateKey, *, owner: str, registry_root: bytes
+) -> tuple[bytes, bytes]:
+    """Bind a policy to a contributor registry and sign it.
+
+    Args:
+        policy: The rules; a root that they already carry is replaced.
+        owner_key: Key of the corpus owner.
+        owner: Identifier of the corpus owner.
+        registry_root: `Registry.root()` of the registry whose contributors may be admitted.
+
+    Returns:
+        Payload and COSE_Sign1 message; `attest.signed_file.write` puts them into one `.cose` file.
+    """
+    payload = replace(policy, registry_root=registry_root).to_cbor()
+    return payload, sign1.sign(payload, owner_key, contributor=owner, typ=sign1.TYP_POLICY)
+
+
+def verify_policy(payload: bytes, message: bytes, owner_public_key: bytes) -> SignedPolicy:
+    """Check a policy's signature, then read it.
+
+    Guarantee: every rule returned was signed, as a policy, by the holder of `owner_public_key`.
+
+    Raises:
+        PolicyRefused: With the code of what was refused.
+    """
+    try:
+        headers = sign1.verify(message, payload, owner_public_key, typ=sign1.TYP_POLICY)
+    except AttestError as error:
+        raise PolicyRefused(
+            error.code, f"policy is not signed by the owner's key given: {error.sentence}; check which key and file you use"
+        ) from error
+    policy = Policy.from_cbor(payload)
+    if policy.registry_root is None:
+        raise PolicyRefused("SCHEMA", "policy names no contributor registry; sign it again with the registry's root")
+    return SignedPolicy(policy, payload, message, headers.issuer, hashlib.sha256(payload).digest())
+
+
+def open_policy(path: str | os.PathLike[str], owner_public_key: bytes) -> SignedPolicy:
+    """Open a `.cose` policy file.
+
+    Args:
+        path: The signed file.
+        owner_public_key: 32 raw bytes, obtained from the owner by a trusted way.
+
+    Raises:
+        PolicyRefused: Unreadable, unsigned, signed by another key, or malformed.
+    """
+    try:
+        payload, message = signed_file.read(path, what="signed policy")
+    except FileRefused as error:
+        if error.code == "FORMAT" and _is_policy_text(path):
+            raise PolicyRefused(
+                "UNSIGNED",
+                f"{os.fspath(path)!r} is a policy in TOML, which nobody signed; sign it with 'dptrain policy sign'"
+                " and give the .cose file",
+            ) from error
+        raise PolicyRefused(error.code, error.sentence) from error
+    return verify_policy(payload, message, owner_public_key)
+
+
+def _is_policy_text(path: str | os.PathLike[str]) -> bool:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            text = stream.read(1 << 16)
+    except (OSError, UnicodeDecodeError):
+        return False
+    return "[[class]]" in text or ("corpus" in text and "=" in text)
