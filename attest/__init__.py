@@ -1,6 +1,6 @@
 """Attestation and admission: what a contributor signs, what an owner signs, and the gate between them.
 
-The package needs `cbor2` and `cryptography` only; it never imports torch or SQL, so that contributors and auditors can install it alone.
+It needs `cryptography` alone and never imports torch or SQL, so that contributors and auditors get along without.
 
 * `cbor`, `sign1`, `keys`: deterministic encoding, COSE signatures, key hygiene.
 * `descriptor`, `attestation`, `policy`, `registry`, `withdrawal`: the signed documents.

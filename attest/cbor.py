@@ -33,8 +33,8 @@ _HALF, _SINGLE, _DOUBLE = struct.Struct(">e"), struct.Struct(">f"), struct.Struc
 def encode(value: Any, *, max_depth: int = MAX_DEPTH) -> bytes:
     """Encode a value to its only accepted encoding.
 
-    Guarantee: type-exact. Only `bool`, `int`, `float`, `str`, `bytes`, `None`, `list`, `tuple` and `dict` themselves are
-    encoded; subclasses (an `IntEnum`, a numpy float) and everything else are refused, so nothing is signed under a
+    Guarantee: type-exact. Only `bool`, `int`, `float`, `str`, `bytes`, `None`, `list`, `tuple` and `dict` themselves
+    are encoded; subclasses (an `IntEnum`, a numpy float) and everything else are refused, so nothing is signed under a
     type that a reader would not get back. Tuples are written as arrays.
 
     Raises:
@@ -48,8 +48,8 @@ def encode(value: Any, *, max_depth: int = MAX_DEPTH) -> bytes:
 def decode(data: bytes, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH) -> Any:
     """Decode exactly one item.
 
-    Guarantee: `encode(decode(data)) == data` for every accepted `data`; time and memory are bounded by `max_size`, which
-    is checked before anything is read. Arrays come back as `list`.
+    Guarantee: `encode(decode(data)) == data` for every accepted `data`; time and memory are bounded by `max_size`,
+    which is checked before anything is read. Arrays come back as `list`.
 
     Raises:
         CborError: Code SIZE (too long), CBOR (not well-formed), CBOR_NONCANONICAL (well-formed, outside the subset).

@@ -75,8 +75,8 @@ def public_bytes(key: Ed25519PrivateKey | Ed25519PublicKey) -> bytes:
 def verify_signature(raw: bytes, signature: bytes, message: bytes) -> None:
     """Check one Ed25519 signature under a sound key.
 
-    Guarantee: the key passes `check_public_key`, and the signature is the 64-byte form with S < L, so no second signature
-    can be derived from a first one.
+    Guarantee: the key passes `check_public_key`, and the signature is the 64-byte form with S < L, so no second
+    signature can be derived from a first one.
 
     Raises:
         KeyRefused: The key is unsound.
@@ -120,7 +120,9 @@ def save_private_key(
             os.fsync(stream.fileno())
         sync_directory(os.path.dirname(os.path.abspath(path)))
     except FileExistsError as error:
-        raise KeyRefused("EXISTS", f"{os.fspath(path)!r} exists; keys are never overwritten, choose another name") from error
+        raise KeyRefused(
+            "EXISTS", f"{os.fspath(path)!r} exists; keys are never overwritten, take another name"
+        ) from error
     except OSError as error:
         raise KeyRefused("FILE", f"cannot write {os.fspath(path)!r}: {error.strerror or error}") from error
 

@@ -1,4 +1,4 @@
-"""Fixed point at 1e-6: signed bounds are unsigned integers, so that no NaN, infinity or rounding can enter a comparison."""
+"""Fixed point at 1e-6: signed bounds are integers, so that no NaN, infinity or rounding can enter a comparison."""
 
 import re
 from decimal import Decimal
@@ -19,8 +19,8 @@ _MAX_EXPONENT = 100
 def to_fraction(value: object) -> Fraction:
     """Exact rational value of a decimal.
 
-    Floats are refused: their decimal text is not what was written. The number of digits is bounded, so a short text like
-    `1e999999999` cannot ask for gigabytes.
+    Floats are refused: their decimal text is not what was written. The number of digits is bounded, so a short text
+    like `1e999999999` cannot ask for gigabytes.
 
     Args:
         value: `int`, `decimal.Decimal`, or a decimal in ASCII digits as `str`; exactly these types.
@@ -34,7 +34,7 @@ def to_fraction(value: object) -> Fraction:
         return Fraction(value)
     if type(value) is str:
         if not _DECIMAL.fullmatch(value):
-            raise ValueRefused("RANGE", f"{ascii(value[:60])} is not a decimal number, expected digits such as 1.25")
+            raise ValueRefused("RANGE", f"{value[:60]!a} is not a decimal number, expected digits such as 1.25")
         value = Decimal(value)
     if type(value) is not Decimal:
         raise ValueRefused("TYPE", f"found {type(value).__name__}, expected an int, a Decimal or a decimal in quotes")

@@ -28,8 +28,8 @@ def block_std(presets: Sequence[tuple[int, int]]) -> float:
     """Noise standard deviation of one block: s_l = max over the classes k that touch it of sigma_k * C_k.
 
     Guarantee: under zero-out adjacency, with gradients clipped to C_k, every class k that touches the block has
-    s_l / C_k >= sigma_k up to the rounding of one double; and no smaller schedule has that property, since the constraint
-    separates over blocks. Only presets enter, so the schedule is public before the first step.
+    s_l / C_k >= sigma_k up to the rounding of one double; and no smaller schedule has that property, since the
+    constraint separates over blocks. Only presets enter, so the schedule is public before the first step.
 
     Args:
         presets: Pairs (sigma_k, C_k) in 1e-6 of all classes that may touch the block.
@@ -65,7 +65,9 @@ def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float
     smallest = None
     for std in stds:
         if not (math.isfinite(std) and std > 0):
-            raise ValueRefused("RANGE", f"noise of a block is {std}, expected positive: every touched block needs noise")
+            raise ValueRefused(
+                "RANGE", f"noise of a block is {std}, expected a positive number; give every block noise"
+            )
         smallest = std if smallest is None else min(smallest, std)
     if smallest is None:
         raise ValueRefused("RANGE", "contribution touches no block, so it has no effective noise multiplier")

@@ -110,7 +110,7 @@ def verify(
         raise SignatureRefused("TYPE", f"payload is {type(payload).__name__}, expected bytes")
     headers = parsed.headers
     if headers.typ != typ:
-        raise SignatureRefused("HEADER", f"message is of type {ascii(headers.typ)}, expected {typ!r}")
+        raise SignatureRefused("HEADER", f"message is of type {headers.typ!a}, expected {typ!r}")
     if headers.subject != subject_of(payload):
         raise SignatureRefused("HEADER", "message names another payload; its subject is not this payload's digest")
     verify_signature(raw, parsed.signature, to_be_signed(parsed.protected, payload))

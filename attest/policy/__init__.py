@@ -1,6 +1,7 @@
 """The corpus policy: everything that a guarantee rests on, fixed by the corpus owner and signed.
 
-`rules` holds the data classes, `codec` their CBOR form, `toml` the file that a person writes, `signed` the `.cose` file.
+`rules` holds the data classes, `codec` their CBOR form, `toml` the file that a person writes, `signed`
+the `.cose` file.
 """
 
 from attest.policy.rules import ClassRule, DepthRule, Policy

@@ -1,5 +1,6 @@
 """Data classes of a policy, validated on entry."""
 
+import itertools
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -83,7 +84,9 @@ class DepthRule:
             raise PolicyRefused("RANGE", f"depth sets {found}, expected one of from/to, layers, set, adapter")
         for name in ("embeddings", "head"):
             if getattr(self, name) is not None and type(getattr(self, name)) is not bool:
-                raise PolicyRefused("TYPE", f"depth.{name} is {type(getattr(self, name)).__name__}, expected true or false")
+                raise PolicyRefused(
+                    "TYPE", f"depth.{name} is {type(getattr(self, name)).__name__}, expected true or false"
+                )
         if self.band is not None:
             self._check_band(self.band)
         elif self.layers is not None:
@@ -91,7 +94,9 @@ class DepthRule:
         elif self.patterns is not None:
             self._check_patterns(self.patterns)
         elif type(self.adapter) is not str or not _ADAPTER.fullmatch(self.adapter):
-            raise PolicyRefused("RANGE", f"depth.adapter is {ascii(self.adapter)[:80]}, expected a name such as 'clinic'")
+            raise PolicyRefused(
+                "RANGE", f"depth.adapter is {ascii(self.adapter)[:80]}, expected a name such as 'clinic'"
+            )
 
     @property
     def kind(self) -> Literal["band", "layers", "set", "adapter"]:
@@ -116,7 +121,7 @@ class DepthRule:
             raise PolicyRefused("TYPE", "depth.layers is not a list of 1 to 4096 layer indices")
         for index in layers:
             check_int(index, "depth.layers entry", 0, 65535)
-        if any(a >= b for a, b in zip(layers, layers[1:], strict=False)):
+        if any(a >= b for a, b in itertools.pairwise(layers)):
             raise PolicyRefused("RANGE", "depth.layers is not strictly ascending; sort it and drop repetitions")
 
     @staticmethod
@@ -125,7 +130,9 @@ class DepthRule:
             raise PolicyRefused("TYPE", "depth.set is not a list of 1 to 4096 name patterns")
         for pattern in patterns:
             if type(pattern) is not str or not _PATTERN.fullmatch(pattern):
-                raise PolicyRefused("RANGE", f"depth.set holds {ascii(pattern)[:80]}, expected a pattern like 'vision.*'")
+                raise PolicyRefused(
+                    "RANGE", f"depth.set holds {ascii(pattern)[:80]}, expected a pattern like 'vision.*'"
+                )
         if len(set(patterns)) != len(patterns):
             raise PolicyRefused("RANGE", "depth.set names a pattern twice")
 
@@ -159,7 +166,9 @@ class ClassRule:
                 "RANGE", f"sampling_rate of class {self.name} is {self.sampling_rate}, expected above 0 and at most 1"
             )
         if type(self.depth) is not DepthRule:
-            raise PolicyRefused("TYPE", f"depth of class {self.name} is {type(self.depth).__name__}, expected a DepthRule")
+            raise PolicyRefused(
+                "TYPE", f"depth of class {self.name} is {type(self.depth).__name__}, expected a DepthRule"
+            )
         if self.max_window is not None:
             check_int(self.max_window, f"max_window of class {self.name} in seconds", 1, MAX_WINDOW)
 
@@ -297,8 +306,8 @@ class Policy:
         if self.noise_injection == "per_sample" and self.disclosure != "occurrences_public":
             raise PolicyRefused(
                 "RANGE",
-                "noise.injection 'per_sample' shows in its variance who was drawn; set disclosure = 'occurrences_public'"
-                " or use noise.injection = 'scheduled'",
+                "noise.injection 'per_sample' shows in its variance who was drawn; set disclosure ="
+                " 'occurrences_public' or use noise.injection = 'scheduled'",
             )
 
     def _check_classes(self) -> None:
@@ -317,5 +326,6 @@ class Policy:
             ):
                 if preset < floor:
                     raise PolicyRefused(
-                        "RANGE", f"{what} of class {rule.name} is {preset} units of 1e-6, below the corpus floor {floor}"
+                        "RANGE",
+                        f"{what} of class {rule.name} is {preset} units of 1e-6, below the corpus floor {floor}",
                     )

@@ -60,7 +60,7 @@ def verify_policy(payload: bytes, message: bytes, owner_public_key: bytes) -> Si
         headers = sign1.verify(message, payload, owner_public_key, typ=sign1.TYP_POLICY)
     except AttestError as error:
         raise PolicyRefused(
-            error.code, f"policy is not signed by the owner's key given: {error.sentence}; check which key and file you use"
+            error.code, f"policy is not signed by the owner's key given: {error.sentence}; check key and file"
         ) from error
     policy = Policy.from_cbor(payload)
     if policy.registry_root is None:

@@ -1,4 +1,4 @@
-"""`policy.toml`, the file that a person writes: decimals are read exactly, unknown keys are refused with a suggestion."""
+"""`policy.toml`, the file that a person writes: decimals are read exactly, unknown keys refused with a suggestion."""
 
 import difflib
 import tomllib

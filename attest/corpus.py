@@ -1,0 +1,207 @@
+"""A corpus on disk: data, and beside it the attestations.
+
+Attestations of data `X` lie in `X.attest`, a CBOR sequence. `X` is a `.jsonl` file (one contribution per non-empty
+line, the k-th attestation belongs to the k-th line), any other file (one contribution), or a folder (every regular file
+below it is a contribution; attestations are paired by content hash first, what remains by position).
+A corpus is one such `X`, or a directory that is searched for them.
+"""
+
+import os
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from attest.attestation import Attestation, read_sequence
+from attest.descriptor import ContributionDescriptor
+from attest.errors import AttestError, CorpusRefused
+from attest.records import SUFFIX, Locator, Record, file_kind, file_record, folder_sources, open_beneath, records_of
+from attest.signing import SigningTemplate, sign_content, sign_corpus
+
+__all__ = ["Corpus", "Item", "Locator", "SigningTemplate", "open_corpus", "sign_content", "sign_corpus"]
+
+
+_MAX_DEPTH = 32
+"""Directories inside one another that are searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One contribution as found: its place, the hash of its bytes, and the attestation that claims it.
+
+    Args:
+        locator: None if an attestation has no content.
+        content_hash: SHA-256 of the bytes read; None without content, and for data that has no attestation at all.
+        attestation: None if the content has none.
+        problem: Why the item could not be read; the gate refuses it with this code.
+    """
+
+    locator: Locator | None
+    content_hash: bytes | None
+    attestation: Attestation | None
+    problem: AttestError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Contributions below a directory, in a fixed order.
+
+    Args:
+        root: Directory to which locators are relative.
+        only: Name of the one piece of data that counts, None for all.
+    """
+
+    root: Path
+    only: str | None = None
+
+    def __iter__(self) -> Iterator[Item]:
+        """Read the corpus once; files are hashed while they stream by."""
+        if self.only is not None:
+            yield from self._data(self.only)
+        else:
+            yield from self._search("")
+
+    def read(self, locator: Locator) -> bytes:
+        """The bytes at a locator, as they are now; compare their hash with the signed one before use.
+
+        Raises:
+            CorpusRefused: Code CONTENT_MISSING if they cannot be read or are fewer than the locator says.
+        """
+        if locator.offset < 0 or locator.length < 0:
+            raise CorpusRefused("CONTENT_MISSING", f"{locator} is no place in a file")
+        with open_beneath(self.root, locator.source) as stream:
+            stream.seek(locator.offset)
+            content = stream.read(locator.length)
+        if len(content) != locator.length:
+            raise CorpusRefused(
+                "CONTENT_MISSING", f"{locator.source!r} is shorter than when it was admitted; restore it"
+            )
+        return content
+
+    def _search(self, prefix: str, depth: int = 0) -> Iterator[Item]:
+        try:
+            with os.scandir(self.root / prefix) as entries:
+                names = {entry.name: entry for entry in entries if not entry.name.startswith(".")}
+        except OSError as error:
+            yield _unread(prefix, CorpusRefused("UNATTESTED", f"cannot list {prefix!r}: {error.strerror or error}"))
+            return
+        for name in sorted(names):
+            entry, source = names[name], prefix + name
+            if entry.is_symlink():
+                yield _unread(
+                    source, CorpusRefused("UNATTESTED", f"{source!r} is a symbolic link; put the data itself here")
+                )
+            elif name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False):
+                if name.removesuffix(SUFFIX) not in names:
+                    yield from self._data(source.removesuffix(SUFFIX))
+            elif entry.is_dir(follow_symlinks=False) and name + SUFFIX not in names:
+                if depth < _MAX_DEPTH:
+                    yield from self._search(source + "/", depth + 1)
+                else:
+                    yield _unread(source, CorpusRefused("UNATTESTED", f"{source!r} is nested too deeply; move it up"))
+            else:
+                yield from self._data(source)
+
+    def _data(self, source: str) -> Iterator[Item]:
+        """The contributions of one `X`, or the attestations that lost theirs."""
+        kind = file_kind(self.root, source)
+        if file_kind(self.root, source + SUFFIX) != "file":
+            yield Item(Locator(source, 0, 0), None, None)
+            return
+        claims = self._attestations(source + SUFFIX)
+        if kind == "folder":
+            yield from self._pair_by_hash(source, claims)
+        elif kind == "file":
+            yield from self._pair_by_position(source, claims)
+        else:
+            yield from (_orphan(claim) for claim in claims)
+
+    def _pair_by_position(self, source: str, attestations: Iterator[Attestation | AttestError]) -> Iterator[Item]:
+        records = records_of(self.root, source)
+        try:
+            for record in records:
+                yield _item(record, next(attestations, None))
+        except CorpusRefused as error:
+            yield _unread(source, error)
+        yield from (_orphan(claim) for claim in attestations)
+
+    def _pair_by_hash(self, source: str, attestations: Iterator[Attestation | AttestError]) -> Iterator[Item]:
+        claims = list(attestations)
+        wanted: defaultdict[bytes, deque[int]] = defaultdict(deque)
+        for index, claim in enumerate(claims):
+            if isinstance(claim, Attestation) and (content_hash := _claimed_hash(claim)) is not None:
+                wanted[content_hash].append(index)
+        found: list[tuple[Record, int | None]] = []
+        taken: set[int] = set()
+        try:
+            sources = folder_sources(self.root, source)
+        except CorpusRefused as error:
+            yield _unread(source, error)
+            return
+        for name in sources:
+            try:
+                record = file_record(self.root, name)
+            except CorpusRefused as error:
+                yield _unread(name, error)
+                continue
+            match = wanted[record.content_hash].popleft() if wanted.get(record.content_hash) else None
+            found.append((record, match))
+            if match is not None:
+                taken.add(match)
+        rest = (claim for index, claim in enumerate(claims) if index not in taken)
+        for record, match in found:
+            yield _item(record, claims[match] if match is not None else next(rest, None))
+        yield from (_orphan(claim) for claim in rest)
+
+    def _attestations(self, source: str) -> Iterator[Attestation | AttestError]:
+        """The attestations of a file; a malformed item comes last, since nothing behind it can be found."""
+        try:
+            with open_beneath(self.root, source) as stream:
+                yield from read_sequence(stream)
+        except AttestError as error:
+            yield error
+
+
+def open_corpus(path: str | os.PathLike[str]) -> Corpus:
+    """Open a corpus directory or one piece of data.
+
+    Args:
+        path: A directory to search, or data `X` with `X.attest` beside it.
+
+    Raises:
+        CorpusRefused: Code CONTENT_MISSING or RANGE.
+    """
+    target = Path(os.path.abspath(path))
+    if not target.exists():
+        raise CorpusRefused("CONTENT_MISSING", f"no corpus at {os.fspath(path)!r}; check the path")
+    if target.name.endswith(SUFFIX) and target.is_file():
+        raise CorpusRefused(
+            "RANGE", f"{os.fspath(path)!r} holds attestations; give the data beside it or the directory"
+        )
+    if target.is_dir() and not target.with_name(target.name + SUFFIX).is_file():
+        return Corpus(target)
+    if target.is_symlink():
+        raise CorpusRefused("RANGE", f"{os.fspath(path)!r} is a symbolic link; give the path of the data itself")
+    return Corpus(target.parent, target.name)
+
+
+def _claimed_hash(claim: Attestation) -> bytes | None:
+    """The content that an unverified attestation speaks of; used to pair it, never to admit it."""
+    try:
+        return ContributionDescriptor.from_cbor(claim.descriptor).content_hash
+    except AttestError:
+        return None
+
+
+def _item(record: Record, claim: Attestation | AttestError | None) -> Item:
+    if isinstance(claim, AttestError):
+        return Item(record.locator, record.content_hash, None, claim)
+    return Item(record.locator, record.content_hash, claim)
+
+
+def _orphan(claim: Attestation | AttestError) -> Item:
+    return Item(None, None, None, claim) if isinstance(claim, AttestError) else Item(None, None, claim)
+
+
+def _unread(source: str, problem: AttestError) -> Item:
+    return Item(Locator(source, 0, 0), None, None, problem)

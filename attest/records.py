@@ -1,0 +1,172 @@
+"""Data on disk as contributions: the lines of a JSONL file, a single file, or the files of a folder.
+
+Signer and gate read through this module, so both see the same bytes. Symbolic links are never followed, and names
+that begin with a dot are never data.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Literal
+
+from attest.errors import CorpusRefused
+
+JSONL = ".jsonl"
+SUFFIX = ".attest"
+"""Attestations of data `X` lie in `X.attest`."""
+
+MAX_RECORD = 256 << 20
+"""Bytes of one JSONL record."""
+
+_CHUNK = 1 << 20
+_BLANK = b" \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Locator:
+    """Where a contribution's content lies.
+
+    Args:
+        source: Path of the file relative to the corpus, with forward slashes.
+        offset: First byte.
+        length: Number of bytes.
+    """
+
+    source: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A contribution's place and the SHA-256 of the bytes found there."""
+
+    locator: Locator
+    content_hash: bytes
+
+
+def lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Offset and content of every non-empty line, without its newline.
+
+    A line of blanks, tabs and carriage returns alone is empty. A carriage return before the newline belongs to the
+    content: the bytes that were signed are the bytes that are read.
+
+    Raises:
+        CorpusRefused: Code SIZE for a line above `MAX_RECORD`.
+    """
+    offset = 0
+    while line := stream.readline(MAX_RECORD + 2):
+        content = line[:-1] if line.endswith(b"\n") else line
+        if len(content) > MAX_RECORD:
+            raise CorpusRefused("SIZE", f"line at byte {offset} is longer than {MAX_RECORD} bytes; split the record")
+        if content.strip(_BLANK):
+            yield offset, content
+        offset += len(line)
+
+
+def jsonl_records(root: Path, source: str) -> Iterator[Record]:
+    """The records of a JSONL file, hashed while reading."""
+    with open_beneath(root, source) as stream:
+        for offset, content in lines(stream):
+            yield Record(Locator(source, offset, len(content)), hashlib.sha256(content).digest())
+
+
+def file_record(root: Path, source: str) -> Record:
+    """A whole file as one contribution, hashed while reading."""
+    digest, length = hashlib.sha256(), 0
+    with open_beneath(root, source) as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+            length += len(chunk)
+    return Record(Locator(source, 0, length), digest.digest())
+
+
+def folder_sources(root: Path, source: str) -> list[str]:
+    """Every regular file below a folder, as paths relative to `root`, sorted by code point.
+
+    Raises:
+        CorpusRefused: Code CONTENT_MISSING if a folder cannot be listed.
+    """
+    found, waiting = [], [source]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(root / folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith(".") or entry.is_symlink():
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(f"{folder}/{entry.name}")
+                    elif entry.is_file(follow_symlinks=False):
+                        found.append(f"{folder}/{entry.name}")
+        except OSError as error:
+            raise CorpusRefused("CONTENT_MISSING", f"cannot list {folder!r}: {error.strerror or error}") from error
+    return sorted(found)
+
+
+def records_of(root: Path, source: str) -> Iterator[Record]:
+    """The contributions of one piece of data, by its kind.
+
+    Raises:
+        CorpusRefused: Code CONTENT_MISSING if it is neither a regular file nor a folder, or cannot be read.
+    """
+    kind = file_kind(root, source)
+    if kind == "folder":
+        for name in folder_sources(root, source):
+            yield file_record(root, name)
+    elif kind != "file":
+        raise CorpusRefused("CONTENT_MISSING", f"{source!r} is neither a regular file nor a folder")
+    elif source.endswith(JSONL):
+        yield from jsonl_records(root, source)
+    else:
+        yield file_record(root, source)
+
+
+def file_kind(root: Path, source: str) -> Literal["file", "folder", "other", "missing"]:
+    """What lies at a path; a symbolic link is `other`."""
+    try:
+        mode = os.lstat(root / source).st_mode
+    except OSError:
+        return "missing"
+    if stat.S_ISREG(mode):
+        return "file"
+    return "folder" if stat.S_ISDIR(mode) else "other"
+
+
+def open_beneath(root: Path, source: str) -> BinaryIO:
+    """Open a regular file below `root` without leaving it.
+
+    Guarantee: every component is opened relative to its parent and without following a symbolic link, so the file read
+    lies inside `root` even while others rename what is there.
+
+    Raises:
+        CorpusRefused: Code CONTENT_MISSING.
+    """
+    parts = PurePosixPath(source).parts
+    if not parts or "\x00" in source or parts[0] == "/" or ".." in parts:
+        raise CorpusRefused("CONTENT_MISSING", f"{ascii(source)[:120]} is not a path inside the corpus")
+    nofollow = getattr(os, "O_NOFOLLOW", 0)
+    # O_NONBLOCK: opening a named pipe must not hang before its kind is known.
+    leaf_flags = os.O_RDONLY | nofollow | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        if os.open not in os.supports_dir_fd:
+            descriptor = os.open(root.joinpath(*parts), leaf_flags)
+        else:
+            parent = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                for part in parts[:-1]:
+                    child = os.open(part, os.O_RDONLY | os.O_DIRECTORY | nofollow, dir_fd=parent)
+                    os.close(parent)
+                    parent = child
+                descriptor = os.open(parts[-1], leaf_flags, dir_fd=parent)
+            finally:
+                os.close(parent)
+    except OSError as error:
+        raise CorpusRefused("CONTENT_MISSING", f"cannot read {source!r}: {error.strerror or error}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CorpusRefused("CONTENT_MISSING", f"{source!r} is not a regular file")
+    return os.fdopen(descriptor, "rb")

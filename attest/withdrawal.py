@@ -1,0 +1,123 @@
+"""Withdrawals: a contributor, or the operator with a stated reason, ends the use of a contribution."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest import cbor, sign1
+from attest.descriptor import MAX_TIME, ContributionDescriptor
+from attest.errors import AttestError, CborError, SignatureRefused, ValueRefused
+from attest.ids import check_id
+from attest.registry import Registry
+
+SCHEMA = "dptrain.withdrawal/1"
+_FIELDS = {1: "schema", 2: "descriptor_hash", 3: "corpus", 4: "time", 5: "reason_code"}
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """What is signed to withdraw a contribution.
+
+    Args:
+        descriptor_hash: SHA-256 of the contribution's descriptor.
+        corpus: Corpus from which it is withdrawn.
+        time: Seconds since 1970 at which it was signed.
+        reason_code: Identifier such as `consent` or `error`; no free text.
+    """
+
+    descriptor_hash: bytes
+    corpus: str
+    time: int
+    reason_code: str
+
+    def __post_init__(self) -> None:
+        if type(self.descriptor_hash) is not bytes or len(self.descriptor_hash) != 32:
+            raise ValueRefused("TYPE", "descriptor_hash of a withdrawal is not 32 bytes")
+        check_id(self.corpus, "corpus")
+        check_id(self.reason_code, "reason code")
+        if type(self.time) is not int:
+            raise ValueRefused("TYPE", f"time of a withdrawal is {type(self.time).__name__}, expected whole seconds")
+        if not 0 <= self.time <= MAX_TIME:
+            raise ValueRefused("RANGE", f"time of a withdrawal is {self.time}, expected 0 to {MAX_TIME}")
+
+    def to_cbor(self) -> bytes:
+        """The bytes that are signed."""
+        return cbor.encode({1: SCHEMA, 2: self.descriptor_hash, 3: self.corpus, 4: self.time, 5: self.reason_code})
+
+    @classmethod
+    def from_cbor(cls, data: bytes) -> "Withdrawal":
+        """Read a withdrawal strictly.
+
+        Raises:
+            CborError: Not strict CBOR.
+            ValueRefused: Code SCHEMA, TYPE or RANGE.
+        """
+        value: Any = cbor.decode(data)
+        if type(value) is not dict or set(value) != set(_FIELDS):
+            raise ValueRefused("SCHEMA", "withdrawal is not a map with exactly the labels 1 to 5")
+        if value[1] != SCHEMA:
+            raise ValueRefused("SCHEMA", f"withdrawal schema is {ascii(value[1])[:60]}, expected {SCHEMA!r}")
+        withdrawal = cls(value[2], value[3], value[4], value[5])
+        if withdrawal.to_cbor() != data:
+            raise CborError("CBOR_NONCANONICAL", "withdrawal does not encode to the bytes received")
+        return withdrawal
+
+
+def sign_withdrawal(withdrawal: Withdrawal, private_key: Ed25519PrivateKey, *, signer: str) -> tuple[bytes, bytes]:
+    """Sign a withdrawal.
+
+    Args:
+        withdrawal: What is withdrawn.
+        private_key: Key of the signer.
+        signer: Identifier of the contributor, or of the operator.
+
+    Returns:
+        Payload and COSE_Sign1 message.
+    """
+    payload = withdrawal.to_cbor()
+    return payload, sign1.sign(payload, private_key, contributor=signer, typ=sign1.TYP_WITHDRAWAL)
+
+
+def verify_withdrawal(payload: bytes, message: bytes, public_key: bytes, *, signer: str, corpus: str) -> Withdrawal:
+    """Check that `signer` withdrew something from `corpus`.
+
+    Guarantee: on return, the holder of `public_key` signed this withdrawal as `signer`, as a withdrawal and nothing
+    else, for this corpus. Whether the signer may withdraw that contribution is `verify_own_withdrawal`'s matter, or the
+    operator's standing.
+
+    Raises:
+        CborError, SignatureRefused, KeyRefused, ValueRefused: What was refused.
+    """
+    headers = sign1.verify(message, payload, public_key, typ=sign1.TYP_WITHDRAWAL)
+    if headers.issuer != signer:
+        raise SignatureRefused("HEADER", f"withdrawal is issued by {headers.issuer}, expected {signer}")
+    withdrawal = Withdrawal.from_cbor(payload)
+    if withdrawal.corpus != corpus:
+        raise SignatureRefused("AUDIENCE", f"withdrawal is for corpus {withdrawal.corpus}, this one is {corpus}")
+    return withdrawal
+
+
+def verify_own_withdrawal(
+    payload: bytes, message: bytes, descriptor: ContributionDescriptor, registry: Registry, *, now: int
+) -> Withdrawal:
+    """Check that a contributor withdrew this contribution.
+
+    Guarantee: on return, a key enrolled for the descriptor's contributor and valid at `now` signed a withdrawal of
+    exactly this descriptor, for its corpus. Nobody else's signature passes.
+
+    Raises:
+        AttestError: What was refused; code KEY_UNKNOWN without a valid key, AUDIENCE for another contribution.
+    """
+    name = descriptor.contributor
+    last: AttestError = SignatureRefused("KEY_UNKNOWN", f"contributor {name} has no valid key in the registry")
+    for record in registry.keys_valid_at(name, now):
+        try:
+            withdrawal = verify_withdrawal(payload, message, record.raw, signer=name, corpus=descriptor.corpus)
+        except SignatureRefused as error:
+            last = error
+            continue
+        if withdrawal.descriptor_hash != descriptor.digest():
+            raise SignatureRefused("AUDIENCE", "withdrawal names another contribution than the descriptor given")
+        return withdrawal
+    raise last
