@@ -1,0 +1,43 @@
+"""The leaves of the ledger: one frozen dataclass per kind, and the strict CBOR they are hashed as.
+
+Every leaf begins with its own sequence number, so that an inclusion proof cannot move a record in time. No leaf names a
+contributor, carries a contributor's free text, or says who was drawn in which step: the amplification by sampling that
+the accountant counts on assumes that the draw stays secret.
+"""
+
+from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf
+from ledger.leaves.header import AccountantInfo, Header, HeaderBlock, HeaderSpec, Profile
+from ledger.leaves.records import (
+    Admit,
+    Charge,
+    ChargeClass,
+    Close,
+    Epoch,
+    EpochClass,
+    Resume,
+    Settle,
+    Spend,
+    Withdraw,
+)
+
+__all__ = [
+    "MAX_LEAF_SIZE",
+    "AccountantInfo",
+    "Admit",
+    "Charge",
+    "ChargeClass",
+    "Close",
+    "Epoch",
+    "EpochClass",
+    "Header",
+    "HeaderBlock",
+    "HeaderSpec",
+    "Leaf",
+    "Profile",
+    "Resume",
+    "Settle",
+    "Spend",
+    "Withdraw",
+    "decode_leaf",
+    "encode_leaf",
+]

@@ -1,0 +1,212 @@
+"""Leaves to bytes and back: strict CBOR maps ``{0: seq, 1: kind, 2: time, 3: ...}`` with every key present."""
+
+from collections.abc import Callable
+from dataclasses import astuple, fields
+from typing import Any, Final
+
+from attest import cbor
+from attest.errors import AttestError
+from attest.policy import Policy
+from ledger.errors import LeafRefused
+from ledger.leaves import records
+from ledger.leaves.header import AMPLIFICATION_POISSON, SCHEMA, AccountantInfo, Header, HeaderBlock
+
+Record = (
+    records.Admit
+    | records.Charge
+    | records.Settle
+    | records.Spend
+    | records.Withdraw
+    | records.Epoch
+    | records.Resume
+    | records.Close
+)
+Leaf = Header | Record
+
+MAX_LEAF_SIZE: Final = 65_535
+"""An entry bundle prefixes each leaf with a 16-bit length (C2SP tlog-tiles, "Log entries")."""
+
+_RECORDS: Final[dict[int, type[Any]]] = {
+    kind.KIND: kind
+    for kind in (
+        records.Admit,
+        records.Charge,
+        records.Settle,
+        records.Spend,
+        records.Withdraw,
+        records.Epoch,
+        records.Resume,
+        records.Close,
+    )
+}
+_ROWS: Final[dict[tuple[int, str], type[Any]]] = {
+    (records.Charge.KIND, "classes"): records.ChargeClass,
+    (records.Epoch.KIND, "classes"): records.EpochClass,
+}
+_NAMES: Final = {kind: tuple(field.name for field in fields(cls)) for kind, cls in _RECORDS.items()}
+
+
+def encode_leaf(leaf: Leaf) -> bytes:
+    """Returns the canonical bytes of a leaf: what is hashed, stored and exported.
+
+    Raises:
+        LeafRefused: if they do not fit an entry bundle.
+    """
+    value = _header_map(leaf) if isinstance(leaf, Header) else _record_map(leaf)
+    data = cbor.encode(value)
+    if len(data) > MAX_LEAF_SIZE:
+        raise LeafRefused("SIZE", f"a leaf takes at most {MAX_LEAF_SIZE} bytes, got {len(data)}; merge blocks")
+    return data
+
+
+def decode_leaf(data: bytes) -> Leaf:
+    """Reads a leaf.
+
+    Guarantee:
+        Accepts exactly the bytes that `encode_leaf` writes for some valid leaf, and no others.
+
+    Raises:
+        LeafRefused: if the bytes are not canonical, a field is missing, unknown or of the wrong type, or the kind is
+            not one of this version.
+    """
+    try:
+        value = cbor.decode(data, max_size=MAX_LEAF_SIZE)
+    except AttestError as error:
+        raise LeafRefused(error.code, f"a leaf is strict CBOR: {error.sentence}") from error
+    if type(value) is not dict or any(type(key) is not int for key in value) or list(value) != list(range(len(value))):
+        raise LeafRefused("SCHEMA", "a leaf is a map with the keys 0, 1, 2, ... and none left out")
+    kind = value.get(1)
+    if type(kind) is int and kind == Header.KIND:
+        header = _header(value)
+        if encode_leaf(header) != data:
+            raise LeafRefused("SCHEMA", "the groups of blocks are unused, repeated, or not in order of first use")
+        return header
+    if type(kind) is not int or kind not in _RECORDS:
+        raise LeafRefused("KIND", f"this version reads leaf kinds 0 and {sorted(_RECORDS)}, got {kind!r:.40}")
+    return _record(kind, value)
+
+
+def _record_map(leaf: Record) -> dict[int, Any]:
+    first, *rest = (getattr(leaf, name) for name in _NAMES[leaf.KIND])
+    return {0: first, 1: leaf.KIND, **{key: _plain(item) for key, item in enumerate(rest, start=2)}}
+
+
+def _plain(item: Any) -> Any:
+    if type(item) is tuple:
+        return [list(astuple(row)) if hasattr(row, "__dataclass_fields__") else row for row in item]
+    return item
+
+
+def _record(kind: int, value: dict[int, Any]) -> Record:
+    names = _NAMES[kind]
+    if len(value) != len(names) + 1:
+        raise LeafRefused("SCHEMA", f"a leaf of kind {kind} has {len(names) + 1} fields, got {len(value)}")
+    items = [value[0], *(value[key] for key in range(2, len(value)))]
+    for index, name in enumerate(names):
+        if type(items[index]) is list:
+            items[index] = _tuple_of(_ROWS.get((kind, name)), items[index])
+    record: Record = _RECORDS[kind](*items)
+    return record
+
+
+def _tuple_of(row_type: Callable[..., Any] | None, items: list[Any]) -> tuple[Any, ...]:
+    if row_type is None:
+        return tuple(items)
+    width = len(fields(row_type))  # type: ignore[arg-type]
+    for item in items:
+        if type(item) is not list or len(item) != width:
+            raise LeafRefused("SCHEMA", f"expected rows of {width} columns, got {item!r:.80}")
+    return tuple(row_type(*item) for item in items)
+
+
+def _header_map(header: Header) -> dict[int, Any]:
+    """Blocks refer to groups, one per distinct set of classes: a model has hundreds of blocks and few sets."""
+    order = {rule.name: index for index, rule in enumerate(header.policy.classes)}
+    groups: dict[tuple[tuple[str, ...], float], int] = {}
+    for block in header.blocks:
+        groups.setdefault((block.classes, block.std), len(groups))
+    values = (
+        0,
+        Header.KIND,
+        header.time,
+        SCHEMA,
+        header.origin,
+        header.policy_payload,
+        header.policy_sign1,
+        header.owner,
+        header.owner_key,
+        header.log_vkey,
+        header.run_id,
+        header.amplification,
+        header.model_fingerprint,
+        [[[order[name] for name in classes], std] for classes, std in groups],
+        [[block.name, block.coordinates, groups[block.classes, block.std]] for block in header.blocks],
+        list(astuple(header.accountant)),
+        header.exactness_note,
+        header.private,
+        header.clip_margin,
+        header.caps_enforced,
+    )
+    return dict(enumerate(values))
+
+
+def _header(value: dict[int, Any]) -> Header:
+    if len(value) != 20:
+        raise LeafRefused("SCHEMA", f"a header has 20 fields, got {len(value)}")
+    if (value[0], value[3], value[11]) != (0, SCHEMA, AMPLIFICATION_POISSON) or type(value[0]) is not int:
+        raise LeafRefused("SCHEMA", f"expected leaf 0, schema {SCHEMA} and amplification {AMPLIFICATION_POISSON}")
+    names = _class_names(value[5])
+    header = Header(
+        time=value[2],
+        origin=value[4],
+        policy_payload=value[5],
+        policy_sign1=value[6],
+        owner=value[7],
+        owner_key=value[8],
+        log_vkey=value[9],
+        run_id=value[10],
+        model_fingerprint=value[12],
+        blocks=_blocks(value[13], value[14], names),
+        accountant=AccountantInfo(*_row(value[15], 4)),
+        exactness_note=value[16],
+        private=value[17],
+        clip_margin=value[18],
+        caps_enforced=value[19],
+    )
+    return header
+
+
+def _class_names(payload: Any) -> list[str]:
+    try:
+        return [rule.name for rule in Policy.from_cbor(payload).classes]
+    except AttestError as error:
+        raise LeafRefused("POLICY", f"the policy in the header is refused: {error.sentence}") from error
+
+
+def _blocks(groups: Any, rows: Any, names: list[str]) -> tuple[HeaderBlock, ...]:
+    if type(groups) is not list or type(rows) is not list:
+        raise LeafRefused("SCHEMA", "groups and blocks are arrays")
+    sets: list[tuple[tuple[str, ...], Any]] = []
+    for group in groups:
+        indices, std = _row(group, 2)
+        if type(indices) is not list:
+            raise LeafRefused("SCHEMA", "a group lists class indices")
+        sets.append((tuple(names[_index(index, len(names))] for index in indices), std))
+    blocks = []
+    for row in rows:
+        name, coordinates, group = _row(row, 3)
+        classes, std = sets[_index(group, len(sets))]
+        blocks.append(HeaderBlock(name, coordinates, classes, std))
+    return tuple(blocks)
+
+
+def _row(value: Any, width: int) -> list[Any]:
+    if type(value) is not list or len(value) != width:
+        raise LeafRefused("SCHEMA", f"expected an array of {width} items, got {value!r:.80}")
+    return value
+
+
+def _index(value: Any, size: int) -> int:
+    if type(value) is not int or not 0 <= value < size:
+        raise LeafRefused("SCHEMA", f"expected an index below {size}, got {value!r:.40}")
+    return value

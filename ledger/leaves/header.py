@@ -1,0 +1,247 @@
+"""Leaf 0: everything a guarantee rests on, fixed before the first step."""
+
+import os
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+from attest import schedule
+from attest.errors import AttestError
+from attest.policy import ClassRule, Policy, SignedPolicy, verify_policy
+from ledger import accountants
+from ledger.errors import LeafRefused, NoteError
+from ledger.leaves import checks
+from ledger.note import SIGNATURE_ED25519, parse_verifier_key
+
+SCHEMA: Final = "dptrain.ledger/1"
+AMPLIFICATION_POISSON: Final = "poisson"
+
+_SUPPORTED: Final = (
+    ("accountant", "pld"),
+    ("adjacency", "zero-out"),
+    ("disclosure", "secret_poisson"),
+    ("noise_family", "gaussian"),
+    ("noise_injection", "scheduled"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderBlock:
+    """A set of parameter coordinates that is masked and noised as one.
+
+    Attributes:
+        name: name of the block in the model.
+        coordinates: number of parameters in it.
+        classes: the classes whose profile has the block, in the policy's order; empty for a frozen block.
+        std: standard deviation of the noise on the sum of clipped gradients; 0.0 for a frozen block.
+    """
+
+    name: str
+    coordinates: int
+    classes: tuple[str, ...]
+    std: float
+
+    def __post_init__(self) -> None:
+        checks.text(self.name, "block name", longest=200)
+        checks.uint(self.coordinates, f"coordinates of block {self.name}", low=1)
+        checks.rows(self.classes, f"classes of block {self.name}", str)
+        checks.real(self.std, f"noise of block {self.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The depth profile of a class: the indices of the blocks that its contributions may touch."""
+
+    class_name: str
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AccountantInfo:
+    """The accountant of record."""
+
+    name: str
+    library: str
+    version: str
+    parameters: str
+
+    def __post_init__(self) -> None:
+        for what in ("name", "library", "version", "parameters"):
+            checks.text(getattr(self, what), f"accountant {what}", longest=200)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """The header leaf.
+
+    Guarantee:
+        A header exists only if its policy is signed by ``owner_key`` under ``owner``, the noise of every block is the
+        max rule's over the presets of the classes that touch it, every class touches a block, and the policy asks for
+        a mechanism that this version can account for.
+
+    Attributes:
+        time: POSIX seconds.
+        origin: the ledger's name: origin line of its checkpoints and key name of its signer.
+        policy_payload: the signed policy.
+        policy_sign1: its COSE_Sign1 message.
+        owner: id of the corpus owner.
+        owner_key: raw Ed25519 public key of the corpus owner.
+        log_vkey: verifier key of the ledger's signer.
+        run_id: 16 random bytes that tell this run from every other.
+        model_fingerprint: SHA-256 over the model's structure and starting weights.
+        blocks: the schedule, block by block.
+        accountant: the accountant of record.
+        exactness_note: what the numerics guarantee, in words.
+        private: False for a run with a fixed test key: such a ledger is never exported.
+        clip_margin: fraction by which clip norms are shrunk for numerical safety; never enters the accounting.
+        caps_enforced: whether the sampler stops drawing a contribution that has reached its own max_occurrences
+            within an attempt. Only then does the accountant use the cap.
+    """
+
+    KIND: ClassVar = 0
+    time: int
+    origin: str
+    policy_payload: bytes
+    policy_sign1: bytes
+    owner: str
+    owner_key: bytes
+    log_vkey: str
+    run_id: bytes
+    model_fingerprint: bytes
+    blocks: tuple[HeaderBlock, ...]
+    accountant: AccountantInfo
+    exactness_note: str
+    private: bool
+    clip_margin: float
+    caps_enforced: bool
+    policy: Policy = field(init=False, repr=False, compare=False)
+    profiles: tuple[Profile, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checks.uint(self.time, "time")
+        checks.text(self.origin, "origin", longest=200)
+        checks.octets(self.policy_payload, "policy payload")
+        checks.octets(self.policy_sign1, "policy signature")
+        checks.identifier(self.owner, "owner")
+        checks.octets(self.owner_key, "owner key", 32)
+        checks.text(self.log_vkey, "log key", longest=400)
+        checks.octets(self.run_id, "run id", 16)
+        checks.octets(self.model_fingerprint, "model fingerprint", 32)
+        checks.rows(self.blocks, "blocks", HeaderBlock, least=1)
+        checks.rows((self.accountant,), "accountant", AccountantInfo)
+        checks.text(self.exactness_note, "exactness note", longest=1000)
+        checks.flag(self.private, "private")
+        checks.real(self.clip_margin, "clip margin")
+        if not self.clip_margin < 1.0:
+            raise LeafRefused("RANGE", f"clip margin: expected a fraction in [0, 1), got {self.clip_margin}")
+        checks.flag(self.caps_enforced, "caps enforced")
+        self._check_log_key()
+        object.__setattr__(self, "policy", self._open_policy())
+        object.__setattr__(self, "profiles", self._check_schedule())
+
+    @property
+    def seq(self) -> int:
+        """Always 0."""
+        return 0
+
+    @property
+    def amplification(self) -> str:
+        """The only sampling this version accounts for: secret Poisson draws."""
+        return AMPLIFICATION_POISSON
+
+    @property
+    def delta(self) -> float:
+        """The policy's delta, as the accountant takes it."""
+        return float(self.policy.delta)
+
+    def min_std(self, class_index: int) -> float:
+        """Returns the smallest noise standard deviation over the blocks of a class's profile."""
+        return min(self.blocks[index].std for index in self.profiles[class_index].blocks)
+
+    def _check_log_key(self) -> None:
+        try:
+            key = parse_verifier_key(self.log_vkey)
+        except NoteError as error:
+            raise LeafRefused("LOG_KEY", error.sentence) from error
+        if key.name != self.origin or key.kind != SIGNATURE_ED25519:
+            raise LeafRefused("LOG_KEY", f"the log key is named {key.name!r}, expected the origin {self.origin!r}")
+
+    def _open_policy(self) -> Policy:
+        try:
+            signed = verify_policy(self.policy_payload, self.policy_sign1, self.owner_key)
+        except AttestError as error:
+            raise LeafRefused("POLICY", f"the policy in the header is refused: {error.sentence}") from error
+        if signed.owner != self.owner:
+            raise LeafRefused("POLICY", f"the policy is signed by {signed.owner}, the header says {self.owner}")
+        for name, supported in _SUPPORTED:
+            found = getattr(signed.policy, name)
+            if found != supported:
+                raise LeafRefused("POLICY_UNSUPPORTED", f"{name} {found!r} has no accounting here, expected {supported!r}")
+        return signed.policy
+
+    def _check_schedule(self) -> tuple[Profile, ...]:
+        order = {rule.name: index for index, rule in enumerate(self.policy.classes)}
+        touched: list[list[int]] = [[] for _ in order]
+        names: set[str] = set()
+        for index, block in enumerate(self.blocks):
+            if block.name in names:
+                raise LeafRefused("BLOCK", f"two blocks are named {block.name}")
+            names.add(block.name)
+            if any(name not in order for name in block.classes):
+                raise LeafRefused("BLOCK", f"block {block.name} names a class that the policy has not: {block.classes}")
+            places = [order[name] for name in block.classes]
+            if places != sorted(set(places)):
+                raise LeafRefused("BLOCK", f"block {block.name} lists its classes twice or out of the policy's order")
+            expected = scheduled_std([self.policy.classes[place] for place in places])
+            if block.std != expected:
+                raise LeafRefused("SCHEDULE", f"block {block.name} has noise {block.std}, the max rule gives {expected}")
+            for place in places:
+                touched[place].append(index)
+        for name, place in order.items():
+            if not touched[place]:
+                raise LeafRefused("BLOCK", f"class {name} touches no block; its depth rule fits nothing in this model")
+        return tuple(Profile(name, tuple(touched[place])) for name, place in order.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderSpec:
+    """What the engine knows when it creates a ledger; the rest of the header the ledger fills in itself.
+
+    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under.
+    """
+
+    policy: SignedPolicy
+    owner_key: bytes
+    model_fingerprint: bytes
+    blocks: tuple[HeaderBlock, ...]
+    exactness_note: str
+    private: bool = True
+    clip_margin: float = 0.0
+    caps_enforced: bool = False
+    run_id: bytes = field(default_factory=lambda: os.urandom(16))
+
+    def header(self, *, origin: str, log_vkey: str, time: int) -> Header:
+        """Returns the header leaf."""
+        return Header(
+            time=time,
+            origin=origin,
+            policy_payload=self.policy.payload,
+            policy_sign1=self.policy.sign1,
+            owner=self.policy.owner,
+            owner_key=self.owner_key,
+            log_vkey=log_vkey,
+            run_id=self.run_id,
+            model_fingerprint=self.model_fingerprint,
+            blocks=self.blocks,
+            accountant=AccountantInfo(*accountants.describe(self.policy.policy.accountant)),
+            exactness_note=self.exactness_note,
+            private=self.private,
+            clip_margin=self.clip_margin,
+            caps_enforced=self.caps_enforced,
+        )
+
+
+def scheduled_std(rules: list[ClassRule]) -> float:
+    """Returns the noise of a block touched by these classes: the max rule, or 0.0 when it is frozen."""
+    if not rules:
+        return 0.0
+    return schedule.block_std([(rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in rules])

@@ -1,0 +1,327 @@
+"""Leaves after the header. The order of the fields of each class is its wire format: keys 0, 2, 3, 4, ... of the map.
+
+Key 1 is the kind, ``KIND``. Kinds 6 (SUMMARY), 7 (KEY) and 10 (RELEASE) are reserved and refused by this version.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ledger.leaves import checks
+
+HASH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """A contribution enters the pool of its class.
+
+    Attributes:
+        seq: position in the ledger.
+        time: POSIX seconds.
+        descriptor_hash: SHA-256 of the signed descriptor; it holds a nonce, so the hash cannot be guessed.
+        class_name: admissibility class, a name of the policy.
+        profile_id: index of the class's depth profile in the header.
+        clip_micro: signed clip norm in 1e-6.
+        sigma_micro: signed noise multiplier in 1e-6.
+        max_occurrences: most steps in which it may take part, 0 for no cap.
+        attestation_hash: SHA-256 of the attestation message.
+        key_id: first 8 bytes of the SHA-256 of the contributor's key.
+    """
+
+    KIND: ClassVar = 1
+    seq: int
+    time: int
+    descriptor_hash: bytes
+    class_name: str
+    profile_id: int
+    clip_micro: int
+    sigma_micro: int
+    max_occurrences: int
+    attestation_hash: bytes
+    key_id: bytes
+
+    def __post_init__(self) -> None:
+        _check_place(self.seq, self.time)
+        checks.octets(self.descriptor_hash, "descriptor hash", HASH)
+        checks.identifier(self.class_name, "class")
+        checks.uint(self.profile_id, "profile id")
+        checks.uint(self.clip_micro, "clip norm", low=1)
+        checks.uint(self.sigma_micro, "noise multiplier", low=1)
+        checks.uint(self.max_occurrences, "max occurrences")
+        checks.octets(self.attestation_hash, "attestation hash", HASH)
+        checks.octets(self.key_id, "key id", 8)
+
+
+@dataclass(frozen=True, slots=True)
+class ChargeClass:
+    """What one class is charged in a window, and the pool it is sampled from.
+
+    Attributes:
+        class_name: name of the class.
+        q_num: numerator of the sampling rate.
+        q_den: its denominator.
+        sigma_micro: preset noise multiplier in 1e-6.
+        clip_micro: preset clip norm in 1e-6.
+        min_std: smallest noise standard deviation over the blocks of the class's profile.
+        pool_count: number of active contributions.
+        pool_root: RFC 6962 root over their sorted descriptor hashes.
+    """
+
+    class_name: str
+    q_num: int
+    q_den: int
+    sigma_micro: int
+    clip_micro: int
+    min_std: float
+    pool_count: int
+    pool_root: bytes
+
+    def __post_init__(self) -> None:
+        checks.identifier(self.class_name, "class")
+        checks.uint(self.q_num, "sampling rate numerator")
+        checks.uint(self.q_den, "sampling rate denominator", low=1)
+        checks.uint(self.sigma_micro, "noise multiplier", low=1)
+        checks.uint(self.clip_micro, "clip norm", low=1)
+        checks.real(self.min_std, "noise standard deviation")
+        checks.uint(self.pool_count, "pool count")
+        checks.octets(self.pool_root, "pool root", HASH)
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """A window of steps is paid for, before the first of them runs.
+
+    Attributes:
+        seq: position in the ledger.
+        time: POSIX seconds.
+        window: number of the window, from 1.
+        attempt: number of the attempt, 0 until the first resume.
+        first_step: first logical step of the window, from 1.
+        n_steps: number of steps.
+        classes: one row per class of the policy, in its order.
+        noise_stream: identifier of the noise stream of this window, used once in the life of the ledger.
+        fence: number of the writer that holds the ledger.
+    """
+
+    KIND: ClassVar = 2
+    seq: int
+    time: int
+    window: int
+    attempt: int
+    first_step: int
+    n_steps: int
+    classes: tuple[ChargeClass, ...]
+    noise_stream: bytes
+    fence: int
+
+    def __post_init__(self) -> None:
+        _check_place(self.seq, self.time)
+        checks.uint(self.window, "window", low=1)
+        checks.uint(self.attempt, "attempt")
+        checks.uint(self.first_step, "first step", low=1)
+        checks.uint(self.n_steps, "number of steps", low=1)
+        checks.rows(self.classes, "classes", ChargeClass, least=1)
+        checks.octets(self.noise_stream, "noise stream id", 16)
+        checks.uint(self.fence, "fence")
+
+    @property
+    def last_step(self) -> int:
+        """Last step of the window."""
+        return self.first_step + self.n_steps - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A window has run.
+
+    Attributes:
+        seq: position in the ledger.
+        time: POSIX seconds.
+        window: number of the window.
+        steps_released: steps whose noised result was used; the rest were charged and not run.
+        variances: per class, the smallest noise variance that was realised over its blocks.
+    """
+
+    KIND: ClassVar = 3
+    seq: int
+    time: int
+    window: int
+    steps_released: int
+    variances: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_place(self.seq, self.time)
+        checks.uint(self.window, "window", low=1)
+        checks.uint(self.steps_released, "steps released")
+        checks.rows(self.variances, "variances", float, least=1)
+        for variance in self.variances:
+            checks.real(variance, "realised variance")
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """What a contribution has spent, at the close of an epoch.
+
+    Attributes:
+        seq: position in the ledger.
+        time: POSIX seconds.
+        descriptor_hash: the contribution.
+        admit_seq: where it was admitted.
+        profile_id: index of its depth profile in the header.
+        steps: charged steps it was in the pool for.
+        variance: smallest noise variance over its blocks.
+        epsilon_micro: cumulative epsilon in 1e-6, rounded up.
+    """
+
+    KIND: ClassVar = 4
+    seq: int
+    time: int
+    descriptor_hash: bytes
+    admit_seq: int
+    profile_id: int
+    steps: int
+    variance: float
+    epsilon_micro: int
+
+    def __post_init__(self) -> None:
+        _check_place(self.seq, self.time)
+        checks.octets(self.descriptor_hash, "descriptor hash", HASH)
+        checks.uint(self.admit_seq, "admit seq", low=1)
+        checks.uint(self.profile_id, "profile id")
+        checks.uint(self.steps, "steps")
+        checks.real(self.variance, "variance")
+        checks.uint(self.epsilon_micro, "epsilon")
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """A contribution leaves its pool; what it has spent stays spent.
+
+    Attributes:
+        seq: position in the ledger.
+        time: POSIX seconds.
+        descriptor_hash: the contribution.
+        admit_seq: where it was admitted, or None when no such contribution was ever admitted.
+        reason: reason code.
+        evidence_hash: SHA-256 of the signed withdrawal, or of the operator's record.
+    """
+
+    KIND: ClassVar = 5
+    seq: int
+    time: int
+    descriptor_hash: bytes
+    admit_seq: int | None
+    reason: str
+    evidence_hash: bytes
+
+    def __post_init__(self) -> None:
+        _check_place(self.seq, self.time)
+        checks.octets(self.descriptor_hash, "descriptor hash", HASH)
+        if self.admit_seq is not None:
+            checks.uint(self.admit_seq, "admit seq", low=1)
+        checks.identifier(self.reason, "reason")
+        checks.octets(self.evidence_hash, "evidence hash", HASH)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochClass:
+    """Totals of one class at the close of an epoch: active and withdrawn contributions, largest epsilon in 1e-6."""
+
+    active: int
+    withdrawn: int
+    max_epsilon_micro: int
+
+    def __post_init__(self) -> None:
+        checks.uint(self.active, "active")
+        checks.uint(self.withdrawn, "withdrawn")
+        checks.uint(self.max_epsilon_micro, "largest epsilon")
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The close of an epoch, after the SPEND leaves of all contributions that were active in it.
+
+    Attributes:
+        seq: position in the ledger.
+        time: POSIX seconds.
+        number: number of the epoch, from 1.
+        step: last released step.
+        charged: steps charged so far, over all attempts.
+        classes: totals per class of the policy, in its order.
+        model_digest: SHA-256 over the model state.
+    """
+
+    KIND: ClassVar = 8
+    seq: int
+    time: int
+    number: int
+    step: int
+    charged: int
+    classes: tuple[EpochClass, ...]
+    model_digest: bytes
+
+    def __post_init__(self) -> None:
+        _check_place(self.seq, self.time)
+        checks.uint(self.number, "epoch", low=1)
+        checks.uint(self.step, "step")
+        checks.uint(self.charged, "charged steps")
+        checks.rows(self.classes, "classes", EpochClass, least=1)
+        checks.octets(self.model_digest, "model digest", HASH)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A new attempt starts from a model checkpoint; steps after it will be charged again, under fresh noise.
+
+    Attributes:
+        seq: position in the ledger.
+        time: POSIX seconds.
+        attempt: number of the new attempt.
+        from_step: last step that the model checkpoint contains.
+        pinned_size: ledger size that the model checkpoint pins, or None when starting from step 0 without one.
+        pinned_root: ledger root that it pins, or None.
+    """
+
+    KIND: ClassVar = 9
+    seq: int
+    time: int
+    attempt: int
+    from_step: int
+    pinned_size: int | None
+    pinned_root: bytes | None
+
+    def __post_init__(self) -> None:
+        _check_place(self.seq, self.time)
+        checks.uint(self.attempt, "attempt", low=1)
+        checks.uint(self.from_step, "from step")
+        if self.pinned_size is not None or self.pinned_root is not None:
+            checks.uint(self.pinned_size, "pinned size", low=1)
+            checks.octets(self.pinned_root, "pinned root", HASH)
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The last leaf of a run.
+
+    Attributes:
+        seq: position in the ledger.
+        time: POSIX seconds.
+        step: last released step.
+        charged: steps charged over all attempts.
+    """
+
+    KIND: ClassVar = 11
+    seq: int
+    time: int
+    step: int
+    charged: int
+
+    def __post_init__(self) -> None:
+        _check_place(self.seq, self.time)
+        checks.uint(self.step, "step")
+        checks.uint(self.charged, "charged steps")
+
+
+def _check_place(seq: int, time: int) -> None:
+    checks.uint(seq, "seq", low=1)
+    checks.uint(time, "time")
