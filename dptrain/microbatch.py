@@ -1,0 +1,94 @@
+"""Microbatches of whole contributions: what a training loop sees between the draw and the loss."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dptrain.errors import ConfigError
+
+Collate = Callable[[list[Any]], Mapping[str, Any]]
+"""Examples to a mapping of tensors with the example in dimension 0, of shapes that do not depend on the content."""
+
+Decode = Callable[[bytes], list[Any]]
+"""Content bytes of a contribution to its examples."""
+
+
+def json_examples(content: bytes) -> list[Any]:
+    """Examples of a JSON contribution: an array is several examples, anything else is one.
+
+    Raises:
+        ConfigError: the bytes are not JSON.
+    """
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise ConfigError(
+            "DECODE", f"a contribution is not JSON ({error}); pass decode= to PrivateTraining.open for other contents"
+        ) from error
+    return value if isinstance(value, list) else [value]
+
+
+@dataclass(frozen=True)
+class Microbatch(Mapping[str, Any]):
+    """Collated examples of N contributions with M rows each; behaves as the mapping that ``collate`` returned.
+
+    ``weight`` has shape (N * M,): 1/m_i for the m_i examples of contribution i, 0 for rows that only pad it to M.
+    """
+
+    inputs: dict[str, Any]
+    contributions: int
+    examples: int
+    weight: torch.Tensor
+
+    def __getitem__(self, key: str) -> Any:
+        return self.inputs[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.inputs)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the collated tensors."""
+        return {key: tuple(value.shape) for key, value in self.inputs.items() if isinstance(value, torch.Tensor)}
+
+
+def build(contributions: Sequence[list[Any]], collate: Collate, device: torch.device) -> Microbatch:
+    """Collates whole contributions; each is padded to the largest number of examples by repeating its own first one.
+
+    Raises:
+        ConfigError: a contribution without examples, or a collate that does not return tensors per example.
+    """
+    largest = max(len(examples) for examples in contributions)
+    rows: list[Any] = []
+    weight: list[float] = []
+    for examples in contributions:
+        if not examples:
+            raise ConfigError("EMPTY_CONTRIBUTION", "a contribution decodes to no example; expected one or more")
+        rows += examples + [examples[0]] * (largest - len(examples))
+        weight += [1.0 / len(examples)] * len(examples) + [0.0] * (largest - len(examples))
+    collated = collate(rows)
+    if not isinstance(collated, Mapping):
+        raise ConfigError("COLLATE", f"collate returned {type(collated).__name__}, expected a mapping of names to tensors")
+    inputs = {}
+    for key, value in collated.items():
+        if isinstance(value, torch.Tensor):
+            if value.shape[:1] != (len(rows),):
+                raise ConfigError(
+                    "COLLATE",
+                    f"collate gave {key!r} the shape {tuple(value.shape)} for {len(rows)} examples: dimension 0 must be the "
+                    "example",
+                )
+            value = value.to(device)
+        inputs[key] = value
+    return Microbatch(inputs, len(contributions), largest, torch.tensor(weight, dtype=torch.float64))

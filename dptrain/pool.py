@@ -1,0 +1,93 @@
+"""The pool of a run: admitted contributions in slots, and their content, re-hashed whenever it is read."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attest.corpus import Corpus
+from attest.gate import Admitted
+from dptrain.errors import ContentChanged, ResumeRefused
+from dptrain.microbatch import Decode
+from dptrain.resolver import Resolution, Schedule
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One admitted contribution and what it may do."""
+
+    admitted: Admitted
+    resolution: Resolution
+
+    @property
+    def descriptor_hash(self) -> bytes:
+        return self.admitted.admission.descriptor_hash
+
+
+class Pool:
+    """Slots in the order of their admission; a withdrawn slot stays in place as a null contribution."""
+
+    def __init__(self, corpus: Corpus, decode: Decode, slots: Sequence[Slot], max_examples: int) -> None:
+        self._corpus = corpus
+        self._decode = decode
+        self._max_examples = max_examples
+        self.slots = tuple(slots)
+        self._by_hash = {slot.descriptor_hash: index for index, slot in enumerate(self.slots)}
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def indices(self, descriptor_hashes: Iterable[bytes]) -> list[int]:
+        """Slots of these descriptors; those that are not in the pool are left out."""
+        return [self._by_hash[digest] for digest in descriptor_hashes if digest in self._by_hash]
+
+    def expired(self, now: int) -> list[int]:
+        """Slots whose attestation is no longer valid at ``now`` (validity is half-open)."""
+        return [i for i, slot in enumerate(self.slots) if slot.admitted.admission.descriptor.not_after <= now]
+
+    def examples(self, index: int) -> list[Any]:
+        """Examples of a slot, at most as many as the policy and the contributor's own attestation allow.
+
+        Raises:
+            ContentChanged: the bytes are no longer those that were admitted.
+        """
+        slot = self.slots[index]
+        descriptor = slot.admitted.admission.descriptor
+        content = self._corpus.read(slot.admitted.locator)
+        if hashlib.sha256(content).digest() != descriptor.content_hash:
+            raise ContentChanged(
+                "CONTENT_CHANGED",
+                f"{slot.admitted.locator.source}: the content of an admitted contribution changed after the gate saw it; "
+                "restore the attested bytes, or withdraw the contribution and start again",
+            )
+        found = self._decode(content)
+        limit = min(self._max_examples, descriptor.max_examples or self._max_examples)
+        if not 1 <= len(found) <= limit:
+            raise ContentChanged(
+                "EXAMPLES",
+                f"{slot.admitted.locator.source}: a contribution decodes to {len(found)} examples, expected 1 to {limit} (the "
+                "policy's max_examples and the attestation's own cap); split it, or raise the cap before signing",
+            )
+        return found
+
+
+def slots_for(admitted: Iterable[Admitted], schedule: Schedule) -> list[Slot]:
+    """Resolves every admission against a schedule."""
+    return [Slot(entry, schedule.resolve(entry.admission)) for entry in admitted]
+
+
+def in_ledger_order(slots: Sequence[Slot], recorded: Sequence[bytes]) -> list[Slot]:
+    """Slots in the order in which a ledger recorded them.
+
+    Raises:
+        ResumeRefused: a recorded contribution is no longer in the corpus.
+    """
+    found = {slot.descriptor_hash: slot for slot in slots}
+    missing = [digest for digest in recorded if digest not in found]
+    if missing:
+        raise ResumeRefused(
+            "CORPUS_CHANGED",
+            f"{len(missing)} of the {len(recorded)} contributions that this run admitted are no longer admissible from "
+            f"the corpus (first: descriptor {missing[0].hex()[:16]}...); restore the corpus, policy and registry of the run",
+        )
+    return [found[digest] for digest in recorded]

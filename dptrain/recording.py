@@ -1,0 +1,267 @@
+"""The run's side of the ledger: windows charged before their steps, settlements, epochs, and what a header says of a model."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from ledger.log import AdmitSpec, Ledger, Pin, Window
+from torch import nn
+
+from attest.keys import generate, load_private_key, save_private_key
+from attest.schedule import waste
+from dptrain.checkpoints import PinRecord
+from dptrain.depth import position_name
+from dptrain.errors import ResumeRefused
+from dptrain.pool import Slot
+from dptrain.routing import Router
+from ledger.accountants import epsilon, epsilon_replace
+from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.note import NoteSigner
+
+if TYPE_CHECKING:
+    from dptrain.engine import PrivateTraining
+
+EXACTNESS = (
+    "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, integer Gaussian noise added in float64; "
+    "clip bounds shrunk by clip_margin for rounding. Remaining assumption: float32 summation error within that margin. Box-Muller tail cut at 8.57 s."
+)
+
+
+class Recorder:
+    """Owns the ledger of a run: when to charge, settle and close, and under which key.
+
+    Guarantee: a step's draw happens only after the window that contains it is durably charged.
+    """
+
+    def __init__(
+        self, path: Path, key_path: Any | None, origin: str, resume: bool, owner_public: bytes, *, read_only: bool = False
+    ) -> None:
+        self.path = path
+        self.resuming = resume and path.exists()
+        if path.exists() and not resume:
+            raise ResumeRefused(
+                "LEDGER_EXISTS",
+                f"{path} already holds a run; pass resume=True (--resume) to continue it, or name another ledger for a new run",
+            )
+        self._owner_public = owner_public
+        self._signer = _signer(Path(key_path) if key_path else path.with_suffix(".key"), origin, path)
+        self._ledger: Ledger | None = Ledger.open(path, self._signer) if self.resuming else None
+        self._window: Window | None = None
+        self._commitment = b""
+
+    @property
+    def ledger(self) -> Ledger:
+        if self._ledger is None:
+            raise ResumeRefused("NOT_PREPARED", "the ledger is opened by prepare(); call it first")
+        return self._ledger
+
+    @property
+    def run_id(self) -> bytes:
+        return self.ledger.header.run_id
+
+    def admission_time(self, now: int) -> int:
+        """The gate's ``now``: that of the recorded admission when a run is resumed, so that verdicts repeat."""
+        return self._ledger.header.time if self._ledger is not None else now
+
+    def open(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> int | None:
+        """Creates the ledger with its admissions and returns attempt 0; for a resumed run checks it and returns None.
+
+        Raises:
+            ResumeRefused: the ledger is of another policy, model or schedule.
+        """
+        self._steps = header.policy.policy
+        fresh = self._ledger is None
+        if self._ledger is None:
+            self._ledger = Ledger.create(self.path, header, self._signer, now=now)
+        else:
+            _require_same(self._ledger, header)
+        if not self.ledger.admits:
+            names = [rule.name for rule in self._steps.classes]
+            self.ledger.admit([_admit(slot, names) for slot in slots], now=now)
+        return 0 if fresh else None
+
+    def admitted(self) -> list[bytes]:
+        """Descriptor hashes in the order of their admission."""
+        return [admit.descriptor_hash for admit in self.ledger.admits]
+
+    def resume(self, from_step: int, pin: PinRecord | None, now: int) -> int:
+        """Starts a new attempt after ``from_step``; the ledger charges every re-executed step again."""
+        ledger_pin = (
+            None if pin is None else Pin(pin.origin, pin.size, bytes.fromhex(pin.root), bytes.fromhex(pin.header_digest))
+        )
+        return self.ledger.resume(from_step, ledger_pin, now=now)
+
+    def check_pin(self, pin: PinRecord) -> None:
+        """Refuses a ledger that is behind, forked from, or another than the one a checkpoint was taken with."""
+        self.ledger.check_pin(Pin(pin.origin, pin.size, bytes.fromhex(pin.root), bytes.fromhex(pin.header_digest)))
+
+    def pin(self, step: int) -> PinRecord:
+        """Where the ledger stands, for a model checkpoint after ``step``."""
+        pin = self.ledger.pin()
+        attempt = self._window.attempt if self._window else 0
+        return PinRecord(step, pin.origin, pin.size, pin.root.hex(), pin.header_digest.hex(), attempt)
+
+    def commit_stream(self, commitment: bytes) -> None:
+        """Hiding commitment to this attempt's noise key; windows derive their public stream ids from it."""
+        self._commitment = commitment
+
+    def needs_charge(self, step: int) -> bool:
+        return self._window is None or step >= self._window.first_step + self._window.n_steps
+
+    def at_epoch_start(self, step: int) -> bool:
+        return self._window is None or (step - 1) % self._steps.epoch_steps == 0
+
+    def at_epoch_end(self, step: int) -> bool:
+        return step % self._steps.epoch_steps == 0 or step == self._steps.steps
+
+    def at_window_end(self, step: int) -> bool:
+        return self._window is not None and step == self._window.first_step + self._window.n_steps - 1
+
+    def charge(self, step: int, now: int) -> None:
+        """Durably charges the window that starts at ``step``: to the end of the window, the epoch or the run."""
+        epoch_end = -(-step // self._steps.epoch_steps) * self._steps.epoch_steps
+        left = self._steps.steps + self._steps.redo_steps - self.ledger.charged_steps
+        count = min(self._steps.window_steps, epoch_end - step + 1, self._steps.steps - step + 1, max(1, left))
+        stream = hashlib.sha256(self._commitment + step.to_bytes(8, "big")).digest()[:16]
+        self._window = self.ledger.charge(step, count, now=now, noise_stream=stream)
+
+    def settle(self, step: int, now: int) -> None:
+        assert self._window is not None
+        self.ledger.settle(self._window, step - self._window.first_step + 1, now=now)
+
+    def close_epoch(self, step: int, digest: bytes, now: int) -> None:
+        self.ledger.close_epoch(step, digest, now=now)
+
+    def expire(self, descriptor_hashes: Iterable[bytes], now: int) -> None:
+        """Withdraws contributions whose validity has ended; they are drawn no more."""
+        gone = self.ledger.withdrawn
+        for digest in descriptor_hashes:
+            if digest not in gone:
+                self.ledger.withdraw(digest, "expired", bytes(32), now=now)
+
+    def withdrawn(self) -> frozenset[bytes]:
+        return self.ledger.withdrawn
+
+    def charged_in(self, attempt: int) -> Iterator[int]:
+        """Every step that was charged in an attempt, in order."""
+        for window in self.ledger.windows:
+            if window.attempt == attempt:
+                yield from range(window.first_step, window.first_step + window.n_steps)
+
+    def finish(self, now: int) -> None:
+        self.ledger.finish(now=now)
+
+    def export(self, directory: Any) -> Path:
+        return Path(self.ledger.export(Path(directory)))
+
+    def close(self) -> None:
+        if self._ledger is not None:
+            self._ledger.close()
+
+
+def header_for(engine: "PrivateTraining", *, private: bool) -> HeaderSpec:
+    """What the ledger's first leaf says: policy, model structure, and the schedule of every block."""
+    blocks = [HeaderBlock(block.name, block.coordinates, block.classes, block.std) for block in engine.schedule.blocks]
+    untouched: dict[str, int] = {}
+    for tensor in engine.schedule.frozen:
+        name = "+".join(position_name(position) for position in tensor.positions) + " (frozen)"
+        untouched[name] = untouched.get(name, 0) + tensor.coordinates
+    blocks += [HeaderBlock(name, coordinates, (), 0.0) for name, coordinates in untouched.items()]
+    return HeaderSpec(
+        policy=engine.signed,
+        owner_key=engine.recorder._owner_public,
+        model_fingerprint=fingerprint(engine.model),
+        blocks=tuple(blocks),
+        exactness_note=EXACTNESS,
+        private=private,
+        clip_margin=engine.router.margin,
+        caps_enforced=True,
+    )
+
+
+def fingerprint(model: nn.Module) -> bytes:
+    """SHA-256 over names, shapes and types of all parameters: the structure, not the values."""
+    lines = sorted(f"{name} {tuple(p.shape)} {p.dtype}\n" for name, p in model.named_parameters(remove_duplicate=False))
+    return hashlib.sha256("".join(lines).encode()).digest()
+
+
+def model_digest(router: Router) -> bytes:
+    """SHA-256 over the released parameters, in the order of the schedule."""
+    digest = hashlib.sha256()
+    for _, tensor in router.tensors:
+        digest.update(tensor.name.encode() + b"\x00")
+        digest.update(tensor.parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.digest()
+
+
+def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
+    """Public figures per class, for tables: epsilon of a contribution with the class's preset bounds."""
+    policy = engine.policy
+    charged = engine.recorder.ledger.charged_steps
+    rows = []
+    for rule in policy.classes:
+        members = [slot for slot in engine.pool.slots if slot.resolution.class_name == rule.name]
+        stds = [engine.schedule.blocks[index].std for index in engine.schedule.profiles[rule.name]]
+        z = max(rule.noise_multiplier, min(stds) / rule.clip_norm)
+        weakest = min((slot.resolution.multiplier for slot in members), default=z)
+        q, delta = float(rule.sampling_rate), float(policy.delta)
+        rows.append(
+            {
+                "class": rule.name,
+                "admitted": len(members),
+                "blocks": [engine.schedule.blocks[index].name for index in engine.schedule.profiles[rule.name]],
+                "clip_norm": rule.clip_norm,
+                "noise_multiplier": rule.noise_multiplier,
+                "effective_multiplier": weakest,
+                "waste": waste(z, rule.noise_multiplier),
+                "sampling_rate": q,
+                "steps_charged": charged,
+                "epsilon": epsilon(weakest, q, charged, delta, policy.accountant),
+                "epsilon_replace": epsilon_replace(weakest, q, charged, delta),
+                "epsilon_planned": epsilon(weakest, q, policy.steps, delta, policy.accountant),
+                "delta": delta,
+            }
+        )
+    return rows
+
+
+def _signer(key_path: Path, origin: str, ledger_path: Path) -> NoteSigner:
+    if not key_path.exists():
+        save_private_key(key_path, generate())
+    signer = NoteSigner(origin, load_private_key(key_path))
+    public = ledger_path.with_suffix(".pub")
+    if not public.exists():
+        public.write_text(signer.vkey + "\n")
+    return signer
+
+
+def _admit(slot: Slot, classes: list[str]) -> AdmitSpec:
+    admission = slot.admitted.admission
+    return AdmitSpec(
+        descriptor_hash=admission.descriptor_hash,
+        class_name=slot.resolution.class_name,
+        profile_id=classes.index(slot.resolution.class_name),
+        clip_micro=admission.descriptor.clip_norm_micro,
+        sigma_micro=admission.descriptor.noise_multiplier_micro,
+        max_occurrences=admission.descriptor.max_occurrences,
+        attestation_hash=admission.attestation_hash,
+        key_id=admission.key_id,
+    )
+
+
+def _require_same(ledger: Ledger, header: HeaderSpec) -> None:
+    found = ledger.header
+    for what, old, new in (
+        ("policy", found.policy_payload, header.policy.payload),
+        ("model structure", found.model_fingerprint, header.model_fingerprint),
+        ("schedule of blocks", found.blocks, header.blocks),
+        ("privacy mode", found.private, header.private),
+    ):
+        if old != new:
+            raise ResumeRefused(
+                "ANOTHER_RUN",
+                f"the ledger was opened with another {what}; resume with the policy and model that started the "
+                "run, or start a new one",
+            )

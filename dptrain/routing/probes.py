@@ -1,0 +1,164 @@
+"""Probes at the start of a run: is every contribution's gradient exact, and a function of that contribution alone?
+
+Three checks over two extra microbatches of real contributions, before anything is charged; only pass or refuse leaves
+them. P0: the router's weighted sums equal autograd's own gradient. P1 (cross-sample Jacobian): the loss of one example has
+exactly zero gradient at every other example's activations. P2 (replacement): replacing one contribution leaves the losses
+and gradient norms of all others as they were. P1 is blind to counts and capacity drops, P2 sees them (MECHANISM 1.6).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dptrain.depth import EMBEDDINGS, HEAD, LayerStack
+from dptrain.errors import CoupledModel, NonFinite, UnsupportedModule
+from dptrain.routing.router import Router
+
+P0_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3}
+P2_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+HALF_TOLERANCE = 5e-2
+"""P0 under autocast: both sides round products to 8 bits in different orders."""
+
+
+@dataclass(frozen=True)
+class ProbeRecord:
+    """What P2 compares: losses (N, M) and squared norms per block (N, G) of one probe microbatch."""
+
+    losses: torch.Tensor
+    norms_sq: torch.Tensor
+    shapes: dict[str, tuple[int, ...]]
+
+
+def snapshot_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of all buffers, to see whether a forward changes one."""
+    return {name: value.detach().clone() for name, value in model.named_buffers()}
+
+
+def check_buffers(model: nn.Module, before: dict[str, torch.Tensor]) -> None:
+    """Refuses a model whose forward in training writes state that later contributions read."""
+    for name, value in model.named_buffers():
+        old = before.get(name)
+        if old is not None and (old.shape != value.shape or not torch.equal(old, value)):
+            raise CoupledModel(
+                "BUFFER_CHANGES",
+                f"forward changed the buffer {name!r}: state written by one contribution is read by others; freeze it (eval())",
+            )
+
+
+def check_order(order: Sequence[str], stack: LayerStack, router: Router) -> None:
+    """Refuses a model whose modules do not run in the order of depth that the profiles assume."""
+    tied = {tensor.name for _, tensor in router.tensors if len(tensor.positions) > 1}
+    places = {}
+    for site in router.sites:
+        positions = {p for i in site.tensors.values() for p in router.tensors[i][1].positions}
+        if all(router.tensors[i][1].name not in tied for i in site.tensors.values()) and len(positions) == 1:
+            places[site.name] = positions.pop()
+    inside = [i for i, name in enumerate(order) if stack.position_of(name) is not None]
+    if not inside:
+        return
+    for i, name in enumerate(order):
+        place = places.get(name)
+        if (place == HEAD and i < inside[0]) or (place == EMBEDDINGS and i > inside[-1]):
+            side = "above the last layer" if place == HEAD else "below layer 0"
+            raise UnsupportedModule(
+                "DEPTH_ORDER",
+                f"module {name!r} counts as {side} by its place in the model, but runs on the other side of the layers "
+                f"{stack.layers[0]!r}..{stack.layers[-1]!r}; pass layers= so that depth follows the order of execution",
+            )
+
+
+def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tensor, half: bool) -> torch.Tensor:
+    """P0: sum_i w_i g_i from the router equals autograd's own gradient of sum_i w_i loss_i, tensor by tensor.
+
+    Args:
+        losses: (N * M,) from a forward in which the scheduled parameters required gradients. example_weight: as in
+            :meth:`Router.backward`.
+
+    Returns:
+        Squared norms (N, G), for P2.
+
+    Raises:
+        UnsupportedModule: names the tensor, and how far off it is.
+        NonFinite: the losses are not finite before the first step.
+    """
+    if not bool(torch.isfinite(losses).all()):
+        raise NonFinite(
+            "LOSS_NOT_FINITE",
+            f"{int((~torch.isfinite(losses)).sum())} of {losses.numel()} losses are NaN or infinite before the first step; "
+            "check the loss function, the labels and the initial weights (nothing was charged)",
+        )
+    contributions = router.contributions
+    examples = len(losses) // contributions
+    mix = torch.linspace(0.5, 1.5, contributions, dtype=torch.float64)
+    mix[1::2] *= -1.0  # signs differ, so swapping two contributions shows
+    per_example = (mix.repeat_interleave(examples).to(losses.device) * example_weight).to(losses)
+    parameters = [tensor.parameter for _, tensor in router.tensors]
+    with router.paused():
+        truth = torch.autograd.grad(losses, parameters, per_example, retain_graph=True, allow_unused=True)
+    router.backward(losses, example_weight, retain_graph=True)
+    norms = router.norms_sq()
+    router_mix = mix[:, None].expand(-1, len(router.stds))
+    armed_taps = list(router.taps)
+    router.accumulate(router_mix)
+    sums = router.take_sums()
+    scale = max((float(g.double().norm()) for g in truth if g is not None), default=0.0)
+    tolerance = HALF_TOLERANCE if half else P0_TOLERANCE[sums[0].dtype]
+    for (_, tensor), expected, found in zip(router.tensors, truth, sums, strict=True):
+        exact = torch.zeros_like(found) if expected is None else expected.to(found.dtype)
+        error = float((found - exact).double().norm())
+        if not error <= tolerance * max(float(exact.double().norm()), 1e-3 * scale):
+            raise UnsupportedModule(
+                "GRADIENT_MISMATCH",
+                f"tensor {tensor.name!r}: the per-contribution gradients do not add up to autograd's (difference {error:.2e}, "
+                f"norm {float(exact.double().norm()):.2e}); it is probably used without calling the module that owns it. "
+                "Freeze it or use it through its module",
+            )
+    _check_jacobian(losses, armed_taps)
+    return norms
+
+
+def _check_jacobian(losses: torch.Tensor, taps: list[tuple[str, torch.Tensor]]) -> None:
+    """P1 on the graph of a probe microbatch."""
+    rows = len(losses)
+    if rows < 2 or not taps:
+        return
+    for j in (0, rows - 1):
+        grads = torch.autograd.grad(losses[j], [tap for _, tap in taps], retain_graph=True, allow_unused=True)
+        for (name, _), value in zip(taps, grads, strict=True):
+            if value is None:
+                continue
+            others = torch.cat([value[:j], value[j + 1 :]])
+            if bool((others != 0).any()):
+                raise CoupledModel(
+                    "CROSS_SAMPLE_GRADIENT",
+                    f"the loss of one example depends on other examples of the batch (seen at {name!r}): in-batch negatives, "
+                    "batch statistics or a loss over the batch; make each loss a function of its own example",
+                )
+
+
+def check_replacement(first: ProbeRecord, second: ProbeRecord, replaced: int, dtype: torch.dtype) -> None:
+    """P2: all contributions but ``replaced`` must show the same losses and norms in both records.
+
+    Raises:
+        CoupledModel: PADDING where the collated shapes follow the content, REPLACEMENT where values do.
+    """
+    for key, shape in first.shapes.items():
+        if second.shapes.get(key) != shape:
+            raise CoupledModel(
+                "PADDING",
+                f"the collated {key!r} has shape {shape} with one content and {second.shapes.get(key)} with another: padding "
+                "to the longest of the batch lets one contribution shape the others; pad to a fixed length",
+            )
+    keep = torch.ones(len(first.losses), dtype=torch.bool)
+    keep[replaced] = False
+    tolerance = P2_TOLERANCE[dtype]
+    for what, a, b in (("loss", first.losses, second.losses), ("gradient norm", first.norms_sq, second.norms_sq)):
+        gap = (a - b)[keep].abs().max() if bool(keep.any()) else torch.zeros(())
+        if not float(gap) <= tolerance * max(float(a[keep].abs().max()), 1e-12):
+            raise CoupledModel(
+                "REPLACEMENT",
+                f"replacing one contribution changed the {what} of another by {float(gap):.2e}: something is shared by the "
+                "batch (a mean over all tokens, a capacity, running statistics); make each loss a function of its own example",
+            )

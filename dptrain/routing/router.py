@@ -1,0 +1,328 @@
+"""The router: a hook on the autograd engine that masks, clips and sums per-contribution gradients.
+
+While a microbatch is armed, forward hooks remember what went into each module that a contribution of this microbatch may
+touch, and gradient hooks see what comes back. Parameters take no part in autograd (``requires_grad`` is False from
+``prepare`` on), so autograd forms no weight gradient, nothing is built below the lowest permitted block, and ``p.grad``
+cannot hold a non-private gradient.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from dptrain.errors import LossShape, UnsupportedModule
+from dptrain.noise.lattice import rounding_margin
+from dptrain.resolver import Schedule
+from dptrain.routing.fallback import VmapRule
+from dptrain.routing.rules import Call, Rule, rule_for
+from dptrain.routing.uses import Piece, add_weighted, norm_sq, zero_rows
+
+FLOAT_MARGIN = {torch.float32: 2.0**-12, torch.float64: 2.0**-40}
+"""Relative shrink of every clip bound that pays for the rounding of norms, coefficients and sums in this precision."""
+
+
+class FallbackNotice(UserWarning):
+    """A module takes the generic, slower path; its gradient is exact."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Signed bounds and masks of the N contributions of a microbatch.
+
+    ``clip_N`` is C_i, ``sigma_N`` the signed noise multiplier, ``permitted_NG`` which of the G blocks each may touch.
+    """
+
+    clip_N: torch.Tensor
+    sigma_N: torch.Tensor
+    permitted_NG: torch.Tensor
+
+
+@dataclass
+class Site:
+    """A module that owns scheduled tensors, and the rule that splits its gradient."""
+
+    name: str
+    module: nn.Module
+    rule: Rule
+    tensors: dict[str, int]
+    """Attribute name to index of the tensor in the schedule."""
+
+
+@dataclass
+class _Armed:
+    contributions: int
+    examples: int
+    active: frozenset[int]
+    pieces: dict[int, list[Piece]] = field(default_factory=dict)
+    taps: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+
+
+class _Tap(torch.autograd.Function):
+    """Identity that starts a graph at a value nothing trainable came before."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[None, None]:
+        return None, None
+
+
+class Router:
+    """Masked, clipped sums of per-contribution gradients of one model under one schedule.
+
+    Guarantee: after :meth:`accumulate`, the change of every block sum due to contribution i is ``c_i m_il g_il`` with
+    ``c_i = min(1, (1-eta) C_i / |g_i|, (1-eta) / (sigma_i |g_i|_s))`` where both norms run over the permitted blocks and
+    ``|.|_s`` divides each block by its noise standard deviation; so its norm is at most ``C_i`` and its whitened norm at
+    most ``1/sigma_i`` (MECHANISM, Theorem 1'), up to the float rounding that ``eta`` pays for. A block with
+    ``m_il = 0`` receives exactly nothing from i. A contribution with a non-finite gradient contributes zero, silently.
+    """
+
+    def __init__(self, model: nn.Module, schedule: Schedule, *, largest_multiplier: float) -> None:
+        self.schedule = schedule
+        self.tensors = [(g, tensor) for g, block in enumerate(schedule.blocks) for tensor in block.tensors]
+        self.stds = torch.tensor([block.std for block in schedule.blocks], dtype=torch.float64)
+        self._index = {id(tensor.parameter): i for i, (_, tensor) in enumerate(self.tensors)}
+        self._armed: _Armed | None = None
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._handles: list[RemovableHandle] = []
+        self.sites = list(self._find_sites(model))
+        owners: dict[int, int] = {}
+        for site in self.sites:
+            for index in site.tensors.values():
+                owners[index] = owners.get(index, 0) + 1
+        self._shared = frozenset(index for index, count in owners.items() if count > 1)
+        precisions = {tensor.parameter.dtype for _, tensor in self.tensors}
+        lowest = torch.float64 if precisions == {torch.float64} else torch.float32
+        self.margin = FLOAT_MARGIN[lowest] + rounding_margin(schedule.coordinates, largest_multiplier)
+        self.sums_dtype = lowest
+        self.sums: list[torch.Tensor | None] = [None] * len(self.tensors)
+
+    def _find_sites(self, model: nn.Module) -> Iterator[Site]:
+        for name, module in model.named_modules():
+            own = {
+                key: self._index[id(parameter)]
+                for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+                if id(parameter) in self._index
+            }
+            if not own:
+                continue
+            rule = rule_for(module)
+            if rule is None:
+                warnings.warn(
+                    f"{name or type(module).__name__} ({type(module).__name__}) has no rule of its own: its tensors "
+                    f"{sorted(own)} take the generic path, exact but slower (the module runs once more per microbatch)",
+                    FallbackNotice,
+                    stacklevel=3,
+                )
+                rule = VmapRule(name, module)
+            yield Site(name, module, rule, own)
+
+    def attach(self) -> None:
+        """Installs the hooks; :meth:`detach` removes them and leaves no trace on the model."""
+        for site in self.sites:
+            self._handles.append(site.module.register_forward_pre_hook(partial(self._widen, site), with_kwargs=True))
+            self._handles.append(site.module.register_forward_hook(partial(self._capture, site), with_kwargs=True))
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def arm(self, contributions: int, examples: int, permitted_NG: torch.Tensor) -> None:
+        """Starts a microbatch of ``contributions`` x ``examples`` rows; only blocks permitted to one of them are captured."""
+        active_blocks = set(torch.nonzero(permitted_NG.any(0)).flatten().tolist())
+        active = frozenset(i for i, (g, _) in enumerate(self.tensors) if g in active_blocks)
+        self._armed = _Armed(contributions, examples, active)
+
+    def disarm(self) -> None:
+        """Forgets the microbatch; forwards from here on are ordinary ones."""
+        self._armed = None
+
+    @property
+    def armed(self) -> bool:
+        return self._armed is not None
+
+    @property
+    def contributions(self) -> int:
+        """Contributions in the armed microbatch, 0 when none is armed."""
+        return self._armed.contributions if self._armed else 0
+
+    @property
+    def taps(self) -> list[tuple[str, torch.Tensor]]:
+        """Outputs at which the graph of this microbatch starts, for the probes."""
+        return self._armed.taps if self._armed else []
+
+    @property
+    def order(self) -> list[str]:
+        """Names of sites in the order in which they ran in this microbatch."""
+        return self._armed.order if self._armed else []
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hooks do nothing inside: rules may run a module without capturing it."""
+        armed, self._armed = self._armed, None
+        try:
+            yield
+        finally:
+            self._armed = armed
+
+    def _widen(self, site: Site, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        """Gives a batch of one (position ids of shape (1, T), say) the batch dimension it will be broadcast to."""
+        armed = self._armed
+        if armed is None or not torch.is_grad_enabled() or not args or not isinstance(args[0], torch.Tensor):
+            return None
+        rows = armed.contributions * armed.examples
+        if rows > 1 and args[0].dim() > 1 and args[0].shape[0] == 1 and not armed.active.isdisjoint(site.tensors.values()):
+            return (args[0].expand(rows, *args[0].shape[1:]), *args[1:]), kwargs
+        return None
+
+    def _capture(self, site: Site, module: nn.Module, args: tuple, kwargs: dict, output: object) -> object | None:
+        armed = self._armed
+        if armed is None or not torch.is_grad_enabled():
+            return None
+        wanted = frozenset(key for key, index in site.tensors.items() if index in armed.active)
+        if not wanted:
+            return None
+        rows = armed.contributions * armed.examples
+        first = args[0] if args else None
+        if not isinstance(output, torch.Tensor):
+            raise UnsupportedModule(
+                "OUTPUT_TYPE",
+                f"module {site.name!r} ({type(module).__name__}) returns {type(output).__name__}, expected one tensor; freeze "
+                f"its tensors {sorted(wanted)} or move them into a supported layer",
+            )
+        if output.shape[:1] != (rows,) or (isinstance(first, torch.Tensor) and first.shape[:1] != (rows,)):
+            found = tuple(first.shape) if isinstance(first, torch.Tensor) else None
+            raise UnsupportedModule(
+                "BATCH_DIMENSION",
+                f"module {site.name!r} ({type(module).__name__}) saw input {found} and output {tuple(output.shape)} in a "
+                f"microbatch of {rows} examples: dimension 0 must be the example; freeze its tensors {sorted(wanted)}",
+            )
+        armed.order.append(site.name)
+        replaced = None
+        begins = not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
+        if not output.requires_grad:
+            anchor = self._anchor if self._anchor.device == output.device else self._anchor.to(output.device)
+            output = replaced = _Tap.apply(output, anchor)
+        if begins:
+            armed.taps.append((site.name, output))
+        inputs = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in args)
+        call = Call(inputs, kwargs, armed.contributions, armed.examples)
+        output.register_hook(partial(self._on_grad, site, call, wanted))
+        return replaced
+
+    def _on_grad(self, site: Site, call: Call, wanted: frozenset[str], grad: torch.Tensor) -> None:
+        armed = self._armed
+        if armed is None:
+            return
+        with torch.no_grad(), self.paused():
+            found = site.rule.pieces(call, grad, wanted, lambda key: site.tensors[key] not in self._shared)
+        for key, piece in found.items():
+            armed.pieces.setdefault(site.tensors[key], []).append(piece)
+
+    def require_losses(self, losses: torch.Tensor) -> None:
+        """Raises LossShape unless the losses are one number per example of the armed microbatch, with a graph."""
+        assert self._armed is not None
+        rows = self._armed.contributions * self._armed.examples
+        if not isinstance(losses, torch.Tensor) or losses.shape != (rows,):
+            found = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
+            raise LossShape(
+                "LOSS_SHAPE",
+                f"found losses of shape {found}, expected ({rows},): one loss per example, each a function of that example "
+                "alone; use reduction='none' and average over the positions of an example yourself",
+            )
+        if not losses.requires_grad:
+            raise LossShape(
+                "LOSS_DETACHED",
+                "the losses carry no graph: compute them with gradients enabled, from the model given to prepare(), inside "
+                "the microbatch they belong to",
+            )
+
+    def backward(self, losses: torch.Tensor, weight: torch.Tensor, *, retain_graph: bool = False) -> None:
+        """Runs the one backward pass of the armed microbatch.
+
+        Args:
+            losses: shape (N * M,), one per example. weight: same shape; 1/m_i for the m_i examples of a contribution, 0 for
+                rows that only pad.
+        """
+        assert self._armed is not None
+        self._armed.pieces.clear()
+        torch.autograd.backward([losses], [weight.to(losses)], retain_graph=retain_graph)
+
+    def norms_sq(self) -> torch.Tensor:
+        """Squared gradient norm per contribution and block, float64 (N, G); non-finite rows are zeroed where they lie."""
+        armed = self._armed
+        assert armed is not None
+        table = torch.zeros(armed.contributions, len(self.stds), dtype=torch.float64)
+        for index, pieces in armed.pieces.items():
+            block, tensor = self.tensors[index]
+            found = norm_sq(pieces, tensor.parameter.shape).cpu()
+            bad = ~torch.isfinite(found)
+            if bad.any():
+                zero_rows(pieces, bad)
+            table[:, block] += found
+        return table
+
+    def coefficients(self, norms_sq_NG: torch.Tensor, bounds: Bounds) -> torch.Tensor:
+        """Dual-clip coefficient per contribution and block, float64 (N, G), zero where a block is not permitted."""
+        zero = torch.zeros((), dtype=torch.float64)
+        masked = torch.where(bounds.permitted_NG, norms_sq_NG, zero)
+        norm = masked.sum(1).sqrt()
+        whitened = (masked / self.stds.square()).sum(1).sqrt()
+        finite = torch.isfinite(norm) & torch.isfinite(whitened)
+        keep = 1.0 - self.margin
+        tiny = torch.finfo(torch.float64).tiny
+        factor = torch.minimum(
+            keep * bounds.clip_N / norm.clamp_min(tiny), keep / (bounds.sigma_N * whitened).clamp_min(tiny)
+        ).clamp_max(1.0)
+        factor = torch.where(finite, factor, zero)
+        return torch.where(bounds.permitted_NG, factor[:, None], zero)
+
+    def accumulate(self, coefficients_NG: torch.Tensor) -> None:
+        """Adds the weighted gradients of the armed microbatch to the block sums and ends the microbatch."""
+        armed = self._armed
+        assert armed is not None
+        for index in sorted(armed.pieces):
+            block, tensor = self.tensors[index]
+            column = coefficients_NG[:, block]
+            if not bool((column != 0).any()):
+                continue
+            total = self.sums[index]
+            if total is None:
+                total = self.sums[index] = torch.zeros_like(
+                    tensor.parameter, dtype=self.sums_dtype, memory_format=torch.contiguous_format
+                )
+            add_weighted(armed.pieces[index], column.to(total.device), total)
+        self.disarm()
+
+    def take_sums(self) -> list[torch.Tensor]:
+        """The block sums of the logical step, zeros where nothing was drawn; the router starts the next step empty."""
+        taken = [
+            torch.zeros_like(tensor.parameter, dtype=self.sums_dtype, memory_format=torch.contiguous_format)
+            if total is None
+            else total
+            for (_, tensor), total in zip(self.tensors, self.sums, strict=True)
+        ]
+        self.sums = [None] * len(self.tensors)
+        return taken
+
+
+def bounds_of(rows: list[tuple[float, float, tuple[int, ...]]], blocks: int) -> Bounds:
+    """Bounds of a microbatch from (clip norm, noise multiplier, profile) per contribution."""
+    permitted = torch.zeros(len(rows), blocks, dtype=torch.bool)
+    for row, (_, _, profile) in enumerate(rows):
+        permitted[row, list(profile)] = True
+    clip = torch.tensor([row[0] for row in rows], dtype=torch.float64)
+    sigma = torch.tensor([row[1] for row in rows], dtype=torch.float64)
+    if not bool((torch.isfinite(clip) & (clip > 0) & torch.isfinite(sigma) & (sigma > 0)).all()):
+        raise ValueError("clip norms and noise multipliers must be finite and positive")
+    return Bounds(clip, sigma, permitted)

@@ -1,0 +1,64 @@
+"""Poisson sampling over contributions from the keyed stream.
+
+Every contribution of a class is drawn independently at every step with the class's rate. A draw is a function of
+(key, step, slot): no shuffle, no epoch, no loader; an empty draw is a step like any other.
+"""
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from dptrain.noise.keystream import KeyStream
+
+_SLOTS_PER_BLOCK = 2
+
+
+class PoissonSampler:
+    """Draws the slots of one logical step.
+
+    Guarantee: given the key is uniform, slot i is drawn at step t with probability ``floor(q_i * 2^64) / 2^64 <= q_i``,
+    independently over slots and steps, except that a slot whose cap is used up or that was closed (withdrawn, expired) is
+    silently not drawn. Both exceptions only lower the conditional probability, so Poisson(q) accounting stays an upper
+    bound (MECHANISM, Lemma 2).
+    """
+
+    def __init__(self, stream: KeyStream, rates: Sequence[Fraction], caps: Sequence[int]) -> None:
+        """``rates[i]`` is the sampling rate of slot i, ``caps[i]`` its maximal number of occurrences, 0 for none."""
+        if len(rates) != len(caps):
+            raise ValueError(f"one cap per slot: {len(rates)} rates, {len(caps)} caps")
+        self._stream = stream
+        distinct = {rate: self._threshold(rate) for rate in set(rates)}
+        self._thresholds = np.array([distinct[rate] for rate in rates], dtype=np.uint64)
+        self._always = np.array([rate == 1 for rate in rates], dtype=bool)
+        self._caps = np.array(caps, dtype=np.int64)
+        self._open = np.ones(len(rates), dtype=bool)
+        self.occurrences = np.zeros(len(rates), dtype=np.int64)
+
+    @staticmethod
+    def _threshold(rate: Fraction) -> int:
+        if not 0 < rate <= 1:
+            raise ValueError(f"a sampling rate lies in (0, 1], got {rate}")
+        return min(int(rate * (1 << 64)), (1 << 64) - 1)
+
+    @property
+    def capped(self) -> bool:
+        """Whether any slot has a cap on its occurrences, which makes the past of a run matter after a restart."""
+        return bool(self._caps.any())
+
+    def close(self, slots: Iterable[int]) -> None:
+        """Stops drawing these slots for the rest of the run; they stay in place as null contributions."""
+        for slot in slots:
+            self._open[slot] = False
+
+    def draw(self, step: int) -> np.ndarray:
+        """Slots (ascending int64) of logical step ``step``; counts them towards their caps."""
+        count = len(self._thresholds)
+        blocks = -(-count // _SLOTS_PER_BLOCK)
+        words = np.frombuffer(self._stream.read(step, 0, 0, blocks), dtype="<u8")[:count]
+        chosen = ((words < self._thresholds) | self._always) & self._open
+        if self.capped:
+            chosen &= (self._caps == 0) | (self.occurrences < self._caps)
+        slots = np.flatnonzero(chosen)
+        self.occurrences[slots] += 1
+        return slots

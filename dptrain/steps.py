@@ -1,0 +1,159 @@
+"""The logical step: draw, microbatches, release, optimizer, each inside a window that the ledger has charged."""
+
+import enum
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from dptrain.errors import NonFinite, StepOrder
+from dptrain.microbatch import Microbatch, build
+from dptrain.routing import bounds_of
+from dptrain.routing.probes import ProbeRecord, check_buffers, check_exact, check_order, check_replacement, snapshot_buffers
+from dptrain.routing.scan import refuse_coupled
+
+if TYPE_CHECKING:
+    from dptrain.engine import PrivateTraining
+
+
+class Phase(enum.Enum):
+    """Where a logical step stands; every transition is checked."""
+
+    IDLE = "between steps"
+    DRAWING = "inside the microbatches of a step"
+    RELEASED = "private gradients are in p.grad, the optimizer has not stepped"
+    STEPPED = "the optimizer has stepped"
+
+
+class Steps:
+    """Exactly T logical steps, empty draws included; iterate once.
+
+    Before the first step, the user's own loop runs a few probe microbatches: they look like any other, carry no charge and
+    change nothing.
+    """
+
+    def __init__(self, engine: "PrivateTraining") -> None:
+        self._engine = engine
+
+    def __len__(self) -> int:
+        return max(0, self._engine.policy.steps - self._engine.start_step)
+
+    def __iter__(self) -> Iterator["LogicalStep"]:
+        engine = self._engine
+        with engine.progress(len(self)) as advance:
+            for number in range(engine.start_step + 1, engine.policy.steps + 1):
+                yield LogicalStep(engine, number)
+                engine.end_step(number)
+                advance(number)
+        engine.finish()
+
+
+class LogicalStep:
+    """One logical step: iterate it for its microbatches, then call ``optimizer.step()``."""
+
+    def __init__(self, engine: "PrivateTraining", number: int) -> None:
+        self._engine = engine
+        self.number = number
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        engine = self._engine
+        engine.require(Phase.IDLE, f"step {self.number} was started")
+        refuse_coupled(engine.model)
+        if not engine.probed:
+            yield from engine.probe.run()
+            engine.probed = True
+        chosen = engine.begin_step(self.number)
+        for slots in chosen:
+            rows = engine.arm(slots)
+            yield rows
+            engine.require_consumed(self.number)
+        engine.release(self.number)
+
+
+class Probe:
+    """Runs the start-up probes through the user's own loss, as two extra microbatches."""
+
+    def __init__(self, engine: "PrivateTraining") -> None:
+        self._engine = engine
+        self.active = False
+        self._norms: torch.Tensor | None = None
+        self._losses: torch.Tensor | None = None
+
+    def run(self) -> Iterator[Microbatch]:
+        """Yields the probe microbatches; raises if a probe refuses the model."""
+        engine = self._engine
+        slots = self._choose(len(engine.pool))
+        if not slots:
+            return
+        base, spare = slots[:3], slots[3:] or slots[:1]
+        replaced = len(base) // 2
+        other = [*base[:replaced], spare[0], *base[replaced + 1 :]]
+        before = snapshot_buffers(engine.model)
+        generator_state = torch.get_rng_state()
+        records = []
+        for chosen in (base, other) if len(base) > 1 and other != base else (base,):
+            torch.set_rng_state(generator_state)
+            rows = yield from self._one(chosen)
+            assert self._losses is not None and self._norms is not None
+            records.append(ProbeRecord(self._losses, self._norms, rows.shapes()))
+        check_buffers(engine.model, before)
+        if len(records) == 2:
+            check_replacement(records[0], records[1], replaced, engine.router.sums_dtype)
+
+    def _one(self, slots: Sequence[int]) -> Iterator[Microbatch]:
+        engine = self._engine
+        rows = build([engine.pool.examples(i) for i in slots], engine.collate, engine.device)
+        everything = torch.ones(len(slots), len(engine.schedule.blocks), dtype=torch.bool)
+        parameters = [tensor.parameter for _, tensor in engine.router.tensors]
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        engine.router.arm(rows.contributions, rows.examples, everything)
+        self.active = True
+        engine.current = rows
+        try:
+            yield rows
+            engine.require_consumed(0)
+        finally:
+            self.active = False
+            engine.router.disarm()
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+                parameter.grad = None
+        return rows
+
+    def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
+        """What ``private.backward`` does inside a probe microbatch: checks, and leaves no gradient."""
+        engine = self._engine
+        engine.router.require_losses(losses)
+        check_order(engine.router.order, engine.schedule.stack, engine.router)
+        half = torch.is_autocast_enabled("cpu") or engine.mixed_precision
+        self._norms = check_exact(engine.router, losses, rows.weight, half)
+        self._losses = losses.detach().double().cpu().view(rows.contributions, rows.examples)
+
+    @staticmethod
+    def _choose(count: int) -> list[int]:
+        """Up to four slots spread over the pool: fixed positions, not a draw."""
+        return sorted({round(k * (count - 1) / 3) for k in range(4)}) if count else []
+
+
+def check_parameters(tensors: Sequence[tuple[str, torch.Tensor]], step: int) -> None:
+    """Refuses to go on from parameters that are not finite; they are private releases, so this reveals nothing more."""
+    for name, parameter in tensors:
+        if not bool(torch.isfinite(parameter).all()):
+            raise NonFinite(
+                "PARAMETER_NOT_FINITE",
+                f"parameter {name!r} is not finite after step {step}: the update diverged; lower the learning rate, and resume "
+                "from the last checkpoint (steps taken since are charged)",
+            )
+
+
+def order_of(phase: Phase, wanted: Phase, event: str) -> StepOrder:
+    """The error for an event that came in the wrong phase."""
+    return StepOrder(
+        "STEP_ORDER",
+        f"{event} while {phase.value}; expected: {wanted.value}. The order is: for step in steps: for rows in step: "
+        "private.backward(losses, rows); then one optimizer.step() per step",
+    )
+
+
+__all__ = ["LogicalStep", "Phase", "Probe", "Steps", "bounds_of", "check_parameters", "order_of"]

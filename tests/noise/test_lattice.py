@@ -1,0 +1,92 @@
+"""Lattice Gaussian: integers, the right variance, one draw per address."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dptrain.noise import KeyStream, LatticeGaussian  # noqa: E402
+from dptrain.noise.lattice import CHUNK, LATTICE_BITS, rounding_margin  # noqa: E402
+
+
+def gaussian(master: bytes = bytes(32)) -> LatticeGaussian:
+    return LatticeGaussian(KeyStream("noise", b"r" * 16, 0, master))
+
+
+def chi_square_z(values: torch.Tensor) -> float:
+    """Standard score of sum of squares of supposed unit normals (Laurent-Massart scale)."""
+    d = values.numel()
+    return (float(values.double().square().sum()) - d) / math.sqrt(2 * d)
+
+
+def test_release_is_an_integer_multiple_of_the_lattice() -> None:
+    total = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    std, normalizer = 0.37, 8.0
+    released = gaussian().release_(total.clone(), std, normalizer, step=1, lane=0)
+    integers = released * normalizer / (std * 2.0**-LATTICE_BITS)
+    assert torch.allclose(integers, integers.round(), rtol=0, atol=1e-3)
+
+
+def test_release_is_sum_plus_noise_over_normalizer() -> None:
+    total = torch.linspace(-3, 3, 5001, dtype=torch.float64)
+    std, normalizer = 2.5, 16.0
+    noise = gaussian().normals(4, 2, 0, total.numel()) * std
+    released = gaussian().release_(total.clone(), std, normalizer, step=4, lane=2)
+    assert float((released - (total + noise) / normalizer).abs().max()) < std * 2.0 ** -(LATTICE_BITS - 1)
+
+
+def test_noise_is_standard_normal_to_the_fourth_moment() -> None:
+    """False alarm rate about 1e-6 per check (|z| < 5)."""
+    x = gaussian(b"k" * 32).normals(1, 0, 0, 1 << 20)
+    n = x.numel()
+    assert abs(float(x.mean())) * math.sqrt(n) < 5
+    assert abs(chi_square_z(x)) < 5
+    assert abs(float(x.pow(3).mean())) * math.sqrt(n / 15) < 5
+    assert abs(float(x.pow(4).mean()) - 3) * math.sqrt(n / 96) < 5
+    pairs = x.view(-1, 2)
+    assert abs(float((pairs[:, 0] * pairs[:, 1]).mean())) * math.sqrt(n / 2) < 5
+
+
+def test_noise_follows_the_normal_distribution_function() -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
+    x = gaussian(b"q" * 32).normals(2, 0, 0, 200_000).numpy()
+    assert scipy_stats.kstest(x, "norm").pvalue > 1e-6
+
+
+def test_chunks_and_offsets_do_not_change_a_draw() -> None:
+    whole = gaussian().normals(1, 3, 0, 2 * CHUNK + 11)
+    part = gaussian().normals(1, 3, CHUNK, 100)
+    assert torch.equal(whole[CHUNK : CHUNK + 100], part)
+    long = torch.zeros(2 * CHUNK + 11, dtype=torch.float64)
+    released = gaussian().release_(long, 1.0, 1.0, step=1, lane=3)
+    assert float((released - whole).abs().max()) < 2.0**-31
+
+
+def test_noise_of_different_addresses_is_uncorrelated() -> None:
+    """H4: alarm at 5/sqrt(d)."""
+    d = 100_000
+    base = gaussian().normals(1, 0, 0, d)
+    others = [gaussian().normals(2, 0, 0, d), gaussian().normals(1, 1, 0, d), gaussian(b"z" * 32).normals(1, 0, 0, d)]
+    for other in others:
+        assert abs(float((base * other).mean())) < 5 / math.sqrt(d)
+
+
+def test_an_address_is_never_released_twice() -> None:
+    g = gaussian()
+    g.release_(torch.zeros(4), 1.0, 1.0, step=3, lane=0)
+    g.release_(torch.zeros(4), 1.0, 1.0, step=3, lane=1)
+    for step, lane in ((3, 0), (2, 5)):
+        with pytest.raises(ValueError, match="never used twice"):
+            g.release_(torch.zeros(4), 1.0, 1.0, step=step, lane=lane)
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, math.nan, math.inf])
+def test_a_std_that_is_no_std_is_refused(std: float) -> None:
+    with pytest.raises(ValueError, match="standard deviation"):
+        gaussian().release_(torch.zeros(4), std, 1.0, step=1, lane=0)
+
+
+def test_rounding_margin_pays_for_one_lattice_step_per_coordinate() -> None:
+    """Whitened: a shift of d coordinates by gamma_l = s_l 2^-32 each has norm 2^-32 sqrt(d) = margin / multiplier."""
+    assert rounding_margin(10**8, 2.0) == pytest.approx(2.0 * 1e4 * 2.0**-32)

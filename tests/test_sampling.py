@@ -1,0 +1,79 @@
+"""Poisson sampling from the keyed stream (H6)."""
+
+import math
+from fractions import Fraction
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("torch")
+
+from dptrain.noise.keystream import KeyStream  # noqa: E402
+from dptrain.sampling import PoissonSampler  # noqa: E402
+
+
+def sampler(rates: list[Fraction], caps: list[int] | None = None, key: bytes = b"s" * 32, attempt: int = 0) -> PoissonSampler:
+    return PoissonSampler(KeyStream("sampling", b"r" * 16, attempt, key), rates, caps or [0] * len(rates))
+
+
+def test_bits_are_bernoulli_of_the_class_rate() -> None:
+    """Two million bits per class; alarm at 5 standard errors."""
+    q = [Fraction(1, 100), Fraction(3, 10)]
+    n, steps = 1000, 2000
+    s = sampler([q[0]] * n + [q[1]] * n)
+    counts = np.zeros(2)
+    for t in range(1, steps + 1):
+        drawn = s.draw(t)
+        counts += [(drawn < n).sum(), (drawn >= n).sum()]
+    for count, rate in zip(counts, q, strict=True):
+        p = float(rate)
+        assert abs(count / (n * steps) - p) < 5 * math.sqrt(p * (1 - p) / (n * steps))
+
+
+def test_slots_and_steps_are_independent() -> None:
+    s = sampler([Fraction(1, 2)] * 400)
+    bits = np.zeros((500, 400))
+    for t in range(500):
+        bits[t, s.draw(t + 1)] = 1
+    centred = bits - 0.5
+    across = centred[:, :-1] * centred[:, 1:]
+    along = centred[:-1] * centred[1:]
+    for product in (across, along):
+        assert abs(product.mean()) / 0.25 < 5 / math.sqrt(product.size)
+
+
+def test_empty_draws_happen_and_are_returned() -> None:
+    s = sampler([Fraction(1, 100)] * 10)
+    sizes = [len(s.draw(t)) for t in range(1, 2001)]
+    empty = sizes.count(0)
+    p = 0.99**10
+    assert abs(empty - 2000 * p) < 5 * math.sqrt(2000 * p * (1 - p))
+
+
+def test_a_draw_depends_on_key_attempt_and_step_alone() -> None:
+    rates = [Fraction(1, 5)] * 100
+    a, b = sampler(rates), sampler(rates)
+    assert np.array_equal(a.draw(7), b.draw(7))
+    assert not np.array_equal(sampler(rates).draw(7), sampler(rates, attempt=1).draw(7))
+    assert not np.array_equal(sampler(rates).draw(7), sampler(rates).draw(8))
+
+
+def test_closed_slots_and_used_up_caps_are_silently_not_drawn() -> None:
+    s = sampler([Fraction(1)] * 4, caps=[0, 2, 0, 0])
+    s.close([3])
+    assert [s.draw(t).tolist() for t in (1, 2, 3)] == [[0, 1, 2], [0, 1, 2], [0, 2]]
+    assert s.occurrences.tolist() == [3, 2, 3, 0]
+
+
+def test_closing_a_slot_leaves_the_others_as_they_were() -> None:
+    rates = [Fraction(1, 3)] * 50
+    a, b = sampler(rates), sampler(rates)
+    b.close([10])
+    for t in range(1, 50):
+        assert [i for i in a.draw(t) if i != 10] == list(b.draw(t))
+
+
+@pytest.mark.parametrize("rate", [Fraction(0), Fraction(-1, 2), Fraction(3, 2)])
+def test_rates_outside_zero_one_are_refused(rate: Fraction) -> None:
+    with pytest.raises(ValueError, match="sampling rate"):
+        sampler([rate])
