@@ -85,13 +85,13 @@ def decode_prefix(data: bytes, offset: int, *, max_size: int = MAX_SIZE, max_dep
     try:
         value, end = _decode_item(window, 0, max_depth)
     except CborError as error:
-        if error.code == "CBOR" and len(data) - offset > max_size and isinstance(error, _Truncated):
+        if error.code == "CBOR" and len(data) - offset > max_size and isinstance(error, _TruncatedError):
             raise CborError("SIZE", f"item takes more than {max_size} bytes") from error
         raise
     return value, offset + end
 
 
-class _Truncated(CborError):
+class _TruncatedError(CborError):
     """The input ended inside an item."""
 
 
@@ -100,8 +100,10 @@ def _check_bytes(data: object) -> None:
         raise CborError("TYPE", f"found {type(data).__name__}, expected bytes")
 
 
-def _truncated(wanted: int, left: int) -> _Truncated:
-    return _Truncated("CBOR", f"input ends inside an item: {wanted} more bytes or items announced, {left} bytes left")
+def _truncated(wanted: int, left: int) -> _TruncatedError:
+    return _TruncatedError(
+        "CBOR", f"input ends inside an item: {wanted} more bytes or items announced, {left} bytes left"
+    )
 
 
 def _decode_item(data: bytes, at: int, depth: int) -> tuple[Any, int]:

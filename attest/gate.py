@@ -4,12 +4,11 @@ Checks run cheapest first: sizes, strict decoding, header, registry, signature, 
 content, then what was admitted before. Every comparison of bounds is between integers.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 from attest import sign1
+from attest.admission import Admission, Admitted, GateReport, Refusal, Refused, Seen
 from attest.attestation import Attestation
 from attest.corpus import Item
 from attest.descriptor import MAX_TIME, ContributionDescriptor
@@ -17,7 +16,6 @@ from attest.errors import AdmissionRefused, AttestError, RegistryRefused
 from attest.keys import check_public_key
 from attest.policy import ClassRule, Policy
 from attest.reasons import ReasonCode
-from attest.records import Locator
 from attest.registry import Contributor, KeyRecord, Registry
 
 __all__ = [
@@ -29,113 +27,12 @@ __all__ = [
     "Refused",
     "Seen",
     "decide",
+    "recheck",
     "run_gate",
 ]
 
 CLOCK_TOLERANCE = 60
 """Seconds that the clock may step back between batches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A contribution that may be used within its signed bounds.
-
-    Args:
-        descriptor: What was signed.
-        descriptor_hash: SHA-256 of the signed bytes.
-        attestation_hash: SHA-256 of descriptor and signature together.
-        key_id: Short name of the key that signed.
-    """
-
-    descriptor: ContributionDescriptor
-    descriptor_hash: bytes
-    attestation_hash: bytes
-    key_id: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A contribution that may not be used.
-
-    Args:
-        code: Why, for programs.
-        sentence: Why and what to do, for a person.
-        descriptor_hash: SHA-256 of the descriptor if it could be read.
-        contributor: Contributor that the descriptor names, which may be false before the signature was checked.
-    """
-
-    code: ReasonCode
-    sentence: str
-    descriptor_hash: bytes | None = None
-    contributor: str | None = None
-
-
-@dataclass(slots=True)
-class Seen:
-    """What was admitted so far, to refuse repetitions and floods.
-
-    Args:
-        withdrawn: Descriptor hashes of withdrawn contributions.
-        latest: Latest time at which something was admitted.
-    """
-
-    withdrawn: Set[bytes] = frozenset()
-    latest: int = 0
-    _descriptors: set[bytes] = field(default_factory=set, repr=False)
-    _contents: set[bytes] = field(default_factory=set, repr=False)
-    _per_contributor: Counter[str] = field(default_factory=Counter, repr=False)
-
-    def note(self, admission: Admission, now: int | None = None) -> None:
-        """Remember an admission."""
-        self._descriptors.add(admission.descriptor_hash)
-        self._contents.add(admission.descriptor.content_hash)
-        self._per_contributor[admission.descriptor.contributor] += 1
-        if now is not None:
-            self.latest = max(self.latest, now)
-
-    def has_descriptor(self, descriptor_hash: bytes) -> bool:
-        """Whether this very descriptor was admitted."""
-        return descriptor_hash in self._descriptors
-
-    def has_content(self, content_hash: bytes) -> bool:
-        """Whether these very bytes were admitted."""
-        return content_hash in self._contents
-
-    def count(self, contributor: str) -> int:
-        """Contributions admitted from a contributor."""
-        return self._per_contributor[contributor]
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """An admission and where its content lies."""
-
-    admission: Admission
-    locator: Locator
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A refusal and where the content lies, if there is any."""
-
-    refusal: Refusal
-    locator: Locator | None
-
-
-@dataclass(frozen=True, slots=True)
-class GateReport:
-    """The outcome of one batch, all of it judged at one time against one registry."""
-
-    admitted: list[Admitted]
-    refused: list[Refused]
-    now: int
-    registry_root: bytes
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        """`{"admitted": {class: n}, "refused": {code: n}}`, sorted by name."""
-        admitted = Counter(item.admission.descriptor.admissibility_class for item in self.admitted)
-        refused = Counter(str(item.refusal.code) for item in self.refused)
-        return {"admitted": dict(sorted(admitted.items())), "refused": dict(sorted(refused.items()))}
 
 
 def decide(
@@ -167,8 +64,27 @@ def decide(
     try:
         return candidate.judge(attestation, content_hash, policy, registry, now, seen)
     except AttestError as error:
-        known = ReasonCode[error.code] if error.code in ReasonCode.__members__ else ReasonCode.CBOR
-        return Refusal(known, error.sentence, candidate.descriptor_hash, candidate.contributor)
+        return Refusal(_code(error), error.sentence, candidate.descriptor_hash, candidate.contributor)
+
+
+def recheck(
+    admission: Admission, *, policy: Policy, registry: Registry, now: int, withdrawn: Set[bytes] = frozenset()
+) -> Refusal | None:
+    """Judge an earlier admission again, for instance at the start of an epoch; None if it still stands.
+
+    Guarantee: a contribution that expired, was withdrawn, or whose key was revoked or ran out since its admission is
+    refused. What cannot change (signature, bounds, content hash) is not checked again.
+    """
+    descriptor = admission.descriptor
+    try:
+        _check_clock(now, Seen())
+        contributor = _find_contributor(descriptor.contributor, registry)
+        _check_key(contributor, admission.key_id, now)
+        _check_validity(descriptor, _check_class(descriptor, contributor, policy), policy, now)
+        _check_withdrawn(admission.descriptor_hash, withdrawn)
+    except AttestError as error:
+        return Refusal(_code(error), error.sentence, admission.descriptor_hash, descriptor.contributor)
+    return None
 
 
 def run_gate(
@@ -223,10 +139,14 @@ def run_gate(
 
 def _judge_item(item: Item, policy: Policy, registry: Registry, now: int, seen: Seen) -> Admission | Refusal:
     if item.problem is not None:
-        code = item.problem.code
-        return Refusal(ReasonCode[code] if code in ReasonCode.__members__ else ReasonCode.CBOR, item.problem.sentence)
+        return Refusal(_code(item.problem), item.problem.sentence)
     content_hash = item.content_hash if item.locator is not None else None
     return decide(item.attestation, content_hash, policy=policy, registry=registry, now=now, seen=seen)
+
+
+def _code(error: AttestError) -> ReasonCode:
+    """The reason code of an error; what has none of its own means bytes that could not be read."""
+    return ReasonCode[error.code] if error.code in ReasonCode.__members__ else ReasonCode.CBOR
 
 
 def _refuse(code: ReasonCode, sentence: str) -> NoReturn:
@@ -290,24 +210,34 @@ def _find_key(
     name = descriptor.contributor
     if headers.issuer != name:
         _refuse(ReasonCode.HEADER, f"signature is issued by {headers.issuer}, the descriptor names {name}")
+    contributor = _find_contributor(name, registry)
+    return contributor, _check_key(contributor, headers.key_id, now)
+
+
+def _find_contributor(name: str, registry: Registry) -> Contributor:
     contributor = registry.find(name)
     if contributor is None or not contributor.keys:
         _refuse(
-            ReasonCode.KEY_UNKNOWN, f"contributor {name} has no key in the registry; add it with 'dptrain registry add'"
+            ReasonCode.KEY_UNKNOWN, f"contributor {name} has no key in the registry; 'dptrain registry add' adds one"
         )
-    named = [record for record in contributor.keys if record.key_id == headers.key_id]
+    return contributor
+
+
+def _check_key(contributor: Contributor, key_id: bytes, now: int) -> KeyRecord:
+    name = contributor.name
+    named = [record for record in contributor.keys if record.key_id == key_id]
     if not named:
-        _refuse(ReasonCode.SIG_BAD, f"signature names key {headers.key_id.hex()}, which is not a key of {name}")
+        _refuse(ReasonCode.SIG_BAD, f"signature names key {key_id.hex()}, which is not a key of {name}")
     record = next((record for record in named if record.valid(now)), named[0])
     if record.revoked(now):
-        _refuse(ReasonCode.KEY_REVOKED, f"key {record.key_id.hex()} of {name} is revoked; sign again with a valid key")
+        _refuse(ReasonCode.KEY_REVOKED, f"key {key_id.hex()} of {name} is revoked; sign again with a valid key")
     if not record.valid(now):
         _refuse(
             ReasonCode.KEY_NOT_VALID,
-            f"key {record.key_id.hex()} of {name} is valid from {record.not_before} to {record.not_after}, now is {now}",
+            f"key {key_id.hex()} of {name} is valid from {record.not_before} to {record.not_after}, not at {now}",
         )
     check_public_key(record.raw)
-    return contributor, record
+    return record
 
 
 def _check_audience(descriptor: ContributionDescriptor, policy: Policy) -> None:
@@ -384,8 +314,7 @@ def _check_content(descriptor: ContributionDescriptor, content_hash: bytes | Non
 def _check_seen(
     descriptor: ContributionDescriptor, digest: bytes, contributor: Contributor, policy: Policy, seen: Seen
 ) -> None:
-    if digest in seen.withdrawn:
-        _refuse(ReasonCode.WITHDRAWN, "contribution was withdrawn; withdrawals stand")
+    _check_withdrawn(digest, seen.withdrawn)
     if seen.has_descriptor(digest):
         _refuse(ReasonCode.REPLAYED, "this attestation was admitted already; each is good for one contribution")
     if seen.has_content(descriptor.content_hash):
@@ -393,3 +322,8 @@ def _check_seen(
     cap = policy.contributor_cap if contributor.cap is None else min(contributor.cap, policy.contributor_cap)
     if seen.count(contributor.name) >= cap:
         _refuse(ReasonCode.CONTRIBUTOR_CAP, f"{contributor.name} has {cap} contributions already, the most allowed")
+
+
+def _check_withdrawn(digest: bytes, withdrawn: Set[bytes]) -> None:
+    if digest in withdrawn:
+        _refuse(ReasonCode.WITHDRAWN, "contribution was withdrawn; withdrawals stand")

@@ -1,0 +1,207 @@
+"""Key hygiene against the published edge cases of Ed25519, and keys on disk."""
+
+import os
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+from attest import curve25519, keys
+from attest.errors import AttestError, FileRefused, KeyRefused, SignatureRefused
+
+P = curve25519.P
+# Encodings of the eight points of small order: canonical ones, y >= p, and x = 0 with the sign bit.
+SMALL_ORDER = [
+    "0100000000000000000000000000000000000000000000000000000000000000",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "0000000000000000000000000000000000000000000000000000000000000080",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85",
+    "0100000000000000000000000000000000000000000000000000000000000080",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff",
+    "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff",
+    "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff",
+]
+
+
+def weak(raw):
+    try:
+        keys.check_public_key(raw)
+    except KeyRefused as error:
+        return error.code == "KEY_WEAK"
+    return False
+
+
+@pytest.mark.parametrize("text", SMALL_ORDER)
+def test_small_order_and_non_canonical_keys_are_refused(text):
+    assert weak(bytes.fromhex(text))
+
+
+def test_a_small_order_key_that_verifies_everything_is_refused_as_a_verifier():
+    identity = bytes.fromhex(SMALL_ORDER[0])
+    forged = identity + bytes(32)
+    ed25519.Ed25519PublicKey.from_public_bytes(identity).verify(forged, b"any message")
+    with pytest.raises(KeyRefused):
+        keys.verify_signature(identity, forged, b"any message")
+
+
+def test_mixed_order_keys_are_refused():
+    torsion = curve25519.decompress(bytes.fromhex(SMALL_ORDER[4]))
+    sound = curve25519.decompress(keys.public_bytes(keys.generate()))
+    x, y, z, _ = curve25519.add(sound, torsion)
+    inverse = pow(z, -1, P)
+    raw = (y * inverse % P | (x * inverse % P & 1) << 255).to_bytes(32, "little")
+    assert weak(raw)
+
+
+def test_speccheck(vectors):
+    """Every case is refused: by the key check, or by the signature check under a sound key."""
+    cases = vectors("ed25519")["speccheck"]
+    assert len(cases) == 12
+    for case in cases:
+        raw, message, signature = (bytes.fromhex(case[k]) for k in ("pub_key", "message", "signature"))
+        assert weak(raw) is not case["key_passes_enrolment_check"]
+        with pytest.raises((KeyRefused, SignatureRefused)):
+            keys.verify_signature(raw, signature, message)
+
+
+def test_wycheproof(vectors):
+    cases = vectors("ed25519")["wycheproof"]
+    assert len(cases) == 151
+    for case in cases:
+        raw, message, signature = (bytes.fromhex(case[k]) for k in ("pk", "msg", "sig"))
+        if case["expect"] == "accept":
+            keys.verify_signature(raw, signature, message)
+        else:
+            with pytest.raises(AttestError):
+                keys.verify_signature(raw, signature, message)
+
+
+def test_malleated_signatures_are_refused():
+    key = keys.generate()
+    raw, signature = keys.public_bytes(key), key.sign(b"m")
+    s = int.from_bytes(signature[32:], "little")
+    for multiple in (1, 2):
+        other = signature[:32] + (s + multiple * curve25519.L).to_bytes(32, "little")
+        with pytest.raises(SignatureRefused) as caught:
+            keys.verify_signature(raw, other, b"m")
+        assert caught.value.code == "SIG_BAD"
+    for other in (signature[:-1], signature + b"\x00", b""):
+        with pytest.raises(SignatureRefused):
+            keys.verify_signature(raw, other, b"m")
+
+
+def test_fresh_keys_are_accepted_and_the_curve_agrees_with_the_library():
+    base = curve25519.decompress(bytes.fromhex("58" + "66" * 31))
+    for scalar_seed in range(1, 6):
+        key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes([scalar_seed]) * 32)
+        raw = keys.public_bytes(key)
+        keys.check_public_key(raw)
+        keys.check_public_key(keys.public_bytes(key.public_key()))
+        assert curve25519.is_identity(curve25519.multiply(curve25519.L, curve25519.decompress(raw)))
+    assert curve25519.is_identity(curve25519.multiply(curve25519.L, base))
+
+
+@pytest.mark.parametrize("raw", [b"", b"\x01" * 31, b"\x01" * 33, "x" * 32, None, bytearray(32)])
+def test_keys_of_other_shape_are_refused(raw):
+    with pytest.raises(KeyRefused):
+        keys.check_public_key(raw)
+
+
+def test_private_key_round_trip_with_and_without_passphrase(tmp_path):
+    key = keys.generate()
+    for name, passphrase in (("plain", None), ("locked", "correct horse"), ("bytes", b"battery")):
+        path = tmp_path / name
+        keys.save_private_key(path, key, passphrase)
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        assert keys.public_bytes(keys.load_private_key(path, passphrase)) == keys.public_bytes(key)
+
+
+def key_code(call, *arguments):
+    with pytest.raises(KeyRefused) as caught:
+        call(*arguments)
+    return caught.value.code
+
+
+def test_private_key_refusals(tmp_path):
+    key, path = keys.generate(), tmp_path / "key"
+    keys.save_private_key(path, key, "secret")
+    before = path.read_bytes()
+    assert key_code(keys.save_private_key, path, keys.generate()) == "EXISTS"
+    assert path.read_bytes() == before
+    assert key_code(keys.load_private_key, path) == "PASSPHRASE"
+    assert key_code(keys.load_private_key, path, "wrong") == "FORMAT"
+    assert key_code(keys.save_private_key, tmp_path / "empty", key, "") == "PASSPHRASE"
+    assert key_code(keys.load_private_key, tmp_path / "absent") == "FILE"
+    path.chmod(0o640)
+    assert key_code(keys.load_private_key, path, "secret") == "MODE"
+    path.chmod(0o600)
+    keys.save_private_key(tmp_path / "plain", key)
+    assert key_code(keys.load_private_key, tmp_path / "plain", "secret") == "PASSPHRASE"
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"not a key")
+    junk.chmod(0o600)
+    assert key_code(keys.load_private_key, junk) == "FORMAT"
+    junk.write_bytes(b"x" * 20000)
+    assert key_code(keys.load_private_key, junk) == "FORMAT"
+
+
+def test_a_private_key_is_not_written_through_a_symbolic_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    assert key_code(keys.save_private_key, tmp_path / "link", keys.generate()) == "EXISTS"
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_private_key_of_another_kind_is_refused(tmp_path):
+    from cryptography.hazmat.primitives import serialization
+
+    pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path = tmp_path / "p256"
+    path.write_bytes(pem)
+    path.chmod(0o600)
+    assert key_code(keys.load_private_key, path) == "FORMAT"
+
+
+def test_public_key_file_round_trip(tmp_path):
+    raw = keys.public_bytes(keys.generate())
+    keys.save_public_key(tmp_path / "a.pub", raw, "alice")
+    assert keys.load_public_key(tmp_path / "a.pub") == raw
+    assert keys.load_named_public_key(tmp_path / "a.pub") == ("alice", raw)
+    assert (tmp_path / "a.pub").read_text().count("\n") == 1
+    assert keys.key_id(raw) == keys.key_id(bytes(raw)) and len(keys.key_id(raw)) == 8
+
+
+def test_public_key_file_refusals(tmp_path):
+    raw = keys.public_bytes(keys.generate())
+    good = tmp_path / "good.pub"
+    keys.save_public_key(good, raw, "alice")
+    text = good.read_text()
+    path = tmp_path / "bad.pub"
+    variants = [
+        text.replace("v1", "v2"),
+        text + text,
+        text.replace("alice", "Alice"),
+        text.replace(" ", "  ", 1),
+        text.strip() + "\r\n",
+        text.replace("=", ""),
+        "",
+        "ssh-ed25519 AAAA alice\n",
+    ]
+    last = text.strip()[-2]
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    variants.append(text.strip()[:-2] + alphabet[alphabet.index(last) ^ 1] + "=\n")
+    for variant in variants:
+        path.write_text(variant)
+        assert key_code(keys.load_public_key, path) == "FORMAT"
+    path.write_text(f"dptrain-key-v1 eve {'A' * 43}=\n")
+    assert key_code(keys.load_public_key, path) == "KEY_WEAK"
+    with pytest.raises(FileRefused):
+        keys.load_public_key(tmp_path / "absent.pub")
+    assert key_code(keys.save_public_key, tmp_path / "x", raw, "Not An Id") == "RANGE"
+    assert key_code(keys.save_public_key, tmp_path / "x", bytes(32), "eve") == "KEY_WEAK"
