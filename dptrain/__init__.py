@@ -6,14 +6,13 @@ install; `PrivateTraining` is loaded on first use.
 
 from typing import TYPE_CHECKING, Any
 
+from dptrain.extras import how_to_install, is_missing_extra
+
 if TYPE_CHECKING:
     from dptrain.engine import PrivateTraining
 
 __version__ = "0.1.0"
 __all__ = ["PrivateTraining", "__version__"]
-
-# The packages of the `train` extra; any of them missing means that the extra is not installed.
-_TRAIN_EXTRA = frozenset({"torch", "transformers", "accelerate", "peft", "opacus", "safetensors"})
 
 
 def __getattr__(name: str) -> Any:
@@ -28,9 +27,7 @@ def __getattr__(name: str) -> Any:
     try:
         from dptrain.engine import PrivateTraining
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _TRAIN_EXTRA:
+        if not is_missing_extra(error):
             raise
-        raise ImportError(
-            f"training needs {error.name}, which is not installed; run: pip install 'dptrain[train]'", name=error.name
-        ) from error
+        raise ImportError(how_to_install(error), name=error.name) from error
     return PrivateTraining

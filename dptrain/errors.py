@@ -10,13 +10,12 @@ class DptrainError(Exception):
     """
 
     def __init__(self, code: str, sentence: str) -> None:
-        super().__init__(f"{code}: {sentence}")
-        self.code = code
+        super().__init__(code, sentence)
+        self.code = str(code)
         self.sentence = sentence
 
-    def __reduce__(self) -> tuple[type["DptrainError"], tuple[str, str]]:
-        """Keep both parts when the error crosses a process boundary."""
-        return type(self), (self.code, self.sentence)
+    def __str__(self) -> str:
+        return f"{self.code}: {self.sentence}"
 
 
 class ConfigError(DptrainError):

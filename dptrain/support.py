@@ -1,0 +1,29 @@
+"""Which policies this build can train under. Torch-free: the command line says so before anything is signed."""
+
+from attest.policy import Policy
+
+BUILT = {
+    "accountant": ("pld",),
+    "adjacency": ("zero-out",),
+    "disclosure": ("secret_poisson",),
+    "exactness": ("fast",),
+    "noise_family": ("gaussian",),
+    "noise_injection": ("scheduled",),
+}
+"""What this build carries of what a policy may ask for, by field of the policy."""
+
+
+def unsupported(policy: Policy) -> tuple[str, ...]:
+    """One sentence for every setting that is valid but that this build does not carry; empty if it can train."""
+    found = [
+        f"the policy asks for {name.replace('noise_', 'noise.')} = {getattr(policy, name)!r}; this build carries "
+        f"{', '.join(carried)}"
+        for name, carried in BUILT.items()
+        if getattr(policy, name) not in carried
+    ]
+    found += [
+        f"class {rule.name} is bound to adapter {rule.depth.adapter!r}; this build routes by layers and names"
+        for rule in policy.classes
+        if rule.depth.adapter is not None
+    ]
+    return tuple(found)
