@@ -112,7 +112,7 @@ def _check_keys(table: dict[str, Any], known: Iterable[str], required: Iterable[
     names = list(known)
     for key in table:
         if key not in names:
-            near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
+            near = difflib.get_close_matches(key[:80], names, n=1, cutoff=0.0)
             raise PolicyRefused(
                 "KEY", f"{where} has the unknown key {ascii(key)[:80]}; the nearest known key is {near[0]!r}"
             )

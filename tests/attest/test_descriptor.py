@@ -1,0 +1,184 @@
+"""The descriptor: strict both ways, every field checked, nothing that compares equal passes for equal."""
+
+from dataclasses import FrozenInstanceError, asdict, replace
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attest import cbor
+from attest.descriptor import MAX_MICRO, MAX_TIME, ContributionDescriptor
+from attest.errors import AttestError, DescriptorRefused, ValueRefused
+from attest.ids import check_id
+
+IDS = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
+CONFUSABLES = {
+    "Cyrillic e": "r\u0435stricted",
+    "decomposed": "re\u0301stricted",
+    "full width": "\uff52estricted",
+    "trailing space": "restricted ",
+    "leading space": " restricted",
+    "upper case": "Restricted",
+    "right-to-left mark": "restricted\u200f",
+    "zero-width joiner": "restric\u200dted",
+    "NUL": "restricted\x00",
+    "newline": "restricted\n",
+    "empty": "",
+    "65 characters": "a" * 65,
+    "Arabic digit": "class\u0663",
+    "soft hyphen": "restr\u00adicted",
+}
+
+
+@pytest.mark.parametrize("name", CONFUSABLES)
+def test_identifiers_have_no_lookalikes(name, world):
+    with pytest.raises(ValueRefused) as caught:
+        check_id(CONFUSABLES[name], "class")
+    assert caught.value.code == "RANGE" and caught.value.sentence.isascii()
+    for field in ("contributor", "data_class", "admissibility_class", "corpus", "principal"):
+        with pytest.raises(DescriptorRefused):
+            replace(world.descriptor, **{field: CONFUSABLES[name]})
+
+
+def test_identifiers_are_strings():
+    for value in (b"restricted", None, 1, type("Text", (str,), {})("restricted")):
+        with pytest.raises(ValueRefused) as caught:
+            check_id(value, "class")
+        assert caught.value.code == "TYPE"
+    assert check_id("a/b.c_d-9", "class") == "a/b.c_d-9"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    contributor=IDS,
+    data_class=IDS,
+    admissibility_class=IDS,
+    corpus=IDS,
+    clip_norm_micro=st.integers(1, MAX_MICRO),
+    noise_multiplier_micro=st.integers(1, MAX_MICRO),
+    content_hash=st.binary(min_size=32, max_size=32),
+    nonce=st.binary(min_size=16, max_size=16),
+    times=st.tuples(st.integers(0, MAX_TIME), st.integers(0, MAX_TIME)).filter(lambda pair: pair[0] < pair[1]),
+    max_occurrences=st.integers(0, 2**32 - 1),
+    principal=st.none() | IDS,
+    max_examples=st.none() | st.integers(1, 2**32 - 1),
+)
+def test_round_trip(times, **fields):
+    descriptor = ContributionDescriptor(not_before=times[0], not_after=times[1], **fields)
+    assert ContributionDescriptor.from_cbor(descriptor.to_cbor()) == descriptor
+    assert len(descriptor.digest()) == 32
+
+
+def test_fields_stand_under_the_published_keys(world):
+    value = cbor.decode(world.descriptor.to_cbor())
+    names = (
+        "schema contributor data_class admissibility_class clip_norm_micro noise_multiplier_micro content_hash"
+        " not_before not_after nonce corpus max_occurrences"
+    ).split()
+    assert value == {key: asdict(world.descriptor)[name] for key, name in enumerate(names, start=1)}
+    full = cbor.decode(replace(world.descriptor, principal="p", max_examples=3).to_cbor())
+    assert full[13] == "p" and full[14] == 3
+
+
+def encoded_with(descriptor, key, value):
+    fields = cbor.decode(descriptor.to_cbor())
+    fields[key] = value
+    return cbor.encode(fields)
+
+
+def code_of(data):
+    with pytest.raises(AttestError) as caught:
+        ContributionDescriptor.from_cbor(data)
+    return caught.value.code
+
+
+WRONG = {
+    "clip true": (5, True, "TYPE"),
+    "clip float": (5, 1000000.0, "TYPE"),
+    "clip text": (5, "1000000", "TYPE"),
+    "clip null": (5, None, "TYPE"),
+    "clip bytes": (5, b"\x01", "TYPE"),
+    "clip zero": (5, 0, "RANGE"),
+    "clip negative": (5, -1, "RANGE"),
+    "clip 2^63-1": (5, 2**63 - 1, "RANGE"),
+    "clip above the largest": (5, MAX_MICRO + 1, "RANGE"),
+    "noise true": (6, True, "TYPE"),
+    "noise float": (6, 1.5, "TYPE"),
+    "noise negative zero": (6, -0.0, "TYPE"),
+    "noise zero": (6, 0, "RANGE"),
+    "noise negative": (6, -(2**63), "RANGE"),
+    "start float with milliseconds": (8, 1800000000.123, "TYPE"),
+    "start in milliseconds": (8, 1800000000123, "RANGE"),
+    "start negative": (8, -1, "RANGE"),
+    "end in the year 10^9": (9, 31556952 * 10**9, "RANGE"),
+    "end before start": (9, 0, "WINDOW"),
+    "occurrences negative": (12, -1, "RANGE"),
+    "occurrences false": (12, False, "TYPE"),
+    "occurrences huge": (12, 2**32, "RANGE"),
+    "hash of 31 bytes": (7, b"x" * 31, "RANGE"),
+    "hash as text": (7, "x" * 32, "TYPE"),
+    "nonce of 15 bytes": (10, b"x" * 15, "RANGE"),
+    "nonce of 17 bytes": (10, b"x" * 17, "RANGE"),
+    "nonce as text": (10, "x" * 16, "TYPE"),
+    "contributor as bytes": (2, b"alice", "TYPE"),
+    "contributor list": (2, ["alice"], "TYPE"),
+    "class Cyrillic": (4, "r\u0435stricted", "RANGE"),
+    "schema other": (1, "dptrain.contribution/2", "SCHEMA"),
+    "schema number": (1, 1, "TYPE"),
+    "principal null": (13, None, "CBOR_NONCANONICAL"),
+    "principal upper case": (13, "P", "RANGE"),
+    "examples zero": (14, 0, "RANGE"),
+    "examples null": (14, None, "CBOR_NONCANONICAL"),
+    "unknown field 15": (15, 1, "SCHEMA"),
+    "unknown field 0": (0, 1, "SCHEMA"),
+    "unknown text field": ("clip", 1, "SCHEMA"),
+    "unknown negative field": (-1, 1, "SCHEMA"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_refuses_field(name, world):
+    key, value, code = WRONG[name]
+    assert code_of(encoded_with(world.descriptor, key, value)) == code
+
+
+def test_refuses_missing_fields_and_other_shapes(world):
+    for key in range(1, 13):
+        fields = cbor.decode(world.descriptor.to_cbor())
+        del fields[key]
+        assert code_of(cbor.encode(fields)) == "SCHEMA"
+    assert code_of(b"\x80") == "TYPE"
+    assert code_of(b"\x01") == "TYPE"
+    assert code_of(b"") == "CBOR"
+    assert code_of(world.descriptor.to_cbor() + b"\x00") == "CBOR"
+    assert code_of(b"\x00" * 16385) == "SIZE"
+
+
+@pytest.mark.parametrize("value", [1.0, True, "1", Decimal(1), None, float("nan"), 1 + 0j])
+def test_constructor_refuses_what_merely_compares_equal(value, world):
+    for field in ("clip_norm_micro", "noise_multiplier_micro", "not_before", "max_occurrences"):
+        with pytest.raises(DescriptorRefused) as caught:
+            replace(world.descriptor, **{field: value})
+        assert caught.value.code == "TYPE"
+
+
+def test_validity_must_not_be_empty(world):
+    start = world.descriptor.not_before
+    for end in (start, start - 1):
+        with pytest.raises(DescriptorRefused) as caught:
+            replace(world.descriptor, not_after=end)
+        assert caught.value.code == "WINDOW"
+    assert replace(world.descriptor, not_after=start + 1).not_after == start + 1
+
+
+def test_is_a_frozen_value_with_float_views(world):
+    with pytest.raises(FrozenInstanceError):
+        world.descriptor.clip_norm_micro = 5
+    assert world.descriptor.clip_norm == 1.0
+    assert world.descriptor.noise_multiplier == 1.1
+
+
+def test_nonce_is_fresh_for_every_descriptor(world):
+    digests = {world.template.descriptor(bytes(32)).digest() for _ in range(50)}
+    assert len(digests) == 50
