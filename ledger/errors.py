@@ -10,9 +10,12 @@ class LedgerError(Exception):
     """
 
     def __init__(self, code: str, sentence: str) -> None:
-        super().__init__(f"{code}: {sentence}")
+        super().__init__(code, sentence)
         self.code = code
         self.sentence = sentence
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.sentence}"
 
 
 class LedgerCorrupt(LedgerError):

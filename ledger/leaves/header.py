@@ -136,6 +136,9 @@ class Header:
         checks.flag(self.caps_enforced, "caps enforced")
         self._check_log_key()
         object.__setattr__(self, "policy", self._open_policy())
+        if self.accountant.name != self.policy.accountant:
+            found, expected = self.accountant.name, self.policy.accountant
+            raise LeafRefused("ACCOUNTANT", f"the header accounts with {found}, the policy with {expected}")
         object.__setattr__(self, "profiles", self._check_schedule())
 
     @property

@@ -301,7 +301,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The last leaf of a run.
+    """The run is over: nothing more will be charged. Only withdrawals may follow.
 
     Attributes:
         seq: position in the ledger.

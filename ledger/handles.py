@@ -1,0 +1,71 @@
+"""What a trainer hands to a ledger and gets back from it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ledger.leaves import checks
+
+
+@dataclass(frozen=True, slots=True)
+class AdmitSpec:
+    """A contribution to admit; fields as in `ledger.leaves.Admit`."""
+
+    descriptor_hash: bytes
+    class_name: str
+    profile_id: int
+    clip_micro: int
+    sigma_micro: int
+    max_occurrences: int
+    attestation_hash: bytes
+    key_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window of steps that has been paid for."""
+
+    id: int
+    first_step: int
+    n_steps: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What a model checkpoint remembers: a tree that must still be there, unchanged, when training goes on.
+
+    Attributes:
+        origin: the ledger's origin.
+        size: number of leaves.
+        root: root over them.
+        header_digest: SHA-256 of leaf 0.
+    """
+
+    origin: str
+    size: int
+    root: bytes
+    header_digest: bytes
+
+    def __post_init__(self) -> None:
+        checks.text(self.origin, "origin", longest=200)
+        checks.uint(self.size, "pinned size", low=1)
+        checks.octets(self.root, "pinned root", 32)
+        checks.octets(self.header_digest, "header digest", 32)
+
+    def to_dict(self) -> dict[str, str | int]:
+        """Returns a JSON-ready form."""
+        return {
+            "origin": self.origin,
+            "size": self.size,
+            "root": self.root.hex(),
+            "header_digest": self.header_digest.hex(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Pin":
+        """Inverse of `to_dict`; raises LeafRefused for anything else."""
+        try:
+            root, digest = bytes.fromhex(data["root"]), bytes.fromhex(data["header_digest"])
+            return cls(data["origin"], data["size"], root, digest)
+        except (KeyError, TypeError, ValueError) as error:
+            raise checks.LeafRefused("PIN", f"a pin has origin, size, root and header_digest: {error}") from error

@@ -1,0 +1,77 @@
+"""Names and sizes of the files of an export: pure functions of the tree's size, never of anything that was read.
+
+Source: C2SP tlog-tiles v1.0.0. A directory holds ``checkpoint``, ``policy``, ``tile/<L>/<N>[.p/<W>]`` and
+``tile/entries/<N>[.p/<W>]``.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+TILE_WIDTH: Final = 256
+HASH_SIZE: Final = 32
+MAX_ENTRY_SIZE: Final = 65_535
+MAX_BUNDLE_SIZE: Final = (MAX_ENTRY_SIZE + 2) * TILE_WIDTH
+MAX_TILE_SIZE: Final = HASH_SIZE * TILE_WIDTH
+MAX_TEXT_SIZE: Final = 1_000_000
+
+CHECKPOINT: Final = "checkpoint"
+POLICY: Final = "policy"
+
+
+def index_path(n: int) -> str:
+    """Writes a tile index in groups of three digits, all but the last marked: 1234067 is ``x001/x234/067``."""
+    parts = [f"{n % 1000:03d}"]
+    while n >= 1000:
+        n //= 1000
+        parts.append(f"x{n % 1000:03d}")
+    return "/".join(reversed(parts))
+
+
+def tile_path(level: int, n: int, width: int = TILE_WIDTH) -> str:
+    """Returns the name of a hash tile; a width below 256 makes it a partial tile."""
+    return f"tile/{level}/{index_path(n)}{_partial(width)}"
+
+
+def entries_path(n: int, width: int = TILE_WIDTH) -> str:
+    """Returns the name of an entry bundle."""
+    return f"tile/entries/{index_path(n)}{_partial(width)}"
+
+
+def level_count(size: int) -> int:
+    """Returns how many levels of tiles a tree has."""
+    levels = 0
+    while size:
+        levels += 1
+        size //= TILE_WIDTH
+    return levels
+
+
+def tile_widths(size: int, level: int = 0) -> Iterator[tuple[int, int]]:
+    """Yields (index, width) of the tiles at a level: full ones, then at most one partial one."""
+    hashes = size // TILE_WIDTH**level
+    for n in range(hashes // TILE_WIDTH):
+        yield n, TILE_WIDTH
+    if hashes % TILE_WIDTH:
+        yield hashes // TILE_WIDTH, hashes % TILE_WIDTH
+
+
+def file_paths(size: int) -> Iterator[str]:
+    """Yields the names of all files of an export of this size."""
+    yield CHECKPOINT
+    yield POLICY
+    for n, width in tile_widths(size):
+        yield entries_path(n, width)
+    for level in range(level_count(size)):
+        for n, width in tile_widths(size, level):
+            yield tile_path(level, n, width)
+
+
+def max_file_size(path: str) -> int:
+    """Returns the largest size, in bytes, of a file of an export."""
+    if path.startswith("tile/entries/"):
+        return MAX_BUNDLE_SIZE
+    return MAX_TILE_SIZE if path.startswith("tile/") else MAX_TEXT_SIZE
+
+
+def _partial(width: int) -> str:
+    return "" if width == TILE_WIDTH else f".p/{width}"

@@ -1,0 +1,371 @@
+"""The life of a ledger: created, charged window by window, closed epoch by epoch, finished. The one way to append."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from operator import attrgetter
+from pathlib import Path
+from types import TracebackType
+
+from ledger import accountants
+from ledger.errors import (
+    ExportRefused,
+    LeafRefused,
+    LedgerBehind,
+    LedgerClosed,
+    LedgerError,
+    LedgerForked,
+    LedgerWrongRun,
+)
+from ledger.export import write_export
+from ledger.handles import AdmitSpec, Pin, Window
+from ledger.leaves import (
+    Admit,
+    Charge,
+    Close,
+    Epoch,
+    Header,
+    HeaderSpec,
+    Resume,
+    Settle,
+    Spend,
+    Withdraw,
+    encode_leaf,
+)
+from ledger.merkle import Frontier, leaf_hash
+from ledger.note import NoteSigner, checkpoint_text, sign_note
+from ledger.replay import Replay
+from ledger.storage import highwater
+from ledger.storage.appender import Appender
+from ledger.storage.store import Row, Store
+
+_admission = attrgetter(*(field.name for field in fields(AdmitSpec)))
+
+
+class Ledger:
+    """An open ledger.
+
+    Every method that appends returns once its leaves are on disk and the signer's high-water file knows of them; when it
+    raises, none of its leaves is in the ledger, except that a failure to write the high-water file comes after the
+    leaves are safe. After a failed write the handle refuses everything: open the ledger again. One thread, one process.
+    """
+
+    def __init__(self, appender: Appender) -> None:
+        """Use `create` or `open`."""
+        self._file = appender
+        # Noise keys live in the memory of one process, so charging goes on only in an attempt begun by this one.
+        self._may_charge = not appender.replay.windows
+
+    @classmethod
+    def create(cls, path: str | Path, header: HeaderSpec, signer: NoteSigner, *, now: int) -> "Ledger":
+        """Creates a ledger with its header leaf.
+
+        Args:
+            path: a new file on a local disk.
+            header: what the run rests on.
+            signer: the ledger's key; its name is the ledger's origin.
+            now: POSIX seconds.
+
+        Raises:
+            LedgerError: if the file exists.
+            LeafRefused: if the header contradicts itself or its policy cannot be accounted for.
+        """
+        leaf = header.header(origin=signer.name, log_vkey=signer.vkey, time=now)
+        body = encode_leaf(leaf)
+        if highwater.path_of(Path(path)).exists():
+            raise LedgerError("EXISTS", f"{highwater.path_of(Path(path))} exists: it belongs to a ledger that is not here")
+        store = Store.create(Path(path))
+        try:
+            frontier = Frontier()
+            frontier.append(leaf_hash(body))
+            note = sign_note(checkpoint_text(leaf.origin, 1, frontier.root()), signer)
+            store.append([Row(0, Header.KIND, None, leaf_hash(body), body)], frontier, note)
+            highwater.write(store.path, signer, 1, frontier.root())
+            return cls(Appender(store, signer))
+        except BaseException:
+            store.discard()
+            raise
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        signer: NoteSigner | None = None,
+        *,
+        expect_header: bytes | None = None,
+        read_only: bool = False,
+    ) -> "Ledger":
+        """Opens a ledger and checks all of it except the recorded epsilons, which the auditor recomputes.
+
+        Args:
+            path: the ledger file.
+            signer: the ledger's key; without it the ledger is opened for reading.
+            expect_header: SHA-256 of leaf 0, as pinned elsewhere.
+            read_only: open for reading although a signer is given.
+
+        Raises:
+            LedgerCorrupt: the file contradicts itself.
+            LedgerBehind: it is shorter than its own or the signer's record says, or the signer's record is gone.
+            LedgerForked: it has another history than the signer's record; both are written to ``<path>.fork-evidence``.
+            LedgerWrongRun: header or key are not the expected ones.
+            LedgerBusy: another process is writing it.
+        """
+        store = Store.open(Path(path), read_only=read_only or signer is None)
+        try:
+            appender = Appender(store, None if read_only else signer)
+            appender.check_identity(signer, expect_header)
+            appender.check_highwater()
+            return cls(appender)
+        except BaseException:
+            store.close()
+            raise
+
+    def close(self) -> None:
+        """Gives up the file and the writer's lock. The run stays open; see `finish`."""
+        self._file.close()
+
+    def __enter__(self) -> "Ledger":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def path(self) -> Path:
+        """The ledger file."""
+        return self._file.store.path
+
+    @property
+    def header(self) -> Header:
+        """Leaf 0."""
+        return self.state.header
+
+    @property
+    def size(self) -> int:
+        """Number of leaves."""
+        return self._file.size
+
+    @property
+    def root(self) -> bytes:
+        """Root of the tree over all leaves."""
+        return self._file.frontier.root()
+
+    @property
+    def state(self) -> Replay:
+        """The replayed run, for reading: windows, epochs, contributions, totals."""
+        return self._file.replay
+
+    @property
+    def admitted(self) -> frozenset[bytes]:
+        """Descriptor hashes of all contributions ever admitted."""
+        return frozenset(self.state.contributions)
+
+    @property
+    def withdrawn(self) -> frozenset[bytes]:
+        """Descriptor hashes of all withdrawals, those that matched no contribution included."""
+        return frozenset(self.state.withdrawals)
+
+    @property
+    def windows(self) -> list[Charge]:
+        """All CHARGE leaves."""
+        return list(self.state.windows)
+
+    @property
+    def charged_steps(self) -> int:
+        """Steps charged over all attempts."""
+        return self.state.charged
+
+    @property
+    def attempt(self) -> int:
+        """Number of the running attempt."""
+        return self.state.attempt
+
+    @property
+    def header_digest(self) -> bytes:
+        """SHA-256 of leaf 0."""
+        return self._file.header_digest
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run was closed."""
+        return self.state.closed
+
+    @property
+    def checkpoint(self) -> bytes:
+        """The latest signed checkpoint note."""
+        return self._file.checkpoints[max(self._file.checkpoints)]
+
+    def epsilon(self, descriptor_hash: bytes) -> float:
+        """Returns what an admitted contribution has spent by now.
+
+        Raises:
+            LeafRefused: if it was never admitted.
+        """
+        contribution = self.state.contributions.get(descriptor_hash)
+        if contribution is None:
+            raise LeafRefused("UNKNOWN", f"no contribution {descriptor_hash.hex()} was admitted")
+        return self.state.epsilon(contribution)
+
+    def rows(self) -> Iterator[Row]:
+        """Yields all leaves as stored."""
+        return self._file.store.rows()
+
+    def admit(self, admissions: Iterable[AdmitSpec], *, now: int) -> range:
+        """Admits contributions, all or none; returns their positions."""
+        with self._running(now) as time:
+            first = self.size
+            for place, spec in enumerate(admissions):
+                self._file.stage(Admit(first + place, time, *_admission(spec)))
+        return range(first, self.size)
+
+    def charge(self, first_step: int, n_steps: int, *, now: int, noise_stream: bytes) -> Window:
+        """Pays for a window of steps.
+
+        Guarantee:
+            When this returns, the charge is durable: whatever happens to the process, the steps count in full. No step
+            of the window may run, nor its sample be drawn, before.
+
+        Args:
+            first_step: last released step plus one; steps count from 1.
+            n_steps: at most the policy's window length.
+            now: POSIX seconds.
+            noise_stream: 16 bytes that name the key stream of the window's noise, never used before.
+
+        Raises:
+            HorizonExceeded: the policy pays for no more steps.
+            LeafRefused: the window does not continue the run, another is open, or the noise stream was used before.
+            StorageFailed: the disk refused; the steps must not run.
+        """
+        if not self._may_charge:
+            raise LeafRefused("RESUME_FIRST", "this ledger was charged by another process; call resume() before charging")
+        with self._running(now) as time:
+            run = self.state
+            window = len(run.windows) + 1
+            place = (window, run.attempt, first_step, n_steps)
+            self._file.stage(Charge(self.size, time, *place, run.charge_classes(), noise_stream, self._file.store.fence))
+        return Window(window, first_step, n_steps, run.attempt)
+
+    def settle(self, window: Window, steps_released: int, *, now: int, variances: Sequence[float] | None = None) -> None:
+        """Records that a window has run.
+
+        Args:
+            window: as returned by `charge`.
+            steps_released: steps whose result was used. Fewer than charged ends the attempt; nothing is refunded.
+            now: POSIX seconds.
+            variances: smallest realised noise variance per class, in the policy's order; the schedule's by default.
+        """
+        with self._running(now) as time:
+            realised = self.state.scheduled_variances() if variances is None else tuple(variances)
+            self._file.stage(Settle(self.size, time, window.id, steps_released, realised))
+
+    def withdraw(self, descriptor_hash: bytes, reason: str, evidence_hash: bytes, *, now: int) -> int:
+        """Takes a contribution out of its pool from the next charge on; also after the run was closed.
+
+        A hash that was never admitted is recorded as matching nothing, and bars a later admission. Repeating a
+        withdrawal changes nothing.
+
+        Args:
+            descriptor_hash: the contribution.
+            reason: reason code, such as ``contributor`` or ``expired``.
+            evidence_hash: SHA-256 of the signed withdrawal, or of the operator's record.
+            now: POSIX seconds.
+
+        Returns:
+            The position of its WITHDRAW leaf.
+        """
+        found = self.state.withdrawals.get(descriptor_hash)
+        if found is not None:
+            return found
+        with self._file.appending(now, checkpoint=self.finished) as time:
+            contribution = self.state.contributions.get(descriptor_hash)
+            admit_seq = None if contribution is None else contribution.admit.seq
+            seq = self.size
+            self._file.stage(Withdraw(seq, time, descriptor_hash, admit_seq, reason, evidence_hash))
+        return seq
+
+    def close_epoch(self, step: int, model_digest: bytes, *, now: int) -> bytes:
+        """Records what every contribution has spent, and signs a checkpoint over it.
+
+        Args:
+            step: last released step.
+            model_digest: SHA-256 over the model state after it.
+            now: POSIX seconds.
+
+        Returns:
+            The signed checkpoint note, for publication.
+        """
+        with self._running(now, checkpoint=True) as time:
+            run, seq = self.state, self.size
+            for contribution in run.spends_due():
+                admit, place = contribution.admit, contribution.class_index
+                steps = run.expenditure.steps(contribution, run.charged)
+                variance = run.expenditure.min_std(place) ** 2
+                spent = accountants.to_micro_up(run.epsilon(contribution))
+                self._file.stage(Spend(seq, time, admit.descriptor_hash, admit.seq, place, steps, variance, spent))
+                seq += 1
+            number = len(run.epochs) + 1
+            self._file.stage(Epoch(seq, time, number, step, run.charged, run.totals(), model_digest))
+        return self.checkpoint
+
+    def resume(self, from_step: int, pin: Pin | None, *, now: int) -> int:
+        """Begins a new attempt from a model checkpoint; a window left open stays charged in full.
+
+        Args:
+            from_step: last step that the model checkpoint contains, 0 to start again.
+            pin: the pin stored in the model checkpoint; needed unless from_step is 0.
+            now: POSIX seconds.
+
+        Returns:
+            The number of the attempt, which the noise and sampling keys of its steps must be fresh for.
+
+        Raises:
+            LedgerBehind, LedgerForked, LedgerWrongRun: the pin is not of this ledger's past.
+        """
+        if pin is not None:
+            self.check_pin(pin)
+        with self._running(now) as time:
+            size, root = (None, None) if pin is None else (pin.size, pin.root)
+            self._file.stage(Resume(self.size, time, self.state.attempt + 1, from_step, size, root))
+        self._may_charge = True
+        return self.state.attempt
+
+    def finish(self, *, now: int) -> bytes:
+        """Closes the run and returns the signed checkpoint. Only withdrawals may follow."""
+        with self._running(now, checkpoint=True) as time:
+            self._file.stage(Close(self.size, time, self.state.position, self.state.charged))
+        return self.checkpoint
+
+    def pin(self) -> Pin:
+        """Returns what a model checkpoint saved now must remember."""
+        return Pin(self.header.origin, self.size, self.root, self.header_digest)
+
+    def check_pin(self, pin: Pin) -> None:
+        """Checks that a pinned tree is a prefix of this ledger.
+
+        Raises:
+            LedgerWrongRun: the pin is of another ledger.
+            LedgerBehind: this ledger is shorter: its tail was lost or it was rolled back.
+            LedgerForked: this ledger has another history of that size.
+        """
+        if (pin.origin, pin.header_digest) != (self.header.origin, self.header_digest):
+            raise LedgerWrongRun("WRONG_RUN", f"the pin is of run {pin.origin!r}, or of another header of that name")
+        if pin.size > self.size:
+            raise LedgerBehind("BEHIND", f"{pin.size} leaves were pinned, the ledger has {self.size}; restore its tail")
+        if self._file.root_at(pin.size) != pin.root:
+            raise LedgerForked("FORKED", f"the first {pin.size} leaves are not those that were pinned")
+
+    def export(self, directory: str | Path) -> Path:
+        """Writes the ledger as a static directory that anyone can audit offline (`ledger.export.write_export`)."""
+        if self.size not in self._file.checkpoints:
+            if self._file.signer is None:
+                raise ExportRefused("UNSIGNED", "leaves follow the last checkpoint; open the ledger with its key")
+            with self._file.appending(self.state.last_time, checkpoint=True):
+                pass
+        return write_export(self.header, self.rows(), self.checkpoint, Path(directory))
+
+    def _running(self, now: int, *, checkpoint: bool = False) -> AbstractContextManager[int]:
+        if self.finished:
+            raise LedgerClosed("FINISHED", "the run is closed; only withdrawals are recorded now")
+        return self._file.appending(now, checkpoint=checkpoint)

@@ -1,0 +1,319 @@
+"""The meaning of a ledger: leaves are applied one after the other, and every contradiction is named.
+
+Writer and auditor run the same replay. The writer refuses to append a leaf that has a problem; the auditor lists them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from ledger.errors import HorizonExceeded, LeafRefused
+from ledger.expenditure import Contribution, Expenditure
+from ledger.leaves import (
+    Admit,
+    Charge,
+    ChargeClass,
+    Close,
+    Epoch,
+    EpochClass,
+    Header,
+    Leaf,
+    Resume,
+    Settle,
+    Spend,
+    Withdraw,
+)
+from ledger.merkle import root as merkle_root
+
+SPEND_TOLERANCE: Final = 2e-6
+"""A recorded epsilon lies in [recomputed, recomputed + this]: it was rounded up, and machines differ in last bits."""
+
+Problems = Iterator[LeafRefused]
+
+
+class Replay:
+    """The state of a run after its first ``size`` leaves.
+
+    Attributes:
+        header: leaf 0.
+        size: number of leaves applied.
+        last_time: time of the last leaf.
+        attempt: running attempt, 0 before the first resume.
+        position: last released step of the running attempt.
+        charged: steps charged over all attempts.
+        charged_attempt: last attempt that has charged a step.
+        windows: all CHARGE leaves.
+        open_window: the window that has been charged and not settled in this attempt.
+        unsettled: windows that were never settled because their attempt was abandoned.
+        epochs: all EPOCH leaves.
+        contributions: all admitted contributions by descriptor hash, in order of admission.
+        withdrawals: position of the WITHDRAW leaf by descriptor hash, unknown hashes included.
+        closed: whether CLOSE has been seen.
+    """
+
+    def __init__(self, header: Header, root_at: Callable[[int], bytes], *, recompute: bool = True) -> None:
+        """Starts after leaf 0.
+
+        Args:
+            header: leaf 0.
+            root_at: gives the root over the first n leaves; used where a RESUME cites one.
+            recompute: whether SPEND leaves are checked against the accountant, or only their order and fields.
+        """
+        self.header = header
+        self.recompute = recompute
+        self.size = 1
+        self.last_time = header.time
+        self.attempt = self.position = self.charged = self.charged_attempt = 0
+        self.windows: list[Charge] = []
+        self.open_window: Charge | None = None
+        self.unsettled: list[Charge] = []
+        self.epochs: list[Epoch] = []
+        self.contributions: dict[bytes, Contribution] = {}
+        self.withdrawals: dict[bytes, int] = {}
+        self.closed = False
+        self.expenditure = Expenditure(header)
+        self._root_at = root_at
+        self._attempt_ended = False
+        self._noise_streams: set[bytes] = set()
+        self._pools: list[set[bytes]] = [set() for _ in header.profiles]
+        self._pool_roots: list[bytes | None] = [None] * len(header.profiles)
+        self._withdrawn: list[int] = [0] * len(header.profiles)
+        self._max_epsilon: list[int] = [0] * len(header.profiles)
+        self._due: dict[bytes, Contribution] = {}
+        self._spending: Iterator[Contribution] | None = None
+        self._spends_left = 0
+        self._places = {rule.name: index for index, rule in enumerate(header.policy.classes)}
+
+    def apply(self, leaf: Leaf) -> list[LeafRefused]:
+        """Applies the next leaf.
+
+        Returns:
+            What contradicts the leaves before it, each with the position of this leaf; an empty list when all is well.
+            The state moves on either way, counting every charge in full.
+        """
+        problems = list(self._problems(leaf))
+        for problem in problems:
+            problem.seq = self.size
+        self.size += 1
+        self.last_time = max(self.last_time, leaf.time)
+        return problems
+
+    def pool(self, class_index: int) -> tuple[int, bytes]:
+        """Returns the number of active contributions of a class and the RFC 6962 root over their sorted hashes."""
+        found = self._pool_roots[class_index]
+        if found is None:
+            found = self._pool_roots[class_index] = merkle_root(sorted(self._pools[class_index]))
+        return len(self._pools[class_index]), found
+
+    def charge_classes(self) -> tuple[ChargeClass, ...]:
+        """Returns the class rows that a CHARGE leaf must carry now."""
+        rows = []
+        for index, rule in enumerate(self.header.policy.classes):
+            count, root = self.pool(index)
+            q = rule.sampling_rate
+            std = self.expenditure.min_std(index)
+            presets = (rule.noise_multiplier_micro, rule.clip_norm_micro)
+            rows.append(ChargeClass(rule.name, q.numerator, q.denominator, *presets, std, count, root))
+        return tuple(rows)
+
+    def scheduled_variances(self) -> tuple[float, ...]:
+        """Returns per class the smallest noise variance of the schedule over its blocks."""
+        return tuple(self.expenditure.min_std(index) ** 2 for index in range(len(self._places)))
+
+    def spends_due(self) -> list[Contribution]:
+        """Returns the contributions that need a SPEND leaf at the next epoch, in the order of their admission."""
+        return list(self._due.values())
+
+    def epsilon(self, contribution: Contribution) -> float:
+        """Returns what a contribution has spent by now."""
+        return self.expenditure.epsilon(contribution, self.charged, self.charged_attempt)
+
+    def totals(self) -> tuple[EpochClass, ...]:
+        """Returns the class rows that an EPOCH leaf must carry now."""
+        counts = zip(self._pools, self._withdrawn, self._max_epsilon, strict=True)
+        return tuple(EpochClass(len(pool), withdrawn, largest) for pool, withdrawn, largest in counts)
+
+    def _problems(self, leaf: Leaf) -> Problems:
+        if leaf.seq != self.size:
+            yield LeafRefused("SEQ", f"the leaf says seq {leaf.seq}, it stands at {self.size}")
+        if leaf.time < self.last_time:
+            yield LeafRefused("CLOCK", f"time runs back from {self.last_time} to {leaf.time}")
+        if self.closed and not isinstance(leaf, Withdraw):
+            yield LeafRefused("CLOSED", "only withdrawals follow CLOSE")
+        if self._spending is not None and not isinstance(leaf, Spend | Epoch):
+            yield LeafRefused("EPOCH_ORDER", "SPEND leaves are followed by SPEND or EPOCH only")
+            self._spending = None
+        match leaf:
+            case Admit():
+                yield from self._admit(leaf)
+            case Charge():
+                yield from self._charge(leaf)
+            case Settle():
+                yield from self._settle(leaf)
+            case Spend():
+                yield from self._spend(leaf)
+            case Withdraw():
+                yield from self._withdraw(leaf)
+            case Epoch():
+                yield from self._epoch(leaf)
+            case Resume():
+                yield from self._resume(leaf)
+            case Close():
+                yield from self._close(leaf)
+            case Header():
+                yield LeafRefused("KIND", "a second header")
+
+    def _admit(self, leaf: Admit) -> Problems:
+        place = self._places.get(leaf.class_name)
+        if place is None:
+            yield LeafRefused("CLASS_UNKNOWN", f"the policy has no class {leaf.class_name}")
+            return
+        rule, policy = self.header.policy.classes[place], self.header.policy
+        if leaf.profile_id != place:
+            yield LeafRefused("PROFILE", f"class {leaf.class_name} has profile {place}, the leaf says {leaf.profile_id}")
+        if not policy.min_clip_norm_micro <= leaf.clip_micro <= rule.clip_norm_micro:
+            allowed = f"{policy.min_clip_norm_micro}..{rule.clip_norm_micro}"
+            yield LeafRefused("CLIP", f"clip norm {leaf.clip_micro} is outside {allowed} (1e-6)")
+        if leaf.sigma_micro < rule.noise_multiplier_micro:
+            preset = rule.noise_multiplier_micro
+            yield LeafRefused("NOISE", f"noise multiplier {leaf.sigma_micro} is below the class's {preset} (1e-6)")
+        if leaf.descriptor_hash in self.withdrawals:
+            yield LeafRefused("WITHDRAWN", f"{leaf.descriptor_hash.hex()} was withdrawn before")
+            return
+        if leaf.descriptor_hash in self.contributions:
+            yield LeafRefused("REPLAYED", f"{leaf.descriptor_hash.hex()} is admitted already")
+            return
+        contribution = Contribution(leaf, place, self.charged, self.attempt)
+        self.contributions[leaf.descriptor_hash] = self._due[leaf.descriptor_hash] = contribution
+        self._pools[place].add(leaf.descriptor_hash)
+        self._pool_roots[place] = None
+
+    def _charge(self, leaf: Charge) -> Problems:
+        policy = self.header.policy
+        if leaf.window != len(self.windows) + 1:
+            yield LeafRefused("WINDOW", f"window {leaf.window} follows window {len(self.windows)}")
+        if leaf.attempt != self.attempt:
+            yield LeafRefused("ATTEMPT", f"attempt {self.attempt} is running, the leaf says {leaf.attempt}")
+        if self.open_window is not None:
+            yield LeafRefused("WINDOW_OPEN", f"window {self.open_window.window} is still open; settle it first")
+            self.unsettled.append(self.open_window)
+        elif self._attempt_ended:
+            yield LeafRefused("ATTEMPT_ENDED", "the last window released fewer steps than charged; resume first")
+        if leaf.first_step != self.position + 1:
+            yield LeafRefused("TILE", f"windows tile the run: expected step {self.position + 1}, got {leaf.first_step}")
+        if leaf.n_steps > policy.window_steps:
+            yield LeafRefused("WINDOW_STEPS", f"{leaf.n_steps} steps in a window, the policy allows {policy.window_steps}")
+        if leaf.last_step > policy.steps:
+            yield HorizonExceeded("HORIZON", f"step {leaf.last_step} is past the policy's horizon of {policy.steps} steps")
+        horizon = policy.steps + policy.redo_steps
+        if self.charged + leaf.n_steps > horizon:
+            total = self.charged + leaf.n_steps
+            yield HorizonExceeded("HORIZON", f"{total} charged steps, the policy allows {horizon} with those re-executed")
+        if leaf.noise_stream in self._noise_streams:
+            yield LeafRefused("NOISE_REUSED", f"noise stream {leaf.noise_stream.hex()} was used before; noise would cancel")
+        if self.windows and leaf.fence < self.windows[-1].fence:
+            yield LeafRefused("FENCE", f"writer {leaf.fence} had lost the ledger to writer {self.windows[-1].fence}")
+        for found, expected in zip(leaf.classes, self.charge_classes(), strict=False):
+            if found != expected:
+                yield LeafRefused("CHARGE_CLASS", f"expected {expected}, got {found}")
+        if len(leaf.classes) != len(self._places):
+            yield LeafRefused("CHARGE_CLASS", f"{len(leaf.classes)} class rows, the policy has {len(self._places)}")
+        self._noise_streams.add(leaf.noise_stream)
+        self.windows.append(leaf)
+        self.open_window = leaf
+        self.charged += leaf.n_steps
+        self.charged_attempt = self.attempt
+
+    def _settle(self, leaf: Settle) -> Problems:
+        window = self.open_window
+        if window is None or leaf.window != window.window:
+            yield LeafRefused("SETTLE", f"window {leaf.window} is not the open one")
+            return
+        if leaf.steps_released > window.n_steps:
+            yield LeafRefused("SETTLE", f"{leaf.steps_released} steps released, {window.n_steps} were charged")
+        scheduled = self.scheduled_variances()
+        enough = [found >= floor for found, floor in zip(leaf.variances, scheduled, strict=False)]
+        if len(leaf.variances) != len(scheduled) or not all(enough):
+            yield LeafRefused("VARIANCE", f"realised variances {leaf.variances} are not all >= the charged {scheduled}")
+        self.open_window = None
+        self.position = window.first_step - 1 + min(leaf.steps_released, window.n_steps)
+        self._attempt_ended = leaf.steps_released < window.n_steps
+
+    def _spend(self, leaf: Spend) -> Problems:
+        if self._spending is None:
+            self._spending, self._spends_left = iter(self.spends_due()), len(self._due)
+        expected = next(self._spending, None)
+        self._spends_left -= 1
+        if expected is None or expected.admit.descriptor_hash != leaf.descriptor_hash:
+            name = "none" if expected is None else expected.admit.descriptor_hash.hex()
+            yield LeafRefused("SPEND_ORDER", f"expected the SPEND of {name}, got {leaf.descriptor_hash.hex()}")
+            return
+        steps = self.expenditure.steps(expected, self.charged)
+        variance = self.expenditure.min_std(expected.class_index) ** 2
+        fields = (expected.admit.seq, expected.class_index, steps, variance)
+        if (leaf.admit_seq, leaf.profile_id, leaf.steps, leaf.variance) != fields:
+            yield LeafRefused("SPEND", f"expected (admit seq, profile, steps, variance) {fields}, got {leaf}")
+        if self.recompute:
+            recomputed, recorded = self.epsilon(expected), leaf.epsilon_micro / 1e6
+            if not recomputed <= recorded <= recomputed + SPEND_TOLERANCE:
+                yield LeafRefused("SPEND_EPSILON", f"recorded epsilon {recorded:.6f}, the charges give {recomputed:.7f}")
+        place = expected.class_index
+        self._max_epsilon[place] = max(self._max_epsilon[place], leaf.epsilon_micro)
+
+    def _epoch(self, leaf: Epoch) -> Problems:
+        missing = self._spends_left if self._spending is not None else len(self._due)
+        self._spending = None
+        if missing > 0:
+            yield LeafRefused("EPOCH_ORDER", f"{missing} SPEND leaves are missing before this EPOCH")
+        if self.open_window is not None:
+            yield LeafRefused("WINDOW_OPEN", f"window {self.open_window.window} is still open at the close of an epoch")
+        expected = (len(self.epochs) + 1, self.position, self.charged, self.totals())
+        if (leaf.number, leaf.step, leaf.charged, leaf.classes) != expected:
+            yield LeafRefused("EPOCH", f"expected (number, step, charged, totals) {expected}, got {leaf}")
+        self.epochs.append(leaf)
+        self._due = {key: value for key, value in self._due.items() if value.active}
+
+    def _withdraw(self, leaf: Withdraw) -> Problems:
+        contribution = self.contributions.get(leaf.descriptor_hash)
+        expected = None if contribution is None else contribution.admit.seq
+        if leaf.admit_seq != expected:
+            yield LeafRefused("WITHDRAW", f"the contribution was admitted at {expected}, the leaf says {leaf.admit_seq}")
+        if leaf.descriptor_hash in self.withdrawals:
+            yield LeafRefused("WITHDRAW", f"{leaf.descriptor_hash.hex()} was withdrawn before")
+            return
+        self.withdrawals[leaf.descriptor_hash] = self.size
+        if contribution is None:
+            return
+        contribution.charged_until, contribution.attempt_until = self.charged, self.charged_attempt
+        place = contribution.class_index
+        self._pools[place].discard(leaf.descriptor_hash)
+        self._pool_roots[place] = None
+        self._withdrawn[place] += 1
+
+    def _resume(self, leaf: Resume) -> Problems:
+        if leaf.attempt != self.attempt + 1:
+            yield LeafRefused("ATTEMPT", f"attempt {self.attempt + 1} comes next, the leaf says {leaf.attempt}")
+        if leaf.pinned_size is None or leaf.pinned_root is None:
+            if leaf.from_step:
+                yield LeafRefused("RESUME", f"resuming after step {leaf.from_step} needs the pin of a model checkpoint")
+        elif leaf.pinned_size > self.size or self._root_at(leaf.pinned_size) != leaf.pinned_root:
+            yield LeafRefused("RESUME", f"the pinned root at size {leaf.pinned_size} is not this ledger's")
+        covered = leaf.pinned_size or 0
+        reached = max((window.last_step for window in self.windows if window.seq < covered), default=0)
+        if leaf.from_step > reached:
+            yield LeafRefused("RESUME", f"step {leaf.from_step} was not charged by the pinned size {covered}")
+        if self.open_window is not None:
+            self.unsettled.append(self.open_window)
+        self.open_window = None
+        self._attempt_ended = False
+        self.attempt, self.position = self.attempt + 1, leaf.from_step
+
+    def _close(self, leaf: Close) -> Problems:
+        if self.open_window is not None:
+            yield LeafRefused("WINDOW_OPEN", f"window {self.open_window.window} is still open; settle it first")
+        accounted = self.epochs[-1].charged if self.epochs else 0
+        if accounted != self.charged:
+            yield LeafRefused("CLOSE", f"{self.charged - accounted} charged steps are in no epoch; close one first")
+        if (leaf.step, leaf.charged) != (self.position, self.charged):
+            found = (leaf.step, leaf.charged)
+            yield LeafRefused("CLOSE", f"expected (step, charged) {(self.position, self.charged)}, got {found}")
+        self.closed = True

@@ -1,0 +1,159 @@
+"""Appending to a ledger file: stage leaves, check what they mean, commit them whole, remember the new tree outside.
+
+The mechanics under `ledger.log.Ledger`: it decides what to append, this decides whether and how.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from attest.files import atomic_write
+from ledger.errors import LeafRefused, LedgerBehind, LedgerClosed, LedgerForked, LedgerWrongRun
+from ledger.leaves import Leaf, checks, encode_leaf
+from ledger.merkle import Frontier, leaf_hash, root_of_hashes
+from ledger.note import NoteSigner, checkpoint_text, sign_note
+from ledger.storage import fsck, highwater
+from ledger.storage.store import Row, Store
+
+CLOCK_SLACK_SECONDS: Final = 60
+"""A clock that ran back by no more than this is read as standing still; by more, appending is refused."""
+
+
+class Appender:
+    """A ledger file, its replayed state, and the signer that may extend it.
+
+    Attributes:
+        store: the file.
+        signer: the ledger's key, None for reading only.
+        replay: the state of the run.
+        frontier: the frontier of the tree.
+        checkpoints: signed notes by size.
+        header_digest: SHA-256 of leaf 0.
+    """
+
+    def __init__(self, store: Store, signer: NoteSigner | None) -> None:
+        """Loads and checks the file."""
+        self.store = store
+        self.signer = signer
+        self._staged: list[Leaf] = []
+        self._broken = False
+        self._take(fsck.load(store, recompute=False))
+
+    @property
+    def size(self) -> int:
+        """Number of leaves."""
+        return self.frontier.size
+
+    def root_at(self, size: int) -> bytes:
+        """Returns the root over the first ``size`` leaves."""
+        return self.frontier.root() if size == self.size else root_of_hashes(self._hashes[:size])
+
+    def close(self) -> None:
+        """Gives up the file."""
+        self.store.close()
+        self._broken = True
+
+    @contextmanager
+    def appending(self, now: int, *, checkpoint: bool = False) -> Iterator[int]:
+        """Collects leaves staged in its body, then appends them in one transaction.
+
+        Guarantee:
+            When the body ends without an error, its leaves are on disk, and then the signer's high-water file. When
+            this raises, the ledger has none of them, unless it was the high-water file that could not be written. A
+            refused leaf leaves the handle as it was; a failed write makes it refuse everything until it is reopened.
+
+        Args:
+            now: POSIX seconds.
+            checkpoint: sign the resulting tree, in the same transaction.
+
+        Yields:
+            The time that the leaves must carry.
+        """
+        if self._broken:
+            raise LedgerClosed("HANDLE", "this handle was closed, or a write failed under it; open the ledger again")
+        signer = self.signer
+        if signer is None:
+            raise LedgerClosed("READ_ONLY", "this ledger was opened for reading; open it with its key to append")
+        time, writing = self._time(now), False
+        try:
+            yield time
+            rows, frontier = self._encode_staged()
+            text = checkpoint_text(signer.name, frontier.size, frontier.root())
+            note = sign_note(text, signer) if checkpoint else None
+            writing = True
+            self.store.append(rows, frontier, note)
+            self.frontier = frontier
+            self._hashes.extend(row.leaf_hash for row in rows)
+            if note is not None:
+                self.checkpoints[frontier.size] = note
+            highwater.write(self.store.path, signer, frontier.size, frontier.root())
+        except BaseException:
+            self._broken = True
+            if not writing:
+                # Nothing was written: forget what the refused leaves did to the state, and go on.
+                self._take(fsck.load(self.store, recompute=False))
+                self._broken = False
+            raise
+        finally:
+            self._staged = []
+
+    def stage(self, leaf: Leaf) -> None:
+        """Checks the next leaf against the run and queues it; raises LeafRefused when it contradicts the run."""
+        problems = self.replay.apply(leaf)
+        if problems:
+            raise problems[0]
+        self._staged.append(leaf)
+
+    def check_identity(self, signer: NoteSigner | None, expect_header: bytes | None) -> None:
+        """Checks that this is the ledger, and the key, that the caller means."""
+        found = self.header_digest
+        if expect_header is not None and expect_header != found:
+            raise LedgerWrongRun("WRONG_HEADER", f"the header is {found.hex()}, {expect_header.hex()} was pinned")
+        vkey = self.replay.header.log_vkey
+        if signer is not None and signer.vkey != vkey:
+            raise LedgerWrongRun("WRONG_KEY", f"the ledger is signed by {vkey}, the key given is {signer.vkey}")
+
+    def check_highwater(self) -> None:
+        """Compares the file with the signer's own memory, and brings that up to date when writing."""
+        path, origin = self.store.path, self.replay.header.origin
+        found = highwater.read(path, self.replay.header.log_vkey)
+        if found is not None:
+            mark, note = found
+            if mark.origin != origin:
+                raise LedgerWrongRun("WRONG_RUN", f"the high-water file is of {mark.origin!r}, the ledger of {origin!r}")
+            if mark.size > self.size:
+                raise LedgerBehind("BEHIND", f"the signer committed to {mark.size} leaves, the ledger has {self.size}")
+            if self.root_at(mark.size) != mark.root:
+                evidence = Path(f"{path}.fork-evidence")
+                with suppress(OSError):
+                    atomic_write(evidence, note + b"\n" + self.checkpoints[max(self.checkpoints)])
+                raise LedgerForked("FORKED", f"the signer committed to another history of {mark.size} leaves: {evidence}")
+        elif self.signer is not None and self.size > 1:
+            missing = highwater.path_of(path)
+            raise LedgerBehind("HIGHWATER_MISSING", f"{missing} is gone, so a lost tail could not be seen; restore it")
+        if self.signer is not None:
+            highwater.write(path, self.signer, self.size, self.frontier.root())
+
+    def _take(self, loaded: fsck.Loaded) -> None:
+        self.replay = loaded.replay
+        self.frontier = loaded.frontier
+        self.checkpoints = loaded.checkpoints
+        self.header_digest = loaded.header_digest
+        self._hashes = loaded.hashes
+
+    def _time(self, now: int) -> int:
+        checks.uint(now, "now")
+        last = self.replay.last_time
+        if now < last - CLOCK_SLACK_SECONDS:
+            raise LeafRefused("CLOCK", f"the clock says {now}, the last leaf {last}; set the clock right")
+        return max(now, last)
+
+    def _encode_staged(self) -> tuple[list[Row], Frontier]:
+        rows, frontier = [], self.frontier.copy()
+        for leaf in self._staged:
+            body = encode_leaf(leaf)
+            hashed = leaf_hash(body)
+            rows.append(Row(leaf.seq, leaf.KIND, getattr(leaf, "descriptor_hash", None), hashed, body))
+            frontier.append(hashed)
+        return rows, frontier

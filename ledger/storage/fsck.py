@@ -1,0 +1,109 @@
+"""Re-derives everything a ledger file claims from the bodies of its leaves, and believes nothing else in it."""
+
+import hashlib
+from dataclasses import dataclass
+
+from ledger.errors import LeafRefused, LedgerBehind, LedgerCorrupt, NoteError
+from ledger.leaves import Header, decode_leaf
+from ledger.merkle import Frontier, leaf_hash, root_of_hashes
+from ledger.note import open_note, parse_checkpoint
+from ledger.replay import Replay
+from ledger.storage.store import Row, Store
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A ledger file that was found whole.
+
+    Attributes:
+        replay: the state of the run.
+        frontier: the frontier of its tree.
+        hashes: all leaf hashes.
+        header_digest: SHA-256 of the bytes of leaf 0.
+        checkpoints: signed notes by size.
+    """
+
+    replay: Replay
+    frontier: Frontier
+    hashes: list[bytes]
+    header_digest: bytes
+    checkpoints: dict[int, bytes]
+
+
+def load(store: Store, *, recompute: bool) -> Loaded:
+    """Reads a whole ledger file and checks it.
+
+    Guarantee:
+        Every body hashes to its stored leaf hash and stands at its own seq; head, frontier and index columns agree with
+        the bodies; every stored checkpoint is signed by the header's key and has the root of the tree at its size; and
+        the leaves tell a run without contradiction.
+
+    Args:
+        store: the open file.
+        recompute: also recompute every recorded epsilon, which takes the accountant's time.
+
+    Raises:
+        LedgerCorrupt: naming the first leaf that is wrong, if one can be named.
+        LedgerBehind: if leaves that the file itself vouches for are gone from its end.
+    """
+    hashes: list[bytes] = []
+    frontier = Frontier()
+    notes = dict(store.checkpoints())
+    replay: Replay | None = None
+    digest, verified_size = b"", 0
+    for row in store.rows():
+        seq = len(hashes)
+        _check_row(row, seq)
+        try:
+            leaf = decode_leaf(row.body)
+            problems = [] if replay is None else replay.apply(leaf)
+        except LeafRefused as error:
+            raise LedgerCorrupt("LEAF", f"leaf {seq}: {error.sentence}", seq=seq) from error
+        hashes.append(row.leaf_hash)
+        frontier.append(row.leaf_hash)
+        if problems:
+            raise LedgerCorrupt("REPLAY", f"leaf {seq}: {problems[0].sentence}", seq=seq)
+        if replay is None:
+            if not isinstance(leaf, Header):
+                raise LedgerCorrupt("HEADER", "leaf 0 is not a header", seq=0)
+            digest = hashlib.sha256(row.body).digest()
+            replay = Replay(leaf, lambda size: root_of_hashes(hashes[:size]), recompute=recompute)
+        if (row.kind, row.descriptor_hash) != (leaf.KIND, getattr(leaf, "descriptor_hash", None)):
+            raise LedgerCorrupt("INDEX", f"the index columns of leaf {seq} differ from its body", seq=seq)
+        if frontier.size in notes:
+            _check_note(notes[frontier.size], replay.header, frontier, verified_size)
+            verified_size = frontier.size
+    if replay is None:
+        raise LedgerCorrupt("HEADER", "the ledger has no header leaf; creating it did not finish", seq=0)
+    _check_end(store, frontier, notes)
+    replay.recompute = True
+    return Loaded(replay, frontier, hashes, digest, notes)
+
+
+def _check_row(row: Row, seq: int) -> None:
+    if row.seq != seq:
+        raise LedgerCorrupt("GAP", f"leaf {seq} is missing; the next one stored is {row.seq}", seq=seq)
+    if leaf_hash(row.body) != row.leaf_hash:
+        raise LedgerCorrupt("LEAF_HASH", f"the body of leaf {seq} was changed: it does not hash to the stored leaf", seq=seq)
+
+
+def _check_note(note: bytes, header: Header, frontier: Frontier, verified_size: int) -> None:
+    try:
+        checkpoint = parse_checkpoint(open_note(note, [header.log_vkey]).text)
+    except NoteError as error:
+        raise LedgerCorrupt("CHECKPOINT", f"the checkpoint at size {frontier.size}: {error.sentence}") from error
+    if (checkpoint.origin, checkpoint.size, checkpoint.root) != (header.origin, frontier.size, frontier.root()):
+        raise LedgerCorrupt(
+            "CHECKPOINT",
+            f"the leaves do not give the root signed at size {frontier.size}; one of {verified_size}.."
+            f"{frontier.size - 1} was changed",
+        )
+
+
+def _check_end(store: Store, frontier: Frontier, notes: dict[int, bytes]) -> None:
+    head = store.head()
+    vouched = max(head.size, *notes) if notes else head.size
+    if frontier.size < vouched:
+        raise LedgerBehind("TAIL_LOST", f"the file vouches for {vouched} leaves and has {frontier.size}; restore a backup")
+    if (head.size, head.to_bytes()) != (frontier.size, frontier.to_bytes()):
+        raise LedgerCorrupt("HEAD", f"the stored head (size {head.size}) is not that of the {frontier.size} leaves")

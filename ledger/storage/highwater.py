@@ -1,0 +1,45 @@
+"""The signer's own memory, outside the database: the largest tree it has ever committed to.
+
+A database can lose its tail (a flipped bit in a write-ahead log drops committed rows without an error) or be rolled back
+whole, note and all. The signer compares before it signs again, so neither goes unseen.
+"""
+
+from pathlib import Path
+
+from attest.errors import FileRefused
+from attest.files import atomic_write, read_limited
+from ledger.errors import LedgerCorrupt, NoteError, StorageFailed
+from ledger.note import MAX_NOTE_SIZE, Checkpoint, NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
+
+
+def path_of(ledger: Path) -> Path:
+    """Returns where the high-water file of a ledger lies: beside it."""
+    return Path(f"{ledger}.highwater")
+
+
+def read(ledger: Path, log_vkey: str) -> tuple[Checkpoint, bytes] | None:
+    """Reads the high-water file; None if there is none.
+
+    Raises:
+        LedgerCorrupt: if it is not a checkpoint signed by the ledger's key.
+        StorageFailed: if it cannot be read.
+    """
+    path = path_of(ledger)
+    if not path.exists():
+        return None
+    try:
+        data = read_limited(path, MAX_NOTE_SIZE, "high-water file")
+        return parse_checkpoint(open_note(data, [log_vkey]).text), data
+    except NoteError as error:
+        raise LedgerCorrupt("HIGHWATER", f"{path}: {error.sentence}") from error
+    except FileRefused as error:
+        raise StorageFailed("HIGHWATER", error.sentence) from error
+
+
+def write(ledger: Path, signer: NoteSigner, size: int, root: bytes) -> None:
+    """Records a new largest tree: written beside, synced, renamed over, directory synced."""
+    note = sign_note(checkpoint_text(signer.name, size, root), signer)
+    try:
+        atomic_write(path_of(ledger), note)
+    except OSError as error:
+        raise StorageFailed("HIGHWATER", f"cannot write {path_of(ledger)}: {error.strerror or error}") from error

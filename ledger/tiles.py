@@ -1,0 +1,52 @@
+"""The contents of an export's files: hash tiles and entry bundles (C2SP tlog-tiles v1.0.0)."""
+
+from collections.abc import Iterator, Sequence
+
+from ledger import layout
+from ledger.errors import ProofError
+from ledger.merkle import root_of_hashes
+
+
+def hash_tiles(hashes: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yields (name, content) of all hash tiles of the tree over ``hashes``."""
+    level, row = 0, list(hashes)
+    while row:
+        above: list[bytes] = []
+        for n, width in layout.tile_widths(len(row)):
+            tile = row[n * layout.TILE_WIDTH : n * layout.TILE_WIDTH + width]
+            yield layout.tile_path(level, n, width), b"".join(tile)
+            if width == layout.TILE_WIDTH:
+                above.append(root_of_hashes(tile))
+        level, row = level + 1, above
+
+
+def entry_bundle(entries: Sequence[bytes]) -> bytes:
+    """Returns entries, each behind its length as a big-endian uint16."""
+    return b"".join(len(entry).to_bytes(2, "big") + entry for entry in entries)
+
+
+def split_bundle(data: bytes, width: int) -> list[bytes]:
+    """Reads exactly ``width`` entries that fill ``data``.
+
+    Raises:
+        ProofError: if they do not.
+    """
+    entries: list[bytes] = []
+    offset = 0
+    for _ in range(width):
+        if len(data) - offset < 2:
+            raise ProofError("BUNDLE", f"a bundle of {width} entries ends after {len(entries)}")
+        size = int.from_bytes(data[offset : offset + 2], "big")
+        entry = data[offset + 2 : offset + 2 + size]
+        if len(entry) != size:
+            raise ProofError("BUNDLE", f"entry {len(entries)} of a bundle is cut short")
+        entries.append(entry)
+        offset += 2 + size
+    if offset != len(data):
+        raise ProofError("BUNDLE", f"{len(data) - offset} bytes follow the last entry of a bundle")
+    return entries
+
+
+def policy_text(log_vkey: str) -> bytes:
+    """Returns the C2SP tlog-policy under which the checkpoint counts: the log's own signature, no witnesses."""
+    return f"log {log_vkey}\nquorum none\n".encode()
