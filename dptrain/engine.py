@@ -143,7 +143,7 @@ class PrivateTraining:
         recorder = Recorder(ledger_path, ledger_key, origin or f"{signed.policy.corpus}/{ledger_path.stem}", resume, public)
         gate = run_gate(data, signed.policy, known, now=recorder.admission_time(clock()))
         if not gate.admitted:
-            counts = ", ".join(f"{code} {n}" for code, n in gate.counts().items()) or "the corpus is empty"
+            counts = ", ".join(f"{code} {n}" for code, n in gate.counts()["refused"].items()) or "the corpus is empty"
             raise ConfigError("NOTHING_ADMITTED", f"the gate admitted no contribution ({counts}); see `dptrain gate`")
         return cls(
             signed,
@@ -193,7 +193,7 @@ class PrivateTraining:
         slots = slots_for(self.gate.admitted, self.schedule)
         largest = max(slot.resolution.multiplier for slot in slots)
         self.router = Router(self.model, self.schedule, largest_multiplier=largest)
-        header = recording.header_for(self, private=self._test_key is None)
+        header = recording.header_for(self, self._test_key)
         attempt = self.recorder.open(header, slots, self._clock())
         slots = in_ledger_order(slots, self.recorder.admitted())
         self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)

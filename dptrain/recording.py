@@ -1,6 +1,7 @@
 """The run's side of the ledger: windows charged before their steps, settlements, epochs, and what a header says of a model."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,14 +78,14 @@ class Recorder:
             self._ledger = Ledger.create(self.path, header, self._signer, now=now)
         else:
             _require_same(self._ledger, header)
-        if not self.ledger.admits:
+        if not self.ledger.state.contributions:
             names = [rule.name for rule in self._steps.classes]
             self.ledger.admit([_admit(slot, names) for slot in slots], now=now)
-        return 0 if fresh else None
+        return self.ledger.attempt if fresh else None
 
     def admitted(self) -> list[bytes]:
         """Descriptor hashes in the order of their admission."""
-        return [admit.descriptor_hash for admit in self.ledger.admits]
+        return [entry.admit.descriptor_hash for entry in self.ledger.state.contributions.values()]
 
     def resume(self, from_step: int, pin: PinRecord | None, now: int) -> int:
         """Starts a new attempt after ``from_step``; the ledger charges every re-executed step again."""
@@ -100,8 +101,7 @@ class Recorder:
     def pin(self, step: int) -> PinRecord:
         """Where the ledger stands, for a model checkpoint after ``step``."""
         pin = self.ledger.pin()
-        attempt = self._window.attempt if self._window else 0
-        return PinRecord(step, pin.origin, pin.size, pin.root.hex(), pin.header_digest.hex(), attempt)
+        return PinRecord(step, pin.origin, pin.size, pin.root.hex(), pin.header_digest.hex(), self.ledger.attempt)
 
     def commit_stream(self, commitment: bytes) -> None:
         """Hiding commitment to this attempt's noise key; windows derive their public stream ids from it."""
@@ -161,8 +161,11 @@ class Recorder:
             self._ledger.close()
 
 
-def header_for(engine: "PrivateTraining", *, private: bool) -> HeaderSpec:
-    """What the ledger's first leaf says: policy, model structure, and the schedule of every block."""
+def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
+    """What the ledger's first leaf says: policy, model structure, and the schedule of every block.
+
+    With a fixed test key the run id is fixed too, so that two runs draw the same numbers, and the header says NOT PRIVATE.
+    """
     blocks = [HeaderBlock(block.name, block.coordinates, block.classes, block.std) for block in engine.schedule.blocks]
     untouched: dict[str, int] = {}
     for tensor in engine.schedule.frozen:
@@ -175,9 +178,10 @@ def header_for(engine: "PrivateTraining", *, private: bool) -> HeaderSpec:
         model_fingerprint=fingerprint(engine.model),
         blocks=tuple(blocks),
         exactness_note=EXACTNESS,
-        private=private,
+        private=test_key is None,
         clip_margin=engine.router.margin,
         caps_enforced=True,
+        run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
     )
 
 

@@ -107,6 +107,7 @@ class Probe:
         parameters = [tensor.parameter for _, tensor in engine.router.tensors]
         for parameter in parameters:
             parameter.requires_grad_(True)
+        handles = [p.register_post_accumulate_grad_hook(_drop_grad) for p in parameters]
         engine.router.arm(rows.contributions, rows.examples, everything)
         self.active = True
         engine.current = rows
@@ -119,6 +120,8 @@ class Probe:
             for parameter in parameters:
                 parameter.requires_grad_(False)
                 parameter.grad = None
+            for handle in handles:
+                handle.remove()
         return rows
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
@@ -134,6 +137,11 @@ class Probe:
     def _choose(count: int) -> list[int]:
         """Up to four slots spread over the pool: fixed positions, not a draw."""
         return sorted({round(k * (count - 1) / 3) for k in range(4)}) if count else []
+
+
+def _drop_grad(parameter: torch.Tensor) -> None:
+    """Should the loop run a backward pass of its own on a probe microbatch, its gradient is gone before anyone sees it."""
+    parameter.grad = None
 
 
 def check_parameters(tensors: Sequence[tuple[str, torch.Tensor]], step: int) -> None:

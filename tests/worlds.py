@@ -1,0 +1,114 @@
+"""A small complete world for tests: owner, contributors, registry, signed policy and an attested JSONL corpus."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attest import signed_file
+from attest.corpus import SigningTemplate, sign_corpus
+from attest.keys import generate, public_bytes, save_public_key
+from attest.micro import to_micro
+from attest.policy import Policy, sign_policy
+from attest.registry import Registry
+
+DAY = 86_400
+
+CLASSES = """
+[[class]]
+name = "sensitive"
+clip_norm = 0.5
+noise_multiplier = 1.5
+sampling_rate = {q}
+depth = {{ from = 0.67, to = 1.0 }}
+[[class]]
+name = "internal"
+clip_norm = 1.0
+noise_multiplier = 1.0
+sampling_rate = {q}
+depth = {{ from = 0.34, to = 1.0 }}
+[[class]]
+name = "open"
+clip_norm = 1.0
+noise_multiplier = 0.6
+sampling_rate = {q}
+depth = {{ from = 0.0, to = 1.0 }}
+"""
+
+
+@dataclass
+class World:
+    """Paths and keys; ``open_args`` are the first arguments of ``PrivateTraining.open``."""
+
+    root: Path
+    policy: Path
+    corpus: Path
+    owner_key: Any
+    contributor_keys: dict[str, Any]
+    registry: Registry
+    now: int
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.db"
+
+
+def token_record(seed: int, vocabulary: int = 50, length: int = 7, labels: int = 3) -> dict:
+    """A deterministic example of the token families: no padding inside, one label."""
+    ids = [2 + (seed * 31 + 17 * t + (seed * t) % 13) % (vocabulary - 2) for t in range(length)]
+    return {"ids": ids, "label": seed % labels, "seed": seed}
+
+
+def make_world(
+    root: Path,
+    *,
+    per_class: int = 4,
+    steps: int = 4,
+    rate: str = "0.5",
+    classes: str = CLASSES,
+    record: Callable[[int], Any] = token_record,
+    policy_extra: str = "",
+    template_extra: dict | None = None,
+    signed_bounds: Callable[[str], dict] | None = None,
+    now: int | None = None,
+) -> World:
+    """Writes a world under ``root``: one contributor per class, ``per_class`` contributions each."""
+    root.mkdir(parents=True, exist_ok=True)
+    now = int(time.time()) if now is None else now
+    text = (
+        f'corpus = "test-corpus"\ndelta = 1e-5\nsteps = {steps}\nnormalizer = 4\nwindow_steps = 2\nepoch_steps = 4\n{policy_extra}\n'
+        + classes.format(q=rate)
+    )
+    policy = Policy.from_toml(text)
+    owner = generate()
+    registry = Registry()
+    keys = {}
+    corpus = root / "corpus"
+    corpus.mkdir(exist_ok=True)
+    for k, rule in enumerate(policy.classes):
+        name = f"contributor-{rule.name}"
+        keys[name] = generate()
+        registry = registry.add(
+            name, public_bytes(keys[name]), classes=(rule.name,), not_before=now - DAY, not_after=now + 300 * DAY
+        )
+        bounds = {"clip_norm_micro": rule.clip_norm_micro, "noise_multiplier_micro": rule.noise_multiplier_micro}
+        if signed_bounds is not None:
+            bounds |= {key: to_micro(value, rounding="exact") for key, value in signed_bounds(rule.name).items()}
+        template = SigningTemplate(
+            contributor=name, data_class="test", admissibility_class=rule.name, corpus="test-corpus", not_before=now - DAY,
+            not_after=now + 200 * DAY, **bounds, **(template_extra or {}),
+        )  # fmt: skip
+        data = corpus / f"{rule.name}.jsonl"
+        write_jsonl(data, [record(1000 * k + i) for i in range(per_class)])
+        sign_corpus(data, None, keys[name], template)
+    registry.save(root / "registry.cbor")
+    save_public_key(root / "owner.pub", public_bytes(owner), "owner")
+    payload, message = sign_policy(policy, owner, owner="owner", registry_root=registry.root())
+    signed_file.write(root / "policy.cose", payload, message)
+    return World(root, root / "policy.cose", corpus, owner, keys, registry, now)
+
+
+def write_jsonl(path: Path, records: Sequence[Any]) -> None:
+    path.write_text("".join(json.dumps(item) + "\n" for item in records))
