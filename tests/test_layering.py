@@ -44,9 +44,7 @@ def imported_names(package: str) -> Iterator[tuple[Path, str]]:
 
 
 def run_without_torch(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", BLOCK_TORCH + program], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    return subprocess.run([sys.executable, "-c", BLOCK_TORCH + program], cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))

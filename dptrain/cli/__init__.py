@@ -1,0 +1,5 @@
+"""The `dptrain` command."""
+
+from dptrain.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,30 @@
+"""The command tree. Each group is one file; no file here imports torch."""
+
+import typer
+
+from dptrain.cli import account, attest, gate, ledger, plan, policy, registry, train
+from dptrain.cli.output import RootGroup
+
+app = typer.Typer(
+    name="dptrain",
+    cls=RootGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    # A traceback with local variables could show keys; an unexpected error prints Python's plain one.
+    pretty_exceptions_enable=False,
+    help="Differentially private training with signed per-contribution bounds and an auditable privacy ledger. "
+    "Exit codes: 0 done, 1 refused or failed check, 2 wrong use.",
+)
+app.add_typer(attest.app, name="attest")
+app.add_typer(registry.app, name="registry")
+app.add_typer(policy.app, name="policy")
+gate.register(app)
+plan.register(app)
+account.register(app)
+train.register(app)
+app.add_typer(ledger.app, name="ledger")
+
+
+def main() -> None:
+    """Entry point of the `dptrain` script."""
+    app()

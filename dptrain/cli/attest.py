@@ -1,0 +1,273 @@
+"""`dptrain attest`: a contributor's tools."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attest import keys, sign1, signed_file
+from attest.attestation import Attestation, read_sequence
+from attest.corpus import Item, SigningTemplate, open_corpus, sign_corpus
+from attest.descriptor import ContributionDescriptor
+from attest.errors import AttestError, CorpusRefused
+from attest.ids import check_id
+from attest.micro import to_micro
+from attest.records import SUFFIX
+from attest.withdrawal import Withdrawal, sign_withdrawal
+from dptrain.cli.files import KeyFile, PassphraseFile, load_key, read_passphrase, read_policy, refuse_to_overwrite
+from dptrain.cli.output import JsonFlag, console, counting, moment, number, print_json, styled, table, utc
+
+app = typer.Typer(no_args_is_help=True, help="A contributor's tools: keys, attestations, withdrawals.")
+
+_DAY = 86400
+
+AttestationFile = Annotated[
+    Path, typer.Argument(metavar="DATA.attest", exists=True, dir_okay=False, help="Attestations, as sign wrote them.")
+]
+
+
+@app.command(epilog="Example: dptrain attest keygen alice --dir keys")
+def keygen(
+    name: Annotated[str, typer.Argument(help="Identifier under which the key signs: a-z 0-9 . _ / -")],
+    directory: Annotated[Path, typer.Option("--dir", exists=True, file_okay=False, help="Where the two files go.")] = Path("."),
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Make a key pair: NAME.key, which stays with you, and NAME.pub, which you hand out.
+
+    Corpus owners make their key the same way. Existing files are never overwritten.
+    """
+    check_id(name, "name")
+    stem = directory / name.replace("/", "-")
+    private, public = Path(f"{stem}.key"), Path(f"{stem}.pub")
+    refuse_to_overwrite(public)
+    key = keys.generate()
+    raw = keys.public_bytes(key)
+    keys.save_private_key(private, key, read_passphrase(passphrase_file))
+    keys.save_public_key(public, raw, name)
+    if json:
+        print_json({"private_key": str(private), "public_key": str(public), "name": name, "key_id": keys.key_id(raw).hex()})
+    else:
+        console().print(f"wrote {private} (keep it) and {public} (hand it out); key id {keys.key_id(raw).hex()}")
+
+
+@app.command(
+    epilog="Example: dptrain attest sign notes.jsonl --key alice.key --class sensitive --policy policy.toml\n\n"
+    "Example: dptrain attest sign scans/ --key alice.key --class sensitive --corpus clinic-notes-2026 "
+    "--clip-norm 0.5 --noise-multiplier 1.2"
+)
+def sign(
+    data: Annotated[Path, typer.Argument(metavar="DATA", exists=True, help="A file, a .jsonl file or a folder.")],
+    key: KeyFile,
+    admissibility_class: Annotated[str, typer.Option("--class", help="Class of the policy to be admitted under.")],
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="POLICY", exists=True, dir_okay=False, help="Take corpus and bounds from this policy."),
+    ] = None,
+    owner_key: Annotated[
+        Path | None, typer.Option(metavar="PUB", exists=True, dir_okay=False, help="Owner's key, for a signed policy.")
+    ] = None,
+    corpus: Annotated[str | None, typer.Option(help="Corpus that may use the data, and no other.")] = None,
+    clip_norm: Annotated[str | None, typer.Option(metavar="DECIMAL", help="Largest pull at the model in a step.")] = None,
+    noise_multiplier: Annotated[
+        str | None, typer.Option(metavar="DECIMAL", help="Least noise, as a multiple of the clip norm.")
+    ] = None,
+    contributor: Annotated[
+        str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
+    ] = None,
+    data_class: Annotated[str, typer.Option(help="What kind of data it is, as an identifier.")] = "unspecified",
+    not_before: Annotated[int | None, moment("First moment of validity; default: now.")] = None,
+    days: Annotated[int, typer.Option(min=1, help="Days of validity.")] = 365,
+    max_occurrences: Annotated[int, typer.Option(min=0, help="Draws at most, 0 for no cap.")] = 0,
+    max_examples: Annotated[int | None, typer.Option(min=1, help="Examples that a contribution holds at most.")] = None,
+    principal: Annotated[str | None, typer.Option(help="Person that several contributions are about.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: DATA.attest, where the gate looks.")] = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Sign a file, every record of a .jsonl file, or every file of a folder; one attestation per contribution.
+
+    Bounds are rounded to six decimals on the strict side. Signing again replaces DATA.attest; attestations handed out
+    before stay valid until they are withdrawn or expire.
+    """
+    private_key, name = load_key(key, passphrase_file, contributor, "--contributor")
+    if policy is not None:
+        rules, _ = read_policy(policy, owner_key)
+        rule = rules.class_rule(admissibility_class)
+        corpus, clip_micro, noise_micro = corpus or rules.corpus, rule.clip_norm_micro, rule.noise_multiplier_micro
+    elif corpus is None or clip_norm is None or noise_multiplier is None:
+        raise typer.BadParameter("give --corpus, --clip-norm and --noise-multiplier, or a --policy to take them from")
+    start = int(time.time()) if not_before is None else not_before
+    template = SigningTemplate(
+        contributor=name,
+        data_class=data_class,
+        admissibility_class=admissibility_class,
+        clip_norm_micro=clip_micro if clip_norm is None else to_micro(clip_norm, rounding="down"),
+        noise_multiplier_micro=noise_micro if noise_multiplier is None else to_micro(noise_multiplier, rounding="up"),
+        corpus=corpus,
+        not_before=start,
+        not_after=start + days * _DAY,
+        max_occurrences=max_occurrences,
+        principal=principal,
+        max_examples=max_examples,
+    )
+    target = out or data.resolve().with_name(data.resolve().name + SUFFIX)
+    with counting("signing") as progress:
+        count = sign_corpus(data, target, private_key, template, progress)
+    if json:
+        print_json({"signed": count, "path": str(target), "contributor": name, "corpus": corpus})
+        return
+    console().print(
+        f"signed {count} contributions as {name} for {corpus}, class {admissibility_class}: clip norm "
+        f"{template.clip_norm_micro / 1e6:g} at most, noise multiplier {template.noise_multiplier_micro / 1e6:g} at least, "
+        f"until {utc(template.not_after)}\n{target}"
+    )
+
+
+@app.command(epilog="Example: dptrain attest verify notes.jsonl --pub alice.pub")
+def verify(
+    data: Annotated[Path, typer.Argument(metavar="DATA", exists=True, help="Data with DATA.attest beside it.")],
+    pub: Annotated[Path, typer.Option("--pub", metavar="PUB", exists=True, dir_okay=False, help="The signer's key.")],
+    at: Annotated[int | None, moment("Moment at which they must be valid; default: now.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Failures that are listed.")] = 20,
+    json: JsonFlag = False,
+) -> None:
+    """Check signature, content and validity of every contribution against one public key.
+
+    The gate checks more: registry, class, bounds, audience, duplicates.
+    """
+    name, raw = keys.load_named_public_key(pub)
+    now = int(time.time()) if at is None else at
+    good, failures = 0, []
+    for item in open_corpus(data):
+        try:
+            _check_item(item, name, raw, now)
+            good += 1
+        except AttestError as error:
+            failures.append({"where": _where(item), "code": error.code, "sentence": error.sentence})
+    if json:
+        print_json({"verified": good, "failed": len(failures), "failures": failures})
+    else:
+        out = console()
+        for failure in failures[:limit]:
+            out.print(styled("red", failure["code"], f" {failure['where']}: {failure['sentence']}"))
+        out.print(f"{good} verified, {len(failures)} failed, signer {name}")
+    if failures or not good:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: dptrain attest show notes.jsonl.attest --limit 3")
+def show(
+    attestations: AttestationFile,
+    limit: Annotated[int, typer.Option(min=1, help="Attestations that are shown.")] = 20,
+    json: JsonFlag = False,
+) -> None:
+    """Show what attestations say. Nothing is verified here; `verify` and the gate do that."""
+    descriptors = [ContributionDescriptor.from_cbor(item.descriptor) for item in _read(attestations)]
+    if json:
+        print_json({"count": len(descriptors), "descriptors": [_as_json(item) for item in descriptors[:limit]]})
+        return
+    rows = table("#", "contributor", "class", "corpus", "clip norm", "noise multiplier", "valid until", "descriptor hash")
+    for index, item in enumerate(descriptors[:limit], start=1):
+        rows.add_row(
+            str(index),
+            item.contributor,
+            item.admissibility_class,
+            item.corpus,
+            number(item.clip_norm, 6),
+            number(item.noise_multiplier, 6),
+            utc(item.not_after),
+            item.digest().hex()[:16],
+        )
+    out = console()
+    out.print(rows)
+    out.print(f"{len(descriptors)} attestations, not verified here")
+
+
+@app.command(epilog="Example: dptrain attest withdraw notes.jsonl.attest --key alice.key --record 3 --reason consent")
+def withdraw(
+    attestations: AttestationFile,
+    key: KeyFile,
+    record: Annotated[list[int] | None, typer.Option(min=1, help="Number of the contribution, from 1; repeat.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Withdraw every contribution of the file.")] = False,
+    reason: Annotated[str, typer.Option(help="Reason code, an identifier; no free text.")] = "consent",
+    contributor: Annotated[
+        str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", file_okay=False, help="Where they go.")] = Path("withdrawals"),
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Sign withdrawals, one file per contribution, for the operator to enter with `dptrain ledger withdraw`.
+
+    A withdrawal ends further use. It does not undo what was learned: that stays bounded by the epsilon spent.
+    """
+    if everything == bool(record):
+        raise typer.BadParameter("give --record with one or more numbers, or --all")
+    private_key, name = load_key(key, passphrase_file, contributor, "--contributor")
+    descriptors = [ContributionDescriptor.from_cbor(item.descriptor) for item in _read(attestations)]
+    chosen = range(1, len(descriptors) + 1) if everything else sorted(set(record or ()))
+    if chosen and chosen[-1] > len(descriptors):
+        raise typer.BadParameter(f"{attestations} holds {len(descriptors)} contributions, there is no number {chosen[-1]}")
+    out.mkdir(parents=True, exist_ok=True)
+    now, written = int(time.time()), []
+    for index in chosen:
+        descriptor = descriptors[index - 1]
+        withdrawal = Withdrawal(descriptor.digest(), descriptor.corpus, now, reason)
+        path = out / f"{withdrawal.descriptor_hash.hex()[:32]}.cose"
+        signed_file.write(path, *sign_withdrawal(withdrawal, private_key, signer=name))
+        written.append({"descriptor_hash": withdrawal.descriptor_hash.hex(), "path": str(path)})
+    if json:
+        print_json({"withdrawals": written, "signer": name, "reason": reason})
+    else:
+        console().print(f"signed {len(written)} withdrawals as {name}, reason {reason}, in {out}")
+
+
+def _check_item(item: Item, name: str, raw: bytes, now: int) -> None:
+    if item.problem is not None:
+        raise item.problem
+    if item.attestation is None:
+        raise CorpusRefused("UNATTESTED", "there is no attestation for this content")
+    if item.locator is None:
+        raise CorpusRefused("CONTENT_MISSING", "there is no content for this attestation")
+    headers = sign1.verify(item.attestation.sign1, item.attestation.descriptor, raw)
+    descriptor = ContributionDescriptor.from_cbor(item.attestation.descriptor)
+    if not headers.issuer == descriptor.contributor == name:
+        raise CorpusRefused(
+            "HEADER", f"the key is {name}'s, the signature is issued by {headers.issuer} for {descriptor.contributor}"
+        )
+    if descriptor.content_hash != item.content_hash:
+        raise CorpusRefused("CONTENT_MISMATCH", "the content is not what was signed; restore it or sign it anew")
+    if not descriptor.not_before <= now < descriptor.not_after:
+        raise CorpusRefused(
+            "EXPIRED" if now >= descriptor.not_after else "NOT_YET_VALID",
+            f"valid from {utc(descriptor.not_before)} until {utc(descriptor.not_after)}",
+        )
+
+
+def _where(item: Item) -> str:
+    return f"{item.locator.source}, byte {item.locator.offset}" if item.locator else "attestation without content"
+
+
+def _read(path: Path) -> list[Attestation]:
+    with path.open("rb") as stream:
+        return list(read_sequence(stream))
+
+
+def _as_json(descriptor: ContributionDescriptor) -> dict[str, Any]:
+    return {
+        "descriptor_hash": descriptor.digest().hex(),
+        "contributor": descriptor.contributor,
+        "data_class": descriptor.data_class,
+        "class": descriptor.admissibility_class,
+        "corpus": descriptor.corpus,
+        "clip_norm": descriptor.clip_norm,
+        "noise_multiplier": descriptor.noise_multiplier,
+        "content_hash": descriptor.content_hash.hex(),
+        "not_before": descriptor.not_before,
+        "not_after": descriptor.not_after,
+        "max_occurrences": descriptor.max_occurrences,
+        "max_examples": descriptor.max_examples,
+        "principal": descriptor.principal,
+    }

@@ -1,0 +1,317 @@
+"""`dptrain ledger`: show, export, verify and report the record of a run, and enter withdrawals."""
+
+import hashlib
+import json as json_text
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attest import cbor, keys, sign1, signed_file
+from attest.attestation import read_sequence
+from attest.descriptor import ContributionDescriptor
+from attest.registry import Registry
+from attest.withdrawal import Withdrawal, verify_own_withdrawal, verify_withdrawal
+from dptrain.cli.files import PassphraseFile, read_passphrase, refuse_to_overwrite
+from dptrain.cli.output import JsonFlag, console, number, print_json, styled, table, utc
+from dptrain.errors import ConfigError
+from ledger.audit import AuditReport, verify_export
+from ledger.leaves import Header
+from ledger.log import Ledger
+from ledger.note import NoteSigner
+from ledger.report import write_report
+
+app = typer.Typer(no_args_is_help=True, help="The record of a run: show, export, verify, report, withdraw.")
+
+LedgerFile = Annotated[
+    Path, typer.Argument(metavar="LEDGER.db", exists=True, dir_okay=False, help="Ledger of a run, ledger.db.")
+]
+ExportDirectory = Annotated[
+    Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
+]
+LogKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--key", metavar="KEY", exists=True, dir_okay=False, help="Private key of the ledger; default: LEDGER.db.key."
+    ),
+]
+VerifierKeys = Annotated[
+    list[str],
+    typer.Option("--key", metavar="PUB", help="Public key of the ledger: a file of verifier keys, or one itself; repeat."),
+]
+OwnersKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--owner-key", metavar="PUB", exists=True, dir_okay=False, help="Require a policy signed by this corpus owner."
+    ),
+]
+
+
+@app.command(epilog="Example: dptrain ledger show ledger.db")
+def show(ledger: LedgerFile, json: JsonFlag = False) -> None:
+    """What the ledger says: run, policy, steps charged, expenditure per class."""
+    with Ledger.open(ledger, read_only=True) as log:
+        data = _summary(log)
+    if json:
+        print_json(data)
+        return
+    out = console()
+    out.print(styled("bold", data["origin"], f"  run {data['run_id']}  {'closed' if data['finished'] else 'open'}"))
+    out.print(f"{data['size']} leaves, root {data['root']}")
+    out.print(f"corpus {data['corpus']}, delta {data['delta']:g}, {data['accountant']}, {data['adjacency']}")
+    out.print(
+        f"since {utc(data['time'])}: {data['charged_steps']} steps charged of {data['steps']} (and {data['redo_steps']} that "
+        f"may be redone), last released {data['step']}, attempt {data['attempt']}"
+    )
+    if not data["private"]:
+        out.print(styled("bold red", "NOT PRIVATE", ": this run used a fixed test key and cannot be exported"))
+    rows = table("class", "active", "withdrawn", "largest epsilon", "noise std", "blocks")
+    for item in data["classes"]:
+        rows.add_row(
+            item["name"],
+            str(item["active"]),
+            str(item["withdrawn"]),
+            number(item["max_epsilon"]),
+            number(item["min_std"]),
+            str(len(item["blocks"])),
+        )
+    out.print(rows)
+
+
+@app.command(epilog="Example: dptrain ledger export ledger.db export/")
+def export(
+    ledger: LedgerFile,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
+    key: LogKey = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Write the ledger as a static directory that anyone can verify offline.
+
+    The directory holds no content, no contributor's name and no draw. It appears complete or not at all.
+    """
+    with _open(ledger, key, passphrase_file) as log:
+        written = log.export(directory)
+        size, root, vkey = log.size, log.root.hex(), log.header.log_vkey
+    if json:
+        print_json({"path": str(written), "size": size, "root": root, "key": vkey})
+    else:
+        out = console()
+        out.print(f"wrote {written}: {size} leaves, root {root}")
+        out.print(f"verify with: dptrain ledger verify {written} --key {vkey}")
+
+
+@app.command(epilog="Example: dptrain ledger verify export/ --key ledger.pub --owner-key owner.pub")
+def verify(export: ExportDirectory, key: VerifierKeys, owner_key: OwnersKey = None, json: JsonFlag = False) -> None:
+    """Re-derive everything from an export and a public key: FULL, SUMMARISED or FAILED; exit code 1 if FAILED.
+
+    Needs no network, no data, no model and no torch. Get the key from the ledger's operator by another way than the
+    export.
+    """
+    report = _audit(export, key, owner_key)
+    if json:
+        print_json(report.to_json())
+    else:
+        _print_audit(report)
+    if report.verdict == "FAILED":
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Example: dptrain ledger withdraw ledger.db withdrawals/3d8a8f10.cose --attestations notes.jsonl.attest "
+    "--registry registry.cbor"
+)
+def withdraw(
+    ledger: LedgerFile,
+    withdrawals: Annotated[
+        list[Path], typer.Argument(metavar="WITHDRAWAL...", exists=True, dir_okay=False, help="As attest withdraw wrote them.")
+    ],
+    attestations: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DATA.attest", exists=True, dir_okay=False, help="Attestations that are withdrawn; repeat."),
+    ] = None,
+    registry: Annotated[
+        Path | None, typer.Option(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry with the signers' keys.")
+    ] = None,
+    key: LogKey = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Enter withdrawals, each signed by its contributor or by the corpus owner.
+
+    A contributor's signature is checked against the registry and against the attestation it withdraws; the owner's
+    against the ledger's header. From the next charge on the contribution is drawn no more. What was spent stays spent.
+    """
+    now = int(time.time())
+    descriptors = _descriptors(attestations or [])
+    known = None if registry is None else Registry.load(registry)
+    entered = []
+    with _open(ledger, key, passphrase_file) as log:
+        checked = [_check_withdrawal(path, log.header, descriptors, known, now) for path in withdrawals]
+        for found, evidence in checked:
+            seq = log.withdraw(found.descriptor_hash, found.reason_code, evidence, now=now)
+            matched = found.descriptor_hash in log.admitted
+            entered.append({"descriptor_hash": found.descriptor_hash.hex(), "seq": seq, "matched": matched})
+    if json:
+        print_json({"withdrawn": entered})
+        return
+    out = console()
+    for item in entered:
+        note = "" if item["matched"] else "  (no such contribution was admitted; recorded all the same)"
+        out.print(f"withdrawn {item['descriptor_hash']}, leaf {item['seq']}{note}")
+
+
+@app.command(epilog="Example: dptrain ledger report export/ report.html --key ledger.pub")
+def report(
+    export: ExportDirectory,
+    out: Annotated[Path, typer.Argument(metavar="REPORT.html", help="New file.")],
+    key: VerifierKeys,
+    owner_key: OwnersKey = None,
+    extras: Annotated[
+        Path | None,
+        typer.Option(metavar="JSON", exists=True, dir_okay=False, help="Gate counts and results to show, unverified."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Verify an export and write one self-contained HTML page about it; exit code 1 if it FAILED."""
+    refuse_to_overwrite(out)
+    audited = _audit(export, key, owner_key)
+    write_report(export, out, report=audited, extras=_extras(extras))
+    if json:
+        print_json({"path": str(out), "verdict": audited.verdict})
+    else:
+        console().print(f"wrote {out}: {audited.verdict}")
+    if audited.verdict == "FAILED":
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _open(ledger: Path, key: Path | None, passphrase_file: Path | None) -> Iterator[Ledger]:
+    """The ledger, opened with its signing key."""
+    found = key or Path(f"{ledger}.key")
+    if not found.is_file():
+        raise typer.BadParameter(f"there is no {found}; give the ledger's private key with --key")
+    private_key = keys.load_private_key(found, read_passphrase(passphrase_file))
+    with Ledger.open(ledger, read_only=True) as log:
+        origin = log.header.origin
+    with Ledger.open(ledger, NoteSigner(origin, private_key)) as log:
+        yield log
+
+
+def _audit(export: Path, pinned: list[str], owner_key: Path | None) -> AuditReport:
+    owner = None if owner_key is None else keys.load_public_key(owner_key)
+    return verify_export(export, [vkey for text in pinned for vkey in _verifier_keys(text)], owner_key=owner)
+
+
+def _verifier_keys(text: str) -> list[str]:
+    """Verifier keys of a file, one a line, or the one given itself: `<name>+<key id>+<base64>`."""
+    path = Path(text)
+    if not path.is_file():
+        if text.count("+") < 2:
+            raise typer.BadParameter(f"{text!r} is neither a file nor a verifier key; give the .pub file of the ledger")
+        return [text]
+    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _check_withdrawal(
+    path: Path,
+    header: Header,
+    descriptors: dict[bytes, ContributionDescriptor],
+    registry: Registry | None,
+    now: int,
+) -> tuple[Withdrawal, bytes]:
+    """A withdrawal whose signer may withdraw that contribution, and the digest of the file as evidence."""
+    payload, message = signed_file.read(path, what="withdrawal")
+    evidence = hashlib.sha256(cbor.encode([payload, message])).digest()
+    corpus = header.policy.corpus
+    if sign1.peek_issuer(message) == header.owner:
+        return verify_withdrawal(payload, message, header.owner_key, signer=header.owner, corpus=corpus), evidence
+    descriptor = descriptors.get(Withdrawal.from_cbor(payload).descriptor_hash)
+    if registry is None or descriptor is None:
+        raise ConfigError(
+            "WITHDRAWAL_UNPROVEN",
+            f"{str(path)!r} is signed by a contributor; give --registry with the signer's key and --attestations with the "
+            "attestation that it withdraws",
+        )
+    return verify_own_withdrawal(payload, message, descriptor, registry, now=now), evidence
+
+
+def _descriptors(paths: list[Path]) -> dict[bytes, ContributionDescriptor]:
+    found = {}
+    for path in paths:
+        with path.open("rb") as stream:
+            for item in read_sequence(stream):
+                found[hashlib.sha256(item.descriptor).digest()] = ContributionDescriptor.from_cbor(item.descriptor)
+    return found
+
+
+def _extras(path: Path | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        value = json_text.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError("EXTRAS", f"{str(path)!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError("EXTRAS", f"{str(path)!r} holds no JSON object")
+    return value
+
+
+def _summary(log: Ledger) -> dict[str, Any]:
+    header, state = log.header, log.state
+    totals = state.totals()
+    largest = [0.0] * len(totals)
+    for contribution in state.contributions.values():
+        index = contribution.class_index
+        largest[index] = max(largest[index], state.epsilon(contribution))
+    return {
+        "origin": header.origin,
+        "run_id": header.run_id.hex(),
+        "size": log.size,
+        "root": log.root.hex(),
+        "time": header.time,
+        "private": header.private,
+        "finished": log.finished,
+        "key": header.log_vkey,
+        "owner": header.owner,
+        "corpus": header.policy.corpus,
+        "delta": header.delta,
+        "accountant": header.accountant.name,
+        "adjacency": header.policy.adjacency,
+        "exactness": header.exactness_note,
+        "steps": header.policy.steps,
+        "redo_steps": header.policy.redo_steps,
+        "charged_steps": log.charged_steps,
+        "step": state.position,
+        "attempt": log.attempt,
+        "epochs": len(state.epochs),
+        "classes": [
+            {
+                "name": profile.class_name,
+                "active": totals[index].active,
+                "withdrawn": totals[index].withdrawn,
+                "max_epsilon": largest[index],
+                "min_std": header.min_std(index),
+                "blocks": [header.blocks[block].name for block in profile.blocks],
+            }
+            for index, profile in enumerate(header.profiles)
+        ],
+    }
+
+
+def _print_audit(audited: AuditReport) -> None:
+    out = console()
+    colour = {"FULL": "green", "SUMMARISED": "yellow"}.get(audited.verdict, "red")
+    summary = f"  {audited.origin or 'no origin'}  {audited.size} leaves, root {audited.root_hex}"
+    out.print(styled(f"bold {colour}", audited.verdict, summary))
+    for finding in audited.findings:
+        out.print(styled("red", finding.code, f" {finding.where}: {finding.sentence}"))
+    if audited.classes:
+        rows = table(*audited.classes[0])
+        for item in audited.classes:
+            rows.add_row(*(number(value, 6) if isinstance(value, float) else str(value) for value in item.values()))
+        out.print(rows)

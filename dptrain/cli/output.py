@@ -1,0 +1,142 @@
+"""What every command shares: the `--json` flag, tables, times, and the one place where errors become exit codes.
+
+Exit codes: 0 done, 1 refused or failed check, 2 wrong use.
+"""
+
+import contextlib
+import errno
+import json as json_text
+import math
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperGroup
+
+from attest.errors import AttestError
+from dptrain.errors import DptrainError
+from ledger.errors import LedgerError
+
+_JSON = "dptrain.json"
+
+_PIPE_WIDTH = 160
+"""Columns of a table where there is no terminal to ask."""
+
+
+def _remember_json(ctx: typer.Context, value: bool) -> bool:
+    # The error handler sits on the root command, which does not see a subcommand's parameters.
+    if value:
+        ctx.find_root().meta[_JSON] = True
+    return value
+
+
+JsonFlag = Annotated[
+    bool, typer.Option("--json", callback=_remember_json, is_eager=True, help="Print one JSON object and nothing else.")
+]
+
+
+class RootGroup(TyperGroup):
+    """The `dptrain` command group: turns every expected error into one line and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the chosen command; typed errors and I/O errors end here, anything else is a fault and propagates."""
+        try:
+            return super().invoke(ctx)
+        except (AttestError, LedgerError, DptrainError) as error:
+            code, sentence = error.code, error.sentence
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            code, sentence = "IO", f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+        if ctx.meta.get(_JSON):
+            print_json({"error": {"code": str(code), "sentence": sentence}})
+        else:
+            Console(stderr=True, highlight=False).print(styled("bold red", str(code), f": {sentence}"), soft_wrap=True)
+        raise typer.Exit(1)
+
+
+def console() -> Console:
+    """A console on the current standard output; lines are wrapped by the terminal, so that hashes stay copyable."""
+    # No markup: file names and sentences may hold brackets, and must be printed as they are.
+    screen = Console(soft_wrap=True, highlight=False, markup=False)
+    if not screen.is_terminal:
+        screen.width = _PIPE_WIDTH
+    return screen
+
+
+def styled(style: str, text: str, rest: str = "") -> Text:
+    """A text that begins in a style, for example a red reason code."""
+    return Text.assemble((text, style), rest)
+
+
+def print_json(data: dict[str, Any]) -> None:
+    """Print one JSON object. JSON has no infinity: an unbounded epsilon is printed as the string "inf"."""
+    typer.echo(json_text.dumps(_finite(data), indent=2, allow_nan=False))
+
+
+@contextlib.contextmanager
+def counting(what: str) -> Iterator[Callable[[int], None]]:
+    """A callback that shows a running count on a terminal, and nothing where standard error is a file or a pipe."""
+    screen = Console(stderr=True)
+    with screen.status(what) if screen.is_terminal else contextlib.nullcontext() as status:
+
+        def progress(count: int) -> None:
+            if status is not None and count % 500 == 0:
+                status.update(f"{what} {count}")
+
+        yield progress
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def table(*columns: str) -> Table:
+    """A table whose columns after the first are right-aligned."""
+    built = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        built.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+    return built
+
+
+def number(value: float, digits: int = 4) -> str:
+    """A number for a person: significant digits, and the infinity sign for an unbounded epsilon."""
+    return "∞" if math.isinf(value) else f"{value:.{digits}g}"
+
+
+def utc(seconds: int) -> str:
+    """Seconds since the epoch as an ISO 8601 time in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def moment(text: str) -> Any:
+    """An option that takes a time in any form that `parse_time` reads."""
+    return typer.Option(parser=parse_time, metavar="TIME", help=text)
+
+
+def parse_time(text: str) -> int:
+    """Seconds since the epoch from `2026-11-30`, `2026-11-30T12:00:00Z` or `1796040000`.
+
+    A time without a zone is UTC, so that a script means the same on every machine.
+
+    Raises:
+        typer.BadParameter: if the text is none of these.
+    """
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a time; write 2026-11-30, 2026-11-30T12:00:00Z or seconds") from error
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())

@@ -1,0 +1,185 @@
+"""`dptrain policy`: write, explain, sign and show the rules that the guarantee rests on."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attest import signed_file
+from attest.files import atomic_write
+from attest.policy import DepthRule, Policy, SignedPolicy, sign_policy
+from attest.registry import Registry
+from dptrain.cli.explain import Consequence, consequences
+from dptrain.cli.files import (
+    KeyFile,
+    OwnerKey,
+    PassphraseFile,
+    PolicyFile,
+    load_key,
+    read_policy,
+    read_signed_policy,
+    refuse_to_overwrite,
+)
+from dptrain.cli.output import JsonFlag, console, print_json, styled
+from dptrain.cli.planning import make_plan
+from dptrain.support import unsupported
+
+app = typer.Typer(no_args_is_help=True, help="Write, explain, sign and show the rules of a corpus.")
+
+_TEMPLATE = Path(__file__).with_name("policy_template.toml")
+
+Layers = Annotated[int, typer.Option(min=1, max=4096, help="Layers of the model, for the table of blocks.")]
+
+
+@app.command(epilog="Example: dptrain policy init policy.toml --corpus clinic-notes-2026")
+def init(
+    path: Annotated[Path, typer.Argument(metavar="POLICY.toml", help="The file to write.")] = Path("policy.toml"),
+    corpus: Annotated[str, typer.Option(help="Identifier of the corpus.")] = "my-corpus",
+    json: JsonFlag = False,
+) -> None:
+    """Write a commented policy to start from; never over an existing file."""
+    refuse_to_overwrite(path)
+    text = _TEMPLATE.read_text(encoding="utf-8").replace("@CORPUS@", corpus)
+    Policy.from_toml(text)
+    atomic_write(path, text.encode())
+    if json:
+        print_json({"path": str(path), "corpus": corpus})
+    else:
+        console().print(f"wrote {path}; edit it, then: dptrain policy check {path}")
+
+
+@app.command(epilog="Example: dptrain policy check policy.toml --layers 12")
+def check(policy: PolicyFile, owner_key: OwnerKey = None, layers: Layers = 12, json: JsonFlag = False) -> None:
+    """Say in words what a policy promises and costs, and whether this build can train under it."""
+    rules, _ = read_policy(policy, owner_key)
+    refused = unsupported(rules)
+    found = () if refused else consequences(rules, make_plan(rules, layers))
+    if json:
+        print_json(
+            {
+                "supported": not refused,
+                "unsupported": list(refused),
+                "consequences": [{"level": item.level, "sentence": item.sentence} for item in found],
+            }
+        )
+    else:
+        _print_check(rules, refused, found)
+    if refused:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: dptrain policy sign policy.toml --key owner.key --registry registry.cbor")
+def sign(
+    policy: Annotated[Path, typer.Argument(metavar="POLICY.toml", exists=True, dir_okay=False, help="The rules.")],
+    key: KeyFile,
+    registry: Annotated[
+        Path, typer.Option(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry that the policy will name.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="POLICY.cose", help="Signed file; default: the policy's name with .cose.")
+    ] = None,
+    owner: Annotated[
+        str | None, typer.Option(help="Identifier of the owner; default: the name in the .pub file beside the key.")
+    ] = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Bind a policy to a contributor registry and sign it as the corpus owner."""
+    if policy.suffix != ".toml":
+        raise typer.BadParameter(f"{policy} is not a .toml file; sign what a person can read")
+    rules, _ = read_policy(policy, None)
+    private_key, name = load_key(key, passphrase_file, owner, "--owner")
+    target = out or policy.with_suffix(".cose")
+    refuse_to_overwrite(target)
+    known = Registry.load(registry)
+    payload, message = sign_policy(rules, private_key, owner=name, registry_root=known.root())
+    signed_file.write(target, payload, message)
+    missing = sorted({c for item in known.contributors for c in item.classes} - {rule.name for rule in rules.classes})
+    if json:
+        print_json({"path": str(target), "owner": name, "registry_root": known.root().hex(), "unknown_classes": missing})
+        return
+    out_console = console()
+    out_console.print(f"signed {target} as {name}; registry root {known.root().hex()}")
+    for class_name in missing:
+        out_console.print(f"note: the registry grants class {class_name}, which the policy does not have")
+
+
+@app.command(epilog="Example: dptrain policy show policy.cose --owner-key owner.pub")
+def show(policy: PolicyFile, owner_key: OwnerKey = None, json: JsonFlag = False) -> None:
+    """Verify the owner's signature and show every field."""
+    signed = read_signed_policy(policy, owner_key)
+    data = _as_json(signed)
+    if json:
+        print_json(data)
+        return
+    out = console()
+    classes = data["policy"].pop("classes")
+    out.print(f"signed by {signed.owner}, digest {signed.digest.hex()}")
+    for name, value in data["policy"].items():
+        out.print(f"  {name} = {value}")
+    for item in classes:
+        out.print(f"  class {item.pop('name')}: " + ", ".join(f"{name} = {value}" for name, value in item.items()))
+
+
+def _depth(depth: DepthRule) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    if depth.band is not None:
+        chosen = {"from": float(depth.band[0]), "to": float(depth.band[1])}
+    elif depth.layers is not None:
+        chosen = {"layers": list(depth.layers)}
+    elif depth.patterns is not None:
+        chosen = {"set": list(depth.patterns)}
+    else:
+        chosen = {"adapter": depth.adapter}
+    explicit = {"embeddings": depth.embeddings, "head": depth.head}
+    return chosen | {name: value for name, value in explicit.items() if value is not None}
+
+
+def _print_check(rules: Policy, refused: tuple[str, ...], found: tuple[Consequence, ...]) -> None:
+    out = console()
+    out.print(f"policy of corpus {rules.corpus}, {rules.steps} steps, delta {float(rules.delta):g}")
+    for item in found:
+        out.print(styled("yellow", "!", f" {item.sentence}") if item.level == "warning" else f"· {item.sentence}")
+    for sentence in refused:
+        out.print(styled("red", "✗", f" {sentence}"))
+
+
+def _as_json(signed: SignedPolicy) -> dict[str, Any]:
+    policy = signed.policy
+    return {
+        "owner": signed.owner,
+        "digest": signed.digest.hex(),
+        "policy": {
+            "corpus": policy.corpus,
+            "delta": float(policy.delta),
+            "accountant": policy.accountant,
+            "adjacency": policy.adjacency,
+            "disclosure": policy.disclosure,
+            "exactness": policy.exactness,
+            "steps": policy.steps,
+            "redo_steps": policy.redo_steps,
+            "window_steps": policy.window_steps,
+            "epoch_steps": policy.epoch_steps,
+            "normalizer": policy.normalizer,
+            "noise_family": policy.noise_family,
+            "noise_injection": policy.noise_injection,
+            "min_clip_norm": policy.min_clip_norm_micro / 1e6,
+            "min_noise_multiplier": policy.min_noise_multiplier_micro / 1e6,
+            "max_window_seconds": policy.max_window,
+            "contributor_cap": policy.contributor_cap,
+            "max_examples": policy.max_examples,
+            "retention_epochs": policy.retention_epochs,
+            "registry_root": (policy.registry_root or b"").hex(),
+            "classes": [
+                {
+                    "name": rule.name,
+                    "clip_norm": rule.clip_norm,
+                    "noise_multiplier": rule.noise_multiplier,
+                    "sampling_rate": float(rule.sampling_rate),
+                    "depth": _depth(rule.depth),
+                    "max_window_seconds": rule.max_window,
+                }
+                for rule in policy.classes
+            ],
+        },
+    }

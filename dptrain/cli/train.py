@@ -1,0 +1,49 @@
+"""`dptrain train` and `dptrain demo`: the commands that import torch, and only when they run."""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from dptrain.cli.output import JsonFlag
+from dptrain.errors import ConfigError
+from dptrain.extras import how_to_install, is_missing_extra
+
+
+def _load(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not is_missing_extra(error):
+            raise
+        raise ConfigError("TRAIN_EXTRA_MISSING", how_to_install(error)) from error
+
+
+def train(
+    run: Annotated[Path, typer.Argument(metavar="RUN.toml", exists=True, dir_okay=False, help="The run file.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint of this run.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Train as a run file says; the same as `accelerate launch -m dptrain.train RUN.toml`.
+
+    Nothing in a run file can weaken the guarantee: everything it rests on is in the signed policy.
+    """
+    arguments = [str(run), *(["--resume"] if resume else []), *(["--json"] if json else [])]
+    raise typer.Exit(_load("dptrain.train").main(arguments))
+
+
+def demo(
+    directory: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where everything is written.")] = Path("demo"),
+    json: JsonFlag = False,
+) -> None:
+    """The whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report."""
+    arguments = ["--dir", str(directory), *(["--json"] if json else [])]
+    raise typer.Exit(_load("dptrain.demo").main(arguments))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the root."""
+    app.command(epilog="Example: dptrain train run.toml --resume")(train)
+    app.command(epilog="Example: dptrain demo --dir demo")(demo)

@@ -1,0 +1,106 @@
+"""`dptrain attest` and `dptrain registry`: keys, attestations, withdrawals, grants."""
+
+import stat
+
+import pytest
+
+BOUNDS = ("--corpus", "clinic-notes-2026", "--clip-norm", "0.5", "--noise-multiplier", "1.2")
+
+
+def test_keygen_writes_a_private_file_and_never_overwrites(shell):
+    answer = shell.json("attest", "keygen", "alice")
+    assert stat.S_IMODE((shell.directory / answer["private_key"]).stat().st_mode) == 0o600
+    before = (shell.directory / "alice.key").read_bytes()
+    shell.run("attest", "keygen", "alice", code=2)
+    (shell.directory / "alice.pub").unlink()
+    shell.run("attest", "keygen", "alice", code=1)
+    assert (shell.directory / "alice.key").read_bytes() == before
+
+
+def test_a_passphrase_protects_the_key_file(shell):
+    shell.write("secret", "correct horse\n")
+    shell.write("notes.txt", "text")
+    shell.run("attest", "keygen", "alice", "--passphrase-file", "secret")
+    sign = ("attest", "sign", "notes.txt", "--key", "alice.key", "--class", "sensitive", *BOUNDS)
+    assert shell.json(*sign, code=1)["error"]["code"] == "PASSPHRASE"
+    assert shell.json(*sign, "--passphrase-file", "secret")["signed"] == 1
+
+
+@pytest.mark.parametrize("kind", ["file", "jsonl", "folder"])
+def test_what_sign_signs_verify_verifies(shell, kind):
+    shell.run("attest", "keygen", "alice")
+    name, count = {"file": ("a.txt", 1), "jsonl": ("a.jsonl", 3), "folder": ("a", 2)}[kind]
+    if kind == "folder":
+        shell.write("a/one.txt", "1"), shell.write("a/deep/two.txt", "2")
+    else:
+        shell.write(name, "one\ntwo\n\nthree\n")
+    assert shell.json("attest", "sign", name, "--key", "alice.key", "--class", "x", *BOUNDS)["signed"] == count
+    assert shell.json("attest", "verify", name, "--pub", "alice.pub")["verified"] == count
+
+
+def test_verify_names_every_failure(shell, corpus):
+    corpus()
+    shell.write("corpus/notes.jsonl", '{"text": "changed"}\n' + '{"text": "note 1"}\n')
+    answer = shell.json("attest", "verify", "corpus/notes.jsonl", "--pub", "alice.pub", code=1)
+    assert answer["verified"] == 1
+    assert [failure["code"] for failure in answer["failures"]] == ["CONTENT_MISMATCH", *3 * ["CONTENT_MISSING"]]
+    answer = shell.json("attest", "verify", "corpus/notes.jsonl", "--pub", "owner.pub", code=1)
+    assert answer["failures"][0]["code"] == "SIG_BAD"
+    answer = shell.json("attest", "verify", "corpus/notes.jsonl", "--pub", "alice.pub", "--at", "2020-01-01", code=1)
+    assert answer["failures"][1]["code"] == "NOT_YET_VALID"
+
+
+def test_bounds_given_by_hand_are_rounded_to_the_strict_side(shell, corpus):
+    corpus("--corpus", "c", "--clip-norm", "0.12345678", "--noise-multiplier", "1.00000001")
+    signed = shell.json("attest", "show", "corpus/notes.jsonl.attest")["descriptors"][0]
+    assert (signed["clip_norm"], signed["noise_multiplier"]) == (0.123456, 1.000001)
+
+
+def test_bounds_can_be_taken_from_the_policy(shell, corpus):
+    corpus()
+    signed = shell.json("attest", "show", "corpus/notes.jsonl.attest", "--limit", "2")
+    assert signed["count"] == 5 and len(signed["descriptors"]) == 2
+    first = signed["descriptors"][0]
+    assert (first["corpus"], first["clip_norm"], first["noise_multiplier"]) == ("clinic-notes-2026", 0.5, 1.2)
+
+
+def test_sign_without_bounds_is_wrong_use(shell, corpus):
+    result = shell.run("attest", "sign", "corpus/notes.jsonl", "--key", "alice.key", "--class", "sensitive", code=2)
+    assert "--policy" in result.stderr
+
+
+def test_signing_with_a_key_that_is_not_the_named_one_is_refused(shell, corpus):
+    (shell.directory / "alice.pub").write_bytes((shell.directory / "owner.pub").read_bytes())
+    arguments = ("attest", "sign", "corpus/notes.jsonl", "--key", "alice.key", "--class", "sensitive", *BOUNDS)
+    assert shell.json(*arguments, code=1)["error"]["code"] == "MISMATCH"
+
+
+def test_withdraw_signs_one_file_per_contribution(shell, corpus):
+    corpus()
+    attestations = "corpus/notes.jsonl.attest"
+    some = shell.json("attest", "withdraw", attestations, "--key", "alice.key", "--record", "2", "--record", "4")
+    hashes = [item["descriptor_hash"] for item in shell.json("attest", "show", attestations)["descriptors"]]
+    assert [item["descriptor_hash"] for item in some["withdrawals"]] == [hashes[1], hashes[3]]
+    assert all((shell.directory / item["path"]).is_file() for item in some["withdrawals"])
+    assert len(shell.json("attest", "withdraw", attestations, "--key", "alice.key", "--all")["withdrawals"]) == 5
+    shell.run("attest", "withdraw", attestations, "--key", "alice.key", "--record", "6", code=2)
+    shell.run("attest", "withdraw", attestations, "--key", "alice.key", code=2)
+
+
+def test_registry_shows_grants_and_revocations(shell, corpus):
+    before = shell.json("registry", "show", "registry.cbor")
+    assert before["contributors"][0]["classes"] == ["sensitive"]
+    after = shell.json("registry", "revoke", "registry.cbor", "--contributor", "alice", "--at", "2026-12-01")
+    assert after["contributors"][0]["keys"][0]["revoked_at"] == 1796083200
+    assert after["root"] != before["root"]
+    assert "2026-12-01" in shell.run("registry", "show", "registry.cbor").stdout
+
+
+def test_registry_refuses_an_unknown_key_and_a_malformed_key_id(shell, corpus):
+    revoke = ("registry", "revoke", "registry.cbor", "--contributor", "alice", "--key-id")
+    assert shell.json(*revoke, "00" * 8, code=1)["error"]["code"] == "KEY_UNKNOWN"
+    shell.run(*revoke, "xyz", code=2)
+
+
+def test_a_time_that_is_none_is_wrong_use(shell, corpus):
+    shell.run("registry", "revoke", "registry.cbor", "--contributor", "alice", "--at", "tomorrow", code=2)

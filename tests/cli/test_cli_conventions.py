@@ -1,0 +1,61 @@
+"""What holds for every command: help with an example, `--json`, exit codes, no tracebacks for expected errors."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from dptrain.cli.app import app
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+def test_the_command_tree_is_complete():
+    assert {" ".join(path) for path in COMMANDS} == {
+        *(f"attest {verb}" for verb in ("keygen", "sign", "verify", "show", "withdraw")),
+        *(f"registry {verb}" for verb in ("add", "revoke", "show")),
+        *(f"policy {verb}" for verb in ("init", "check", "sign", "show")),
+        *(f"ledger {verb}" for verb in ("show", "export", "verify", "withdraw", "report")),
+        *("gate", "plan", "account", "calibrate", "train", "demo"),
+    }
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself_with_an_example_and_speaks_json(shell, path):
+    shown = shell.run(*path, "--help").stdout
+    assert f"Example: dptrain {' '.join(path)}" in " ".join(shown.split())
+    assert "--json" in shown
+    assert COMMANDS[path].help
+
+
+@pytest.mark.parametrize("path", [path for path in COMMANDS if path not in {("demo",), ("policy", "init")}], ids=" ".join)
+def test_missing_arguments_are_wrong_use(shell, path):
+    shell.run(*path, code=2)
+
+
+def test_an_expected_error_is_one_line_on_standard_error(shell):
+    shell.write("alice.pub", "not a key\n")
+    result = shell.run("registry", "add", "registry.cbor", "--pub", "alice.pub", "--class", "sensitive", code=1)
+    assert result.stdout == ""
+    assert result.stderr.startswith("FORMAT: ") and result.stderr.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_written_is_an_expected_error(shell):
+    answer = shell.json("policy", "init", "nowhere/policy.toml", code=1)
+    assert answer["error"]["code"] == "IO"
+
+
+def test_an_unexpected_error_is_not_swallowed(shell, monkeypatch):
+    monkeypatch.setattr("dptrain.cli.account.accountants.epsilon", lambda *_: 1 / 0)
+    arguments = ["account", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "10", "--delta", "1e-5"]
+    assert isinstance(shell.run(*arguments, code=1).exception, ZeroDivisionError)

@@ -1,0 +1,104 @@
+"""`dptrain gate` and `dptrain plan`: judged and counted as training would, before anything is spent."""
+
+import pytest
+
+
+def test_the_gate_admits_what_was_signed_for_this_corpus(shell, corpus):
+    corpus()
+    answer = shell.json("gate", "policy.cose", "corpus")
+    assert answer["admitted"] == {"sensitive": 5} and answer["refused"] == {}
+    assert "5 admitted, 0 refused" in shell.run("gate", "policy.cose", "corpus").stdout
+
+
+def test_refusals_are_counted_by_reason_and_listed_and_exit_with_1(shell, corpus):
+    corpus()
+    shell.write("corpus/stray.txt", "nobody signed this")
+    shell.write("corpus/notes.jsonl", '{"text": "changed"}\n' + "".join(f'{{"text": "note {i}"}}\n' for i in range(1, 5)))
+    answer = shell.json("gate", "policy.cose", "corpus", code=1)
+    assert answer["admitted"] == {"sensitive": 4}
+    assert answer["refused"] == {"CONTENT_MISMATCH": 1, "UNATTESTED": 1}
+    assert {item["source"] for item in answer["refusals"]} == {"notes.jsonl", "stray.txt"}
+    shown = shell.run("gate", "policy.cose", "corpus", code=1).stdout
+    assert "refused CONTENT_MISMATCH: 1. The content is not what was signed." in shown
+
+
+@pytest.mark.parametrize(
+    ("bounds", "code"),
+    [
+        (("--corpus", "other", "--clip-norm", "0.5", "--noise-multiplier", "1.2"), "AUDIENCE"),
+        (("--corpus", "clinic-notes-2026", "--clip-norm", "0.500001", "--noise-multiplier", "1.2"), "CLIP_ABOVE_CLASS"),
+        (("--corpus", "clinic-notes-2026", "--clip-norm", "0.5", "--noise-multiplier", "1.199999"), "NOISE_BELOW_CLASS"),
+        (("--policy", "policy.toml", "--days", "10000"), "WINDOW"),
+    ],
+)
+def test_bounds_softer_than_the_class_and_foreign_audiences_are_refused(shell, corpus, bounds, code):
+    corpus(*bounds)
+    assert shell.json("gate", "policy.cose", "corpus", code=1)["refused"] == {code: 5}
+
+
+def test_the_gate_asks_for_the_registry_that_the_policy_names(shell, corpus):
+    corpus()
+    shell.run("registry", "add", "registry.cbor", "--pub", "owner.pub", "--class", "public")
+    assert shell.json("gate", "policy.cose", "corpus", code=1)["error"]["code"] == "REGISTRY_ROOT"
+
+
+def test_the_gate_takes_no_unsigned_policy(shell, corpus):
+    assert shell.json("gate", "policy.toml", "corpus", code=1)["error"]["code"] == "UNSIGNED"
+
+
+def test_plan_gives_every_block_the_largest_sigma_c_of_its_classes(shell, corpus):
+    answer = shell.json("plan", "policy.toml", "--layers", "4")
+    std = {block["name"]: block["std"] for block in answer["blocks"]}
+    assert std == {"embeddings": 0.4, "layer.0": 0.4, "layer.1": 0.4, "layer.2": 0.4, "layer.3": 0.6, "head": 0.6}
+    assert answer["noise_energy_ratio"] == pytest.approx((4 * 0.4**2 + 2 * 0.6**2) / (6 * 0.6**2))
+    assert [item["preset"]["effective_multiplier"] for item in answer["classes"]] == [1.2, 0.8]
+    assert [item["expected_draws"] for item in answer["classes"]] == [2.0, 4.0]
+
+
+def test_plan_accounts_own_bounds_of_the_admitted_contributions(shell, corpus):
+    corpus("--corpus", "clinic-notes-2026", "--clip-norm", "0.25", "--noise-multiplier", "1.2")
+    answer = shell.json("plan", "policy.cose", "corpus")
+    (group,) = answer["signed_bounds"]["sensitive"]
+    assert group["contributions"] == 5
+    assert (group["effective_multiplier"], group["waste"]) == (2.4, 2.0)
+    assert group["epsilon"] < answer["classes"][0]["preset"]["epsilon"] < group["epsilon"] * 10
+    assert answer["expected_contributions_per_step"] == pytest.approx(0.5)
+    assert "5 admitted, 0 refused" in shell.run("plan", "policy.cose", "corpus").stdout
+
+
+def test_plan_counts_the_steps_that_may_be_done_again(shell, corpus):
+    preset = shell.json("plan", "policy.toml")["classes"][0]["preset"]
+    arguments = ["account", "--noise-multiplier", "1.2", "--sampling-rate", "0.1", "--delta", "1e-6", "--steps"]
+    assert preset["epsilon"] == shell.json(*arguments, "20")["epsilon"]
+    assert preset["epsilon_with_redo"] == shell.json(*arguments, "30")["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("depth", "blocks"),
+    [
+        ("{ from = 0.0, to = 0.5 }", ["embeddings", "layer.0", "layer.1", "layer.2", "layer.3", "layer.4"]),
+        ("{ from = 0.7, to = 1.0 }", ["layer.7", "layer.8", "layer.9", "head"]),
+        ("{ from = 0.75, to = 0.85, head = true }", ["layer.7", "layer.8", "head"]),
+        ("{ from = 0.9, to = 1.0, head = false, embeddings = true }", ["embeddings", "layer.9"]),
+        ("{ layers = [0, 9] }", ["layer.0", "layer.9"]),
+        ("{ layers = [3], head = true }", ["layer.3", "head"]),
+    ],
+)
+def test_depth_rules_cover_the_layers_that_the_documentation_says(shell, corpus, depth, blocks):
+    policy = (shell.directory / "policy.toml").read_text()
+    shell.write("other.toml", policy.replace("{ from = 0.75, to = 1.0 }", depth))
+    assert shell.json("plan", "other.toml", "--layers", "10")["classes"][0]["blocks"] == blocks
+
+
+def test_plan_refuses_a_layer_that_the_stack_does_not_have(shell, corpus):
+    policy = (shell.directory / "policy.toml").read_text()
+    shell.write("other.toml", policy.replace("{ from = 0.75, to = 1.0 }", "{ layers = [12] }"))
+    assert shell.json("plan", "other.toml", "--layers", "12", code=1)["error"]["code"] == "LAYERS"
+
+
+def test_plan_says_that_name_patterns_need_a_model(shell, corpus):
+    policy = (shell.directory / "policy.toml").read_text()
+    shell.write("other.toml", policy.replace("{ from = 0.75, to = 1.0 }", '{ set = ["vision.*"] }'))
+    answer = shell.json("plan", "other.toml")
+    assert answer["lower_bounds"] and answer["classes"][0]["blocks"] == ["set vision.*"]
+    assert "until a model is seen" in shell.run("plan", "other.toml").stdout

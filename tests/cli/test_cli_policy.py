@@ -1,0 +1,92 @@
+"""`dptrain policy`: what is written can be read, explained, signed and shown."""
+
+import pytest
+
+
+def sentences(answer: dict) -> str:
+    return "\n".join(item["sentence"] for item in answer["consequences"])
+
+
+def test_the_template_is_a_policy_that_this_build_can_train_under(shell):
+    shell.run("policy", "init", "--corpus", "clinic-notes-2026")
+    answer = shell.json("policy", "check", "policy.toml")
+    assert answer["supported"] and not any(item["level"] == "warning" for item in answer["consequences"])
+    shell.run("policy", "init", code=2)
+
+
+def test_check_says_in_words_what_each_class_is_promised(shell):
+    shell.run("policy", "init")
+    text = sentences(shell.json("policy", "check", "policy.toml", "--layers", "8"))
+    run = ["--sampling-rate", "0.01", "--steps", "1000", "--delta", "1e-6"]
+    epsilon = shell.json("account", "--noise-multiplier", "1.2", *run)["epsilon"]
+    assert f"({epsilon:.4g}, 1e-06)-indistinguishable" in text
+    assert "only layer.6, layer.7, head" in text
+    assert "10 times in all on average" in text
+    assert "never too few" in text
+
+
+def test_check_warns_of_what_promises_little_or_wastes_noise(shell, corpus):
+    policy = (shell.directory / "policy.toml").read_text()
+    shell.write("weak.toml", policy.replace("noise_multiplier = 0.8", "noise_multiplier = 0.3").replace("1e-6", "1e-3"))
+    answer = shell.json("policy", "check", "weak.toml")
+    warnings = [item["sentence"] for item in answer["consequences"] if item["level"] == "warning"]
+    assert any("class public: epsilon" in sentence for sentence in warnings)
+    assert any("delta 0.001 is large" in sentence for sentence in warnings)
+    shell.write(
+        "waste.toml", policy.replace("clip_norm = 0.5\nnoise_multiplier = 0.8", "clip_norm = 0.1\nnoise_multiplier = 0.8")
+    )
+    shell.write("overlap.toml", (shell.directory / "waste.toml").read_text().replace("from = 0.0", "from = 0.8"))
+    assert "class public: noise that other classes need" in sentences(shell.json("policy", "check", "overlap.toml"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("steps = 20", 'steps = 20\naccountant = "rdp"'),
+        ("steps = 20", 'steps = 20\nexactness = "certified"'),
+        ("steps = 20", 'steps = 20\ndisclosure = "occurrences_public"'),
+        ("{ from = 0.0, to = 1.0 }", '{ adapter = "clinic" }'),
+    ],
+)
+def test_check_fails_for_a_policy_that_this_build_cannot_honour(shell, corpus, old, new):
+    policy = (shell.directory / "policy.toml").read_text()
+    shell.write("other.toml", policy.replace(old, new))
+    answer = shell.json("policy", "check", "other.toml", code=1)
+    assert not answer["supported"] and len(answer["unsupported"]) == 1
+    assert "this build" in answer["unsupported"][0]
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(shell, corpus):
+    policy = (shell.directory / "policy.toml").read_text()
+    shell.write("typo.toml", policy.replace("clip_norm", "clipnorm", 1))
+    assert "'clip_norm'" in shell.json("policy", "check", "typo.toml", code=1)["error"]["sentence"]
+
+
+def test_a_signed_policy_shows_what_was_signed_and_by_whom(shell, corpus):
+    answer = shell.json("policy", "show", "policy.cose")
+    assert answer["owner"] == "owner"
+    assert answer["policy"]["registry_root"] == shell.json("registry", "show", "registry.cbor")["root"]
+    assert answer["policy"]["classes"][0]["depth"] == {"from": 0.75, "to": 1.0}
+    assert "signed by owner" in shell.run("policy", "show", "policy.cose").stdout
+
+
+def test_an_unsigned_policy_or_a_foreign_signature_is_refused(shell, corpus):
+    assert shell.json("policy", "show", "policy.toml", code=1)["error"]["code"] == "UNSIGNED"
+    assert shell.json("policy", "show", "policy.cose", "--owner-key", "alice.pub", code=1)["error"]["code"] == "SIG_BAD"
+
+
+def test_sign_says_which_granted_classes_the_policy_lacks(shell, corpus):
+    shell.run("registry", "add", "registry.cbor", "--pub", "owner.pub", "--class", "secret")
+    sign = ("policy", "sign", "policy.toml", "--key", "owner.key", "--registry", "registry.cbor")
+    shell.run(*sign, code=2)
+    assert shell.json(*sign, "--out", "again.cose")["unknown_classes"] == ["secret"]
+
+
+def test_only_a_text_policy_can_be_signed(shell, corpus):
+    shell.run("policy", "sign", "policy.cose", "--key", "owner.key", "--registry", "registry.cbor", "--out", "x", code=2)
+
+
+def test_the_owners_key_must_be_found_or_given(shell, corpus):
+    (shell.directory / "owner.pub").rename(shell.directory / "clinic.pub")
+    assert "--owner-key" in shell.run("policy", "show", "policy.cose", code=2).stderr
+    shell.run("policy", "show", "policy.cose", "--owner-key", "clinic.pub")
