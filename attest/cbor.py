@@ -52,7 +52,8 @@ def decode(data: bytes, *, max_size: int = MAX_SIZE, max_depth: int = MAX_DEPTH)
     which is checked before anything is read. Arrays come back as `list`.
 
     Raises:
-        CborError: Code SIZE (too long), CBOR (not well-formed), CBOR_NONCANONICAL (well-formed, outside the subset).
+        CborError: Code SIZE (too long), CBOR (not well-formed), CBOR_NONCANONICAL (well-formed, outside the subset),
+            RANGE (an integer beyond 64 bits, a float that is not finite).
     """
     _check_bytes(data)
     if len(data) > max_size:
@@ -134,7 +135,7 @@ def _decode_item(data: bytes, at: int, depth: int) -> tuple[Any, int]:
 
     if major < 2:
         if argument >= _INT_LIMIT:
-            raise CborError("CBOR_NONCANONICAL", f"integer before byte {at} does not fit into 64 bits with sign")
+            raise CborError("RANGE", f"integer before byte {at} does not fit into 64 bits with sign")
         return (argument if major == 0 else -1 - argument), at
     left = len(data) - at
     if major < 4:
@@ -195,7 +196,7 @@ def _decode_simple(data: bytes, at: int, info: int) -> tuple[bool | float | None
         raise _truncated(layout.size, len(data) - at - 1)
     value: float = layout.unpack_from(data, at + 1)[0]
     if not math.isfinite(value):
-        raise CborError("CBOR_NONCANONICAL", f"float at byte {at} is not finite")
+        raise CborError("RANGE", f"float at byte {at} is not finite")
     if _shortest_float(value) != data[at:end]:
         raise CborError("CBOR_NONCANONICAL", f"float at byte {at} is wider than its value needs")
     return value, end

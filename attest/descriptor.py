@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attest import cbor
+from attest.checks import check_bytes, check_int
 from attest.errors import DescriptorRefused
 from attest.ids import check_id
 from attest.micro import from_micro
@@ -86,15 +87,15 @@ class ContributionDescriptor:
             check_id(getattr(self, name), name, error=DescriptorRefused)
         if self.principal is not None:
             check_id(self.principal, "principal", error=DescriptorRefused)
-        _check_int(self.clip_norm_micro, "clip_norm_micro", 1, MAX_MICRO)
-        _check_int(self.noise_multiplier_micro, "noise_multiplier_micro", 1, MAX_MICRO)
-        _check_int(self.not_before, "not_before", 0, MAX_TIME)
-        _check_int(self.not_after, "not_after", 0, MAX_TIME)
-        _check_int(self.max_occurrences, "max_occurrences", 0, MAX_COUNT)
+        check_int(self.clip_norm_micro, "clip_norm_micro", 1, MAX_MICRO, error=DescriptorRefused)
+        check_int(self.noise_multiplier_micro, "noise_multiplier_micro", 1, MAX_MICRO, error=DescriptorRefused)
+        check_int(self.not_before, "not_before", 0, MAX_TIME, error=DescriptorRefused)
+        check_int(self.not_after, "not_after", 0, MAX_TIME, error=DescriptorRefused)
+        check_int(self.max_occurrences, "max_occurrences", 0, MAX_COUNT, error=DescriptorRefused)
         if self.max_examples is not None:
-            _check_int(self.max_examples, "max_examples", 1, MAX_COUNT)
-        _check_bytes(self.content_hash, "content_hash", 32)
-        _check_bytes(self.nonce, "nonce", 16)
+            check_int(self.max_examples, "max_examples", 1, MAX_COUNT, error=DescriptorRefused)
+        check_bytes(self.content_hash, "content_hash", 32, error=DescriptorRefused)
+        check_bytes(self.nonce, "nonce", 16, error=DescriptorRefused)
         if self.not_after <= self.not_before:
             raise DescriptorRefused(
                 "WINDOW", f"validity ends at {self.not_after}, not after its start {self.not_before}; sign a later end"
@@ -146,18 +147,3 @@ def _named_fields(value: Any) -> dict[str, Any]:
     if unknown:
         raise DescriptorRefused("SCHEMA", f"descriptor has unknown fields {', '.join(unknown[:5])}; expected 1 to 14")
     return {name: value[key] for key, name in _FIELDS.items() if key in value}
-
-
-def _check_int(value: object, name: str, low: int, high: int) -> None:
-    # Exactly int: True == 1 and 1.0 == 1, and a field that compares equal must not pass for one that is equal.
-    if type(value) is not int:
-        raise DescriptorRefused("TYPE", f"{name} is {type(value).__name__}, expected an unsigned integer")
-    if not low <= value <= high:
-        raise DescriptorRefused("RANGE", f"{name} is {value}, expected {low} to {high}")
-
-
-def _check_bytes(value: object, name: str, length: int) -> None:
-    if type(value) is not bytes:
-        raise DescriptorRefused("TYPE", f"{name} is {type(value).__name__}, expected bytes")
-    if len(value) != length:
-        raise DescriptorRefused("RANGE", f"{name} has {len(value)} bytes, expected {length}")

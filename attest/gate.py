@@ -4,6 +4,7 @@ Checks run cheapest first: sizes, strict decoding, header, registry, signature, 
 content, then what was admitted before. Every comparison of bounds is between integers.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Set
 from typing import NoReturn
 
@@ -180,7 +181,8 @@ class _Candidate:
                 ReasonCode.SIZE, "descriptor or signature is larger than any valid one; sign the contribution again"
             )
         descriptor = ContributionDescriptor.from_cbor(attestation.descriptor)
-        self.descriptor_hash, self.contributor = descriptor.digest(), descriptor.contributor
+        self.descriptor_hash = hashlib.sha256(attestation.descriptor).digest()
+        self.contributor = descriptor.contributor
         contributor, record = _find_key(attestation, descriptor, registry, now)
         sign1.verify(attestation.sign1, attestation.descriptor, record.raw)
         _check_audience(descriptor, policy)

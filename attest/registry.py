@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attest import cbor
+from attest.checks import check_bytes, check_int
 from attest.descriptor import MAX_COUNT, MAX_TIME
 from attest.errors import CborError, FileRefused, KeyRefused, RegistryRefused
 from attest.files import atomic_write, read_limited
@@ -36,16 +37,15 @@ class KeyRecord:
     revoked_at: int | None = None
 
     def __post_init__(self) -> None:
-        if type(self.raw) is not bytes or len(self.raw) != 32:
-            raise RegistryRefused("TYPE", "enrolled key is not 32 bytes")
-        _check_int(self.not_before, "not_before", 0, MAX_TIME)
-        _check_int(self.not_after, "not_after", 0, MAX_TIME)
+        check_bytes(self.raw, "enrolled key", 32, error=RegistryRefused)
+        check_int(self.not_before, "not_before", 0, MAX_TIME, error=RegistryRefused)
+        check_int(self.not_after, "not_after", 0, MAX_TIME, error=RegistryRefused)
         if self.not_after <= self.not_before:
             raise RegistryRefused(
                 "RANGE", f"key is valid until {self.not_after}, not after its start {self.not_before}"
             )
         if self.revoked_at is not None:
-            _check_int(self.revoked_at, "revoked_at", 0, MAX_TIME)
+            check_int(self.revoked_at, "revoked_at", 0, MAX_TIME, error=RegistryRefused)
 
     @property
     def key_id(self) -> bytes:
@@ -88,7 +88,7 @@ class Contributor:
         if list(self.classes) != sorted(set(self.classes)):
             raise RegistryRefused("RANGE", f"classes of {self.name} are not sorted and distinct")
         if self.cap is not None:
-            _check_int(self.cap, f"cap of {self.name}", 0, MAX_COUNT)
+            check_int(self.cap, f"cap of {self.name}", 0, MAX_COUNT, error=RegistryRefused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Registry:
         Raises:
             RegistryRefused: Code KEY_UNKNOWN if there is no such contributor or key.
         """
-        _check_int(at, "revocation time", 0, MAX_TIME)
+        check_int(at, "revocation time", 0, MAX_TIME, error=RegistryRefused)
         known = self.find(name)
         if known is None:
             raise RegistryRefused("KEY_UNKNOWN", f"contributor {ascii(name)[:80]} is not in the registry")
@@ -260,10 +260,3 @@ def _fields(value: Any, count: int, what: str) -> list[Any]:
     if type(value) is not dict or set(value) != set(range(1, count + 1)):
         raise RegistryRefused("SCHEMA", f"{what} is not a map with exactly the labels 1 to {count}")
     return [value[label] for label in range(1, count + 1)]
-
-
-def _check_int(value: object, name: str, low: int, high: int) -> None:
-    if type(value) is not int:
-        raise RegistryRefused("TYPE", f"{name} is {type(value).__name__}, expected an integer")
-    if not low <= value <= high:
-        raise RegistryRefused("RANGE", f"{name} is {value}, expected {low} to {high}")

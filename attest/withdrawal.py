@@ -6,6 +6,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor, sign1
+from attest.checks import check_bytes, check_int
 from attest.descriptor import MAX_TIME, ContributionDescriptor
 from attest.errors import AttestError, CborError, SignatureRefused, ValueRefused
 from attest.ids import check_id
@@ -32,14 +33,10 @@ class Withdrawal:
     reason_code: str
 
     def __post_init__(self) -> None:
-        if type(self.descriptor_hash) is not bytes or len(self.descriptor_hash) != 32:
-            raise ValueRefused("TYPE", "descriptor_hash of a withdrawal is not 32 bytes")
+        check_bytes(self.descriptor_hash, "descriptor hash", 32, error=ValueRefused)
         check_id(self.corpus, "corpus")
         check_id(self.reason_code, "reason code")
-        if type(self.time) is not int:
-            raise ValueRefused("TYPE", f"time of a withdrawal is {type(self.time).__name__}, expected whole seconds")
-        if not 0 <= self.time <= MAX_TIME:
-            raise ValueRefused("RANGE", f"time of a withdrawal is {self.time}, expected 0 to {MAX_TIME}")
+        check_int(self.time, "time of withdrawal", 0, MAX_TIME, error=ValueRefused)
 
     def to_cbor(self) -> bytes:
         """The bytes that are signed."""

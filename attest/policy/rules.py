@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from attest.checks import check_bytes, check_int
 from attest.descriptor import MAX_COUNT, MAX_MICRO
 from attest.errors import PolicyRefused
 from attest.ids import check_id
@@ -35,15 +36,7 @@ _PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,128}", re.ASCII)
 _ADAPTER = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
-def check_int(value: object, name: str, low: int, high: int) -> None:
-    """Refuse anything but an `int` between `low` and `high`."""
-    if type(value) is not int:
-        raise PolicyRefused("TYPE", f"{name} is {type(value).__name__}, expected an integer")
-    if not low <= value <= high:
-        raise PolicyRefused("RANGE", f"{name} is {value}, expected {low} to {high}")
-
-
-def check_fraction(value: object, name: str) -> Fraction:
+def _check_fraction(value: object, name: str) -> Fraction:
     """Refuse anything but a `Fraction` whose parts fit into 64 bits."""
     if type(value) is not Fraction:
         raise PolicyRefused("TYPE", f"{name} is {type(value).__name__}, expected an exact Fraction")
@@ -111,7 +104,7 @@ class DepthRule:
     def _check_band(band: object) -> None:
         if type(band) is not tuple or len(band) != 2:
             raise PolicyRefused("TYPE", "depth band is not a pair (from, to)")
-        low, high = check_fraction(band[0], "depth.from"), check_fraction(band[1], "depth.to")
+        low, high = _check_fraction(band[0], "depth.from"), _check_fraction(band[1], "depth.to")
         if not 0 <= low < high <= 1:
             raise PolicyRefused("RANGE", f"depth runs from {low} to {high}, expected 0 <= from < to <= 1")
 
@@ -120,7 +113,7 @@ class DepthRule:
         if type(layers) is not tuple or not 1 <= len(layers) <= 4096:
             raise PolicyRefused("TYPE", "depth.layers is not a list of 1 to 4096 layer indices")
         for index in layers:
-            check_int(index, "depth.layers entry", 0, 65535)
+            check_int(index, "depth.layers entry", 0, 65535, error=PolicyRefused)
         if any(a >= b for a, b in itertools.pairwise(layers)):
             raise PolicyRefused("RANGE", "depth.layers is not strictly ascending; sort it and drop repetitions")
 
@@ -159,9 +152,15 @@ class ClassRule:
 
     def __post_init__(self) -> None:
         check_id(self.name, "class name", error=PolicyRefused)
-        check_int(self.clip_norm_micro, f"clip_norm of class {self.name} in 1e-6", 1, MAX_MICRO)
-        check_int(self.noise_multiplier_micro, f"noise_multiplier of class {self.name} in 1e-6", 1, MAX_MICRO)
-        if not 0 < check_fraction(self.sampling_rate, f"sampling_rate of class {self.name}") <= 1:
+        check_int(self.clip_norm_micro, f"clip_norm of class {self.name} in 1e-6", 1, MAX_MICRO, error=PolicyRefused)
+        check_int(
+            self.noise_multiplier_micro,
+            f"noise_multiplier of class {self.name} in 1e-6",
+            1,
+            MAX_MICRO,
+            error=PolicyRefused,
+        )
+        if not 0 < _check_fraction(self.sampling_rate, f"sampling_rate of class {self.name}") <= 1:
             raise PolicyRefused(
                 "RANGE", f"sampling_rate of class {self.name} is {self.sampling_rate}, expected above 0 and at most 1"
             )
@@ -170,7 +169,9 @@ class ClassRule:
                 "TYPE", f"depth of class {self.name} is {type(self.depth).__name__}, expected a DepthRule"
             )
         if self.max_window is not None:
-            check_int(self.max_window, f"max_window of class {self.name} in seconds", 1, MAX_WINDOW)
+            check_int(
+                self.max_window, f"max_window of class {self.name} in seconds", 1, MAX_WINDOW, error=PolicyRefused
+            )
 
     @property
     def clip_norm(self) -> float:
@@ -235,9 +236,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         check_id(self.corpus, "corpus", error=PolicyRefused)
-        if not MIN_DELTA <= check_fraction(self.delta, "delta") < 1:
+        if not MIN_DELTA <= _check_fraction(self.delta, "delta") < 1:
             raise PolicyRefused("RANGE", f"delta is {float(self.delta)}, expected at least 1e-12 and below 1")
-        check_int(self.steps, "steps", 1, MAX_STEPS)
+        check_int(self.steps, "steps", 1, MAX_STEPS, error=PolicyRefused)
         if self.redo_steps == FROM_STEPS:
             object.__setattr__(self, "redo_steps", self.steps)
         if self.epoch_steps == FROM_STEPS:
@@ -245,8 +246,8 @@ class Policy:
         self._check_integers()
         self._check_choices()
         self._check_classes()
-        if self.registry_root is not None and (type(self.registry_root) is not bytes or len(self.registry_root) != 32):
-            raise PolicyRefused("TYPE", "registry_root is not 32 bytes")
+        if self.registry_root is not None:
+            check_bytes(self.registry_root, "registry_root", 32, error=PolicyRefused)
 
     def class_rule(self, name: str) -> ClassRule:
         """The rule of a class.
@@ -285,16 +286,16 @@ class Policy:
         return parse_policy(text)
 
     def _check_integers(self) -> None:
-        check_int(self.redo_steps, "redo_steps", 0, MAX_STEPS)
-        check_int(self.window_steps, "window_steps", 1, MAX_STEPS)
-        check_int(self.epoch_steps, "epoch_steps", 1, MAX_STEPS)
-        check_int(self.normalizer, "normalizer", 1, MAX_COUNT)
-        check_int(self.min_clip_norm_micro, "floors.clip_norm in 1e-6", 1, MAX_MICRO)
-        check_int(self.min_noise_multiplier_micro, "floors.noise_multiplier in 1e-6", 1, MAX_MICRO)
-        check_int(self.max_window, "gate.max_window in seconds", 1, MAX_WINDOW)
-        check_int(self.contributor_cap, "gate.contributor_cap", 1, MAX_COUNT)
-        check_int(self.max_examples, "gate.max_examples", 1, MAX_COUNT)
-        check_int(self.retention_epochs, "retention_epochs", 0, MAX_STEPS)
+        check_int(self.redo_steps, "redo_steps", 0, MAX_STEPS, error=PolicyRefused)
+        check_int(self.window_steps, "window_steps", 1, MAX_STEPS, error=PolicyRefused)
+        check_int(self.epoch_steps, "epoch_steps", 1, MAX_STEPS, error=PolicyRefused)
+        check_int(self.normalizer, "normalizer", 1, MAX_COUNT, error=PolicyRefused)
+        check_int(self.min_clip_norm_micro, "floors.clip_norm in 1e-6", 1, MAX_MICRO, error=PolicyRefused)
+        check_int(self.min_noise_multiplier_micro, "floors.noise_multiplier in 1e-6", 1, MAX_MICRO, error=PolicyRefused)
+        check_int(self.max_window, "gate.max_window in seconds", 1, MAX_WINDOW, error=PolicyRefused)
+        check_int(self.contributor_cap, "gate.contributor_cap", 1, MAX_COUNT, error=PolicyRefused)
+        check_int(self.max_examples, "gate.max_examples", 1, MAX_COUNT, error=PolicyRefused)
+        check_int(self.retention_epochs, "retention_epochs", 0, MAX_STEPS, error=PolicyRefused)
 
     def _check_choices(self) -> None:
         _check_choice(self.accountant, "accountant", ACCOUNTANTS)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import sign1, signed_file
+from attest.checks import check_bytes
 from attest.errors import AttestError, FileRefused, PolicyRefused
 from attest.policy.rules import Policy
 
@@ -44,6 +45,7 @@ def sign_policy(
     Returns:
         Payload and COSE_Sign1 message; `attest.signed_file.write` puts them into one `.cose` file.
     """
+    check_bytes(registry_root, "registry_root", 32, error=PolicyRefused)
     payload = replace(policy, registry_root=registry_root).to_cbor()
     return payload, sign1.sign(payload, owner_key, contributor=owner, typ=sign1.TYP_POLICY)
 

@@ -72,10 +72,20 @@ def test_round_trip(times, **fields):
 
 def test_fields_stand_under_the_published_keys(world):
     value = cbor.decode(world.descriptor.to_cbor())
-    names = (
-        "schema contributor data_class admissibility_class clip_norm_micro noise_multiplier_micro content_hash"
-        " not_before not_after nonce corpus max_occurrences"
-    ).split()
+    names = [
+        "schema",
+        "contributor",
+        "data_class",
+        "admissibility_class",
+        "clip_norm_micro",
+        "noise_multiplier_micro",
+        "content_hash",
+        "not_before",
+        "not_after",
+        "nonce",
+        "corpus",
+        "max_occurrences",
+    ]
     assert value == {key: asdict(world.descriptor)[name] for key, name in enumerate(names, start=1)}
     full = cbor.decode(replace(world.descriptor, principal="p", max_examples=3).to_cbor())
     assert full[13] == "p" and full[14] == 3

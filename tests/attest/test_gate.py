@@ -110,6 +110,14 @@ def test_code_RANGE(world, value):
         assert world.code(signed(world, cbor.encode(raw_fields(world.sign()) | {key: value}))) == "RANGE"
 
 
+@pytest.mark.parametrize("text", ["1b8000000000000000", "1bffffffffffffffff", "f97c00", "f9fc00", "f97e00"])
+def test_code_RANGE_for_numbers_that_no_field_can_hold(world, text):
+    """An integer beyond 64 bits, an infinity, a NaN: put in place of the clip norm, and signed."""
+    clip = b"\x05" + cbor.encode(M)
+    payload = world.descriptor.to_cbor().replace(clip, b"\x05" + bytes.fromhex(text))
+    assert world.code(signed(world, payload)) == "RANGE"
+
+
 def test_code_RANGE_for_class_names_that_look_alike(world):
     for name in ("s\u0435nsitive", "sensitive ", "Sensitive", "sensitive\u200f", "sensitive\x00", "se\u0301nsitive"):
         assert world.code(signed(world, cbor.encode(raw_fields(world.sign()) | {4: name}))) == "RANGE"

@@ -322,6 +322,12 @@ def test_signed_file_round_trip(world, tmp_path):
     assert verify_policy(payload, message, keys.public_bytes(owner)) == signed
 
 
+def test_signing_asks_for_a_registry_root(world):
+    for root in (None, b"short"):
+        with pytest.raises(PolicyRefused):
+            sign_policy(world.policy, keys.generate(), owner="clinic", registry_root=root)
+
+
 def open_code(path, raw):
     with pytest.raises(PolicyRefused) as caught:
         open_policy(path, raw)

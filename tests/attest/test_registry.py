@@ -90,7 +90,7 @@ def test_bad_entries_are_refused(registry):
     assert refused(Contributor, "eve", [], ()) == "TYPE"
     assert refused(Contributor, "eve", (), []) == "TYPE"
     assert refused(Contributor, "eve", (), ("b", "a")) == "RANGE"
-    assert refused(KeyRecord, b"x", 0, 1) == "TYPE"
+    assert refused(KeyRecord, b"x", 0, 1) == "RANGE"
 
 
 def test_every_byte_of_the_file_is_bound_to_the_root(registry):
