@@ -35,7 +35,7 @@ ExportDirectory = Annotated[
 LogKey = Annotated[
     Path | None,
     typer.Option(
-        "--key", metavar="KEY", exists=True, dir_okay=False, help="Private key of the ledger; default: LEDGER.db.key."
+        "--key", metavar="KEY", exists=True, dir_okay=False, help="Private key of the ledger; default: LEDGER.key."
     ),
 ]
 VerifierKeys = Annotated[
@@ -191,7 +191,7 @@ def report(
 @contextmanager
 def _open(ledger: Path, key: Path | None, passphrase_file: Path | None) -> Iterator[Ledger]:
     """The ledger, opened with its signing key."""
-    found = key or Path(f"{ledger}.key")
+    found = key or ledger.with_suffix(".key")
     if not found.is_file():
         raise typer.BadParameter(f"there is no {found}; give the ledger's private key with --key")
     private_key = keys.load_private_key(found, read_passphrase(passphrase_file))
