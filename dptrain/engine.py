@@ -26,6 +26,7 @@ from dptrain.pool import Pool, in_ledger_order, slots_for
 from dptrain.recording import Recorder
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router, bounds_of
+from dptrain.routing.probes import check_shapes
 from dptrain.routing.scan import refuse_coupled
 from dptrain.sampling import PoissonSampler
 from dptrain.sealed import SealedStore
@@ -89,6 +90,7 @@ class PrivateTraining:
         self._prepared = False
         self._step = 0
         self._registered: list[Any] = []
+        self._shapes: dict[str, tuple[int, ...]] | None = None
         self._released: list[tuple[nn.Parameter, torch.Tensor]] = []
 
     @classmethod
@@ -251,9 +253,17 @@ class PrivateTraining:
         """Collates a microbatch and sets its bounds and masks."""
         resolutions = [self.pool.slots[i].resolution for i in slots]
         self._bounds = bounds_of([(r.clip_norm, r.noise_multiplier, r.profile) for r in resolutions], len(self.schedule.blocks))
-        self.current = build([self.pool.examples(i) for i in slots], self.collate, self.device)
+        self.current = self.collated(slots)
         self.router.arm(self.current.contributions, self.current.examples, self._bounds.permitted_NG)
         return self.current
+
+    def collated(self, slots: Sequence[int]) -> Microbatch:
+        """Reads and collates contributions; every microbatch of a run has the same shapes per example."""
+        rows = build([self.pool.examples(i) for i in slots], self.collate, self.device)
+        if self._shapes is None:
+            self._shapes = rows.shapes()
+        check_shapes(self._shapes, rows.shapes())
+        return rows
 
     def require_consumed(self, number: int) -> None:
         """Raises if the loop moved on without a backward pass for its microbatch."""
@@ -362,7 +372,8 @@ class PrivateTraining:
             raise ConfigError(
                 "OPTIMIZER_PARAMETERS",
                 f"the optimizer does not hold {len(missing)} trainable tensors that the policy schedules "
-                f"(first: {missing[0]!r}); build  it from this model's parameters, or freeze the tensors with requires_grad_(False)",
+                f"(first: {missing[0]!r}); build it from this model's parameters, or freeze the "
+                "tensors with requires_grad_(False)",
             )
 
     def _take_gradients(self) -> None:

@@ -59,8 +59,8 @@ class Microbatch(Mapping[str, Any]):
         return self is other
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the collated tensors."""
-        return {key: tuple(value.shape) for key, value in self.inputs.items() if isinstance(value, torch.Tensor)}
+        """Shapes of the collated tensors per example, without dimension 0."""
+        return {key: tuple(value.shape[1:]) for key, value in self.inputs.items() if isinstance(value, torch.Tensor)}
 
 
 def build(contributions: Sequence[list[Any]], collate: Collate, device: torch.device) -> Microbatch:

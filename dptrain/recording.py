@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from ledger.log import AdmitSpec, Ledger, Pin, Window
 from torch import nn
 
 from attest.keys import generate, load_private_key, save_private_key
@@ -19,14 +18,15 @@ from dptrain.pool import Slot
 from dptrain.routing import Router
 from ledger.accountants import epsilon, epsilon_replace
 from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
 
 if TYPE_CHECKING:
     from dptrain.engine import PrivateTraining
 
 EXACTNESS = (
-    "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, integer Gaussian noise added in float64; "
-    "clip bounds shrunk by clip_margin for rounding. Remaining assumption: float32 summation error within that margin. Box-Muller tail cut at 8.57 s."
+    "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, integer Gaussian noise added in float64; clip bounds shrunk "
+    "by clip_margin for rounding. Remaining assumption: float32 summation error within that margin. Box-Muller tail cut at 8.57 s."
 )
 
 

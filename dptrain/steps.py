@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from dptrain.errors import NonFinite, StepOrder
-from dptrain.microbatch import Microbatch, build
-from dptrain.routing import bounds_of
+from dptrain.microbatch import Microbatch
 from dptrain.routing.probes import ProbeRecord, check_buffers, check_exact, check_order, check_replacement, snapshot_buffers
 from dptrain.routing.scan import refuse_coupled
 
 if TYPE_CHECKING:
     from dptrain.engine import PrivateTraining
+
+
+SHAPE_SAMPLE = 32
+"""Contributions that are collated alone at start, to see that shapes do not follow content."""
 
 
 class Phase(enum.Enum):
@@ -82,9 +85,11 @@ class Probe:
     def run(self) -> Iterator[Microbatch]:
         """Yields the probe microbatches; raises if a probe refuses the model."""
         engine = self._engine
-        slots = self._choose(len(engine.pool))
+        slots = self._choose(len(engine.pool), 4)
         if not slots:
             return
+        for index in self._choose(len(engine.pool), SHAPE_SAMPLE):
+            engine.collated([index])  # alone: shapes must not depend on whose content it is
         base, spare = slots[:3], slots[3:] or slots[:1]
         replaced = len(base) // 2
         other = [*base[:replaced], spare[0], *base[replaced + 1 :]]
@@ -93,16 +98,17 @@ class Probe:
         records = []
         for chosen in (base, other) if len(base) > 1 and other != base else (base,):
             torch.set_rng_state(generator_state)
-            rows = yield from self._one(chosen)
+            yield from self._one(chosen)
             assert self._losses is not None and self._norms is not None
-            records.append(ProbeRecord(self._losses, self._norms, rows.shapes()))
+            records.append(ProbeRecord(self._losses, self._norms))
         check_buffers(engine.model, before)
         if len(records) == 2:
             check_replacement(records[0], records[1], replaced, engine.router.sums_dtype)
 
     def _one(self, slots: Sequence[int]) -> Iterator[Microbatch]:
+        """One probe microbatch, with parameters in autograd so that its own gradient can be compared."""
         engine = self._engine
-        rows = build([engine.pool.examples(i) for i in slots], engine.collate, engine.device)
+        rows = engine.collated(slots)
         everything = torch.ones(len(slots), len(engine.schedule.blocks), dtype=torch.bool)
         parameters = [tensor.parameter for _, tensor in engine.router.tensors]
         for parameter in parameters:
@@ -122,7 +128,6 @@ class Probe:
                 parameter.grad = None
             for handle in handles:
                 handle.remove()
-        return rows
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """What ``private.backward`` does inside a probe microbatch: checks, and leaves no gradient."""
@@ -134,9 +139,9 @@ class Probe:
         self._losses = losses.detach().double().cpu().view(rows.contributions, rows.examples)
 
     @staticmethod
-    def _choose(count: int) -> list[int]:
-        """Up to four slots spread over the pool: fixed positions, not a draw."""
-        return sorted({round(k * (count - 1) / 3) for k in range(4)}) if count else []
+    def _choose(count: int, wanted: int) -> list[int]:
+        """Up to ``wanted`` slots spread over the pool: fixed positions, not a draw."""
+        return sorted({round(k * (count - 1) / (wanted - 1)) for k in range(wanted)}) if count else []
 
 
 def _drop_grad(parameter: torch.Tensor) -> None:
@@ -162,6 +167,3 @@ def order_of(phase: Phase, wanted: Phase, event: str) -> StepOrder:
         f"{event} while {phase.value}; expected: {wanted.value}. The order is: for step in steps: for rows in step: "
         "private.backward(losses, rows); then one optimizer.step() per step",
     )
-
-
-__all__ = ["LogicalStep", "Phase", "Probe", "Steps", "bounds_of", "check_parameters", "order_of"]

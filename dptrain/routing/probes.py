@@ -6,7 +6,7 @@ exactly zero gradient at every other example's activations. P2 (replacement): re
 and gradient norms of all others as they were. P1 is blind to counts and capacity drops, P2 sees them (MECHANISM 1.6).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,6 @@ class ProbeRecord:
 
     losses: torch.Tensor
     norms_sq: torch.Tensor
-    shapes: dict[str, tuple[int, ...]]
 
 
 def snapshot_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -70,7 +69,7 @@ def check_order(order: Sequence[str], stack: LayerStack, router: Router) -> None
 
 
 def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tensor, half: bool) -> torch.Tensor:
-    """P0: sum_i w_i g_i from the router equals autograd's own gradient of sum_i w_i loss_i, tensor by tensor.
+    """P1, then P0: sum_i w_i g_i from the router equals autograd's own gradient of sum_i w_i loss_i, tensor by tensor.
 
     Args:
         losses: (N * M,) from a forward in which the scheduled parameters required gradients. example_weight: as in
@@ -95,12 +94,12 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     mix[1::2] *= -1.0  # signs differ, so swapping two contributions shows
     per_example = (mix.repeat_interleave(examples).to(losses.device) * example_weight).to(losses)
     parameters = [tensor.parameter for _, tensor in router.tensors]
+    _check_jacobian(losses, router.taps)
     with router.paused():
         truth = torch.autograd.grad(losses, parameters, per_example, retain_graph=True, allow_unused=True)
     router.backward(losses, example_weight, retain_graph=True)
     norms = router.norms_sq()
     router_mix = mix[:, None].expand(-1, len(router.stds))
-    armed_taps = list(router.taps)
     router.accumulate(router_mix)
     sums = router.take_sums()
     scale = max((float(g.double().norm()) for g in truth if g is not None), default=0.0)
@@ -115,7 +114,6 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
                 f"norm {float(exact.double().norm()):.2e}); it is probably used without calling the module that owns it. "
                 "Freeze it or use it through its module",
             )
-    _check_jacobian(losses, armed_taps)
     return norms
 
 
@@ -138,19 +136,27 @@ def _check_jacobian(losses: torch.Tensor, taps: list[tuple[str, torch.Tensor]]) 
                 )
 
 
+def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses collated shapes (without dimension 0) that follow the content: padding to the longest of a batch, say.
+
+    Raises:
+        CoupledModel: code PADDING, naming the tensor.
+    """
+    for key in sorted({*expected, *found}):
+        if expected.get(key) != found.get(key):
+            raise CoupledModel(
+                "PADDING",
+                f"the collated {key!r} has shape {expected.get(key)} per example with one content and {found.get(key)} with "
+                "another: padding to the longest of a batch lets one contribution shape the others; pad to a fixed length",
+            )
+
+
 def check_replacement(first: ProbeRecord, second: ProbeRecord, replaced: int, dtype: torch.dtype) -> None:
     """P2: all contributions but ``replaced`` must show the same losses and norms in both records.
 
     Raises:
-        CoupledModel: PADDING where the collated shapes follow the content, REPLACEMENT where values do.
+        CoupledModel: code REPLACEMENT.
     """
-    for key, shape in first.shapes.items():
-        if second.shapes.get(key) != shape:
-            raise CoupledModel(
-                "PADDING",
-                f"the collated {key!r} has shape {shape} with one content and {second.shapes.get(key)} with another: padding "
-                "to the longest of the batch lets one contribution shape the others; pad to a fixed length",
-            )
     keep = torch.ones(len(first.losses), dtype=torch.bool)
     keep[replaced] = False
     tolerance = P2_TOLERANCE[dtype]

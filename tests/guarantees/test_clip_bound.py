@@ -25,7 +25,9 @@ def schedule_of(model, stds: list[float]) -> Schedule:
     return Schedule(stack, blocks, {"a": tuple(range(len(blocks)))}, ())
 
 
-def influence(router: Router, schedule: Schedule, model, family, batch, bounds: Bounds, only: int, scale) -> tuple[float, float]:
+def influence(
+    router: Router, schedule: Schedule, model, family, batch, bounds: Bounds, only: int, scale
+) -> tuple[float, float]:
     """Norm and whitened norm of what contribution ``only`` alone adds to the sums, in float64."""
     n = len(bounds.clip_N)
     router.arm(n, 1, bounds.permitted_NG)

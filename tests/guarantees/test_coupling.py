@@ -1,0 +1,226 @@
+"""Every channel through which one contribution could reach another's gradient is refused by name (MECHANISM 1.6)."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from dptrain import PrivateTraining  # noqa: E402
+from dptrain.errors import CoupledModel, NonFinite, UnsupportedModule  # noqa: E402
+from tests.trainers import Trainer  # noqa: E402
+from tests.worlds import World, make_world, token_record  # noqa: E402
+
+
+class Net(nn.Module):
+    """Token ids -> three like layers -> class; ``extra`` sits between the layers and the head."""
+
+    def __init__(self, extra: nn.Module | None = None) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 8)
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        self.extra = extra or nn.Identity()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids).mean(1)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(self.extra(x))
+
+
+def collate(examples: list[dict]) -> dict[str, torch.Tensor]:
+    return {"ids": torch.tensor([e["ids"] for e in examples]), "labels": torch.tensor([e["label"] for e in examples])}
+
+
+def one_per_example(model: nn.Module, rows) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(rows["ids"]), rows["labels"], reduction="none")
+
+
+@pytest.fixture
+def world(tmp_path) -> World:
+    return make_world(tmp_path, per_class=3, steps=2, rate="1")
+
+
+def first_step(world: World, model: nn.Module, losses=one_per_example, collate_fn=collate) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private:
+        _, _, steps = private.prepare(model, optimizer, collate_fn, layers="layers")
+        charged_before = private.recorder.ledger.charged_steps
+        try:
+            for rows in next(iter(steps)):
+                private.backward(losses(model, rows), rows)
+        except Exception:
+            assert private.recorder.ledger.charged_steps == charged_before == 0, "a refusal at start charges nothing"
+            assert all(p.grad is None for p in model.parameters())
+            raise
+        optimizer.step()
+
+
+def test_a_clean_model_passes(world: World) -> None:
+    first_step(world, Net(nn.LayerNorm(8)))
+
+
+def test_batch_norm_is_refused_by_name(world: World) -> None:
+    with pytest.raises(CoupledModel, match=r"BATCH_NORM.*'extra'.*GroupNorm"):
+        first_step(world, Net(nn.BatchNorm1d(8)))
+
+
+def test_frozen_batch_norm_in_eval_is_allowed(world: World) -> None:
+    norm = nn.BatchNorm1d(8, affine=False).eval()
+    first_step(world, Net(norm))
+
+
+def test_spectral_norm_is_refused(world: World) -> None:
+    with pytest.raises(CoupledModel, match="SPECTRAL_NORM"):
+        first_step(world, Net(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))))
+
+
+class HomemadeBatchStatistics(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+def test_batch_statistics_without_a_name_are_found_by_the_jacobian_probe(world: World) -> None:
+    with pytest.raises(CoupledModel, match="CROSS_SAMPLE_GRADIENT"):
+        first_step(world, Net(HomemadeBatchStatistics()))
+
+
+class DetachedBatchStatistics(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / x.detach().abs().mean()
+
+
+def test_detached_batch_statistics_are_found_by_the_replacement_probe(world: World) -> None:
+    """The Jacobian probe is blind to this one."""
+    with pytest.raises(CoupledModel, match="REPLACEMENT"):
+        first_step(world, Net(DetachedBatchStatistics()))
+
+
+class Remembers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x
+
+
+def test_a_buffer_that_forward_changes_is_refused_by_name(world: World) -> None:
+    with pytest.raises(CoupledModel, match=r"BUFFER_CHANGES.*extra\.mean"):
+        first_step(world, Net(Remembers()))
+
+
+def test_in_batch_negatives_are_refused(world: World) -> None:
+    def contrastive(model, rows):
+        z = model(rows["ids"])
+        return nn.functional.cross_entropy(z @ z.detach().T, torch.arange(len(z)), reduction="none")
+
+    with pytest.raises(CoupledModel, match="REPLACEMENT|CROSS_SAMPLE"):
+        first_step(world, Net(), contrastive)
+
+
+def test_a_mean_over_the_tokens_of_the_batch_is_refused(world: World) -> None:
+    """Hugging Face's token-mean loss couples contributions through the count (PERFORMANCE 3.1)."""
+
+    def token_mean(model, rows):
+        counted = (rows["ids"] > 20).sum()
+        return one_per_example(model, rows) * len(rows["ids"]) / counted.clamp_min(1)
+
+    with pytest.raises(CoupledModel, match="REPLACEMENT"):
+        first_step(world, Net(), token_mean)
+
+
+def test_padding_to_the_longest_of_the_batch_is_refused(tmp_path) -> None:
+    world = make_world(
+        tmp_path, per_class=3, steps=2, rate="1", record=lambda s: token_record(s, length=5 if s in (0, 2002) else 4 + s % 7)
+    )
+
+    def longest(examples):
+        width = max(len(e["ids"]) for e in examples)
+        ids = torch.tensor([e["ids"] + [0] * (width - len(e["ids"])) for e in examples])
+        return {"ids": ids, "labels": torch.tensor([e["label"] for e in examples])}
+
+    with pytest.raises(CoupledModel, match=r"PADDING.*fixed length"):
+        first_step(world, Net(), collate_fn=longest)
+
+
+def test_a_parameter_used_without_its_module_is_refused_by_name(world: World) -> None:
+    """Its gradient would be missing without a word (torch's own attention does this to out_proj)."""
+
+    class Bypass(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.inner.weight, self.inner.bias)
+
+    with pytest.raises(UnsupportedModule, match=r"GRADIENT_MISMATCH.*extra\.inner"):
+        first_step(world, Net(Bypass()))
+
+
+def test_a_module_that_does_not_keep_examples_first_is_refused_by_name(world: World) -> None:
+    class Flattens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x.reshape(-1, 4)).reshape(x.shape)
+
+    with pytest.raises(UnsupportedModule, match=r"BATCH_DIMENSION.*extra\.inner"):
+        first_step(world, Net(Flattens()))
+
+
+def test_one_dimensional_position_ids_are_not_taken_for_a_batch(world: World) -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table(torch.arange(5)).mean(0)
+
+    with pytest.raises(UnsupportedModule, match="BATCH_DIMENSION"):
+        first_step(world, Net(Positions()))
+
+
+def test_nan_losses_before_the_first_step_are_refused_and_nothing_is_charged(world: World) -> None:
+    with pytest.raises(NonFinite, match=r"LOSS_NOT_FINITE.*nothing was charged"):
+        first_step(world, Net(), lambda m, r: one_per_example(m, r) * float("nan"))
+
+
+def test_layers_that_run_in_another_order_than_registered_are_refused(world: World) -> None:
+    class HeadFirst(Net):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids).mean(1)
+            early = self.head(x)
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+            return early + x[:, :3]
+
+    with pytest.raises(UnsupportedModule, match=r"DEPTH_ORDER.*'head'"):
+        first_step(world, HeadFirst())
+
+
+def test_scan_runs_at_every_step_not_only_at_start(world: World) -> None:
+    norm = nn.BatchNorm1d(8, affine=False).eval()
+    model = Net(norm)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private:
+        _, _, steps = private.prepare(model, optimizer, collate, layers="layers")
+        iterator = iter(steps)
+        for rows in next(iterator):
+            private.backward(one_per_example(model, rows), rows)
+        optimizer.step()
+        norm.train()
+        with pytest.raises(CoupledModel, match="BATCH_NORM"):
+            list(next(iterator))
+
+
+def test_trainer_families_pass_the_probes(tmp_path) -> None:
+    for family in ("bert", "gpt2_tied", "llama", "bert_lora", "gpt2_lora"):
+        trainer = Trainer(make_world(tmp_path / family, per_class=2, steps=1, rate="1"), family)
+        trainer.run()
+        trainer.close()
