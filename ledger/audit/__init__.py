@@ -1,0 +1,9 @@
+"""The auditor: takes an export and pinned keys, believes nothing else, and says FULL or names what is wrong.
+
+Imports no storage and no torch: what it needs is in the export, and the arithmetic is the trainer's own.
+"""
+
+from ledger.audit.findings import AuditReport, EpochRow, Finding
+from ledger.audit.verify import verify_export
+
+__all__ = ["AuditReport", "EpochRow", "Finding", "verify_export"]

@@ -1,0 +1,169 @@
+"""Verifying an export: names, hashes, signatures, and then the meaning of every leaf."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ledger import accountants, layout, tiles
+from ledger.audit.files import Export
+from ledger.audit.findings import AuditReport, EpochRow, Finding
+from ledger.errors import LeafRefused, NoteError
+from ledger.leaves import Header, decode_leaf
+from ledger.merkle import leaf_hash, root_of_hashes
+from ledger.note import Checkpoint, Note, parse_verifier_key
+from ledger.replay import Replay
+from ledger.summary import class_summaries
+
+MAX_FINDINGS: Final = 200
+"""An audit stops naming faults after this many; one is enough to fail."""
+
+
+def verify_export(path: str | Path, keys: Sequence[str], *, owner_key: bytes | None = None) -> AuditReport:
+    """Audits an export offline.
+
+    Guarantee:
+        The verdict FULL means: the directory holds exactly the files that its signed size calls for; they are the tree
+        whose root a pinned key signed; the policy in the header is signed by the header's owner key (and that is
+        ``owner_key``, if given); the noise schedule is the max rule's; the charged windows tile every attempt within
+        the horizon, each over the pool of its moment and under a fresh noise stream; and every recorded epsilon is at
+        least the one recomputed here from admissions, charges and withdrawals, and at most 2e-6 above it. It cannot
+        tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
+
+    Args:
+        path: the directory of the export.
+        keys: verifier keys of the log, obtained from a place that the exporter does not control.
+        owner_key: raw public key of the corpus owner, likewise; without it the header's own is used, and a note says so.
+
+    Returns:
+        The report. Bad input never raises: it is a finding.
+    """
+    findings: list[Finding] = []
+    report: dict[str, Any] = {}
+    try:
+        _verify(Path(path), list(keys), owner_key, findings, report)
+    except Exception as error:  # an input that breaks the auditor must not pass the audit
+        findings.append(Finding("INTERNAL", str(path), f"the audit broke off: {type(error).__name__}: {error}"))
+    return AuditReport(verdict="FAILED" if findings else "FULL", findings=tuple(findings[:MAX_FINDINGS]), **report)
+
+
+def _verify(
+    path: Path, keys: list[str], owner_key: bytes | None, findings: list[Finding], report: dict[str, Any]
+) -> None:
+    def fault(code: str, where: str, sentence: str) -> None:
+        findings.append(Finding(code, where, sentence))
+
+    export = Export(path, fault)
+    if not _check_keys(keys, fault) or not export.scan():
+        return
+    opened = export.checkpoint(keys)
+    if opened is None:
+        return
+    note, checkpoint = opened
+    report.update(origin=checkpoint.origin, size=checkpoint.size, root_hex=checkpoint.root.hex())
+    if checkpoint.size == 0:
+        fault("EMPTY", layout.CHECKPOINT, "an empty tree has no header")
+        return
+    leaves = export.leaves(checkpoint) if export.check_names(checkpoint.size) else None
+    if leaves is None:
+        return
+    header = _header(leaves[0], fault)
+    if header is None:
+        return
+    if export.read(layout.POLICY) not in (None, tiles.policy_text(header.log_vkey)):
+        fault("POLICY_FILE", layout.POLICY, "the trust policy is not the one of the log key in the header")
+    notes: list[str] = []
+    _check_header(header, note, checkpoint, owner_key, fault, notes)
+    run = _replay(header, leaves, findings)
+    _describe(run, notes, report)
+
+
+def _check_keys(keys: list[str], fault: Any) -> bool:
+    if not keys:
+        fault("KEYS", "keys", "no verifier key was given; get the log's key from a trusted place")
+    for key in keys:
+        try:
+            parse_verifier_key(key)
+        except NoteError as error:
+            fault(error.code, "keys", error.sentence)
+            return False
+    return bool(keys)
+
+
+def _header(data: bytes, fault: Any) -> Header | None:
+    try:
+        leaf = decode_leaf(data)
+    except LeafRefused as error:
+        fault(error.code, "seq 0", error.sentence)
+        return None
+    if isinstance(leaf, Header):
+        return leaf
+    fault("HEADER", "seq 0", "the first leaf is not a header")
+    return None
+
+
+def _check_header(
+    header: Header, note: Note, checkpoint: Checkpoint, owner_key: bytes | None, fault: Any, notes: list[str]
+) -> None:
+    if header.origin != checkpoint.origin:
+        fault("ORIGIN", layout.CHECKPOINT, f"the checkpoint is of {checkpoint.origin!r}, the header of {header.origin!r}")
+    if header.log_vkey not in {str(signature.key) for signature in note.signatures}:
+        fault("LOG_KEY", layout.CHECKPOINT, f"the header's log key {header.log_vkey} is not a pinned key that signed this")
+    if not header.private:
+        fault("NOT_PRIVATE", "seq 0", "the run used a fixed test key, so its noise protects nobody")
+    if owner_key is None:
+        notes.append(f"the policy is signed by key {header.owner_key.hex()} of {header.owner}, which was not pinned")
+    elif header.owner_key != owner_key:
+        fault("OWNER", "seq 0", f"the policy is signed by {header.owner_key.hex()}, {owner_key.hex()} was pinned")
+    here = accountants.describe(header.accountant.name)
+    there = (header.accountant.name, header.accountant.library, header.accountant.version, header.accountant.parameters)
+    if there != here:
+        notes.append(f"recorded with {' '.join(there)}; recomputed with {' '.join(here)}")
+
+
+def _replay(header: Header, leaves: list[bytes], findings: list[Finding]) -> Replay:
+    hashes = [leaf_hash(leaf) for leaf in leaves]
+    run = Replay(header, lambda size: root_of_hashes(hashes[:size]))
+    for seq, data in enumerate(leaves[1:], start=1):
+        try:
+            problems = run.apply(decode_leaf(data))
+        except LeafRefused as error:
+            # What follows an unreadable leaf cannot be judged; the run as told so far is still described.
+            findings.append(Finding(error.code, f"seq {seq}", error.sentence))
+            return run
+        findings.extend(Finding(problem.code, f"seq {seq}", problem.sentence) for problem in problems)
+        if len(findings) >= MAX_FINDINGS:
+            return run
+    return run
+
+
+def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
+    header, policy = run.header, run.header.policy
+    if not run.closed:
+        notes.append("the run is not closed: more may be charged")
+    accounted = run.epochs[-1].charged if run.epochs else 0
+    if accounted != run.charged:
+        notes.append(f"{run.charged - accounted} charged steps are in no epoch yet; the figures here count them")
+    unsettled = len(run.unsettled) + (run.open_window is not None)
+    if unsettled:
+        notes.append(f"{unsettled} windows were charged and never settled; they count in full")
+    unmatched = sum(hash_ not in run.contributions for hash_ in run.withdrawals)
+    if unmatched:
+        notes.append(f"{unmatched} withdrawals name contributions that were never admitted")
+    report.update(
+        notes=tuple(notes),
+        finished=run.closed,
+        corpus=policy.corpus,
+        delta=header.delta,
+        accountant=f"{header.accountant.name} ({header.accountant.library} {header.accountant.version})",
+        steps=policy.steps,
+        charged=run.charged,
+        attempts=run.attempt + 1,
+        classes=class_summaries(run),
+        epochs=tuple(
+            EpochRow(epoch.number, epoch.step, epoch.charged, tuple(row.max_epsilon_micro / 1e6 for row in epoch.classes))
+            for epoch in run.epochs
+        ),
+        blocks=header.blocks,
+        owner=header.owner,
+        model_digest=run.epochs[-1].model_digest.hex() if run.epochs else None,
+    )

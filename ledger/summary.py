@@ -1,0 +1,68 @@
+"""A run in a few numbers per class: for the auditor's report, and for the trainer's own."""
+
+from dataclasses import dataclass
+
+from ledger import accountants
+from ledger.replay import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSummary:
+    """One admissibility class at the end of what has been recorded.
+
+    Attributes:
+        name: name of the class.
+        active: contributions in the pool.
+        withdrawn: contributions that were withdrawn.
+        sampling_rate: probability of being drawn per step.
+        noise_multiplier: smallest effective noise multiplier over its contributions, None without any.
+        steps: most charged steps of one contribution.
+        epsilon: largest epsilon of one contribution, under zero-out adjacency, recomputed from the charges.
+        epsilon_replace: the same contribution's epsilon under content replacement.
+        blocks: number of blocks that the class touches.
+        coordinates: number of parameters in them.
+    """
+
+    name: str
+    active: int
+    withdrawn: int
+    sampling_rate: float
+    noise_multiplier: float | None
+    steps: int
+    epsilon: float
+    epsilon_replace: float
+    blocks: int
+    coordinates: int
+
+
+def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
+    """Returns one summary per class of the policy, charges after the last epoch included."""
+    header, spent = run.header, run.expenditure
+    groups: list[dict[tuple[float, int], float]] = [{} for _ in header.profiles]
+    for contribution in run.contributions.values():
+        place, admit = contribution.class_index, contribution.admit
+        z = spent.multiplier(place, admit.sigma_micro, admit.clip_micro)
+        key = (z, spent.steps(contribution, run.charged))
+        groups[place][key] = max(groups[place].get(key, 0.0), run.epsilon(contribution))
+    summaries = []
+    for place, (rule, totals) in enumerate(zip(header.policy.classes, run.totals(), strict=True)):
+        worst = max(groups[place], key=groups[place].__getitem__, default=None)
+        q, replaced = float(rule.sampling_rate), 0.0
+        if worst is not None:
+            replaced = accountants.epsilon_replace(worst[0], q, worst[1], header.delta, header.accountant.name)
+        blocks = header.profiles[place].blocks
+        summaries.append(
+            ClassSummary(
+                name=rule.name,
+                active=totals.active,
+                withdrawn=totals.withdrawn,
+                sampling_rate=q,
+                noise_multiplier=min((z for z, _ in groups[place]), default=None),
+                steps=max((steps for _, steps in groups[place]), default=0),
+                epsilon=max(groups[place].values(), default=0.0),
+                epsilon_replace=replaced,
+                blocks=len(blocks),
+                coordinates=sum(header.blocks[index].coordinates for index in blocks),
+            )
+        )
+    return tuple(summaries)
