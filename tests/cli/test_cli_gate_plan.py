@@ -52,7 +52,7 @@ def test_plan_gives_every_block_the_largest_sigma_c_of_its_classes(shell, corpus
     assert std == {"embeddings": 0.4, "layer.0": 0.4, "layer.1": 0.4, "layer.2": 0.4, "layer.3": 0.6, "head": 0.6}
     assert answer["noise_energy_ratio"] == pytest.approx((4 * 0.4**2 + 2 * 0.6**2) / (6 * 0.6**2))
     assert [item["preset"]["effective_multiplier"] for item in answer["classes"]] == [1.2, 0.8]
-    assert [item["expected_draws"] for item in answer["classes"]] == [2.0, 4.0]
+    assert [item["expected_draws"] for item in answer["classes"]] == [2.0, 20.0]
 
 
 def test_plan_accounts_own_bounds_of_the_admitted_contributions(shell, corpus):
