@@ -32,7 +32,7 @@ def account(
         print_json(
             {
                 "epsilon": own,
-                "epsilon_content_replacement": replaced,
+                "epsilon_replace": replaced,
                 "noise_multiplier": noise_multiplier,
                 "sampling_rate": sampling_rate,
                 "steps": steps,

@@ -43,7 +43,7 @@ def _of_class(policy: Policy, plan: Plan, planned: ClassPlan) -> list[Consequenc
         Consequence(
             "fact",
             f"class {planned.name}: all checkpoints together are ({number(preset.epsilon)}, {float(policy.delta):g})-"
-            f"indistinguishable from those with the contribution empty, and ({number(preset.epsilon_content_replacement)}, "
+            f"indistinguishable from those with the contribution empty, and ({number(preset.epsilon_replace)}, "
             f"{float(policy.delta):g})-indistinguishable from those with any other content in its place",
         ),
     ]

@@ -5,6 +5,7 @@ import json as json_text
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from ledger.leaves import Header
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.report import write_report
+from ledger.summary import class_summaries
 
 app = typer.Typer(no_args_is_help=True, help="The record of a run: show, export, verify, report, withdraw.")
 
@@ -34,9 +36,7 @@ ExportDirectory = Annotated[
 ]
 LogKey = Annotated[
     Path | None,
-    typer.Option(
-        "--key", metavar="KEY", exists=True, dir_okay=False, help="Private key of the ledger; default: LEDGER.key."
-    ),
+    typer.Option("--key", metavar="KEY", exists=True, dir_okay=False, help="Private key of the ledger; default: LEDGER.key."),
 ]
 VerifierKeys = Annotated[
     list[str],
@@ -68,17 +68,7 @@ def show(ledger: LedgerFile, json: JsonFlag = False) -> None:
     )
     if not data["private"]:
         out.print(styled("bold red", "NOT PRIVATE", ": this run used a fixed test key and cannot be exported"))
-    rows = table("class", "active", "withdrawn", "largest epsilon", "noise std", "blocks")
-    for item in data["classes"]:
-        rows.add_row(
-            item["name"],
-            str(item["active"]),
-            str(item["withdrawn"]),
-            number(item["max_epsilon"]),
-            number(item["min_std"]),
-            str(len(item["blocks"])),
-        )
-    out.print(rows)
+    _print_classes(data["classes"])
 
 
 @app.command(epilog="Example: dptrain ledger export ledger.db export/")
@@ -263,11 +253,6 @@ def _extras(path: Path | None) -> dict[str, Any] | None:
 
 def _summary(log: Ledger) -> dict[str, Any]:
     header, state = log.header, log.state
-    totals = state.totals()
-    largest = [0.0] * len(totals)
-    for contribution in state.contributions.values():
-        index = contribution.class_index
-        largest[index] = max(largest[index], state.epsilon(contribution))
     return {
         "origin": header.origin,
         "run_id": header.run_id.hex(),
@@ -289,29 +274,41 @@ def _summary(log: Ledger) -> dict[str, Any]:
         "step": state.position,
         "attempt": log.attempt,
         "epochs": len(state.epochs),
-        "classes": [
-            {
-                "name": profile.class_name,
-                "active": totals[index].active,
-                "withdrawn": totals[index].withdrawn,
-                "max_epsilon": largest[index],
-                "min_std": header.min_std(index),
-                "blocks": [header.blocks[block].name for block in profile.blocks],
-            }
-            for index, profile in enumerate(header.profiles)
-        ],
+        "classes": [asdict(item) for item in class_summaries(state)],
+        "blocks": [{"name": block.name, "std": block.std, "classes": list(block.classes)} for block in header.blocks],
     }
 
 
 def _print_audit(audited: AuditReport) -> None:
     out = console()
     colour = {"FULL": "green", "SUMMARISED": "yellow"}.get(audited.verdict, "red")
-    summary = f"  {audited.origin or 'no origin'}  {audited.size} leaves, root {audited.root_hex}"
-    out.print(styled(f"bold {colour}", audited.verdict, summary))
+    out.print(styled(f"bold {colour}", audited.verdict, f"  {audited.origin or 'the checkpoint was refused'}"))
+    if audited.origin is not None:
+        out.print(f"{audited.size} leaves, root {audited.root_hex}")
     for finding in audited.findings:
         out.print(styled("red", finding.code, f" {finding.where}: {finding.sentence}"))
+    for note in audited.notes:
+        out.print(f"note: {note}")
     if audited.classes:
-        rows = table(*audited.classes[0])
-        for item in audited.classes:
-            rows.add_row(*(number(value, 6) if isinstance(value, float) else str(value) for value in item.values()))
-        out.print(rows)
+        out.print(
+            f"corpus {audited.corpus}, policy signed by {audited.owner}, {audited.charged} steps charged of {audited.steps}, "
+            f"delta {audited.delta:g}, {audited.accountant}"
+        )
+        _print_classes([asdict(item) for item in audited.classes])
+
+
+def _print_classes(classes: list[dict[str, Any]]) -> None:
+    rows = table("class", "active", "withdrawn", "q", "least z", "steps", "epsilon", "if content replaced", "parameters")
+    for item in classes:
+        rows.add_row(
+            item["name"],
+            str(item["active"]),
+            str(item["withdrawn"]),
+            number(item["sampling_rate"]),
+            "" if item["noise_multiplier"] is None else number(item["noise_multiplier"]),
+            str(item["steps"]),
+            number(item["epsilon"], 6),
+            number(item["epsilon_replace"], 6),
+            str(item["coordinates"]),
+        )
+    console().print(rows)

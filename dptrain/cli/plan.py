@@ -74,7 +74,7 @@ def _print(policy: Policy, planned: Plan, report: GateReport | None, bounds: dic
             number(preset.effective_multiplier),
             f"{preset.waste:.2f}",
             number(preset.epsilon),
-            number(preset.epsilon_content_replacement),
+            number(preset.epsilon_replace),
             number(preset.epsilon_with_redo),
             number(item.expected_draws),
         )
@@ -105,7 +105,7 @@ def _print_corpus(policy: Policy, report: GateReport, bounds: dict[str, list[tup
                 number(bound.clip_norm),
                 number(bound.effective_multiplier),
                 number(bound.epsilon),
-                number(bound.epsilon_content_replacement),
+                number(bound.epsilon_replace),
             )
     out.print(rows)
     per_step = _expected_per_step(policy, report)

@@ -32,7 +32,7 @@ class BoundPlan:
         effective_multiplier: z = max(sigma, min over the class's blocks of s_l / C).
         waste: z / sigma; above 1 the class gets more privacy than it signed for, paid in usefulness.
         epsilon: Over the planned horizon, zero-out adjacency.
-        epsilon_content_replacement: Over the planned horizon, content replaced by other content.
+        epsilon_replace: Over the planned horizon, content replaced by other content.
         epsilon_with_redo: Zero-out, if every step that may be done again is done again.
     """
 
@@ -42,7 +42,7 @@ class BoundPlan:
     waste: float
     sufficient_variance: float
     epsilon: float
-    epsilon_content_replacement: float
+    epsilon_replace: float
     epsilon_with_redo: float
 
 
@@ -109,7 +109,7 @@ def bound_plan(policy: Policy, rule: ClassRule, sigma_micro: int, clip_micro: in
         waste=schedule.waste(effective, signed),
         sufficient_variance=schedule.sufficient_variance(signed, clip),
         epsilon=accountants.epsilon(effective, q, policy.steps, delta, policy.accountant),
-        epsilon_content_replacement=accountants.epsilon_replace(effective, q, policy.steps, delta, policy.accountant),
+        epsilon_replace=accountants.epsilon_replace(effective, q, policy.steps, delta, policy.accountant),
         epsilon_with_redo=accountants.epsilon(effective, q, policy.steps + policy.redo_steps, delta, policy.accountant),
     )
 

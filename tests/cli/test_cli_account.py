@@ -8,7 +8,7 @@ RUN = ("--sampling-rate", "0.01", "--steps", "1000", "--delta", "1e-5")
 def test_account_prints_the_golden_epsilon_of_dp_sgd(shell):
     answer = shell.json("account", "--noise-multiplier", "1", *RUN, "--accountant", "pld")
     assert answer["epsilon"] == pytest.approx(1.828, abs=5e-4)
-    assert answer["epsilon_content_replacement"] == pytest.approx(2.843, abs=5e-4)
+    assert answer["epsilon_replace"] == pytest.approx(2.843, abs=5e-4)
     assert answer["adjacency"] == "zero-out"
 
 

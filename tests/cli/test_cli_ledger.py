@@ -1,0 +1,180 @@
+"""`dptrain ledger`: the record of a run is shown, exported, verified and reported, and withdrawals are entered."""
+
+import time
+
+import pytest
+
+from attest import keys
+from attest.corpus import open_corpus
+from attest.gate import run_gate
+from attest.policy import open_policy
+from attest.registry import Registry
+from attest.schedule import block_std
+from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.log import AdmitSpec, Ledger
+from ledger.note import NoteSigner
+
+VERIFY = ("ledger", "verify", "export", "--key", "ledger.pub")
+
+
+@pytest.fixture
+def run(shell, corpus):
+    """A finished run of 20 steps over five admitted notes; returns its ledger's verifier key."""
+    corpus()
+    return record(shell)
+
+
+def record(shell, *, private: bool = True) -> str:
+    now = int(time.time())
+    owner_key = keys.load_public_key("owner.pub")
+    signed = open_policy("policy.cose", owner_key)
+    admitted = run_gate(open_corpus("corpus"), signed.policy, Registry.load("registry.cbor"), now=now).admitted
+    key = keys.generate()
+    keys.save_private_key("ledger.key", key)
+    signer = NoteSigner("clinic-notes-2026/ledger", key)
+    shell.write("ledger.pub", f"# the run of November\n{signer.vkey}\n")
+    both = ("sensitive", "public")
+    presets = {rule.name: (rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in signed.policy.classes}
+    header = HeaderSpec(
+        policy=signed,
+        owner_key=owner_key,
+        model_fingerprint=bytes(32),
+        blocks=tuple(
+            HeaderBlock(name, 100, classes, block_std([presets[item] for item in classes]))
+            for name, classes in (("layer.0", ("public",)), ("layer.1", both), ("head", both))
+        ),
+        exactness_note="fast",
+        private=private,
+    )
+    with Ledger.create("ledger.db", header, signer, now=now) as log:
+        log.admit([specification(item.admission) for item in admitted], now=now)
+        for step in range(1, 21, 5):
+            window = log.charge(step, 5, now=now, noise_stream=step.to_bytes(16, "big"))
+            log.settle(window, 5, now=now)
+            if step in (6, 16):
+                log.close_epoch(step + 4, bytes(32), now=now)
+        log.finish(now=now)
+    return signer.vkey
+
+
+def specification(admission) -> AdmitSpec:
+    signed = admission.descriptor
+    return AdmitSpec(
+        descriptor_hash=admission.descriptor_hash,
+        class_name=signed.admissibility_class,
+        profile_id=0,
+        clip_micro=signed.clip_norm_micro,
+        sigma_micro=signed.noise_multiplier_micro,
+        max_occurrences=signed.max_occurrences,
+        attestation_hash=admission.attestation_hash,
+        key_id=admission.key_id,
+    )
+
+
+def test_show_tells_what_was_charged_and_spent(shell, run):
+    answer = shell.json("ledger", "show", "ledger.db")
+    assert (answer["charged_steps"], answer["steps"], answer["finished"]) == (20, 20, True)
+    sensitive = answer["classes"][0]
+    assert (sensitive["active"], sensitive["steps"], sensitive["blocks"]) == (5, 20, 2)
+    planned = shell.json("plan", "policy.toml")["classes"][0]["preset"]["epsilon"]
+    assert sensitive["epsilon"] == planned
+    assert "20 steps charged of 20" in shell.run("ledger", "show", "ledger.db").stdout
+
+
+def test_an_export_verifies_with_the_key_alone(shell, run):
+    assert shell.json("ledger", "export", "ledger.db", "export")["key"] == run
+    for pinned in ("ledger.pub", run):
+        answer = shell.json("ledger", "verify", "export", "--key", pinned)
+        assert answer["verdict"] == "FULL" and answer["findings"] == []
+    assert shell.json(*VERIFY, "--owner-key", "owner.pub")["verdict"] == "FULL"
+    assert shell.run(*VERIFY).stdout.startswith("FULL")
+
+
+def test_a_changed_byte_fails_verification_and_the_file_is_named(shell, run):
+    shell.run("ledger", "export", "ledger.db", "export")
+    (bundle,) = (shell.directory / "export/tile/entries").rglob("*.p/*")
+    data = bytearray(bundle.read_bytes())
+    data[len(data) // 2] ^= 1
+    bundle.write_bytes(data)
+    answer = shell.json(*VERIFY, code=1)
+    assert answer["verdict"] == "FAILED"
+    assert any("entries" in finding["where"] for finding in answer["findings"])
+    assert shell.run(*VERIFY, code=1).stdout.startswith("FAILED")
+
+
+def test_another_key_or_another_owner_fails_verification(shell, run):
+    shell.run("ledger", "export", "ledger.db", "export")
+    other = NoteSigner("clinic-notes-2026/ledger", keys.generate()).vkey
+    assert shell.json("ledger", "verify", "export", "--key", other, code=1)["verdict"] == "FAILED"
+    assert shell.json(*VERIFY, "--owner-key", "alice.pub", code=1)["verdict"] == "FAILED"
+
+
+def test_what_is_no_key_is_wrong_use(shell, run):
+    shell.run("ledger", "export", "ledger.db", "export")
+    shell.run("ledger", "verify", "export", "--key", "nowhere.pub", code=2)
+
+
+def test_an_export_is_never_written_over_something(shell, run):
+    shell.run("ledger", "export", "ledger.db", "export")
+    assert shell.json("ledger", "export", "ledger.db", "export", code=1)["error"]["code"] == "EXISTS"
+
+
+def test_a_run_with_a_test_key_is_shown_as_not_private_and_not_exported(shell, corpus):
+    corpus()
+    record(shell, private=False)
+    assert "NOT PRIVATE" in shell.run("ledger", "show", "ledger.db").stdout
+    assert shell.json("ledger", "export", "ledger.db", "export", code=1)["error"]["code"] == "NOT_PRIVATE"
+
+
+def test_a_contributors_withdrawal_is_entered_once_and_exported(shell, run):
+    attestations = "corpus/notes.jsonl.attest"
+    made = shell.json("attest", "withdraw", attestations, "--key", "alice.key", "--record", "2")["withdrawals"][0]
+    enter = ("ledger", "withdraw", "ledger.db", made["path"], "--attestations", attestations, "--registry", "registry.cbor")
+    first, again = shell.json(*enter)["withdrawn"][0], shell.json(*enter)["withdrawn"][0]
+    assert first == again and first["matched"] and first["descriptor_hash"] == made["descriptor_hash"]
+    shown = shell.json("ledger", "show", "ledger.db")["classes"][0]
+    assert (shown["active"], shown["withdrawn"]) == (4, 1)
+    assert shell.json("gate", "policy.cose", "corpus", "--ledger", "ledger.db", code=1)["refused"] == {"WITHDRAWN": 1}
+    shell.run("ledger", "export", "ledger.db", "export")
+    assert shell.json(*VERIFY)["verdict"] == "FULL"
+
+
+def test_nobody_withdraws_for_another(shell, run):
+    attestations = "corpus/notes.jsonl.attest"
+    shell.run("attest", "keygen", "mallory")
+    made = shell.json("attest", "withdraw", attestations, "--key", "mallory.key", "--record", "1")["withdrawals"][0]
+    enter = ("ledger", "withdraw", "ledger.db", made["path"])
+    assert shell.json(*enter, code=1)["error"]["code"] == "WITHDRAWAL_UNPROVEN"
+    assert "code" in shell.json(*enter, "--attestations", attestations, "--registry", "registry.cbor", code=1)["error"]
+    assert shell.json("ledger", "show", "ledger.db")["classes"][0]["withdrawn"] == 0
+
+
+def test_the_owner_may_withdraw_without_the_attestation(shell, run):
+    attestations = "corpus/notes.jsonl.attest"
+    made = shell.json("attest", "withdraw", attestations, "--key", "owner.key", "--all", "--reason", "error")["withdrawals"]
+    paths = [item["path"] for item in made]
+    assert all(item["matched"] for item in shell.json("ledger", "withdraw", "ledger.db", *paths)["withdrawn"])
+
+
+def test_the_ledgers_key_must_be_found_or_given(shell, run):
+    (shell.directory / "ledger.key").rename(shell.directory / "log.key")
+    assert "--key" in shell.run("ledger", "export", "ledger.db", "export", code=2).stderr
+    shell.run("ledger", "export", "ledger.db", "export", "--key", "log.key")
+
+
+def test_report_writes_one_page_with_the_verdict(shell, run):
+    shell.run("ledger", "export", "ledger.db", "export")
+    shell.write("extras.json", '{"results": []}')
+    report = ("ledger", "report", "export", "report.html", "--key", "ledger.pub")
+    assert shell.json(*report, "--extras", "extras.json")["verdict"] == "FULL"
+    page = (shell.directory / "report.html").read_text()
+    assert "FULL" in page and "<html" in page
+    shell.run(*report, code=2)
+
+
+def test_extras_that_are_no_object_are_refused(shell, run):
+    shell.run("ledger", "export", "ledger.db", "export")
+    for text in ("[1]", "{"):
+        shell.write("extras.json", text)
+        report = ("ledger", "report", "export", "report.html", "--key", "ledger.pub", "--extras", "extras.json")
+        assert shell.json(*report, code=1)["error"]["code"] == "EXTRAS"
