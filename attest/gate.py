@@ -14,7 +14,6 @@ from attest.attestation import Attestation
 from attest.corpus import Item
 from attest.descriptor import MAX_TIME, ContributionDescriptor
 from attest.errors import AdmissionRefused, AttestError, RegistryRefused
-from attest.keys import check_public_key
 from attest.policy import ClassRule, Policy
 from attest.reasons import ReasonCode
 from attest.registry import Contributor, KeyRecord, Registry
@@ -238,7 +237,6 @@ def _check_key(contributor: Contributor, key_id: bytes, now: int) -> KeyRecord:
             ReasonCode.KEY_NOT_VALID,
             f"key {key_id.hex()} of {name} is valid from {record.not_before} to {record.not_after}, not at {now}",
         )
-    check_public_key(record.raw)
     return record
 
 

@@ -4,7 +4,7 @@ import re
 
 from attest.errors import AttestError, ValueRefused
 
-_ID = re.compile(r"[a-z0-9._/-]{1,64}", re.ASCII)
+_ID = re.compile(r"[a-z0-9._/-]{1,64}")
 
 
 def check_id(text: object, what: str, *, error: type[AttestError] = ValueRefused) -> str:

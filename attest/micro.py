@@ -10,7 +10,7 @@ from attest.errors import ValueRefused
 MICRO = 1_000_000
 """Units of a fixed-point number in one."""
 
-_DECIMAL = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,60})?([eE][+-]?[0-9]{1,2})?", re.ASCII)
+_DECIMAL = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,60})?([eE][+-]?[0-9]{1,2})?")
 _LIMIT = 2**63
 _MAX_DIGITS = 100
 _MAX_EXPONENT = 100

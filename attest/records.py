@@ -96,7 +96,7 @@ def folder_sources(root: Path, source: str) -> list[str]:
         try:
             with os.scandir(root / folder) as entries:
                 for entry in entries:
-                    if entry.name.startswith(".") or entry.is_symlink():
+                    if entry.name.startswith("."):
                         continue
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(f"{folder}/{entry.name}")

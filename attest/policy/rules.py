@@ -32,8 +32,8 @@ FROM_STEPS = -1
 """Stands for a default that is derived from `steps`; replaced on construction."""
 
 _MAX_INT = 2**63 - 1
-_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,128}", re.ASCII)
-_ADAPTER = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,128}")
+_ADAPTER = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def _check_fraction(value: object, name: str) -> Fraction:

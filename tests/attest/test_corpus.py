@@ -148,6 +148,12 @@ def test_symbolic_links_are_never_followed(world, folder, tmp_path):
     assert [i.attestation for i in open_corpus(folder) if i.locator and i.locator.source == "one.txt"] == [None]
 
 
+def test_a_locator_does_not_reach_a_file_that_stands_outside(folder, tmp_path):
+    (tmp_path / "outside.txt").write_bytes(b"secret")
+    for source in ("../outside.txt", "photos/../../outside.txt", str(tmp_path / "outside.txt")):
+        assert refused(open_corpus(folder).read, Locator(source, 0, 6)) == "CONTENT_MISSING"
+
+
 @pytest.mark.parametrize(
     "source", ["../outside.txt", "/etc/hostname", "photos/../../x", "", ".", "photos", "a\x00b", "//x"]
 )

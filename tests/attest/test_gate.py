@@ -224,6 +224,12 @@ def test_code_WINDOW_of_the_policy_where_the_class_sets_none(world):
         assert world.code(attestation) == code
 
 
+def test_code_WINDOW_of_the_policy_where_the_class_allows_more(world):
+    policy = replace(world.policy, max_window=1000)
+    assert world.code(world.variant(not_before=NOW, not_after=NOW + 1000), policy=policy) == "ADMITTED"
+    assert world.code(world.variant(not_before=NOW, not_after=NOW + 1001), policy=policy) == "WINDOW"
+
+
 def test_code_CLASS_UNKNOWN(world):
     assert world.code(world.variant(admissibility_class="public")) == "CLASS_UNKNOWN"
 
@@ -306,6 +312,16 @@ def test_code_CONTRIBUTOR_CAP(world):
     other = replace(world.descriptor, content_hash=hashlib.sha256(b"4").digest())
     tight = replace(world.policy, contributor_cap=1)
     assert world.code(world.sign(other), content=b"4", seen=seen, policy=tight) == "CONTRIBUTOR_CAP"
+
+
+def test_code_CONTRIBUTOR_CAP_of_the_policy_where_the_registry_allows_more(world):
+    seen, policy = Seen(), replace(world.policy, contributor_cap=1)
+    for content, code in ((b"1", "ADMITTED"), (b"2", "CONTRIBUTOR_CAP")):
+        descriptor = replace(world.descriptor, contributor="bob", content_hash=hashlib.sha256(content).digest())
+        attestation = world.sign(descriptor, key=world.bob)
+        assert world.code(attestation, content=content, seen=seen, policy=policy) == code
+        if code == "ADMITTED":
+            admit(world, seen, attestation, content=content)
 
 
 def test_code_EXAMPLES(world):

@@ -41,6 +41,29 @@ def test_small_order_and_non_canonical_keys_are_refused(text):
     assert weak(bytes.fromhex(text))
 
 
+def test_every_key_with_y_of_p_or_more_is_refused_for_its_encoding():
+    for excess in range(19):
+        for sign in (0, 1):
+            raw = (P + excess | sign << 255).to_bytes(32, "little")
+            assert weak(raw) and curve25519.decompress(raw) is None
+            with pytest.raises(KeyRefused, match="canonical"):
+                keys.check_public_key(raw)
+
+
+def test_x_of_zero_with_a_sign_is_no_encoding():
+    for y in (1, P - 1):
+        assert curve25519.decompress(y.to_bytes(32, "little")) is not None
+        assert curve25519.decompress((y | 1 << 255).to_bytes(32, "little")) is None
+
+
+def test_points_of_order_eight_are_told_from_mixed_ones():
+    for text in SMALL_ORDER[:8]:
+        raw = bytes.fromhex(text)
+        if curve25519.decompress(raw) is not None:
+            with pytest.raises(KeyRefused, match="small order"):
+                keys.check_public_key(raw)
+
+
 def test_a_small_order_key_that_verifies_everything_is_refused_as_a_verifier():
     identity = bytes.fromhex(SMALL_ORDER[0])
     forged = identity + bytes(32)
