@@ -139,11 +139,10 @@ def to_micro_up(value: float) -> int:
     return math.ceil(value * MICRO + _GUARD_MICRO)
 
 
-def describe(accountant: str = "pld") -> tuple[str, str, str, str]:
-    """Returns (name, library, library version, parameters) for the ledger's header."""
-    _check_accountant(accountant)
+def describe() -> tuple[str, str, str, str]:
+    """Returns (name, library, library version, parameters) of the accountant, for the ledger's header."""
     parameters = f"interval={pld.INTERVAL} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
-    return accountant, "dp-accounting", metadata.version("dp-accounting"), parameters
+    return "pld", "dp-accounting", metadata.version("dp-accounting"), parameters
 
 
 @lru_cache(maxsize=65536)

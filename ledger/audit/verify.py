@@ -114,7 +114,7 @@ def _check_header(
         notes.append(f"the policy is signed by key {header.owner_key.hex()} of {header.owner}, which was not pinned")
     elif header.owner_key != owner_key:
         fault("OWNER", "seq 0", f"the policy is signed by {header.owner_key.hex()}, {owner_key.hex()} was pinned")
-    here = accountants.describe(header.accountant.name)
+    here = accountants.describe()
     there = (header.accountant.name, header.accountant.library, header.accountant.version, header.accountant.parameters)
     if there != here:
         notes.append(f"recorded with {' '.join(there)}; recomputed with {' '.join(here)}")

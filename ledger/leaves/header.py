@@ -235,7 +235,7 @@ class HeaderSpec:
             run_id=self.run_id,
             model_fingerprint=self.model_fingerprint,
             blocks=self.blocks,
-            accountant=AccountantInfo(*accountants.describe(self.policy.policy.accountant)),
+            accountant=AccountantInfo(*accountants.describe()),
             exactness_note=self.exactness_note,
             private=self.private,
             clip_margin=self.clip_margin,

@@ -1,0 +1,232 @@
+"""Leaves: one encoding per leaf, nothing else accepted, headers that cannot lie about their policy."""
+
+from dataclasses import fields, replace
+from fractions import Fraction
+
+import pytest
+from conftest import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, header_spec, signed_policy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attest import cbor
+from attest.keys import public_bytes
+from ledger.errors import LeafRefused
+from ledger.leaves import (
+    Admit,
+    Charge,
+    ChargeClass,
+    Close,
+    Epoch,
+    EpochClass,
+    HeaderBlock,
+    Resume,
+    Settle,
+    Spend,
+    Withdraw,
+    decode_leaf,
+    encode_leaf,
+)
+from ledger.note import NoteSigner
+
+uints = st.integers(0, 2**63 - 1)
+positive = st.integers(1, 2**63 - 1)
+hashes = st.binary(min_size=32, max_size=32)
+reals = st.floats(0, 1e300, allow_nan=False)
+names = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
+octets = {n: st.binary(min_size=n, max_size=n) for n in (8, 16)}
+charge_classes = st.builds(ChargeClass, names, uints, positive, positive, positive, reals, uints, hashes)
+epoch_classes = st.builds(EpochClass, uints, uints, uints)
+
+
+def rows(strategy):
+    return st.lists(strategy, min_size=1, max_size=3).map(tuple)
+
+
+RECORDS = st.one_of(
+    st.builds(Admit, positive, uints, hashes, names, uints, positive, positive, uints, hashes, octets[8]),
+    st.builds(
+        Charge, positive, uints, positive, uints, positive, positive, rows(charge_classes), octets[16], uints
+    ),
+    st.builds(Settle, positive, uints, positive, uints, rows(reals)),
+    st.builds(Spend, positive, uints, hashes, positive, uints, uints, reals, uints),
+    st.builds(Withdraw, positive, uints, hashes, st.none() | positive, names, hashes),
+    st.builds(Epoch, positive, uints, positive, uints, uints, rows(epoch_classes), hashes),
+    st.builds(Resume, positive, uints, positive, uints, positive, hashes),
+    st.builds(Resume, positive, uints, positive, st.just(0), st.none(), st.none()),
+    st.builds(Close, positive, uints, uints, uints),
+)
+
+
+@given(RECORDS)
+def test_every_record_round_trips(leaf):
+    data = encode_leaf(leaf)
+    assert decode_leaf(data) == leaf
+    value = cbor.decode(data)
+    assert list(value) == list(range(len(value))) and (value[0], value[1], value[2]) == (leaf.seq, leaf.KIND, leaf.time)
+
+
+@settings(max_examples=300)
+@given(RECORDS, st.data())
+def test_a_changed_leaf_is_refused_or_decodes_to_other_content_with_the_same_bytes(leaf, data):
+    changed = bytearray(encode_leaf(leaf))
+    changed[data.draw(st.integers(0, len(changed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        decoded = decode_leaf(bytes(changed))
+    except LeafRefused:
+        return
+    assert decoded != leaf and encode_leaf(decoded) == bytes(changed)
+
+
+@given(RECORDS, st.sampled_from([None, True, False, -1, 2**63, 1.5, "x", b"x", [], {}]), st.data())
+def test_a_field_of_another_type_is_refused_or_stays_itself(leaf, junk, data):
+    value = cbor.decode(encode_leaf(leaf))
+    key = data.draw(st.sampled_from(sorted(value)))
+    value[key] = junk
+    try:
+        bad = cbor.encode(value)
+    except Exception:
+        return
+    try:
+        decoded = decode_leaf(bad)
+    except LeafRefused:
+        return
+    assert encode_leaf(decoded) == bad
+
+
+@given(RECORDS)
+def test_missing_and_unknown_fields_are_refused(leaf):
+    value = cbor.decode(encode_leaf(leaf))
+    short = {key: item for key, item in value.items() if key != len(value) - 1}
+    for bad in (short, {**value, len(value): 0}, {**value, -1: 0}, {**value, "a": 0}, list(value.values()), 0, None):
+        with pytest.raises(LeafRefused):
+            decode_leaf(cbor.encode(bad))
+
+
+@pytest.mark.parametrize("kind", [-1, 6, 7, 10, 12, 2**40, None, "1", True])
+def test_reserved_and_unknown_kinds_are_refused(kind):
+    with pytest.raises(LeafRefused):
+        decode_leaf(cbor.encode({0: 1, 1: kind, 2: 0}))
+
+
+def test_the_wire_order_of_fields_is_what_it_was():
+    """A reordered field would change every ledger; this fails first."""
+    assert {cls.__name__: " ".join(field.name for field in fields(cls)) for cls in (Admit, Charge, Settle, Spend)} == {
+        "Admit": "seq time descriptor_hash class_name profile_id clip_micro sigma_micro max_occurrences "
+        "attestation_hash key_id",
+        "Charge": "seq time window attempt first_step n_steps classes noise_stream fence",
+        "Settle": "seq time window steps_released variances",
+        "Spend": "seq time descriptor_hash admit_seq profile_id steps variance epsilon_micro",
+    }
+    golden = Spend(7, START, b"\x01" * 32, 3, 1, 16, 2.25, 123_456)
+    assert encode_leaf(golden).hex() == (
+        "a9000701" + "04" + "021a6b49d200" + "035820" + "01" * 32 + "0403" + "0501" + "0610" + "07f94080" + "081a0001e240"
+    )
+
+
+def make(**changes):
+    spec = header_spec(**{key: value for key, value in changes.items() if key not in ("signer", "time")})
+    signer = changes.get("signer", SIGNER)
+    return spec.header(origin=signer.name, log_vkey=signer.vkey, time=changes.get("time", START))
+
+
+def test_a_header_round_trips_with_its_policy_and_profiles():
+    header = make(clip_margin=2.0**-40, caps_enforced=True)
+    decoded = decode_leaf(encode_leaf(header))
+    assert decoded == header
+    assert decoded.policy == signed_policy().policy and decoded.delta == 1e-6
+    assert [(p.class_name, p.blocks) for p in decoded.profiles] == [("open", (0, 1, 2)), ("sensitive", (2,))]
+    assert [decoded.min_std(index) for index in (0, 1)] == [1.0, 1.5]
+    assert decoded.amplification == "poisson" and decoded.accountant.name == "pld"
+
+
+def test_a_large_model_fits_one_leaf():
+    open_std, both_std = 1.0, 1.5
+    blocks = tuple(
+        HeaderBlock(f"model.layers.{n}.{part}", 4096 * 4096, *((("open",), open_std) if n < 40 else (("open", "sensitive"), both_std)))
+        for n in range(80)
+        for part in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "norm1", "norm2")
+    )
+    assert len(encode_leaf(make(blocks=blocks))) < 40_000
+    many = tuple(replace(block, name=f"{block.name}.{copy}") for copy in range(4) for block in blocks)
+    with pytest.raises(LeafRefused) as refused:
+        encode_leaf(make(blocks=many))
+    assert refused.value.code == "SIZE"
+
+
+def _blocks(**changes):
+    blocks = list(header_spec().blocks)
+    for index, block in changes.items():
+        blocks[int(index[1:])] = block
+    return tuple(blocks)
+
+
+BAD_HEADERS = {
+    "other owner's key": dict(owner_key=public_bytes(OTHER_KEY)),
+    "less noise than the max rule": dict(blocks=_blocks(b2=HeaderBlock("layers.2.weight", 120, ("open", "sensitive"), 1.0))),
+    "more noise than the max rule": dict(blocks=_blocks(b0=HeaderBlock("layers.0.weight", 100, ("open",), 2.0))),
+    "noise on a frozen block": dict(blocks=_blocks(b3=HeaderBlock("embedding", 1000, (), 1.0))),
+    "unknown class": dict(blocks=_blocks(b0=HeaderBlock("layers.0.weight", 100, ("secret",), 1.0))),
+    "classes out of order": dict(blocks=_blocks(b2=HeaderBlock("layers.2.weight", 120, ("sensitive", "open"), 1.5))),
+    "class named twice": dict(blocks=_blocks(b0=HeaderBlock("layers.0.weight", 100, ("open", "open"), 1.0))),
+    "two blocks of one name": dict(blocks=_blocks(b1=HeaderBlock("layers.0.weight", 100, ("open",), 1.0))),
+    "a class without blocks": dict(blocks=_blocks(b2=HeaderBlock("layers.2.weight", 120, ("open",), 1.0))),
+    "no blocks": dict(blocks=()),
+    "margin of one": dict(clip_margin=1.0),
+    "margin NaN": dict(clip_margin=float("nan")),
+    "margin of an int": dict(clip_margin=0),
+    "short run id": dict(run_id=b"1"),
+    "short fingerprint": dict(model_fingerprint=b"1"),
+    "empty note": dict(exactness_note=""),
+    "private as a number": dict(private=1),
+    "negative time": dict(time=-1),
+    "boolean time": dict(time=True),
+}
+
+
+@pytest.mark.parametrize("case", BAD_HEADERS, ids=str)
+def test_headers_that_contradict_themselves_are_refused(case):
+    with pytest.raises(LeafRefused):
+        make(**BAD_HEADERS[case])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"accountant": "rdp"},
+        {"disclosure": "occurrences_public"},
+        {"noise_family": "laplace"},
+        {"noise_injection": "per_microbatch"},
+        {"noise_injection": "per_sample", "disclosure": "occurrences_public"},
+    ],
+)
+def test_mechanisms_without_accounting_are_refused(changes):
+    with pytest.raises(LeafRefused) as refused:
+        make(policy=signed_policy(**changes))
+    assert refused.value.code == "POLICY_UNSUPPORTED"
+
+
+def test_a_policy_with_another_payload_or_owner_is_refused():
+    header = make()
+    other = signed_policy(delta=Fraction(1, 10**5))
+    for change in ({"policy_payload": other.payload}, {"policy_sign1": other.sign1}, {"owner": "mallory"}):
+        with pytest.raises(LeafRefused):
+            replace(header, **change)
+
+
+def test_the_log_key_is_named_after_the_origin():
+    header = make()
+    for vkey in (NoteSigner("other", LOG_KEY).vkey, "nonsense", ""):
+        with pytest.raises(LeafRefused):
+            replace(header, log_vkey=vkey)
+    assert public_bytes(OWNER_KEY) == header.owner_key
+
+
+def test_a_header_has_one_encoding():
+    """Groups repeated, unused, or out of their order of first use would be a second spelling of one header."""
+    value = cbor.decode(encode_leaf(make()), max_size=65_535)
+    groups, blocks = value[13], value[14]
+    swapped = [[name, size, {0: 1, 1: 0}.get(group, group)] for name, size, group in blocks]
+    for changed in ({13: [groups[1], groups[0], groups[2]], 14: swapped}, {13: [*groups, groups[0]]}):
+        with pytest.raises(LeafRefused) as refused:
+            decode_leaf(cbor.encode({**value, **changed}))
+        assert refused.value.code == "SCHEMA"
