@@ -10,14 +10,18 @@ import os
 import pickle
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from attest.files import sync_directory
 from dptrain.errors import ResumeRefused
+from dptrain.pin import PinRecord
+from dptrain.recording import Recorder
 from ledger.errors import StorageFailed
 
 KEEP = 2
@@ -26,24 +30,19 @@ KEEP = 2
 _NAME = re.compile(r"step-([0-9]{8})")
 
 
-@dataclass(frozen=True)
-class PinRecord:
-    """Where the ledger stood when the checkpoint was taken, and the last step in it."""
-
-    step: int
-    origin: str
-    size: int
-    root: str
-    header_digest: str
-    attempt: int
-
-
-def save(directory: Path, pin: PinRecord, state: dict[str, Any]) -> Path:
-    """Writes a checkpoint durably and removes all but the newest ``KEEP``.
+def save(
+    directory: Path, pin: PinRecord, model: nn.Module, optimizer: torch.optim.Optimizer, registered: Sequence[Any]
+) -> Path:
+    """Writes a checkpoint durably and removes all but the newest ``KEEP``; ``registered`` objects have a ``state_dict``.
 
     Raises:
         StorageFailed: the disk is full or fails; nothing half-written stays under a checkpoint's name.
     """
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "registered": [item.state_dict() for item in registered],
+    }
     final = directory / f"step-{pin.step:08d}"
     aside = directory / f".{final.name}.{os.getpid()}"
     try:
@@ -79,6 +78,42 @@ def found(directory: Path) -> list[tuple[int, Path]]:
         return []
     hits = [(m, path) for path in directory.iterdir() if (m := _NAME.fullmatch(path.name)) and (path / "pin.json").is_file()]
     return sorted((int(m.group(1)), path) for m, path in hits)
+
+
+def restore(
+    directory: Path, recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer, registered: Sequence[Any]
+) -> PinRecord | None:
+    """Loads the newest checkpoint of a resumed run, after the ledger has shown that it is not behind it.
+
+    Returns:
+        The pin of the checkpoint, or None where there is none to load.
+
+    Raises:
+        ResumeRefused: checkpoints of another run, or a state that does not fit.
+        LedgerBehind, LedgerForked, LedgerWrongRun: the ledger does not contain the checkpoint's past.
+    """
+    available = found(directory)
+    if not recorder.resuming:
+        if available:
+            raise ResumeRefused(
+                "CHECKPOINTS_OF_ANOTHER_RUN",
+                f"{directory} holds checkpoints, but this ledger is new; resume the old run, or use another directory",
+            )
+        return None
+    if not available:
+        return None
+    pin, state = load(available[-1][1])
+    recorder.check_pin(pin)
+    try:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        for item, saved in zip(registered, state["registered"], strict=True):
+            item.load_state_dict(saved)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise ResumeRefused(
+            "CHECKPOINT_MISFIT", f"the checkpoint {available[-1][1]} does not fit this model and optimizer ({error})"
+        ) from error
+    return pin
 
 
 def load(path: Path) -> tuple[PinRecord, dict[str, Any]]:

@@ -1,11 +1,8 @@
 """PrivateTraining: one owner of every bound, from the signed policy to the released gradient."""
 
-import hashlib
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +14,19 @@ from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
 from attest.registry import Registry
-from dptrain import checkpoints, recording
+from dptrain import checkpoints, guards, recording
 from dptrain.depth import layer_stack
-from dptrain.errors import ConfigError, NotPrivateUse, ResumeRefused, StepOrder, UnsupportedPolicy
+from dptrain.errors import ConfigError, StepOrder
+from dptrain.gradients import Phase, PrivateGradients
 from dptrain.microbatch import Collate, Decode, Microbatch, build, json_examples
-from dptrain.noise import KeyStream, LatticeGaussian
 from dptrain.pool import Pool, in_ledger_order, slots_for
 from dptrain.recording import Recorder
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router, bounds_of
 from dptrain.routing.probes import check_shapes
 from dptrain.routing.scan import refuse_coupled
-from dptrain.sampling import PoissonSampler
-from dptrain.sealed import SealedStore
-from dptrain.steps import Phase, Probe, Steps, check_parameters, order_of
-
-BUILT = {
-    "accountant": ("pld",),
-    "adjacency": ("zero-out",),
-    "disclosure": ("secret_poisson",),
-    "exactness": ("fast",),
-    "noise_family": ("gaussian",),
-    "noise_injection": ("scheduled",),
-}
-"""What this build carries of what a policy may ask for."""
+from dptrain.steps import Probe, Steps, check_parameters
+from dptrain.streams import open_streams
 
 
 class PrivateTraining:
@@ -84,14 +70,12 @@ class PrivateTraining:
         self._microbatch = microbatch
         self._clock = clock
         self._checkpoint_dir = checkpoint_dir
-        self._show_progress = show_progress
+        self.show_progress = show_progress
         self._test_key = insecure_test_key
-        self._phase = Phase.IDLE
         self._prepared = False
         self._step = 0
         self._registered: list[Any] = []
         self._shapes: dict[str, tuple[int, ...]] | None = None
-        self._released: list[tuple[nn.Parameter, torch.Tensor]] = []
 
     @classmethod
     def open(
@@ -135,8 +119,8 @@ class PrivateTraining:
         beside = Path(policy).parent
         public = owner_key if isinstance(owner_key, bytes) else load_public_key(owner_key or beside / "owner.pub")
         signed = open_policy(policy, public)
-        _refuse_unsupported(signed.policy)
-        _refuse_accelerator(accelerator)
+        guards.refuse_policy(signed.policy)
+        guards.refuse_accelerator(accelerator)
         if microbatch < 1:
             raise ConfigError("MICROBATCH", f"microbatch is {microbatch}, expected at least 1 contribution")
         known = Registry.load(registry or beside / "registry.cbor")
@@ -185,25 +169,22 @@ class PrivateTraining:
             raise StepOrder("PREPARED_TWICE", "prepare() was called twice on one PrivateTraining; open a new one per run")
         self.model = self.accelerator.unwrap_model(model) if self.accelerator is not None else model
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            raise NotPrivateUse("CLOSURE_OPTIMIZER", "LBFGS evaluates gradients inside step(); use an optimizer that takes one")
         refuse_coupled(self.model)
         self.collate = collate
-        stack = layer_stack(self.model, layers)
-        self.schedule: Schedule = bind(self.policy, stack)
-        self._check_optimizer()
+        self.schedule: Schedule = bind(self.policy, layer_stack(self.model, layers))
+        guards.refuse_optimizer(self.optimizer, self.schedule)
         slots = slots_for(self.gate.admitted, self.schedule)
-        largest = max(slot.resolution.multiplier for slot in slots)
-        self.router = Router(self.model, self.schedule, largest_multiplier=largest)
-        header = recording.header_for(self, self._test_key)
-        attempt = self.recorder.open(header, slots, self._clock())
+        self.router = Router(self.model, self.schedule, largest_multiplier=max(slot.resolution.multiplier for slot in slots))
+        attempt = self.recorder.open(recording.header_for(self, self._test_key), slots, self._clock())
         slots = in_ledger_order(slots, self.recorder.admitted())
         self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)
-        state = self._restore()
+        pin = checkpoints.restore(self._checkpoint_dir, self.recorder, self.model, self.optimizer, self._registered)
+        if pin is not None:
+            self.start_step = self._step = pin.step
         if attempt is None:
-            attempt = self.recorder.resume(self.start_step, state, self._clock())
-        self._open_streams(attempt)
-        self._take_gradients()
+            attempt = self.recorder.resume(self.start_step, pin, self._clock())
+        self.streams = open_streams(self.recorder, self.pool, self.policy, attempt, self._test_key)
+        self.gradients = PrivateGradients(self.model, self.optimizer, self.router, self.policy.normalizer)
         self.probe = Probe(self)
         self._prepared = True
         return model, optimizer, Steps(self)
@@ -232,20 +213,19 @@ class PrivateTraining:
 
     def begin_step(self, number: int) -> list[list[int]]:
         """Charges the window of a step if it is not charged yet, draws, and splits the draw into microbatches."""
-        for parameter, _ in self._released:
-            parameter.grad = None
-        self._released = []
+        self.gradients.clear()
         if self.recorder.needs_charge(number):
             if self.recorder.at_epoch_start(number):
                 now = self._clock()
                 self.recorder.expire([self.pool.slots[i].descriptor_hash for i in self.pool.expired(now)], now)
             self.recorder.charge(number, self._clock())
-            self._sampler.close(self.pool.indices(self.recorder.withdrawn()))
+            self.streams.sampler.close(self.pool.indices(self.recorder.withdrawn()))
         self._step = number
-        self._phase = Phase.DRAWING
+        self.gradients.phase = Phase.DRAWING
         lowest = {name: self.schedule.lowest_position(name) for name in self.schedule.profiles}
         drawn = sorted(
-            (int(i) for i in self._sampler.draw(number)), key=lambda i: (lowest[self.pool.slots[i].resolution.class_name], i)
+            (int(i) for i in self.streams.sampler.draw(number)),
+            key=lambda i: (lowest[self.pool.slots[i].resolution.class_name], i),
         )
         return [drawn[i : i + self._microbatch] for i in range(0, len(drawn), self._microbatch)]
 
@@ -275,28 +255,18 @@ class PrivateTraining:
             )
 
     def release(self, number: int) -> None:
-        """Adds the scheduled noise to the step's sums and puts the private gradients into ``p.grad``."""
-        for lane, ((block, tensor), total) in enumerate(zip(self.router.tensors, self.router.take_sums(), strict=True)):
-            std = self.schedule.blocks[block].std
-            self._noise.release_(total, std, float(self.policy.normalizer), step=number, lane=lane)
-            tensor.parameter.grad = total.to(tensor.parameter.dtype)
-            self._released.append((tensor.parameter, tensor.parameter.grad))
-        self._phase = Phase.RELEASED
+        """Turns the step's sums into private gradients in ``p.grad``."""
+        self.gradients.release(self.streams.noise, number)
 
     def end_step(self, number: int) -> None:
         """Settles the window at its end, closes epochs, and checks that the optimizer took the step."""
-        self.require(Phase.STEPPED, f"the loop left step {number}")
-        self._phase = Phase.IDLE
+        self.gradients.require(Phase.STEPPED, f"the loop left step {number}")
+        self.gradients.phase = Phase.IDLE
         if self.recorder.at_window_end(number):
             check_parameters([(t.name, t.parameter) for _, t in self.router.tensors], number)
             self.recorder.settle(number, self._clock())
         if self.recorder.at_epoch_end(number):
             self.recorder.close_epoch(number, recording.model_digest(self.router), self._clock())
-
-    def require(self, phase: Phase, event: str) -> None:
-        """Raises StepOrder unless the engine is in this phase."""
-        if self._phase is not phase:
-            raise order_of(self._phase, phase, event)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Objects with ``state_dict``/``load_state_dict`` (schedulers, say) to save and restore; call before ``prepare``."""
@@ -311,20 +281,22 @@ class PrivateTraining:
             StepOrder: called inside a step, before its ``optimizer.step()``.
             StorageFailed: the disk is full; the previous checkpoint stays.
         """
-        if self._phase not in (Phase.STEPPED, Phase.IDLE):
-            raise order_of(self._phase, Phase.STEPPED, "save() was called")
-        pin = self.recorder.pin(self._step)
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "registered": [item.state_dict() for item in self._registered],
-        }
-        return checkpoints.save(self._checkpoint_dir, pin, state)
+        if self.gradients.phase is not Phase.IDLE:
+            self.gradients.require(Phase.STEPPED, "save() was called")
+        return checkpoints.save(
+            self._checkpoint_dir, self.recorder.pin(self._step), self.model, self.optimizer, self._registered
+        )
 
     def finish(self) -> None:
-        """Closes the ledger of a completed run and destroys what was sealed."""
-        self.recorder.finish(self._clock())
-        self._sealed.destroy()
+        """Closes the ledger and destroys what was sealed; the loop over ``steps`` calls it after the last step.
+
+        Called earlier, it ends the run there: a window that is still open is settled with the steps that were released.
+        """
+        if self.gradients.phase is not Phase.IDLE:
+            self.gradients.require(Phase.STEPPED, "finish() was called")
+            self.gradients.phase = Phase.IDLE
+        self.recorder.finish(self._step, recording.model_digest(self.router), self._clock())
+        self.streams.sealed.destroy()
 
     def export(self, directory: str | os.PathLike[str]) -> Path:
         """Writes the public record of the run for an auditor."""
@@ -337,11 +309,7 @@ class PrivateTraining:
     def close(self) -> None:
         """Detaches from the model, restores ``requires_grad`` and closes the ledger file."""
         if self._prepared:
-            self.router.detach()
-            for _, tensor in self.router.tensors:
-                tensor.parameter.requires_grad_(True)
-            for handle in self._hooks:
-                handle.remove()
+            self.gradients.close()
         self.recorder.close()
 
     def __enter__(self) -> "PrivateTraining":
@@ -349,136 +317,3 @@ class PrivateTraining:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @contextmanager
-    def progress(self, total: int) -> Iterator[Callable[[int], None]]:
-        """A progress bar on standard error; it shows public numbers only."""
-        shown = sys.stderr.isatty() if self._show_progress is None else self._show_progress
-        if not shown:
-            yield lambda number: None
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("private training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("steps", total=total)
-            yield lambda number: bar.advance(task)
-
-    def _check_optimizer(self) -> None:
-        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        missing = [t.name for block in self.schedule.blocks for t in block.tensors if id(t.parameter) not in held]
-        if missing:
-            raise ConfigError(
-                "OPTIMIZER_PARAMETERS",
-                f"the optimizer does not hold {len(missing)} trainable tensors that the policy schedules "
-                f"(first: {missing[0]!r}); build it from this model's parameters, or freeze the "
-                "tensors with requires_grad_(False)",
-            )
-
-    def _take_gradients(self) -> None:
-        for parameter in self.model.parameters():
-            parameter.requires_grad_(False)
-            parameter.grad = None
-        self.router.attach()
-        self._hooks = [
-            self.optimizer.register_step_pre_hook(self._before_optimizer),
-            self.optimizer.register_step_post_hook(self._after_optimizer),
-        ]
-
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-        self.require(Phase.RELEASED, "optimizer.step() was called")
-        if any(parameter.grad is not released for parameter, released in self._released):
-            raise NotPrivateUse(
-                "GRADIENT_REPLACED",
-                "p.grad is not the tensor that was released for this step (zero_grad() before step(), or an assignment); "
-                "change private gradients in place only",
-            )
-        own = {id(parameter) for parameter, _ in self._released}
-        for group in optimizer.param_groups:
-            if any(p.grad is not None and id(p) not in own for p in group["params"]):
-                raise NotPrivateUse(
-                    "FOREIGN_GRADIENT", "a parameter outside the schedule carries a gradient, which is not private; clear it"
-                )
-
-    def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-        self._phase = Phase.STEPPED
-
-    def _restore(self) -> checkpoints.PinRecord | None:
-        """Loads the newest checkpoint of a resumed run, after checking that the ledger is not behind it."""
-        available = checkpoints.found(self._checkpoint_dir)
-        if not self.recorder.resuming:
-            if available:
-                raise ResumeRefused(
-                    "CHECKPOINTS_OF_ANOTHER_RUN",
-                    f"{self._checkpoint_dir} holds checkpoints, but this ledger is new; resume the old run, or use another "
-                    "directory",
-                )
-            return None
-        if not available:
-            return None
-        pin, state = checkpoints.load(available[-1][1])
-        self.recorder.check_pin(pin)
-        try:
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            for item, saved in zip(self._registered, state["registered"], strict=True):
-                item.load_state_dict(saved)
-        except (KeyError, ValueError, RuntimeError) as error:
-            raise ResumeRefused(
-                "CHECKPOINT_MISFIT", f"the checkpoint {available[-1][1]} does not fit this model and optimizer ({error})"
-            ) from error
-        self.start_step = self._step = pin.step
-        return pin
-
-    def _open_streams(self, attempt: int) -> None:
-        run = self.recorder.run_id
-        noise_key = self._test_key or KeyStream.fresh_master()
-        sampling_key = self._test_key or KeyStream.fresh_master()
-        self._noise = LatticeGaussian(KeyStream("noise", run, attempt, noise_key))
-        self.recorder.commit_stream(hashlib.sha256(b"dptrain.stream/1\x00" + noise_key + os.urandom(32)).digest())
-        descriptors = [slot.admitted.admission.descriptor for slot in self.pool.slots]
-        rates = [self.policy.class_rule(d.admissibility_class).sampling_rate for d in descriptors]
-        caps = [d.max_occurrences for d in descriptors]
-        self._sampler = PoissonSampler(KeyStream("sampling", run, attempt, sampling_key), rates, caps)
-        self._sealed = SealedStore(Path(f"{self.recorder.path}.sealed"))
-        if self._sampler.capped:
-            for past, master in enumerate(self._sealed.masters(attempt)):
-                earlier = PoissonSampler(KeyStream("sampling", run, past, master), rates, caps)
-                earlier.occurrences[:] = self._sampler.occurrences
-                for step in self.recorder.charged_in(past):
-                    earlier.draw(step)
-                self._sampler.occurrences[:] = earlier.occurrences
-            self._sealed.add(attempt, sampling_key)
-        self._sampler.close(self.pool.indices(self.recorder.withdrawn()))
-
-
-def _refuse_unsupported(policy: Policy) -> None:
-    for name, carried in BUILT.items():
-        found = getattr(policy, name)
-        if found not in carried:
-            raise UnsupportedPolicy(
-                "NOT_IN_THIS_BUILD", f"the policy asks for {name} = {found!r}; this build carries {', '.join(carried)}"
-            )
-
-
-def _refuse_accelerator(accelerator: Any | None) -> None:
-    if accelerator is None:
-        return
-    if accelerator.num_processes > 1:
-        raise NotPrivateUse(
-            "PROCESSES",
-            f"accelerate runs {accelerator.num_processes} processes; this build trains in one. Launch with --num_processes 1",
-        )
-    if accelerator.gradient_accumulation_steps > 1:
-        raise NotPrivateUse(
-            "ACCUMULATION",
-            "accelerate's gradient accumulation skips optimizer steps that are charged; a logical step already sums over its "
-            "microbatches: set gradient_accumulation_steps to 1 and microbatch= in open()",
-        )
-    if accelerator.scaler is not None or accelerator.mixed_precision in ("fp16", "fp8"):
-        raise NotPrivateUse(
-            "LOSS_SCALER",
-            f"mixed precision {accelerator.mixed_precision!r} skips steps or shares scales by looking at private gradients; "
-            "use bf16",
-        )

@@ -11,9 +11,9 @@ from torch import nn
 
 from attest.keys import generate, load_private_key, save_private_key
 from attest.schedule import waste
-from dptrain.checkpoints import PinRecord
 from dptrain.depth import position_name
 from dptrain.errors import ResumeRefused
+from dptrain.pin import PinRecord
 from dptrain.pool import Slot
 from dptrain.routing import Router
 from ledger.accountants import epsilon, epsilon_replace
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 EXACTNESS = (
     "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, integer Gaussian noise added in float64; clip bounds shrunk "
-    "by clip_margin for rounding. Remaining assumption: float32 summation error within that margin. Box-Muller tail cut at 8.57 s."
+    "by clip_margin for rounding. Remaining assumption: float32 summation error within that margin. "
+    "Box-Muller tail cut at 8.57 s."
 )
 
 
@@ -150,7 +151,13 @@ class Recorder:
             if window.attempt == attempt:
                 yield from range(window.first_step, window.first_step + window.n_steps)
 
-    def finish(self, now: int) -> None:
+    def finish(self, step: int, digest: bytes, now: int) -> None:
+        """Settles what is open with the steps that were released, closes the last epoch and the run."""
+        run = self.ledger.state
+        if run.open_window is not None:
+            self.settle(step, now)
+        if run.charged > (run.epochs[-1].charged if run.epochs else 0):
+            self.close_epoch(step, digest, now)
         self.ledger.finish(now=now)
 
     def export(self, directory: Any) -> Path:

@@ -1,12 +1,14 @@
 """The logical step: draw, microbatches, release, optimizer, each inside a window that the ledger has charged."""
 
-import enum
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
-from dptrain.errors import NonFinite, StepOrder
+from dptrain.errors import NonFinite
+from dptrain.gradients import Phase
 from dptrain.microbatch import Microbatch
 from dptrain.routing.probes import ProbeRecord, check_buffers, check_exact, check_order, check_replacement, snapshot_buffers
 from dptrain.routing.scan import refuse_coupled
@@ -17,15 +19,6 @@ if TYPE_CHECKING:
 
 SHAPE_SAMPLE = 32
 """Contributions that are collated alone at start, to see that shapes do not follow content."""
-
-
-class Phase(enum.Enum):
-    """Where a logical step stands; every transition is checked."""
-
-    IDLE = "between steps"
-    DRAWING = "inside the microbatches of a step"
-    RELEASED = "private gradients are in p.grad, the optimizer has not stepped"
-    STEPPED = "the optimizer has stepped"
 
 
 class Steps:
@@ -43,11 +36,11 @@ class Steps:
 
     def __iter__(self) -> Iterator["LogicalStep"]:
         engine = self._engine
-        with engine.progress(len(self)) as advance:
+        with _progress(len(self), engine.show_progress) as advance:
             for number in range(engine.start_step + 1, engine.policy.steps + 1):
                 yield LogicalStep(engine, number)
                 engine.end_step(number)
-                advance(number)
+                advance()
         engine.finish()
 
 
@@ -60,7 +53,7 @@ class LogicalStep:
 
     def __iter__(self) -> Iterator[Microbatch]:
         engine = self._engine
-        engine.require(Phase.IDLE, f"step {self.number} was started")
+        engine.gradients.require(Phase.IDLE, f"step {self.number} was started")
         refuse_coupled(engine.model)
         if not engine.probed:
             yield from engine.probe.run()
@@ -136,7 +129,8 @@ class Probe:
         check_order(engine.router.order, engine.schedule.stack, engine.router)
         half = torch.is_autocast_enabled("cpu") or engine.mixed_precision
         self._norms = check_exact(engine.router, losses, rows.weight, half)
-        self._losses = losses.detach().double().cpu().view(rows.contributions, rows.examples)
+        weighted = losses.detach().double().cpu() * rows.weight
+        self._losses = weighted.view(rows.contributions, rows.examples).sum(1)
 
     @staticmethod
     def _choose(count: int, wanted: int) -> list[int]:
@@ -160,10 +154,16 @@ def check_parameters(tensors: Sequence[tuple[str, torch.Tensor]], step: int) -> 
             )
 
 
-def order_of(phase: Phase, wanted: Phase, event: str) -> StepOrder:
-    """The error for an event that came in the wrong phase."""
-    return StepOrder(
-        "STEP_ORDER",
-        f"{event} while {phase.value}; expected: {wanted.value}. The order is: for step in steps: for rows in step: "
-        "private.backward(losses, rows); then one optimizer.step() per step",
-    )
+@contextmanager
+def _progress(total: int, shown: bool | None) -> Iterator[Callable[[], None]]:
+    """A progress bar on standard error, by default on a terminal only; it shows public numbers."""
+    if not (sys.stderr.isatty() if shown is None else shown):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("private training"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("steps", total=total)
+        yield lambda: bar.advance(task)

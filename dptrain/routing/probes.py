@@ -24,7 +24,7 @@ HALF_TOLERANCE = 5e-2
 
 @dataclass(frozen=True)
 class ProbeRecord:
-    """What P2 compares: losses (N, M) and squared norms per block (N, G) of one probe microbatch."""
+    """What P2 compares: losses (N,) and squared norms per block (N, G) of one probe microbatch."""
 
     losses: torch.Tensor
     norms_sq: torch.Tensor

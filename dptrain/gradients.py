@@ -1,0 +1,94 @@
+"""The one owner of ``p.grad``: it holds a private gradient or nothing, at every moment a user can look."""
+
+import enum
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from dptrain.errors import NotPrivateUse, StepOrder
+from dptrain.noise import LatticeGaussian
+from dptrain.routing import Router
+
+
+class Phase(enum.Enum):
+    """Where a logical step stands; every transition is checked."""
+
+    IDLE = "between steps"
+    DRAWING = "inside the microbatches of a step"
+    RELEASED = "private gradients are in p.grad, the optimizer has not stepped"
+    STEPPED = "the optimizer has stepped"
+
+
+class PrivateGradients:
+    """Releases block sums into ``p.grad`` and lets the optimizer use each release exactly once.
+
+    Guarantee: from construction to :meth:`close`, no parameter of the model takes part in autograd, so ``p.grad`` is written
+    here alone; what is written is the output of :meth:`LatticeGaussian.release_`. The optimizer is refused before a
+    release, twice after one, or when it would see any other gradient.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, router: Router, normalizer: int) -> None:
+        self.phase = Phase.IDLE
+        self._router = router
+        self._normalizer = float(normalizer)
+        self._released: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for parameter in self._trainable:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+        self._hooks: list[RemovableHandle] = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+        router.attach()
+
+    def clear(self) -> None:
+        """Drops the gradients of the last step."""
+        for parameter, _ in self._released:
+            parameter.grad = None
+        self._released = []
+
+    def release(self, noise: LatticeGaussian, step: int) -> None:
+        """Adds the scheduled noise to the step's sums and puts the private gradients into ``p.grad``."""
+        for lane, ((block, tensor), total) in enumerate(zip(self._router.tensors, self._router.take_sums(), strict=True)):
+            std = self._router.schedule.blocks[block].std
+            noise.release_(total, std, self._normalizer, step=step, lane=lane)
+            tensor.parameter.grad = total.to(tensor.parameter.dtype)
+            self._released.append((tensor.parameter, tensor.parameter.grad))
+        self.phase = Phase.RELEASED
+
+    def require(self, wanted: Phase, event: str) -> None:
+        """Raises StepOrder unless the step stands where ``event`` belongs."""
+        if self.phase is not wanted:
+            raise StepOrder(
+                "STEP_ORDER",
+                f"{event} while {self.phase.value}; expected: {wanted.value}. The order is: for step in steps: "
+                "for rows in step: private.backward(losses, rows); then one optimizer.step() per step",
+            )
+
+    def close(self) -> None:
+        """Gives the parameters back to autograd and removes every hook."""
+        self._router.detach()
+        for handle in self._hooks:
+            handle.remove()
+        self.clear()
+        for parameter in self._trainable:
+            parameter.requires_grad_(True)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+        self.require(Phase.RELEASED, "optimizer.step() was called")
+        if any(parameter.grad is not released for parameter, released in self._released):
+            raise NotPrivateUse(
+                "GRADIENT_REPLACED",
+                "p.grad is not the tensor that was released for this step (zero_grad() before step(), or an assignment); "
+                "change private gradients in place only",
+            )
+        own = {id(parameter) for parameter, _ in self._released}
+        if any(p.grad is not None and id(p) not in own for group in optimizer.param_groups for p in group["params"]):
+            raise NotPrivateUse(
+                "FOREIGN_GRADIENT", "a parameter outside the schedule carries a gradient, which is not private; clear it"
+            )
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+        self.phase = Phase.STEPPED

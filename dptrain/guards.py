@@ -1,0 +1,53 @@
+"""Refusals before a run starts: policies, accelerators and optimizers under which the release would not be private."""
+
+from typing import Any
+
+import torch
+
+from attest.policy import Policy
+from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedPolicy
+from dptrain.resolver import Schedule
+from dptrain.support import unsupported
+
+
+def refuse_policy(policy: Policy) -> None:
+    """Raises UnsupportedPolicy for the first setting that this build does not carry."""
+    for sentence in unsupported(policy):
+        raise UnsupportedPolicy("NOT_IN_THIS_BUILD", sentence)
+
+
+def refuse_accelerator(accelerator: Any | None) -> None:
+    """Raises NotPrivateUse for an accelerator that reduces, skips or scales by private gradients."""
+    if accelerator is None:
+        return
+    if accelerator.num_processes > 1:
+        raise NotPrivateUse(
+            "PROCESSES",
+            f"accelerate runs {accelerator.num_processes} processes; this build trains in one. Launch with --num_processes 1",
+        )
+    if accelerator.gradient_accumulation_steps > 1:
+        raise NotPrivateUse(
+            "ACCUMULATION",
+            "accelerate's gradient accumulation skips optimizer steps that are charged; a logical step already sums over its "
+            "microbatches: set gradient_accumulation_steps to 1 and microbatch= in open()",
+        )
+    if accelerator.scaler is not None or accelerator.mixed_precision in ("fp16", "fp8"):
+        raise NotPrivateUse(
+            "LOSS_SCALER",
+            f"mixed precision {accelerator.mixed_precision!r} skips steps or shares scales by looking at private gradients; "
+            "use bf16",
+        )
+
+
+def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
+    """Raises for an optimizer that evaluates gradients itself, or does not hold every scheduled tensor."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise NotPrivateUse("CLOSURE_OPTIMIZER", "LBFGS evaluates gradients inside step(); use an optimizer that takes one")
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [t.name for block in schedule.blocks for t in block.tensors if id(t.parameter) not in held]
+    if missing:
+        raise ConfigError(
+            "OPTIMIZER_PARAMETERS",
+            f"the optimizer does not hold {len(missing)} trainable tensors that the policy schedules (first: {missing[0]!r}); "
+            "build it from this model's parameters, or freeze the tensors with requires_grad_(False)",
+        )

@@ -1,0 +1,54 @@
+"""The random streams of an attempt: fresh keys, and the draws of earlier attempts counted towards every cap."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from attest.policy import Policy
+from dptrain.noise import KeyStream, LatticeGaussian
+from dptrain.pool import Pool
+from dptrain.recording import Recorder
+from dptrain.sampling import PoissonSampler
+from dptrain.sealed import SealedStore
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Noise, sampler and sealed store of one attempt."""
+
+    noise: LatticeGaussian
+    sampler: PoissonSampler
+    sealed: SealedStore
+
+
+def open_streams(recorder: Recorder, pool: Pool, policy: Policy, attempt: int, test_key: bytes | None) -> Streams:
+    """Draws fresh keys (or takes the test key), commits to the noise key, and replays the draws of earlier attempts.
+
+    Guarantee: noise and sampling keys of an attempt come from the operating system and were never used before; only a hiding
+    commitment, SHA-256 over key and 32 random bytes, reaches the ledger. With caps, every draw that an earlier attempt may
+    have made counts, so no contribution is drawn more often than it signed.
+    """
+    noise_key = test_key or KeyStream.fresh_master()
+    sampling_key = test_key or KeyStream.fresh_master()
+    recorder.commit_stream(hashlib.sha256(b"dptrain.stream/1\x00" + noise_key + os.urandom(32)).digest())
+    descriptors = [slot.admitted.admission.descriptor for slot in pool.slots]
+    rates = [policy.class_rule(descriptor.admissibility_class).sampling_rate for descriptor in descriptors]
+    caps = [descriptor.max_occurrences for descriptor in descriptors]
+
+    def sampler_of(number: int, key: bytes) -> PoissonSampler:
+        return PoissonSampler(KeyStream("sampling", recorder.run_id, number, key), rates, caps)
+
+    sampler = sampler_of(attempt, sampling_key)
+    sealed = SealedStore(Path(f"{recorder.path}.sealed"))
+    if sampler.capped:
+        for past, key in enumerate(sealed.masters(attempt)):
+            earlier = sampler_of(past, key)
+            earlier.occurrences[:] = sampler.occurrences
+            for step in recorder.charged_in(past):
+                earlier.draw(step)
+            sampler.occurrences[:] = earlier.occurrences
+        sealed.add(attempt, sampling_key)
+    sampler.close(pool.indices(recorder.withdrawn()))
+    noise = LatticeGaussian(KeyStream("noise", recorder.run_id, attempt, noise_key))
+    return Streams(noise, sampler, sealed)
