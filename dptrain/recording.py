@@ -1,7 +1,9 @@
 """The run's side of the ledger: windows charged before their steps, settlements, epochs, and what a header says of a model."""
 
+import contextlib
 import hashlib
 import os
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +19,11 @@ from dptrain.pin import PinRecord
 from dptrain.pool import Slot
 from dptrain.routing import Router
 from ledger.accountants import epsilon, epsilon_replace
+from ledger.errors import LedgerCorrupt
 from ledger.leaves import HeaderBlock, HeaderSpec
 from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
+from ledger.storage import highwater
 
 if TYPE_CHECKING:
     from dptrain.engine import PrivateTraining
@@ -41,6 +45,8 @@ class Recorder:
         self, path: Path, key_path: Any | None, origin: str, resume: bool, owner_public: bytes, *, read_only: bool = False
     ) -> None:
         self.path = path
+        if resume and path.exists():
+            _set_unfinished_aside(path)
         self.resuming = resume and path.exists()
         if path.exists() and not resume:
             raise ResumeRefused(
@@ -236,6 +242,40 @@ def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _set_unfinished_aside(path: Path) -> None:
+    """Renames a ledger whose creation was interrupted, so that a resumed run can start it anew.
+
+    Only a ledger without the signer's high-water file, which creation writes last, and with at most its header counts: it
+    cannot hold a charge. Nothing is deleted, and model checkpoints beside a new ledger are refused later.
+    """
+    mark = highwater.path_of(path)
+    if mark.exists():
+        return
+    try:
+        with Ledger.open(path, read_only=True) as ledger:
+            unfinished = ledger.size == 1
+    except LedgerCorrupt as error:
+        unfinished = error.code == "HEADER" or _has_no_tables(path)
+    if not unfinished:
+        return
+    number = 1
+    while (aside := path.with_name(f"{path.name}.unfinished-{number}")).exists():
+        number += 1
+    for suffix in ("-wal", "-shm"):
+        side = path.with_name(path.name + suffix)
+        if side.exists():
+            side.rename(aside.with_name(aside.name + suffix))
+    path.rename(aside)
+
+
+def _has_no_tables(path: Path) -> bool:
+    with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        try:
+            return connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+        except sqlite3.DatabaseError:
+            return False
 
 
 def _signer(key_path: Path, origin: str, ledger_path: Path) -> NoteSigner:

@@ -1,0 +1,88 @@
+"""B13, B14, B15: kill -9 at random moments never loses a charge, never blocks a resume, never re-uses a noise stream."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ledger.log import Ledger
+from tests.worlds import make_world
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(root: Path) -> subprocess.Popen:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.fault.kill_worker", str(root)],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def checkpoint_steps(root: Path) -> int:
+    pins = [json.loads(p.read_text())["step"] for p in root.glob("ledger.db.checkpoints/step-*/pin.json")]
+    return max(pins, default=0)
+
+
+def assert_nothing_is_undercharged(root: Path) -> None:
+    if not (root / "ledger.db").exists():
+        assert checkpoint_steps(root) == 0
+        return
+    try:
+        ledger = Ledger.open(root / "ledger.db", read_only=True)
+    except Exception:
+        assert checkpoint_steps(root) == 0, "only a ledger that never got its header may be unreadable"
+        return
+    with ledger:
+        covered = {s for w in ledger.windows for s in range(w.first_step, w.first_step + w.n_steps)}
+        assert set(range(1, checkpoint_steps(root) + 1)) <= covered
+        streams = [w.noise_stream for w in ledger.windows]
+        assert len(set(streams)) == len(streams)
+
+
+def kill_at_random_moments(root: Path, kills: int, seed: int) -> tuple[int, int]:
+    """Kills ``kills`` processes, then lets one finish; returns (kills that struck after the start, steps charged)."""
+    rng = random.Random(seed)
+    struck = 0
+    for _ in range(kills):
+        process = start(root)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(rng.uniform(0.0, 1.5))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            struck += 1
+        _, errors = process.communicate()
+        assert process.returncode in (0, -signal.SIGKILL), errors
+        assert_nothing_is_undercharged(root)
+        if process.returncode == 0:
+            break
+    process = start(root)
+    out, errors = process.communicate(timeout=300)
+    with Ledger.open(root / "ledger.db", read_only=True) as ledger:
+        assert ledger.finished, errors
+        assert checkpoint_steps(root) <= ledger.charged_steps
+        return struck, ledger.charged_steps
+
+
+def test_three_kills_lose_no_charge_and_the_run_finishes(tmp_path) -> None:
+    make_world(tmp_path, per_class=5, steps=60, rate="0.5", policy_extra="redo_steps = 1000")
+    struck, charged = kill_at_random_moments(tmp_path, 3, seed=1)
+    assert charged >= 60
+    print(f"struck {struck}, charged {charged} for 60 steps")
+
+
+@pytest.mark.slow
+def test_thirty_kills_lose_no_charge_and_the_run_finishes(tmp_path) -> None:
+    make_world(tmp_path, per_class=5, steps=400, rate="0.5", policy_extra="redo_steps = 100000")
+    struck, charged = kill_at_random_moments(tmp_path, 30, seed=2)
+    print(f"struck {struck}, charged {charged} for 400 steps")
+    assert struck == 30
