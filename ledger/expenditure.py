@@ -82,8 +82,9 @@ class Expenditure:
         steps = self.steps(contribution, charged)
         occurrences = 0
         if self._header.caps_enforced and admit.max_occurrences and steps:
+            first = contribution.attempt_before
             last = attempt if contribution.attempt_until is None else contribution.attempt_until
-            occurrences = admit.max_occurrences * (max(last, contribution.attempt_before) - contribution.attempt_before + 1)
+            occurrences = admit.max_occurrences * (max(last, first) - first + 1)
         return self.of_group(contribution.class_index, z, steps, min(occurrences, steps))
 
     def of_group(self, class_index: int, z: float, steps: int, occurrences: int = 0) -> float:

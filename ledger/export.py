@@ -29,7 +29,7 @@ def write_export(header: Header, rows: Iterable[Row], checkpoint: bytes, directo
         StorageFailed: the disk refused.
     """
     if not header.private:
-        raise ExportRefused("NOT_PRIVATE", "this run used a fixed test key, so its noise protects nobody; never publish it")
+        raise ExportRefused("NOT_PRIVATE", "this run used a fixed test key, so its noise protects nobody")
     if os.path.lexists(directory):
         raise ExportRefused("EXISTS", f"{directory} exists; choose another place")
     temporary = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}.tmp")

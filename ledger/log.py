@@ -45,9 +45,10 @@ _admission = attrgetter(*(field.name for field in fields(AdmitSpec)))
 class Ledger:
     """An open ledger.
 
-    Every method that appends returns once its leaves are on disk and the signer's high-water file knows of them; when it
-    raises, none of its leaves is in the ledger, except that a failure to write the high-water file comes after the
-    leaves are safe. After a failed write the handle refuses everything: open the ledger again. One thread, one process.
+    Every method that appends returns once its leaves are on disk and the signer's high-water file knows of them. When
+    it raises, none of its leaves is in the ledger, except where only the high-water file could not be written, which
+    comes after the leaves are safe. After a failed write the handle refuses everything: open the ledger again.
+    For one thread of one process.
     """
 
     def __init__(self, appender: Appender) -> None:
@@ -72,8 +73,9 @@ class Ledger:
         """
         leaf = header.header(origin=signer.name, log_vkey=signer.vkey, time=now)
         body = encode_leaf(leaf)
-        if highwater.path_of(Path(path)).exists():
-            raise LedgerError("EXISTS", f"{highwater.path_of(Path(path))} exists: it belongs to a ledger that is not here")
+        mark = highwater.path_of(Path(path))
+        if mark.exists():
+            raise LedgerError("EXISTS", f"{mark} exists: it belongs to a ledger that is not here")
         store = Store.create(Path(path))
         try:
             frontier = Frontier()
@@ -239,15 +241,18 @@ class Ledger:
             StorageFailed: the disk refused; the steps must not run.
         """
         if not self._may_charge:
-            raise LeafRefused("RESUME_FIRST", "this ledger was charged by another process; call resume() before charging")
+            raise LeafRefused("RESUME_FIRST", "another process charged this ledger; call resume() before charging")
         with self._running(now) as time:
             run = self.state
             window = len(run.windows) + 1
             place = (window, run.attempt, first_step, n_steps)
-            self._file.stage(Charge(self.size, time, *place, run.charge_classes(), noise_stream, self._file.store.fence))
+            fence = self._file.store.fence
+            self._file.stage(Charge(self.size, time, *place, run.charge_classes(), noise_stream, fence))
         return Window(window, first_step, n_steps, run.attempt)
 
-    def settle(self, window: Window, steps_released: int, *, now: int, variances: Sequence[float] | None = None) -> None:
+    def settle(
+        self, window: Window, steps_released: int, *, now: int, variances: Sequence[float] | None = None
+    ) -> None:
         """Records that a window has run.
 
         Args:

@@ -50,7 +50,8 @@ class Frontier:
         _check_size(size, "size")
         stack = list(hashes)
         if len(stack) != size.bit_count():
-            raise ProofError("FRONTIER", f"a tree of {size} leaves has {size.bit_count()} edge hashes, got {len(stack)}")
+            expected = size.bit_count()
+            raise ProofError("FRONTIER", f"a tree of {size} leaves has {expected} edge hashes, got {len(stack)}")
         _check_hashes(stack, "frontier")
         self.size = size
         self._stack = stack

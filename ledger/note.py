@@ -242,7 +242,7 @@ def _verify(key: VerifierKey, signature: bytes, text: str) -> Signature:
     try:
         verify_signature(key.public_key, signature, message)
     except AttestError as error:
-        raise NoteError("SIGNATURE_BAD", f"the signature of {key.name} does not verify; the text was changed") from error
+        raise NoteError("SIGNATURE_BAD", f"the signature of {key.name} does not verify: a changed text") from error
     return Signature(key, timestamp)
 
 

@@ -6,6 +6,7 @@ Writer and auditor run the same replay. The writer refuses to append a leaf that
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from ledger.accountants import MICRO
 from ledger.errors import HorizonExceeded, LeafRefused
 from ledger.expenditure import Contribution, Expenditure
 from ledger.leaves import (
@@ -169,7 +170,7 @@ class Replay:
             return
         rule, policy = self.header.policy.classes[place], self.header.policy
         if leaf.profile_id != place:
-            yield LeafRefused("PROFILE", f"class {leaf.class_name} has profile {place}, the leaf says {leaf.profile_id}")
+            yield LeafRefused("PROFILE", f"class {leaf.class_name} has profile {place}, not {leaf.profile_id}")
         if not policy.min_clip_norm_micro <= leaf.clip_micro <= rule.clip_norm_micro:
             allowed = f"{policy.min_clip_norm_micro}..{rule.clip_norm_micro}"
             yield LeafRefused("CLIP", f"clip norm {leaf.clip_micro} is outside {allowed} (1e-6)")
@@ -201,15 +202,19 @@ class Replay:
         if leaf.first_step != self.position + 1:
             yield LeafRefused("TILE", f"windows tile the run: expected step {self.position + 1}, got {leaf.first_step}")
         if leaf.n_steps > policy.window_steps:
-            yield LeafRefused("WINDOW_STEPS", f"{leaf.n_steps} steps in a window, the policy allows {policy.window_steps}")
+            yield LeafRefused(
+                "WINDOW_LONG", f"{leaf.n_steps} steps, the policy allows {policy.window_steps} in a window"
+            )
         if leaf.last_step > policy.steps:
-            yield HorizonExceeded("HORIZON", f"step {leaf.last_step} is past the policy's horizon of {policy.steps} steps")
+            yield HorizonExceeded("HORIZON", f"step {leaf.last_step} is past the policy's {policy.steps} steps")
         horizon = policy.steps + policy.redo_steps
         if self.charged + leaf.n_steps > horizon:
             total = self.charged + leaf.n_steps
-            yield HorizonExceeded("HORIZON", f"{total} charged steps, the policy allows {horizon} with those re-executed")
+            sentence = f"{total} steps would be charged, re-executed ones included; the policy allows {horizon}"
+            yield HorizonExceeded("HORIZON", sentence)
         if leaf.noise_stream in self._noise_streams:
-            yield LeafRefused("NOISE_REUSED", f"noise stream {leaf.noise_stream.hex()} was used before; noise would cancel")
+            sentence = f"noise stream {leaf.noise_stream.hex()} was used before; the noise of two releases would cancel"
+            yield LeafRefused("NOISE_REUSED", sentence)
         if self.windows and leaf.fence < self.windows[-1].fence:
             yield LeafRefused("FENCE", f"writer {leaf.fence} had lost the ledger to writer {self.windows[-1].fence}")
         for found, expected in zip(leaf.classes, self.charge_classes(), strict=False):
@@ -253,9 +258,9 @@ class Replay:
         if (leaf.admit_seq, leaf.profile_id, leaf.steps, leaf.variance) != fields:
             yield LeafRefused("SPEND", f"expected (admit seq, profile, steps, variance) {fields}, got {leaf}")
         if self.recompute:
-            recomputed, recorded = self.epsilon(expected), leaf.epsilon_micro / 1e6
+            recomputed, recorded = self.epsilon(expected), leaf.epsilon_micro / MICRO
             if not recomputed <= recorded <= recomputed + SPEND_TOLERANCE:
-                yield LeafRefused("SPEND_EPSILON", f"recorded epsilon {recorded:.6f}, the charges give {recomputed:.7f}")
+                yield LeafRefused("SPEND_EPSILON", f"recorded {recorded:.6f}, the charges give {recomputed:.7f}")
         place = expected.class_index
         self._max_epsilon[place] = max(self._max_epsilon[place], leaf.epsilon_micro)
 
@@ -276,7 +281,7 @@ class Replay:
         contribution = self.contributions.get(leaf.descriptor_hash)
         expected = None if contribution is None else contribution.admit.seq
         if leaf.admit_seq != expected:
-            yield LeafRefused("WITHDRAW", f"the contribution was admitted at {expected}, the leaf says {leaf.admit_seq}")
+            yield LeafRefused("WITHDRAW", f"it was admitted at {expected}, the leaf says {leaf.admit_seq}")
         if leaf.descriptor_hash in self.withdrawals:
             yield LeafRefused("WITHDRAW", f"{leaf.descriptor_hash.hex()} was withdrawn before")
             return

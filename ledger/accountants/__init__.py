@@ -101,8 +101,8 @@ def calibrate(epsilon: float, sampling_rate: float, steps: int, delta: float, ac
         return -1e3 if spent == 0.0 else math.log(spent / target)
 
     low, high = _bracket(log_ratio)
-    # Newton-like secant steps on (log z, log epsilon), nearly a line; the guess just found wrong is then stepped over in
-    # doubling strides, so that the bracket closes from both sides.
+    # Secant steps on (log z, log epsilon), which is nearly a line. A guess that hardly moves is stepped over in growing
+    # strides, so that the bracket closes from both sides.
     f_low, f_high, stride = log_ratio(low), log_ratio(high), 1
     previous = 0
     while high - low > 1:

@@ -1,6 +1,6 @@
 """Privacy-loss-distribution accounting of the Poisson-sampled Gaussian mechanism, by Google's dp-accounting.
 
-The library rounds losses up onto a grid (pessimistic, "connect the dots"), so its epsilon is an upper bound at any grid.
+The library rounds losses up onto a grid (pessimistically), so its epsilon is an upper bound at any grid.
 """
 
 import math

@@ -146,7 +146,8 @@ class Export:
         for n, width in layout.tile_widths(checkpoint.size):
             data = self.read(layout.tile_path(0, n, width))
             if data is None or len(data) != layout.HASH_SIZE * width:
-                self.report("ROOT", layout.tile_path(0, n, width), "neither the entries nor the tiles give the signed root")
+                name = layout.tile_path(0, n, width)
+                self.report("ROOT", name, "neither the entries nor the tiles give the signed root")
                 return
             stored.extend(data[at : at + layout.HASH_SIZE] for at in range(0, len(data), layout.HASH_SIZE))
         trusted = root_of_hashes(stored) == checkpoint.root

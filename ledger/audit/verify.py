@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ledger import accountants, layout, tiles
+from ledger import layout, tiles
+from ledger.accountants import MICRO, describe
 from ledger.audit.files import Export
 from ledger.audit.findings import AuditReport, EpochRow, Finding
 from ledger.errors import LeafRefused, NoteError
@@ -32,7 +33,7 @@ def verify_export(path: str | Path, keys: Sequence[str], *, owner_key: bytes | N
     Args:
         path: the directory of the export.
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
-        owner_key: raw public key of the corpus owner, likewise; without it the header's own is used, and a note says so.
+        owner_key: raw public key of the corpus owner, likewise; without it the header's own counts, and a note says so.
 
     Returns:
         The report. Bad input never raises: it is a finding.
@@ -105,16 +106,18 @@ def _check_header(
     header: Header, note: Note, checkpoint: Checkpoint, owner_key: bytes | None, fault: Any, notes: list[str]
 ) -> None:
     if header.origin != checkpoint.origin:
-        fault("ORIGIN", layout.CHECKPOINT, f"the checkpoint is of {checkpoint.origin!r}, the header of {header.origin!r}")
+        sentence = f"the checkpoint is of {checkpoint.origin!r}, the header of {header.origin!r}"
+        fault("ORIGIN", layout.CHECKPOINT, sentence)
     if header.log_vkey not in {str(signature.key) for signature in note.signatures}:
-        fault("LOG_KEY", layout.CHECKPOINT, f"the header's log key {header.log_vkey} is not a pinned key that signed this")
+        sentence = f"the header's log key {header.log_vkey} is not a pinned key that signed this"
+        fault("LOG_KEY", layout.CHECKPOINT, sentence)
     if not header.private:
         fault("NOT_PRIVATE", "seq 0", "the run used a fixed test key, so its noise protects nobody")
     if owner_key is None:
         notes.append(f"the policy is signed by key {header.owner_key.hex()} of {header.owner}, which was not pinned")
     elif header.owner_key != owner_key:
         fault("OWNER", "seq 0", f"the policy is signed by {header.owner_key.hex()}, {owner_key.hex()} was pinned")
-    here = accountants.describe()
+    here = describe()
     there = (header.accountant.name, header.accountant.library, header.accountant.version, header.accountant.parameters)
     if there != here:
         notes.append(f"recorded with {' '.join(there)}; recomputed with {' '.join(here)}")
@@ -160,7 +163,9 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
         attempts=run.attempt + 1,
         classes=class_summaries(run),
         epochs=tuple(
-            EpochRow(epoch.number, epoch.step, epoch.charged, tuple(row.max_epsilon_micro / 1e6 for row in epoch.classes))
+            EpochRow(
+                epoch.number, epoch.step, epoch.charged, tuple(row.max_epsilon_micro / MICRO for row in epoch.classes)
+            )
             for epoch in run.epochs
         ),
         blocks=header.blocks,

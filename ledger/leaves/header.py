@@ -178,7 +178,8 @@ class Header:
         for name, supported in _SUPPORTED:
             found = getattr(signed.policy, name)
             if found != supported:
-                raise LeafRefused("POLICY_UNSUPPORTED", f"{name} {found!r} has no accounting here, expected {supported!r}")
+                sentence = f"{name} {found!r} has no accounting in this version, expected {supported!r}"
+                raise LeafRefused("POLICY_UNSUPPORTED", sentence)
         return signed.policy
 
     def _check_schedule(self) -> tuple[Profile, ...]:
@@ -196,7 +197,7 @@ class Header:
                 raise LeafRefused("BLOCK", f"block {block.name} lists its classes twice or out of the policy's order")
             expected = scheduled_std([self.policy.classes[place] for place in places])
             if block.std != expected:
-                raise LeafRefused("SCHEDULE", f"block {block.name} has noise {block.std}, the max rule gives {expected}")
+                raise LeafRefused("SCHEDULE", f"block {block.name}: noise {block.std}, the max rule gives {expected}")
             for place in places:
                 touched[place].append(index)
         for name, place in order.items():

@@ -121,14 +121,15 @@ class Appender:
         if found is not None:
             mark, note = found
             if mark.origin != origin:
-                raise LedgerWrongRun("WRONG_RUN", f"the high-water file is of {mark.origin!r}, the ledger of {origin!r}")
+                raise LedgerWrongRun("WRONG_RUN", f"the high-water file is of {mark.origin!r}, not {origin!r}")
             if mark.size > self.size:
                 raise LedgerBehind("BEHIND", f"the signer committed to {mark.size} leaves, the ledger has {self.size}")
             if self.root_at(mark.size) != mark.root:
                 evidence = Path(f"{path}.fork-evidence")
                 with suppress(OSError):
                     atomic_write(evidence, note + b"\n" + self.checkpoints[max(self.checkpoints)])
-                raise LedgerForked("FORKED", f"the signer committed to another history of {mark.size} leaves: {evidence}")
+                sentence = f"the signer committed to another history of {mark.size} leaves; both are in {evidence}"
+                raise LedgerForked("FORKED", sentence)
         elif self.signer is not None and self.size > 1:
             missing = highwater.path_of(path)
             raise LedgerBehind("HIGHWATER_MISSING", f"{missing} is gone, so a lost tail could not be seen; restore it")

@@ -84,7 +84,7 @@ def _check_row(row: Row, seq: int) -> None:
     if row.seq != seq:
         raise LedgerCorrupt("GAP", f"leaf {seq} is missing; the next one stored is {row.seq}", seq=seq)
     if leaf_hash(row.body) != row.leaf_hash:
-        raise LedgerCorrupt("LEAF_HASH", f"the body of leaf {seq} was changed: it does not hash to the stored leaf", seq=seq)
+        raise LedgerCorrupt("LEAF_HASH", f"leaf {seq} was changed: its body does not hash to it", seq=seq)
 
 
 def _check_note(note: bytes, header: Header, frontier: Frontier, verified_size: int) -> None:
@@ -104,6 +104,6 @@ def _check_end(store: Store, frontier: Frontier, notes: dict[int, bytes]) -> Non
     head = store.head()
     vouched = max(head.size, *notes) if notes else head.size
     if frontier.size < vouched:
-        raise LedgerBehind("TAIL_LOST", f"the file vouches for {vouched} leaves and has {frontier.size}; restore a backup")
+        raise LedgerBehind("TAIL_LOST", f"the file vouches for {vouched} leaves and has {frontier.size}")
     if (head.size, head.to_bytes()) != (frontier.size, frontier.to_bytes()):
         raise LedgerCorrupt("HEAD", f"the stored head (size {head.size}) is not that of the {frontier.size} leaves")

@@ -1,7 +1,7 @@
 """The signer's own memory, outside the database: the largest tree it has ever committed to.
 
-A database can lose its tail (a flipped bit in a write-ahead log drops committed rows without an error) or be rolled back
-whole, note and all. The signer compares before it signs again, so neither goes unseen.
+A database can lose its tail (one flipped bit in a write-ahead log drops committed rows without an error) or be rolled
+back whole, note and all. The signer compares before it signs again, so neither goes unseen.
 """
 
 from pathlib import Path

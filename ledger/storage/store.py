@@ -2,9 +2,9 @@
 
 Life of a leaf: (1) the writer holds ``<path>.lock`` (an advisory lock, released by the kernel if the process dies);
 (2) ``BEGIN IMMEDIATE`` takes SQLite's own write lock; (3) the head is compared with what the writer last saw; (4) rows
-are inserted, each checked by a trigger to be the next one; (5) the frontier of the Merkle tree is stored beside the new
-size; (6) COMMIT with ``synchronous=FULL`` reaches the disk before the call returns. The triggers are a seat belt against
-accidents: whoever can write the file can drop them, and is found out by the tree.
+are inserted, each checked by a trigger to be the next one; (5) the frontier of the Merkle tree is stored beside the
+new size; (6) COMMIT with ``synchronous=FULL`` reaches the disk before the call returns. The triggers are a seat belt
+against accidents: whoever can write the file can drop them, and is found out by the tree.
 """
 
 import fcntl
@@ -148,7 +148,8 @@ class Store:
             with _translated("opening the ledger"), engine.begin() as connection:
                 version = connection.scalar(sa.select(_META.c.value).where(_META.c.key == "schema"))
                 if version != SCHEMA_VERSION:
-                    raise LedgerCorrupt("SCHEMA", f"{path} has schema {version!r}, this version reads {SCHEMA_VERSION!r}")
+                    sentence = f"{path} has schema {version!r}, this version reads {SCHEMA_VERSION!r}"
+                    raise LedgerCorrupt("SCHEMA", sentence)
                 if not read_only:
                     bump = sa.update(_LEASE).values(fence=_LEASE.c.fence + 1, holder=_holder())
                     connection.execute(bump)
@@ -181,7 +182,7 @@ class Store:
                 raise LedgerBusy("FENCED", "another writer has taken the ledger over; close this one")
             size = connection.scalar(sa.select(_HEAD.c.size))
             if size != expected:
-                raise LedgerBusy("HEAD_MOVED", f"the ledger has {size} leaves, this writer knows of {expected}; reopen it")
+                raise LedgerBusy("HEAD_MOVED", f"the ledger has {size} leaves, this writer knows of {expected}")
             for start in range(0, len(rows), INSERT_BATCH):
                 connection.execute(sa.insert(_ENTRY), [_columns(row) for row in rows[start : start + INSERT_BATCH]])
             moved = sa.update(_HEAD).where(_HEAD.c.size == frontier.size).values(frontier=frontier.to_bytes())
@@ -202,10 +203,9 @@ class Store:
     def rows(self) -> Iterator[Row]:
         """Yields all rows in order of seq."""
         with _translated("reading leaves"), self._engine.connect() as connection:
-            result = connection.execution_options(yield_per=INSERT_BATCH).execute(
-                sa.select(_ENTRY.c.seq, _ENTRY.c.kind, _ENTRY.c.dhash, _ENTRY.c.leaf, _ENTRY.c.body).order_by(_ENTRY.c.seq)
-            )
-            for row in result:
+            columns = (_ENTRY.c.seq, _ENTRY.c.kind, _ENTRY.c.dhash, _ENTRY.c.leaf, _ENTRY.c.body)
+            query = sa.select(*columns).order_by(_ENTRY.c.seq)
+            for row in connection.execution_options(yield_per=INSERT_BATCH).execute(query):
                 yield Row(*row)
 
     def checkpoints(self) -> list[tuple[int, bytes]]:

@@ -79,8 +79,8 @@ def test_the_analytic_gaussian_solves_its_equation(mu, delta):
         assert exact(e * (1 - mpmath.mpf(10) ** -9)) >= delta * (1 - 1e-6) - 1e-16
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.floats(0.7, 5), st.floats(0.001, 0.2), st.integers(1, 300))
+@settings(max_examples=10, deadline=None)
+@given(st.floats(1, 5), st.floats(0.001, 0.2), st.integers(1, 300))
 def test_epsilon_is_monotone_and_never_above_the_unsampled_bound(z, q, steps):
     base = accountants.epsilon(z, q, steps, 1e-6)
     assert base <= accountants.epsilon(z, 1, steps, 1e-6)
@@ -95,7 +95,7 @@ def test_tiny_multipliers_finish_and_stay_bounds(z):
     assert 0 < sampled <= accountants.epsilon(z, 1, 50, 1e-6)
 
 
-@pytest.mark.parametrize("target,q,steps,delta", [(1.83, 0.01, 1000, 1e-5), (8, 0.004, 200, 1e-6), (0.1, 1, 3, 1e-6)])
+@pytest.mark.parametrize("target,q,steps,delta", [(1.83, 0.01, 1000, 1e-5), (0.5, 0.004, 200, 1e-6), (0.1, 1, 3, 1e-6)])
 def test_calibrate_returns_the_smallest_safe_multiplier(target, q, steps, delta):
     z = accountants.calibrate(target, q, steps, delta)
     assert accountants.epsilon(z, q, steps, delta) <= target

@@ -4,9 +4,9 @@ from dataclasses import fields, replace
 from fractions import Fraction
 
 import pytest
-from conftest import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, header_spec, signed_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, header_spec, signed_policy
 
 from attest import cbor
 from attest.keys import public_bytes
@@ -44,9 +44,7 @@ def rows(strategy):
 
 RECORDS = st.one_of(
     st.builds(Admit, positive, uints, hashes, names, uints, positive, positive, uints, hashes, octets[8]),
-    st.builds(
-        Charge, positive, uints, positive, uints, positive, positive, rows(charge_classes), octets[16], uints
-    ),
+    st.builds(Charge, positive, uints, positive, uints, positive, positive, rows(charge_classes), octets[16], uints),
     st.builds(Settle, positive, uints, positive, uints, rows(reals)),
     st.builds(Spend, positive, uints, hashes, positive, uints, uints, reals, uints),
     st.builds(Withdraw, positive, uints, hashes, st.none() | positive, names, hashes),
@@ -119,7 +117,8 @@ def test_the_wire_order_of_fields_is_what_it_was():
     }
     golden = Spend(7, START, b"\x01" * 32, 3, 1, 16, 2.25, 123_456)
     assert encode_leaf(golden).hex() == (
-        "a9000701" + "04" + "021a6b49d200" + "035820" + "01" * 32 + "0403" + "0501" + "0610" + "07f94080" + "081a0001e240"
+        "a9" + "0007" + "0104" + "021a6b49d200" + "035820" + "01" * 32 + "0403" + "0501" + "0610" + "07f94080"
+        "081a0001e240"
     )
 
 
@@ -140,9 +139,9 @@ def test_a_header_round_trips_with_its_policy_and_profiles():
 
 
 def test_a_large_model_fits_one_leaf():
-    open_std, both_std = 1.0, 1.5
+    lower, upper = (("open",), 1.0), (("open", "sensitive"), 1.5)
     blocks = tuple(
-        HeaderBlock(f"model.layers.{n}.{part}", 4096 * 4096, *((("open",), open_std) if n < 40 else (("open", "sensitive"), both_std)))
+        HeaderBlock(f"model.layers.{n}.{part}", 4096 * 4096, *(lower if n < 40 else upper))
         for n in range(80)
         for part in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "norm1", "norm2")
     )
@@ -162,7 +161,9 @@ def _blocks(**changes):
 
 BAD_HEADERS = {
     "other owner's key": dict(owner_key=public_bytes(OTHER_KEY)),
-    "less noise than the max rule": dict(blocks=_blocks(b2=HeaderBlock("layers.2.weight", 120, ("open", "sensitive"), 1.0))),
+    "less noise than the max rule": dict(
+        blocks=_blocks(b2=HeaderBlock("layers.2.weight", 120, ("open", "sensitive"), 1.0))
+    ),
     "more noise than the max rule": dict(blocks=_blocks(b0=HeaderBlock("layers.0.weight", 100, ("open",), 2.0))),
     "noise on a frozen block": dict(blocks=_blocks(b3=HeaderBlock("embedding", 1000, (), 1.0))),
     "unknown class": dict(blocks=_blocks(b0=HeaderBlock("layers.0.weight", 100, ("secret",), 1.0))),

@@ -1,7 +1,7 @@
 """The life of a ledger: what may be appended when, and what every refusal leaves behind."""
 
 import pytest
-from conftest import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 from ledger import accountants, note
 from ledger.errors import (

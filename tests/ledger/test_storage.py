@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import OTHER_KEY, SIGNER, START, Driver, admission, header_spec
+from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec
 
 from ledger.errors import (
     LedgerBehind,
@@ -197,9 +197,9 @@ def test_a_fork_leaves_evidence(run, path, tmp_path):
 
 def test_pins_tell_forked_behind_and_wrong_run(run, tmp_path):
     run.admit(admission(1))
-    with Ledger.create(tmp_path / "b.db", header_spec(run_id=b"r" * 16), SIGNER, now=START) as ledger:
-        with pytest.raises(LedgerWrongRun):
-            ledger.check_pin(run.ledger.pin())
+    other = Ledger.create(tmp_path / "b.db", header_spec(run_id=b"r" * 16), SIGNER, now=START)
+    with other, pytest.raises(LedgerWrongRun):
+        other.check_pin(run.ledger.pin())
     with Ledger.create(tmp_path / "c.db", header_spec(), SIGNER, now=START) as ledger:
         with pytest.raises(LedgerBehind):
             ledger.check_pin(run.ledger.pin())
@@ -281,7 +281,7 @@ def test_a_killed_writer_loses_nothing_it_was_told_is_durable(tmp_path):
         "import os, signal, sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from pathlib import Path\n"
-        "from conftest import *\n"
+        "from ledger_runs import *\n"
         f"run = Driver(Ledger.create(Path({str(path)!r}), header_spec(), SIGNER, now=START))\n"
         "run.admit(admission(1))\n"
         "run.charge()\n"

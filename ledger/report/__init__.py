@@ -1,0 +1,5 @@
+"""The report for people: one self-contained page about an audited export, without scripts or network."""
+
+from ledger.report.page import write_report
+
+__all__ = ["write_report"]

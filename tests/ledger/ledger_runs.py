@@ -1,0 +1,149 @@
+"""A small signed policy, ledgers over it, and a driver through their life, for all ledger tests."""
+
+import hashlib
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest import schedule
+from attest.keys import public_bytes
+from attest.policy import ClassRule, DepthRule, Policy, SignedPolicy, sign_policy, verify_policy
+from ledger.handles import AdmitSpec, Window
+from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.log import Ledger
+from ledger.note import NoteSigner
+
+OWNER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+LOG_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
+OTHER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(2, 34)))
+SIGNER = NoteSigner("ledger.example/run1", LOG_KEY)
+START = 1_800_000_000
+
+
+def signed_policy(**changes: object) -> SignedPolicy:
+    """Two classes, 40 steps in windows of 4, 10 re-executed steps."""
+    band = DepthRule(band=(Fraction(1, 2), Fraction(1)))
+    everything = DepthRule(band=(Fraction(0), Fraction(1)))
+    fields: dict = {
+        "corpus": "notes",
+        "delta": Fraction(1, 10**6),
+        "steps": 40,
+        "redo_steps": 10,
+        "window_steps": 4,
+        "epoch_steps": 8,
+        "normalizer": 4,
+        "classes": (
+            ClassRule(
+                name="open",
+                clip_norm_micro=1_000_000,
+                noise_multiplier_micro=1_000_000,
+                sampling_rate=Fraction(1, 50),
+                depth=everything,
+            ),
+            ClassRule(
+                name="sensitive",
+                clip_norm_micro=500_000,
+                noise_multiplier_micro=3_000_000,
+                sampling_rate=Fraction(1, 100),
+                depth=band,
+            ),
+        ),
+    }
+    fields.update(changes)
+    payload, message = sign_policy(Policy(**fields), OWNER_KEY, owner="owner", registry_root=bytes(32))
+    return verify_policy(payload, message, public_bytes(OWNER_KEY))
+
+
+def header_spec(policy: SignedPolicy | None = None, **changes: object) -> HeaderSpec:
+    """Four blocks: two that only ``open`` touches, one of both classes, one frozen."""
+    policy = policy or signed_policy()
+
+    def std(*names: str) -> float:
+        return schedule.block_std(schedule.class_presets(policy.policy, names))
+
+    fields: dict = {
+        "policy": policy,
+        "owner_key": public_bytes(OWNER_KEY),
+        "model_fingerprint": hashlib.sha256(b"model").digest(),
+        "blocks": (
+            HeaderBlock("layers.0.weight", 100, ("open",), std("open")),
+            HeaderBlock("layers.1.weight", 100, ("open",), std("open")),
+            HeaderBlock("layers.2.weight", 120, ("open", "sensitive"), std("open", "sensitive")),
+            HeaderBlock("embedding", 1000, (), 0.0),
+        ),
+        "exactness_note": "fp32 sums, rounded once to the lattice",
+        "run_id": bytes(16),
+    }
+    fields.update(changes)
+    return HeaderSpec(**fields)
+
+
+def descriptor(n: int) -> bytes:
+    """The n-th descriptor hash."""
+    return hashlib.sha256(b"descriptor %d" % n).digest()
+
+
+def admission(n: int, class_name: str = "open", **changes: object) -> AdmitSpec:
+    """An admission that signs exactly the preset of its class."""
+    place = ["open", "sensitive"].index(class_name)
+    fields: dict = {
+        "descriptor_hash": descriptor(n),
+        "class_name": class_name,
+        "profile_id": place,
+        "clip_micro": [1_000_000, 500_000][place],
+        "sigma_micro": [1_000_000, 3_000_000][place],
+        "max_occurrences": 0,
+        "attestation_hash": hashlib.sha256(b"attestation %d" % n).digest(),
+        "key_id": b"key%05d" % n,
+    }
+    fields.update(changes)
+    return AdmitSpec(**fields)
+
+
+@dataclass
+class Driver:
+    """Runs a ledger through ordinary life, with a clock and fresh noise streams."""
+
+    ledger: Ledger
+    now: int = START
+    streams: int = 0
+    digest: bytes = field(default=b"\x07" * 32)
+
+    def tick(self) -> int:
+        self.now += 1
+        return self.now
+
+    def stream(self) -> bytes:
+        self.streams += 1
+        return self.now.to_bytes(8, "big") + self.streams.to_bytes(8, "big")
+
+    def admit(self, *specs: AdmitSpec) -> None:
+        self.ledger.admit(specs, now=self.tick())
+
+    def charge(self, n_steps: int = 4) -> Window:
+        first = self.ledger.state.position + 1
+        return self.ledger.charge(first, n_steps, now=self.tick(), noise_stream=self.stream())
+
+    def steps(self, n_windows: int = 1, n_steps: int = 4) -> None:
+        for _ in range(n_windows):
+            self.ledger.settle(self.charge(n_steps), n_steps, now=self.tick())
+
+    def epoch(self) -> bytes:
+        return self.ledger.close_epoch(self.ledger.state.position, self.digest, now=self.tick())
+
+    def withdraw(self, n: int) -> int:
+        return self.ledger.withdraw(descriptor(n), "contributor", bytes(32), now=self.tick())
+
+    def whole_run(self) -> None:
+        """Admissions, two epochs, a withdrawal, and the close."""
+        self.admit(admission(1), admission(2), admission(3, "sensitive"))
+        self.admit(admission(4, "sensitive", clip_micro=250_000, sigma_micro=4_000_000))
+        self.steps(2)
+        self.epoch()
+        self.withdraw(2)
+        self.withdraw(99)
+        self.admit(admission(5))
+        self.steps(2)
+        self.epoch()
+        self.ledger.finish(now=self.tick())
