@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ledger import layout, tiles
-from ledger.errors import ExportRefused, StorageFailed
+from ledger.errors import ExportRefused, LedgerCorrupt, StorageFailed
 from ledger.leaves import Header
+from ledger.merkle import leaf_hash, root_of_hashes
+from ledger.note import open_note, parse_checkpoint
 from ledger.storage.store import Row
 
 
@@ -40,7 +42,7 @@ def write_export(header: Header, rows: Iterable[Row], checkpoint: bytes, directo
         hashes: list[bytes] = []
         bundle: list[bytes] = []
         for row in rows:
-            hashes.append(row.leaf_hash)
+            hashes.append(leaf_hash(row.body))
             bundle.append(row.body)
             if len(bundle) == layout.TILE_WIDTH:
                 _put(temporary, layout.entries_path(len(hashes) // layout.TILE_WIDTH - 1), tiles.entry_bundle(bundle))
@@ -48,6 +50,8 @@ def write_export(header: Header, rows: Iterable[Row], checkpoint: bytes, directo
         if bundle:
             path = layout.entries_path(len(hashes) // layout.TILE_WIDTH, len(bundle))
             _put(temporary, path, tiles.entry_bundle(bundle))
+        if parse_checkpoint(open_note(checkpoint, [header.log_vkey]).text).root != root_of_hashes(hashes):
+            raise LedgerCorrupt("EXPORT", "the leaves are not those under the checkpoint; open the ledger again")
         for path, data in tiles.hash_tiles(hashes):
             _put(temporary, path, data)
         temporary.rename(directory)

@@ -1,8 +1,9 @@
 """The life of a ledger: created, charged window by window, closed epoch by epoch, finished. The one way to append."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
@@ -114,9 +115,11 @@ class Ledger:
         """
         store = Store.open(Path(path), read_only=read_only or signer is None)
         try:
+            # Read before the leaves: a writer elsewhere commits leaves first, so the mark is never ahead of them.
+            mark = highwater.read_bytes(store.path)
             appender = Appender(store, None if read_only else signer)
             appender.check_identity(signer, expect_header)
-            appender.check_highwater()
+            appender.check_highwater(mark)
             return cls(appender)
         except BaseException:
             store.close()
@@ -210,9 +213,11 @@ class Ledger:
             raise LeafRefused("UNKNOWN", f"no contribution {descriptor_hash.hex()} was admitted")
         return self.state.epsilon(contribution)
 
-    def rows(self) -> Iterator[Row]:
-        """Yields all leaves as stored."""
-        return self._file.store.rows()
+    @contextmanager
+    def rows(self) -> Iterator[Iterator[Row]]:
+        """Opens the leaves of this ledger, in order, for reading inside a ``with`` block."""
+        with self._file.store.snapshot() as snapshot:
+            yield islice(snapshot.rows(), self.size)
 
     def admit(self, admissions: Iterable[AdmitSpec], *, now: int) -> range:
         """Admits contributions, all or none; returns their positions."""
@@ -368,7 +373,8 @@ class Ledger:
                 raise ExportRefused("UNSIGNED", "leaves follow the last checkpoint; open the ledger with its key")
             with self._file.appending(self.state.last_time, checkpoint=True):
                 pass
-        return write_export(self.header, self.rows(), self.checkpoint, Path(directory))
+        with self.rows() as rows:
+            return write_export(self.header, rows, self.checkpoint, Path(directory))
 
     def _running(self, now: int, *, checkpoint: bool = False) -> AbstractContextManager[int]:
         if self.finished:

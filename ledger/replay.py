@@ -25,8 +25,8 @@ from ledger.leaves import (
 )
 from ledger.merkle import root as merkle_root
 
-SPEND_TOLERANCE: Final = 2e-6
-"""A recorded epsilon lies in [recomputed, recomputed + this]: it was rounded up, and machines differ in last bits."""
+SPEND_TOLERANCE_MICRO: Final = 2
+"""A recorded epsilon is the recomputed one plus at most this, in 1e-6: rounded up, and machines differ in last bits."""
 
 Problems = Iterator[LeafRefused]
 
@@ -258,9 +258,9 @@ class Replay:
         if (leaf.admit_seq, leaf.profile_id, leaf.steps, leaf.variance) != fields:
             yield LeafRefused("SPEND", f"expected (admit seq, profile, steps, variance) {fields}, got {leaf}")
         if self.recompute:
-            recomputed, recorded = self.epsilon(expected), leaf.epsilon_micro / MICRO
-            if not recomputed <= recorded <= recomputed + SPEND_TOLERANCE:
-                yield LeafRefused("SPEND_EPSILON", f"recorded {recorded:.6f}, the charges give {recomputed:.7f}")
+            recomputed = self.epsilon(expected) * MICRO
+            if not recomputed <= leaf.epsilon_micro <= recomputed + SPEND_TOLERANCE_MICRO:
+                yield LeafRefused("SPEND_EPSILON", f"recorded {leaf.epsilon_micro}, recomputed {recomputed:.3f} (1e-6)")
         place = expected.class_index
         self._max_epsilon[place] = max(self._max_epsilon[place], leaf.epsilon_micro)
 

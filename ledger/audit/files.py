@@ -51,7 +51,9 @@ class Export:
                 elif child.is_file(follow_symlinks=False):
                     self.names.add(name)
                 else:
-                    self.report("NOT_A_FILE", ascii(name), "an export has regular files only: no links, no devices")
+                    self.report(
+                        "NOT_A_FILE", ascii(name)[1:-1], "an export has regular files only: no links, no devices"
+                    )
         return True
 
     def read(self, name: str) -> bytes | None:

@@ -114,12 +114,15 @@ class Appender:
         if signer is not None and signer.vkey != vkey:
             raise LedgerWrongRun("WRONG_KEY", f"the ledger is signed by {vkey}, the key given is {signer.vkey}")
 
-    def check_highwater(self) -> None:
-        """Compares the file with the signer's own memory, and brings that up to date when writing."""
+    def check_highwater(self, note: bytes | None) -> None:
+        """Compares the file with the signer's own memory, and brings that up to date when writing.
+
+        Args:
+            note: the high-water file, read before this file was loaded.
+        """
         path, origin = self.store.path, self.replay.header.origin
-        found = highwater.read(path, self.replay.header.log_vkey)
-        if found is not None:
-            mark, note = found
+        if note is not None:
+            mark = highwater.parse(note, self.replay.header.log_vkey)
             if mark.origin != origin:
                 raise LedgerWrongRun("WRONG_RUN", f"the high-water file is of {mark.origin!r}, not {origin!r}")
             if mark.size > self.size:

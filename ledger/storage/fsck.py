@@ -8,7 +8,7 @@ from ledger.leaves import Header, decode_leaf
 from ledger.merkle import Frontier, leaf_hash, root_of_hashes
 from ledger.note import open_note, parse_checkpoint
 from ledger.replay import Replay
-from ledger.storage.store import Row, Store
+from ledger.storage.store import Row, Snapshot, Store
 
 
 @dataclass(slots=True)
@@ -46,12 +46,18 @@ def load(store: Store, *, recompute: bool) -> Loaded:
         LedgerCorrupt: naming the first leaf that is wrong, if one can be named.
         LedgerBehind: if leaves that the file itself vouches for are gone from its end.
     """
+    with store.snapshot() as snapshot:
+        return _load(snapshot, recompute)
+
+
+def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
     hashes: list[bytes] = []
     frontier = Frontier()
-    notes = dict(store.checkpoints())
+    notes = snapshot.checkpoints()
+    verified = [0]
     replay: Replay | None = None
-    digest, verified_size = b"", 0
-    for row in store.rows():
+    digest = b""
+    for row in snapshot.rows():
         seq = len(hashes)
         _check_row(row, seq)
         try:
@@ -71,11 +77,13 @@ def load(store: Store, *, recompute: bool) -> Loaded:
         if (row.kind, row.descriptor_hash) != (leaf.KIND, getattr(leaf, "descriptor_hash", None)):
             raise LedgerCorrupt("INDEX", f"the index columns of leaf {seq} differ from its body", seq=seq)
         if frontier.size in notes:
-            _check_note(notes[frontier.size], replay.header, frontier, verified_size)
-            verified_size = frontier.size
+            _check_note(notes[frontier.size], replay.header, frontier, verified[-1])
+            verified.append(frontier.size)
     if replay is None:
         raise LedgerCorrupt("HEADER", "the ledger has no header leaf; creating it did not finish", seq=0)
-    _check_end(store, frontier, notes)
+    _check_end(snapshot.head(), frontier, notes)
+    if verified[1:] != sorted(notes):
+        raise LedgerCorrupt("CHECKPOINT", "a checkpoint is stored for a size that the ledger never had")
     replay.recompute = True
     return Loaded(replay, frontier, hashes, digest, notes)
 
@@ -100,8 +108,7 @@ def _check_note(note: bytes, header: Header, frontier: Frontier, verified_size: 
         )
 
 
-def _check_end(store: Store, frontier: Frontier, notes: dict[int, bytes]) -> None:
-    head = store.head()
+def _check_end(head: Frontier, frontier: Frontier, notes: dict[int, bytes]) -> None:
     vouched = max(head.size, *notes) if notes else head.size
     if frontier.size < vouched:
         raise LedgerBehind("TAIL_LOST", f"the file vouches for {vouched} leaves and has {frontier.size}")

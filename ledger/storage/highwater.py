@@ -17,23 +17,23 @@ def path_of(ledger: Path) -> Path:
     return Path(f"{ledger}.highwater")
 
 
-def read(ledger: Path, log_vkey: str) -> tuple[Checkpoint, bytes] | None:
-    """Reads the high-water file; None if there is none.
-
-    Raises:
-        LedgerCorrupt: if it is not a checkpoint signed by the ledger's key.
-        StorageFailed: if it cannot be read.
-    """
+def read_bytes(ledger: Path) -> bytes | None:
+    """Reads the high-water file; None if there is none. Raises StorageFailed if it cannot be read."""
     path = path_of(ledger)
     if not path.exists():
         return None
     try:
-        data = read_limited(path, MAX_NOTE_SIZE, "high-water file")
-        return parse_checkpoint(open_note(data, [log_vkey]).text), data
-    except NoteError as error:
-        raise LedgerCorrupt("HIGHWATER", f"{path}: {error.sentence}") from error
+        return read_limited(path, MAX_NOTE_SIZE, "high-water file")
     except FileRefused as error:
         raise StorageFailed("HIGHWATER", error.sentence) from error
+
+
+def parse(data: bytes, log_vkey: str) -> Checkpoint:
+    """Verifies what `read_bytes` read; raises LedgerCorrupt unless it is a checkpoint signed by the ledger's key."""
+    try:
+        return parse_checkpoint(open_note(data, [log_vkey]).text)
+    except NoteError as error:
+        raise LedgerCorrupt("HIGHWATER", f"the signer's high-water file is not its own: {error.sentence}") from error
 
 
 def write(ledger: Path, signer: NoteSigner, size: int, root: bytes) -> None:

@@ -105,6 +105,36 @@ class Row:
     body: bytes
 
 
+class Snapshot:
+    """What the file held at one moment; valid inside `Store.snapshot`."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        """Takes a connection inside a transaction."""
+        self._connection = connection
+
+    def head(self) -> Frontier:
+        """Returns the stored size and frontier."""
+        row = self._connection.execute(sa.select(_HEAD.c.size, _HEAD.c.frontier)).one_or_none()
+        if row is None:
+            raise LedgerCorrupt("HEAD", "the stored head is gone")
+        try:
+            return Frontier.from_bytes(row.size, row.frontier)
+        except ProofError as error:
+            raise LedgerCorrupt("HEAD", f"the stored head is not one of a tree: {error.sentence}") from error
+
+    def rows(self) -> Iterator[Row]:
+        """Yields all rows in order of seq."""
+        columns = (_ENTRY.c.seq, _ENTRY.c.kind, _ENTRY.c.dhash, _ENTRY.c.leaf, _ENTRY.c.body)
+        query = sa.select(*columns).order_by(_ENTRY.c.seq)
+        for row in self._connection.execution_options(yield_per=INSERT_BATCH).execute(query):
+            yield Row(*row)
+
+    def checkpoints(self) -> dict[int, bytes]:
+        """Returns all stored checkpoint notes by size."""
+        query = sa.select(_CHECKPOINT.c.size, _CHECKPOINT.c.note).order_by(_CHECKPOINT.c.size)
+        return {row.size: row.note for row in self._connection.execute(query)}
+
+
 class Store:
     """One SQLite file. Not for use from several threads, nor across a fork."""
 
@@ -191,28 +221,11 @@ class Store:
             if note is not None:
                 connection.execute(sa.insert(_CHECKPOINT), [{"size": frontier.size, "note": note}])
 
-    def head(self) -> Frontier:
-        """Returns the stored size and frontier."""
-        with _translated("reading the head"), self._engine.connect() as connection:
-            row = connection.execute(sa.select(_HEAD.c.size, _HEAD.c.frontier)).one()
-        try:
-            return Frontier.from_bytes(row.size, row.frontier)
-        except ProofError as error:
-            raise LedgerCorrupt("HEAD", f"the stored head is not one of a tree: {error.sentence}") from error
-
-    def rows(self) -> Iterator[Row]:
-        """Yields all rows in order of seq."""
-        with _translated("reading leaves"), self._engine.connect() as connection:
-            columns = (_ENTRY.c.seq, _ENTRY.c.kind, _ENTRY.c.dhash, _ENTRY.c.leaf, _ENTRY.c.body)
-            query = sa.select(*columns).order_by(_ENTRY.c.seq)
-            for row in connection.execution_options(yield_per=INSERT_BATCH).execute(query):
-                yield Row(*row)
-
-    def checkpoints(self) -> list[tuple[int, bytes]]:
-        """Returns all stored checkpoint notes by size."""
-        with _translated("reading checkpoints"), self._engine.connect() as connection:
-            query = sa.select(_CHECKPOINT.c.size, _CHECKPOINT.c.note).order_by(_CHECKPOINT.c.size)
-            return [(row.size, row.note) for row in connection.execute(query)]
+    @contextmanager
+    def snapshot(self) -> Iterator["Snapshot"]:
+        """Opens one view of the whole file, which a writer elsewhere does not move."""
+        with _translated("reading the ledger"), self._engine.begin() as connection:
+            yield Snapshot(connection)
 
     def discard(self) -> None:
         """Closes and removes a ledger that could not be created whole; only for the one who has just created it."""

@@ -18,7 +18,8 @@ from ledger.log import Ledger
 
 
 def leaves(ledger):
-    return [decode_leaf(row.body) for row in ledger.rows()]
+    with ledger.rows() as rows:
+        return [decode_leaf(row.body) for row in rows]
 
 
 def test_a_whole_run_is_told_in_order_and_reopens_the_same(run, path):
