@@ -98,8 +98,14 @@ def test_the_layout_is_tlog_tiles(export):
     assert files(export) == sorted(["checkpoint", "policy", f"tile/0/000.p/{size}", f"tile/entries/000.p/{size}"])
 
 
-def test_every_byte_of_an_export_counts(export):
+def test_every_byte_of_an_export_counts(tmp_path):
     """Each byte is changed, one at a time: the verdict is never FULL, and the file is named."""
+    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        run = Driver(ledger)
+        run.admit(admission(1))
+        run.steps()
+        run.epoch()
+        export = ledger.export(tmp_path / "export")
     for name in files(export):
         target = export / name
         original = target.read_bytes()

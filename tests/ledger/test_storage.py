@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -360,3 +361,35 @@ def test_a_reader_beside_a_writer_sees_one_moment(run, path, tmp_path):
     report = verify_export(export, [SIGNER.vkey])
     assert (report.verdict, report.size) == ("FULL", size)
     assert run.ledger.size > size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.002, 0.011, 0.023, 0.05, 0.08, 0.13])
+def test_killed_anywhere_no_reported_charge_is_lost(tmp_path, delay):
+    """A writer reports each charge after it returns and is killed at some instant: the ledger has at least those."""
+    path = tmp_path / "ledger.db"
+    program = (
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from pathlib import Path\n"
+        "from ledger_runs import *\n"
+        "policy = signed_policy(steps=100_000, window_steps=1)\n"
+        f"run = Driver(Ledger.create(Path({str(path)!r}), header_spec(policy), SIGNER, now=START))\n"
+        "run.admit(admission(1))\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    window = run.charge(1)\n"
+        "    print(window.id, flush=True)\n"
+        "    run.ledger.settle(window, 1, now=run.tick())\n"
+    )
+    writer = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+    time.sleep(delay)
+    writer.kill()
+    reported = writer.stdout.read().split("\n")[:-1]
+    writer.wait()
+    with opens(path) as ledger:
+        assert ledger.charged_steps >= int(reported[-1] if reported else 0)
+        Driver(ledger, now=START + 10**6).ledger.resume(0, None, now=START + 10**6)
