@@ -87,6 +87,7 @@ class Ledger:
             return cls(Appender(store, signer))
         except BaseException:
             store.discard()
+            mark.unlink(missing_ok=True)
             raise
 
     @classmethod

@@ -273,10 +273,13 @@ def test_a_ledger_that_cannot_be_created_leaves_no_file(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(highwater, "atomic_write", full)
-    with pytest.raises(StorageFailed):
-        Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START)
-    assert not (tmp_path / "ledger.db").exists()
+    for place in (highwater, "atomic_write"), (fsck, "load"):
+        with monkeypatch.context() as patched:
+            patched.setattr(*place, full)
+            with pytest.raises((StorageFailed, OSError)):
+                Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START)
+        assert [p.name for p in tmp_path.iterdir()] == ["ledger.db.lock"]
+    Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START).close()
 
 
 def test_a_killed_writer_loses_nothing_it_was_told_is_durable(tmp_path):
