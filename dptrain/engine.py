@@ -14,10 +14,11 @@ from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
 from attest.registry import Registry
-from dptrain import checkpoints, guards, recording
+from dptrain import checkpoints, describe, guards
 from dptrain.depth import layer_stack
 from dptrain.errors import ConfigError, StepOrder
 from dptrain.gradients import Phase, PrivateGradients
+from dptrain.inbox import Inbox
 from dptrain.microbatch import Collate, Decode, Microbatch, build, json_examples
 from dptrain.pool import Pool, in_ledger_order, slots_for
 from dptrain.recording import Recorder
@@ -46,6 +47,7 @@ class PrivateTraining:
         corpus: Corpus,
         gate: GateReport,
         recorder: Recorder,
+        inbox: Inbox,
         *,
         accelerator: Any | None,
         decode: Decode,
@@ -59,6 +61,7 @@ class PrivateTraining:
         self.policy: Policy = signed.policy
         self.gate = gate
         self.recorder = recorder
+        self.inbox = inbox
         self.accelerator = accelerator
         self.device: torch.device = accelerator.device if accelerator is not None else torch.device("cpu")
         self.mixed_precision = accelerator is not None and accelerator.mixed_precision not in (None, "no")
@@ -136,6 +139,7 @@ class PrivateTraining:
             data,
             gate,
             recorder,
+            Inbox(Path(f"{ledger_path}.withdrawals"), signed, public, known),
             accelerator=accelerator,
             decode=decode,
             microbatch=microbatch,
@@ -175,7 +179,7 @@ class PrivateTraining:
         guards.refuse_optimizer(self.optimizer, self.schedule)
         slots = slots_for(self.gate.admitted, self.schedule)
         self.router = Router(self.model, self.schedule, largest_multiplier=max(slot.resolution.multiplier for slot in slots))
-        attempt = self.recorder.open(recording.header_for(self, self._test_key), slots, self._clock())
+        attempt = self.recorder.open(describe.header_for(self, self._test_key), slots, self.gate.now)
         slots = in_ledger_order(slots, self.recorder.admitted())
         self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)
         pin = checkpoints.restore(self._checkpoint_dir, self.recorder, self.model, self.optimizer, self._registered)
@@ -215,10 +219,11 @@ class PrivateTraining:
         """Charges the window of a step if it is not charged yet, draws, and splits the draw into microbatches."""
         self.gradients.clear()
         if self.recorder.needs_charge(number):
+            now = self._clock()
+            self.inbox.take(self.pool.descriptors, lambda *what: self.recorder.withdraw(*what, now=now), now)
             if self.recorder.at_epoch_start(number):
-                now = self._clock()
-                self.recorder.expire([self.pool.slots[i].descriptor_hash for i in self.pool.expired(now)], now)
-            self.recorder.charge(number, self._clock())
+                self.recorder.expire(self.pool.expired(now), now)
+            self.recorder.charge(number, now)
             self.streams.sampler.close(self.pool.indices(self.recorder.withdrawn()))
         self._step = number
         self.gradients.phase = Phase.DRAWING
@@ -266,7 +271,7 @@ class PrivateTraining:
             check_parameters([(t.name, t.parameter) for _, t in self.router.tensors], number)
             self.recorder.settle(number, self._clock())
         if self.recorder.at_epoch_end(number):
-            self.recorder.close_epoch(number, recording.model_digest(self.router), self._clock())
+            self.recorder.close_epoch(number, describe.model_digest(self.router), self._clock())
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Objects with ``state_dict``/``load_state_dict`` (schedulers, say) to save and restore; call before ``prepare``."""
@@ -295,7 +300,7 @@ class PrivateTraining:
         if self.gradients.phase is not Phase.IDLE:
             self.gradients.require(Phase.STEPPED, "finish() was called")
             self.gradients.phase = Phase.IDLE
-        self.recorder.finish(self._step, recording.model_digest(self.router), self._clock())
+        self.recorder.finish(self._step, describe.model_digest(self.router), self._clock())
         self.streams.sealed.destroy()
 
     def export(self, directory: str | os.PathLike[str]) -> Path:
@@ -304,7 +309,7 @@ class PrivateTraining:
 
     def summary(self) -> list[dict[str, Any]]:
         """Per class: admitted, profile, bounds, effective multiplier, epsilon so far and over the horizon."""
-        return recording.summary(self)
+        return describe.summary(self)
 
     def close(self) -> None:
         """Detaches from the model, restores ``requires_grad`` and closes the ledger file."""

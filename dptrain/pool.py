@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attest.corpus import Corpus
+from attest.descriptor import ContributionDescriptor
 from attest.gate import Admitted
 from dptrain.errors import ContentChanged, ResumeRefused
 from dptrain.microbatch import Decode
@@ -41,9 +42,14 @@ class Pool:
         """Slots of these descriptors; those that are not in the pool are left out."""
         return [self._by_hash[digest] for digest in descriptor_hashes if digest in self._by_hash]
 
-    def expired(self, now: int) -> list[int]:
-        """Slots whose attestation is no longer valid at ``now`` (validity is half-open)."""
-        return [i for i, slot in enumerate(self.slots) if slot.admitted.admission.descriptor.not_after <= now]
+    @property
+    def descriptors(self) -> dict[bytes, ContributionDescriptor]:
+        """Descriptors of the pool by their hash."""
+        return {slot.descriptor_hash: slot.admitted.admission.descriptor for slot in self.slots}
+
+    def expired(self, now: int) -> list[bytes]:
+        """Descriptor hashes whose attestation is no longer valid at ``now`` (validity is half-open)."""
+        return [digest for digest, descriptor in self.descriptors.items() if descriptor.not_after <= now]
 
     def examples(self, index: int) -> list[Any]:
         """Examples of a slot, at most as many as the policy and the contributor's own attestation allow.

@@ -1,4 +1,4 @@
-"""The run's side of the ledger: windows charged before their steps, settlements, epochs, and what a header says of a model."""
+"""The run's side of the ledger: which windows are charged before their steps, when they are settled, when epochs close."""
 
 import contextlib
 import hashlib
@@ -6,33 +6,16 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import nn
 
 from attest.keys import generate, load_private_key, save_private_key
-from attest.schedule import waste
-from dptrain.depth import position_name
 from dptrain.errors import ResumeRefused
 from dptrain.pin import PinRecord
 from dptrain.pool import Slot
-from dptrain.routing import Router
-from ledger.accountants import epsilon, epsilon_replace
 from ledger.errors import LedgerCorrupt
-from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.leaves import HeaderSpec
 from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
 from ledger.storage import highwater
-
-if TYPE_CHECKING:
-    from dptrain.engine import PrivateTraining
-
-EXACTNESS = (
-    "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, integer Gaussian noise added in float64; clip bounds shrunk "
-    "by clip_margin for rounding. Remaining assumption: float32 summation error within that margin. "
-    "Box-Muller tail cut at 8.57 s."
-)
 
 
 class Recorder:
@@ -42,7 +25,7 @@ class Recorder:
     """
 
     def __init__(
-        self, path: Path, key_path: Any | None, origin: str, resume: bool, owner_public: bytes, *, read_only: bool = False
+        self, path: Path, key_path: str | os.PathLike[str] | None, origin: str, resume: bool, owner_public: bytes
     ) -> None:
         self.path = path
         if resume and path.exists():
@@ -53,7 +36,7 @@ class Recorder:
                 "LEDGER_EXISTS",
                 f"{path} already holds a run; pass resume=True (--resume) to continue it, or name another ledger for a new run",
             )
-        self._owner_public = owner_public
+        self.owner_public = owner_public
         self._signer = _signer(Path(key_path) if key_path else path.with_suffix(".key"), origin, path)
         self._ledger: Ledger | None = Ledger.open(path, self._signer) if self.resuming else None
         self._window: Window | None = None
@@ -146,7 +129,11 @@ class Recorder:
         gone = self.ledger.withdrawn
         for digest in descriptor_hashes:
             if digest not in gone:
-                self.ledger.withdraw(digest, "expired", bytes(32), now=now)
+                self.withdraw(digest, "expired", bytes(32), now=now)
+
+    def withdraw(self, descriptor_hash: bytes, reason: str, evidence_hash: bytes, *, now: int) -> None:
+        """Records a withdrawal; from the next charge on the contribution is out of its pool."""
+        self.ledger.withdraw(descriptor_hash, reason, evidence_hash, now=now)
 
     def withdrawn(self) -> frozenset[bytes]:
         return self.ledger.withdrawn
@@ -166,82 +153,12 @@ class Recorder:
             self.close_epoch(step, digest, now)
         self.ledger.finish(now=now)
 
-    def export(self, directory: Any) -> Path:
+    def export(self, directory: str | os.PathLike[str]) -> Path:
         return Path(self.ledger.export(Path(directory)))
 
     def close(self) -> None:
         if self._ledger is not None:
             self._ledger.close()
-
-
-def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
-    """What the ledger's first leaf says: policy, model structure, and the schedule of every block.
-
-    With a fixed test key the run id is fixed too, so that two runs draw the same numbers, and the header says NOT PRIVATE.
-    """
-    blocks = [HeaderBlock(block.name, block.coordinates, block.classes, block.std) for block in engine.schedule.blocks]
-    untouched: dict[str, int] = {}
-    for tensor in engine.schedule.frozen:
-        name = "+".join(position_name(position) for position in tensor.positions) + " (frozen)"
-        untouched[name] = untouched.get(name, 0) + tensor.coordinates
-    blocks += [HeaderBlock(name, coordinates, (), 0.0) for name, coordinates in untouched.items()]
-    return HeaderSpec(
-        policy=engine.signed,
-        owner_key=engine.recorder._owner_public,
-        model_fingerprint=fingerprint(engine.model),
-        blocks=tuple(blocks),
-        exactness_note=EXACTNESS,
-        private=test_key is None,
-        clip_margin=engine.router.margin,
-        caps_enforced=True,
-        run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
-    )
-
-
-def fingerprint(model: nn.Module) -> bytes:
-    """SHA-256 over names, shapes and types of all parameters: the structure, not the values."""
-    lines = sorted(f"{name} {tuple(p.shape)} {p.dtype}\n" for name, p in model.named_parameters(remove_duplicate=False))
-    return hashlib.sha256("".join(lines).encode()).digest()
-
-
-def model_digest(router: Router) -> bytes:
-    """SHA-256 over the released parameters, in the order of the schedule."""
-    digest = hashlib.sha256()
-    for _, tensor in router.tensors:
-        digest.update(tensor.name.encode() + b"\x00")
-        digest.update(tensor.parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.digest()
-
-
-def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
-    """Public figures per class, for tables: epsilon of a contribution with the class's preset bounds."""
-    policy = engine.policy
-    charged = engine.recorder.ledger.charged_steps
-    rows = []
-    for rule in policy.classes:
-        members = [slot for slot in engine.pool.slots if slot.resolution.class_name == rule.name]
-        stds = [engine.schedule.blocks[index].std for index in engine.schedule.profiles[rule.name]]
-        z = max(rule.noise_multiplier, min(stds) / rule.clip_norm)
-        weakest = min((slot.resolution.multiplier for slot in members), default=z)
-        q, delta = float(rule.sampling_rate), float(policy.delta)
-        rows.append(
-            {
-                "class": rule.name,
-                "admitted": len(members),
-                "blocks": [engine.schedule.blocks[index].name for index in engine.schedule.profiles[rule.name]],
-                "clip_norm": rule.clip_norm,
-                "noise_multiplier": rule.noise_multiplier,
-                "effective_multiplier": weakest,
-                "waste": waste(z, rule.noise_multiplier),
-                "sampling_rate": q,
-                "steps_charged": charged,
-                "epsilon": epsilon(weakest, q, charged, delta, policy.accountant),
-                "epsilon_replace": epsilon_replace(weakest, q, charged, delta),
-                "epsilon_planned": epsilon(weakest, q, policy.steps, delta, policy.accountant),
-                "delta": delta,
-            }
-        )
-    return rows
 
 
 def _set_unfinished_aside(path: Path) -> None:

@@ -1,0 +1,113 @@
+"""Cost of one logical step: ``python -m benchmarks.step --config bert_full --rounds 4 [--json]``.
+
+Time: all variants live in one process and take turns in random order, so that a drifting machine hits all alike; the ratio
+is that of medians, CPU time first because cores are shared. Memory: each variant alone in a process of its own, peak resident
+size above that of the process before the model was made.
+"""
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+import torch
+
+from benchmarks.configs import CONFIGS, Config
+from benchmarks.variants import VARIANTS, names_for
+
+
+def measure_time(config: Config, rounds: int, threads: int) -> dict[str, dict[str, list[float]]]:
+    """CPU and wall seconds of every variant's step, round by round."""
+    torch.set_num_threads(threads)
+    taken: dict[str, dict[str, list[float]]] = {name: {"cpu": [], "wall": []} for name in names_for(config)}
+    with ExitStack() as stack:
+        steps = {name: stack.enter_context(VARIANTS[name](config)) for name in taken}
+        for step in steps.values():
+            step()  # warm-up: lazy state of optimizers, probes at start
+        for _ in range(rounds):
+            for name in random.sample(list(steps), len(steps)):
+                wall, cpu = time.perf_counter(), time.process_time()
+                steps[name]()
+                taken[name]["cpu"].append(time.process_time() - cpu)
+                taken[name]["wall"].append(time.perf_counter() - wall)
+    return taken
+
+
+def measure_memory(config: Config, name: str, threads: int) -> int:
+    """Peak resident bytes that a variant adds to a process that has imported everything; run in a fresh process."""
+    torch.set_num_threads(threads)
+    before = _resident()
+    with VARIANTS[name](config) as step:
+        for _ in range(2):
+            step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+
+
+def run(config: Config, rounds: int, threads: int, memory: bool) -> dict[str, dict]:
+    """{variant: {cpu_ratio, wall_ratio, rss_ratio, cpu_s, ...}} against the non-private step."""
+    taken = measure_time(config, rounds, threads)
+    base = taken["non_private"]
+    sizes = {name: _memory_of(config, name, threads) for name in taken} if memory else {}
+    table = {}
+    for name, times in taken.items():
+        walls = [a / b for a, b in zip(times["wall"], base["wall"], strict=True)]
+        table[name] = {
+            "cpu_ratio": statistics.median(times["cpu"]) / statistics.median(base["cpu"]),
+            "wall_ratio": statistics.median(times["wall"]) / statistics.median(base["wall"]),
+            "wall_ratio_range": [min(walls), max(walls)],
+            "cpu_s": statistics.median(times["cpu"]),
+            "rss_ratio": sizes[name] / sizes["non_private"] if memory else None,
+        }
+    return table
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _memory_of(config: Config, name: str, threads: int) -> int:
+    command = [sys.executable, "-m", "benchmarks.step", "--config", config.name, "--memory-of", name, "--threads", str(threads)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", choices=sorted(CONFIGS), required=True)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-memory", action="store_true", help="skip the processes that measure memory")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--memory-of", choices=list(VARIANTS), help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    config = CONFIGS[options.config]
+    if options.memory_of:
+        print(measure_memory(config, options.memory_of, options.threads))
+        return
+    table = run(config, options.rounds, options.threads, not options.no_memory)
+    if options.json:
+        print(json.dumps(table))
+        return
+    print(render(config.name, table))
+
+
+def render(name: str, table: dict[str, dict]) -> str:
+    """One configuration as a text table."""
+    lines = [f"{name:<14}{'cpu ratio':>10}{'wall ratio':>12}{'wall range':>16}{'memory':>9}{'cpu s/step':>12}"]
+    for variant, row in table.items():
+        low, high = row["wall_ratio_range"]
+        memory = f"{row['rss_ratio']:.2f}" if row["rss_ratio"] else "-"
+        lines.append(
+            f"  {variant:<12}{row['cpu_ratio']:>10.2f}{row['wall_ratio']:>12.2f}{f'{low:.2f}..{high:.2f}':>16}{memory:>9}"
+            f"{row['cpu_s']:>12.2f}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

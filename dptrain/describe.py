@@ -1,0 +1,93 @@
+"""What the record says of a run: the ledger's header, digests of the model, and public figures per class."""
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from attest.schedule import waste
+from dptrain.depth import position_name
+from dptrain.routing import Router
+from ledger.accountants import epsilon, epsilon_replace
+from ledger.leaves import HeaderBlock, HeaderSpec
+
+if TYPE_CHECKING:
+    from dptrain.engine import PrivateTraining
+
+EXACTNESS = (
+    "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, integer Gaussian noise added in float64; clip bounds shrunk "
+    "by clip_margin for rounding. Remaining assumption: float32 summation error within that margin. "
+    "Box-Muller tail cut at 8.57 s."
+)
+
+
+def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
+    """What the ledger's first leaf says: policy, model structure, and the schedule of every block.
+
+    With a fixed test key the run id is fixed too, so that two runs draw the same numbers, and the header says NOT PRIVATE.
+    """
+    blocks = [HeaderBlock(block.name, block.coordinates, block.classes, block.std) for block in engine.schedule.blocks]
+    untouched: dict[str, int] = {}
+    for tensor in engine.schedule.frozen:
+        name = "+".join(position_name(position) for position in tensor.positions) + " (frozen)"
+        untouched[name] = untouched.get(name, 0) + tensor.coordinates
+    blocks += [HeaderBlock(name, coordinates, (), 0.0) for name, coordinates in untouched.items()]
+    return HeaderSpec(
+        policy=engine.signed,
+        owner_key=engine.recorder.owner_public,
+        model_fingerprint=fingerprint(engine.model),
+        blocks=tuple(blocks),
+        exactness_note=EXACTNESS,
+        private=test_key is None,
+        clip_margin=engine.router.margin,
+        caps_enforced=True,
+        run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
+    )
+
+
+def fingerprint(model: nn.Module) -> bytes:
+    """SHA-256 over names, shapes and types of all parameters: the structure, not the values."""
+    lines = sorted(f"{name} {tuple(p.shape)} {p.dtype}\n" for name, p in model.named_parameters(remove_duplicate=False))
+    return hashlib.sha256("".join(lines).encode()).digest()
+
+
+def model_digest(router: Router) -> bytes:
+    """SHA-256 over the released parameters, in the order of the schedule."""
+    digest = hashlib.sha256()
+    for _, tensor in router.tensors:
+        digest.update(tensor.name.encode() + b"\x00")
+        digest.update(tensor.parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.digest()
+
+
+def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
+    """Public figures per class, for tables: epsilon of a contribution with the class's preset bounds."""
+    policy = engine.policy
+    charged = engine.recorder.ledger.charged_steps
+    rows = []
+    for rule in policy.classes:
+        members = [slot for slot in engine.pool.slots if slot.resolution.class_name == rule.name]
+        stds = [engine.schedule.blocks[index].std for index in engine.schedule.profiles[rule.name]]
+        z = max(rule.noise_multiplier, min(stds) / rule.clip_norm)
+        weakest = min((slot.resolution.multiplier for slot in members), default=z)
+        q, delta = float(rule.sampling_rate), float(policy.delta)
+        rows.append(
+            {
+                "class": rule.name,
+                "admitted": len(members),
+                "blocks": [engine.schedule.blocks[index].name for index in engine.schedule.profiles[rule.name]],
+                "clip_norm": rule.clip_norm,
+                "noise_multiplier": rule.noise_multiplier,
+                "effective_multiplier": weakest,
+                "waste": waste(z, rule.noise_multiplier),
+                "sampling_rate": q,
+                "steps_charged": charged,
+                "epsilon": epsilon(weakest, q, charged, delta, policy.accountant),
+                "epsilon_replace": epsilon_replace(weakest, q, charged, delta),
+                "epsilon_planned": epsilon(weakest, q, policy.steps, delta, policy.accountant),
+                "delta": delta,
+            }
+        )
+    return rows

@@ -1,0 +1,72 @@
+"""The deletion-event channel of a running ledger: signed withdrawals dropped beside it, taken in at the next charge.
+
+A ledger has one writer, the run. Whoever wants to withdraw while it trains puts the file that ``dptrain attest withdraw``
+wrote into ``LEDGER.db.withdrawals/``; before every charge the run verifies what is new there.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from attest import signed_file
+from attest.descriptor import ContributionDescriptor
+from attest.errors import AttestError
+from attest.policy import SignedPolicy
+from attest.registry import Registry
+from attest.withdrawal import Withdrawal, verify_own_withdrawal, verify_withdrawal
+
+
+class WithdrawalIgnored(UserWarning):
+    """A file in the withdrawal folder that does not verify; it is renamed, and changes nothing."""
+
+
+class Inbox:
+    """Verifies withdrawals and hands each to the ledger once.
+
+    Guarantee: a withdrawal is taken only if it is signed by the contributor of the contribution that it names, with a key
+    valid now, or by the corpus owner. A file is renamed to ``.taken`` after the ledger has it durably, so a crash repeats it
+    (which the ledger ignores) and never loses it.
+    """
+
+    def __init__(self, folder: Path, signed: SignedPolicy, owner_public: bytes, registry: Registry) -> None:
+        self._folder = folder
+        self._signed = signed
+        self._owner_public = owner_public
+        self._registry = registry
+
+    def take(
+        self,
+        descriptors: Mapping[bytes, ContributionDescriptor],
+        record: Callable[[bytes, str, bytes], object],
+        now: int,
+    ) -> None:
+        """Calls ``record(descriptor_hash, reason_code, evidence_hash)`` for every new withdrawal that verifies."""
+        for path in self._waiting():
+            try:
+                payload, message = signed_file.read(path, what="withdrawal")
+                found = self._verified(payload, message, descriptors, now)
+            except AttestError as error:
+                warnings.warn(f"{path}: {error}", WithdrawalIgnored, stacklevel=2)
+                path.rename(path.with_name(path.name + ".refused"))
+                continue
+            record(found.descriptor_hash, found.reason_code, hashlib.sha256(message).digest())
+            path.rename(path.with_name(path.name + ".taken"))
+
+    def _waiting(self) -> Iterator[Path]:
+        if self._folder.is_dir():
+            yield from sorted(path for path in self._folder.iterdir() if path.suffix == ".cose" and path.is_file())
+
+    def _verified(
+        self, payload: bytes, message: bytes, descriptors: Mapping[bytes, ContributionDescriptor], now: int
+    ) -> Withdrawal:
+        named = Withdrawal.from_cbor(payload)
+        try:
+            return verify_withdrawal(
+                payload, message, self._owner_public, signer=self._signed.owner, corpus=self._signed.policy.corpus
+            )
+        except AttestError:
+            descriptor = descriptors.get(named.descriptor_hash)
+            if descriptor is None:
+                raise
+            return verify_own_withdrawal(payload, message, descriptor, self._registry, now=now)
