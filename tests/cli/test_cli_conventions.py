@@ -59,3 +59,14 @@ def test_an_unexpected_error_is_not_swallowed(shell, monkeypatch):
     monkeypatch.setattr("dptrain.cli.account.accountants.epsilon", lambda *_: 1 / 0)
     arguments = ["account", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "10", "--delta", "1e-5"]
     assert isinstance(shell.run(*arguments, code=1).exception, ZeroDivisionError)
+
+
+def test_training_commands_without_torch_say_what_to_install(shell, monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("dptrain.cli.train.importlib.import_module", missing)
+    shell.write("run.toml", "")
+    for arguments in (("train", "run.toml"), ("demo",)):
+        error = shell.json(*arguments, code=1)["error"]
+        assert error["code"] == "TRAIN_EXTRA_MISSING" and "pip install 'dptrain[train]'" in error["sentence"]
