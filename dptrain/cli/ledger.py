@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attest import cbor, keys, sign1, signed_file
+from attest import keys, sign1, signed_file
 from attest.attestation import read_sequence
 from attest.descriptor import ContributionDescriptor
 from attest.registry import Registry
@@ -20,6 +20,7 @@ from dptrain.cli.files import PassphraseFile, read_passphrase, refuse_to_overwri
 from dptrain.cli.output import JsonFlag, console, number, print_json, styled, table, utc
 from dptrain.errors import ConfigError
 from ledger.audit import AuditReport, verify_export
+from ledger.errors import LedgerBusy
 from ledger.leaves import Header
 from ledger.log import Ledger
 from ledger.note import NoteSigner
@@ -134,17 +135,20 @@ def withdraw(
 
     A contributor's signature is checked against the registry and against the attestation it withdraws; the owner's
     against the ledger's header. From the next charge on the contribution is drawn no more. What was spent stays spent.
+    While a run holds the ledger, put the files into LEDGER.db.withdrawals/ instead: the run takes them in by itself.
     """
     now = int(time.time())
     descriptors = _descriptors(attestations or [])
     known = None if registry is None else Registry.load(registry)
-    entered = []
-    with _open(ledger, key, passphrase_file) as log:
-        checked = [_check_withdrawal(path, log.header, descriptors, known, now) for path in withdrawals]
-        for found, evidence in checked:
-            seq = log.withdraw(found.descriptor_hash, found.reason_code, evidence, now=now)
-            matched = found.descriptor_hash in log.admitted
-            entered.append({"descriptor_hash": found.descriptor_hash.hex(), "seq": seq, "matched": matched})
+    try:
+        with _open(ledger, key, passphrase_file) as log:
+            checked = [_check_withdrawal(path, log.header, descriptors, known, now) for path in withdrawals]
+            entered = [_enter(log, found, evidence, now) for found, evidence in checked]
+    except LedgerBusy as error:
+        raise ConfigError(
+            error.code,
+            f"a run holds {ledger}; put the files into {ledger}.withdrawals/ and it takes them in at its next charge",
+        ) from error
     if json:
         print_json({"withdrawn": entered})
         return
@@ -207,6 +211,12 @@ def _verifier_keys(text: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
+def _enter(log: Ledger, found: Withdrawal, evidence: bytes, now: int) -> dict[str, Any]:
+    seq = log.withdraw(found.descriptor_hash, found.reason_code, evidence, now=now)
+    matched = found.descriptor_hash in log.admitted
+    return {"descriptor_hash": found.descriptor_hash.hex(), "seq": seq, "matched": matched}
+
+
 def _check_withdrawal(
     path: Path,
     header: Header,
@@ -214,9 +224,9 @@ def _check_withdrawal(
     registry: Registry | None,
     now: int,
 ) -> tuple[Withdrawal, bytes]:
-    """A withdrawal whose signer may withdraw that contribution, and the digest of the file as evidence."""
+    """A withdrawal whose signer may withdraw that contribution, and the digest of its signature as evidence."""
     payload, message = signed_file.read(path, what="withdrawal")
-    evidence = hashlib.sha256(cbor.encode([payload, message])).digest()
+    evidence = hashlib.sha256(message).digest()
     corpus = header.policy.corpus
     if sign1.peek_issuer(message) == header.owner:
         return verify_withdrawal(payload, message, header.owner_key, signer=header.owner, corpus=corpus), evidence

@@ -149,6 +149,15 @@ def test_nobody_withdraws_for_another(shell, run):
     assert shell.json("ledger", "show", "ledger.db")["classes"][0]["withdrawn"] == 0
 
 
+def test_while_a_run_holds_the_ledger_the_message_says_where_withdrawals_go(shell, run):
+    made = shell.json("attest", "withdraw", "corpus/notes.jsonl.attest", "--key", "owner.key", "--record", "1")["withdrawals"][
+        0
+    ]
+    with Ledger.open("ledger.db", NoteSigner("clinic-notes-2026/ledger", keys.load_private_key("ledger.key"))):
+        error = shell.json("ledger", "withdraw", "ledger.db", made["path"], code=1)["error"]
+    assert "ledger.db.withdrawals/" in error["sentence"]
+
+
 def test_the_owner_may_withdraw_without_the_attestation(shell, run):
     attestations = "corpus/notes.jsonl.attest"
     made = shell.json("attest", "withdraw", attestations, "--key", "owner.key", "--all", "--reason", "error")["withdrawals"]
