@@ -151,14 +151,14 @@ def _sum_sq(g: torch.Tensor) -> torch.Tensor:
 def _gram_norm_sq(piece: Outer) -> torch.Tensor:
     """<A A^T, B B^T> per contribution, plus a bound on its rounding.
 
-    The rounding of one Gram entry is about 2 sqrt(D+P) u |a_t||a_s||b_t||b_s| (Higham and Mary 2019, probabilistic
-    bound), so that of the sum is at most 2 sqrt(D+P) u (sum_t |a_t||b_t|)^2. Without it a contribution built to cancel
-    could show a norm far below its own.
+    The rounding of one product of Gram entries, and of its sum over a row, is about 2 sqrt(D+P+T) u |a_t||a_s||b_t||b_s|
+    (Higham and Mary 2019, probabilistic bound), so that of the norm is at most 2 sqrt(D+P+T) u (sum_t |a_t||b_t|)^2.
+    Without it a contribution built to cancel could show a norm far below its own.
     """
     a, b = piece.a_NTD, piece.b_NTP
     n, t = a.shape[:2]
     reach = (torch.linalg.vector_norm(a, dim=2) * torch.linalg.vector_norm(b, dim=2)).sum(1).double().square()
-    slack = 2.0 * math.sqrt(a.shape[2] + b.shape[2]) * torch.finfo(a.dtype).eps / 2.0 * reach
+    slack = 2.0 * math.sqrt(a.shape[2] + b.shape[2] + t) * torch.finfo(a.dtype).eps / 2.0 * reach
     if t == 1:
         return reach + slack
     out = torch.empty(n, dtype=torch.float64, device=a.device)
@@ -166,7 +166,7 @@ def _gram_norm_sq(piece: Outer) -> torch.Tensor:
     for start in range(0, n, step):
         a_i, b_i = a[start : start + step], b[start : start + step]
         gram = torch.bmm(a_i, a_i.mT).mul_(torch.bmm(b_i, b_i.mT))
-        out[start : start + step] = gram.sum(dim=(1, 2), dtype=torch.float64)
+        out[start : start + step] = gram.sum(2).sum(1, dtype=torch.float64)
     return out.clamp_(min=0.0) + slack
 
 
