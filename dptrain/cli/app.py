@@ -10,6 +10,7 @@ app = typer.Typer(
     cls=RootGroup,
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode="markdown",
     # A traceback with local variables could show keys; an unexpected error prints Python's plain one.
     pretty_exceptions_enable=False,
     help="Differentially private training with signed per-contribution bounds and an auditable privacy ledger. "

@@ -18,7 +18,9 @@ from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.cli.files import KeyFile, PassphraseFile, load_key, read_passphrase, read_policy, refuse_to_overwrite
 from dptrain.cli.output import JsonFlag, console, counting, moment, number, print_json, styled, table, utc
 
-app = typer.Typer(no_args_is_help=True, help="A contributor's tools: keys, attestations, withdrawals.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="markdown", help="A contributor's tools: keys, attestations, withdrawals."
+)
 
 _DAY = 86400
 

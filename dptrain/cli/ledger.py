@@ -27,7 +27,9 @@ from ledger.note import NoteSigner
 from ledger.report import write_report
 from ledger.summary import class_summaries
 
-app = typer.Typer(no_args_is_help=True, help="The record of a run: show, export, verify, report, withdraw.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="markdown", help="The record of a run: show, export, verify, report, withdraw."
+)
 
 LedgerFile = Annotated[
     Path, typer.Argument(metavar="LEDGER.db", exists=True, dir_okay=False, help="Ledger of a run, ledger.db.")
@@ -118,7 +120,7 @@ def verify(export: ExportDirectory, key: VerifierKeys, owner_key: OwnersKey = No
 def withdraw(
     ledger: LedgerFile,
     withdrawals: Annotated[
-        list[Path], typer.Argument(metavar="WITHDRAWAL...", exists=True, dir_okay=False, help="As attest withdraw wrote them.")
+        list[Path], typer.Argument(metavar="WITHDRAWAL", exists=True, dir_okay=False, help="As attest withdraw wrote them.")
     ],
     attestations: Annotated[
         list[Path] | None,

@@ -19,7 +19,7 @@ from dptrain.support import unsupported
 def plan(
     policy: PolicyFile,
     corpus: Annotated[
-        Path | None, typer.Argument(metavar="[CORPUS]", exists=True, help="Count and judge this corpus as well.")
+        Path | None, typer.Argument(metavar="CORPUS", exists=True, help="Count and judge this corpus as well.")
     ] = None,
     layers: Annotated[int, typer.Option(min=1, max=4096, help="Layers of the model.")] = 12,
     owner_key: OwnerKey = None,

@@ -24,7 +24,9 @@ from dptrain.cli.output import JsonFlag, console, print_json, styled
 from dptrain.cli.planning import make_plan
 from dptrain.support import unsupported
 
-app = typer.Typer(no_args_is_help=True, help="Write, explain, sign and show the rules of a corpus.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="markdown", help="Write, explain, sign and show the rules of a corpus."
+)
 
 _TEMPLATE = Path(__file__).with_name("policy_template.toml")
 

@@ -10,7 +10,7 @@ from attest import keys
 from attest.registry import Registry
 from dptrain.cli.output import JsonFlag, console, moment, print_json, table, utc
 
-app = typer.Typer(no_args_is_help=True, help="Which contributor key may attest which classes.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Which contributor key may attest which classes.")
 
 _DAY = 86400
 
