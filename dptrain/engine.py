@@ -215,6 +215,11 @@ class PrivateTraining:
             self.router.accumulate(self.router.coefficients(norms, self._bounds))
         self.current = None
 
+    def check(self) -> None:
+        """What must hold at every step, since a user can change it at any time: no known coupling, full float32 products."""
+        refuse_coupled(self.model)
+        guards.refuse_low_precision()
+
     def begin_step(self, number: int) -> list[list[int]]:
         """Charges the window of a step if it is not charged yet, draws, and splits the draw into microbatches."""
         self.gradients.clear()

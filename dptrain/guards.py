@@ -51,3 +51,14 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule) -> No
             f"the optimizer does not hold {len(missing)} trainable tensors that the policy schedules (first: {missing[0]!r}); "
             "build it from this model's parameters, or freeze the tensors with requires_grad_(False)",
         )
+
+
+def refuse_low_precision() -> None:
+    """Raises NotPrivateUse where float32 products may be rounded to TF32 or bfloat16: the clip margin pays for float32."""
+    found = torch.get_float32_matmul_precision()
+    if found != "highest":
+        raise NotPrivateUse(
+            "MATMUL_PRECISION",
+            f"float32 matrix products run at precision {found!r}, under which clip norms are off by more than the margin; call "
+            "torch.set_float32_matmul_precision('highest')",
+        )

@@ -11,7 +11,6 @@ from dptrain.errors import NonFinite
 from dptrain.gradients import Phase
 from dptrain.microbatch import Microbatch
 from dptrain.routing.probes import ProbeRecord, check_buffers, check_exact, check_order, check_replacement, snapshot_buffers
-from dptrain.routing.scan import refuse_coupled
 
 if TYPE_CHECKING:
     from dptrain.engine import PrivateTraining
@@ -54,7 +53,7 @@ class LogicalStep:
     def __iter__(self) -> Iterator[Microbatch]:
         engine = self._engine
         engine.gradients.require(Phase.IDLE, f"step {self.number} was started")
-        refuse_coupled(engine.model)
+        engine.check()
         if not engine.probed:
             yield from engine.probe.run()
             engine.probed = True

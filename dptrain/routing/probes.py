@@ -1,7 +1,8 @@
 """Probes at the start of a run: is every contribution's gradient exact, and a function of that contribution alone?
 
-Three checks over two extra microbatches of real contributions, before anything is charged; only pass or refuse leaves
-them. P0: the router's weighted sums equal autograd's own gradient. P1 (cross-sample Jacobian): the loss of one example has
+Three checks over two extra microbatches of real contributions, before anything is charged. Only pass or refuse leaves
+them: no message carries a number that was computed from content. P0: the router's weighted sums equal autograd's own
+gradient. P1 (cross-sample Jacobian): the loss of one example has
 exactly zero gradient at every other example's activations. P2 (replacement): replacing one contribution leaves the losses
 and gradient norms of all others as they were. P1 is blind to counts and capacity drops, P2 sees them (MECHANISM 1.6).
 """
@@ -85,8 +86,8 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     if not bool(torch.isfinite(losses).all()):
         raise NonFinite(
             "LOSS_NOT_FINITE",
-            f"{int((~torch.isfinite(losses)).sum())} of {losses.numel()} losses are NaN or infinite before the first step; "
-            "check the loss function, the labels and the initial weights (nothing was charged)",
+            "losses are NaN or infinite before the first step, expected finite ones; check the loss function, the labels and the "
+            "initial weights (nothing was charged)",
         )
     contributions = router.contributions
     examples = len(losses) // contributions
@@ -110,9 +111,8 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
         if not error <= tolerance * max(float(exact.double().norm()), 1e-3 * scale):
             raise UnsupportedModule(
                 "GRADIENT_MISMATCH",
-                f"tensor {tensor.name!r}: the per-contribution gradients do not add up to autograd's (difference {error:.2e}, "
-                f"norm {float(exact.double().norm()):.2e}); it is probably used without calling the module that owns it. "
-                "Freeze it or use it through its module",
+                f"tensor {tensor.name!r}: the per-contribution gradients do not add up to autograd's own; it is probably used "
+                "without calling the module that owns it. Freeze it or use it through its module",
             )
     return norms
 
@@ -165,6 +165,6 @@ def check_replacement(first: ProbeRecord, second: ProbeRecord, replaced: int, dt
         if not float(gap) <= tolerance * max(float(a[keep].abs().max()), 1e-12):
             raise CoupledModel(
                 "REPLACEMENT",
-                f"replacing one contribution changed the {what} of another by {float(gap):.2e}: something is shared by the "
-                "batch (a mean over all tokens, a capacity, running statistics); make each loss a function of its own example",
+                f"replacing one contribution changed the {what} of another: something is shared by the batch (a mean over all "
+                "tokens, a capacity, running statistics); make each loss a function of its own example",
             )

@@ -48,6 +48,12 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
                 f"{name or 'the model'!r} is wrapped in {kind}, which reduces raw gradients; give prepare() the module itself "
                 "and train in one process",
             )
+        elif kind == "OptimizedModule":
+            yield (
+                "COMPILED_MODEL",
+                f"{name or 'the model'!r} is compiled: what its graph keeps of the routing hooks is not checked; give prepare() "
+                "the module itself",
+            )
         for hook in module._forward_pre_hooks.values():
             if type(hook).__name__ == "SpectralNorm" and module.training:
                 yield (

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain import PrivateTraining  # noqa: E402
-from dptrain.errors import CoupledModel, NonFinite, UnsupportedModule  # noqa: E402
+from dptrain.errors import CoupledModel, NonFinite, NotPrivateUse, UnsupportedModule  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import World, make_world, token_record  # noqa: E402
 
@@ -116,7 +116,7 @@ def test_in_batch_negatives_are_refused(world: World) -> None:
         z = model(rows["ids"])
         return nn.functional.cross_entropy(z @ z.detach().T, torch.arange(len(z)), reduction="none")
 
-    with pytest.raises(CoupledModel, match="REPLACEMENT|CROSS_SAMPLE"):
+    with pytest.raises(CoupledModel, match=r"REPLACEMENT|CROSS_SAMPLE"):
         first_step(world, Net(), contrastive)
 
 
@@ -217,6 +217,20 @@ def test_scan_runs_at_every_step_not_only_at_start(world: World) -> None:
         norm.train()
         with pytest.raises(CoupledModel, match="BATCH_NORM"):
             list(next(iterator))
+
+
+def test_a_compiled_model_is_refused(world: World) -> None:
+    with pytest.raises(CoupledModel, match="COMPILED_MODEL"):
+        first_step(world, torch.compile(Net()))
+
+
+def test_reduced_matmul_precision_is_refused(world: World) -> None:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with pytest.raises(NotPrivateUse, match="MATMUL_PRECISION"):
+            first_step(world, Net())
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_trainer_families_pass_the_probes(tmp_path) -> None:
