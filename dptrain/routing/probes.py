@@ -2,9 +2,9 @@
 
 Three checks over two extra microbatches of real contributions, before anything is charged. Only pass or refuse leaves
 them: no message carries a number that was computed from content. P0: the router's weighted sums equal autograd's own
-gradient. P1 (cross-sample Jacobian): the loss of one example has
-exactly zero gradient at every other example's activations. P2 (replacement): replacing one contribution leaves the losses
-and gradient norms of all others as they were. P1 is blind to counts and capacity drops, P2 sees them (MECHANISM 1.6).
+gradient. P1 (cross-sample Jacobian): the loss of one example has exactly zero gradient at every other example's
+activations. P2 (replacement): replacing one contribution leaves the losses and gradient norms of all others as they were.
+P1 is blind to counts and capacity drops, P2 sees them (MECHANISM 1.6).
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,8 +86,8 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     if not bool(torch.isfinite(losses).all()):
         raise NonFinite(
             "LOSS_NOT_FINITE",
-            "losses are NaN or infinite before the first step, expected finite ones; check the loss function, the labels and the "
-            "initial weights (nothing was charged)",
+            "losses are NaN or infinite before the first step, expected finite ones; check the loss function, the labels and "
+            "the initial weights (nothing was charged)",
         )
     contributions = router.contributions
     examples = len(losses) // contributions

@@ -51,8 +51,8 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
         elif kind == "OptimizedModule":
             yield (
                 "COMPILED_MODEL",
-                f"{name or 'the model'!r} is compiled: what its graph keeps of the routing hooks is not checked; give prepare() "
-                "the module itself",
+                f"{name or 'the model'!r} is compiled: what its graph keeps of the routing hooks is not checked; give "
+                "prepare() the module itself",
             )
         for hook in module._forward_pre_hooks.values():
             if type(hook).__name__ == "SpectralNorm" and module.training:
