@@ -1,7 +1,7 @@
 """The resolver: from an admission to its noise schedule and depth profile, as a pure function of its class.
 
 Binds the signed policy to the tensors of one model. A *block* is a set of tensors that every class either may touch or
-may not; its noise standard deviation is the smallest that honours every class that may touch it (MECHANISM 1.2, Cor. 2).
+may not; its noise standard deviation is the smallest that honours every class that may touch it (docs/mechanism.md).
 """
 
 import fnmatch
@@ -54,7 +54,7 @@ class Schedule:
     """The policy bound to a model: blocks in order of depth, and each class's profile.
 
     Guarantee: for every class k and every block l of its profile, ``std_l >= sigma_k * C_k``; so a contribution clipped
-    to its signed bounds is protected at its signed noise multiplier or better (MECHANISM, Theorem 1').
+    to its signed bounds is protected at its signed noise multiplier or better (docs/mechanism.md, Theorem 1).
     """
 
     stack: LayerStack

@@ -20,7 +20,7 @@ class PoissonSampler:
     Guarantee: given the key is uniform, slot i is drawn at step t with probability ``floor(q_i * 2^64) / 2^64 <= q_i``,
     independently over slots and steps, except that a slot whose cap is used up or that was closed (withdrawn, expired) is
     silently not drawn. Both exceptions only lower the conditional probability, so Poisson(q) accounting stays an upper
-    bound (MECHANISM, Lemma 2).
+    bound (docs/mechanism.md, Lemma 1).
     """
 
     def __init__(self, stream: KeyStream, rates: Sequence[Fraction], caps: Sequence[int]) -> None:

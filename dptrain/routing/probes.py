@@ -4,7 +4,7 @@ Three checks over two extra microbatches of real contributions, before anything 
 them: no message carries a number that was computed from content. P0: the router's weighted sums equal autograd's own
 gradient. P1 (cross-sample Jacobian): the loss of one example has exactly zero gradient at every other example's
 activations. P2 (replacement): replacing one contribution leaves the losses and gradient norms of all others as they were.
-P1 is blind to counts and capacity drops, P2 sees them (MECHANISM 1.6).
+P1 is blind to counts and capacity drops, P2 sees them.
 """
 
 from collections.abc import Mapping, Sequence

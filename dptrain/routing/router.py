@@ -82,7 +82,7 @@ class Router:
     Guarantee: after :meth:`accumulate`, the change of every block sum due to contribution i is ``c_i m_il g_il`` with
     ``c_i = min(1, (1-eta) C_i / |g_i|, (1-eta) / (sigma_i |g_i|_s))`` where both norms run over the permitted blocks and
     ``|.|_s`` divides each block by its noise standard deviation; so its norm is at most ``C_i`` and its whitened norm at
-    most ``1/sigma_i`` (MECHANISM, Theorem 1'), up to the float rounding that ``eta`` pays for. A block with
+    most ``1/sigma_i`` (docs/mechanism.md, Theorem 1), up to the float rounding that ``eta`` pays for. A block with
     ``m_il = 0`` receives exactly nothing from i. A contribution with a non-finite gradient contributes zero, silently.
     """
 

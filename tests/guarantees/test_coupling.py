@@ -1,4 +1,4 @@
-"""Every channel through which one contribution could reach another's gradient is refused by name (MECHANISM 1.6)."""
+"""Every channel through which one contribution could reach another's gradient is refused by name."""
 
 import pytest
 

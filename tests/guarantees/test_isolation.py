@@ -1,4 +1,4 @@
-"""Depth isolation (MECHANISM 5.4): outside its band, a payload changes no bit of parameters or optimizer state."""
+"""Depth isolation: outside its band, a payload changes no bit of parameters or optimizer state."""
 
 import copy
 import json
