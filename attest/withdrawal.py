@@ -1,5 +1,6 @@
 """Withdrawals: a contributor, or the operator with a stated reason, ends the use of a contribution."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,3 +119,41 @@ def verify_own_withdrawal(
             raise SignatureRefused("AUDIENCE", "withdrawal names another contribution than the descriptor given")
         return withdrawal
     raise last
+
+
+def verify_entitled_withdrawal(
+    payload: bytes,
+    message: bytes,
+    *,
+    owner: str,
+    owner_key: bytes,
+    corpus: str,
+    descriptors: Mapping[bytes, ContributionDescriptor],
+    registry: Registry | None,
+    now: int,
+) -> Withdrawal:
+    """Check that the signer of a withdrawal may withdraw what it names: the corpus owner, or the contributor itself.
+
+    Guarantee: on return, the withdrawal is for `corpus` and signed by the holder of `owner_key` as `owner`, or by a key of
+    the contributor of the contribution it names that the registry holds valid at `now`. Nobody else's signature passes.
+
+    Args:
+        owner: Identifier of the corpus owner.
+        owner_key: Raw public key of the corpus owner.
+        descriptors: Known contributions by descriptor hash; a contributor's withdrawal must name one of them.
+        registry: Keys of the contributors; None accepts the owner only.
+
+    Raises:
+        AttestError: What was refused; code UNPROVEN where contribution or registry is missing.
+    """
+    if sign1.peek_issuer(message) == owner:
+        return verify_withdrawal(payload, message, owner_key, signer=owner, corpus=corpus)
+    descriptor = descriptors.get(Withdrawal.from_cbor(payload).descriptor_hash)
+    if registry is None or descriptor is None:
+        raise SignatureRefused(
+            "UNPROVEN",
+            "a contributor signed this withdrawal; to check it takes the registry and the attestation that it withdraws",
+        )
+    if descriptor.corpus != corpus:
+        raise SignatureRefused("AUDIENCE", f"the contribution is for corpus {descriptor.corpus}, this one is {corpus}")
+    return verify_own_withdrawal(payload, message, descriptor, registry, now=now)

@@ -14,7 +14,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError
 from attest.policy import SignedPolicy
 from attest.registry import Registry
-from attest.withdrawal import Withdrawal, verify_own_withdrawal, verify_withdrawal
+from attest.withdrawal import verify_entitled_withdrawal
 
 
 class WithdrawalIgnored(UserWarning):
@@ -45,7 +45,16 @@ class Inbox:
         for path in self._waiting():
             try:
                 payload, message = signed_file.read(path, what="withdrawal")
-                found = self._verified(payload, message, descriptors, now)
+                found = verify_entitled_withdrawal(
+                    payload,
+                    message,
+                    owner=self._signed.owner,
+                    owner_key=self._owner_public,
+                    corpus=self._signed.policy.corpus,
+                    descriptors=descriptors,
+                    registry=self._registry,
+                    now=now,
+                )
             except AttestError as error:
                 warnings.warn(f"{path}: {error}", WithdrawalIgnored, stacklevel=2)
                 path.rename(path.with_name(path.name + ".refused"))
@@ -56,17 +65,3 @@ class Inbox:
     def _waiting(self) -> Iterator[Path]:
         if self._folder.is_dir():
             yield from sorted(path for path in self._folder.iterdir() if path.suffix == ".cose" and path.is_file())
-
-    def _verified(
-        self, payload: bytes, message: bytes, descriptors: Mapping[bytes, ContributionDescriptor], now: int
-    ) -> Withdrawal:
-        named = Withdrawal.from_cbor(payload)
-        try:
-            return verify_withdrawal(
-                payload, message, self._owner_public, signer=self._signed.owner, corpus=self._signed.policy.corpus
-            )
-        except AttestError:
-            descriptor = descriptors.get(named.descriptor_hash)
-            if descriptor is None:
-                raise
-            return verify_own_withdrawal(payload, message, descriptor, self._registry, now=now)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attest.admission import Admission
 from attest.corpus import Corpus
 from attest.descriptor import ContributionDescriptor
 from attest.gate import Admitted
@@ -47,9 +48,10 @@ class Pool:
         """Descriptors of the pool by their hash."""
         return {slot.descriptor_hash: slot.admitted.admission.descriptor for slot in self.slots}
 
-    def expired(self, now: int) -> list[bytes]:
-        """Descriptor hashes whose attestation is no longer valid at ``now`` (validity is half-open)."""
-        return [digest for digest, descriptor in self.descriptors.items() if descriptor.not_after <= now]
+    def expired(self, now: int) -> list[Admission]:
+        """Admissions whose attestation is no longer valid at ``now`` (validity is half-open)."""
+        admissions = (slot.admitted.admission for slot in self.slots)
+        return [admission for admission in admissions if admission.descriptor.not_after <= now]
 
     def examples(self, index: int) -> list[Any]:
         """Examples of a slot, at most as many as the policy and the contributor's own attestation allow.

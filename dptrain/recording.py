@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from attest.admission import Admission
 from attest.keys import generate, load_private_key, save_private_key
 from dptrain.errors import ResumeRefused
 from dptrain.pin import PinRecord
@@ -124,12 +125,12 @@ class Recorder:
     def close_epoch(self, step: int, digest: bytes, now: int) -> None:
         self.ledger.close_epoch(step, digest, now=now)
 
-    def expire(self, descriptor_hashes: Iterable[bytes], now: int) -> None:
-        """Withdraws contributions whose validity has ended; they are drawn no more."""
+    def expire(self, admissions: Iterable[Admission], now: int) -> None:
+        """Withdraws contributions whose validity has ended, with the attestation that says so as evidence."""
         gone = self.ledger.withdrawn
-        for digest in descriptor_hashes:
-            if digest not in gone:
-                self.withdraw(digest, "expired", bytes(32), now=now)
+        for admission in admissions:
+            if admission.descriptor_hash not in gone:
+                self.withdraw(admission.descriptor_hash, "expired", admission.attestation_hash, now=now)
 
     def withdraw(self, descriptor_hash: bytes, reason: str, evidence_hash: bytes, *, now: int) -> None:
         """Records a withdrawal; from the next charge on the contribution is out of its pool."""
@@ -145,7 +146,9 @@ class Recorder:
                 yield from range(window.first_step, window.first_step + window.n_steps)
 
     def finish(self, step: int, digest: bytes, now: int) -> None:
-        """Settles what is open with the steps that were released, closes the last epoch and the run."""
+        """Settles what is open with the steps that were released, closes the last epoch and the run; once."""
+        if self.ledger.finished:
+            return
         run = self.ledger.state
         if run.open_window is not None:
             self.settle(step, now)

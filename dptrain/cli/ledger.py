@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from attest import keys, sign1, signed_file
+from attest import keys, signed_file
 from attest.attestation import read_sequence
 from attest.descriptor import ContributionDescriptor
+from attest.errors import SignatureRefused
 from attest.registry import Registry
-from attest.withdrawal import Withdrawal, verify_own_withdrawal, verify_withdrawal
+from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli.files import PassphraseFile, read_passphrase, refuse_to_overwrite
 from dptrain.cli.output import JsonFlag, console, number, print_json, styled, table, utc
 from dptrain.errors import ConfigError
@@ -229,17 +230,26 @@ def _check_withdrawal(
     """A withdrawal whose signer may withdraw that contribution, and the digest of its signature as evidence."""
     payload, message = signed_file.read(path, what="withdrawal")
     evidence = hashlib.sha256(message).digest()
-    corpus = header.policy.corpus
-    if sign1.peek_issuer(message) == header.owner:
-        return verify_withdrawal(payload, message, header.owner_key, signer=header.owner, corpus=corpus), evidence
-    descriptor = descriptors.get(Withdrawal.from_cbor(payload).descriptor_hash)
-    if registry is None or descriptor is None:
+    try:
+        found = verify_entitled_withdrawal(
+            payload,
+            message,
+            owner=header.owner,
+            owner_key=header.owner_key,
+            corpus=header.policy.corpus,
+            descriptors=descriptors,
+            registry=registry,
+            now=now,
+        )
+    except SignatureRefused as error:
+        if error.code != "UNPROVEN":
+            raise
         raise ConfigError(
             "WITHDRAWAL_UNPROVEN",
             f"{str(path)!r} is signed by a contributor; give --registry with the signer's key and --attestations with the "
             "attestation that it withdraws",
-        )
-    return verify_own_withdrawal(payload, message, descriptor, registry, now=now), evidence
+        ) from error
+    return found, evidence
 
 
 def _descriptors(paths: list[Path]) -> dict[bytes, ContributionDescriptor]:

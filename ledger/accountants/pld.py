@@ -6,9 +6,6 @@ The library rounds losses up onto a grid (pessimistically), so its epsilon is an
 import math
 from typing import Final
 
-import dp_accounting
-from dp_accounting.pld import PLDAccountant
-
 from ledger.accountants.gaussian import epsilon_of_mu
 
 INTERVAL: Final = 1e-4
@@ -19,8 +16,6 @@ COARSE_BELOW: Final = 0.3
 
 UNSAMPLED_BELOW: Final = 0.02
 """Below this noise multiplier subsampling is ignored: epsilon is in the thousands, and the bound stays valid."""
-
-_RELATION = dp_accounting.NeighboringRelation
 
 
 def epsilon(z: float, q: float, steps: int, delta: float, *, replace: bool = False) -> float:
@@ -33,7 +28,12 @@ def epsilon(z: float, q: float, steps: int, delta: float, *, replace: bool = Fal
     unsampled = epsilon_of_mu((2.0 if replace else 1.0) * math.sqrt(steps) / z, delta)
     if q == 1.0 or z < UNSAMPLED_BELOW:
         return unsampled
-    relation = _RELATION.REPLACE_ONE if replace else _RELATION.ADD_OR_REMOVE_ONE
+    # The library brings scipy, a second of start-up that commands which account for nothing need not wait for.
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    neighbours = dp_accounting.NeighboringRelation
+    relation = neighbours.REPLACE_ONE if replace else neighbours.ADD_OR_REMOVE_ONE
     interval = INTERVAL * max(1.0, (COARSE_BELOW / z) ** 2)
     accountant = PLDAccountant(relation, value_discretization_interval=interval)
     accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), steps)
