@@ -17,10 +17,19 @@ def collate_tokens(examples: list[dict]) -> dict[str, torch.Tensor]:
 class Trainer:
     """Opens, prepares and steps; ``family`` names a tiny model of ``tests.reference.families``."""
 
-    def __init__(self, world: World, family: str = "bert", *, seed: int = 0, optimizer: Any = None, **options: Any) -> None:
+    def __init__(
+        self,
+        world: World,
+        family: str = "bert",
+        *,
+        seed: int = 0,
+        optimizer: Any = None,
+        dtype: torch.dtype = torch.float32,
+        **options: Any,
+    ) -> None:
         torch.manual_seed(seed)
         self.family: Family = FAMILIES[family]()
-        self.model = self.family.model.float().train()
+        self.model = self.family.model.to(dtype).train()
         make = optimizer or (lambda ps: torch.optim.AdamW(ps, lr=1e-2))
         self.optimizer = make(self.model.parameters())
         options.setdefault("progress", False)

@@ -56,7 +56,7 @@ def kill_at_random_moments(root: Path, kills: int, seed: int) -> tuple[int, int]
         process = start(root)
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(rng.uniform(0.0, 1.5))
+        time.sleep(rng.uniform(0.0, 4.0))
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             struck += 1
@@ -66,7 +66,7 @@ def kill_at_random_moments(root: Path, kills: int, seed: int) -> tuple[int, int]
         if process.returncode == 0:
             break
     process = start(root)
-    out, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=300)
     with Ledger.open(root / "ledger.db", read_only=True) as ledger:
         assert ledger.finished, errors
         assert checkpoint_steps(root) <= ledger.charged_steps
