@@ -1,8 +1,8 @@
 """Every released gradient of a real run, recomputed from the policy, the corpus and the test key by naive code.
 
 One test against many faults at once: wrong masks, bounds of the class in place of signed ones, one class unclipped,
-clipping per example, noise that follows the draw, a realised normaliser, noise on hit rows only, a sampler at another rate, a withdrawn slot
-that is drawn, an empty draw that is drawn again.
+clipping per example, noise that follows the draw, a realised normaliser, noise on hit rows only, a sampler at another rate,
+a withdrawn slot that is drawn, an empty draw that is drawn again.
 """
 
 import hashlib
