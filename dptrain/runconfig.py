@@ -1,0 +1,323 @@
+"""The run file: model, data, optimizer and machine. Everything the guarantee rests on is in the signed policy instead.
+
+A run file can make training fail, be slow or learn nothing; it cannot make it less private, because it has no key for a
+bound, a rate, a noise multiplier, a depth or a number of steps. Relative paths start at the directory of the file.
+"""
+
+import dataclasses
+import difflib
+import math
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from dptrain.errors import ConfigError
+
+POLICY_KEYS = frozenset(
+    {
+        "accountant", "adjacency", "class", "clip", "clip_norm", "delta", "depth", "disclosure", "epoch_steps", "epochs",
+        "epsilon", "exactness", "floors", "gate", "max_examples", "max_grad_norm", "noise", "noise_multiplier", "normalizer",
+        "redo_steps", "sampling_rate", "steps", "window_steps",
+    }
+)  # fmt: skip
+"""Keys of a policy, and words for them; a run file that has one is refused with a sentence that says where it belongs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextModel:
+    """A sequence classifier.
+
+    Attributes:
+        name: ``minilm`` for the encoder that the ``minilm`` extra packages, or a hub id.
+        path: directory of a local model, instead of a name.
+        labels: names of the classes to predict; label n of an example is the n-th of them.
+        max_length: tokens per example; shorter texts are padded and longer ones cut to exactly this length.
+        pooling: ``model`` for the classification head of the architecture, ``mean`` for a linear one on the mean of the token
+            vectors, which fits encoders that were trained for sentence vectors.
+        dropout: dropout of the encoder; private training does better without.
+        freeze: patterns of parameter names that are not trained.
+        layers: name of the layer stack, if it is not found by structure.
+    """
+
+    name: str = "minilm"
+    path: Path | None = None
+    labels: tuple[str, ...] = ("negative", "positive")
+    max_length: int = 128
+    pooling: Literal["model", "mean"] = "model"
+    dropout: float = 0.0
+    freeze: tuple[str, ...] = ()
+    layers: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_labels(self.labels)
+        _check("model.max_length", self.max_length, 2 <= self.max_length <= 65536, "2 to 65536 tokens")
+        _check("model.dropout", self.dropout, 0.0 <= self.dropout < 1.0, "0 up to but not including 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageModel:
+    """A vision transformer, small and fresh, or a pretrained one by ``name``.
+
+    Attributes:
+        name: hub id of a pretrained image classifier. path: directory of a local one. Without either, the model is a fresh ViT
+            of the sizes below.
+        labels: names of the classes to predict.
+        image_size: height and width in pixels.
+        patch_size: pixels per side of a patch; divides ``image_size``.
+        channels: 1 for grey pictures, 3 for colour.
+        pixel_max: the pixel value that is mapped to 1.0.
+        hidden_size: width of the transformer.
+        hidden_layers: number of its layers.
+        attention_heads: heads per layer; divides ``hidden_size``.
+        freeze: patterns of parameter names that are not trained.
+        layers: name of the layer stack, if it is not found by structure.
+    """
+
+    name: str | None = None
+    path: Path | None = None
+    labels: tuple[str, ...]
+    image_size: int = 8
+    patch_size: int = 2
+    channels: int = 1
+    pixel_max: float = 255.0
+    hidden_size: int = 64
+    hidden_layers: int = 4
+    attention_heads: int = 4
+    freeze: tuple[str, ...] = ()
+    layers: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_labels(self.labels)
+        for key in ("image_size", "patch_size", "channels", "hidden_size", "hidden_layers", "attention_heads"):
+            _check(f"model.{key}", getattr(self, key), getattr(self, key) >= 1, "1 or more")
+        _check("model.pixel_max", self.pixel_max, self.pixel_max > 0.0, "more than 0")
+        _check("model.patch_size", self.patch_size, self.image_size % self.patch_size == 0, "a divisor of model.image_size")
+        _check(
+            "model.attention_heads", self.attention_heads, self.hidden_size % self.attention_heads == 0,
+            "a divisor of model.hidden_size",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the policy, the corpus and public data lie.
+
+    Attributes:
+        policy: the signed policy.
+        corpus: attested contributions.
+        validation: PUBLIC examples for the accuracy, one JSON object a line; None to skip it.
+        owner_key: public key of the corpus owner; default ``owner.pub`` beside the policy.
+        registry: contributor registry; default ``registry.cbor`` beside the policy.
+    """
+
+    policy: Path
+    corpus: Path
+    validation: Path | None = None
+    owner_key: Path | None = None
+    registry: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How released gradients move the model: post-processing, so it costs no privacy.
+
+    Attributes:
+        name: ``adamw`` or ``sgd`` (with momentum 0.9).
+        learning_rate: peak learning rate.
+        head_learning_rate: peak learning rate of everything above the layer stack; default the same.
+        learning_rate_without_privacy: peak learning rate of the comparison run of a recipe; default ``learning_rate``.
+        weight_decay: decoupled weight decay.
+        schedule: ``constant``, ``linear`` (to zero) or ``cosine`` (to zero), over the steps of the policy.
+        warmup_steps: steps over which the learning rate rises.
+    """
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = 1e-3
+    head_learning_rate: float | None = None
+    learning_rate_without_privacy: float | None = None
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("learning_rate", "head_learning_rate", "learning_rate_without_privacy"):
+            rate = getattr(self, key)
+            _check(f"optimizer.{key}", rate, rate is None or 0.0 < rate < 100.0, "a positive number")
+        _check("optimizer.weight_decay", self.weight_decay, 0.0 <= self.weight_decay < 1.0, "0 up to but not including 1")
+        _check("optimizer.warmup_steps", self.warmup_steps, self.warmup_steps >= 0, "0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineConfig:
+    """The ledger and outputs of the run, and how the machine is used.
+
+    Attributes:
+        ledger: SQLite file of the run's ledger.
+        output: directory for the model and the export.
+        ledger_key: private key that signs the ledger; default ``<ledger>.key``, made on first use.
+        origin: name of the log; default ``<corpus>/<ledger name>``.
+        microbatch: contributions per forward pass.
+        mixed_precision: ``no`` or ``bf16``.
+        device: ``auto`` or ``cpu``.
+        threads: threads of torch on the processor; None leaves torch's choice.
+        checkpoint_every: steps between model checkpoints; 0 for none.
+        seed: seed of the new weights of the head. Noise and draws never come from a seed.
+    """
+
+    ledger: Path = Path("ledger.db")
+    output: Path = Path("output")
+    ledger_key: Path | None = None
+    origin: str | None = None
+    microbatch: int = 16
+    mixed_precision: Literal["no", "bf16"] = "no"
+    device: Literal["auto", "cpu"] = "auto"
+    threads: int | None = None
+    checkpoint_every: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check("run.microbatch", self.microbatch, self.microbatch >= 1, "1 contribution or more")
+        _check("run.checkpoint_every", self.checkpoint_every, self.checkpoint_every >= 0, "0 or more steps")
+        _check("run.threads", self.threads, self.threads is None or self.threads >= 1, "1 or more")
+        _check("run.seed", self.seed, 0 <= self.seed < 2**63, "0 to 2^63 - 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A whole run file, checked.
+
+    Guarantee: no value of a run file changes which bounds, rates, noise, depths or steps apply; those are read from the
+    signed policy alone.
+    """
+
+    task: Literal["text_classification", "image_classification"]
+    model: TextModel | ImageModel
+    data: DataConfig
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    run: MachineConfig = field(default_factory=MachineConfig)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads a run file.
+
+        Raises:
+            ConfigError: unreadable, not TOML, an unknown or missing key, or a value that cannot be used.
+        """
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise ConfigError("RUN_FILE", f"cannot read the run file {str(path)!r}: {reason}") from error
+        return cls.from_toml(text, base=path.parent)
+
+    @classmethod
+    def from_toml(cls, text: str, base: Path = Path()) -> Self:
+        """Reads the text of a run file; relative paths start at ``base``.
+
+        Raises:
+            ConfigError: as :meth:`load`.
+        """
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError("RUN_FILE", f"the run file is not TOML: {error}") from error
+        tables = {"data": DataConfig, "optimizer": OptimizerConfig, "run": MachineConfig}
+        task = table.get("task", "(none)")
+        if task not in ("text_classification", "image_classification"):
+            raise ConfigError("RUN_VALUE", f"task is {task!r}, expected 'text_classification' or 'image_classification'")
+        tables["model"] = TextModel if task == "text_classification" else ImageModel
+        for key in table.keys() - tables.keys() - {"task"}:
+            raise _unknown(key, "", {"task", *tables}, tables)
+        missing = {"data"} - table.keys()
+        if missing:
+            raise ConfigError("RUN_KEY", "the run file has no table [data]; it says where policy and corpus lie")
+        return cls(task=task, **{name: _read(kind, table.get(name, {}), name, base, tables) for name, kind in tables.items()})
+
+    @property
+    def opening(self) -> dict[str, Any]:
+        """Keyword arguments of ``PrivateTraining.open`` that a run file decides."""
+        return {
+            "policy": self.data.policy,
+            "corpus": self.data.corpus,
+            "owner_key": self.data.owner_key,
+            "registry": self.data.registry,
+            "ledger": self.run.ledger,
+            "ledger_key": self.run.ledger_key,
+            "origin": self.run.origin,
+            "microbatch": self.run.microbatch,
+        }
+
+    def require_free_output(self) -> None:
+        """Refuses an output directory that holds an export already, before a long run and not after it.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        export = self.run.output / "export"
+        if export.exists():
+            raise ConfigError("OUTPUT", f"{export} exists already; set run.output to another directory, or move it away")
+
+
+def _read(kind: type, table: Any, name: str, base: Path, tables: dict[str, type]) -> Any:
+    if not isinstance(table, dict):
+        raise ConfigError("RUN_VALUE", f"{name} is {table!r}, expected a table [{name}]")
+    hints = typing.get_type_hints(kind)
+    for key in table.keys() - hints.keys():
+        raise _unknown(key, f"{name}.", hints.keys(), tables)
+    required = [
+        item.name for item in dataclasses.fields(kind)
+        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+    ]  # fmt: skip
+    for key in required:
+        if key not in table:
+            raise ConfigError("RUN_KEY", f"the run file does not set {name}.{key}, which has no default")
+    return kind(**{key: _convert(hints[key], value, f"{name}.{key}", base) for key, value in table.items()})
+
+
+def _convert(hint: Any, value: Any, where: str, base: Path) -> Any:
+    """A TOML value as the type of a field; numbers are never read from strings, nor booleans as numbers."""
+    if isinstance(hint, types.UnionType):
+        hint = next(option for option in typing.get_args(hint) if option is not types.NoneType)
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        _check(where, value, value in choices, " or ".join(map(repr, choices)))
+        return value
+    if hint is Path:
+        _check(where, value, isinstance(value, str) and value != "" and "\x00" not in value, "a path")
+        return base / value
+    if typing.get_origin(hint) is tuple:
+        _check(where, value, isinstance(value, list) and all(isinstance(item, str) for item in value), "a list of strings")
+        return tuple(value)
+    if hint is float:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        _check(where, value, good, "a finite number")
+        return float(value)
+    _check(where, value, type(value) is hint, {int: "a whole number", str: "a string"}[hint])
+    return value
+
+
+def _unknown(key: str, prefix: str, known: Any, tables: dict[str, type]) -> ConfigError:
+    where = f"{prefix}{key}"
+    if key in POLICY_KEYS:
+        return ConfigError(
+            "RUN_KEY",
+            f"{where} is not for a run file: the guarantee rests on it, so it stands in the policy that the owner signs",
+        )
+    elsewhere = [name for name, kind in tables.items() if key in typing.get_type_hints(kind)]
+    if elsewhere:
+        return ConfigError("RUN_KEY", f"unknown key {where}; {key} belongs in the table [{elsewhere[0]}]")
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    return ConfigError("RUN_KEY", f"unknown key {where}; the nearest known key is {prefix}{near[0]}")
+
+
+def _check(where: str, value: Any, good: bool, expected: str) -> None:
+    if not good:
+        raise ConfigError("RUN_VALUE", f"{where} is {value!r}, expected {expected}")
+
+
+def _check_labels(labels: tuple[str, ...]) -> None:
+    _check("model.labels", list(labels), len(labels) >= 2 and len(set(labels)) == len(labels), "two or more different names")

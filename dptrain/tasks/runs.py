@@ -1,0 +1,24 @@
+"""Opening a run from a run file: private, or the comparison without privacy."""
+
+from typing import Any
+
+from dptrain.engine import PrivateTraining
+from dptrain.runconfig import RunConfig
+from dptrain.tasks.without_privacy import WithoutPrivacy
+
+
+def open_run(
+    config: RunConfig, accelerator: Any, *, resume: bool = False, privacy: bool = True
+) -> PrivateTraining | WithoutPrivacy:
+    """``PrivateTraining.open`` with what the run file says.
+
+    Args:
+        config: the run. accelerator: see ``PrivateTraining.open``. resume: continue an interrupted run.
+        privacy: False for the comparison run, which must not be released.
+
+    Raises:
+        DptrainError, AttestError, LedgerError: as ``PrivateTraining.open``.
+    """
+    if privacy:
+        return PrivateTraining.open(**config.opening, accelerator=accelerator, resume=resume)
+    return WithoutPrivacy(config.data, microbatch=config.run.microbatch, accelerator=accelerator, seed=config.run.seed)

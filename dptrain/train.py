@@ -1,0 +1,84 @@
+"""`dptrain train RUN.toml`: a whole run from a file; also `accelerate launch -m dptrain.train RUN.toml`.
+
+Training losses are not printed, logged or returned: they are functions of private data that no noise was added to.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+from accelerate import Accelerator
+
+from dptrain.cli.output import print_json
+from dptrain.command import guarded, quiet_libraries
+from dptrain.runconfig import RunConfig
+from dptrain.tasks import task
+from dptrain.tasks.classification import make_optimizer, make_scheduler, read_examples
+from dptrain.tasks.outcome import Outcome, conclude
+from dptrain.tasks.runs import open_run
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Trains as a run file says.
+
+    Args:
+        argv: arguments after the name of the program; default: those of the process.
+
+    Returns:
+        0 for a run whose record verifies, 1 for a refusal, a failure or a record that does not.
+    """
+    parser = argparse.ArgumentParser(prog="dptrain train", description="Train as a run file says.")
+    parser.add_argument("run", metavar="RUN.toml", help="the run file")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint of this run")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    arguments = parser.parse_args(argv)
+
+    def work() -> int:
+        quiet_libraries()
+        outcome = train(RunConfig.load(arguments.run), resume=arguments.resume)
+        if arguments.json:
+            print_json(outcome.to_json())
+        else:
+            outcome.print()
+        return 0 if outcome.good else 1
+
+    return guarded(work, as_json=arguments.json)
+
+
+def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> Outcome:
+    """Opens, prepares, trains to the end of the horizon, evaluates, saves, exports and verifies.
+
+    Args:
+        config: the run. resume: continue a run that was interrupted.
+        privacy: False for a comparison run without any protection, whose outputs are stamped so.
+
+    Raises:
+        DptrainError, AttestError, LedgerError: whatever does not verify or cannot go on.
+    """
+    if privacy:
+        config.require_free_output()
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
+    torch.manual_seed(config.run.seed)
+    accelerator = Accelerator(cpu=config.run.device == "cpu", mixed_precision=config.run.mixed_precision)
+    validation = read_examples(config.data.validation)
+    tools = task(config.task)
+    model, collate = tools.build(config.model)
+    with open_run(config, accelerator, resume=resume, privacy=privacy) as run:
+        optimizer = make_optimizer(model, config.optimizer, layers=config.model.layers, private=privacy)
+        scheduler = make_scheduler(optimizer, config.optimizer, run.policy.steps)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        run.register_for_checkpointing(scheduler)
+        model, optimizer, steps = run.prepare(model, optimizer, collate, layers=config.model.layers)
+        for step in steps:
+            for rows in step:
+                run.backward(tools.per_example_loss(model, rows), rows)
+            optimizer.step()
+            scheduler.step()
+            if config.run.checkpoint_every and step.number % config.run.checkpoint_every == 0:
+                run.save()
+        return conclude(run, accelerator.unwrap_model(model), collate, validation, config)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
