@@ -1,0 +1,45 @@
+"""The auditor's part of the demo: a process of its own in which torch cannot be imported."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ledger import layout
+
+_AUDITOR = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+sys.meta_path.insert(0, NoTorch())
+from dptrain.cli import main
+sys.argv[0] = "dptrain"
+main()
+"""
+
+
+def verify_without_torch(export: Path, log_key: Path, owner_key: Path) -> dict[str, Any]:
+    """What ``dptrain ledger verify EXPORT --json`` says where torch is not installed."""
+    arguments = ["ledger", "verify", str(export), "--key", str(log_key), "--owner-key", str(owner_key), "--json"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", _AUDITOR, *arguments], capture_output=True, text=True, env=environment)
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"the auditor's process failed: {done.stderr.strip()[-2000:]}")
+    return json.loads(done.stdout)
+
+
+def tampered_copy(export: Path, directory: Path) -> str:
+    """Copies an export, flips one bit of one byte in the middle of a record, and returns the name of that file."""
+    shutil.copytree(export, directory)
+    bundle = min(path for path in (directory / layout.entries_path(0)).parent.rglob("*") if path.is_file())
+    content = bytearray(bundle.read_bytes())
+    content[len(content) // 2] ^= 1
+    bundle.write_bytes(bytes(content))
+    return bundle.relative_to(directory).as_posix()
