@@ -8,12 +8,12 @@ size above that of the process before the model was made.
 import argparse
 import json
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 
@@ -39,13 +39,15 @@ def measure_time(config: Config, rounds: int, threads: int) -> dict[str, dict[st
 
 
 def measure_memory(config: Config, name: str, threads: int) -> int:
-    """Peak resident bytes that a variant adds to a process that has imported everything; run in a fresh process."""
+    """Peak resident bytes that a variant adds to a process that has imported everything; run in a fresh process (Linux)."""
     torch.set_num_threads(threads)
-    before = _resident()
+    # A new process starts with the peak of the one that started it; 5 resets it (proc_pid_clear_refs(5)).
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
     with VARIANTS[name](config) as step:
         for _ in range(2):
             step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return _status("VmHWM") - before
 
 
 def run(config: Config, rounds: int, threads: int, memory: bool) -> dict[str, dict]:
@@ -66,9 +68,12 @@ def run(config: Config, rounds: int, threads: int, memory: bool) -> dict[str, di
     return table
 
 
-def _resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+def _status(field: str) -> int:
+    """A figure of this process in bytes: VmRSS now, VmHWM at its peak."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
 
 
 def _memory_of(config: Config, name: str, threads: int) -> int:
