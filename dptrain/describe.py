@@ -9,6 +9,7 @@ from torch import nn
 
 from attest.schedule import waste
 from dptrain.depth import position_name
+from dptrain.resolver import Schedule
 from dptrain.routing import Router
 from ledger.accountants import epsilon, epsilon_replace
 from ledger.leaves import HeaderBlock, HeaderSpec
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 EXACTNESS = (
     "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, integer Gaussian noise added in float64; clip bounds shrunk "
-    "by clip_margin for rounding. Remaining assumption: float32 summation error within that margin. "
-    "Box-Muller tail cut at 8.57 s."
+    "by clip_margin for rounding. Remaining assumption: the rounding of float32 products within a microbatch "
+    "stays within that margin; sums over microbatches are float64."
 )
 
 
@@ -37,19 +38,21 @@ def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
     return HeaderSpec(
         policy=engine.signed,
         owner_key=engine.recorder.owner_public,
-        model_fingerprint=fingerprint(engine.model),
+        model_fingerprint=fingerprint(engine.model, engine.schedule),
         blocks=tuple(blocks),
         exactness_note=EXACTNESS,
         private=test_key is None,
-        clip_margin=engine.router.margin,
+        clip_margin=engine.router.float_margin,
         caps_enforced=True,
         run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
     )
 
 
-def fingerprint(model: nn.Module) -> bytes:
-    """SHA-256 over names, shapes and types of all parameters: the structure, not the values."""
-    lines = sorted(f"{name} {tuple(p.shape)} {p.dtype}\n" for name, p in model.named_parameters(remove_duplicate=False))
+def fingerprint(model: nn.Module, schedule: Schedule) -> bytes:
+    """SHA-256 over names, shapes and types of all parameters and the block of each: the structure, not the values."""
+    place = {alias: block.name for block in schedule.blocks for tensor in block.tensors for alias in tensor.aliases}
+    named = model.named_parameters(remove_duplicate=False)
+    lines = sorted(f"{name} {tuple(p.shape)} {p.dtype} {place.get(name, '-')}\n" for name, p in named)
     return hashlib.sha256("".join(lines).encode()).digest()
 
 

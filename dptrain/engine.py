@@ -16,7 +16,7 @@ from attest.policy import Policy, SignedPolicy, open_policy
 from attest.registry import Registry
 from dptrain import checkpoints, describe, guards
 from dptrain.depth import layer_stack
-from dptrain.errors import ConfigError, StepOrder
+from dptrain.errors import ConfigError, DptrainError, StepOrder
 from dptrain.gradients import Phase, PrivateGradients
 from dptrain.inbox import Inbox
 from dptrain.microbatch import Collate, Decode, Microbatch, build, json_examples
@@ -26,8 +26,14 @@ from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router, bounds_of
 from dptrain.routing.probes import check_shapes
 from dptrain.routing.scan import refuse_coupled
-from dptrain.steps import Probe, Steps, check_parameters
+from dptrain.steps import Probe, Steps, check_parameters, spread
 from dptrain.streams import open_streams
+
+ALONE = 32
+"""Contributions collated alone before a run, to see that shapes do not follow content."""
+
+TOGETHER = 256
+"""Contributions collated at a time when all are checked before a run."""
 
 
 class PrivateTraining:
@@ -178,7 +184,10 @@ class PrivateTraining:
         self.schedule: Schedule = bind(self.policy, layer_stack(self.model, layers))
         guards.refuse_optimizer(self.optimizer, self.schedule)
         slots = slots_for(self.gate.admitted, self.schedule)
-        self.router = Router(self.model, self.schedule, largest_multiplier=max(slot.resolution.multiplier for slot in slots))
+        self.router = Router(self.model, self.schedule)
+        self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)
+        self._check_contents()
+        guards.warn_delta(self.policy, len(slots))
         attempt = self.recorder.open(describe.header_for(self, self._test_key), slots, self.gate.now)
         slots = in_ledger_order(slots, self.recorder.admitted())
         self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)
@@ -209,6 +218,7 @@ class PrivateTraining:
         if self.probe.active:
             self.probe.backward(losses, rows)
         else:
+            self.gradients.require_detached()
             self.router.require_losses(losses)
             self.router.backward(losses, rows.weight)
             norms = self.router.norms_sq()
@@ -226,8 +236,7 @@ class PrivateTraining:
         if self.recorder.needs_charge(number):
             now = self._clock()
             self.inbox.take(self.pool.descriptors, lambda *what: self.recorder.withdraw(*what, now=now), now)
-            if self.recorder.at_epoch_start(number):
-                self.recorder.expire(self.pool.expired(now), now)
+            self.recorder.expire(self.pool.expired(now), now)
             self.recorder.charge(number, now)
             self.streams.sampler.close(self.pool.indices(self.recorder.withdrawn()))
         self._step = number
@@ -254,6 +263,34 @@ class PrivateTraining:
             self._shapes = rows.shapes()
         check_shapes(self._shapes, rows.shapes())
         return rows
+
+    def _check_contents(self) -> None:
+        """Decodes and collates every contribution before the ledger opens.
+
+        Found later, one that cannot be read would stop the run at the step that drew it, and so tell who was drawn.
+        """
+        alone = [[index] for index in spread(len(self.pool), ALONE)]
+        together = [list(range(i, min(i + TOGETHER, len(self.pool)))) for i in range(0, len(self.pool), TOGETHER)]
+        for slots in alone + together:
+            try:
+                self.collated(slots)
+            except DptrainError:
+                raise
+            except Exception as error:
+                raise ConfigError("COLLATE", self._culprit(slots, error)) from error
+
+    def _culprit(self, slots: list[int], error: Exception) -> str:
+        """Names the first contribution of a batch that cannot be decoded or collated by itself."""
+        for index in slots:
+            try:
+                self.collated([index])
+            except Exception as own:
+                where = self.pool.slots[index].admitted.locator
+                return (
+                    f"decode or collate fails on the contribution in {where.source} at byte {where.offset} "
+                    f"({type(own).__name__}: {own}); mend them or leave the contribution out of the corpus"
+                )
+        return f"collate fails on a batch whose examples it takes one by one ({type(error).__name__}: {error})"
 
     def require_consumed(self, number: int) -> None:
         """Raises if the loop moved on without a backward pass for its microbatch."""
@@ -298,7 +335,7 @@ class PrivateTraining:
         )
 
     def finish(self) -> None:
-        """Closes the ledger and destroys what was sealed; the loop over ``steps`` calls it after the last step.
+        """Closes the ledger and destroys every key and what was sealed; the loop over ``steps`` calls it after the last step.
 
         Called earlier, it ends the run there: a window that is still open is settled with the steps that were released.
         """
@@ -307,6 +344,7 @@ class PrivateTraining:
             self.gradients.phase = Phase.IDLE
         self.recorder.finish(self._step, describe.model_digest(self.router), self._clock())
         self.streams.sealed.destroy()
+        self.streams.noise.destroy()
 
     def export(self, directory: str | os.PathLike[str]) -> Path:
         """Writes the public record of the run for an auditor."""

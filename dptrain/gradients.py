@@ -30,6 +30,7 @@ class PrivateGradients:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, router: Router, normalizer: int) -> None:
         self.phase = Phase.IDLE
+        self._model = model
         self._router = router
         self._normalizer = float(normalizer)
         self._released: list[tuple[nn.Parameter, torch.Tensor]] = []
@@ -57,6 +58,15 @@ class PrivateGradients:
             tensor.parameter.grad = total.to(tensor.parameter.dtype)
             self._released.append((tensor.parameter, tensor.parameter.grad))
         self.phase = Phase.RELEASED
+
+    def require_detached(self) -> None:
+        """Raises if a parameter was given back to autograd, which would fill ``p.grad`` with what is not private."""
+        if any(parameter.requires_grad for parameter in self._model.parameters()):
+            raise NotPrivateUse(
+                "REQUIRES_GRAD",
+                "a parameter has requires_grad=True while the run is prepared, so a backward pass would put a raw gradient "
+                "into p.grad; leave the flags alone until close()",
+            )
 
     def require(self, wanted: Phase, event: str) -> None:
         """Raises StepOrder unless the step stands where ``event`` belongs."""

@@ -1,5 +1,6 @@
 """Refusals before a run starts: policies, accelerators and optimizers under which the release would not be private."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -50,6 +51,16 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule) -> No
             "OPTIMIZER_PARAMETERS",
             f"the optimizer does not hold {len(missing)} trainable tensors that the policy schedules (first: {missing[0]!r}); "
             "build it from this model's parameters, or freeze the tensors with requires_grad_(False)",
+        )
+
+
+def warn_delta(policy: Policy, contributions: int) -> None:
+    """Warns about a delta under which publishing a contribution outright now and then would count as private."""
+    if policy.delta * 10 * contributions > 1:
+        warnings.warn(
+            f"delta {float(policy.delta):g} is large for {contributions} contributions: 1 / (10 N) is "
+            f"{0.1 / contributions:.1g}",
+            stacklevel=3,
         )
 
 

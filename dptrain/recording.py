@@ -101,9 +101,6 @@ class Recorder:
     def needs_charge(self, step: int) -> bool:
         return self._window is None or step >= self._window.first_step + self._window.n_steps
 
-    def at_epoch_start(self, step: int) -> bool:
-        return self._window is None or (step - 1) % self._steps.epoch_steps == 0
-
     def at_epoch_end(self, step: int) -> bool:
         return step % self._steps.epoch_steps == 0 or step == self._steps.steps
 

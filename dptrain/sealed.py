@@ -25,21 +25,20 @@ class SealedStore:
         keys[str(attempt)] = master.hex()
         atomic_write(self._path, json.dumps(keys).encode(), mode=0o600)
 
-    def masters(self, attempts: int) -> list[bytes]:
-        """Sampling keys of attempts 0..attempts-1.
+    def master(self, attempt: int) -> bytes:
+        """Sampling key of an earlier attempt.
 
         Raises:
-            ResumeRefused: one is missing, so caps on occurrences could be exceeded.
+            ResumeRefused: it is missing, so caps on occurrences could be exceeded.
         """
-        keys = self._read()
-        missing = [n for n in range(attempts) if str(n) not in keys]
-        if missing:
+        found = self._read().get(str(attempt))
+        if found is None:
             raise ResumeRefused(
                 "SEALED_STORE",
-                f"the sampling keys of attempts {missing} are not in {self._path}: contributions with max_occurrences could be "
+                f"the sampling key of attempt {attempt} is not in {self._path}: contributions with max_occurrences could be "
                 "drawn more often than signed; restore the file or start a new run",
             )
-        return [bytes.fromhex(keys[str(n)]) for n in range(attempts)]
+        return bytes.fromhex(found)
 
     def destroy(self) -> None:
         """Deletes the store at the end of the run."""

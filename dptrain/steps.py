@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from dptrain.engine import PrivateTraining
 
 
-SHAPE_SAMPLE = 32
-"""Contributions that are collated alone at start, to see that shapes do not follow content."""
-
-
 class Steps:
     """Exactly T logical steps, empty draws included; iterate once.
 
@@ -73,15 +69,14 @@ class Probe:
         self.active = False
         self._norms: torch.Tensor | None = None
         self._losses: torch.Tensor | None = None
+        self._ran: set[str] = set()
 
     def run(self) -> Iterator[Microbatch]:
         """Yields the probe microbatches; raises if a probe refuses the model."""
         engine = self._engine
-        slots = self._choose(len(engine.pool), 4)
+        slots = spread(len(engine.pool), 4)
         if not slots:
             return
-        for index in self._choose(len(engine.pool), SHAPE_SAMPLE):
-            engine.collated([index])  # alone: shapes must not depend on whose content it is
         base, spare = slots[:3], slots[3:] or slots[:1]
         replaced = len(base) // 2
         other = [*base[:replaced], spare[0], *base[replaced + 1 :]]
@@ -94,8 +89,9 @@ class Probe:
             assert self._losses is not None and self._norms is not None
             records.append(ProbeRecord(self._losses, self._norms))
         check_buffers(engine.model, before)
+        engine.router.verified = frozenset(self._ran)
         if len(records) == 2:
-            check_replacement(records[0], records[1], replaced, engine.router.sums_dtype)
+            check_replacement(records[0], records[1], replaced, engine.router.precision)
 
     def _one(self, slots: Sequence[int]) -> Iterator[Microbatch]:
         """One probe microbatch, with parameters in autograd so that its own gradient can be compared."""
@@ -125,16 +121,17 @@ class Probe:
         """What ``private.backward`` does inside a probe microbatch: checks, and leaves no gradient."""
         engine = self._engine
         engine.router.require_losses(losses)
+        self._ran.update(engine.router.order)
         check_order(engine.router.order, engine.schedule.stack, engine.router)
         half = torch.is_autocast_enabled("cpu") or engine.mixed_precision
         self._norms = check_exact(engine.router, losses, rows.weight, half)
         weighted = losses.detach().double().cpu() * rows.weight
         self._losses = weighted.view(rows.contributions, rows.examples).sum(1)
 
-    @staticmethod
-    def _choose(count: int, wanted: int) -> list[int]:
-        """Up to ``wanted`` slots spread over the pool: fixed positions, not a draw."""
-        return sorted({round(k * (count - 1) / (wanted - 1)) for k in range(wanted)}) if count else []
+
+def spread(count: int, wanted: int) -> list[int]:
+    """Up to ``wanted`` of ``count`` slots, evenly over the pool: fixed positions, not a draw."""
+    return sorted({round(k * (count - 1) / (wanted - 1)) for k in range(wanted)}) if count else []
 
 
 def _drop_grad(parameter: torch.Tensor) -> None:

@@ -42,10 +42,13 @@ def open_streams(recorder: Recorder, pool: Pool, policy: Policy, attempt: int, t
     sampler = sampler_of(attempt, sampling_key)
     sealed = SealedStore(Path(f"{recorder.path}.sealed"))
     if sampler.capped:
-        for past, key in enumerate(sealed.masters(attempt)):
-            earlier = sampler_of(past, key)
+        for past in range(attempt):
+            charged = list(recorder.charged_in(past))
+            if not charged:
+                continue  # an attempt that was never charged has drawn nobody, and may have ended before its key was sealed
+            earlier = sampler_of(past, sealed.master(past))
             earlier.occurrences[:] = sampler.occurrences
-            for step in recorder.charged_in(past):
+            for step in charged:
                 earlier.draw(step)
             sampler.occurrences[:] = earlier.occurrences
         sealed.add(attempt, sampling_key)

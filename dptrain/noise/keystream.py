@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import os
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -32,11 +33,13 @@ class KeyStream:
     attempt: int
     master: bytes = field(repr=False)
     _key: bytes = field(init=False, repr=False)
+    _process: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.master) != 32:
             raise ValueError(f"a master key has 32 bytes, got {len(self.master)}")
         label = b"dptrain.keystream/1\x00" + self.purpose.encode() + b"\x00" + self.run + self.attempt.to_bytes(8, "big")
+        object.__setattr__(self, "_process", os.getpid())
         object.__setattr__(self, "_key", hmac.new(self.master, label, hashlib.sha256).digest())
 
     @staticmethod
@@ -49,7 +52,10 @@ class KeyStream:
 
         Raises:
             ValueError: an address outside 32-bit step or lane, or a block range outside 64 bits.
+            RuntimeError: read in a forked process, where the same bytes could be used twice.
         """
+        if os.getpid() != self._process:
+            raise RuntimeError("a key stream belongs to the process that made it; it is not read in a forked one")
         if not 0 <= step < _MAX_STEP or not 0 <= lane < _MAX_LANE:
             raise ValueError(f"address outside the stream: step {step}, lane {lane}; both must be below 2^32")
         if first_block < 0 or blocks < 0 or first_block + blocks > 1 << 64:
@@ -57,3 +63,7 @@ class KeyStream:
         counter = step.to_bytes(4, "big") + lane.to_bytes(4, "big") + first_block.to_bytes(8, "big")
         encryptor = Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor()
         return encryptor.update(bytes(blocks * BLOCK_BYTES))
+
+    def __reduce__(self) -> NoReturn:
+        """A key stream is never written anywhere."""
+        raise TypeError("a key stream cannot be pickled or copied: its key must not leave the process")

@@ -17,22 +17,28 @@ LATTICE_BITS = 32
 CHUNK = 1 << 18
 """Coordinates per chunk: the working set of a few float64 chunks stays in cache."""
 
+TAIL_LANE = 1 << 31
+"""Lanes from here on hold the further bits of radii in the tail; tensors have lanes below."""
+
 _MANTISSA = (1 << 53) - 1
+_LOW_BITS = (1 << 11) - 1
+_TAIL = 2.0**-21
+_CENTRE = 2.0**-12
 _SUM_LIMIT = float(1 << 51)
 
 
-def rounding_margin(coordinates: int, largest_multiplier: float) -> float:
+def rounding_margin(coordinates: int, multiplier: float) -> float:
     """Relative shrink of the clip bound that pays for rounding the clipped sum once to the lattice.
 
     Rounding moves a difference of two sums by at most one lattice step per coordinate, which in the whitened norm
-    (each block divided by its own ``s``) is ``2^-32 * sqrt(d)``. A contribution's whitened bound is ``1 / sigma_i``, so
-    shrinking by ``sigma_i * 2^-32 * sqrt(d)`` keeps the sum of both within the bound.
+    (each block divided by its own ``s``) is ``2^-32 * sqrt(d)``. A contribution's whitened bound is ``1 / z_i``, so
+    shrinking by ``z_i * 2^-32 * sqrt(d)`` keeps the sum of both within the bound.
 
     Args:
         coordinates: number of scheduled coordinates, d.
-        largest_multiplier: the largest noise multiplier any contribution may be accounted at.
+        multiplier: the noise multiplier at which a contribution is accounted.
     """
-    return largest_multiplier * math.sqrt(coordinates) * 2.0**-LATTICE_BITS
+    return multiplier * math.sqrt(coordinates) * 2.0**-LATTICE_BITS
 
 
 class LatticeGaussian:
@@ -40,7 +46,7 @@ class LatticeGaussian:
 
     Guarantee: the output of :meth:`release_` is ``gamma/normaliser`` times an integer per coordinate, the noise integer of
     coordinate ``o`` of tensor ``lane`` at ``step`` is a function of (key, step, lane, o) alone and is used once, and the
-    noise has standard deviation ``s`` up to the tail cut of a 53-bit Box-Muller (8.57 s, mass 1e-17 per coordinate).
+    noise is normal with standard deviation ``s`` up to a radius of 13 s (mass 1e-37), with radii finer than the lattice.
     """
 
     def __init__(self, stream: KeyStream) -> None:
@@ -50,17 +56,35 @@ class LatticeGaussian:
     def normals(self, step: int, lane: int, offset: int, count: int) -> torch.Tensor:
         """Standard normals (float64, shape (count,)) of coordinates [offset, offset + count); ``offset`` must be even.
 
-        Box and Muller (1958): one 16-byte block gives the pair of coordinates (2k, 2k+1).
+        Box and Muller (1958): one 16-byte block gives the pair of coordinates (2k, 2k+1), by radius and angle. The radius must
+        be finer than the lattice everywhere, or a release that no radius can produce would tell two worlds apart. So x is
+        uniform on (0, 1/2] in steps of 2^-75, one bit says whether u = x or u = 1 - x, and where x < 2^-21 a second block
+        adds 53 more bits: the logarithm keeps its relative precision at both ends, to a radius of 13.
+
+        Args:
+            step, lane: the address; ``lane`` is the index of a tensor, below 2^31.
         """
         if offset % 2:
             raise ValueError(f"offset must be even, got {offset}: coordinates are drawn in pairs")
+        if not 0 <= lane < TAIL_LANE:
+            raise ValueError(f"lane {lane} is not the index of a tensor, expected 0 to 2^31 - 1")
         pairs = (count + 1) // 2
-        words = torch.frombuffer(bytearray(self._stream.read(step, lane, offset // 2, pairs)), dtype=torch.int64)
+        words = torch.frombuffer(bytearray(self._stream.read(step, lane, offset // 2, pairs)), dtype=torch.int64).view(pairs, 2)
         assert words.numel() * 8 == pairs * BLOCK_BYTES
-        uniform = words.bitwise_right_shift_(11).bitwise_and_(_MANTISSA).to(torch.float64).view(pairs, 2)
-        # (0, 1]: the logarithm is finite; 2^-53 is the smallest radius argument.
-        radius = uniform[:, 0].add(1.0).mul_(2.0**-53).log_().mul_(-2.0).sqrt_()
-        angle = uniform[:, 1].mul(2.0**-53 * 2.0 * math.pi)
+        low = words.bitwise_and(_LOW_BITS)
+        high = words.bitwise_right_shift_(11).bitwise_and_(_MANTISSA).to(torch.float64)
+        mirrored = low[:, 1].bitwise_and(1).bool()
+        fine = low[:, 0].mul_(1 << 10).add_(low[:, 1].bitwise_right_shift_(1)).add_(1).to(torch.float64)
+        x = high[:, 0].mul(2.0**-54).add_(fine.mul_(2.0**-75))
+        tail = torch.nonzero(x < _TAIL).flatten().tolist()
+        for index in tail:
+            more = self._stream.read(step, lane | TAIL_LANE, offset // 2 + index, 1)
+            x[index] += (int.from_bytes(more[:8], "little") >> 11) * 2.0**-128
+        square = torch.where(mirrored, 1.0 - x, x).log_()
+        centre = torch.nonzero(mirrored & (x < _CENTRE)).flatten()
+        square[centre] = torch.log1p(-x[centre])
+        radius = square.mul_(-2.0).sqrt_()
+        angle = high[:, 1].mul(2.0**-53 * 2.0 * math.pi)
         out = torch.empty(pairs, 2, dtype=torch.float64)
         torch.mul(radius, torch.cos(angle), out=out[:, 0])
         torch.mul(radius, torch.sin(angle), out=out[:, 1])
@@ -95,6 +119,10 @@ class LatticeGaussian:
             noise = self.normals(step, lane, start, part.numel()).mul_(2.0**LATTICE_BITS).round_()
             part.copy_(integers.add_(noise).mul_(scale))
         return clipped_sum
+
+    def destroy(self) -> None:
+        """Forgets the key; nothing can be drawn again."""
+        del self._stream
 
     def _claim(self, step: int, lane: int) -> None:
         current, lanes = self._drawn

@@ -16,15 +16,19 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from dptrain.errors import LossShape, UnsupportedModule
+from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.noise.lattice import rounding_margin
 from dptrain.resolver import Schedule
 from dptrain.routing.fallback import VmapRule
 from dptrain.routing.rules import Call, Rule, rule_for
-from dptrain.routing.uses import Piece, add_weighted, norm_sq, zero_rows
+from dptrain.routing.uses import Piece, add_weighted, merge, norm_sq, zero_rows
 
-FLOAT_MARGIN = {torch.float32: 2.0**-12, torch.float64: 2.0**-40}
-"""Relative shrink of every clip bound that pays for the rounding of norms, coefficients and sums in this precision."""
+FLOAT_MARGIN = {torch.float32: 2.0**-9, torch.float64: 2.0**-40}
+"""Relative shrink of every clip bound that pays for the rounding of norms, coefficients and sums in this precision.
+
+A product over the K = N * T positions of a microbatch is off by about sqrt(K) u times the size of its partial sums, at most N
+clipped contributions: N sqrt(N T) u stays below 2^-9 up to N = 64 contributions of T = 512 positions.
+"""
 
 
 class FallbackNotice(UserWarning):
@@ -80,13 +84,13 @@ class Router:
     """Masked, clipped sums of per-contribution gradients of one model under one schedule.
 
     Guarantee: after :meth:`accumulate`, the change of every block sum due to contribution i is ``c_i m_il g_il`` with
-    ``c_i = min(1, (1-eta) C_i / |g_i|, (1-eta) / (sigma_i |g_i|_s))`` where both norms run over the permitted blocks and
+    ``c_i = min(1, (1-eta_i) C_i / |g_i|, (1-eta_i) / (sigma_i |g_i|_s))`` where both norms run over the permitted blocks and
     ``|.|_s`` divides each block by its noise standard deviation; so its norm is at most ``C_i`` and its whitened norm at
-    most ``1/sigma_i`` (docs/mechanism.md, Theorem 1), up to the float rounding that ``eta`` pays for. A block with
+    most ``1/sigma_i`` (docs/mechanism.md, Theorem 1), up to the float rounding that ``eta_i`` pays for. A block with
     ``m_il = 0`` receives exactly nothing from i. A contribution with a non-finite gradient contributes zero, silently.
     """
 
-    def __init__(self, model: nn.Module, schedule: Schedule, *, largest_multiplier: float) -> None:
+    def __init__(self, model: nn.Module, schedule: Schedule) -> None:
         self.schedule = schedule
         self.tensors = [(g, tensor) for g, block in enumerate(schedule.blocks) for tensor in block.tensors]
         self.stds = torch.tensor([block.std for block in schedule.blocks], dtype=torch.float64)
@@ -102,9 +106,11 @@ class Router:
         self._shared = frozenset(index for index, count in owners.items() if count > 1)
         precisions = {tensor.parameter.dtype for _, tensor in self.tensors}
         lowest = torch.float64 if precisions == {torch.float64} else torch.float32
-        self.margin = FLOAT_MARGIN[lowest] + rounding_margin(schedule.coordinates, largest_multiplier)
-        self.sums_dtype = lowest
-        self.sums: list[torch.Tensor | None] = [None] * len(self.tensors)
+        self.precision = lowest
+        self.float_margin = FLOAT_MARGIN[lowest]
+        self.verified: frozenset[str] | None = None
+        """Sites that the probes have seen run; any other is refused when it first runs. None while nothing was probed."""
+        self._sums: list[torch.Tensor | None] = [None] * len(self.tensors)
 
     def _find_sites(self, model: nn.Module) -> Iterator[Site]:
         for name, module in model.named_modules():
@@ -201,11 +207,16 @@ class Router:
                 f"its tensors {sorted(wanted)} or move them into a supported layer",
             )
         if output.shape[:1] != (rows,) or (isinstance(first, torch.Tensor) and first.shape[:1] != (rows,)):
-            found = tuple(first.shape) if isinstance(first, torch.Tensor) else None
             raise UnsupportedModule(
                 "BATCH_DIMENSION",
-                f"module {site.name!r} ({type(module).__name__}) saw input {found} and output {tuple(output.shape)} in a "
-                f"microbatch of {rows} examples: dimension 0 must be the example; freeze its tensors {sorted(wanted)}",
+                f"dimension 0 of the input or output of module {site.name!r} ({type(module).__name__}) is not the example; "
+                f"expected one row per example of the microbatch. Freeze its tensors {sorted(wanted)}",
+            )
+        if self.verified is not None and site.name not in self.verified:
+            raise UnsupportedModule(
+                "UNVERIFIED_MODULE",
+                f"module {site.name!r} ({type(module).__name__}) runs now but did not run in the probes at start, so nothing "
+                f"shows that its gradient belongs to single contributions; freeze its tensors {sorted(wanted)}",
             )
         armed.order.append(site.name)
         replaced = None
@@ -217,14 +228,20 @@ class Router:
             armed.taps.append((site.name, output))
         inputs = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in args)
         call = Call(inputs, kwargs, armed.contributions, armed.examples)
-        output.register_hook(partial(self._on_grad, site, call, wanted))
+        output.register_hook(partial(self._on_grad, armed, site, call, wanted))
         return replaced
 
-    def _on_grad(self, site: Site, call: Call, wanted: frozenset[str], grad: torch.Tensor) -> None:
+    def _on_grad(self, owner: _Armed, site: Site, call: Call, wanted: frozenset[str], grad: torch.Tensor) -> None:
         armed = self._armed
         if armed is None:
             return
-        with torch.no_grad(), self.paused():
+        if armed is not owner:
+            raise CoupledModel(
+                "STALE_GRAPH",
+                f"the losses reach back to an earlier microbatch (seen at {site.name!r}), whose contributions would enter "
+                "under the clip of others; keep no graph from one microbatch to the next",
+            )
+        with torch.no_grad(), self.paused(), _full_precision(grad.device):
             found = site.rule.pieces(call, grad, wanted, lambda key: site.tensors[key] not in self._shared)
         for key, piece in found.items():
             armed.pieces.setdefault(site.tensors[key], []).append(piece)
@@ -265,12 +282,25 @@ class Router:
         table = torch.zeros(armed.contributions, len(self.stds), dtype=torch.float64)
         for index, pieces in armed.pieces.items():
             block, tensor = self.tensors[index]
-            found = norm_sq(pieces, tensor.parameter.shape).cpu()
+            with _full_precision(tensor.parameter.device):
+                merged = armed.pieces[index] = merge(pieces, tensor.parameter.shape)
+                found = norm_sq(merged).cpu()
             bad = ~torch.isfinite(found)
             if bad.any():
-                zero_rows(pieces, bad)
+                zero_rows(merged, bad)
             table[:, block] += found
         return table
+
+    def margins(self, bounds: Bounds) -> torch.Tensor:
+        """Relative shrink of each contribution's bounds, float64 (N,): float rounding, and its own share of the lattice's.
+
+        The lattice's share grows with the multiplier at which a contribution is accounted, max(sigma_i, min s_l / C_i); it is
+        taken from that contribution alone.
+        """
+        infinite = torch.full((), torch.inf, dtype=torch.float64)
+        least = torch.where(bounds.permitted_NG, self.stds, infinite).amin(1)
+        multiplier = torch.maximum(bounds.sigma_N, least / bounds.clip_N)
+        return self.float_margin + rounding_margin(self.schedule.coordinates, 1.0) * multiplier
 
     def coefficients(self, norms_sq_NG: torch.Tensor, bounds: Bounds) -> torch.Tensor:
         """Dual-clip coefficient per contribution and block, float64 (N, G), zero where a block is not permitted."""
@@ -279,7 +309,7 @@ class Router:
         norm = masked.sum(1).sqrt()
         whitened = (masked / self.stds.square()).sum(1).sqrt()
         finite = torch.isfinite(norm) & torch.isfinite(whitened)
-        keep = 1.0 - self.margin
+        keep = (1.0 - self.margins(bounds)).clamp_min(0.0)
         tiny = torch.finfo(torch.float64).tiny
         factor = torch.minimum(
             keep * bounds.clip_N / norm.clamp_min(tiny), keep / (bounds.sigma_N * whitened).clamp_min(tiny)
@@ -296,24 +326,27 @@ class Router:
             column = coefficients_NG[:, block]
             if not bool((column != 0).any()):
                 continue
-            total = self.sums[index]
+            total = self._sums[index]
             if total is None:
-                total = self.sums[index] = torch.zeros_like(
-                    tensor.parameter, dtype=self.sums_dtype, memory_format=torch.contiguous_format
-                )
-            add_weighted(armed.pieces[index], column.to(total.device), total)
+                total = self._sums[index] = _zeros_like(tensor.parameter)
+            with _full_precision(total.device):
+                add_weighted(armed.pieces[index], column.to(total.device), total)
         self.disarm()
 
-    def take_sums(self) -> list[torch.Tensor]:
-        """The block sums of the logical step, zeros where nothing was drawn; the router starts the next step empty."""
-        taken = [
-            torch.zeros_like(tensor.parameter, dtype=self.sums_dtype, memory_format=torch.contiguous_format)
-            if total is None
-            else total
-            for (_, tensor), total in zip(self.tensors, self.sums, strict=True)
-        ]
-        self.sums = [None] * len(self.tensors)
-        return taken
+    def take_sums(self) -> Iterator[torch.Tensor]:
+        """The block sums of the logical step, float64, zeros where nothing was drawn; each is handed over and forgotten."""
+        for index, (_, tensor) in enumerate(self.tensors):
+            total, self._sums[index] = self._sums[index], None
+            yield _zeros_like(tensor.parameter) if total is None else total
+
+
+def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(parameter, dtype=torch.float64, memory_format=torch.contiguous_format)
+
+
+def _full_precision(device: torch.device) -> torch.autocast:
+    """Norms, coefficients and sums are never formed in half precision, even if the user's autocast reaches here."""
+    return torch.autocast(device.type, enabled=False)
 
 
 def bounds_of(rows: list[tuple[float, float, tuple[int, ...]]], blocks: int) -> Bounds:

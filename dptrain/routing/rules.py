@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from dptrain.errors import UnsupportedModule
-from dptrain.routing.uses import Dense, Gather, Piece, outer
+from dptrain.routing.uses import Dense, Piece, gather, outer
 
 
 class Call:
@@ -63,15 +63,16 @@ class LinearRule:
 class EmbeddingRule:
     """A table look-up; the padding row receives no gradient."""
 
-    def __init__(self, padding_idx: int | None) -> None:
-        self.padding_idx = padding_idx
+    def __init__(self, module: nn.Embedding) -> None:
+        self.padding_idx = module.padding_idx
+        self.rows = module.num_embeddings
 
     def pieces(self, call: Call, grad: torch.Tensor, wanted: frozenset[str], alone: Callable[[str], bool]) -> dict[str, Piece]:
         b = call.positions(grad, 1)
         ids = call.inputs[0].reshape(call.contributions, -1)
         if self.padding_idx is not None:
             b = b.masked_fill((ids == self.padding_idx)[..., None], 0.0)
-        return {"weight": Gather(ids, b)}
+        return {"weight": gather(ids, b, self.rows)}
 
 
 class LayerNormRule:
@@ -130,7 +131,7 @@ def rule_for(module: nn.Module) -> Rule | None:
                 "an Embedding with scale_grad_by_freq, max_norm or sparse couples rows of a batch or forbids dense noise; "
                 "build it without these options",
             )
-        return EmbeddingRule(module.padding_idx)
+        return EmbeddingRule(module)
     if isinstance(module, nn.LayerNorm) and forward is nn.LayerNorm.forward:
         return LayerNormRule(module)
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):

@@ -16,6 +16,9 @@ import torch
 _GRAM_ELEMENTS = 1 << 23
 """Elements of one chunk of Gram matrices, to bound memory at long T."""
 
+_RUN = 1024
+"""Elements whose squares are added in the working precision before float64 takes over."""
+
 _MATERIALIZE_ELEMENTS = 1 << 24
 """Above this, a tied pair takes its norm by the cross term instead of N x V x D gradients."""
 
@@ -31,7 +34,7 @@ class Outer:
 
 @dataclass
 class Gather:
-    """Gradient of a V x D table: row ids[t] receives b_t; ``padding_idx`` receives nothing."""
+    """Gradient of a V x D table: row ids[t] receives b_t. Within a contribution no row receives two that are not zero."""
 
     ids_NT: torch.Tensor
     b_NTD: torch.Tensor
@@ -60,35 +63,61 @@ def outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, *, transposed: bool, alone: 
     return Dense(_instantiate(a_NTD, b_NTP, transposed))
 
 
-def norm_sq(pieces: list[Piece], shape: torch.Size) -> torch.Tensor:
-    """Squared Euclidean norm per contribution of the sum of the pieces, float64, shape (N,).
+def gather(ids_NT: torch.Tensor, b_NTD: torch.Tensor, rows: int) -> Gather:
+    """Adds up what a contribution sends to the same row and puts it at the row's first position, zero at the others.
 
-    Guarantee: never below the true squared norm by more than the rounding of a float dot product; where the norm comes
-    from Gram matrices, whose cancellation can hide a large gradient, a bound on that rounding is added.
+    Norm and sum are then formed from the same numbers: added up after the clip, large terms that cancel within a
+    contribution would leave their rounding in everybody's sum.
     """
-    merged = _merge(pieces, shape)
-    if len(merged) == 1:
-        piece = merged[0]
+    n, t = ids_NT.shape
+    keys = (torch.arange(n, device=ids_NT.device)[:, None] * rows + ids_NT).reshape(-1)
+    unique, place = torch.unique(keys, return_inverse=True)
+    if unique.numel() == keys.numel():
+        return Gather(ids_NT, b_NTD)
+    b = b_NTD.reshape(n * t, -1)
+    sums = b.new_zeros(unique.numel(), b.shape[1]).index_add_(0, place, b)
+    spots = torch.arange(n * t, device=keys.device)
+    first = torch.full((unique.numel(),), n * t, device=keys.device).scatter_reduce_(0, place, spots, "amin")
+    return Gather(ids_NT, torch.zeros_like(b).index_copy_(0, first, sums).view_as(b_NTD))
+
+
+def norm_sq(pieces: list[Piece]) -> torch.Tensor:
+    """Squared Euclidean norm per contribution of the sum of merged pieces, float64, shape (N,); see :func:`merge`.
+
+    Guarantee: not below the true squared norm by more than the rounding of a float dot product; where the norm comes from
+    Gram matrices or cross terms, whose cancellation can hide a large gradient, a bound on that rounding is added.
+    """
+    if len(pieces) == 1:
+        piece = pieces[0]
         if isinstance(piece, Dense):
-            return _sum_sq(piece.g)
-        return _gram_norm_sq(piece) if isinstance(piece, Outer) else _gather_norm_sq(piece, shape[0])
-    head, table = merged
+            return _sum_sq(piece.g.reshape(piece.g.shape[0], -1))
+        if isinstance(piece, Outer):
+            return _gram_norm_sq(piece) + _slack(piece, _reach(piece))
+        return _sum_sq(piece.b_NTD.reshape(piece.b_NTD.shape[0], -1))
+    head, table = pieces
     assert isinstance(head, Outer) and isinstance(table, Gather)
-    return (_gram_norm_sq(head) + _gather_norm_sq(table, shape[0]) + _cross(head, table)).clamp_(min=0.0)
+    square = _gram_norm_sq(head) + _sum_sq(table.b_NTD.reshape(table.b_NTD.shape[0], -1)) + _cross(head, table)
+    reach = _reach(head) + torch.linalg.vector_norm(table.b_NTD, dim=2).double().sum(1)
+    return square.clamp_(min=0.0) + _slack(head, reach)
 
 
 def add_weighted(pieces: list[Piece], weight_N: torch.Tensor, total: torch.Tensor) -> None:
-    """``total += sum_i weight_i * gradient_i``, in place, without forming a gradient per contribution."""
+    """``total += sum_i weight_i * gradient_i``, in place, without forming a gradient per contribution.
+
+    Guarantee: ``total`` is float64 and each microbatch reaches it as one addition, so what earlier and later microbatches
+    hold cannot move the share of a contribution by more than float64 rounding.
+    """
     for piece in pieces:
         if isinstance(piece, Dense):
-            total.view(-1).addmv_(piece.g.reshape(piece.g.shape[0], -1).t(), weight_N.to(piece.g.dtype))
+            part = piece.g.reshape(piece.g.shape[0], -1).t().mv(weight_N.to(piece.g.dtype))
+            total.view(-1).add_(part)
         elif isinstance(piece, Gather):
             scaled = piece.b_NTD * weight_N.to(piece.b_NTD.dtype)[:, None, None]
-            total.index_add_(0, piece.ids_NT.reshape(-1), scaled.reshape(-1, scaled.shape[-1]))
+            total.index_add_(0, piece.ids_NT.reshape(-1), scaled.reshape(-1, scaled.shape[-1]).to(total.dtype))
         else:
             a = piece.a_NTD.reshape(-1, piece.a_NTD.shape[-1])
             b = (piece.b_NTP * weight_N.to(piece.b_NTP.dtype)[:, None, None]).reshape(-1, piece.b_NTP.shape[-1])
-            total.addmm_(a.t(), b) if piece.transposed else total.addmm_(b.t(), a)
+            total.add_(a.t() @ b if piece.transposed else b.t() @ a)
 
 
 def zero_rows(pieces: list[Piece], bad_N: torch.Tensor) -> None:
@@ -100,8 +129,11 @@ def zero_rows(pieces: list[Piece], bad_N: torch.Tensor) -> None:
                 setattr(piece, name, value.masked_fill(mask, 0.0))
 
 
-def _merge(pieces: list[Piece], shape: torch.Size) -> list[Piece]:
-    """At most one piece, or one Outer and one Gather: the forms whose norm has a formula."""
+def merge(pieces: list[Piece], shape: torch.Size) -> list[Piece]:
+    """At most one piece, or one Outer and one Gather: the forms whose norm has a formula.
+
+    Norm and weighted sum must both be taken from what this returns, so that they speak of the same numbers.
+    """
     if len(pieces) == 1:
         return pieces
     outers = [p for p in pieces if isinstance(p, Outer)]
@@ -128,7 +160,8 @@ def _merge(pieces: list[Piece], shape: torch.Size) -> list[Piece]:
         merged.append(Outer(a, b, outers[0].transposed))
     if gathers:
         ids = torch.cat([p.ids_NT for p in gathers], dim=1)
-        merged.append(Gather(ids, torch.cat([p.b_NTD for p in gathers], dim=1)))
+        b = torch.cat([p.b_NTD for p in gathers], dim=1)
+        merged.append(gather(ids, b, shape[0]) if len(gathers) > 1 else Gather(ids, b))
     return merged
 
 
@@ -143,42 +176,47 @@ def _instantiate(a_NTD: torch.Tensor, b_NTP: torch.Tensor, transposed: bool) -> 
     return torch.bmm(a_NTD.mT, b_NTP) if transposed else torch.bmm(b_NTP.mT, a_NTD)
 
 
-def _sum_sq(g: torch.Tensor) -> torch.Tensor:
-    flat = g.reshape(g.shape[0], -1)
-    return torch.linalg.vector_norm(flat, dim=1).double().square()
+def _sum_sq(flat: torch.Tensor) -> torch.Tensor:
+    """Squared norm of every row of (N, K), float64; float32 only within runs of 1024, where its rounding is small."""
+    n, k = flat.shape
+    whole = k - k % _RUN
+    out = torch.linalg.vector_norm(flat[:, whole:], dim=1).double().square()
+    if whole:
+        runs = torch.linalg.vector_norm(flat[:, :whole].reshape(n, -1, _RUN), dim=2)
+        out += runs.double().square_().sum(1)
+    return out
+
+
+def _reach(piece: Outer) -> torch.Tensor:
+    """sum_t |a_t||b_t| per contribution, float64: how large the terms of the gradient are before they cancel."""
+    a_NT, b_NT = (torch.linalg.vector_norm(value, dim=2).double() for value in (piece.a_NTD, piece.b_NTP))
+    return (a_NT * b_NT).sum(1)
+
+
+def _slack(piece: Outer, reach: torch.Tensor) -> torch.Tensor:
+    """Bound on the rounding of a norm from Gram matrices.
+
+    One product of Gram entries, and its sum over a row, is off by about 2 sqrt(D+P+T) u |a_t||a_s||b_t||b_s| (Higham and
+    Mary 2019, probabilistic bound), so the squared norm by at most 2 sqrt(D+P+T) u (sum_t |a_t||b_t|)^2. Without it a
+    contribution built to cancel could show a norm far below its own.
+    """
+    width = piece.a_NTD.shape[2] + piece.b_NTP.shape[2] + piece.a_NTD.shape[1]
+    return math.sqrt(width) * torch.finfo(piece.a_NTD.dtype).eps * reach.square()
 
 
 def _gram_norm_sq(piece: Outer) -> torch.Tensor:
-    """<A A^T, B B^T> per contribution, plus a bound on its rounding.
-
-    The rounding of one product of Gram entries, and of its sum over a row, is about 2 sqrt(D+P+T) u |a_t||a_s||b_t||b_s|
-    (Higham and Mary 2019, probabilistic bound), so that of the norm is at most 2 sqrt(D+P+T) u (sum_t |a_t||b_t|)^2.
-    Without it a contribution built to cancel could show a norm far below its own.
-    """
+    """<A A^T, B B^T> per contribution."""
     a, b = piece.a_NTD, piece.b_NTP
     n, t = a.shape[:2]
-    reach = (torch.linalg.vector_norm(a, dim=2) * torch.linalg.vector_norm(b, dim=2)).sum(1).double().square()
-    slack = 2.0 * math.sqrt(a.shape[2] + b.shape[2] + t) * torch.finfo(a.dtype).eps / 2.0 * reach
     if t == 1:
-        return reach + slack
+        return _reach(piece).square()
     out = torch.empty(n, dtype=torch.float64, device=a.device)
     step = max(1, _GRAM_ELEMENTS // (t * t))
     for start in range(0, n, step):
         a_i, b_i = a[start : start + step], b[start : start + step]
         gram = torch.bmm(a_i, a_i.mT).mul_(torch.bmm(b_i, b_i.mT))
         out[start : start + step] = gram.sum(2).sum(1, dtype=torch.float64)
-    return out.clamp_(min=0.0) + slack
-
-
-def _gather_norm_sq(piece: Gather, rows: int) -> torch.Tensor:
-    """Sum of squared norms of the per-row sums: sort by (contribution, row), add up, square."""
-    n = piece.ids_NT.shape[0]
-    keys = (torch.arange(n, device=piece.ids_NT.device)[:, None] * rows + piece.ids_NT).reshape(-1)
-    unique, place = torch.unique(keys, return_inverse=True)
-    b = piece.b_NTD.reshape(-1, piece.b_NTD.shape[-1])
-    sums = b.new_zeros(unique.numel(), b.shape[1]).index_add_(0, place, b)
-    out = torch.zeros(n, dtype=torch.float64, device=b.device)
-    return out.index_add_(0, unique // rows, torch.linalg.vector_norm(sums, dim=1).double().square())
+    return out.clamp_(min=0.0)
 
 
 def _cross(head: Outer, table: Gather) -> torch.Tensor:

@@ -87,7 +87,7 @@ class Header:
         owner_key: raw Ed25519 public key of the corpus owner.
         log_vkey: verifier key of the ledger's signer.
         run_id: 16 random bytes that tell this run from every other.
-        model_fingerprint: SHA-256 over the model's structure and starting weights.
+        model_fingerprint: SHA-256 over the model's structure: names, shapes and types of parameters, and their blocks.
         blocks: the schedule, block by block.
         accountant: the accountant of record.
         exactness_note: what the numerics guarantee, in words.

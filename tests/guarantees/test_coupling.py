@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain import PrivateTraining  # noqa: E402
-from dptrain.errors import CoupledModel, NonFinite, NotPrivateUse, UnsupportedModule  # noqa: E402
+from dptrain.errors import ConfigError, CoupledModel, NonFinite, NotPrivateUse, UnsupportedModule  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import World, make_world, token_record  # noqa: E402
 
@@ -231,6 +231,65 @@ def test_reduced_matmul_precision_is_refused(world: World) -> None:
             first_step(world, Net())
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_a_module_that_the_probes_never_saw_run_is_refused_when_it_runs(world: World) -> None:
+    """Nothing shows that its rows are examples: tokens of one contribution could be taken for contributions."""
+
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+            self.on = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) if self.on else x
+
+    extra = Sometimes()
+    model = Net(extra)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private:
+        _, _, steps = private.prepare(model, optimizer, collate, layers="layers")
+        with pytest.raises(UnsupportedModule, match=r"UNVERIFIED_MODULE.*extra\.inner"):
+            for rows in next(iter(steps)):
+                extra.on = not private.probe.active
+                private.backward(one_per_example(model, rows), rows)
+
+
+def test_a_graph_kept_from_an_earlier_microbatch_is_refused(world: World) -> None:
+    kept: list[torch.Tensor] = []
+
+    def with_past(model, rows):
+        losses = one_per_example(model, rows)
+        total = losses + (kept[-1].sum() if kept else 0.0)
+        kept.append(losses)
+        return total
+
+    with pytest.raises(CoupledModel, match=r"STALE_GRAPH|REPLACEMENT|CROSS_SAMPLE"):
+        first_step(world, Net(), with_past)
+
+
+def test_parameters_given_back_to_autograd_are_refused_before_a_gradient_forms(world: World) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private:
+        _, _, steps = private.prepare(model, optimizer, collate, layers="layers")
+        with pytest.raises(NotPrivateUse, match="REQUIRES_GRAD"):
+            for rows in next(iter(steps)):
+                if not private.probe.active:
+                    model.requires_grad_(True)
+                private.backward(one_per_example(model, rows), rows)
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_one_unreadable_contribution_is_named_before_the_ledger_opens(tmp_path) -> None:
+    """Found later it would stop the run at the step that drew it, and so tell who was drawn."""
+    world = make_world(
+        tmp_path, per_class=3, steps=2, rate="1", record=lambda s: {"label": 0} if s == 1001 else token_record(s)
+    )
+    with pytest.raises(ConfigError, match=r"COLLATE.*internal\.jsonl at byte"):
+        first_step(world, Net())
+    assert not world.ledger.exists()
 
 
 def test_trainer_families_pass_the_probes(tmp_path) -> None:

@@ -55,7 +55,7 @@ def test_sums_and_norms_equal_the_naive_loop(family: str, examples: int) -> None
         ],
         len(schedule.blocks),
     )
-    router = Router(model, schedule, largest_multiplier=4.0)
+    router = Router(model, schedule)
     for block in schedule.blocks:
         for tensor in block.tensors:
             tensor.parameter.requires_grad_(False)
@@ -69,7 +69,7 @@ def test_sums_and_norms_equal_the_naive_loop(family: str, examples: int) -> None
     sums = router.take_sums()
     router.detach()
 
-    expected, factors = naive.clipped_sums(reference, schedule, bounds, router.margin)
+    expected, factors = naive.clipped_sums(reference, schedule, bounds, router.margins(bounds))
     active = bounds.permitted_NG.any(0)
     assert float(((found - norms)[:, active].abs() / norms[:, active].clamp_min(1e-30)).max()) <= 1e-10
     # A tensor whose true gradient vanishes (the key bias under softmax) is compared on the scale of the whole sum.
@@ -85,4 +85,4 @@ def test_sums_and_norms_equal_the_naive_loop(family: str, examples: int) -> None
 def test_the_fallback_says_so() -> None:
     made = FAMILIES["vit"]()
     with pytest.warns(FallbackNotice, match="generic path"):
-        Router(made.model, random_schedule(made.model, random.Random(0), 2), largest_multiplier=1.0)
+        Router(made.model, random_schedule(made.model, random.Random(0), 2))

@@ -64,7 +64,7 @@ def expected_release(trainer: Trainer, slots: list, drawn: list[int], step: int)
     """p.grad by definition: per-contribution autograd, mask, dual clip, sum, noise, divide by the public constant."""
     named = [(t.name, t.parameter) for _, t in trainer.private.router.tensors]
     total = {name: torch.zeros_like(p) for name, p in named}
-    keep = 1.0 - trainer.private.router.margin
+    coordinates = sum(p.numel() for _, p in named)
     for slot in drawn:
         cls, seed = slots[slot]
         clip, sigma = SIGNED[cls]
@@ -78,6 +78,8 @@ def expected_release(trainer: Trainer, slots: list, drawn: list[int], step: int)
         grads = {n: g for n, g in grads.items() if depth_of(n) >= LOWEST[cls]}
         norm = sum(float(g.square().sum()) for g in grads.values()) ** 0.5
         white = sum(float(g.square().sum()) / noise_std(n) ** 2 for n, g in grads.items()) ** 0.5
+        least = min(noise_std(n) for n in grads)
+        keep = 1.0 - 2.0**-40 - max(sigma, least / clip) * coordinates**0.5 * 2.0**-32
         factor = min(1.0, keep * clip / norm, keep / (sigma * white))
         for n, g in grads.items():
             total[n] += factor * g

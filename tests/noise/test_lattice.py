@@ -72,6 +72,49 @@ def test_noise_of_different_addresses_is_uncorrelated() -> None:
         assert abs(float((base * other).mean())) < 5 / math.sqrt(d)
 
 
+def test_radii_in_the_tail_and_at_the_centre_are_finer_than_the_lattice() -> None:
+    """A radius on a coarse grid makes most lattice points impossible, and an impossible point tells two worlds apart.
+
+    Where the first word starts with zeros the stream adds bits from a second block; near zero the other side of the
+    logarithm is taken. Both are forced here by a stream of chosen words.
+    """
+
+    class Forced:
+        def __init__(self, first: int, second: int, more: int) -> None:
+            self.words, self.more = first.to_bytes(8, "little") + second.to_bytes(8, "little"), more.to_bytes(8, "little")
+
+        def read(self, step: int, lane: int, first_block: int, blocks: int) -> bytes:
+            return (self.more + bytes(8)) if lane >= 1 << 31 else self.words * blocks
+
+    def radius(first: int, second: int, more: int = 0) -> float:
+        return float(LatticeGaussian(Forced(first, second, more)).normals(1, 0, 0, 2).norm())  # type: ignore[arg-type]
+
+    tail = [radius(3, 0, more << 11) for more in (0, 1 << 40, 2 << 40)]
+    assert tail[0] > 8 and tail[2] < tail[1] < tail[0] and tail[0] - tail[2] < 2.0**-10
+    centre = [radius(first, 1) for first in (1 << 20, (1 << 20) + 1)]  # the last bit mirrors: u = 1 - x
+    assert 0 < centre[0] < 2.0**-21 and 0 < centre[1] - centre[0] < 2.0**-32
+
+
+def test_a_key_stream_is_not_pickled_and_not_read_in_a_forked_process() -> None:
+    import os
+    import pickle
+
+    g = gaussian()
+    with pytest.raises(TypeError, match="pickled"):
+        pickle.dumps(g)
+    child = os.fork()
+    if child == 0:
+        try:
+            g.normals(1, 0, 0, 2)
+        except RuntimeError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    g.destroy()
+    with pytest.raises(AttributeError):
+        g.normals(1, 0, 0, 2)
+
+
 def test_an_address_is_never_released_twice() -> None:
     g = gaussian()
     g.release_(torch.zeros(4), 1.0, 1.0, step=3, lane=0)

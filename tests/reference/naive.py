@@ -36,7 +36,7 @@ def block_norms_sq(rows: list[list[torch.Tensor]], schedule: Schedule) -> torch.
 
 
 def clipped_sums(
-    rows: list[list[torch.Tensor]], schedule: Schedule, bounds: Bounds, margin: float
+    rows: list[list[torch.Tensor]], schedule: Schedule, bounds: Bounds, margins: torch.Tensor
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Sums over contributions of ``c_i m_il g_il`` and the coefficients c_i, from the definition."""
     owner = [g for g, block in enumerate(schedule.blocks) for _ in block.tensors]
@@ -44,6 +44,7 @@ def clipped_sums(
     sums = [torch.zeros_like(value) for value in rows[0]]
     factors = []
     for i, row in enumerate(rows):
+        margin = float(margins[i])
         allowed = [bool(bounds.permitted_NG[i, g]) for g in owner]
         flat = sum(float(v.double().square().sum()) for v, ok in zip(row, allowed, strict=True) if ok) ** 0.5
         white = (

@@ -22,9 +22,14 @@ def normals(key: bytes, step: int, lane: int, count: int) -> list[float]:
     out: list[float] = []
     for pair in range((count + 1) // 2):
         raw = block(key, step, lane, pair)
-        first, second = (int.from_bytes(raw[i : i + 8], "little") >> 11 for i in (0, 8))
-        radius = math.sqrt(-2.0 * math.log((first + 1) * 2.0**-53))
-        angle = 2.0 * math.pi * second * 2.0**-53
+        w0, w1 = (int.from_bytes(raw[i : i + 8], "little") for i in (0, 8))
+        fine = (w0 << 10) | ((w1 & 2047) >> 1)  # 74 bits
+        x = (fine + 1) * 2.0**-75
+        if x < 2.0**-21:
+            more = block(key, step, lane + 2**31, pair)
+            x += (int.from_bytes(more[:8], "little") >> 11) * 2.0**-128
+        radius = math.sqrt(-2.0 * (math.log1p(-x) if w1 & 1 else math.log(x)))
+        angle = 2.0 * math.pi * (w1 >> 11) * 2.0**-53
         out += [radius * math.cos(angle), radius * math.sin(angle)]
     return out[:count]
 
