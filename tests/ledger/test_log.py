@@ -127,14 +127,16 @@ def test_a_window_released_in_part_is_charged_whole_and_ends_the_attempt(run):
     assert run.ledger.state.expenditure.steps(run.ledger.state.contributions[descriptor(1)], 8) == 8
 
 
-def test_settling_with_less_noise_than_charged_is_refused(run):
+@pytest.mark.parametrize("variances", [(1.0, 2.2499999), (1.5, 2.25)], ids=["less", "more"])
+def test_settling_with_other_noise_than_charged_is_refused(run, variances):
+    """Less would break the promise; more could carry what was drawn, since scheduled noise has one value."""
     window = run.charge()
     scheduled = run.ledger.state.scheduled_variances()
     assert scheduled == (1.0, 2.25)
     with pytest.raises(LeafRefused) as refused:
-        run.ledger.settle(window, 4, now=run.tick(), variances=(1.0, 2.2499999))
+        run.ledger.settle(window, 4, now=run.tick(), variances=variances)
     assert refused.value.code == "VARIANCE"
-    run.ledger.settle(window, 4, now=run.tick(), variances=(1.5, 2.25))
+    run.ledger.settle(window, 4, now=run.tick(), variances=scheduled)
 
 
 def test_crash_after_charge_counts_in_full(run, path):
