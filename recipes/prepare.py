@@ -20,6 +20,9 @@ from dptrain.rehearsal import Tier, policy_text, shares, stage, write_records
 TIERS = (Tier("sensitive", 3.0, "0.75"), Tier("internal", 5.0, "0.5"), Tier("open", 8.0, "0.0"))
 """The top quarter of the layers, the top half, or all of them; epsilon of one contribution over the whole run."""
 
+DELTA = 4e-6
+"""Below a tenth of one over the number of contributions."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -29,8 +32,8 @@ def main() -> int:
     sst2.add_argument("--validation", type=Path, required=True, metavar="TSV", help="public examples for the accuracy")
     sst2.add_argument("--contributions", type=int, default=24_000)
     sst2.add_argument("--min-words", type=int, default=10, help="contributors hand in phrases of at least so many words")
-    sst2.add_argument("--steps", type=int, default=120)
-    sst2.add_argument("--draws", type=int, default=256, help="contributions drawn per step, on average")
+    sst2.add_argument("--steps", type=int, default=100)
+    sst2.add_argument("--draws", type=int, default=512, help="contributions drawn per step, on average")
     sst2.set_defaults(prepare=prepare_sst2)
     digits = commands.add_parser("digits", help="the handwritten digits of scikit-learn, and a public model to start from")
     digits.set_defaults(prepare=prepare_digits)
@@ -54,7 +57,7 @@ def prepare_sst2(arguments: argparse.Namespace) -> None:
         rate=round(arguments.draws / len(records), 6),
         normalizer=arguments.draws,
         clip_norm=1.0,
-        delta=1e-5,
+        delta=DELTA,
     )
     stage(arguments.out, policy, shares(records, TIERS, (0.4, 0.3, 0.3), per_tier=4), now=int(time.time()))
     write_records(arguments.out / "validation.jsonl", read_tsv(arguments.validation))

@@ -1,0 +1,104 @@
+"""The demo: every stage on real data, in a reduced form."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attest.reasons import ReasonCode
+from dptrain.demo import main
+from dptrain.demo.data import digits
+from dptrain.demo.strokes import draw_digits
+from ledger.audit import verify_export
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict]]:
+    import contextlib
+    import io
+
+    directory = tmp_path_factory.mktemp("demo") / "demo"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["--quick", "--json", "--dir", str(directory)]) == 0
+    yield directory, json.loads(printed.getvalue())
+
+
+def test_the_record_verifies_and_its_tampered_copy_does_not(told: tuple[Path, dict]) -> None:
+    directory, result = told
+    assert result["verdict"] == "FULL"
+    assert result["tampered"]["verdict"] == "FAILED"
+    assert any(result["tampered"]["file"] in finding["where"] for finding in result["tampered"]["findings"])
+    keys = (directory / "ledger.pub").read_text().split()
+    assert verify_export(directory / "export", keys).verdict == "FULL"
+
+
+def test_everything_lies_where_it_is_said_to(told: tuple[Path, dict]) -> None:
+    directory, result = told
+    assert [path.name for path in directory.glob("*.pub")] == ["ledger.pub"]
+    for path in result["files"].values():
+        assert Path(path).exists()
+    assert (directory / "export" / "checkpoint").is_file()
+    assert "NOT PRIVATE" in (directory / "model-not-private" / "NOT_PRIVATE").read_text()
+    page = (directory / "report.html").read_text()
+    assert "FULL" in page
+    assert all(code in page for code in result["gate"]["refused"])
+
+
+def test_each_bad_attestation_is_refused_for_its_own_reason(told: tuple[Path, dict]) -> None:
+    _, result = told
+    reasons = {Path(item["where"]).stem.removeprefix("refused-"): item["code"] for item in result["gate"]["examples"]}
+    assert reasons == {
+        "expired": ReasonCode.EXPIRED,
+        "forged": ReasonCode.SIG_BAD,
+        "too-permissive": ReasonCode.CLIP_ABOVE_CLASS,
+        "too-little-noise": ReasonCode.NOISE_BELOW_CLASS,
+        "wrong-corpus": ReasonCode.AUDIENCE,
+        "changed-content": ReasonCode.CONTENT_MISMATCH,
+        "replayed": ReasonCode.REPLAYED,
+        "non-canonical": ReasonCode.CBOR_NONCANONICAL,
+        "unattested": ReasonCode.UNATTESTED,
+    }
+    assert set(result["gate"]["refused"].values()) == {1}
+
+
+def test_three_classes_spend_at_most_what_is_stated(told: tuple[Path, dict]) -> None:
+    _, result = told
+    assert [row["class"] for row in result["classes"]] == ["sensitive", "internal", "open"]
+    assert all(0 < row["epsilon"] <= 8.0 for row in result["classes"])
+    assert [row["band"] for row in result["classes"]] == [[0.75, 1.0], [0.5, 1.0], [0.0, 1.0]]
+
+
+def test_a_directory_that_is_not_a_demo_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert main(["--quick", "--dir", str(tmp_path)]) == 1
+    assert "OUTPUT" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.slow
+def test_a_second_demo_moves_the_first_aside(told: tuple[Path, dict], capsys: pytest.CaptureFixture[str]) -> None:
+    directory, _ = told
+    first = (directory / "ledger.pub").read_text()
+    assert main(["--quick", "--dir", str(directory)]) == 0
+    assert "earlier/001" in capsys.readouterr().out
+    assert (directory / "earlier" / "001" / "ledger.pub").read_text() == first
+    assert (directory / "ledger.pub").read_text() != first
+
+
+def test_drawn_digits_are_reproducible_and_have_the_form_of_written_ones() -> None:
+    pictures, labels = draw_digits(50, seed=3)
+    again, _ = draw_digits(50, seed=3)
+    assert pictures.shape == (50, 8, 8) and labels.shape == (50,)
+    assert np.array_equal(pictures, again)
+    assert pictures.min() >= 0.0 and pictures.max() <= 16.0
+    assert set(labels) == set(range(10))
+
+
+def test_validation_pictures_are_contributed_by_nobody() -> None:
+    data = digits()
+    contributed = {json.dumps(record) for record in data.contributed}
+    assert not contributed & {json.dumps(record) for record in [*data.validation, *data.spare]}
+    assert len(data.validation) == 360
