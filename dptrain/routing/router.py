@@ -60,6 +60,10 @@ class Site:
 
 @dataclass
 class _Armed:
+    """One microbatch. Hooks on its tensors know it by ``serial`` alone: a reference would close a circle through autograd
+    that is never collected."""
+
+    serial: int
     contributions: int
     examples: int
     active: frozenset[int]
@@ -96,6 +100,7 @@ class Router:
         self.stds = torch.tensor([block.std for block in schedule.blocks], dtype=torch.float64)
         self._index = {id(tensor.parameter): i for i, (_, tensor) in enumerate(self.tensors)}
         self._armed: _Armed | None = None
+        self._serial = 0
         self._anchor = torch.zeros((), requires_grad=True)
         self._handles: list[RemovableHandle] = []
         self.sites = list(self._find_sites(model))
@@ -147,7 +152,8 @@ class Router:
         """Starts a microbatch of ``contributions`` x ``examples`` rows; only blocks permitted to one of them are captured."""
         active_blocks = set(torch.nonzero(permitted_NG.any(0)).flatten().tolist())
         active = frozenset(i for i, (g, _) in enumerate(self.tensors) if g in active_blocks)
-        self._armed = _Armed(contributions, examples, active)
+        self._serial += 1
+        self._armed = _Armed(self._serial, contributions, examples, active)
 
     def disarm(self) -> None:
         """Forgets the microbatch; forwards from here on are ordinary ones."""
@@ -228,14 +234,14 @@ class Router:
             armed.taps.append((site.name, output))
         inputs = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in args)
         call = Call(inputs, kwargs, armed.contributions, armed.examples)
-        output.register_hook(partial(self._on_grad, armed, site, call, wanted))
+        output.register_hook(partial(self._on_grad, armed.serial, site, call, wanted))
         return replaced
 
-    def _on_grad(self, owner: _Armed, site: Site, call: Call, wanted: frozenset[str], grad: torch.Tensor) -> None:
+    def _on_grad(self, serial: int, site: Site, call: Call, wanted: frozenset[str], grad: torch.Tensor) -> None:
         armed = self._armed
         if armed is None:
             return
-        if armed is not owner:
+        if armed.serial != serial:
             raise CoupledModel(
                 "STALE_GRAPH",
                 f"the losses reach back to an earlier microbatch (seen at {site.name!r}), whose contributions would enter "

@@ -120,6 +120,30 @@ def test_norms_of_long_gradients_do_not_read_low() -> None:
     assert float(norm_sq([Dense(g)])) >= float(g.double().square().sum()) * (1 - 1e-5)
 
 
+def test_a_microbatch_is_forgotten_when_it_ends() -> None:
+    """A circle through autograd's hooks would keep every activation of a run alive."""
+    import gc
+    import weakref
+
+    family = FAMILIES["bert"]()
+    model = family.model.float()
+    schedule = schedule_of(model, [1.0])
+    for block in schedule.blocks:
+        for tensor in block.tensors:
+            tensor.parameter.requires_grad_(False)
+    router = Router(model, schedule)
+    router.attach()
+    bounds = bounds_of([(1.0, 1.0, schedule.profiles["a"])] * 2, len(schedule.blocks))
+    router.arm(2, 1, bounds.permitted_NG)
+    losses = family.losses(model, family.batch(2, 0))
+    router.backward(losses, torch.ones(2, dtype=torch.float64))
+    held = [weakref.ref(tap) for _, tap in router.taps] + [weakref.ref(router._armed)]
+    router.accumulate(router.coefficients(router.norms_sq(), bounds))
+    del losses
+    gc.collect()
+    assert held and all(item() is None for item in held)
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_non_finite_contribution_counts_as_zero_and_leaves_the_others_alone(poison: float) -> None:
     """H9: NaN and infinity in one contribution change nothing but its own share, which becomes zero."""
