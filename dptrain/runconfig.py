@@ -128,7 +128,9 @@ class OptimizerConfig:
         name: ``adamw`` or ``sgd`` (with momentum 0.9).
         learning_rate: peak learning rate.
         head_learning_rate: peak learning rate of everything above the layer stack; default the same.
-        learning_rate_without_privacy: peak learning rate of the comparison run of a recipe; default ``learning_rate``.
+        name_without_privacy: optimizer of the comparison run without privacy, or ``same``. What suits noised gradients
+            need not suit others, and a comparison is honest only if either side is trained as suits it.
+        learning_rate_without_privacy: peak learning rate of the comparison run; default ``learning_rate``.
         weight_decay: decoupled weight decay.
         schedule: ``constant``, ``linear`` (to zero) or ``cosine`` (to zero), over the steps of the policy.
         warmup_steps: steps over which the learning rate rises.
@@ -137,6 +139,7 @@ class OptimizerConfig:
     name: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = 1e-3
     head_learning_rate: float | None = None
+    name_without_privacy: Literal["same", "adamw", "sgd"] = "same"
     learning_rate_without_privacy: float | None = None
     weight_decay: float = 0.0
     schedule: Literal["constant", "linear", "cosine"] = "linear"

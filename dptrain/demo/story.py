@@ -54,6 +54,8 @@ validation = "validation.jsonl"
 [optimizer]
 name = "sgd"
 learning_rate = {rate}
+name_without_privacy = "adamw"    # the comparison, trained as suits gradients without noise
+learning_rate_without_privacy = 3e-3
 schedule = "cosine"
 warmup_steps = 10
 
@@ -61,6 +63,7 @@ warmup_steps = 10
 ledger = "ledger.db"
 output = "."
 microbatch = 256
+threads = 1                       # a model this small is slower on several
 """
 
 

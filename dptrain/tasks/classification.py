@@ -129,7 +129,7 @@ def make_optimizer(
 
     Args:
         model: the model. config: see there. layers: name of the layer stack, if it is not found by structure.
-        private: False for the comparison run, which may need another learning rate.
+        private: False for the comparison run, which may need another optimizer and learning rate.
     """
     stack = layer_stack(model, layers)
     above = [tensor.parameter for tensor in stack.tensors if tensor.positions == (HEAD,)]
@@ -138,7 +138,8 @@ def make_optimizer(
     if not private and config.learning_rate_without_privacy is not None:
         rate = head_rate = config.learning_rate_without_privacy
     groups = [{"params": params, "lr": lr} for params, lr in ((body, rate), (above, head_rate)) if params]
-    if config.name == "sgd":
+    name = config.name if private or config.name_without_privacy == "same" else config.name_without_privacy
+    if name == "sgd":
         return torch.optim.SGD(groups, lr=rate, momentum=0.9, weight_decay=config.weight_decay)
     return torch.optim.AdamW(groups, lr=rate, weight_decay=config.weight_decay)
 
