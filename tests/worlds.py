@@ -78,7 +78,8 @@ def make_world(
     root.mkdir(parents=True, exist_ok=True)
     now = int(time.time()) if now is None else now
     text = (
-        f'corpus = "test-corpus"\ndelta = 1e-5\nsteps = {steps}\nnormalizer = 4\nwindow_steps = 2\nepoch_steps = {max(4, steps // 10)}\n{policy_extra}\n'
+        f'corpus = "test-corpus"\ndelta = 1e-5\nsteps = {steps}\nnormalizer = 4\n'
+        f"window_steps = 2\nepoch_steps = {max(4, steps // 10)}\n{policy_extra}\n"
         + classes.format(q=rate)
     )
     policy = Policy.from_toml(text)
