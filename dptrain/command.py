@@ -10,10 +10,11 @@ from ledger.errors import LedgerError
 
 
 def quiet_libraries() -> None:
-    """Turns off the progress bars of ``transformers``; for programs, never on import."""
+    """Turns off the progress bars and notices of ``transformers``; for programs, never on import."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 def guarded(work: Callable[[], int], *, as_json: bool = False) -> int:

@@ -35,6 +35,8 @@ class TextModel:
         path: directory of a local model, instead of a name.
         labels: names of the classes to predict; label n of an example is the n-th of them.
         max_length: tokens per example; shorter texts are padded and longer ones cut to exactly this length.
+        evaluation_length: the same for public validation examples, whose length costs no training time; default
+            ``max_length``.
         pooling: ``model`` for the classification head of the architecture, ``mean`` for a linear one on the mean of the token
             vectors, which fits encoders that were trained for sentence vectors.
         dropout: dropout of the encoder; private training does better without.
@@ -46,6 +48,7 @@ class TextModel:
     path: Path | None = None
     labels: tuple[str, ...] = ("negative", "positive")
     max_length: int = 128
+    evaluation_length: int | None = None
     pooling: Literal["model", "mean"] = "model"
     dropout: float = 0.0
     freeze: tuple[str, ...] = ()
@@ -54,6 +57,8 @@ class TextModel:
     def __post_init__(self) -> None:
         _check_labels(self.labels)
         _check("model.max_length", self.max_length, 2 <= self.max_length <= 65536, "2 to 65536 tokens")
+        longest = self.evaluation_length
+        _check("model.evaluation_length", longest, longest is None or 2 <= longest <= 65536, "2 to 65536 tokens")
         _check("model.dropout", self.dropout, 0.0 <= self.dropout < 1.0, "0 up to but not including 1")
 
 

@@ -53,6 +53,11 @@ class ImageCollate:
         pixels = torch.stack(pictures).div_(0.5 * self.config.pixel_max).sub_(1.0)
         return {"pixel_values": pixels, "labels": labels_of(examples, self.config.labels)}
 
+    @property
+    def for_evaluation(self) -> "ImageCollate":
+        """The same: pictures have one size."""
+        return self
+
     def save(self, directory: Path) -> None:
         """Nothing beside the model is needed to prepare pictures."""
 

@@ -80,7 +80,7 @@ def conclude(
     Raises:
         LedgerError: the run is not finished, or its record cannot be written.
     """
-    accuracy = evaluate(model, collate, validation) if validation else None
+    accuracy = evaluate(model, collate.for_evaluation, validation) if validation else None
     private = isinstance(run, PrivateTraining)
     folder = config.run.output / ("model" if private else "model-not-private")
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,12 @@ class TextCollate:
     tokenizer: Any
     labels: tuple[str, ...]
     max_length: int
+    evaluation_length: int | None = None
+
+    @property
+    def for_evaluation(self) -> "TextCollate":
+        """The same for public examples, which may be longer."""
+        return replace(self, max_length=self.evaluation_length or self.max_length)
 
     def __call__(self, examples: Sequence[Any]) -> Mapping[str, torch.Tensor]:
         texts = [example.get("text") if isinstance(example, dict) else None for example in examples]
@@ -82,7 +88,7 @@ def build(config: TextModel) -> tuple[nn.Module, TextCollate]:
     if tokenizer.pad_token is None:
         raise ConfigError("MODEL", f"the tokenizer of {source!r} has no padding token; contributions need one fixed length")
     freeze(model, config.freeze)
-    return model.train(), TextCollate(tokenizer, config.labels, config.max_length)
+    return model.train(), TextCollate(tokenizer, config.labels, config.max_length, config.evaluation_length)
 
 
 def minilm_path() -> str:
