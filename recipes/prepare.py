@@ -50,6 +50,10 @@ def prepare_sst2(arguments: argparse.Namespace) -> None:
     phrases = [record for record in read_tsv(arguments.train) if len(record["text"].split()) >= arguments.min_words]
     random.Random(0).shuffle(phrases)
     records = phrases[: arguments.contributions]
+    if not 0 < arguments.draws <= len(records):
+        raise ConfigError(
+            "DRAWS", f"{arguments.draws} draws per step from {len(records)} contributions; give --draws at most that"
+        )
     policy = policy_text(
         "movie-phrases",
         TIERS,

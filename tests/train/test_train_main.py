@@ -46,9 +46,7 @@ def test_nothing_that_is_printed_tells_of_training_losses(digits_world: Digits, 
     assert "norm" not in printed.lower().replace("clip norm", "")
 
 
-def test_an_interrupted_run_is_resumed(
-    digits_world: Digits, train_json: TrainJson, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_is_resumed(digits_world: Digits, train_json: TrainJson, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = []
     save = dptrain.engine.PrivateTraining.save
 
@@ -76,9 +74,7 @@ def test_resuming_a_finished_run_is_one_line(digits_world: Digits, capsys: pytes
     assert_one_line(capsys.readouterr().err)
 
 
-def test_a_comparison_run_is_stamped_and_makes_no_ledger(
-    digits_world: Digits, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_run_is_stamped_and_makes_no_ledger(digits_world: Digits, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = train(RunConfig.load(digits_world.run), privacy=False)
     outcome.print()
     printed = capsys.readouterr()
