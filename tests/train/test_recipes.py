@@ -66,7 +66,8 @@ def test_a_corpus_is_made_from_any_file_of_that_form(tmp_path: Path) -> None:
     table.write_text("\n".join(["sentence\tlabel", *rows, rows[0], "short\t1"]) + "\n")
     prepare_sst2(table, table, tmp_path / "world", "--min-words", 3, "--draws", 8, "--steps", 2)
     assert admitted(tmp_path / "world") == 40
-    assert "OUTPUT" in prepare_sst2(table, table, tmp_path / "world", "--min-words", 3, code=1)
+    assert "OUTPUT" in prepare_sst2(table, table, tmp_path / "world", "--min-words", 3, "--draws", 8, "--steps", 2, code=1)
+    assert "DRAWS" in prepare_sst2(table, table, tmp_path / "other", "--min-words", 3, "--draws", 41, code=1)
 
 
 def test_another_table_is_refused_in_one_line(tmp_path: Path) -> None:
