@@ -2,31 +2,28 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from attest import keys, sign1, signed_file
+from attest import keys, signed_file
 from attest.attestation import Attestation, read_sequence
-from attest.corpus import Item, SigningTemplate, open_corpus, sign_corpus
+from attest.corpus import SigningTemplate, sign_corpus
 from attest.descriptor import ContributionDescriptor
-from attest.errors import AttestError, CorpusRefused
 from attest.ids import check_id
 from attest.micro import to_micro
 from attest.records import SUFFIX
 from attest.withdrawal import Withdrawal, sign_withdrawal
+from dptrain.cli import attest_show
+from dptrain.cli.attest_show import AttestationFile
 from dptrain.cli.files import KeyFile, PassphraseFile, load_key, read_passphrase, read_policy, refuse_to_overwrite
-from dptrain.cli.output import JsonFlag, console, counting, moment, number, print_json, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, utc
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="A contributor's tools: keys, attestations, withdrawals."
 )
 
 _DAY = 86400
-
-AttestationFile = Annotated[
-    Path, typer.Argument(metavar="DATA.attest", exists=True, dir_okay=False, help="Attestations, as sign wrote them.")
-]
 
 
 @app.command(epilog="Example: dptrain attest keygen alice --dir keys")
@@ -127,64 +124,7 @@ def sign(
     )
 
 
-@app.command(epilog="Example: dptrain attest verify notes.jsonl --pub alice.pub")
-def verify(
-    data: Annotated[Path, typer.Argument(metavar="DATA", exists=True, help="Data with DATA.attest beside it.")],
-    pub: Annotated[Path, typer.Option("--pub", metavar="PUB", exists=True, dir_okay=False, help="The signer's key.")],
-    at: Annotated[int | None, moment("Moment at which they must be valid; default: now.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Failures that are listed.")] = 20,
-    json: JsonFlag = False,
-) -> None:
-    """Check signature, content and validity of every contribution against one public key.
-
-    The gate checks more: registry, class, bounds, audience, duplicates.
-    """
-    name, raw = keys.load_named_public_key(pub)
-    now = int(time.time()) if at is None else at
-    good, failures = 0, []
-    for item in open_corpus(data):
-        try:
-            _check_item(item, name, raw, now)
-            good += 1
-        except AttestError as error:
-            failures.append({"where": _where(item), "code": error.code, "sentence": error.sentence})
-    if json:
-        print_json({"verified": good, "failed": len(failures), "failures": failures})
-    else:
-        out = console()
-        for failure in failures[:limit]:
-            out.print(styled("red", failure["code"], f" {failure['where']}: {failure['sentence']}"))
-        out.print(f"{good} verified, {len(failures)} failed, signer {name}")
-    if failures or not good:
-        raise typer.Exit(1)
-
-
-@app.command(epilog="Example: dptrain attest show notes.jsonl.attest --limit 3")
-def show(
-    attestations: AttestationFile,
-    limit: Annotated[int, typer.Option(min=1, help="Attestations that are shown.")] = 20,
-    json: JsonFlag = False,
-) -> None:
-    """Show what attestations say. Nothing is verified here; `verify` and the gate do that."""
-    descriptors = [ContributionDescriptor.from_cbor(item.descriptor) for item in _read(attestations)]
-    if json:
-        print_json({"count": len(descriptors), "descriptors": [_as_json(item) for item in descriptors[:limit]]})
-        return
-    rows = table("#", "contributor", "class", "corpus", "clip norm", "noise multiplier", "valid until", "descriptor hash")
-    for index, item in enumerate(descriptors[:limit], start=1):
-        rows.add_row(
-            str(index),
-            item.contributor,
-            item.admissibility_class,
-            item.corpus,
-            number(item.clip_norm, 6),
-            number(item.noise_multiplier, 6),
-            utc(item.not_after),
-            item.digest().hex()[:16],
-        )
-    out = console()
-    out.print(rows)
-    out.print(f"{len(descriptors)} attestations, not verified here")
+attest_show.register(app)
 
 
 @app.command(epilog="Example: dptrain attest withdraw notes.jsonl.attest --key alice.key --record 3 --reason consent")
@@ -226,50 +166,6 @@ def withdraw(
         console().print(f"signed {len(written)} withdrawals as {name}, reason {reason}, in {out}")
 
 
-def _check_item(item: Item, name: str, raw: bytes, now: int) -> None:
-    if item.problem is not None:
-        raise item.problem
-    if item.attestation is None:
-        raise CorpusRefused("UNATTESTED", "there is no attestation for this content")
-    if item.locator is None:
-        raise CorpusRefused("CONTENT_MISSING", "there is no content for this attestation")
-    headers = sign1.verify(item.attestation.sign1, item.attestation.descriptor, raw)
-    descriptor = ContributionDescriptor.from_cbor(item.attestation.descriptor)
-    if not headers.issuer == descriptor.contributor == name:
-        raise CorpusRefused(
-            "HEADER", f"the key is {name}'s, the signature is issued by {headers.issuer} for {descriptor.contributor}"
-        )
-    if descriptor.content_hash != item.content_hash:
-        raise CorpusRefused("CONTENT_MISMATCH", "the content is not what was signed; restore it or sign it anew")
-    if not descriptor.not_before <= now < descriptor.not_after:
-        raise CorpusRefused(
-            "EXPIRED" if now >= descriptor.not_after else "NOT_YET_VALID",
-            f"valid from {utc(descriptor.not_before)} until {utc(descriptor.not_after)}",
-        )
-
-
-def _where(item: Item) -> str:
-    return f"{item.locator.source}, byte {item.locator.offset}" if item.locator else "attestation without content"
-
-
 def _read(path: Path) -> list[Attestation]:
     with path.open("rb") as stream:
         return list(read_sequence(stream))
-
-
-def _as_json(descriptor: ContributionDescriptor) -> dict[str, Any]:
-    return {
-        "descriptor_hash": descriptor.digest().hex(),
-        "contributor": descriptor.contributor,
-        "data_class": descriptor.data_class,
-        "class": descriptor.admissibility_class,
-        "corpus": descriptor.corpus,
-        "clip_norm": descriptor.clip_norm,
-        "noise_multiplier": descriptor.noise_multiplier,
-        "content_hash": descriptor.content_hash.hex(),
-        "not_before": descriptor.not_before,
-        "not_after": descriptor.not_after,
-        "max_occurrences": descriptor.max_occurrences,
-        "max_examples": descriptor.max_examples,
-        "principal": descriptor.principal,
-    }
