@@ -16,6 +16,7 @@ from attest import cbor
 from attest.errors import CborError, SignatureRefused
 from attest.ids import check_id
 from attest.keys import key_id, public_bytes, verify_signature
+from attest.signer import Signer, as_signer
 
 TYP_ATTESTATION = "application/vnd.dptrain.attestation+cose"
 TYP_WITHDRAWAL = "application/vnd.dptrain.withdrawal+cose"
@@ -56,30 +57,37 @@ def to_be_signed(protected: bytes, payload: bytes) -> bytes:
     return cbor.encode(["Signature1", protected, b"", payload])
 
 
-def sign(payload: bytes, private_key: Ed25519PrivateKey, *, contributor: str, typ: str = TYP_ATTESTATION) -> bytes:
+def sign(
+    payload: bytes, key: Signer | Ed25519PrivateKey, *, contributor: str, typ: str = TYP_ATTESTATION
+) -> bytes:
     """Sign a payload; the message carries its digest, not the payload itself.
 
     Args:
         payload: Bytes that the verifier will be given again.
-        private_key: Key of `contributor`.
+        key: Key of `contributor`, or what signs with it.
         contributor: Identifier of the signer; becomes the issuer claim.
         typ: Purpose of the signature; a message of one purpose is refused for every other.
 
     Returns:
         The COSE_Sign1 message.
+
+    Raises:
+        SignatureRefused: Contributor or payload is of the wrong kind.
+        KeyRefused: The signer is unsound, refused, or returned a signature that is not one of its key.
     """
     check_id(contributor, "contributor", error=SignatureRefused)
     if type(payload) is not bytes:
         raise SignatureRefused("TYPE", f"payload is {type(payload).__name__}, expected bytes")
+    signer = as_signer(key)
     protected = cbor.encode(
         {
             1: _ALG_ED25519,
-            4: key_id(public_bytes(private_key)),
+            4: key_id(signer.public_key),
             15: {1: contributor, 2: subject_of(payload)},
             16: typ,
         }
     )
-    signature = private_key.sign(to_be_signed(protected, payload))
+    signature = signer.sign(to_be_signed(protected, payload))
     return _TAG_SIGN1 + cbor.encode([protected, {}, None, signature])
 
 

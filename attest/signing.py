@@ -14,6 +14,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import CorpusRefused
 from attest.files import atomic_writer
 from attest.records import SUFFIX, records_of
+from attest.signer import Signer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +55,7 @@ class SigningTemplate:
         )
 
 
-def sign_content(content_hash: bytes, key: Ed25519PrivateKey, template: SigningTemplate) -> Attestation:
+def sign_content(content_hash: bytes, key: Signer | Ed25519PrivateKey, template: SigningTemplate) -> Attestation:
     """Attest one contribution by the SHA-256 of its content."""
     payload = template.descriptor(content_hash).to_cbor()
     return Attestation(payload, sign1.sign(payload, key, contributor=template.contributor))
@@ -63,7 +64,7 @@ def sign_content(content_hash: bytes, key: Ed25519PrivateKey, template: SigningT
 def sign_corpus(
     data_path: str | os.PathLike[str],
     out_path: str | os.PathLike[str] | None,
-    key: Ed25519PrivateKey,
+    key: Signer | Ed25519PrivateKey,
     template: SigningTemplate,
     progress: Callable[[int], None] | None = None,
 ) -> int:
@@ -73,7 +74,7 @@ def sign_corpus(
         data_path: The data.
         out_path: Where the attestations go; None for the data's name with `.attest` added, where the gate looks.
             The file appears complete or not at all.
-        key: The contributor's key.
+        key: The contributor's key, or what signs with it.
         template: Bounds, validity and audience for all of them.
         progress: Called with the number signed so far.
 

@@ -12,6 +12,7 @@ from attest.descriptor import MAX_TIME, ContributionDescriptor
 from attest.errors import AttestError, CborError, SignatureRefused, ValueRefused
 from attest.ids import check_id
 from attest.registry import Registry
+from attest.signer import Signer
 
 SCHEMA = "dptrain.withdrawal/1"
 _FIELDS = {1: "schema", 2: "descriptor_hash", 3: "corpus", 4: "time", 5: "reason_code"}
@@ -62,19 +63,21 @@ class Withdrawal:
         return withdrawal
 
 
-def sign_withdrawal(withdrawal: Withdrawal, private_key: Ed25519PrivateKey, *, signer: str) -> tuple[bytes, bytes]:
+def sign_withdrawal(
+    withdrawal: Withdrawal, key: Signer | Ed25519PrivateKey, *, signer: str
+) -> tuple[bytes, bytes]:
     """Sign a withdrawal.
 
     Args:
         withdrawal: What is withdrawn.
-        private_key: Key of the signer.
+        key: Key of the signer, or what signs with it.
         signer: Identifier of the contributor, or of the operator.
 
     Returns:
         Payload and COSE_Sign1 message.
     """
     payload = withdrawal.to_cbor()
-    return payload, sign1.sign(payload, private_key, contributor=signer, typ=sign1.TYP_WITHDRAWAL)
+    return payload, sign1.sign(payload, key, contributor=signer, typ=sign1.TYP_WITHDRAWAL)
 
 
 def verify_withdrawal(payload: bytes, message: bytes, public_key: bytes, *, signer: str, corpus: str) -> Withdrawal:

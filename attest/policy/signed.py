@@ -10,6 +10,7 @@ from attest import sign1, signed_file
 from attest.checks import check_bytes
 from attest.errors import AttestError, FileRefused, PolicyRefused
 from attest.policy.rules import Policy
+from attest.signer import Signer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,13 @@ class SignedPolicy:
 
 
 def sign_policy(
-    policy: Policy, owner_key: Ed25519PrivateKey, *, owner: str, registry_root: bytes
+    policy: Policy, owner_key: Signer | Ed25519PrivateKey, *, owner: str, registry_root: bytes
 ) -> tuple[bytes, bytes]:
     """Bind a policy to a contributor registry and sign it.
 
     Args:
         policy: The rules; a root that they already carry is replaced.
-        owner_key: Key of the corpus owner.
+        owner_key: Key of the corpus owner, or what signs with it.
         owner: Identifier of the corpus owner.
         registry_root: `Registry.root()` of the registry whose contributors may be admitted.
 
