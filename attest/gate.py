@@ -104,22 +104,22 @@ def run_gate(
     Args:
         corpus: Items as `attest.corpus.open_corpus` yields them.
         policy: The rules, from a signed file.
-        registry: The registry that the policy names.
+        registry: The registry that the policy names, or a later state of the same log.
         now: Seconds since 1970, for all of the batch.
         withdrawn: Descriptor hashes of withdrawn contributions.
         progress: Called with the number judged so far.
         seen: What earlier batches admitted; extended by this one.
 
     Raises:
-        RegistryRefused: Code REGISTRY_ROOT if the registry is not the one that the policy names.
+        RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names.
     """
     root = registry.root()
-    if policy.registry_root != root:
+    if policy.registry_root is None or not registry.extends(policy.registry_root):
         named = "none" if policy.registry_root is None else policy.registry_root.hex()
         raise RegistryRefused(
             "REGISTRY_ROOT",
-            f"registry has the root {root.hex()}, the policy names {named}; give the registry that the owner signed"
-            " for, or let the owner sign the policy again",
+            f"registry has the root {root.hex()} and does not extend {named}, which the policy names; give the registry"
+            " that the policy was signed for, or a later state of it",
         )
     seen = Seen() if seen is None else seen
     seen.withdrawn = seen.withdrawn | withdrawn

@@ -222,6 +222,10 @@ class Registry:
         """Digest that a policy names: SHA-256 of a fixed prefix and the canonical encoding."""
         return hashlib.sha256(_ROOT_PREFIX + self.to_cbor()).digest()
 
+    def extends(self, root: bytes) -> bool:
+        """Whether `root` is this registry's root."""
+        return self.root() == root
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the registry, all or not at all."""
         atomic_write(path, self.to_cbor())

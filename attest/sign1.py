@@ -22,6 +22,7 @@ TYP_ATTESTATION = "application/vnd.dptrain.attestation+cose"
 TYP_WITHDRAWAL = "application/vnd.dptrain.withdrawal+cose"
 TYP_POLICY = "application/vnd.dptrain.policy+cose"
 TYP_REGISTRY = "application/vnd.dptrain.registry+cose"
+TYP_KEY = "application/vnd.dptrain.key+cose"
 
 MAX_SIZE = 1024
 """Bytes of a message; a real one takes about 330."""
