@@ -58,6 +58,16 @@ def to_be_signed(protected: bytes, payload: bytes) -> bytes:
     return cbor.encode(["Signature1", protected, b"", payload])
 
 
+def protected_header(payload: bytes, kid: bytes, contributor: str, typ: str) -> bytes:
+    """The header that is signed with a payload."""
+    return cbor.encode({1: _ALG_ED25519, 4: kid, 15: {1: contributor, 2: subject_of(payload)}, 16: typ})
+
+
+def assemble(protected: bytes, signature: bytes) -> bytes:
+    """The message of a header and a signature."""
+    return _TAG_SIGN1 + cbor.encode([protected, {}, None, signature])
+
+
 def sign(
     payload: bytes, key: Signer | Ed25519PrivateKey, *, contributor: str, typ: str = TYP_ATTESTATION
 ) -> bytes:
@@ -80,16 +90,8 @@ def sign(
     if type(payload) is not bytes:
         raise SignatureRefused("TYPE", f"payload is {type(payload).__name__}, expected bytes")
     signer = as_signer(key)
-    protected = cbor.encode(
-        {
-            1: _ALG_ED25519,
-            4: key_id(signer.public_key),
-            15: {1: contributor, 2: subject_of(payload)},
-            16: typ,
-        }
-    )
-    signature = signer.sign(to_be_signed(protected, payload))
-    return _TAG_SIGN1 + cbor.encode([protected, {}, None, signature])
+    protected = protected_header(payload, key_id(signer.public_key), contributor, typ)
+    return assemble(protected, signer.sign(to_be_signed(protected, payload)))
 
 
 def verify(

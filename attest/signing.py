@@ -1,64 +1,49 @@
 """Signing data: one attestation per contribution, written beside the data."""
 
 import os
-import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import sign1
 from attest.attestation import Attestation
-from attest.descriptor import ContributionDescriptor
 from attest.errors import CorpusRefused
 from attest.files import atomic_writer
 from attest.records import SUFFIX, records_of
-from attest.signer import Signer
+from attest.signer import Signer, as_signer, sign_all
+from attest.template import SigningTemplate, TemplateEncoder, nonces, subject_claim
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SigningTemplate:
-    """What all contributions signed together have in common; see `ContributionDescriptor` for the fields."""
-
-    contributor: str
-    data_class: str
-    admissibility_class: str
-    clip_norm_micro: int
-    noise_multiplier_micro: int
-    corpus: str
-    not_before: int
-    not_after: int
-    max_occurrences: int = 0
-    principal: str | None = None
-    max_examples: int | None = None
-
-    def __post_init__(self) -> None:
-        self.descriptor(bytes(32))
-
-    def descriptor(self, content_hash: bytes) -> ContributionDescriptor:
-        """The descriptor of one contribution, with a fresh nonce."""
-        return ContributionDescriptor(
-            contributor=self.contributor,
-            data_class=self.data_class,
-            admissibility_class=self.admissibility_class,
-            clip_norm_micro=self.clip_norm_micro,
-            noise_multiplier_micro=self.noise_multiplier_micro,
-            content_hash=content_hash,
-            not_before=self.not_before,
-            not_after=self.not_after,
-            nonce=secrets.token_bytes(16),
-            corpus=self.corpus,
-            max_occurrences=self.max_occurrences,
-            principal=self.principal,
-            max_examples=self.max_examples,
-        )
+__all__ = ["SigningTemplate", "attestations", "sign_content", "sign_corpus"]
 
 
 def sign_content(content_hash: bytes, key: Signer | Ed25519PrivateKey, template: SigningTemplate) -> Attestation:
     """Attest one contribution by the SHA-256 of its content."""
     payload = template.descriptor(content_hash).to_cbor()
     return Attestation(payload, sign1.sign(payload, key, contributor=template.contributor))
+
+
+def attestations(
+    content_hashes: Iterable[bytes], key: Signer | Ed25519PrivateKey, template: SigningTemplate
+) -> Iterator[bytes]:
+    """Attest contributions one after another, as items of an attestation file, in their order.
+
+    Memory stays bounded whatever their number: no more hashes are drawn than the signer has in work at once.
+    """
+    signer = as_signer(key)
+    encoder = TemplateEncoder(template, signer.public_key)
+    in_work: deque[tuple[bytes, bytes]] = deque()
+
+    def messages() -> Iterator[bytes]:
+        for content_hash, nonce in zip(content_hashes, nonces(), strict=False):
+            payload = encoder.descriptor(content_hash, nonce)
+            subject = subject_claim(payload)
+            in_work.append((payload, subject))
+            yield encoder.to_be_signed(payload, subject)
+
+    for signature in sign_all(signer, messages()):
+        yield encoder.attestation(*in_work.popleft(), signature)
 
 
 def sign_corpus(
@@ -83,16 +68,17 @@ def sign_corpus(
 
     Raises:
         CorpusRefused: The data cannot be read or holds no contribution.
+        KeyRefused: The signer refused.
     """
     data = Path(os.path.abspath(data_path))
     if not os.path.lexists(data):
         raise CorpusRefused("CONTENT_MISSING", f"no data at {os.fspath(data_path)!r}; check the path")
     out = Path(out_path) if out_path is not None else data.with_name(data.name + SUFFIX)
+    content_hashes = (record.content_hash for record in records_of(data.parent, data.name))
     count = 0
     with atomic_writer(out) as stream:
-        for record in records_of(data.parent, data.name):
-            stream.write(sign_content(record.content_hash, key, template).to_cbor())
-            count += 1
+        for count, attestation in enumerate(attestations(content_hashes, key, template), start=1):
+            stream.write(attestation)
             if progress is not None:
                 progress(count)
         if count == 0:

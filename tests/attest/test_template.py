@@ -1,0 +1,106 @@
+"""The short way of signing writes what the long way writes, byte for byte."""
+
+from collections import Counter
+from itertools import islice
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attest import keys, sign1, template
+from attest.attestation import Attestation
+from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, ContributionDescriptor
+from attest.errors import DescriptorRefused
+from attest.signing import attestations
+from attest.template import SigningTemplate, TemplateEncoder, subject_claim
+
+identifiers = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
+
+
+def integers(low, high):
+    """Integers of every encoded width."""
+    return st.one_of(st.integers(low, high), st.integers(low, min(high, 300)), st.integers(low, min(high, 70_000)))
+
+
+@st.composite
+def templates(draw):
+    start = draw(integers(0, MAX_TIME - 1))
+    return SigningTemplate(
+        contributor=draw(identifiers),
+        data_class=draw(identifiers),
+        admissibility_class=draw(identifiers),
+        clip_norm_micro=draw(integers(1, MAX_MICRO)),
+        noise_multiplier_micro=draw(integers(1, MAX_MICRO)),
+        corpus=draw(identifiers),
+        not_before=start,
+        not_after=draw(st.integers(start + 1, MAX_TIME)),
+        max_occurrences=draw(integers(0, MAX_COUNT)),
+        principal=draw(st.none() | identifiers),
+        max_examples=draw(st.none() | integers(1, MAX_COUNT)),
+    )
+
+
+@given(templates(), st.binary(min_size=32, max_size=32), st.lists(st.tuples(*2 * [st.binary(min_size=32, max_size=32)])))
+@settings(max_examples=300, deadline=None)
+def test_joined_pieces_are_the_encoding_of_descriptor_header_and_attestation(made, seed, contributions):
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    encoder = TemplateEncoder(made, keys.public_bytes(key))
+    for content_hash, random in contributions:
+        nonce = random[:16]
+        payload = encoder.descriptor(content_hash, nonce)
+        descriptor = made.descriptor(content_hash, nonce)
+        assert payload == descriptor.to_cbor() and ContributionDescriptor.from_cbor(payload) == descriptor
+        subject = subject_claim(payload)
+        assert subject.decode() == sign1.subject_of(payload)
+        signature = key.sign(encoder.to_be_signed(payload, subject))
+        message = sign1.sign(payload, key, contributor=made.contributor)
+        assert encoder.attestation(payload, subject, signature) == Attestation(payload, message).to_cbor()
+
+
+@given(templates(), st.lists(st.binary(min_size=32, max_size=32), max_size=3))
+@settings(max_examples=50, deadline=None)
+def test_attestations_are_what_signing_one_by_one_gives(made, hashes):
+    key, drawn = keys.generate(), iter(range(100))
+
+    def numbered():
+        return (b"%016d" % number for number in drawn)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attest.signing.nonces", numbered)
+        signed = list(attestations(hashes, key, made))
+    for number, (content_hash, item) in enumerate(zip(hashes, signed, strict=True)):
+        payload = made.descriptor(content_hash, b"%016d" % number).to_cbor()
+        assert item == Attestation(payload, sign1.sign(payload, key, contributor=made.contributor)).to_cbor()
+
+
+def test_nonces_come_in_blocks_and_none_comes_twice(monkeypatch):
+    drawn, urandom = [], template.os.urandom
+    monkeypatch.setattr(template.os, "urandom", lambda size: (drawn.append(size), urandom(size))[1])
+    some = list(islice(template.nonces(), 10_000))
+    assert {type(nonce) for nonce in some} == {bytes} and {len(nonce) for nonce in some} == {16}
+    assert Counter(some).most_common(1)[0][1] == 1
+    assert drawn == 3 * [65536]
+
+
+def test_two_runs_over_one_content_sign_different_nonces(world):
+    first, second = attestations(2 * [bytes(32)], world.alice, world.template)
+    assert first != second and len(first) == len(second)
+
+
+@pytest.mark.parametrize("content_hash", [bytes(31), bytes(33), "x" * 32, None], ids=repr)
+def test_hashes_of_another_length_would_move_the_pieces_and_are_refused(world, content_hash):
+    with pytest.raises(DescriptorRefused) as caught:
+        list(attestations([content_hash], world.alice, world.template))
+    assert caught.value.code == ("RANGE" if type(content_hash) is bytes else "TYPE")
+    encoder = TemplateEncoder(world.template, keys.public_bytes(world.alice))
+    with pytest.raises(DescriptorRefused):
+        encoder.descriptor(bytes(32), bytes(15))
+
+
+def test_hashes_are_drawn_only_as_the_signer_needs_them(world):
+    drawn = []
+    endless = iter(lambda: drawn.append(None) or bytes(32), b"")
+    for _ in islice(attestations(endless, world.alice, world.template), 5):
+        pass
+    assert len(drawn) == 5
