@@ -3,31 +3,91 @@
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from attest.descriptor import ContributionDescriptor
+from attest.digests import DigestTable
 from attest.reasons import ReasonCode
 from attest.records import Locator
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A contribution that may be used within its signed bounds.
+class Passed(NamedTuple):
+    """A contribution that may be admitted, as far as it alone is concerned.
 
     Args:
-        descriptor: What was signed.
         descriptor_hash: SHA-256 of the signed bytes.
         attestation_hash: SHA-256 of descriptor and signature together.
         key_id: Short name of the key that signed.
+        contributor: Who signed.
+        admissibility_class: Class under which it may be admitted.
     """
 
-    descriptor: ContributionDescriptor
     descriptor_hash: bytes
     attestation_hash: bytes
     key_id: bytes
+    contributor: str
+    admissibility_class: str
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Admission:
+    """A contribution that may be used within its signed bounds.
+
+    The descriptor is kept as the bytes that were signed until somebody asks for its fields.
+
+    Args:
+        signed: Bytes of the descriptor.
+        passed: What the gate found.
+    """
+
+    __slots__ = ("_descriptor", "_passed")
+
+    def __init__(self, signed: bytes, passed: Passed) -> None:
+        self._descriptor: ContributionDescriptor | bytes = signed
+        self._passed = passed
+
+    @property
+    def descriptor(self) -> ContributionDescriptor:
+        """What was signed."""
+        if isinstance(self._descriptor, bytes):
+            self._descriptor = ContributionDescriptor.from_cbor(self._descriptor)
+        return self._descriptor
+
+    @property
+    def descriptor_hash(self) -> bytes:
+        """SHA-256 of the signed bytes."""
+        return self._passed.descriptor_hash
+
+    @property
+    def attestation_hash(self) -> bytes:
+        """SHA-256 of descriptor and signature together."""
+        return self._passed.attestation_hash
+
+    @property
+    def key_id(self) -> bytes:
+        """Short name of the key that signed."""
+        return self._passed.key_id
+
+    @property
+    def contributor(self) -> str:
+        """Who signed."""
+        return self._passed.contributor
+
+    @property
+    def admissibility_class(self) -> str:
+        """Class under which the contribution was admitted."""
+        return self._passed.admissibility_class
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Admission) and self._passed == other._passed
+
+    def __hash__(self) -> int:
+        return hash(self._passed)
+
+    def __repr__(self) -> str:
+        return f"Admission({self._passed!r})"
+
+
+class Refusal(NamedTuple):
     """A contribution that may not be used.
 
     Args:
@@ -45,7 +105,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class Seen:
-    """What was admitted so far, to refuse repetitions and floods.
+    """What was admitted so far, to refuse repetitions and floods; takes bounded memory for any number of contributions.
 
     Args:
         withdrawn: Descriptor hashes of withdrawn contributions.
@@ -54,41 +114,46 @@ class Seen:
 
     withdrawn: Set[bytes] = frozenset()
     latest: int = 0
-    _descriptors: set[bytes] = field(default_factory=set, repr=False)
-    _contents: set[bytes] = field(default_factory=set, repr=False)
+    _contents: DigestTable = field(default_factory=DigestTable, repr=False)
     _per_contributor: Counter[str] = field(default_factory=Counter, repr=False)
 
     def note(self, admission: Admission, now: int | None = None) -> None:
         """Remember an admission."""
-        self._descriptors.add(admission.descriptor_hash)
-        self._contents.add(admission.descriptor.content_hash)
-        self._per_contributor[admission.descriptor.contributor] += 1
-        if now is not None:
-            self.latest = max(self.latest, now)
+        self.claim(admission.descriptor.content_hash, admission.descriptor_hash)
+        self.count_one(admission.contributor, now)
 
-    def has_descriptor(self, descriptor_hash: bytes) -> bool:
-        """Whether this very descriptor was admitted."""
-        return descriptor_hash in self._descriptors
+    def claim(self, content_hash: bytes, descriptor_hash: bytes) -> int | None:
+        """Remember that a descriptor brought a content; the tag of the one that brought it before, None if it is new."""
+        return self._contents.setdefault(content_hash, descriptor_tag(descriptor_hash))
 
-    def has_content(self, content_hash: bytes) -> bool:
-        """Whether these very bytes were admitted."""
-        return content_hash in self._contents
+    def find(self, content_hash: bytes) -> int | None:
+        """Tag of the descriptor that brought a content, None if the content is new."""
+        return self._contents.get(content_hash)
+
+    def count_one(self, contributor: str, now: int | None = None) -> None:
+        """Remember that one more contribution of a contributor was admitted."""
+        self._per_contributor[contributor] += 1
+        if now is not None and now > self.latest:
+            self.latest = now
 
     def count(self, contributor: str) -> int:
         """Contributions admitted from a contributor."""
         return self._per_contributor[contributor]
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+def descriptor_tag(descriptor_hash: bytes) -> int:
+    """A number that tells a repeated attestation from another one of the same content; it decides nothing else."""
+    return int.from_bytes(descriptor_hash[:8], "big")
+
+
+class Admitted(NamedTuple):
     """An admission and where its content lies."""
 
     admission: Admission
     locator: Locator
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """A refusal and where the content lies, if there is any."""
 
     refusal: Refusal
@@ -106,6 +171,6 @@ class GateReport:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """`{"admitted": {class: n}, "refused": {code: n}}`, sorted by name."""
-        admitted = Counter(item.admission.descriptor.admissibility_class for item in self.admitted)
+        admitted = Counter(item.admission.admissibility_class for item in self.admitted)
         refused = Counter(str(item.refusal.code) for item in self.refused)
         return {"admitted": dict(sorted(admitted.items())), "refused": dict(sorted(refused.items()))}

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from attest import cbor, sign1
 from attest.descriptor import MAX_SIZE as MAX_DESCRIPTOR
@@ -52,15 +52,41 @@ def read_sequence(stream: BinaryIO) -> Iterator[Attestation]:
     Raises:
         CborError: An item is malformed or too large. What follows it cannot be found, so the sequence ends there.
     """
-    buffer, at, ended = b"", 0, False
+    for _, attestation in read_places(stream):
+        yield attestation
+
+
+def read_places(stream: BinaryIO) -> Iterator[tuple[int, Attestation]]:
+    """Attestations with the byte at which each begins, counted from where the stream stands.
+
+    Raises:
+        CborError: As for `read_sequence`.
+    """
+    buffer, at, start, ended = b"", 0, 0, False
     while True:
         while not ended and len(buffer) - at < MAX_SIZE + 1:
             chunk = stream.read(_CHUNK)
             ended = not chunk
+            start += at
             buffer, at = buffer[at:] + chunk, 0
         if at == len(buffer):
             return
+        place = start + at
         value, at = cbor.decode_prefix(buffer, at, max_size=MAX_SIZE)
-        if type(value) is not list or [type(part) for part in value] != [bytes, bytes]:
-            raise CborError("CBOR", "item of the attestation file is not [descriptor, signature], both byte strings")
-        yield Attestation(value[0], value[1])
+        yield place, _attestation(value)
+
+
+def read_at(stream: BinaryIO, place: int) -> Attestation:
+    """The attestation that begins at a byte of a file.
+
+    Raises:
+        CborError: There is none.
+    """
+    stream.seek(place)
+    return _attestation(cbor.decode_prefix(stream.read(MAX_SIZE), 0, max_size=MAX_SIZE)[0])
+
+
+def _attestation(value: Any) -> Attestation:
+    if type(value) is not list or [type(part) for part in value] != [bytes, bytes]:
+        raise CborError("CBOR", "item of the attestation file is not [descriptor, signature], both byte strings")
+    return Attestation(value[0], value[1])

@@ -6,14 +6,16 @@ below it is a contribution; attestations are paired by content hash first, what 
 A corpus is one such `X`, or a directory that is searched for them.
 """
 
+import marshal
 import os
-from collections import defaultdict, deque
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from attest.attestation import Attestation, read_sequence
-from attest.descriptor import ContributionDescriptor
+from attest.claims import Claims
 from attest.errors import AttestError, CorpusRefused
 from attest.records import SUFFIX, Locator, Record, file_kind, file_record, folder_sources, open_beneath, records_of
 from attest.signing import SigningTemplate, sign_content, sign_corpus
@@ -25,8 +27,7 @@ _MAX_DEPTH = 32
 """Directories inside one another that are searched."""
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One contribution as found: its place, the hash of its bytes, and the attestation that claims it.
 
     Args:
@@ -110,7 +111,7 @@ class Corpus:
             return
         claims = self._attestations(source + SUFFIX)
         if kind == "folder":
-            yield from self._pair_by_hash(source, claims)
+            yield from self._pair_by_hash(source)
         elif kind == "file":
             yield from self._pair_by_position(source, claims)
         else:
@@ -125,33 +126,30 @@ class Corpus:
             yield _unread(source, error)
         yield from (_orphan(claim) for claim in attestations)
 
-    def _pair_by_hash(self, source: str, attestations: Iterator[Attestation | AttestError]) -> Iterator[Item]:
-        claims = list(attestations)
-        wanted: defaultdict[bytes, deque[int]] = defaultdict(deque)
-        for index, claim in enumerate(claims):
-            if isinstance(claim, Attestation) and (content_hash := _claimed_hash(claim)) is not None:
-                wanted[content_hash].append(index)
-        found: list[tuple[Record, int | None]] = []
-        taken: set[int] = set()
-        try:
-            sources = folder_sources(self.root, source)
-        except CorpusRefused as error:
-            yield _unread(source, error)
-            return
-        for name in sources:
+    def _pair_by_hash(self, source: str) -> Iterator[Item]:
+        """Files that an attestation claims; then the other files with the attestations left over, by position."""
+        with open_beneath(self.root, source + SUFFIX) as stream, tempfile.TemporaryFile() as unclaimed:
+            claims = Claims(stream)
             try:
-                record = file_record(self.root, name)
+                for name in folder_sources(self.root, source):
+                    try:
+                        record = file_record(self.root, name)
+                    except CorpusRefused as error:
+                        yield _unread(name, error)
+                        continue
+                    claim = claims.take(record.content_hash)
+                    if claim is not None:
+                        yield Item(record.locator, record.content_hash, claim)
+                    else:
+                        marshal.dump((tuple(record.locator), record.content_hash), unclaimed)
             except CorpusRefused as error:
-                yield _unread(name, error)
-                continue
-            match = wanted[record.content_hash].popleft() if wanted.get(record.content_hash) else None
-            found.append((record, match))
-            if match is not None:
-                taken.add(match)
-        rest = (claim for index, claim in enumerate(claims) if index not in taken)
-        for record, match in found:
-            yield _item(record, claims[match] if match is not None else next(rest, None))
-        yield from (_orphan(claim) for claim in rest)
+                yield _unread(source, error)
+            rest, end = claims.rest(), unclaimed.tell()
+            unclaimed.seek(0)
+            while unclaimed.tell() < end:
+                place, content_hash = marshal.load(unclaimed)
+                yield _item(Record(Locator(*place), content_hash), next(rest, None))
+            yield from (_orphan(claim) for claim in rest)
 
     def _attestations(self, source: str) -> Iterator[Attestation | AttestError]:
         """The attestations of a file; a malformed item comes last, since nothing behind it can be found."""
@@ -183,14 +181,6 @@ def open_corpus(path: str | os.PathLike[str]) -> Corpus:
     if target.is_symlink():
         raise CorpusRefused("RANGE", f"{os.fspath(path)!r} is a symbolic link; give the path of the data itself")
     return Corpus(target.parent, target.name)
-
-
-def _claimed_hash(claim: Attestation) -> bytes | None:
-    """The content that an unverified attestation speaks of; used to pair it, never to admit it."""
-    try:
-        return ContributionDescriptor.from_cbor(claim.descriptor).content_hash
-    except AttestError:
-        return None
 
 
 def _item(record: Record, claim: Attestation | AttestError | None) -> Item:

@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from attest import cbor
 from attest.checks import check_bytes, check_int
@@ -135,6 +135,46 @@ class ContributionDescriptor:
     def digest(self) -> bytes:
         """SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
         return hashlib.sha256(self.to_cbor()).digest()
+
+
+class Parts(NamedTuple):
+    """A descriptor as the bytes around its content hash and its nonce.
+
+    Args:
+        rest: Bytes before key 7, between content hash and key 10, and after the nonce.
+        content_hash: The 32 bytes between the first two.
+        nonce: The 16 bytes between the last two.
+    """
+
+    rest: tuple[bytes, bytes, bytes]
+    content_hash: bytes
+    nonce: bytes
+
+    def join(self) -> bytes:
+        """The descriptor again."""
+        first, between, last = self.rest
+        return b"".join((first, _CONTENT_HASH, self.content_hash, between, _NONCE, self.nonce, last))
+
+
+_CONTENT_HASH = b"\x07\x58\x20"
+"""Key 7 and the head of 32 bytes."""
+
+_NONCE = b"\x0a\x50"
+"""Key 10 and the head of 16 bytes."""
+
+
+def split(data: bytes) -> Parts | None:
+    """Cut bytes at the first that look like a content hash, and the first after it that look like a nonce; decodes nothing.
+
+    Guarantee: `split(data).join() == data`, or None. Whether `data` is a descriptor, and the cuts are where its fields are,
+    is for the caller to establish.
+    """
+    at = data.find(_CONTENT_HASH)
+    nonce_at = data.find(_NONCE, at + 35)
+    if at < 0 or nonce_at < 0 or len(data) <= nonce_at + 18:
+        return None
+    rest = (data[:at], data[at + 35 : nonce_at], data[nonce_at + 18 :])
+    return Parts(rest, data[at + 3 : at + 35], data[nonce_at + 2 : nonce_at + 18])
 
 
 def _named_fields(value: Any) -> dict[str, Any]:

@@ -56,3 +56,7 @@ class CorpusRefused(AttestError, ValueError):
 
 class AdmissionRefused(AttestError, ValueError):
     """An attestation was refused; `code` is a member of `attest.gate.ReasonCode`."""
+
+
+class GateFailed(AttestError, RuntimeError):
+    """The gate could not finish; nothing is admitted."""

@@ -1,26 +1,38 @@
 """The admission gate: admit a contribution, or refuse it with a reason code.
 
-Checks run cheapest first: sizes, strict decoding, header, registry, signature, audience, validity, class, bounds,
-content, then what was admitted before. Every comparison of bounds is between integers.
+`attest.examination` judges every contribution by itself; what was admitted before is looked up here, in corpus order.
+`decide` is the pure decision about one contribution. A `Gate` streams a corpus of any size through all processors.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable, Set
-from typing import NoReturn
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Set
 
-from attest import sign1
-from attest.admission import Admission, Admitted, GateReport, Refusal, Refused, Seen
+from attest.admission import Admission, Admitted, GateReport, Passed, Refusal, Refused, Seen, descriptor_tag
 from attest.attestation import Attestation
 from attest.corpus import Item
-from attest.descriptor import MAX_TIME, ContributionDescriptor
-from attest.errors import AdmissionRefused, AttestError, RegistryRefused
-from attest.policy import ClassRule, Policy
+from attest.descriptor import MAX_TIME
+from attest.digests import DigestTable
+from attest.errors import AttestError, GateFailed, RegistryRefused
+from attest.examination import (
+    Examiner,
+    check_class,
+    check_key,
+    check_validity,
+    examine,
+    find_contributor,
+    refusal_of,
+    refuse,
+)
+from attest.policy import Policy
 from attest.reasons import ReasonCode
-from attest.registry import Contributor, KeyRecord, Registry
+from attest.registry import Registry
+from attest.workers import Question, Work, Workers, available_processors
 
 __all__ = [
     "Admission",
     "Admitted",
+    "Gate",
     "GateReport",
     "ReasonCode",
     "Refusal",
@@ -34,6 +46,15 @@ __all__ = [
 CLOCK_TOLERANCE = 60
 """Seconds that the clock may step back between batches."""
 
+BATCH = 256
+"""Contributions that are sent to a worker at once."""
+
+BATCH_BYTES = 1 << 20
+"""Bytes of attestations that are sent to a worker at once."""
+
+PARALLEL_FROM = 2048
+"""Contributions of a corpus from which on workers are started; fewer are judged sooner than a worker starts."""
+
 
 def decide(
     attestation: Attestation | None,
@@ -46,11 +67,8 @@ def decide(
 ) -> Admission | Refusal:
     """Judge one contribution; changes nothing.
 
-    Guarantee: an `Admission` means that a key enrolled for the named contributor and valid at `now` signed exactly
-    these descriptor bytes, for this corpus, within its validity, in a class granted to the contributor; that the
-    signed clip norm is at most and the signed noise multiplier at least the class preset, both at least the corpus
-    floors; that the content read has the signed hash; and that neither it nor the descriptor was admitted before or
-    withdrawn. Every error on the way refuses; nothing depends on an assertion.
+    Guarantee: an `Admission` means what `attest.examination.examine` guarantees, and that neither the content nor the
+    descriptor was admitted before or withdrawn. Every error on the way refuses; nothing depends on an assertion.
 
     Args:
         attestation: Descriptor and signature as received, None if there is none.
@@ -60,11 +78,17 @@ def decide(
         now: Seconds since 1970, one reading per batch.
         seen: What was admitted before.
     """
-    candidate = _Candidate()
-    try:
-        return candidate.judge(attestation, content_hash, policy, registry, now, seen)
-    except AttestError as error:
-        return Refusal(_code(error), error.sentence, candidate.descriptor_hash, candidate.contributor)
+    clock = _clock_refusal(now, seen)
+    if clock is not None or attestation is None:
+        return clock or _UNATTESTED
+    outcome = examine(attestation, content_hash, policy=policy, registry=registry, now=now)
+    if isinstance(outcome, Refusal):
+        return outcome
+    if content_hash is None:
+        return _CONTENT_MISSING
+    cap = _cap(outcome.contributor, policy, registry)
+    refusal = _refused_for_history(outcome, seen.find(content_hash), cap, seen)
+    return refusal or Admission(attestation.descriptor, outcome)
 
 
 def recheck(
@@ -78,12 +102,13 @@ def recheck(
     descriptor = admission.descriptor
     try:
         _check_clock(now, Seen())
-        contributor = _find_contributor(descriptor.contributor, registry)
-        _check_key(contributor, admission.key_id, now)
-        _check_validity(descriptor, _check_class(descriptor, contributor, policy), policy, now)
-        _check_withdrawn(admission.descriptor_hash, withdrawn)
+        contributor = find_contributor(descriptor.contributor, registry)
+        check_key(contributor, admission.key_id, now)
+        check_validity(descriptor, check_class(descriptor, contributor, policy), policy, now)
+        if admission.descriptor_hash in withdrawn:
+            refuse(ReasonCode.WITHDRAWN, _WITHDRAWN)
     except AttestError as error:
-        return Refusal(_code(error), error.sentence, admission.descriptor_hash, descriptor.contributor)
+        return refusal_of(error, admission.descriptor_hash, descriptor.contributor)
     return None
 
 
@@ -96,10 +121,9 @@ def run_gate(
     withdrawn: Set[bytes] = frozenset(),
     progress: Callable[[int], None] | None = None,
     seen: Seen | None = None,
+    workers: int | None = None,
 ) -> GateReport:
-    """Judge a whole corpus.
-
-    Where two attestations claim the same content, the first in corpus order is admitted.
+    """Judge a whole corpus and keep every outcome; `Gate.judge` is the same as a stream.
 
     Args:
         corpus: Items as `attest.corpus.open_corpus` yields them.
@@ -107,223 +131,269 @@ def run_gate(
         registry: The registry that the policy names, or a later state of the same log.
         now: Seconds since 1970, for all of the batch.
         withdrawn: Descriptor hashes of withdrawn contributions.
-        progress: Called with the number judged so far.
+        progress: Called now and then with the number judged so far.
         seen: What earlier batches admitted; extended by this one.
+        workers: Processes that verify, None for one per processor.
+
+    Raises:
+        RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names.
+        GateFailed: Code WORKER if a process was lost.
+    """
+    gate = Gate(policy, registry, workers=workers, seen=seen)
+    admitted: list[Admitted] = []
+    refused: list[Refused] = []
+    for outcome in gate.judge(corpus, now=now, withdrawn=withdrawn, progress=progress):
+        if isinstance(outcome, Admitted):
+            admitted.append(outcome)
+        else:
+            refused.append(outcome)
+    return GateReport(admitted, refused, now, registry.root())
+
+
+class Gate:
+    """Judges corpora of any size under one policy and one registry.
+
+    Signatures that verified are remembered, so that a corpus is read again, at the next epoch say, without verifying them
+    again. The key of that memory is the whole message, the descriptor and the content hash; whatever depends on time, on
+    what was withdrawn or on what was admitted before is checked each time.
+
+    Args:
+        policy: The rules, from a signed file.
+        registry: The registry that the policy names, or a later state of the same log.
+        workers: Processes that verify, None for one per processor; 1 verifies in this process.
+        seen: What earlier batches admitted, for one more batch of the same epoch.
+        remember: Whether to remember verified signatures for another reading of the corpus.
 
     Raises:
         RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names.
     """
-    root = registry.root()
-    if policy.registry_root is None or not registry.extends(policy.registry_root):
-        named = "none" if policy.registry_root is None else policy.registry_root.hex()
-        raise RegistryRefused(
-            "REGISTRY_ROOT",
-            f"registry has the root {root.hex()} and does not extend {named}, which the policy names; give the registry"
-            " that the policy was signed for, or a later state of it",
-        )
-    seen = Seen() if seen is None else seen
-    seen.withdrawn = seen.withdrawn | withdrawn
-    admitted: list[Admitted] = []
-    refused: list[Refused] = []
-    for number, item in enumerate(corpus, start=1):
-        outcome = _judge_item(item, policy, registry, now, seen)
-        if isinstance(outcome, Admission) and item.locator is not None:
-            seen.note(outcome, now)
-            admitted.append(Admitted(outcome, item.locator))
-        elif isinstance(outcome, Refusal):
-            refused.append(Refused(outcome, item.locator))
-        if progress is not None:
-            progress(number)
-    return GateReport(admitted, refused, now, root)
 
-
-def _judge_item(item: Item, policy: Policy, registry: Registry, now: int, seen: Seen) -> Admission | Refusal:
-    if item.problem is not None:
-        return Refusal(_code(item.problem), item.problem.sentence)
-    content_hash = item.content_hash if item.locator is not None else None
-    return decide(item.attestation, content_hash, policy=policy, registry=registry, now=now, seen=seen)
-
-
-def _code(error: AttestError) -> ReasonCode:
-    """The reason code of an error; what has none of its own means bytes that could not be read."""
-    return ReasonCode[error.code] if error.code in ReasonCode.__members__ else ReasonCode.CBOR
-
-
-def _refuse(code: ReasonCode, sentence: str) -> NoReturn:
-    raise AdmissionRefused(code, sentence)
-
-
-class _Candidate:
-    """One contribution on its way through the checks; remembers what a refusal may tell."""
-
-    def __init__(self) -> None:
-        self.descriptor_hash: bytes | None = None
-        self.contributor: str | None = None
+    def __init__(
+        self,
+        policy: Policy,
+        registry: Registry,
+        *,
+        workers: int | None = None,
+        seen: Seen | None = None,
+        remember: bool = False,
+    ) -> None:
+        root = registry.root()
+        if policy.registry_root is None or not registry.extends(policy.registry_root):
+            named = "none" if policy.registry_root is None else policy.registry_root.hex()
+            raise RegistryRefused(
+                "REGISTRY_ROOT",
+                f"registry has the root {root.hex()} and does not extend {named}, which the policy names; give the registry"
+                " that the policy was signed for, or a later state of it",
+            )
+        if workers is not None and (type(workers) is not int or workers < 1):
+            raise GateFailed("RANGE", f"workers is {workers!r}, expected at least 1")
+        self.registry_root = root
+        self._policy = policy
+        self._registry = registry
+        self._workers = available_processors() if workers is None else workers
+        self._seen = seen
+        self._verified = DigestTable() if remember else None
 
     def judge(
         self,
-        attestation: Attestation | None,
-        content_hash: bytes | None,
-        policy: Policy,
-        registry: Registry,
+        corpus: Iterable[Item],
+        *,
         now: int,
-        seen: Seen,
-    ) -> Admission:
+        withdrawn: Set[bytes] = frozenset(),
+        progress: Callable[[int], None] | None = None,
+    ) -> Iterator[Admitted | Refused]:
+        """Judge every contribution, in corpus order; takes bounded memory.
+
+        Where two attestations claim the same content, the first in corpus order is admitted. Each reading is an epoch of its
+        own, unless the gate was given `seen`.
+
+        Args:
+            corpus: Items as `attest.corpus.open_corpus` yields them.
+            now: Seconds since 1970, for all of the batch.
+            withdrawn: Descriptor hashes of withdrawn contributions.
+            progress: Called now and then with the number judged so far.
+
+        Raises:
+            GateFailed: Code WORKER if a process was lost.
+        """
+        seen = Seen() if self._seen is None else self._seen
+        seen.withdrawn = seen.withdrawn | withdrawn
+        caps: dict[str, int] = {}
+        judged = 0
+        for batch in self._examined(corpus, now, _clock_refusal(now, seen)):
+            for item, outcome in zip(batch.items, batch.outcomes, strict=True):
+                yield self._conclude(item, outcome, seen, now, caps)
+            judged += len(batch.items)
+            if progress is not None:
+                progress(judged)
+
+    def _conclude(
+        self, item: Item, outcome: Passed | Refusal | None, seen: Seen, now: int, caps: dict[str, int]
+    ) -> Admitted | Refused:
+        """The outcome of one contribution, given what was admitted before it."""
+        locator, content_hash, attestation = item.locator, item.content_hash, item.attestation
+        if isinstance(outcome, Refusal):
+            return Refused(outcome, locator)
+        if outcome is None or locator is None or content_hash is None or attestation is None:
+            return Refused(_CONTENT_MISSING, locator)
+        name = outcome.contributor
+        cap = caps.get(name)
+        if cap is None:
+            cap = caps[name] = _cap(name, self._policy, self._registry)
+        fresh = outcome.descriptor_hash not in seen.withdrawn and seen.count(name) < cap
+        earlier = seen.claim(content_hash, outcome.descriptor_hash) if fresh else seen.find(content_hash)
+        if not fresh or earlier is not None:
+            refusal = _refused_for_history(outcome, earlier, cap, seen)
+            if refusal is not None:
+                return Refused(refusal, locator)
+        seen.count_one(name, now)
+        return Admitted(Admission(attestation.descriptor, outcome), locator)
+
+    def _examined(self, corpus: Iterable[Item], now: int, clock: Refusal | None) -> Iterator["_Batch"]:
+        """Batches with what examination found, in corpus order."""
+        examiner = Examiner(self._policy, self._registry, now)
+        waiting: deque[_Batch] = deque()
+        count, workers = 0, None
+        with contextlib.ExitStack() as stack:
+            for items in _batches(corpus):
+                batch = self._prepared(items, examiner, clock)
+                waiting.append(batch)
+                count += len(items)
+                if workers is None and self._workers > 1 and count > PARALLEL_FROM:
+                    workers = stack.enter_context(Workers(self._workers, self._policy, self._registry, now))
+                if workers is None or not workers.take(batch):
+                    # Until the first worker has started, this process examines.
+                    batch.answer = [examiner.examine(*question) for question in batch.questions]
+                while waiting and waiting[0].answer is not None:
+                    yield self._completed(waiting.popleft())
+            while waiting:
+                if waiting[0].answer is None and workers is not None:
+                    workers.pump(None)
+                else:
+                    yield self._completed(waiting.popleft())
+
+    def _prepared(self, items: list[Item], examiner: Examiner, clock: Refusal | None) -> "_Batch":
+        """A batch with what can be said without a signature, and questions for the rest."""
+        outcomes: list[Passed | Refusal | None] = []
+        questions: list[Question] = []
+        for item in items:
+            attestation = item.attestation
+            outcome: Passed | Refusal | None = None
+            if item.problem is not None:
+                outcome = refusal_of(item.problem)
+            elif clock is not None or attestation is None:
+                outcome = clock or _UNATTESTED
+            else:
+                content_hash = None if item.locator is None else item.content_hash
+                question = (attestation.descriptor, attestation.sign1, content_hash)
+                if not attestation.within_limits or self._was_verified(attestation, content_hash):
+                    outcome = examiner.examine(*question, verified=attestation.within_limits)
+                else:
+                    questions.append(question)
+            outcomes.append(outcome)
+        return _Batch(items, outcomes, questions)
+
+    def _completed(self, batch: "_Batch") -> "_Batch":
+        """A batch with the answers in their places."""
+        answers = iter(batch.answer or ())
+        for index, outcome in enumerate(batch.outcomes):
+            if outcome is None:
+                answer = batch.outcomes[index] = next(answers, None)
+                item = batch.items[index]
+                if self._verified is not None and isinstance(answer, Passed) and item.attestation is not None:
+                    self._verified.set(_message_key(item.attestation, item.content_hash), 1)
+        return batch
+
+    def _was_verified(self, attestation: Attestation, content_hash: bytes | None) -> bool:
+        if self._verified is None or not len(self._verified):
+            return False
+        return self._verified.get(_message_key(attestation, content_hash)) is not None
+
+
+class _Batch(Work):
+    """Some contributions on their way through the gate.
+
+    Args:
+        items: As the corpus yields them.
+        outcomes: One per item, None where the answer is awaited.
+        questions: What is examined, one per None among the outcomes.
+    """
+
+    __slots__ = ("items", "outcomes")
+
+    def __init__(self, items: list[Item], outcomes: list[Passed | Refusal | None], questions: list[Question]) -> None:
+        super().__init__(questions)
+        self.items = items
+        self.outcomes = outcomes
+
+
+_UNATTESTED = Refusal(
+    ReasonCode.UNATTESTED, "no attestation beside the content; its contributor makes one with 'dptrain attest sign'"
+)
+_CONTENT_MISSING = Refusal(
+    ReasonCode.CONTENT_MISSING, "no content for the attestation; put the data back or drop the attestation"
+)
+_WITHDRAWN = "contribution was withdrawn; withdrawals stand"
+
+
+def _batches(corpus: Iterable[Item]) -> Iterator[list[Item]]:
+    items: list[Item] = []
+    size = 0
+    for item in corpus:
+        items.append(item)
+        if item.attestation is not None:
+            size += len(item.attestation.descriptor)
+        if len(items) == BATCH or size > BATCH_BYTES:
+            yield items
+            items, size = [], 0
+    if items:
+        yield items
+
+
+def _message_key(attestation: Attestation, content_hash: bytes | None) -> bytes:
+    """What the memory of verified signatures is keyed by: the message in full, what it signs, and the content."""
+    return attestation.digest() + (content_hash or b"")
+
+
+def _cap(contributor: str, policy: Policy, registry: Registry) -> int:
+    """Contributions that may be admitted from a contributor."""
+    known = registry.find(contributor)
+    if known is None or known.cap is None:
+        return policy.contributor_cap
+    return min(known.cap, policy.contributor_cap)
+
+
+def _refused_for_history(passed: Passed, earlier: int | None, cap: int, seen: Seen) -> Refusal | None:
+    """Why a contribution is refused for what was admitted or withdrawn before; None if it is not."""
+    if passed.descriptor_hash in seen.withdrawn:
+        code, sentence = ReasonCode.WITHDRAWN, _WITHDRAWN
+    elif earlier is not None and earlier == descriptor_tag(passed.descriptor_hash):
+        code = ReasonCode.REPLAYED
+        sentence = "this attestation was admitted already; each is good for one contribution"
+    elif earlier is not None:
+        code = ReasonCode.DUPLICATE_CONTENT
+        sentence = "this content was admitted already under another attestation"
+    elif seen.count(passed.contributor) >= cap:
+        code = ReasonCode.CONTRIBUTOR_CAP
+        sentence = f"{passed.contributor} has {cap} contributions already, the most allowed"
+    else:
+        return None
+    return Refusal(code, sentence, passed.descriptor_hash, passed.contributor)
+
+
+def _clock_refusal(now: int, seen: Seen) -> Refusal | None:
+    try:
         _check_clock(now, seen)
-        if attestation is None:
-            _refuse(
-                ReasonCode.UNATTESTED,
-                "no attestation beside the content; its contributor makes one with 'dptrain attest sign'",
-            )
-        if not attestation.within_limits:
-            _refuse(
-                ReasonCode.SIZE, "descriptor or signature is larger than any valid one; sign the contribution again"
-            )
-        descriptor = ContributionDescriptor.from_cbor(attestation.descriptor)
-        self.descriptor_hash = hashlib.sha256(attestation.descriptor).digest()
-        self.contributor = descriptor.contributor
-        contributor, record = _find_key(attestation, descriptor, registry, now)
-        sign1.verify(attestation.sign1, attestation.descriptor, record.raw)
-        _check_audience(descriptor, policy)
-        rule = _check_class(descriptor, contributor, policy)
-        _check_validity(descriptor, rule, policy, now)
-        _check_bounds(descriptor, rule, policy)
-        _check_content(descriptor, content_hash)
-        _check_seen(descriptor, self.descriptor_hash, contributor, policy, seen)
-        return Admission(descriptor, self.descriptor_hash, attestation.digest(), record.key_id)
+    except AttestError as error:
+        return refusal_of(error)
+    return None
 
 
 def _check_clock(now: int, seen: Seen) -> None:
     if type(now) is not int or not 0 <= now <= MAX_TIME:
-        _refuse(ReasonCode.CLOCK, f"clock reads {ascii(now)[:60]}, expected whole seconds since 1970")
+        refuse(ReasonCode.CLOCK, f"clock reads {ascii(now)[:60]}, expected whole seconds since 1970")
     if now < seen.latest - CLOCK_TOLERANCE:
-        _refuse(
+        refuse(
             ReasonCode.CLOCK,
             f"clock reads {now}, {seen.latest - now} s before the last admission; set the clock right",
         )
-
-
-def _find_key(
-    attestation: Attestation, descriptor: ContributionDescriptor, registry: Registry, now: int
-) -> tuple[Contributor, KeyRecord]:
-    """The key that the signature is checked under, found by the contributor's name; the key id only chooses."""
-    headers = sign1.parse(attestation.sign1)
-    name = descriptor.contributor
-    if headers.issuer != name:
-        _refuse(ReasonCode.HEADER, f"signature is issued by {headers.issuer}, the descriptor names {name}")
-    contributor = _find_contributor(name, registry)
-    return contributor, _check_key(contributor, headers.key_id, now)
-
-
-def _find_contributor(name: str, registry: Registry) -> Contributor:
-    contributor = registry.find(name)
-    if contributor is None or not contributor.keys:
-        _refuse(
-            ReasonCode.KEY_UNKNOWN, f"contributor {name} has no key in the registry; 'dptrain registry add' adds one"
-        )
-    return contributor
-
-
-def _check_key(contributor: Contributor, key_id: bytes, now: int) -> KeyRecord:
-    name = contributor.name
-    named = [record for record in contributor.keys if record.key_id == key_id]
-    if not named:
-        _refuse(ReasonCode.SIG_BAD, f"signature names key {key_id.hex()}, which is not a key of {name}")
-    record = next((record for record in named if record.valid(now)), named[0])
-    if record.revoked(now):
-        _refuse(ReasonCode.KEY_REVOKED, f"key {key_id.hex()} of {name} is revoked; sign again with a valid key")
-    if not record.valid(now):
-        _refuse(
-            ReasonCode.KEY_NOT_VALID,
-            f"key {key_id.hex()} of {name} is valid from {record.not_before} to {record.not_after}, not at {now}",
-        )
-    return record
-
-
-def _check_audience(descriptor: ContributionDescriptor, policy: Policy) -> None:
-    if descriptor.corpus != policy.corpus:
-        _refuse(
-            ReasonCode.AUDIENCE,
-            f"attestation is for corpus {descriptor.corpus}, this one is {policy.corpus}; sign it for this one",
-        )
-
-
-def _check_class(descriptor: ContributionDescriptor, contributor: Contributor, policy: Policy) -> ClassRule:
-    name = descriptor.admissibility_class
-    rule = policy.find_class(name)
-    if rule is None:
-        known = ", ".join(rule.name for rule in policy.classes)
-        _refuse(ReasonCode.CLASS_UNKNOWN, f"class {name} is not in the policy, which has {known}")
-    if name not in contributor.classes:
-        granted = ", ".join(contributor.classes) or "none"
-        _refuse(ReasonCode.CLASS_NOT_GRANTED, f"{contributor.name} may attest {granted}, not {name}")
-    return rule
-
-
-def _check_validity(descriptor: ContributionDescriptor, rule: ClassRule, policy: Policy, now: int) -> None:
-    if now < descriptor.not_before:
-        _refuse(ReasonCode.NOT_YET_VALID, f"attestation is valid from {descriptor.not_before}, now is {now}")
-    if now >= descriptor.not_after:
-        _refuse(ReasonCode.EXPIRED, f"attestation was valid until {descriptor.not_after}, now is {now}; sign it again")
-    longest = policy.max_window if rule.max_window is None else min(rule.max_window, policy.max_window)
-    length = descriptor.not_after - descriptor.not_before
-    if length > longest:
-        _refuse(
-            ReasonCode.WINDOW, f"attestation is valid for {length} s, at most {longest} s are allowed; sign it for less"
-        )
-
-
-def _check_bounds(descriptor: ContributionDescriptor, rule: ClassRule, policy: Policy) -> None:
-    clip, noise = descriptor.clip_norm_micro, descriptor.noise_multiplier_micro
-    where = f"(units of 1e-6, class {rule.name})"
-    if clip > rule.clip_norm_micro:
-        _refuse(ReasonCode.CLIP_ABOVE_CLASS, f"clip norm is {clip}, expected at most {rule.clip_norm_micro} {where}")
-    if noise < rule.noise_multiplier_micro:
-        _refuse(
-            ReasonCode.NOISE_BELOW_CLASS,
-            f"noise multiplier is {noise}, expected at least {rule.noise_multiplier_micro} {where}",
-        )
-    if clip < policy.min_clip_norm_micro:
-        _refuse(
-            ReasonCode.CLIP_BELOW_FLOOR,
-            f"clip norm is {clip}, the corpus asks for at least {policy.min_clip_norm_micro}",
-        )
-    if noise < policy.min_noise_multiplier_micro:
-        _refuse(
-            ReasonCode.NOISE_BELOW_FLOOR,
-            f"noise multiplier is {noise}, the corpus asks for at least {policy.min_noise_multiplier_micro}",
-        )
-    if descriptor.max_examples is not None and descriptor.max_examples > policy.max_examples:
-        _refuse(
-            ReasonCode.EXAMPLES,
-            f"contribution may hold {descriptor.max_examples} examples, at most {policy.max_examples} may be; split it",
-        )
-
-
-def _check_content(descriptor: ContributionDescriptor, content_hash: bytes | None) -> None:
-    if content_hash is None:
-        _refuse(ReasonCode.CONTENT_MISSING, "no content for the attestation; put the data back or drop the attestation")
-    if content_hash != descriptor.content_hash:
-        _refuse(
-            ReasonCode.CONTENT_MISMATCH,
-            f"content hashes to {content_hash.hex()}, signed was {descriptor.content_hash.hex()};"
-            " restore the content or sign it anew",
-        )
-
-
-def _check_seen(
-    descriptor: ContributionDescriptor, digest: bytes, contributor: Contributor, policy: Policy, seen: Seen
-) -> None:
-    _check_withdrawn(digest, seen.withdrawn)
-    if seen.has_descriptor(digest):
-        _refuse(ReasonCode.REPLAYED, "this attestation was admitted already; each is good for one contribution")
-    if seen.has_content(descriptor.content_hash):
-        _refuse(ReasonCode.DUPLICATE_CONTENT, "this content was admitted already under another attestation")
-    cap = policy.contributor_cap if contributor.cap is None else min(contributor.cap, policy.contributor_cap)
-    if seen.count(contributor.name) >= cap:
-        _refuse(ReasonCode.CONTRIBUTOR_CAP, f"{contributor.name} has {cap} contributions already, the most allowed")
-
-
-def _check_withdrawn(digest: bytes, withdrawn: Set[bytes]) -> None:
-    if digest in withdrawn:
-        _refuse(ReasonCode.WITHDRAWN, "contribution was withdrawn; withdrawals stand")

@@ -8,9 +8,8 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, NamedTuple
 
 from attest.errors import CorpusRefused
 
@@ -25,8 +24,7 @@ _CHUNK = 1 << 20
 _BLANK = b" \t\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Locator:
+class Locator(NamedTuple):
     """Where a contribution's content lies.
 
     Args:
@@ -40,8 +38,7 @@ class Locator:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """A contribution's place and the SHA-256 of the bytes found there."""
 
     locator: Locator
@@ -84,27 +81,38 @@ def file_record(root: Path, source: str) -> Record:
     return Record(Locator(source, 0, length), digest.digest())
 
 
-def folder_sources(root: Path, source: str) -> list[str]:
+def folder_sources(root: Path, source: str) -> Iterator[str]:
     """Every regular file below a folder, as paths relative to `root`, sorted by code point.
+
+    Only the names of the folders on the way to the current file are held.
 
     Raises:
         CorpusRefused: Code CONTENT_MISSING if a folder cannot be listed.
     """
-    found, waiting = [], [source]
+    waiting = [iter([(source, True)])]
     while waiting:
-        folder = waiting.pop()
-        try:
-            with os.scandir(root / folder) as entries:
-                for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(f"{folder}/{entry.name}")
-                    elif entry.is_file(follow_symlinks=False):
-                        found.append(f"{folder}/{entry.name}")
-        except OSError as error:
-            raise CorpusRefused("CONTENT_MISSING", f"cannot list {folder!r}: {error.strerror or error}") from error
-    return sorted(found)
+        path, is_folder = next(waiting[-1], (None, False))
+        if path is None:
+            waiting.pop()
+        elif is_folder:
+            waiting.append(iter(_listed(root, path)))
+        else:
+            yield path
+
+
+def _listed(root: Path, folder: str) -> list[tuple[str, bool]]:
+    """Files and folders in a folder, a folder sorted as if a slash were part of its name."""
+    try:
+        with os.scandir(root / folder) as entries:
+            found = [
+                (f"{folder}/{entry.name}", entry.is_dir(follow_symlinks=False))
+                for entry in entries
+                if not entry.name.startswith(".")
+                and (entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False))
+            ]
+    except OSError as error:
+        raise CorpusRefused("CONTENT_MISSING", f"cannot list {folder!r}: {error.strerror or error}") from error
+    return sorted(found, key=lambda entry: entry[0] + "/" * entry[1])
 
 
 def records_of(root: Path, source: str) -> Iterator[Record]:

@@ -1,0 +1,137 @@
+"""A map from digests to numbers whose memory is bounded: what does not fit lies in a temporary file.
+
+The gate remembers what it admitted, and finds the attestation of a file, through this map; so a corpus of any size is
+judged in the memory of a small one.
+"""
+
+import hashlib
+import os
+import secrets
+import tempfile
+from array import array
+
+MEMORY_ENTRIES = 1 << 19
+"""Entries kept in memory (24 bytes each, pages half full); beyond, the pages move to a temporary file."""
+
+_KEY = 16
+_ENTRY = _KEY + 8
+_PAGE_ENTRIES = 168
+_PAGE = _ENTRY * _PAGE_ENTRIES
+_FIRST_PAGES = 16
+
+
+class DigestTable:
+    """Map from byte strings to integers from 0 to 2^64 - 1.
+
+    Guarantee: two different keys are confused with probability at most n^2 / 2^129 for n entries, whoever chose them:
+    keys enter through BLAKE2b under a secret of this table, so nobody can search for collisions or crowd one page.
+    Memory stays below some 30 MB for any n; beyond `MEMORY_ENTRIES` it takes a system call or two per access.
+
+    Args:
+        memory_entries: Entries up to which nothing is written to disk.
+    """
+
+    def __init__(self, memory_entries: int = MEMORY_ENTRIES) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._memory_entries = memory_entries
+        self._count = 0
+        self._fill = array("H", bytes(2 * _FIRST_PAGES))
+        self._pages: bytearray | None = bytearray(_PAGE * _FIRST_PAGES)
+        self._file = -1
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __del__(self) -> None:
+        if getattr(self, "_file", -1) >= 0:
+            os.close(self._file)
+
+    def get(self, key: bytes) -> int | None:
+        """The number kept for a key, None if there is none."""
+        name = self._name(key)
+        found = self._find(self._page(name), name)
+        return None if found is None else found[1]
+
+    def set(self, key: bytes, value: int) -> None:
+        """Keep a number for a key, in place of an earlier one."""
+        name = self._name(key)
+        page = self._page(name)
+        found = self._find(page, name)
+        if found is None:
+            self._insert(page, name, value)
+        else:
+            self._write(page, found[0], name + value.to_bytes(8, "big"))
+
+    def setdefault(self, key: bytes, value: int) -> int | None:
+        """The number kept for a key; if there is none, keep `value` and return None."""
+        name = self._name(key)
+        page = self._page(name)
+        found = self._find(page, name)
+        if found is not None:
+            return found[1]
+        self._insert(page, name, value)
+        return None
+
+    def _name(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key, digest_size=_KEY, key=self._secret).digest()
+
+    def _page(self, name: bytes) -> int:
+        return int.from_bytes(name[:5], "big") & (len(self._fill) - 1)
+
+    def _find(self, page: int, name: bytes) -> tuple[int, int] | None:
+        """Place of an entry within its page, and its number."""
+        held = self._read(page)
+        at = held.find(name)
+        while at >= 0 and at % _ENTRY:
+            at = held.find(name, at + 1)
+        return None if at < 0 else (at, int.from_bytes(held[at + _KEY : at + _ENTRY], "big"))
+
+    def _insert(self, page: int, name: bytes, value: int) -> None:
+        packed = value.to_bytes(8, "big")
+        while self._fill[page] == _PAGE_ENTRIES or self._count >= len(self._fill) * _PAGE_ENTRIES // 2:
+            self._double()
+            page = self._page(name)
+        self._write(page, self._fill[page] * _ENTRY, name + packed)
+        self._fill[page] += 1
+        self._count += 1
+
+    def _read(self, page: int) -> bytes | bytearray:
+        length, start = self._fill[page] * _ENTRY, page * _PAGE
+        if self._pages is not None:
+            return self._pages[start : start + length]
+        return os.pread(self._file, length, start)
+
+    def _write(self, page: int, at: int, data: bytes) -> None:
+        start = page * _PAGE + at
+        if self._pages is not None:
+            self._pages[start : start + len(data)] = data
+        elif os.pwrite(self._file, data, start) != len(data):
+            raise OSError("the temporary file of the gate could not be written in full; is the disk full?")
+
+    def _double(self) -> None:
+        """Twice as many pages: each sends the entries whose next bit is set to a new page behind the old ones."""
+        pages = len(self._fill)
+        if self._pages is not None and self._count >= self._memory_entries:
+            self._spill()
+        if self._pages is not None:
+            self._pages.extend(bytes(_PAGE * pages))
+        self._fill.extend(array("H", bytes(2 * pages)))
+        for page in range(pages):
+            held = bytes(self._read(page))
+            groups: tuple[list[bytes], list[bytes]] = ([], [])
+            for at in range(0, len(held), _ENTRY):
+                entry = held[at : at + _ENTRY]
+                groups[self._page(entry) != page].append(entry)
+            for target, group in zip((page, page + pages), groups, strict=True):
+                self._write(target, 0, b"".join(group))
+                self._fill[target] = len(group)
+
+    def _spill(self) -> None:
+        with tempfile.TemporaryFile(prefix="dptrain-gate-", buffering=0) as file:
+            self._file = os.dup(file.fileno())
+        if self._pages is not None:
+            data, self._pages = memoryview(self._pages), None
+            for at in range(0, len(data), 1 << 20):
+                part = data[at : at + (1 << 20)]
+                if os.pwrite(self._file, part, at) != len(part):
+                    raise OSError("the temporary file of the gate could not be written in full; is the disk full?")

@@ -1,0 +1,306 @@
+"""What can be said of one contribution without knowing the others: form, signature, audience, validity, class, bounds, content.
+
+Checks run cheapest first: sizes, strict decoding, header, registry, signature, audience, validity, class, bounds, content.
+Every comparison of bounds is between integers. `examine` makes them all, one after the other. An `Examiner` does the same
+for many contributions: attestations that differ from one that passed in content hash, nonce and signature alone are
+compared with it instead of being decoded, and only their digests and signatures are computed.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple, NoReturn
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from attest import cbor, sign1
+from attest.admission import Passed, Refusal
+from attest.attestation import Attestation
+from attest.descriptor import ContributionDescriptor, Parts, split
+from attest.errors import AdmissionRefused, AttestError
+from attest.policy import ClassRule, Policy
+from attest.reasons import ReasonCode
+from attest.registry import Contributor, KeyRecord, Registry
+
+MAX_KNOWN = 4096
+"""Forms of attestation that an `Examiner` remembers; a form is what one contributor signs in one go."""
+
+
+def examine(
+    attestation: Attestation, content_hash: bytes | None, *, policy: Policy, registry: Registry, now: int
+) -> Passed | Refusal:
+    """Make every check that needs this contribution alone.
+
+    Guarantee: `Passed` means that a key enrolled for the named contributor and valid at `now` signed exactly these
+    descriptor bytes, for this corpus, within its validity, in a class granted to the contributor; that the signed clip norm
+    is at most and the signed noise multiplier at least the class preset, both at least the corpus floors; and that the
+    content read has the signed hash. Every error on the way refuses; nothing depends on an assertion.
+
+    Args:
+        attestation: Descriptor and signature as received.
+        content_hash: SHA-256 of the content, None if there is none.
+        policy: The rules.
+        registry: The contributors.
+        now: Seconds since 1970.
+    """
+    descriptor_hash, name = None, None
+    try:
+        if not attestation.within_limits:
+            refuse(
+                ReasonCode.SIZE, "descriptor or signature is larger than any valid one; sign the contribution again"
+            )
+        descriptor = ContributionDescriptor.from_cbor(attestation.descriptor)
+        descriptor_hash, name = hashlib.sha256(attestation.descriptor).digest(), descriptor.contributor
+        contributor, record = _find_key(attestation, descriptor, registry, now)
+        sign1.verify(attestation.sign1, attestation.descriptor, record.raw)
+        check_audience(descriptor, policy)
+        rule = check_class(descriptor, contributor, policy)
+        check_validity(descriptor, rule, policy, now)
+        _check_bounds(descriptor, rule, policy)
+        _check_content(descriptor, content_hash)
+    except AttestError as error:
+        return refusal_of(error, descriptor_hash, name)
+    return Passed(descriptor_hash, attestation.digest(), record.key_id, name, descriptor.admissibility_class)
+
+
+class Examiner:
+    """`examine` for many contributions under one policy, one registry and one reading of the clock.
+
+    Guarantee: the outcome is that of `examine`, for every input. What is taken over from an earlier attestation is only
+    what cannot differ: see `_Form`.
+
+    Args:
+        policy: The rules.
+        registry: The contributors.
+        now: Seconds since 1970.
+    """
+
+    def __init__(self, policy: Policy, registry: Registry, now: int) -> None:
+        self._policy = policy
+        self._registry = registry
+        self._now = now
+        self._known: dict[tuple[bytes, bytes, bytes], _Form] = {}
+
+    def examine(
+        self, descriptor: bytes, message: bytes, content_hash: bytes | None, *, verified: bool = False
+    ) -> Passed | Refusal:
+        """Judge one contribution by itself.
+
+        Args:
+            descriptor: Bytes of the descriptor.
+            message: The COSE_Sign1 message.
+            content_hash: SHA-256 of the content, None if there is none.
+            verified: The signature of this very message was verified before, under this registry; spares that alone.
+        """
+        parts = split(descriptor)
+        form = self._known.get(parts.rest) if parts is not None else None
+        if form is not None and parts is not None and parts.content_hash == content_hash:
+            passed = form.match(descriptor, message, verified)
+            if passed is not None:
+                return passed
+        outcome = examine(
+            Attestation(descriptor, message), content_hash, policy=self._policy, registry=self._registry, now=self._now
+        )
+        if form is None and parts is not None and isinstance(outcome, Passed):
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            learned = _Form.learn(descriptor, message, parts, outcome, self._registry)
+            if learned is not None:
+                self._known[parts.rest] = learned
+        return outcome
+
+
+class _Form(NamedTuple):
+    """The constant bytes of attestations that share everything but content hash, nonce and signature, after one passed.
+
+    A descriptor whose `rest` equals that of one that passed holds the same values in every field but 7 and 10, which are
+    byte strings of fixed length and take part in no check but the comparison of the content hash; so decoding, audience,
+    validity, class, bounds and the choice of the key turn out the same. A message made of `head`, the descriptor's hash in
+    hex, `tail` and 64 bytes is the one form that the strict reader of headers accepts for that descriptor and key. What is
+    left is the signature, which is verified over the bytes received.
+    """
+
+    head: bytes
+    tail: bytes
+    length: int
+    signed_head: bytes
+    signed_tail: bytes
+    framing: tuple[bytes, bytes]
+    verify: Callable[[bytes, bytes], None]
+    key_id: bytes
+    contributor: str
+    admissibility_class: str
+
+    @classmethod
+    def learn(
+        cls, descriptor: bytes, message: bytes, parts: Parts, passed: Passed, registry: Registry
+    ) -> "_Form | None":
+        """The form of an attestation that passed; None if what was cut out is not the content hash and the nonce."""
+        document = ContributionDescriptor.from_cbor(descriptor)
+        other = replace(document, content_hash=secrets.token_bytes(32), nonce=secrets.token_bytes(16))
+        if other.to_cbor() != Parts(parts.rest, other.content_hash, other.nonce).join():
+            return None
+        subject = passed.descriptor_hash.hex().encode()
+        body = cbor.decode(message[1:])
+        signed = sign1.to_be_signed(body[0], descriptor)
+        contributor = registry.find(passed.contributor)
+        keys = [record.raw for record in contributor.keys if record.key_id == passed.key_id] if contributor else []
+        if len(keys) != 1:
+            return None
+        # A colon stands in no identifier, so this is where the subject begins and not, say, an issuer that looks like it.
+        at, signed_at = (text.index(b"sha-256:" + subject) + 8 for text in (message, signed))
+        framed = Attestation(descriptor, message).to_cbor()
+        start = framed.index(descriptor)
+        return cls(
+            message[:at],
+            message[at + 64 : -64],
+            len(message),
+            signed[:signed_at],
+            signed[signed_at + 64 : len(signed) - len(descriptor)],
+            (framed[:start], framed[start + len(descriptor) : len(framed) - len(message)]),
+            Ed25519PublicKey.from_public_bytes(keys[0]).verify,
+            passed.key_id,
+            passed.contributor,
+            passed.admissibility_class,
+        )
+
+    def match(self, descriptor: bytes, message: bytes, verified: bool) -> Passed | None:
+        """`Passed` for a descriptor of this form whose message verifies; None leaves the judgement to `examine`."""
+        digest = hashlib.sha256(descriptor).digest()
+        subject = digest.hex().encode()
+        signature = message[-64:]
+        if len(message) != self.length or message[:-64] != self.head + subject + self.tail:
+            return None
+        if not verified:
+            try:
+                self.verify(signature, b"".join((self.signed_head, subject, self.signed_tail, descriptor)))
+            except InvalidSignature:
+                return None
+        start, middle = self.framing
+        attestation_hash = hashlib.sha256(b"".join((start, descriptor, middle, message))).digest()
+        return Passed(digest, attestation_hash, self.key_id, self.contributor, self.admissibility_class)
+
+
+def code_of(error: AttestError) -> ReasonCode:
+    """The reason code of an error; what has none of its own means bytes that could not be read."""
+    return ReasonCode[error.code] if error.code in ReasonCode.__members__ else ReasonCode.CBOR
+
+
+def refusal_of(error: AttestError, descriptor_hash: bytes | None = None, contributor: str | None = None) -> Refusal:
+    """An error as the refusal that it means."""
+    return Refusal(code_of(error), error.sentence, descriptor_hash, contributor)
+
+
+def refuse(code: ReasonCode, sentence: str) -> NoReturn:
+    """Refuse with a code and a sentence."""
+    raise AdmissionRefused(code, sentence)
+
+
+def _find_key(
+    attestation: Attestation, descriptor: ContributionDescriptor, registry: Registry, now: int
+) -> tuple[Contributor, KeyRecord]:
+    """The key that the signature is checked under, found by the contributor's name; the key id only chooses."""
+    headers = sign1.parse(attestation.sign1)
+    name = descriptor.contributor
+    if headers.issuer != name:
+        refuse(ReasonCode.HEADER, f"signature is issued by {headers.issuer}, the descriptor names {name}")
+    contributor = find_contributor(name, registry)
+    return contributor, check_key(contributor, headers.key_id, now)
+
+
+def find_contributor(name: str, registry: Registry) -> Contributor:
+    contributor = registry.find(name)
+    if contributor is None or not contributor.keys:
+        refuse(
+            ReasonCode.KEY_UNKNOWN, f"contributor {name} has no key in the registry; 'dptrain registry add' adds one"
+        )
+    return contributor
+
+
+def check_key(contributor: Contributor, key_id: bytes, now: int) -> KeyRecord:
+    name = contributor.name
+    named = [record for record in contributor.keys if record.key_id == key_id]
+    if not named:
+        refuse(ReasonCode.SIG_BAD, f"signature names key {key_id.hex()}, which is not a key of {name}")
+    record = next((record for record in named if record.valid(now)), named[0])
+    if record.revoked(now):
+        refuse(ReasonCode.KEY_REVOKED, f"key {key_id.hex()} of {name} is revoked; sign again with a valid key")
+    if not record.valid(now):
+        refuse(
+            ReasonCode.KEY_NOT_VALID,
+            f"key {key_id.hex()} of {name} is valid from {record.not_before} to {record.not_after}, not at {now}",
+        )
+    return record
+
+
+def check_audience(descriptor: ContributionDescriptor, policy: Policy) -> None:
+    if descriptor.corpus != policy.corpus:
+        refuse(
+            ReasonCode.AUDIENCE,
+            f"attestation is for corpus {descriptor.corpus}, this one is {policy.corpus}; sign it for this one",
+        )
+
+
+def check_class(descriptor: ContributionDescriptor, contributor: Contributor, policy: Policy) -> ClassRule:
+    name = descriptor.admissibility_class
+    rule = policy.find_class(name)
+    if rule is None:
+        known = ", ".join(rule.name for rule in policy.classes)
+        refuse(ReasonCode.CLASS_UNKNOWN, f"class {name} is not in the policy, which has {known}")
+    if name not in contributor.classes:
+        granted = ", ".join(contributor.classes) or "none"
+        refuse(ReasonCode.CLASS_NOT_GRANTED, f"{contributor.name} may attest {granted}, not {name}")
+    return rule
+
+
+def check_validity(descriptor: ContributionDescriptor, rule: ClassRule, policy: Policy, now: int) -> None:
+    if now < descriptor.not_before:
+        refuse(ReasonCode.NOT_YET_VALID, f"attestation is valid from {descriptor.not_before}, now is {now}")
+    if now >= descriptor.not_after:
+        refuse(ReasonCode.EXPIRED, f"attestation was valid until {descriptor.not_after}, now is {now}; sign it again")
+    longest = policy.max_window if rule.max_window is None else min(rule.max_window, policy.max_window)
+    length = descriptor.not_after - descriptor.not_before
+    if length > longest:
+        refuse(
+            ReasonCode.WINDOW, f"attestation is valid for {length} s, at most {longest} s are allowed; sign it for less"
+        )
+
+
+def _check_bounds(descriptor: ContributionDescriptor, rule: ClassRule, policy: Policy) -> None:
+    clip, noise = descriptor.clip_norm_micro, descriptor.noise_multiplier_micro
+    where = f"(units of 1e-6, class {rule.name})"
+    if clip > rule.clip_norm_micro:
+        refuse(ReasonCode.CLIP_ABOVE_CLASS, f"clip norm is {clip}, expected at most {rule.clip_norm_micro} {where}")
+    if noise < rule.noise_multiplier_micro:
+        refuse(
+            ReasonCode.NOISE_BELOW_CLASS,
+            f"noise multiplier is {noise}, expected at least {rule.noise_multiplier_micro} {where}",
+        )
+    if clip < policy.min_clip_norm_micro:
+        refuse(
+            ReasonCode.CLIP_BELOW_FLOOR,
+            f"clip norm is {clip}, the corpus asks for at least {policy.min_clip_norm_micro}",
+        )
+    if noise < policy.min_noise_multiplier_micro:
+        refuse(
+            ReasonCode.NOISE_BELOW_FLOOR,
+            f"noise multiplier is {noise}, the corpus asks for at least {policy.min_noise_multiplier_micro}",
+        )
+    if descriptor.max_examples is not None and descriptor.max_examples > policy.max_examples:
+        refuse(
+            ReasonCode.EXAMPLES,
+            f"contribution may hold {descriptor.max_examples} examples, at most {policy.max_examples} may be; split it",
+        )
+
+
+def _check_content(descriptor: ContributionDescriptor, content_hash: bytes | None) -> None:
+    if content_hash is None:
+        refuse(ReasonCode.CONTENT_MISSING, "no content for the attestation; put the data back or drop the attestation")
+    if content_hash != descriptor.content_hash:
+        refuse(
+            ReasonCode.CONTENT_MISMATCH,
+            f"content hashes to {content_hash.hex()}, signed was {descriptor.content_hash.hex()};"
+            " restore the content or sign it anew",
+        )

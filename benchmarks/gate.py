@@ -1,0 +1,232 @@
+"""``make bench-gate``: the admission gate beside the bare signature checks that it cannot do without.
+
+Every round measures, one after the other on the same corpus and with the same number of processes: the bare Ed25519
+verifications (messages and keys ready in memory, processes started beforehand), and the gate with everything it does (reading
+and hashing the data, strict decoding, all checks, starting its workers). The ratio is formed within each round; the median
+over rounds is printed. Peak memory is that of the process that drives the gate, Python and libraries included.
+"""
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from attest import cbor, sign1, signed_file
+from attest.attestation import read_sequence
+from attest.corpus import SigningTemplate, open_corpus, sign_corpus
+from attest.descriptor import ContributionDescriptor
+from attest.gate import Admitted, Gate
+from attest.keys import generate, load_public_key, public_bytes, save_public_key
+from attest.policy import ClassRule, DepthRule, Policy, open_policy, sign_policy
+from attest.registry import Enrol, RegistryLog, open_registry
+from attest.workers import available_processors
+
+DAY = 86400
+CORPUS = "benchmark"
+
+
+def make_corpus(root: Path, records: int, contributors: int) -> None:
+    """A signed policy, a registry and ``records`` attested JSONL records of some 200 bytes by ``contributors`` contributors."""
+    now = int(time.time())
+    owner = generate()
+    keys = {f"contributor-{index:06d}": generate() for index in range(contributors)}
+    log = RegistryLog.create(root / "registry.cbor", owner, owner="owner", now=now)
+    log.append(
+        [
+            Enrol(name, public_bytes(key), not_before=now - DAY, not_after=now + DAY, classes=("all",))
+            for name, key in keys.items()
+        ],
+        now=now,
+    )
+    policy = Policy(
+        corpus=CORPUS,
+        delta=Fraction(1, 10**8),
+        steps=1000,
+        normalizer=64,
+        classes=(
+            ClassRule(
+                name="all",
+                clip_norm_micro=1_000_000,
+                noise_multiplier_micro=1_000_000,
+                sampling_rate=Fraction(1, 1000),
+                depth=DepthRule(band=(Fraction(0), Fraction(1))),
+            ),
+        ),
+        contributor_cap=2**32 - 1,
+    )
+    save_public_key(root / "owner.pub", public_bytes(owner), "owner")
+    signed_file.write(root / "policy.cose", *sign_policy(policy, owner, owner="owner", registry_root=log.registry.root()))
+    (root / "corpus").mkdir()
+    for index, (name, key) in enumerate(keys.items()):
+        data = root / "corpus" / f"{name}.jsonl"
+        with data.open("w") as stream:
+            for number in range(index, records, contributors):
+                text = hashlib.sha256(number.to_bytes(8, "big")).hexdigest() * 3
+                stream.write(json.dumps({"text": text, "label": number % 2}) + "\n")
+        template = SigningTemplate(
+            contributor=name, data_class="benchmark", admissibility_class="all", corpus=CORPUS, not_before=now - 60,
+            not_after=now + 3600, clip_norm_micro=1_000_000, noise_multiplier_micro=1_000_000,
+        )  # fmt: skip
+        sign_corpus(data, None, key, template)
+
+
+def bare(root: Path, workers: int) -> dict[str, float]:
+    """Seconds that ``workers`` processes need for all signatures and nothing else."""
+    registry = open_registry(root / "registry.cbor", load_public_key(root / "owner.pub"))
+    checks: list[tuple[Any, bytes, bytes]] = []
+    for path in sorted((root / "corpus").glob("*.attest")):
+        with path.open("rb") as stream:
+            verify = None
+            for attestation in read_sequence(stream):
+                if verify is None:
+                    name = ContributionDescriptor.from_cbor(attestation.descriptor).contributor
+                    found = registry.find(name)
+                    verify = Ed25519PublicKey.from_public_bytes(found.keys[0].raw).verify if found else None
+                body = cbor.decode(attestation.sign1[1:])
+                checks.append((verify, body[3], sign1.to_be_signed(body[0], attestation.descriptor)))
+    fork = multiprocessing.get_context("fork")
+    barrier = fork.Barrier(workers + 1)
+
+    def run(part: int) -> None:
+        share = checks[part::workers]
+        barrier.wait()
+        for verify, signature, message in share:
+            verify(signature, message)
+
+    processes = [fork.Process(target=run, args=(part,)) for part in range(workers)]
+    for process in processes:
+        process.start()
+    barrier.wait()
+    start = time.perf_counter()
+    for process in processes:
+        process.join()
+    seconds = time.perf_counter() - start
+    if any(process.exitcode for process in processes):
+        raise SystemExit("a bare verification failed")
+    return {"seconds": seconds, "signatures": len(checks)}
+
+
+def judge(root: Path, workers: int, again: bool) -> dict[str, float]:
+    """Seconds of the gate over the corpus, and the peak memory of this process in MiB."""
+    policy = open_policy(root / "policy.cose", load_public_key(root / "owner.pub")).policy
+    registry = open_registry(root / "registry.cbor", load_public_key(root / "owner.pub"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    gate = Gate(policy, registry, workers=workers, remember=again)
+    now = int(time.time())
+    admitted = sum(isinstance(outcome, Admitted) for outcome in gate.judge(open_corpus(root / "corpus"), now=now))
+    result = {"seconds": time.perf_counter() - start, "admitted": admitted}
+    if again:
+        start = time.perf_counter()
+        if sum(isinstance(outcome, Admitted) for outcome in gate.judge(open_corpus(root / "corpus"), now=now)) != admitted:
+            raise SystemExit("the second reading admitted another number")
+        result["again_seconds"] = time.perf_counter() - start
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return result | {
+        "peak_mib": own.ru_maxrss / 1024,
+        "start_mib": before / 1024,
+        "driver_cpu_seconds": own.ru_utime + own.ru_stime,
+    }
+
+
+def decode_microseconds(root: Path, count: int = 5000) -> dict[str, float]:
+    """Median microseconds of strict decoding: of the CBOR alone, and of the descriptor with all its checks."""
+    path = next((root / "corpus").glob("*.attest"))
+    with path.open("rb") as stream:
+        found = [attestation.descriptor for _, attestation in zip(range(count), read_sequence(stream), strict=False)]
+
+    def per_item(work: Callable[[bytes], object]) -> float:
+        rounds = []
+        for _ in range(7):
+            start = time.perf_counter()
+            for data in found:
+                work(data)
+            rounds.append((time.perf_counter() - start) / len(found) * 1e6)
+        return statistics.median(rounds)
+
+    return {"cbor_decode_us": per_item(cbor.decode), "descriptor_from_cbor_us": per_item(ContributionDescriptor.from_cbor)}
+
+
+def measure(records: int, contributors: int, workers: int, rounds: int) -> dict[str, Any]:
+    """Alternates bare verification and gate, each in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="bench-gate-") as folder:
+        root = Path(folder)
+        make_corpus(root, records, contributors)
+
+        def part(*words: str) -> dict[str, float]:
+            command = [sys.executable, "-m", "benchmarks.gate", "--part", *words, "--root", folder, "--workers", str(workers)]
+            return dict(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
+
+        runs = [(part("bare"), part("judge")) for _ in range(rounds)]
+        again = part("again")
+        ratios = [gate["seconds"] / alone["seconds"] for alone, gate in runs]
+        if any(gate["admitted"] != records for _, gate in runs):
+            raise SystemExit("the gate refused records that it should have admitted")
+        return {
+            "records": records,
+            "contributors": contributors,
+            "workers": workers,
+            "bare_seconds": statistics.median(alone["seconds"] for alone, _ in runs),
+            "gate_seconds": statistics.median(gate["seconds"] for _, gate in runs),
+            "ratio": statistics.median(ratios),
+            "ratios": ratios,
+            "driver_cpu_seconds": statistics.median(gate["driver_cpu_seconds"] for _, gate in runs),
+            "peak_mib": max(gate["peak_mib"] for _, gate in runs),
+            "again_seconds": again["again_seconds"],
+            **decode_microseconds(root),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, nargs="+", default=[100_000])
+    parser.add_argument("--contributors", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=available_processors())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--part", choices=("bare", "judge", "again"), help=argparse.SUPPRESS)
+    parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        parts = {
+            "bare": lambda: bare(options.root, options.workers),
+            "judge": lambda: judge(options.root, options.workers, again=False),
+            "again": lambda: judge(options.root, options.workers, again=True),
+        }
+        print(json.dumps(parts[options.part]()))
+        return
+    results = [measure(count, options.contributors, options.workers, options.rounds) for count in options.records]
+    versions = {"python": platform.python_version(), "cryptography": version("cryptography"), "processors": os.cpu_count()}
+    record = {"versions": versions, "machine": platform.machine(), "results": results}
+    if options.out:
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(record, indent=1))
+        return
+    print(f"{'records':>9} {'workers':>7} {'bare s':>7} {'gate s':>7} {'ratio':>6} {'again s':>7} {'peak MiB':>8} {'decode us':>9}")
+    for found in results:
+        print(
+            f"{found['records']:>9} {found['workers']:>7} {found['bare_seconds']:>7.2f} {found['gate_seconds']:>7.2f} "
+            f"{found['ratio']:>6.2f} {found['again_seconds']:>7.2f} {found['peak_mib']:>8.0f} "
+            f"{found['descriptor_from_cbor_us']:>9.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
