@@ -1,15 +1,18 @@
-"""Ed25519 keys: which public keys are sound, how private keys lie on disk, how signatures are checked.
+"""Ed25519 keys: which public keys are sound, how keys lie on disk, how signatures are checked.
 
 Private keys are `cryptography` objects; public keys are their 32 raw bytes (RFC 8032 section 5.1.5).
 """
 
 import base64
 import binascii
+import contextlib
 import hashlib
+import importlib.util
 import os
 import re
 import stat
 from functools import lru_cache
+from typing import Literal
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -20,7 +23,11 @@ from attest.errors import KeyRefused, SignatureRefused
 from attest.files import atomic_write, read_limited, sync_directory
 from attest.ids import check_id
 
+KeyForm = Literal["pem", "openssh"]
+"""How a private key lies in its file."""
+
 _MAX_KEY_FILE = 16384
+_OPENSSH_HEAD = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 _PUBLIC_LINE = re.compile(rb"dptrain-key-v1 ([a-z0-9._/-]{1,64}) ([A-Za-z0-9+/]{43}=)\n?")
 
 
@@ -97,45 +104,90 @@ def _verifier(raw: bytes) -> Ed25519PublicKey:
 
 
 def save_private_key(
-    path: str | os.PathLike[str], key: Ed25519PrivateKey, passphrase: str | bytes | None = None
+    path: str | os.PathLike[str],
+    key: Ed25519PrivateKey,
+    passphrase: str | bytes | None = None,
+    *,
+    form: KeyForm = "pem",
 ) -> None:
-    """Write a private key as PKCS#8 PEM, readable by its owner alone, never over an existing file.
+    """Write a private key, readable by its owner alone, never over an existing file nor through a symbolic link.
 
     Args:
         path: New file.
         key: The private key.
         passphrase: Encrypts the file when given.
+        form: `pem` for PKCS#8 (RFC 5958), `openssh` for what `ssh-add` of every OpenSSH reads.
 
     Raises:
-        KeyRefused: Code EXISTS or FILE.
+        KeyRefused: Code EXISTS, FILE, PASSPHRASE (an empty one) or BCRYPT (missing for an encrypted OpenSSH file).
     """
-    secret = _passphrase_bytes(passphrase)
-    protection = serialization.BestAvailableEncryption(secret) if secret else serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
+    data = _private_bytes(key, _passphrase_bytes(passphrase), form)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
     try:
-        with os.fdopen(os.open(path, flags, 0o600), "wb") as stream:
-            stream.write(pem)
-            stream.flush()
-            os.fsync(stream.fileno())
-        sync_directory(os.path.dirname(os.path.abspath(path)))
+        descriptor = os.open(path, flags, 0o600)
     except FileExistsError as error:
         raise KeyRefused(
             "EXISTS", f"{os.fspath(path)!r} exists; keys are never overwritten, take another name"
         ) from error
     except OSError as error:
         raise KeyRefused("FILE", f"cannot write {os.fspath(path)!r}: {error.strerror or error}") from error
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        sync_directory(os.path.dirname(os.path.abspath(path)))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise KeyRefused("FILE", f"cannot write {os.fspath(path)!r}: {error.strerror or error}") from error
 
 
 def load_private_key(path: str | os.PathLike[str], passphrase: str | bytes | None = None) -> Ed25519PrivateKey:
-    """Read a private key written by `save_private_key`.
+    """Read a private key in either form that `save_private_key` writes.
+
+    A symbolic link is followed, as secret stores use them; type and permissions are those of the file that is read.
 
     Raises:
-        KeyRefused: Code FILE, MODE (others may read the file), PASSPHRASE or FORMAT.
+        KeyRefused: Code FILE, MODE (others may read the file), PASSPHRASE (missing, needless or wrong), BCRYPT or FORMAT.
     """
     shown = repr(os.fspath(path))
+    data = _read_private(path, shown)
+    openssh = data.startswith(_OPENSSH_HEAD)
+    load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
     try:
-        with open(path, "rb") as stream:
+        key = load(data, _passphrase_bytes(passphrase))
+    except TypeError as error:
+        wanted = "is encrypted; give its passphrase" if passphrase is None else "is not encrypted; give no passphrase"
+        raise KeyRefused("PASSPHRASE", f"{shown} {wanted}") from error
+    except UnsupportedAlgorithm as error:
+        if openssh and not _has_bcrypt():
+            raise _no_bcrypt(f"{shown} is encrypted in OpenSSH's way") from error
+        raise KeyRefused("FORMAT", f"{shown} holds a kind of key that cannot be read, expected Ed25519") from error
+    except ValueError as error:
+        if passphrase is not None and _seems_encrypted(data):
+            raise KeyRefused("PASSPHRASE", f"the passphrase of {shown} is another, or the file is damaged") from error
+        raise KeyRefused("FORMAT", f"{shown} is not a readable private key, neither PEM nor OpenSSH's form") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise KeyRefused("FORMAT", f"{shown} holds a {type(key).__name__}, expected an Ed25519 key")
+    return key
+
+
+def _private_bytes(key: Ed25519PrivateKey, secret: bytes | None, form: str) -> bytes:
+    forms = {"pem": serialization.PrivateFormat.PKCS8, "openssh": serialization.PrivateFormat.OpenSSH}
+    if form not in forms:
+        raise KeyRefused("FORMAT", f"form of a key file is {form!r}, expected pem or openssh")
+    if secret and form == "openssh" and not _has_bcrypt():
+        raise _no_bcrypt("OpenSSH encrypts keys with bcrypt")
+    protection = serialization.BestAvailableEncryption(secret) if secret else serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, forms[form], protection)
+
+
+def _read_private(path: str | os.PathLike[str], shown: str) -> bytes:
+    # O_NONBLOCK: opening a named pipe must not hang before its kind is known.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        with open(os.open(path, flags), "rb") as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise KeyRefused("FILE", f"{shown} is not a regular file")
@@ -143,21 +195,24 @@ def load_private_key(path: str | os.PathLike[str], passphrase: str | bytes | Non
                 raise KeyRefused(
                     "MODE", f"{shown} has mode {stat.S_IMODE(status.st_mode):04o}, expected 0600; run chmod 600 on it"
                 )
-            pem = stream.read(_MAX_KEY_FILE + 1)
+            data = stream.read(_MAX_KEY_FILE + 1)
     except OSError as error:
         raise KeyRefused("FILE", f"cannot read the private key {shown}: {error.strerror or error}") from error
-    if len(pem) > _MAX_KEY_FILE:
-        raise KeyRefused("FORMAT", f"{shown} is longer than {_MAX_KEY_FILE} bytes, expected a PEM private key")
-    try:
-        key = serialization.load_pem_private_key(pem, _passphrase_bytes(passphrase))
-    except TypeError as error:
-        wanted = "is encrypted; give its passphrase" if passphrase is None else "is not encrypted; give no passphrase"
-        raise KeyRefused("PASSPHRASE", f"{shown} {wanted}") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyRefused("FORMAT", f"{shown} is not a readable PEM private key, or the passphrase is wrong") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise KeyRefused("FORMAT", f"{shown} holds a {type(key).__name__}, expected an Ed25519 key")
-    return key
+    if len(data) > _MAX_KEY_FILE:
+        raise KeyRefused("FORMAT", f"{shown} is longer than {_MAX_KEY_FILE} bytes, expected a private key")
+    return data
+
+
+def _seems_encrypted(data: bytes) -> bool:
+    return data.startswith(_OPENSSH_HEAD) or b"ENCRYPTED" in data
+
+
+def _has_bcrypt() -> bool:
+    return importlib.util.find_spec("bcrypt") is not None
+
+
+def _no_bcrypt(what: str) -> KeyRefused:
+    return KeyRefused("BCRYPT", f"{what}, which is not installed; run pip install 'dptrain[openssh]'")
 
 
 def save_public_key(path: str | os.PathLike[str], raw: bytes, name: str) -> None:
@@ -183,8 +238,13 @@ def load_named_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
         FileRefused: The file cannot be read.
         KeyRefused: Code FORMAT, or the key is unsound.
     """
-    match = _PUBLIC_LINE.fullmatch(read_limited(path, _MAX_KEY_FILE, "public key"))
+    line = read_limited(path, _MAX_KEY_FILE, "public key")
+    match = _PUBLIC_LINE.fullmatch(line)
     shown = repr(os.fspath(path))
+    if line.startswith(b"ssh-"):
+        raise KeyRefused(
+            "FORMAT", f"{shown} is a public key in OpenSSH's form; run dptrain attest keygen NAME --from {shown} first"
+        )
     if not match:
         raise KeyRefused("FORMAT", f"{shown} is not one line 'dptrain-key-v1 NAME BASE64'; is it a public key file?")
     try:
@@ -195,6 +255,26 @@ def load_named_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
         raise KeyRefused("FORMAT", f"{shown} holds base64 with stray bits at its end")
     check_public_key(raw)
     return match[1].decode("ascii"), raw
+
+
+def load_openssh_public_key(path: str | os.PathLike[str]) -> bytes:
+    """Read and check the Ed25519 key of an OpenSSH `.pub` file; returns 32 raw bytes.
+
+    Raises:
+        FileRefused: The file cannot be read.
+        KeyRefused: Code FORMAT, or the key is unsound.
+    """
+    shown = repr(os.fspath(path))
+    words = read_limited(path, _MAX_KEY_FILE, "public key").split(None, 2)
+    try:
+        key = serialization.load_ssh_public_key(b" ".join(words[:2]))
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise KeyRefused("FORMAT", f"{shown} is not one line 'ssh-ed25519 BASE64 COMMENT'; is it a .pub file?") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise KeyRefused("FORMAT", f"{shown} holds a key of type {words[0]!a}, expected ssh-ed25519; make an Ed25519 key")
+    raw = public_bytes(key)
+    check_public_key(raw)
+    return raw
 
 
 def _passphrase_bytes(passphrase: str | bytes | None) -> bytes | None:
