@@ -115,6 +115,11 @@ def number(value: float, digits: int = 4) -> str:
     return "∞" if math.isinf(value) else f"{value:.{digits}g}"
 
 
+def amount(value: float) -> str:
+    """A count, or a ratio of any size, for a person: no exponents above one, thousands set off."""
+    return f"{value:,.0f}" if value >= 1000 else number(value)
+
+
 def utc(seconds: int) -> str:
     """Seconds since the epoch as an ISO 8601 time in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -80,6 +80,18 @@ def make_plan(policy: Policy, layers: int) -> Plan:
     Raises:
         ConfigError: Code LAYERS if a class names a layer that the stack does not have.
     """
+    touched, blocks = lay_out(policy, layers)
+    return Plan(
+        layers=layers,
+        blocks=tuple(blocks),
+        classes=tuple(_class_plan(policy, rule, touched[rule.name], blocks) for rule in policy.classes),
+        noise_energy_ratio=noise_energy(blocks) / len(blocks),
+        lower_bounds=any(rule.depth.kind in ("set", "adapter") for rule in policy.classes),
+    )
+
+
+def lay_out(policy: Policy, layers: int) -> tuple[dict[str, tuple[str, ...]], list[BlockPlan]]:
+    """The blocks that each class may touch, and the noise on every block that any class may touch."""
     touched = {rule.name: touched_blocks(rule, layers) for rule in policy.classes}
     order = dict.fromkeys([*stack(layers), *(block for blocks in touched.values() for block in blocks)])
     blocks = []
@@ -87,14 +99,13 @@ def make_plan(policy: Policy, layers: int) -> Plan:
         users = tuple(name for name, names in touched.items() if block in names)
         if users:
             blocks.append(BlockPlan(block, schedule.block_std(schedule.class_presets(policy, users)), users))
+    return touched, blocks
+
+
+def noise_energy(blocks: list[BlockPlan]) -> float:
+    """Sum of s_l^2 over the blocks, in units of the largest, blocks counted as equally large."""
     largest = max(block.std for block in blocks)
-    return Plan(
-        layers=layers,
-        blocks=tuple(blocks),
-        classes=tuple(_class_plan(policy, rule, touched[rule.name], blocks) for rule in policy.classes),
-        noise_energy_ratio=sum((block.std / largest) ** 2 for block in blocks) / len(blocks),
-        lower_bounds=any(rule.depth.kind in ("set", "adapter") for rule in policy.classes),
-    )
+    return sum((block.std / largest) ** 2 for block in blocks)
 
 
 def bound_plan(policy: Policy, rule: ClassRule, sigma_micro: int, clip_micro: int, stds: list[float]) -> BoundPlan:

@@ -1,0 +1,165 @@
+"""What follows from a policy, whether it is meant or not.
+
+Privacy sentences speak of one contribution and of zero-out adjacency, and give the bound for content replacement beside
+it; docs/guarantee.md is the promise that they repeat.
+"""
+
+import math
+from collections.abc import Iterator
+
+from dptrain.cli.advice.case import Case
+from dptrain.cli.advice.consequence import Consequence, fact
+from dptrain.cli.output import amount, number
+from dptrain.cli.planning import ClassPlan, Plan
+
+FALSE_ALARMS = 0.05
+"""Share of false alarms at which the sentence about an attacker is computed."""
+
+
+def facts(case: Case) -> Iterator[Consequence]:
+    """Every fact, classes first."""
+    for planned in case.plan.classes:
+        yield _reach(case, planned)
+        yield _epsilon(case, planned)
+        yield _attacker(case, planned)
+        yield from _signal(case, planned)
+    yield _unit()
+    yield from _size(case)
+    yield _delta(case)
+    yield from _noise(case.plan)
+    yield from _horizon(case)
+
+
+def detection_limit(epsilon: float, delta: float, false_alarms: float) -> float:
+    """The largest share of hits that any test can have against an (epsilon, delta)-indistinguishable pair.
+
+    Source: Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy" (2015), Theorem 2.1.
+    """
+    if math.isinf(epsilon):
+        return 1.0
+    first = math.exp(min(epsilon, 700.0)) * false_alarms + delta
+    second = 1 - math.exp(-epsilon) * (1 - delta - false_alarms)
+    return min(1.0, first, second)
+
+
+def _reach(case: Case, planned: ClassPlan) -> Consequence:
+    per_step = case.draws_per_step(planned)
+    drawn = "" if per_step is None else f"; a step draws {amount(per_step)} of the class on average"
+    return fact(
+        "REACH",
+        f"each contribution is drawn with probability {planned.sampling_rate:g} in each step, "
+        f"{amount(planned.expected_draws)} times in all on average, and its gradient reaches {blocks(planned, case.plan)}"
+        + drawn,
+        planned.name,
+    )
+
+
+def _epsilon(case: Case, planned: ClassPlan) -> Consequence:
+    preset, delta = planned.preset, f"{float(case.policy.delta):g}"
+    return fact(
+        "EPSILON",
+        f"for one contribution at the class's presets, all checkpoints together are ({number(preset.epsilon)}, {delta})-"
+        f"indistinguishable from those with the contribution empty, and ({number(preset.epsilon_replace)}, {delta})-"
+        "indistinguishable from those with any other content in its place",
+        planned.name,
+    )
+
+
+def _attacker(case: Case, planned: ClassPlan) -> Consequence:
+    delta = float(case.policy.delta)
+    empty, other = (
+        math.ceil(100 * detection_limit(epsilon, delta, FALSE_ALARMS))
+        for epsilon in (planned.preset.epsilon, planned.preset.epsilon_replace)
+    )
+    return fact(
+        "ATTACKER",
+        f"in other words: who sees every checkpoint, knows everything else, and raises {FALSE_ALARMS * 100:g} false alarms in "
+        f"100 tells such a contribution from an empty one in at most {empty} of 100 cases, from a given other content in at "
+        f"most {other}",
+        planned.name,
+    )
+
+
+def _signal(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
+    per_step = case.draws_per_step(planned)
+    if not per_step:
+        return
+    stds = [block.std for block in case.blocks_of(planned)]
+    noise = number(min(stds)) if min(stds) == max(stds) else f"{number(min(stds))} to {number(max(stds))}"
+    strongest = per_step * planned.preset.clip_norm
+    yield fact(
+        "SIGNAL",
+        f"if all the gradients drawn in a step pointed the same way, their sum would have length {amount(strongest)}, beside "
+        f"noise of standard deviation {noise} in every direction: {amount(strongest / min(stds))} to 1 at best, "
+        f"{amount(strongest / min(stds) * math.sqrt(case.policy.steps))} to 1 over all {case.policy.steps:,} steps together",
+        planned.name,
+    )
+
+
+def _unit() -> Consequence:
+    return fact(
+        "UNIT",
+        "every epsilon here is of one contribution, not of a person: for k contributions of one person the bound is up to k "
+        "times as large, at a larger delta. It counts on the draws staying secret. Who signed stricter bounds than the preset "
+        "has a smaller one (dptrain plan POLICY.cose CORPUS)",
+    )
+
+
+def _size(case: Case) -> Iterator[Consequence]:
+    if case.size is None or case.batch is None:
+        missing = [planned.name for planned in case.plan.classes if case.contributions(planned.name) is None]
+        yield fact(
+            "SIZE_UNKNOWN",
+            f"what depends on the number of contributions of {', '.join(missing)} is not said; give --contributions CLASS=N "
+            "for each class, or --corpus",
+        )
+        return
+    yield fact(
+        "BATCH",
+        f"a step draws {amount(case.batch)} of {case.size.total:,} contributions on average; sums are divided by the "
+        f"normalizer {case.policy.normalizer}, a public constant that scales the learning rate and touches no guarantee",
+    )
+
+
+def _delta(case: Case) -> Consequence:
+    largest = math.floor(1 / (10 * case.policy.delta))
+    return fact("DELTA", f"delta {float(case.policy.delta):g} suits corpora of at most {largest:,} contributions (1 in 10 N)")
+
+
+def _noise(plan: Plan) -> Iterator[Consequence]:
+    yield fact(
+        "NOISE",
+        f"noise energy is {plan.noise_energy_ratio:.0%} of what the same noise in every touched block would be, "
+        f"blocks counted as equally large, {plan.layers} layers assumed",
+    )
+    touched = {block.name for block in plan.blocks}
+    frozen = [name for name in ("embeddings", "head") if name not in touched]
+    frozen += [f"layer.{index}" for index in range(plan.layers) if f"layer.{index}" not in touched]
+    if frozen and not plan.lower_bounds:
+        yield fact("FROZEN", f"frozen, since no class may touch them: {', '.join(frozen)}")
+    if plan.lower_bounds:
+        yield fact(
+            "MODEL_NEEDED",
+            "a class is bound to names or an adapter; where it overlaps with layers only the model tells, so its "
+            "multipliers may turn out larger and its epsilons smaller than shown",
+        )
+
+
+def _horizon(case: Case) -> Iterator[Consequence]:
+    policy = case.policy
+    worst = ", ".join(f"{planned.name} {number(planned.preset.epsilon_with_redo)}" for planned in case.plan.classes)
+    yield fact(
+        "REDO",
+        f"steps done again after crashes are charged again, {policy.redo_steps} at most; then epsilon ends at: {worst}",
+    )
+    yield fact("CRASH", f"a crash can make the ledger count up to {policy.window_steps} steps that never ran, never too few")
+    yield fact("CHECKPOINT", f"the ledger signs a checkpoint every {policy.epoch_steps} steps")
+
+
+def blocks(planned: ClassPlan, plan: Plan) -> str:
+    """The blocks that a class may touch, in words."""
+    if len(planned.blocks) == plan.layers + 2:
+        return f"all of the model ({plan.layers} layers, embeddings and head)"
+    if len(planned.blocks) <= 3:
+        return "only " + ", ".join(planned.blocks)
+    return f"only {planned.blocks[0]} to {planned.blocks[-1]} ({len(planned.blocks)} of {plan.layers + 2} blocks)"
