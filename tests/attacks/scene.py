@@ -1,0 +1,279 @@
+"""The scene on which the attacks are played: contributors, two corpora, and tools that forge what the library never would.
+
+Everything is deterministic. What a test gives to the gate goes through `Scene.code`, which asks `decide` and `run_gate`
+and insists that they say the same.
+"""
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest import cbor, curve25519, keys, sign1, signed_file
+from attest.attestation import Attestation
+from attest.corpus import Item, Locator
+from attest.descriptor import SCHEMA
+from attest.gate import Admission, Refusal, Seen, decide, run_gate
+from attest.policy import ClassRule, DepthRule, Policy, sign_policy
+from attest.registry import Registry, RegistryLog
+from tests.registries import continued, load, registry_file
+
+NOW = 1_800_000_000
+YEAR = 365 * 86400
+MICRO = 1_000_000
+CONTENT = b'{"text": "one record"}'
+CORPUS, OTHER_CORPUS = "clinic-notes-2026", "clinic-notes-2027"
+LEFT_OUT: Any = object()
+"""As a field's value: leave the field out."""
+
+
+def key_of(seed: int) -> Ed25519PrivateKey:
+    """A private key that is the same in every run."""
+    return Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
+
+
+ALICE, BOB, MALLORY, OWNER = (key_of(seed) for seed in (1, 2, 3, 4))
+RAW = {name: keys.public_bytes(key) for name, key in (("alice", ALICE), ("bob", BOB), ("mallory", MALLORY))}
+
+
+# --- forging ----------------------------------------------------------
+
+
+def with_fields(fields: Mapping[Any, Any], changes: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Fields with some replaced or left out."""
+    return {key: value for key, value in (dict(fields) | dict(changes)).items() if value is not LEFT_OUT}
+
+
+def descriptor_fields(content: bytes = CONTENT, nonce: bytes = b"\x5a" * 16) -> dict[int, Any]:
+    """The fields of a descriptor that the gate admits from Alice."""
+    return {
+        1: SCHEMA,
+        2: "alice",
+        3: "clinic/notes",
+        4: "sensitive",
+        5: MICRO,
+        6: 1_100_000,
+        7: hashlib.sha256(content).digest(),
+        8: NOW - 1000,
+        9: NOW + 1000,
+        10: nonce,
+        11: CORPUS,
+        12: 0,
+    }
+
+
+def descriptor(changes: Mapping[Any, Any] | None = None, *, content: bytes = CONTENT, nonce: bytes = b"\x5a" * 16) -> bytes:
+    """Bytes of a descriptor, whatever its fields hold."""
+    return cbor.encode(with_fields(descriptor_fields(content, nonce), changes or {}))
+
+
+def header_fields(
+    payload: bytes, raw: bytes = RAW["alice"], issuer: str = "alice", typ: str = sign1.TYP_ATTESTATION
+) -> dict[Any, Any]:
+    """The protected header that the profile wants."""
+    return {1: -19, 4: keys.key_id(raw), 15: {1: issuer, 2: sign1.subject_of(payload)}, 16: typ}
+
+
+def envelope(protected: bytes, signature: bytes, *, unprotected: bytes = b"\xa0", payload: bytes = b"\xf6") -> bytes:
+    """A COSE_Sign1 message around any parts."""
+    return b"\xd2\x84" + cbor.encode(protected) + unprotected + payload + cbor.encode(signature)
+
+
+def sealed(payload: bytes, protected: bytes, key: Ed25519PrivateKey = ALICE, **parts: bytes) -> Attestation:
+    """An attestation whose signature is right over whatever protected bytes it carries."""
+    signature = key.sign(b"".join(sig_structure(protected, payload)))
+    return Attestation(payload, envelope(protected, signature, **parts))
+
+
+def sig_structure(protected: bytes, payload: bytes) -> tuple[bytes, ...]:
+    """RFC 9052 section 4.4, spelled out here so that no test leans on the code under test."""
+    return (b"\x84\x6aSignature1", _bstr(protected), b"\x40", _bstr(payload))
+
+
+def _bstr(data: bytes) -> bytes:
+    length = len(data)
+    if length < 24:
+        return bytes((0x40 | length,)) + data
+    width = next(width for width in (1, 2, 4) if length < 256**width)
+    return bytes((0x57 + width.bit_length(),)) + length.to_bytes(width, "big") + data
+
+
+def signed(
+    changes: Mapping[Any, Any] | None = None,
+    *,
+    key: Ed25519PrivateKey = ALICE,
+    content: bytes = CONTENT,
+    nonce: bytes = b"\x5a" * 16,
+    header: Mapping[Any, Any] | None = None,
+    payload: bytes | None = None,
+) -> Attestation:
+    """An attestation with some fields of descriptor and header changed, signed by whoever holds `key`."""
+    payload = descriptor(changes, content=content, nonce=nonce) if payload is None else payload
+    fields = header_fields(payload, keys.public_bytes(key))
+    named = (changes or {}).get(2)
+    if type(named) is str:
+        fields[15] = {1: named, 2: sign1.subject_of(payload)}
+    return sealed(payload, cbor.encode(with_fields(fields, header or {})), key)
+
+
+def compress(point: curve25519.Point) -> bytes:
+    """The canonical encoding of a point."""
+    x, y, z, _ = point
+    inverse = pow(z, -1, curve25519.P)
+    return ((y * inverse % curve25519.P) | (x * inverse % curve25519.P & 1) << 255).to_bytes(32, "little")
+
+
+def secret_scalar(key: Ed25519PrivateKey) -> int:
+    """The secret scalar of RFC 8032 section 5.1.5."""
+    digest = bytearray(hashlib.sha512(key.private_bytes_raw()).digest()[:32])
+    digest[0] &= 248
+    digest[31] = digest[31] & 127 | 64
+    return int.from_bytes(digest, "little")
+
+
+def challenge(r: bytes, raw: bytes, message: bytes) -> int:
+    """The challenge h of RFC 8032 section 5.1.6."""
+    return int.from_bytes(hashlib.sha512(r + raw + message).digest(), "little") % curve25519.L
+
+
+BASE = curve25519.decompress(bytes.fromhex("58" + "66" * 31))
+
+
+# --- the world ----------------------------------------------------------
+
+
+@cache
+def registry_bytes(alice: int | None = None, bob: int | None = None) -> bytes:
+    """A registry file: Alice may attest `sensitive`, Bob `open` and `sensitive`, each up to a cap; Mallory is unknown."""
+    valid: dict[str, Any] = {"not_before": NOW - YEAR, "not_after": NOW + YEAR, "now": NOW - YEAR}
+    return registry_file(
+        OWNER,
+        NOW - YEAR,
+        lambda log: log.enrol("alice", RAW["alice"], classes=("sensitive",), cap=alice, **valid),
+        lambda log: log.enrol("bob", RAW["bob"], classes=("open", "sensitive"), cap=bob, **valid),
+    )
+
+
+def make_registry(*changes: Callable[[RegistryLog], object], **caps: int | None) -> Registry:
+    """The registry, after some changes by its owner such as `lambda log: log.revoke(...)`."""
+    return load(continued(registry_bytes(**caps), OWNER, *changes), OWNER)
+
+
+def make_policy(registry: Registry, corpus: str = CORPUS) -> Policy:
+    """Two classes with the same presets."""
+    rules = tuple(
+        ClassRule(
+            name=name,
+            clip_norm_micro=MICRO,
+            noise_multiplier_micro=1_100_000,
+            sampling_rate=Fraction(1, 250),
+            depth=DepthRule(band=(Fraction(3, 4), Fraction(1))),
+            max_window=window,
+        )
+        for name, window in (("sensitive", 90 * 86400), ("open", None))
+    )
+    return Policy(
+        corpus=corpus,
+        delta=Fraction(1, 10**6),
+        steps=2000,
+        normalizer=64,
+        classes=rules,
+        min_clip_norm_micro=10_000,
+        min_noise_multiplier_micro=500_000,
+        max_window=YEAR,
+        max_examples=4,
+        registry_root=registry.root(),
+    )
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Registry and policy, and the gate in front of them."""
+
+    registry: Registry
+    policy: Policy
+
+    def outcome(
+        self,
+        attestation: Attestation | None,
+        *,
+        content: bytes | None = CONTENT,
+        policy: Policy | None = None,
+        registry: Any = None,
+        now: int = NOW,
+        seen: Seen | None = None,
+    ) -> Admission | Refusal:
+        """What `decide` says."""
+        return decide(
+            attestation,
+            None if content is None else hashlib.sha256(content).digest(),
+            policy=policy or self.policy,
+            registry=registry or self.registry,
+            now=now,
+            seen=Seen() if seen is None else seen,
+        )
+
+    def code(self, attestation: Attestation | None, **options: Any) -> str:
+        """The reason code or ADMITTED; `decide` and `run_gate` must agree on it, and on the sentence."""
+        outcome = self.outcome(attestation, **options)
+        content = options.get("content", CONTENT)
+        registry = options.get("registry") or self.registry
+        policy = named_in(options.get("policy") or self.policy, registry)
+        batch = run_gate(
+            [item_of(attestation, content)],
+            policy,
+            registry,
+            now=options.get("now", NOW),
+            seen=copy.deepcopy(options.get("seen")),
+        )
+        if isinstance(outcome, Admission):
+            assert [entry.admission for entry in batch.admitted] == [outcome] and not batch.refused
+            return "ADMITTED"
+        assert not batch.admitted and [entry.refusal for entry in batch.refused] == [outcome]
+        assert outcome.sentence and outcome.sentence.isascii() and outcome.sentence.isprintable()
+        assert len(outcome.sentence) < 1000
+        return str(outcome.code)
+
+    def codes(self, items: Iterable[tuple[Attestation | None, bytes | None]], **options: Any) -> list[str]:
+        """Outcomes of one batch in corpus order."""
+        listed = [item_of(attestation, content, f"{n}.txt") for n, (attestation, content) in enumerate(items)]
+        registry = options.pop("registry", self.registry)
+        policy = named_in(options.pop("policy", self.policy), registry)
+        report = run_gate(listed, policy, registry, now=options.pop("now", NOW), **options)
+        found = {entry.locator: "ADMITTED" for entry in report.admitted}
+        found |= {entry.locator: str(entry.refusal.code) for entry in report.refused}
+        assert len(found) == len(report.admitted) + len(report.refused)
+        return [found[item.locator] for item in listed]
+
+
+def named_in(policy: Policy, registry: Any) -> Policy:
+    """The policy with this registry's root."""
+    return policy if policy.registry_root == registry.root() else replace(policy, registry_root=registry.root())
+
+
+def item_of(attestation: Attestation | None, content: bytes | None, name: str = "x.txt") -> Item:
+    """A corpus item as `open_corpus` would yield it."""
+    if content is None:
+        return Item(None, None, attestation)
+    return Item(Locator(name, 0, len(content)), hashlib.sha256(content).digest(), attestation)
+
+
+def make_scene() -> Scene:
+    """The scene of all tests."""
+    registry = make_registry()
+    return Scene(registry, make_policy(registry))
+
+
+def write_signed_files(root: Path, **caps: int | None) -> None:
+    """Registry, signed policy and the owner's public key, as the commands look for them."""
+    (root / "registry.cbor").write_bytes(registry_bytes(**caps))
+    keys.save_public_key(root / "owner.pub", keys.public_bytes(OWNER), "owner")
+    registry = make_registry(**caps)
+    payload, message = sign_policy(make_policy(registry), OWNER, owner="owner", registry_root=registry.root())
+    signed_file.write(root / "policy.cose", payload, message)

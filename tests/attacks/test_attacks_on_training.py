@@ -1,0 +1,232 @@
+"""The attack list of the attestation format, A21 to A24: what happens between admission and the last step."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from attest import keys, signed_file
+from attest.attestation import Attestation
+from attest.gate import Gate, Refused, Seen, recheck
+from attest.withdrawal import Withdrawal, sign_withdrawal
+from ledger.errors import LeafRefused
+from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
+from tests.attacks.scene import BOB, CONTENT, MALLORY, NOW, RAW, item_of, make_registry, signed
+from tests.trainers import Trainer
+from tests.worlds import DAY, make_world
+
+KEY_ID = keys.key_id(RAW["alice"])
+
+
+def leaves_of(trainer, *kinds):
+    """Leaves of some kinds in the trainer's ledger, all if none is named."""
+    with trainer.private.recorder.ledger.rows() as rows:
+        leaves = [decode_leaf(row.body) for row in rows]
+    return [leaf for leaf in leaves if not kinds or isinstance(leaf, kinds)]
+
+
+def draws_of(trainer):
+    """How often each slot was drawn."""
+    return trainer.private.streams.sampler.occurrences.tolist()
+
+
+# --- A21: clocks ----------------------------------------------------------
+
+
+def test_A21_a_clock_set_back_between_admission_and_training_is_CLOCK(tmp_path):
+    world = make_world(tmp_path, per_class=1, steps=4, rate="1")
+    now = [world.now]
+    trainer = Trainer(world, clock=lambda: now[0])
+    now[0] = world.now - 61
+    with pytest.raises(LeafRefused) as caught:
+        trainer.one(next(iter(trainer.steps)))
+    assert caught.value.code == "CLOCK"
+    assert not leaves_of(trainer, Charge)
+    trainer.close()
+
+
+def test_A21_every_admission_of_a_batch_has_its_one_time_and_time_never_runs_back(tmp_path):
+    world = make_world(tmp_path, per_class=2, steps=4, rate="1")
+    ticks = iter(range(world.now, world.now + 10**6, 7))
+    trainer = Trainer(world, clock=lambda: next(ticks))
+    clock_back = trainer.private._clock
+    trainer.private._clock = lambda: clock_back() - 60
+    trainer.run()
+    assert {leaf.time for leaf in leaves_of(trainer, Admit)} == {trainer.private.gate.now}
+    times = [leaf.time for leaf in leaves_of(trainer)]
+    assert times == sorted(times)
+    trainer.close()
+
+
+# --- A22: expiry and withdrawal while a verdict is remembered ----------------------------------------------------------
+
+
+def codes(gate, items, **options):
+    """One reading of a corpus through a gate that remembers."""
+    outcomes = list(gate.judge(items, **options))
+    return [str(outcome.refusal.code) if isinstance(outcome, Refused) else "ADMITTED" for outcome in outcomes]
+
+
+def test_A22_a_remembered_verdict_falls_with_the_clock_the_withdrawals_and_the_content(scene):
+    gate = Gate(scene.policy, scene.registry, workers=1, remember=True)
+    good = item_of(signed(), CONTENT)
+    digest = gate_hash(scene)
+    assert codes(gate, [good], now=NOW) == ["ADMITTED"]
+    assert codes(gate, [good], now=NOW + 999) == ["ADMITTED"]
+    assert codes(gate, [good], now=NOW + 1000) == ["EXPIRED"]
+    assert codes(gate, [good], now=NOW - 1001) == ["NOT_YET_VALID"]
+    assert codes(gate, [good], now=-1) == ["CLOCK"]
+    assert codes(gate, [good], now=NOW, withdrawn={digest}) == ["WITHDRAWN"]
+    assert codes(gate, [item_of(signed(), CONTENT + b"\n")], now=NOW) == ["CONTENT_MISMATCH"]
+    assert codes(gate, [item_of(signed(), None)], now=NOW) == ["CONTENT_MISSING"]
+    assert codes(gate, [good, good], now=NOW) == ["ADMITTED", "REPLAYED"]
+
+
+def gate_hash(scene):
+    """Descriptor hash of the good attestation."""
+    return scene.outcome(signed()).descriptor_hash
+
+
+def test_A22_recheck_at_an_epochs_start_sees_expiry_and_withdrawal(scene):
+    admission = scene.outcome(signed())
+    rules = {"policy": scene.policy, "registry": scene.registry}
+    assert recheck(admission, now=NOW + 999, **rules) is None
+    assert str(recheck(admission, now=NOW + 1000, **rules).code) == "EXPIRED"
+    assert str(recheck(admission, now=NOW, withdrawn={admission.descriptor_hash}, **rules).code) == "WITHDRAWN"
+
+
+def test_A22_expiry_within_an_epoch_ends_the_draws_at_the_next_charge(tmp_path):
+    """Windows of two steps, epochs of four: the clock passes the end of validity within the second window."""
+    world = make_world(tmp_path, per_class=1, steps=8, rate="1")
+    now = [world.now]
+    trainer = Trainer(world, clock=lambda: now[0])
+    for step in trainer.steps:
+        trainer.one(step)
+        if step.number == 3:
+            now[0] = world.now + 200 * DAY
+    assert draws_of(trainer) == [4, 4, 4]
+    assert {leaf.reason for leaf in leaves_of(trainer, Withdraw)} == {"expired"}
+    trainer.close()
+
+
+def test_A22_a_withdrawal_within_an_epoch_ends_the_draws_at_the_next_charge(tmp_path):
+    world = make_world(tmp_path, per_class=1, steps=8, rate="1")
+    trainer = Trainer(world)
+    name = "contributor-internal"
+    for step in trainer.steps:
+        trainer.one(step)
+        if step.number == 3:
+            slot = next(s for s in trainer.private.pool.slots if s.admitted.admission.descriptor.contributor == name)
+            withdrawal = Withdrawal(slot.descriptor_hash, "test-corpus", world.now, "consent")
+            payload, message = sign_withdrawal(withdrawal, world.contributor_keys[name], signer=name)
+            (world.root / "ledger.db.withdrawals").mkdir()
+            signed_file.write(world.root / "ledger.db.withdrawals" / "w.cose", payload, message)
+    assert sorted(draws_of(trainer)) == [4, 8, 8]
+    assert [leaf.reason for leaf in leaves_of(trainer, Withdraw)] == ["consent"]
+    trainer.close()
+
+
+# --- A23: poisoning what the gate remembers ----------------------------------------------------------
+
+
+def poisoned():
+    """Messages that share as much as possible with one whose verdict is remembered; none may profit from it."""
+    good = signed()
+    other = signed(nonce=bytes(16))
+    flipped = good.sign1[:-1] + bytes([good.sign1[-1] ^ 1])
+    return {
+        "same descriptor, last bit of the signature": (Attestation(good.descriptor, flipped), "SIG_BAD"),
+        "same descriptor, signature of zeros": (Attestation(good.descriptor, good.sign1[:-64] + bytes(64)), "SIG_BAD"),
+        "same message, other nonce": (Attestation(other.descriptor, good.sign1), "HEADER"),
+        "other nonce, its own header, the remembered signature": (
+            Attestation(other.descriptor, other.sign1[:-64] + good.sign1[-64:]),
+            "SIG_BAD",
+        ),
+        "same key id and contributor, another's key": (signed(key=MALLORY, header={4: KEY_ID}), "SIG_BAD"),
+        "same key id, another contributor": (signed({2: "bob"}, key=BOB, header={4: KEY_ID}), "SIG_BAD"),
+        "looser bound, the remembered signature": (with_signature_of(good, signed({5: 2_000_000})), "SIG_BAD"),
+        "later end, the remembered signature": (with_signature_of(good, signed({9: NOW + 5000})), "SIG_BAD"),
+        "other class, the remembered signature": (with_signature_of(good, signed({4: "open"})), "SIG_BAD"),
+    }
+
+
+def with_signature_of(source, attestation):
+    """An attestation with its own header and the signature of another."""
+    return replace(attestation, sign1=attestation.sign1[:-64] + source.sign1[-64:])
+
+
+@pytest.mark.parametrize("name", poisoned())
+def test_A23_a_remembered_verdict_serves_the_very_message_alone(scene, name):
+    attestation, code = poisoned()[name]
+    good = item_of(signed(), CONTENT)
+    gate = Gate(scene.policy, scene.registry, workers=1, remember=True)
+    assert codes(gate, [good], now=NOW) == ["ADMITTED"]
+    for _ in range(2):
+        assert codes(gate, [item_of(attestation, CONTENT)], now=NOW) == [code]
+        assert codes(gate, [item_of(attestation, CONTENT), good], now=NOW) == [code, "ADMITTED"]
+    assert scene.code(attestation) == code
+
+
+def test_A23_a_refusal_is_not_remembered_for_the_rightful_message(scene):
+    gate = Gate(scene.policy, scene.registry, workers=1, remember=True)
+    good, bad = signed(), signed(key=MALLORY, header={4: KEY_ID})
+    assert codes(gate, [item_of(bad, CONTENT)], now=NOW) == ["SIG_BAD"]
+    assert codes(gate, [item_of(good, CONTENT)], now=NOW) == ["ADMITTED"]
+
+
+def test_A23_a_verdict_under_one_policy_or_registry_does_not_hold_under_another(scene):
+    """What a gate remembers dies with the gate; another policy or registry means another gate."""
+    gate = Gate(scene.policy, scene.registry, workers=1, remember=True)
+    assert codes(gate, [item_of(signed(), CONTENT)], now=NOW) == ["ADMITTED"]
+    stricter = tuple(replace(rule, clip_norm_micro=999_999) for rule in scene.policy.classes)
+    other = Gate(replace(scene.policy, classes=stricter), scene.registry, workers=1, remember=True)
+    assert codes(other, [item_of(signed(), CONTENT)], now=NOW) == ["CLIP_ABOVE_CLASS"]
+
+
+def test_A23_two_batches_of_one_epoch_share_what_was_admitted(scene):
+    seen = Seen()
+    gate = Gate(scene.policy, scene.registry, workers=1, remember=True, seen=seen)
+    assert codes(gate, [item_of(signed(), CONTENT)], now=NOW) == ["ADMITTED"]
+    assert codes(gate, [item_of(signed(), CONTENT)], now=NOW) == ["REPLAYED"]
+
+
+# --- A24: keys revoked after admission ----------------------------------------------------------
+
+
+def revoked(at):
+    """A later state of the registry in which the owner revoked Alice's key."""
+    return make_registry(lambda log: log.revoke("alice", at=at, now=NOW))
+
+
+def test_A24_a_revoked_key_is_KEY_REVOKED_from_its_second_on(scene):
+    assert scene.code(signed(), registry=revoked(NOW)) == "KEY_REVOKED"
+    assert scene.code(signed(), registry=revoked(NOW - 500)) == "KEY_REVOKED"
+    assert scene.code(signed(), registry=revoked(NOW + 1)) == "ADMITTED"
+    assert scene.code(signed(), registry=revoked(NOW + 1), now=NOW + 1) == "KEY_REVOKED"
+
+
+def test_A24_recheck_of_an_admission_sees_the_revocation(scene):
+    admission = scene.outcome(signed())
+    assert recheck(admission, policy=scene.policy, registry=scene.registry, now=NOW) is None
+    assert recheck(admission, policy=scene.policy, registry=revoked(NOW + 1), now=NOW) is None
+    refusal = recheck(admission, policy=scene.policy, registry=revoked(NOW), now=NOW)
+    assert str(refusal.code) == "KEY_REVOKED"
+
+
+def test_A24_a_policy_that_names_an_earlier_root_takes_the_registry_with_the_revocation(scene):
+    """So nobody has to sign the policy again for a revocation to count."""
+    later = revoked(NOW)
+    assert later.root() != scene.policy.registry_root and later.extends(scene.policy.registry_root)
+    gate = Gate(scene.policy, later, workers=1)
+    assert codes(gate, [item_of(signed(), CONTENT)], now=NOW) == ["KEY_REVOKED"]
+
+
+def test_A24_a_second_key_of_the_contributor_does_not_heal_what_the_revoked_one_signed(scene):
+    registry = make_registry(
+        lambda log: log.enrol("alice", RAW["mallory"], classes=(), not_before=NOW, not_after=NOW + 10, now=NOW),
+        lambda log: log.revoke("alice", RAW["alice"], at=NOW, now=NOW),
+    )
+    assert scene.code(signed(), registry=registry) == "KEY_REVOKED"
+    assert scene.code(signed(key=MALLORY), registry=registry) == "ADMITTED"
+    assert scene.code(signed(header={4: keys.key_id(RAW["mallory"])}), registry=registry) == "SIG_BAD"
