@@ -173,6 +173,15 @@ def load_private_key(path: str | os.PathLike[str], passphrase: str | bytes | Non
     return key
 
 
+def is_openssh(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as a private key in OpenSSH's form does; no permission is checked and nothing is decoded."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(len(_OPENSSH_HEAD)) == _OPENSSH_HEAD
+    except OSError:
+        return False
+
+
 def _private_bytes(key: Ed25519PrivateKey, secret: bytes | None, form: str) -> bytes:
     forms = {"pem": serialization.PrivateFormat.PKCS8, "openssh": serialization.PrivateFormat.OpenSSH}
     if form not in forms:

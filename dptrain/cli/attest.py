@@ -1,10 +1,12 @@
 """`dptrain attest`: a contributor's tools."""
 
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import keys, signed_file
 from attest.attestation import Attestation, read_sequence
@@ -16,8 +18,10 @@ from attest.records import SUFFIX
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.cli import attest_show
 from dptrain.cli.attest_show import AttestationFile
-from dptrain.cli.files import KeyFile, PassphraseFile, load_key, read_passphrase, read_policy, refuse_to_overwrite
-from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, utc
+from dptrain.cli.files import read_policy, refuse_to_overwrite
+from dptrain.cli.output import JsonFlag, console, moment, print_json, utc
+from dptrain.cli.progress import contributions_in, progress_bar
+from dptrain.cli.signing_keys import KeyFile, PassphraseFile, load_key, new_passphrase, read_private_key
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="A contributor's tools: keys, attestations, withdrawals."
@@ -26,10 +30,36 @@ app = typer.Typer(
 _DAY = 86400
 
 
-@app.command(epilog="Example: dptrain attest keygen alice --dir keys")
+class KeyForm(StrEnum):
+    """Forms of a private key file, as `attest.keys.save_private_key` knows them."""
+
+    pem = "pem"
+    openssh = "openssh"
+
+
+@app.command(
+    epilog="Example: dptrain attest keygen alice --dir keys\n\n"
+    "Example: dptrain attest keygen alice --format openssh --passphrase && ssh-add alice.key\n\n"
+    "Example: dptrain attest keygen alice --from ~/.ssh/id_ed25519.pub"
+)
 def keygen(
     name: Annotated[str, typer.Argument(help="Identifier under which the key signs: a-z 0-9 . _ / -")],
     directory: Annotated[Path, typer.Option("--dir", exists=True, file_okay=False, help="Where the two files go.")] = Path("."),
+    form: Annotated[
+        KeyForm, typer.Option("--format", help="Form of the private key file: pem (PKCS#8), or openssh for ssh-add.")
+    ] = KeyForm.pem,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Take the key of this file instead of a new one: a private key, to write it in another form or with another "
+            "passphrase; or an OpenSSH .pub file, whose private half stays in its agent: then NAME.pub alone is written.",
+        ),
+    ] = None,
+    passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask twice for a passphrase that encrypts the key.")] = False,
     passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
 ) -> None:
@@ -41,14 +71,21 @@ def keygen(
     stem = directory / name.replace("/", "-")
     private, public = Path(f"{stem}.key"), Path(f"{stem}.pub")
     refuse_to_overwrite(public)
-    key = keys.generate()
-    raw = keys.public_bytes(key)
-    keys.save_private_key(private, key, read_passphrase(passphrase_file))
+    key = None if source is None else _taken(source)
+    if isinstance(key, bytes):
+        if passphrase or passphrase_file:
+            raise typer.BadParameter(f"{source} is a public key: nothing is written that a passphrase could protect")
+        raw, written = key, None
+    else:
+        key = key or keys.generate()
+        raw, written = keys.public_bytes(key), str(private)
+        keys.save_private_key(private, key, new_passphrase(passphrase, passphrase_file), form=form.value)
     keys.save_public_key(public, raw, name)
     if json:
-        print_json({"private_key": str(private), "public_key": str(public), "name": name, "key_id": keys.key_id(raw).hex()})
-    else:
-        console().print(f"wrote {private} (keep it) and {public} (hand it out); key id {keys.key_id(raw).hex()}")
+        print_json({"private_key": written, "public_key": str(public), "name": name, "key_id": keys.key_id(raw).hex()})
+        return
+    kept = "" if written is None else f"{private} (keep it) and "
+    console().print(f"wrote {kept}{public} (hand it out); key id {keys.key_id(raw).hex()}")
 
 
 @app.command(
@@ -90,7 +127,7 @@ def sign(
     Bounds are rounded to six decimals on the strict side. Signing again replaces DATA.attest; attestations handed out
     before stay valid until they are withdrawn or expire.
     """
-    private_key, name = load_key(key, passphrase_file, contributor, "--contributor")
+    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
     if policy is not None:
         rules, _ = read_policy(policy, owner_key)
         rule = rules.class_rule(admissibility_class)
@@ -112,8 +149,8 @@ def sign(
         max_examples=max_examples,
     )
     target = out or data.resolve().with_name(data.resolve().name + SUFFIX)
-    with counting("signing") as progress:
-        count = sign_corpus(data, target, private_key, template, progress)
+    with progress_bar("signing", lambda: contributions_in(data)) as progress:
+        count = sign_corpus(data, target, signer, template, progress)
     if json:
         print_json({"signed": count, "path": str(target), "contributor": name, "corpus": corpus})
         return
@@ -147,7 +184,7 @@ def withdraw(
     """
     if everything == bool(record):
         raise typer.BadParameter("give --record with one or more numbers, or --all")
-    private_key, name = load_key(key, passphrase_file, contributor, "--contributor")
+    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
     descriptors = [ContributionDescriptor.from_cbor(item.descriptor) for item in _read(attestations)]
     chosen = range(1, len(descriptors) + 1) if everything else sorted(set(record or ()))
     if chosen and chosen[-1] > len(descriptors):
@@ -158,12 +195,19 @@ def withdraw(
         descriptor = descriptors[index - 1]
         withdrawal = Withdrawal(descriptor.digest(), descriptor.corpus, now, reason)
         path = out / f"{withdrawal.descriptor_hash.hex()[:32]}.cose"
-        signed_file.write(path, *sign_withdrawal(withdrawal, private_key, signer=name))
+        signed_file.write(path, *sign_withdrawal(withdrawal, signer, signer=name))
         written.append({"descriptor_hash": withdrawal.descriptor_hash.hex(), "path": str(path)})
     if json:
         print_json({"withdrawals": written, "signer": name, "reason": reason})
     else:
         console().print(f"signed {len(written)} withdrawals as {name}, reason {reason}, in {out}")
+
+
+def _taken(source: Path) -> Ed25519PrivateKey | bytes:
+    """The private key of a file, or the raw public key of an OpenSSH `.pub` file."""
+    with source.open("rb") as stream:
+        public = stream.read(4) == b"ssh-"
+    return keys.load_openssh_public_key(source) if public else read_private_key(source, None)
 
 
 def _read(path: Path) -> list[Attestation]:

@@ -1,0 +1,65 @@
+"""A bar for a person, silence for a script."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from dptrain.cli import progress
+from dptrain.cli.progress import contributions_in, progress_bar
+from tests.cli.terminals import on_terminal
+
+BOUNDS = ("--corpus", "clinic-notes-2026", "--clip-norm", "0.5", "--noise-multiplier", "1.2")
+
+
+def test_signing_on_a_terminal_draws_a_bar_with_rate_and_total_and_ends_with_a_sentence(shell):
+    shell.run("attest", "keygen", "alice")
+    shell.write("notes.jsonl", "".join(f'{{"n": {number}}}\n' for number in range(20_000)))
+    sign = ("attest", "sign", "notes.jsonl", "--key", "alice.key", "--class", "sensitive", *BOUNDS)
+    code, shown = on_terminal(shell.directory, sign)
+    assert code == 0 and "signing" in shown and "/20000" in shown and "/s" in shown
+    assert "signed 20000 contributions as alice" in shown.splitlines()[-2]
+
+
+def test_signing_in_a_pipe_draws_nothing(shell):
+    shell.run("attest", "keygen", "alice")
+    shell.write("notes.jsonl", '{"n": 1}\n' * 1000)
+    result = shell.run("attest", "sign", "notes.jsonl", "--key", "alice.key", "--class", "sensitive", *BOUNDS)
+    assert result.stderr == "" and len(result.stdout.splitlines()) == 2
+
+
+def test_the_bar_is_drawn_at_most_every_fifth_of_a_second(monkeypatch):
+    clock = iter(number / 100 for number in range(10**6))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    drawn = []
+    monkeypatch.setattr(progress.Progress, "update", lambda self, task, completed, refresh: drawn.append(completed))
+    screen = Console(file=io.StringIO(), force_terminal=True)
+    with progress_bar("signing", lambda: 100, screen) as callback:
+        for count in range(1, 101):
+            callback(count)
+    assert 4 <= len(drawn) <= 6 and drawn[0] == 1
+
+
+def test_without_a_terminal_nothing_is_counted():
+    def never():
+        raise AssertionError("counted for nobody")
+
+    with progress_bar("signing", never, Console(file=io.StringIO())) as callback:
+        assert callback is None
+
+
+@pytest.mark.parametrize(
+    ("content", "count"), [(b"", 0), (b"a", 1), (b"a\n", 1), (b"a\nb", 2), (b"a\n\nb\n", 3), (b"x" * (1 << 20) + b"\nb", 2)]
+)
+def test_lines_are_counted_by_their_ends(tmp_path, content, count):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    assert contributions_in(tmp_path / "a.jsonl") == count
+    (tmp_path / "a.txt").write_bytes(content)
+    assert contributions_in(tmp_path / "a.txt") == 1
+
+
+def test_files_of_a_folder_are_counted_to_the_bottom(tmp_path):
+    for name in ("a", "b/c", "b/d/e"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).touch()
+    assert contributions_in(tmp_path / "data") == 3
