@@ -1,16 +1,26 @@
 """`dptrain gate`: admit or refuse every contribution of a corpus."""
 
+import json as json_text
+import os
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from attest.attestation import read_sequence
 from attest.corpus import open_corpus
-from attest.gate import GateReport, ReasonCode, Refused, run_gate
+from attest.errors import AttestError
+from attest.files import atomic_writer
+from attest.gate import Admitted, Gate, GateReport, ReasonCode, Refused, run_gate
 from attest.policy import Policy
+from attest.records import SUFFIX
 from dptrain.cli.files import OwnerKey, RegistryFile, read_registry, read_signed_policy
-from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, moment, styled, table, utc
+from dptrain.cli.progress import progress_bar
 from ledger.log import Ledger
 
 SignedPolicyFile = Annotated[
@@ -29,78 +39,172 @@ def gate(
         typer.Option(metavar="LEDGER", exists=True, dir_okay=False, help="Refuse what was withdrawn in this ledger."),
     ] = None,
     now: Annotated[int | None, moment("Moment of admission; default: now.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Refusals that are listed; --json lists all.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, help="Refusals that are listed; --json and --refusals list all.")] = 20,
+    refusals: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", dir_okay=False, help="Write every refusal as a line of JSON.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Processes that verify signatures; default: one per processor.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Judge every contribution as training would: admitted per class, refused per reason.
 
-    Exit code 1 if anything was refused. Training goes on without refused contributions all the same.
+    The corpus is read as a stream, so its size does not matter. Nothing is changed: training judges again when it starts, goes
+    on with what is admitted, and leaves out the rest.
+
+    Exit code 0 if everything was admitted, 1 if anything was refused, 2 for wrong use.
     """
-    signed = read_signed_policy(policy, owner_key)
-    report = judge(signed.policy, policy, corpus, registry, now, ledger)
-    if json:
-        print_json(_as_json(report))
-    else:
-        _print(report, limit)
-    if report.refused:
+    rules = read_signed_policy(policy, owner_key).policy
+    known = read_registry(policy, registry, owner_key)
+    moment_of_admission = int(time.time()) if now is None else now
+    judging = Gate(rules, known, workers=workers)
+    with tempfile.TemporaryFile() as spool:
+        tally = _Tally(limit, spool if json or refusals else None)
+        started = time.monotonic()
+        with progress_bar("judging", lambda: _attestations_in(corpus)) as progress:
+            for outcome in judging.judge(
+                open_corpus(corpus), now=moment_of_admission, withdrawn=_withdrawn(ledger), progress=progress
+            ):
+                tally.add(outcome)
+        if refusals is not None:
+            with atomic_writer(refusals) as stream:
+                stream.writelines(_lines(spool))
+        if json:
+            _print_json(tally, moment_of_admission, judging.registry_root, spool)
+        else:
+            _print(tally, moment_of_admission, judging.registry_root, time.monotonic() - started)
+    if tally.refused:
         raise typer.Exit(1)
 
 
-def judge(rules: Policy, policy: Path, corpus: Path, registry: Path | None, now: int | None, ledger: Path | None) -> GateReport:
+def judge(
+    rules: Policy,
+    policy: Path,
+    corpus: Path,
+    registry: Path | None,
+    now: int | None,
+    ledger: Path | None,
+    owner_key: Path | None = None,
+) -> GateReport:
     """Run the gate over a corpus, with the withdrawals of a ledger if there is one."""
-    withdrawn: frozenset[bytes] = frozenset()
-    if ledger is not None:
-        with Ledger.open(ledger, read_only=True) as log:
-            withdrawn = log.withdrawn
-    with counting("judging") as progress:
+    with progress_bar("judging", lambda: _attestations_in(corpus)) as progress:
         return run_gate(
             open_corpus(corpus),
             rules,
-            read_registry(policy, registry),
+            read_registry(policy, registry, owner_key),
             now=int(time.time()) if now is None else now,
-            withdrawn=withdrawn,
+            withdrawn=_withdrawn(ledger),
             progress=progress,
         )
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command(epilog="Example: dptrain gate policy.cose corpus/")(gate)
+    app.command(
+        epilog="Example: dptrain gate policy.cose corpus/\n\n"
+        "Example: dptrain gate policy.cose corpus/ --ledger run/ledger.db --refusals refused.jsonl"
+    )(gate)
 
 
-def _print(report: GateReport, limit: int) -> None:
-    counts, out = report.counts(), console()
-    out.print(f"{len(report.admitted)} admitted, {len(report.refused)} refused, at {utc(report.now)}")
-    for name, count in counts["admitted"].items():
+class _Tally:
+    """Counts of a stream of outcomes, and the first refusals; all of them go to a file if there is one."""
+
+    def __init__(self, limit: int, spool: BinaryIO | None) -> None:
+        self.admitted: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.contributors: Counter[str] = Counter()
+        self.first: list[Refused] = []
+        self._limit = limit
+        self._spool = spool
+
+    def add(self, outcome: Admitted | Refused) -> None:
+        if isinstance(outcome, Admitted):
+            self.admitted[outcome.admission.admissibility_class] += 1
+            self.contributors[outcome.admission.contributor] += 1
+            return
+        self.refused[str(outcome.refusal.code)] += 1
+        if len(self.first) < self._limit:
+            self.first.append(outcome)
+        if self._spool is not None:
+            self._spool.write(json_text.dumps(_as_json(outcome)).encode() + b"\n")
+
+
+def _withdrawn(ledger: Path | None) -> frozenset[bytes]:
+    if ledger is None:
+        return frozenset()
+    with Ledger.open(ledger, read_only=True) as log:
+        return frozenset(log.withdrawn)
+
+
+def _attestations_in(corpus: Path) -> int:
+    """About how many attestations a corpus holds, for a progress bar: sizes of files over the size of their first item."""
+    beside = corpus.with_name(corpus.name + SUFFIX)
+    if beside.is_file():
+        return _attestations_of(beside)
+    return sum(
+        _attestations_of(Path(folder, name)) for folder, _, names in os.walk(corpus) for name in names if name.endswith(SUFFIX)
+    )
+
+
+def _attestations_of(path: Path) -> int:
+    try:
+        with path.open("rb") as stream:
+            first = next(read_sequence(stream), None)
+        return 0 if first is None else round(path.stat().st_size / len(first.to_cbor()))
+    except (OSError, AttestError):
+        return 0
+
+
+def _print(tally: _Tally, now: int, root: bytes, seconds: float) -> None:
+    out = console()
+    admitted, refused = tally.admitted.total(), tally.refused.total()
+    out.print(f"{admitted} admitted, {refused} refused, at {utc(now)}")
+    for name, count in sorted(tally.admitted.items()):
         out.print(styled("green", "  admitted", f" {name}: {count}"))
-    for code, count in counts["refused"].items():
+    for code, count in sorted(tally.refused.items()):
         out.print(styled("red", "  refused", f" {code}: {count}. {ReasonCode[code].meaning}"))
-    if report.refused and limit:
+    if tally.first:
         rows = table("where", "reason", "sentence")
         rows.columns[1].justify = rows.columns[2].justify = "left"
-        for item in report.refused[:limit]:
+        for item in tally.first:
             rows.add_row(_where(item), str(item.refusal.code), item.refusal.sentence)
         out.print(rows)
+        if refused > len(tally.first):
+            out.print(f"... and {refused - len(tally.first)} more; --refusals FILE.jsonl writes all")
+    out.print(f"from {len(tally.contributors)} contributors, judged in {seconds:.1f} s against registry root {root.hex()}")
 
 
 def _where(item: Refused) -> str:
     return "(no content)" if item.locator is None else f"{item.locator.source} at {item.locator.offset}"
 
 
-def _as_json(report: GateReport) -> dict[str, Any]:
+def _lines(spool: BinaryIO) -> Iterator[bytes]:
+    spool.seek(0)
+    return iter(spool)
+
+
+def _print_json(tally: _Tally, now: int, root: bytes, spool: BinaryIO) -> None:
+    """One JSON object; the list of refusals comes last and is copied line by line, since it may be long."""
+    head = {
+        "now": now,
+        "registry_root": root.hex(),
+        "contributors": len(tally.contributors),
+        "admitted": dict(sorted(tally.admitted.items())),
+        "refused": dict(sorted(tally.refused.items())),
+    }
+    typer.echo(json_text.dumps(head, indent=2)[:-2] + ',\n  "refusals": [', nl=False)
+    for number, line in enumerate(_lines(spool)):
+        typer.echo(f"{',' if number else ''}\n    {line.decode().rstrip()}", nl=False)
+    typer.echo("\n  ]\n}" if tally.refused else "]\n}")
+
+
+def _as_json(item: Refused) -> dict[str, Any]:
     return {
-        "now": report.now,
-        "registry_root": report.registry_root.hex(),
-        **report.counts(),
-        "refusals": [
-            {
-                "code": str(item.refusal.code),
-                "sentence": item.refusal.sentence,
-                "contributor": item.refusal.contributor,
-                "descriptor_hash": item.refusal.descriptor_hash.hex() if item.refusal.descriptor_hash else None,
-                "source": item.locator.source if item.locator else None,
-                "offset": item.locator.offset if item.locator else None,
-            }
-            for item in report.refused
-        ],
+        "code": str(item.refusal.code),
+        "sentence": item.refusal.sentence,
+        "contributor": item.refusal.contributor,
+        "descriptor_hash": item.refusal.descriptor_hash.hex() if item.refusal.descriptor_hash else None,
+        "source": item.locator.source if item.locator else None,
+        "offset": item.locator.offset if item.locator else None,
     }
