@@ -16,7 +16,7 @@ large is refused by itself and does not end the file."""
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Attestation:
     """A descriptor and the signature over it, both as received; nothing is checked yet.
 
@@ -72,8 +72,13 @@ def read_places(stream: BinaryIO) -> Iterator[tuple[int, Attestation]]:
         if at == len(buffer):
             return
         place = start + at
-        value, at = cbor.decode_prefix(buffer, at, max_size=MAX_SIZE)
-        yield place, _attestation(value)
+        pair = cbor.byte_string_pair(buffer, at)
+        if pair is not None and pair[2] - at <= MAX_SIZE:
+            at = pair[2]
+            yield place, Attestation(pair[0], pair[1])
+        else:
+            value, at = cbor.decode_prefix(buffer, at, max_size=MAX_SIZE)
+            yield place, _attestation(value)
 
 
 def read_at(stream: BinaryIO, place: int) -> Attestation:

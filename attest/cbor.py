@@ -16,6 +16,7 @@ opinion in the tests.
 
 import math
 import struct
+from operator import itemgetter
 from typing import Any
 
 from attest.errors import CborError
@@ -92,6 +93,36 @@ def decode_prefix(data: bytes, offset: int, *, max_size: int = MAX_SIZE, max_dep
     return value, offset + end
 
 
+def byte_string_pair(data: bytes, at: int) -> tuple[bytes, bytes, int] | None:
+    """The two byte strings of an array of two that begins at `at`, and the offset after it.
+
+    A shortcut for files of such arrays: what it returns is what `decode_prefix` returns, and wherever it returns None it
+    leaves the verdict to `decode_prefix`.
+    """
+    parts = []
+    try:
+        if data[at] != 0x82:
+            return None
+        at += 1
+        for _ in range(2):
+            head = data[at]
+            if head == 0x59:
+                length, least, at = data[at + 1] << 8 | data[at + 2], 256, at + 3
+            elif head == 0x58:
+                length, least, at = data[at + 1], 24, at + 2
+            else:
+                length, least, at = head - 0x40, 0, at + 1
+                if not 0 <= length < 24:
+                    return None
+            if length < least or at + length > len(data):
+                return None
+            parts.append(data[at : at + length])
+            at += length
+    except IndexError:
+        return None
+    return parts[0], parts[1], at
+
+
 class _TruncatedError(CborError):
     """The input ended inside an item."""
 
@@ -112,6 +143,8 @@ def _decode_item(data: bytes, at: int, depth: int) -> tuple[Any, int]:
     if at >= len(data):
         raise _truncated(1, 0)
     head = data[at]
+    if head < 0x18:
+        return head, at + 1
     major, info = head >> 5, head & 31
     if major == 7:
         return _decode_simple(data, at, info)
@@ -124,7 +157,7 @@ def _decode_item(data: bytes, at: int, depth: int) -> tuple[Any, int]:
         width = 1 << (info - 24)
         if len(data) - at < width:
             raise _truncated(width, len(data) - at)
-        argument = int.from_bytes(data[at : at + width], "big")
+        argument = data[at] if width == 1 else int.from_bytes(data[at : at + width], "big")
         at += width
         if argument < 24 or (width > 1 and argument >> (4 * width) == 0):
             raise CborError("CBOR_NONCANONICAL", f"head before byte {at} is longer than {argument} needs")
@@ -137,11 +170,10 @@ def _decode_item(data: bytes, at: int, depth: int) -> tuple[Any, int]:
         if argument >= _INT_LIMIT:
             raise CborError("RANGE", f"integer before byte {at} does not fit into 64 bits with sign")
         return (argument if major == 0 else -1 - argument), at
-    left = len(data) - at
     if major < 4:
-        if argument > left:
-            raise _truncated(argument, left)
         end = at + argument
+        if end > len(data):
+            raise _truncated(argument, len(data) - at)
         if major == 2:
             return data[at:end], end
         try:
@@ -150,6 +182,7 @@ def _decode_item(data: bytes, at: int, depth: int) -> tuple[Any, int]:
             raise CborError("CBOR", f"text string at byte {at} is not UTF-8") from error
     if depth == 0:
         raise CborError("CBOR_NONCANONICAL", f"containers nested too deeply at byte {at}")
+    left = len(data) - at
     if major == 4:
         if argument > left:
             raise _truncated(argument, left)
@@ -214,10 +247,15 @@ def _shortest_float(value: float) -> bytes:
     return b"\xfb" + _DOUBLE.pack(value)
 
 
+_SMALL_HEADS = [[bytes((major << 5 | argument,)) for argument in range(24)] for major in range(6)]
+
+
 def _head(major: int, argument: int) -> bytes:
     if argument < 24:
-        return bytes((major << 5 | argument,))
-    for info, width in ((24, 1), (25, 2), (26, 4), (27, 8)):
+        return _SMALL_HEADS[major][argument]
+    if argument < 256:
+        return bytes((major << 5 | 24, argument))
+    for info, width in ((25, 2), (26, 4), (27, 8)):
         if argument >> (8 * width) == 0:
             return bytes((major << 5 | info,)) + argument.to_bytes(width, "big")
     raise CborError("RANGE", "length does not fit into 64 bits")
@@ -263,12 +301,15 @@ def _encode_into(out: bytearray, value: Any, depth: int) -> None:
 def _encode_map(out: bytearray, value: dict[Any, Any], depth: int) -> None:
     encoded: list[tuple[bytes, Any]] = []
     for key, item in value.items():
+        if type(key) is int and 0 <= key < 24:
+            encoded.append((_SMALL_HEADS[0][key], item))
+            continue
         if type(key) is not int and type(key) is not str:
             raise CborError("TYPE", f"map key is {type(key).__name__}, expected int or str")
         buffer = bytearray()
         _encode_into(buffer, key, 0)
         encoded.append((bytes(buffer), item))
-    encoded.sort(key=lambda pair: pair[0])
+    encoded.sort(key=itemgetter(0))
     out += _head(5, len(encoded))
     for name, item in encoded:
         out += name

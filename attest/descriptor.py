@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from attest import cbor
@@ -37,6 +38,7 @@ _REQUIRED = {
 }
 _OPTIONAL = {13: "principal", 14: "max_examples"}
 _FIELDS = _REQUIRED | _OPTIONAL
+_required_values = attrgetter(*_REQUIRED.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,8 +115,15 @@ class ContributionDescriptor:
 
     def to_cbor(self) -> bytes:
         """The bytes that are signed; optional fields that are None are left out."""
-        fields = {key: getattr(self, name) for key, name in _FIELDS.items()}
-        return cbor.encode({key: value for key, value in fields.items() if key in _REQUIRED or value is not None})
+        return cbor.encode(self._fields())
+
+    def _fields(self) -> dict[int, Any]:
+        fields: dict[int, Any] = dict(zip(_REQUIRED, _required_values(self), strict=True))
+        for key, name in _OPTIONAL.items():
+            value = getattr(self, name)
+            if value is not None:
+                fields[key] = value
+        return fields
 
     @classmethod
     def from_cbor(cls, data: bytes) -> "ContributionDescriptor":
@@ -128,7 +137,8 @@ class ContributionDescriptor:
         """
         value = cbor.decode(data, max_size=MAX_SIZE)
         descriptor = cls(**_named_fields(value))
-        if descriptor.to_cbor() != data:
+        # The decoder accepts only what encodes to `data` again, and types are exact by now: equal maps have equal encodings.
+        if descriptor._fields() != value:
             raise DescriptorRefused("CBOR_NONCANONICAL", "descriptor does not encode to the bytes received")
         return descriptor
 

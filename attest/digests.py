@@ -13,6 +13,9 @@ from array import array
 MEMORY_ENTRIES = 1 << 19
 """Entries kept in memory (24 bytes each, pages half full); beyond, the pages move to a temporary file."""
 
+RECENT = 1 << 17
+"""Entries that wait in a dictionary, at some 250 bytes each but without a digest of their own, before they enter the pages."""
+
 _KEY = 16
 _ENTRY = _KEY + 8
 _PAGE_ENTRIES = 168
@@ -24,8 +27,8 @@ class DigestTable:
     """Map from byte strings to integers from 0 to 2^64 - 1.
 
     Guarantee: two different keys are confused with probability at most n^2 / 2^129 for n entries, whoever chose them:
-    keys enter through BLAKE2b under a secret of this table, so nobody can search for collisions or crowd one page.
-    Memory stays below some 30 MB for any n; beyond `MEMORY_ENTRIES` it takes a system call or two per access.
+    keys enter the pages through BLAKE2b under a secret of this table, so nobody can search for collisions or crowd a page.
+    Memory stays below some 80 MB for any n; beyond `MEMORY_ENTRIES` it takes a system call or two per access.
 
     Args:
         memory_entries: Entries up to which nothing is written to disk.
@@ -34,13 +37,14 @@ class DigestTable:
     def __init__(self, memory_entries: int = MEMORY_ENTRIES) -> None:
         self._secret = secrets.token_bytes(32)
         self._memory_entries = memory_entries
+        self._recent: dict[bytes, int] = {}
         self._count = 0
         self._fill = array("H", bytes(2 * _FIRST_PAGES))
         self._pages: bytearray | None = bytearray(_PAGE * _FIRST_PAGES)
         self._file = -1
 
     def __len__(self) -> int:
-        return self._count
+        return self._count + len(self._recent)
 
     def __del__(self) -> None:
         if getattr(self, "_file", -1) >= 0:
@@ -48,29 +52,38 @@ class DigestTable:
 
     def get(self, key: bytes) -> int | None:
         """The number kept for a key, None if there is none."""
-        name = self._name(key)
-        found = self._find(self._page(name), name)
-        return None if found is None else found[1]
+        found = self._recent.get(key)
+        if found is None and self._count:
+            name = self._name(key)
+            entry = self._find(self._page(name), name)
+            return None if entry is None else entry[1]
+        return found
 
     def set(self, key: bytes, value: int) -> None:
         """Keep a number for a key, in place of an earlier one."""
-        name = self._name(key)
-        page = self._page(name)
-        found = self._find(page, name)
-        if found is None:
-            self._insert(page, name, value)
-        else:
-            self._write(page, found[0], name + value.to_bytes(8, "big"))
+        if self._count and key not in self._recent:
+            name = self._name(key)
+            page = self._page(name)
+            entry = self._find(page, name)
+            if entry is not None:
+                self._write(page, entry[0], name + value.to_bytes(8, "big"))
+                return
+        self._remember(key, value)
 
     def setdefault(self, key: bytes, value: int) -> int | None:
         """The number kept for a key; if there is none, keep `value` and return None."""
-        name = self._name(key)
-        page = self._page(name)
-        found = self._find(page, name)
-        if found is not None:
-            return found[1]
-        self._insert(page, name, value)
-        return None
+        found = self.get(key)
+        if found is None:
+            self._remember(key, value)
+        return found
+
+    def _remember(self, key: bytes, value: int) -> None:
+        self._recent[key] = value
+        if len(self._recent) > RECENT:
+            for recent, number in self._recent.items():
+                name = self._name(recent)
+                self._insert(self._page(name), name, number)
+            self._recent.clear()
 
     def _name(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, digest_size=_KEY, key=self._secret).digest()
