@@ -608,7 +608,7 @@ def test_A9_an_envelope_outside_the_profile_is_HEADER_or_CBOR(scene, name):
     assert scene.code(replace(attestation, sign1=change(attestation.descriptor, attestation.sign1))) == code
 
 
-# --- A10: protected bytes outside the canonical form, correctly signed ----------------------------------------------------------
+# --- A10: protected bytes outside the canonical form, correctly signed ---------------------------------------------
 
 PARTS = [cbor.encode(label) + cbor.encode(value) for label, value in header_fields(descriptor()).items()]
 

@@ -1,0 +1,67 @@
+"""Mutations of valid attestations: 20,000 here, a million with `make mutations`."""
+
+import itertools
+
+import pytest
+
+from attest import cbor
+from attest.gate import run_gate
+from tests.attacks.mutations import (
+    CONTENT_HEAD,
+    NONCE_HEAD,
+    Judge,
+    Mutant,
+    Mutator,
+    Report,
+    claimed_content,
+    make_originals,
+    run,
+)
+from tests.attacks.scene import CORPUS, NOW, item_of, make_policy, make_registry, signed
+
+
+def test_no_mutant_of_twenty_thousand_passes():
+    report = run(20_000, seed=20260707)
+    assert not report.failures, "\n".join(report.failures)
+    assert report.total == 20_000 and report.by_code["ADMITTED"] == 0
+    assert {"SIG_BAD", "HEADER", "CBOR", "CBOR_NONCANONICAL", "SCHEMA", "TYPE", "RANGE"} <= set(report.by_code)
+    assert report.by_code["SIG_BAD"] > 3000, "enough mutants get as far as the signature"
+    assert len(report.by_kind) == 16 and min(report.by_kind.values()) > 300
+
+
+def test_the_originals_hold_bytes_that_look_like_heads_of_fields():
+    descriptors = [original.attestation.descriptor for original in make_originals()]
+    assert sum(d.count(CONTENT_HEAD) > 1 for d in descriptors) >= 16
+    assert sum(d.count(NONCE_HEAD) > 1 for d in descriptors) >= 16
+    assert any(d.index(CONTENT_HEAD) < d.index(b"\x07\x58\x20" + cbor.decode(d)[7]) for d in descriptors)
+
+
+def test_the_judge_sees_what_passes():
+    """The instrument itself: a mutant that somebody did sign is reported as a failure."""
+    originals, report = make_originals(), Report()
+    forged = signed({5: 7_000})
+    Judge(originals, report).judge([Mutant("signed after all", forged, CORPUS)])
+    assert report.by_code == {"CLIP_BELOW_FLOOR": 1} and len(report.failures) == 1
+
+
+def test_mutants_are_the_same_for_the_same_seed():
+    first, second = (list(itertools.islice(Mutator(make_originals(), 5), 100)) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.slow
+def test_no_mutant_passes_the_worker_processes_and_every_outcome_is_the_same_as_alone():
+    originals = [o for o in make_originals() if o.corpus == CORPUS]
+    mutants = [m for m in itertools.islice(Mutator(make_originals(), 11), 6000) if m.corpus == CORPUS]
+    items = [item_with(o.attestation, o.content_hash, n) for n, o in enumerate(originals)]
+    items += [item_with(m.attestation, claimed_content(m.attestation.descriptor), 1000 + n) for n, m in enumerate(mutants)]
+    registry = make_registry()
+    reports = [run_gate(items, make_policy(registry), registry, now=NOW, workers=workers) for workers in (1, 2)]
+    assert len(reports[0].admitted) == len(originals)
+    assert reports[0] == reports[1]
+
+
+def item_with(attestation, content_hash, number):
+    """An item of a corpus whose content has a given hash."""
+    item = item_of(attestation, b"", f"{number}.txt")
+    return type(item)(item.locator, content_hash, attestation)
