@@ -17,7 +17,7 @@ from attest import signed_file
 from attest.corpus import SigningTemplate, sign_corpus
 from attest.keys import generate, public_bytes, save_public_key
 from attest.policy import Policy, sign_policy
-from attest.registry import Registry
+from attest.registry import RegistryLog
 from benchmarks.configs import CONTRIBUTIONS, MICROBATCH, Config
 from dptrain import PrivateTraining
 
@@ -162,8 +162,8 @@ def _world(root: Path, config: Config) -> None:
     now = int(time.time())
     policy = Policy.from_toml(POLICY)
     owner, contributor = generate(), generate()
-    registry = Registry().add(
-        "bench", public_bytes(contributor), classes=("all",), not_before=now - 86400, not_after=now + 86400
+    registry = RegistryLog.create(root / "registry.cbor", owner, owner="owner", now=now).enrol(
+        "bench", public_bytes(contributor), classes=("all",), not_before=now - 86400, not_after=now + 86400, now=now
     )
     rule = policy.classes[0]
     template = SigningTemplate(
@@ -176,6 +176,5 @@ def _world(root: Path, config: Config) -> None:
     lines = (json.dumps({"ids": row.tolist(), "label": int(label)}) for row, label in zip(ids, labels, strict=True))
     data.write_text("".join(line + "\n" for line in lines))
     sign_corpus(data, None, contributor, template)
-    registry.save(root / "registry.cbor")
     save_public_key(root / "owner.pub", public_bytes(owner), "owner")
     signed_file.write(root / "policy.cose", *sign_policy(policy, owner, owner="owner", registry_root=registry.root()))

@@ -13,7 +13,7 @@ from attest.corpus import Corpus, open_corpus
 from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
-from attest.registry import Registry
+from attest.registry import open_registry
 from dptrain import checkpoints, describe, guards
 from dptrain.depth import layer_stack
 from dptrain.errors import ConfigError, DptrainError, StepOrder
@@ -132,7 +132,7 @@ class PrivateTraining:
         guards.refuse_accelerator(accelerator)
         if microbatch < 1:
             raise ConfigError("MICROBATCH", f"microbatch is {microbatch}, expected at least 1 contribution")
-        known = Registry.load(registry or beside / "registry.cbor")
+        known = open_registry(registry or beside / "registry.cbor", public)
         data = open_corpus(corpus)
         ledger_path = Path(ledger)
         recorder = Recorder(ledger_path, ledger_key, origin or f"{signed.policy.corpus}/{ledger_path.stem}", resume, public)

@@ -13,7 +13,7 @@ from attest import signed_file
 from attest.corpus import SigningTemplate, sign_corpus
 from attest.keys import generate, public_bytes, save_private_key, save_public_key
 from attest.policy import Policy, sign_policy
-from attest.registry import Registry
+from attest.registry import Enrol, RegistryLog
 from dptrain.errors import ConfigError
 from ledger.accountants import calibrate
 
@@ -146,16 +146,20 @@ def stage(root: Path, policy: str, contributors: Sequence[Contributor], *, now: 
     for name, key in keys.items():
         save_private_key(root / "keys" / f"{name}.key", key)
         save_public_key(root / "keys" / f"{name}.pub", public_bytes(key), name)
-    registry = Registry()
-    for contributor in contributors:
-        registry = registry.add(
-            contributor.name,
-            public_bytes(keys[contributor.name]),
-            classes=(contributor.admissibility_class,),
-            not_before=now - DAY,
-            not_after=now + 730 * DAY,
-        )
-    registry.save(root / "registry.cbor")
+    log = RegistryLog.create(root / "registry.cbor", keys["owner"], owner="owner", now=now)
+    registry = log.append(
+        [
+            Enrol(
+                contributor.name,
+                public_bytes(keys[contributor.name]),
+                not_before=now - DAY,
+                not_after=now + 730 * DAY,
+                classes=(contributor.admissibility_class,),
+            )
+            for contributor in contributors
+        ],
+        now=now,
+    )
     (root / "policy.toml").write_text(policy, encoding="utf-8")
     payload, message = sign_policy(rules, keys["owner"], owner="owner", registry_root=registry.root())
     signed_file.write(root / "policy.cose", payload, message)

@@ -12,7 +12,7 @@ from attest.corpus import SigningTemplate, sign_corpus
 from attest.keys import generate, public_bytes, save_public_key
 from attest.micro import to_micro
 from attest.policy import Policy, sign_policy
-from attest.registry import Registry
+from attest.registry import Registry, RegistryLog
 
 DAY = 86_400
 
@@ -84,15 +84,15 @@ def make_world(
     )
     policy = Policy.from_toml(text)
     owner = generate()
-    registry = Registry()
+    log = RegistryLog.create(root / "registry.cbor", owner, owner="owner", now=now - DAY)
     keys = {}
     corpus = root / "corpus"
     corpus.mkdir(exist_ok=True)
     for k, rule in enumerate(policy.classes):
         name = f"contributor-{rule.name}"
         keys[name] = generate()
-        registry = registry.add(
-            name, public_bytes(keys[name]), classes=(rule.name,), not_before=now - DAY, not_after=now + 300 * DAY
+        log.enrol(
+            name, public_bytes(keys[name]), classes=(rule.name,), not_before=now - DAY, not_after=now + 300 * DAY, now=now - DAY
         )
         bounds = {"clip_norm_micro": rule.clip_norm_micro, "noise_multiplier_micro": rule.noise_multiplier_micro}
         if signed_bounds is not None:
@@ -104,11 +104,10 @@ def make_world(
         data = corpus / f"{rule.name}.jsonl"
         write_jsonl(data, [record(1000 * k + i) for i in range(per_class)])
         sign_corpus(data, None, keys[name], template)
-    registry.save(root / "registry.cbor")
     save_public_key(root / "owner.pub", public_bytes(owner), "owner")
-    payload, message = sign_policy(policy, owner, owner="owner", registry_root=registry.root())
+    payload, message = sign_policy(policy, owner, owner="owner", registry_root=log.registry.root())
     signed_file.write(root / "policy.cose", payload, message)
-    return World(root, root / "policy.cose", corpus, owner, keys, registry, now)
+    return World(root, root / "policy.cose", corpus, owner, keys, log.registry, now)
 
 
 def write_jsonl(path: Path, records: Sequence[Any]) -> None:

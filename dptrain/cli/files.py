@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest import keys
 from attest.errors import KeyRefused, PolicyRefused
 from attest.policy import Policy, SignedPolicy, open_policy
-from attest.registry import Registry
+from attest.registry import Registry, open_registry
 
 KeyFile = Annotated[
     Path, typer.Option("--key", metavar="KEY", exists=True, dir_okay=False, help="Private key, as keygen wrote it.")
@@ -105,9 +105,10 @@ def read_signed_policy(path: Path, owner_key: Path | None) -> SignedPolicy:
     return open_policy(path, keys.load_public_key(beside(path, owner_key, "owner.pub", "--owner-key")))
 
 
-def read_registry(policy_path: Path, registry: Path | None) -> Registry:
-    """The contributor registry that was given, or the one beside the policy."""
-    return Registry.load(beside(policy_path, registry, "registry.cbor", "--registry"))
+def read_registry(policy_path: Path, registry: Path | None, owner_key: Path | None = None) -> Registry:
+    """The contributor registry that was given, or the one beside the policy, verified under the owner's key."""
+    public = keys.load_public_key(beside(policy_path, owner_key, "owner.pub", "--owner-key"))
+    return open_registry(beside(policy_path, registry, "registry.cbor", "--registry"), public)
 
 
 def beside(path: Path, given: Path | None, name: str, option: str) -> Path:

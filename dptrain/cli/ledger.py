@@ -15,7 +15,7 @@ from attest import keys, signed_file
 from attest.attestation import read_sequence
 from attest.descriptor import ContributionDescriptor
 from attest.errors import SignatureRefused
-from attest.registry import Registry
+from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli.files import PassphraseFile, read_passphrase, refuse_to_overwrite
 from dptrain.cli.output import JsonFlag, console, number, print_json, styled, table, utc
@@ -142,9 +142,9 @@ def withdraw(
     """
     now = int(time.time())
     descriptors = _descriptors(attestations or [])
-    known = None if registry is None else Registry.load(registry)
     try:
         with _open(ledger, key, passphrase_file) as log:
+            known = None if registry is None else open_registry(registry, log.header.owner_key)
             checked = [_check_withdrawal(path, log.header, descriptors, known, now) for path in withdrawals]
             entered = [_enter(log, found, evidence, now) for found, evidence in checked]
     except LedgerBusy as error:

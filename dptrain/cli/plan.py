@@ -34,7 +34,7 @@ def plan(
     """
     rules = read_signed_policy(policy, owner_key).policy if corpus else read_policy(policy, owner_key)[0]
     planned = make_plan(rules, layers)
-    report = judge(rules, policy, corpus, registry, now, None) if corpus else None
+    report = judge(rules, policy, corpus, registry, now, None, owner_key) if corpus else None
     bounds = _signed_bounds(rules, planned, report) if report else {}
     if json:
         print_json(_as_json(rules, planned, report, bounds))

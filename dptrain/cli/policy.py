@@ -8,7 +8,8 @@ import typer
 from attest import signed_file
 from attest.files import atomic_write
 from attest.policy import DepthRule, Policy, SignedPolicy, sign_policy
-from attest.registry import Registry
+from attest.registry import open_registry
+from attest.signer import as_signer
 from dptrain.cli.explain import Consequence, consequences
 from dptrain.cli.files import (
     KeyFile,
@@ -93,7 +94,7 @@ def sign(
     private_key, name = load_key(key, passphrase_file, owner, "--owner")
     target = out or policy.with_suffix(".cose")
     refuse_to_overwrite(target)
-    known = Registry.load(registry)
+    known = open_registry(registry, as_signer(private_key).public_key)
     payload, message = sign_policy(rules, private_key, owner=name, registry_root=known.root())
     signed_file.write(target, payload, message)
     missing = sorted({c for item in known.contributors for c in item.classes} - {rule.name for rule in rules.classes})

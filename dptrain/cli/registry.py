@@ -1,4 +1,4 @@
-"""`dptrain registry`: which contributor key may attest which classes."""
+"""`dptrain registry`: which contributor key may attest which classes, as a log that the corpus owner signs."""
 
 import time
 from pathlib import Path
@@ -7,83 +7,318 @@ from typing import Annotated, Any
 import typer
 
 from attest import keys
-from attest.registry import Registry
-from dptrain.cli.output import JsonFlag, console, moment, print_json, table, utc
+from attest.errors import RegistryRefused
+from attest.ids import check_id
+from attest.registry import Contributor, Peek, Registry, RegistryLog, Rotate, open_registry, peek
+from attest.registry.statements import read_statement
+from dptrain.cli.enrolments import Defaults, read_enrolments
+from dptrain.cli.files import PassphraseFile, load_key
+from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, styled, table, utc
+from dptrain.cli.registry_history import as_json as entry_as_json
+from dptrain.cli.registry_history import sentences
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Which contributor key may attest which classes.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Which contributor key may attest which classes: a log that only grows, every entry signed by the corpus owner. "
+    "The policy names one state of it; the gate accepts that state and every later one.",
+)
 
 _DAY = 86400
 
-RegistryPath = Annotated[Path, typer.Argument(metavar="REGISTRY", dir_okay=False, help="Registry file, registry.cbor.")]
+NewRegistry = Annotated[Path, typer.Argument(metavar="REGISTRY", dir_okay=False, help="Registry file, registry.cbor.")]
 ExistingRegistry = Annotated[
     Path, typer.Argument(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry file, registry.cbor.")
 ]
+SigningKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--key",
+        metavar="KEY",
+        exists=True,
+        dir_okay=False,
+        help="Private key of the corpus owner; default: owner.key beside the registry.",
+    ),
+]
+OwnerName = Annotated[
+    str | None,
+    typer.Option("--owner", help="Identifier of the corpus owner, for a new registry; default: the name in the .pub file."),
+]
+OwnerKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--owner-key",
+        metavar="PUB",
+        exists=True,
+        dir_okay=False,
+        help="Public key of the corpus owner; default: owner.pub beside the registry.",
+    ),
+]
+ContributorName = Annotated[str, typer.Option("--contributor", help="Identifier of the contributor.")]
+StatementFile = Annotated[
+    Path | None,
+    typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="What the contributor signed."),
+]
 
 
-@app.command(epilog="Example: dptrain registry add registry.cbor --pub alice.pub --class sensitive --class public")
+@app.command(epilog="Example: dptrain registry init registry.cbor --key owner.key")
+def init(
+    registry: NewRegistry,
+    key: SigningKey = None,
+    owner: OwnerName = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Start a registry in which nobody is enrolled yet, so that a policy can be signed for it.
+
+    Whoever is enrolled later needs no new signature under the policy.
+    """
+    log = _create(registry, key, owner, passphrase_file)
+    _report(log.registry, json, f"started the registry of {log.registry.owner}, id {log.registry.registry_id.hex()}")
+
+
+@app.command(
+    epilog="Example: dptrain registry add registry.cbor --pub alice.pub --class sensitive --class public\n\n"
+    "Example: dptrain registry add registry.cbor --from contributors.csv --class public"
+)
 def add(
-    registry: RegistryPath,
-    pub: Annotated[Path, typer.Option("--pub", metavar="PUB", exists=True, dir_okay=False, help="Public key file.")],
-    classes: Annotated[list[str], typer.Option("--class", help="Class that may be attested; repeat for several.")],
+    registry: NewRegistry,
+    pub: Annotated[
+        Path | None, typer.Option("--pub", metavar="PUB", exists=True, dir_okay=False, help="Public key file.")
+    ] = None,
+    table_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Enrol everybody in a .jsonl or .csv file with the fields key (a line of a .pub file, or base64), "
+            "contributor, classes (in .csv separated by blanks), cap, principal, not_before, not_after; all but key may "
+            "be left out, and come from the options then.",
+        ),
+    ] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Class that may be attested; repeat for several.")
+    ] = None,
     contributor: Annotated[
         str | None, typer.Option(help="Identifier of the contributor; default: the name in the public key file.")
     ] = None,
     not_before: Annotated[int | None, moment("First moment of the key; default: now.")] = None,
     days: Annotated[int, typer.Option(min=1, help="Days for which the key is valid.")] = 730,
     cap: Annotated[int | None, typer.Option(min=0, help="Contributions admitted at most from this contributor.")] = None,
+    principal: Annotated[str | None, typer.Option(help="Person or group behind this and other contributors.")] = None,
+    key: SigningKey = None,
+    owner: OwnerName = None,
+    passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
 ) -> None:
-    """Enrol a contributor's public key and grant classes; makes the file if it is missing.
+    """Enrol public keys and grant classes; makes the registry if it is missing.
 
-    The key is checked for weakness first. A changed registry has a new root, so the policy must be signed again.
+    Every key is checked for weakness first. Who is enrolled already gets a further key, and classes on top of those granted
+    before.
     """
-    name, raw = keys.load_named_public_key(pub)
-    start = int(time.time()) if not_before is None else not_before
-    known = Registry.load(registry) if registry.exists() else Registry()
-    changed = known.add(contributor or name, raw, classes=classes, not_before=start, not_after=start + days * _DAY, cap=cap)
-    changed.save(registry)
-    _report(changed, json, f"enrolled {contributor or name} for {', '.join(sorted(set(classes)))}")
+    if (pub is None) == (table_file is None):
+        raise typer.BadParameter("give one public key with --pub, or a file with many with --from")
+    now = int(time.time())
+    start = now if not_before is None else not_before
+    defaults = Defaults(tuple(classes or ()), start, start + days * _DAY, cap, principal)
+    if pub is not None:
+        if not classes:
+            raise typer.BadParameter("give --class once or more: what the contributor may attest")
+        name, raw = keys.load_named_public_key(pub)
+        wanted = [defaults.enrol(contributor or name, raw)]
+    elif contributor is not None:
+        raise typer.BadParameter("--contributor goes with --pub; a file says itself whose keys it holds")
+    else:
+        assert table_file is not None
+        wanted = read_enrolments(table_file, defaults)
+    log = _open(registry, key, passphrase_file) if registry.exists() else _create(registry, key, owner, passphrase_file)
+    with counting("checking keys") as progress:
+        changed = log.append(wanted, now=now, progress=progress)
+    if pub is not None:
+        granted = ", ".join(sorted(set(classes or ())))
+        _report(changed, json, f"enrolled {wanted[0].name} for {granted}", [wanted[0].name])
+    else:
+        _report(changed, json, f"enrolled {len(wanted)} keys", [])
 
 
-@app.command(epilog="Example: dptrain registry revoke registry.cbor --contributor alice --key-id 9f86d081884c7d65")
+@app.command(epilog="Example: dptrain registry grant registry.cbor --contributor alice --class public --cap 500")
+def grant(
+    registry: ExistingRegistry,
+    contributor: ContributorName,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Class that may be attested; repeat for several.")
+    ] = None,
+    nothing: Annotated[bool, typer.Option("--none", help="Take every class away.")] = False,
+    cap: Annotated[
+        int | None, typer.Option(min=0, help="Contributions admitted at most; left out, the policy's cap holds.")
+    ] = None,
+    key: SigningKey = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Set exactly what a contributor may attest: these classes and no others, and this cap.
+
+    A class that is taken away is refused at the gate from then on.
+    """
+    if bool(classes) == nothing:
+        raise typer.BadParameter("give --class once or more, or --none to take every class away")
+    log = _open(registry, key, passphrase_file)
+    changed = log.grant(contributor, classes=classes or (), cap=cap, now=int(time.time()))
+    granted = ", ".join(sorted(set(classes or ()))) or "nothing"
+    _report(changed, json, f"{contributor} may attest {granted}", [contributor])
+
+
+@app.command(epilog="Example: dptrain registry rotate registry.cbor --statement alice-rotation.cose")
+def rotate(
+    registry: ExistingRegistry,
+    statement: Annotated[
+        Path, typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="As attest rotate wrote it.")
+    ],
+    not_before: Annotated[int | None, moment("First moment of the new key; default: now.")] = None,
+    days: Annotated[int, typer.Option(min=1, help="Days for which the new key is valid.")] = 730,
+    old_until: Annotated[
+        int | None, moment("First moment at which the old key admits nothing more; default: now.")
+    ] = None,
+    key: SigningKey = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Take in a contributor's change of key: the old key signed it, and the new one proves that it is the contributor's.
+
+    What was signed with the old key and is admitted stays in use. What is not admitted yet is refused once the old key
+    has ended, so leave it valid with --old-until while such attestations are on their way.
+    """
+    found, messages = read_statement(statement)
+    if found.kind != "rotate" or len(messages) != 2:
+        raise RegistryRefused("SCHEMA", f"{str(statement)!r} is no change of key; give it to 'registry {found.kind}'")
+    now = int(time.time())
+    start = now if not_before is None else not_before
+    action = Rotate(
+        found.to_cbor(), messages[0], messages[1], start, start + days * _DAY, now if old_until is None else old_until
+    )
+    log = _open(registry, key, passphrase_file)
+    changed = log.append([action], now=now)
+    new = keys.key_id(found.new_key or b"").hex()
+    _report(changed, json, f"{found.contributor} has the new key {new}", [found.contributor])
+
+
+@app.command(
+    epilog="Example: dptrain registry revoke registry.cbor --contributor alice --key-id 9f86d081884c7d65\n\n"
+    "Example: dptrain registry revoke registry.cbor --statement alice-revocation.cose"
+)
 def revoke(
     registry: ExistingRegistry,
-    contributor: Annotated[str, typer.Option(help="Identifier of the contributor.")],
+    contributor: Annotated[str | None, typer.Option(help="Identifier of the contributor.")] = None,
     key_id: Annotated[str | None, typer.Option(metavar="HEX", help="One key; default: all keys.")] = None,
     at: Annotated[int | None, moment("From when on; default: now.")] = None,
+    statement: StatementFile = None,
+    key: SigningKey = None,
+    passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
 ) -> None:
-    """Revoke a contributor's keys from a moment on.
+    """Revoke a contributor's keys from a moment on, as the owner or with the contributor's own statement.
 
-    What was admitted and charged before stands in the ledger; take contributions back with `attest withdraw`.
+    A run that is training notices at its next charge, and draws what these keys signed no more. What was charged before
+    stands in the ledger.
     """
-    moment = int(time.time()) if at is None else at
-    changed = Registry.load(registry).revoke(contributor, _key_id(key_id), at=moment)
-    changed.save(registry)
-    _report(changed, json, f"revoked {key_id or 'all keys'} of {contributor} from {utc(moment)} on")
+    now = int(time.time())
+    if (contributor is None) == (statement is None):
+        raise typer.BadParameter("give --contributor, or the contributor's own --statement")
+    if statement is not None:
+        if key_id is not None or at is not None:
+            raise typer.BadParameter("the statement says which key and from when; leave out --key-id and --at")
+        found, messages = read_statement(statement)
+        if found.kind != "revoke" or len(messages) != 1:
+            raise RegistryRefused("SCHEMA", f"{str(statement)!r} is no revocation; give it to 'registry {found.kind}'")
+        changed = _open(registry, key, passphrase_file).revoke_own(found, messages[0], now=now)
+        contributor, from_when = found.contributor, found.revoked_at or 0
+        which = "all keys" if found.key is None else keys.key_id(found.key).hex()
+    else:
+        assert contributor is not None
+        from_when, which = now if at is None else at, key_id or "all keys"
+        changed = _open(registry, key, passphrase_file).revoke(contributor, _key_id(key_id), at=from_when, now=now)
+    _report(changed, json, f"revoked {which} of {contributor} from {utc(from_when)} on", [contributor])
 
 
-@app.command(epilog="Example: dptrain registry show registry.cbor")
-def show(registry: ExistingRegistry, json: JsonFlag = False) -> None:
-    """List contributors, keys and granted classes."""
-    known = Registry.load(registry)
+@app.command(epilog="Example: dptrain registry show registry.cbor --history")
+def show(
+    registry: ExistingRegistry,
+    history: Annotated[bool, typer.Option("--history", help="List what every entry did.")] = False,
+    owner_key: OwnerKey = None,
+    json: JsonFlag = False,
+) -> None:
+    """List contributors, keys and granted classes, or with --history the entries that led there.
+
+    Without the owner's public key nothing can be verified: the file is shown all the same, marked NOT VERIFIED, and the
+    exit code is 1.
+    """
+    public = owner_key or registry.with_name("owner.pub")
+    known = open_registry(registry, keys.load_public_key(public)) if public.is_file() else None
+    found = peek(registry) if history or known is None else None
     if json:
-        print_json(_as_json(known))
-        return
-    rows = table("contributor", "key id", "classes", "valid from", "valid until", "revoked")
-    for contributor in known.contributors:
-        for record in contributor.keys:
-            rows.add_row(
-                contributor.name,
-                record.key_id.hex(),
-                ", ".join(contributor.classes),
-                utc(record.not_before),
-                utc(record.not_after),
-                "" if record.revoked_at is None else utc(record.revoked_at),
-            )
-    out = console()
-    out.print(rows)
-    out.print(f"root {known.root().hex()}")
+        print_json(_as_json(known or found, verified=known is not None, history=found if history else None))
+    else:
+        _print_unverified(known)
+        _print_history(found) if history and found is not None else _print_contributors(known or found)
+        _print_unverified(known)
+    if known is None:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: dptrain registry verify registry.cbor --owner-key owner.pub --root 5f1c...")
+def verify(
+    registry: ExistingRegistry,
+    owner_key: OwnerKey = None,
+    root: Annotated[
+        str | None, typer.Option(metavar="HEX", help="A root seen before, which the registry must still extend.")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Verify every entry, every contributor's statement and every key; exit code 1 if anything is refused."""
+    public = owner_key or registry.with_name("owner.pub")
+    if not public.is_file():
+        raise typer.BadParameter(f"there is no {public}; give the corpus owner's public key with --owner-key")
+    known = open_registry(registry, keys.load_public_key(public))
+    if root is not None and not known.extends(_hex(root, "--root")):
+        raise RegistryRefused(
+            "REGISTRY_ROOT",
+            f"registry has the root {known.root().hex()} and does not extend {root}; it is another one, or it was cut back",
+        )
+    enrolled = [record.raw for contributor in known.contributors for record in contributor.keys]
+    with counting("checking keys") as progress:
+        for number, raw in enumerate(enrolled, start=1):
+            keys.check_public_key(raw)
+            progress(number)
+    if json:
+        print_json(_as_json(known, verified=True) | {"keys": len(enrolled)})
+    else:
+        console().print(
+            f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys\n"
+            f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}"
+        )
+
+
+def _create(registry: Path, key: Path | None, owner: str | None, passphrase_file: Path | None) -> RegistryLog:
+    signer, name = load_key(_owner_key(registry, key), passphrase_file, owner, "--owner")
+    return RegistryLog.create(registry, signer, owner=check_id(name, "owner"), now=int(time.time()))
+
+
+def _open(registry: Path, key: Path | None, passphrase_file: Path | None) -> RegistryLog:
+    # The log itself says under which name its owner signs.
+    signer, _ = load_key(_owner_key(registry, key), passphrase_file, "owner", "--owner")
+    return RegistryLog(registry, signer)
+
+
+def _owner_key(registry: Path, key: Path | None) -> Path:
+    found = key or registry.with_name("owner.key")
+    if not found.is_file():
+        raise typer.BadParameter(
+            f"there is no {found}; the corpus owner signs every change, so give the owner's private key with --key "
+            "(make one with 'dptrain attest keygen owner')"
+        )
+    return found
 
 
 def _key_id(text: str | None) -> bytes | None:
@@ -95,31 +330,86 @@ def _key_id(text: str | None) -> bytes | None:
         raise typer.BadParameter(f"{text!r} is not a key id in hex; 'registry show' lists them") from error
 
 
-def _report(registry: Registry, json: bool, sentence: str) -> None:
+def _hex(text: str, option: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {text!r} is not in hex") from error
+
+
+def _report(registry: Registry, json: bool, sentence: str, names: list[str] | None = None) -> None:
     if json:
-        print_json(_as_json(registry))
+        print_json(_as_json(registry, verified=True, names=names))
     else:
         console().print(f"{sentence}\nregistry root {registry.root().hex()}")
 
 
-def _as_json(registry: Registry) -> dict[str, Any]:
+def _print_unverified(known: Registry | None) -> None:
+    if known is None:
+        console().print(
+            styled("bold red", "NOT VERIFIED", ": nobody checked who signed this; give the owner's public key with --owner-key")
+        )
+
+
+def _print_contributors(found: Registry | Peek) -> None:
+    rows = table("contributor", "key id", "classes", "cap", "valid from", "valid until", "revoked")
+    for contributor in found.contributors:
+        for record in contributor.keys:
+            rows.add_row(
+                contributor.name if contributor.principal is None else f"{contributor.name} ({contributor.principal})",
+                record.key_id.hex(),
+                ", ".join(contributor.classes),
+                "" if contributor.cap is None else str(contributor.cap),
+                utc(record.not_before),
+                utc(record.not_after),
+                "" if record.revoked_at is None else utc(record.revoked_at),
+            )
+    out = console()
+    out.print(rows)
+    out.print(f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}")
+
+
+def _print_history(found: Peek) -> None:
+    out = console()
+    for entry, root in zip(found.entries, found.roots, strict=True):
+        out.print(f"entry {entry.seq}, {utc(entry.time)}, root {root.hex()}")
+        for sentence in sentences(entry):
+            out.print(f"  {sentence}")
+
+
+def _as_json(
+    found: Registry | Peek, *, verified: bool, history: Peek | None = None, names: list[str] | None = None
+) -> dict[str, Any]:
+    """A registry as JSON; a command that changed it names only whom it changed, of perhaps very many."""
+    chosen = [item for item in found.contributors if names is None or item.name in names]
+    data: dict[str, Any] = {
+        "verified": verified,
+        "root": found.roots[-1].hex(),
+        "registry_id": found.registry_id.hex(),
+        "owner": found.owner,
+        "entries": len(found.roots),
+        "contributors": [_contributor_as_json(item) for item in chosen],
+    }
+    if history is not None:
+        data["history"] = [
+            entry_as_json(entry) | {"root": root.hex()} for entry, root in zip(history.entries, history.roots, strict=True)
+        ]
+    return data
+
+
+def _contributor_as_json(contributor: Contributor) -> dict[str, Any]:
     return {
-        "root": registry.root().hex(),
-        "contributors": [
+        "name": contributor.name,
+        "classes": list(contributor.classes),
+        "cap": contributor.cap,
+        "principal": contributor.principal,
+        "keys": [
             {
-                "name": contributor.name,
-                "classes": list(contributor.classes),
-                "cap": contributor.cap,
-                "keys": [
-                    {
-                        "key_id": record.key_id.hex(),
-                        "not_before": record.not_before,
-                        "not_after": record.not_after,
-                        "revoked_at": record.revoked_at,
-                    }
-                    for record in contributor.keys
-                ],
+                "key_id": record.key_id.hex(),
+                "not_before": record.not_before,
+                "not_after": record.not_after,
+                "revoked_at": record.revoked_at,
             }
-            for contributor in registry.contributors
+            for record in contributor.keys
         ],
     }

@@ -17,7 +17,7 @@ from attest.corpus import open_corpus
 from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
 from attest.policy import open_policy
-from attest.registry import Registry
+from attest.registry import open_registry
 from dptrain.cli.output import console, number, print_json, styled, table
 from dptrain.command import guarded, quiet_libraries
 from dptrain.demo.audit import tampered_copy, verify_without_torch
@@ -178,8 +178,9 @@ def _contribute(directory: Path, data: Digits, scale: Scale, narrator: Narrator)
 
 
 def _judge(made: Stage, narrator: Narrator) -> GateReport:
-    signed = open_policy(made.signed_policy, load_public_key(made.owner_key))
-    report = run_gate(open_corpus(made.corpus), signed.policy, Registry.load(made.registry), now=made.now)
+    owner = load_public_key(made.owner_key)
+    signed = open_policy(made.signed_policy, owner)
+    report = run_gate(open_corpus(made.corpus), signed.policy, open_registry(made.registry, owner), now=made.now)
     refused = ", ".join(str(item.refusal.code) for item in report.refused)
     narrator.say("gate", f"{len(report.admitted)} admitted, {len(report.refused)} refused: {refused}")
     return report
@@ -213,7 +214,8 @@ def _results(
     changed: str,
 ) -> dict[str, Any]:
     """Everything that the demo found, as one JSON object."""
-    classes_of = {contributor.name: contributor.classes[0] for contributor in Registry.load(made.registry).contributors}
+    registry = open_registry(made.registry, load_public_key(made.owner_key))
+    classes_of = {contributor.name: contributor.classes[0] for contributor in registry.contributors}
     refused = Counter(classes_of.get(item.refusal.contributor or "") for item in gate.refused)
     bands = {rule.name: rule.depth.band for rule in made.policy.classes}
     return {

@@ -18,7 +18,7 @@ from attest.corpus import open_corpus
 from attest.gate import run_gate
 from attest.keys import load_public_key
 from attest.policy import open_policy
-from attest.registry import Registry
+from attest.registry import open_registry
 from dptrain.errors import ConfigError
 from dptrain.microbatch import Collate, Decode, Microbatch, build, json_examples
 from dptrain.runconfig import DataConfig
@@ -42,7 +42,7 @@ class WithoutPrivacy:
         owner = load_public_key(data.owner_key or data.policy.parent / "owner.pub")
         self.policy = open_policy(data.policy, owner).policy
         self._corpus = open_corpus(data.corpus)
-        registry = Registry.load(data.registry or data.policy.parent / "registry.cbor")
+        registry = open_registry(data.registry or data.policy.parent / "registry.cbor", owner)
         self.gate = run_gate(self._corpus, self.policy, registry, now=int(time.time()))
         if not self.gate.admitted:
             raise ConfigError("NOTHING_ADMITTED", "the gate admitted no contribution; see `dptrain gate`")

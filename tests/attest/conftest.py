@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -15,7 +16,8 @@ from attest.corpus import SigningTemplate
 from attest.descriptor import ContributionDescriptor
 from attest.gate import Admission, Refusal, Seen, decide
 from attest.policy import ClassRule, DepthRule, Policy
-from attest.registry import Registry
+from attest.registry import Registry, RegistryLog
+from tests.registries import continued, load, registry_file
 
 NOW = 1_800_000_000
 CONTENT = b'{"text": "one record"}'
@@ -27,7 +29,9 @@ class World:
 
     alice: Ed25519PrivateKey
     bob: Ed25519PrivateKey
+    owner: Ed25519PrivateKey
     registry: Registry
+    registry_file: bytes
     policy: Policy
     descriptor: ContributionDescriptor
     template: SigningTemplate
@@ -40,6 +44,10 @@ class World:
         payload = descriptor.to_cbor()
         message = sign1.sign(payload, key or self.alice, contributor=contributor or descriptor.contributor)
         return Attestation(payload, message)
+
+    def changed(self, *changes: Callable[[RegistryLog], object]) -> Registry:
+        """A later state of the registry, after some changes; the world itself stays as it is."""
+        return load(continued(self.registry_file, self.owner, *changes), self.owner)
 
     def variant(self, **changes):
         """An attestation of the valid descriptor with some fields changed, properly signed."""
@@ -68,15 +76,16 @@ class World:
 
 @pytest.fixture(scope="session")
 def world():
-    alice, bob = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2))
+    alice, bob, owner = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in (1, 2, 3))
     year = 365 * 86400
-    registry = Registry()
-    registry = registry.add(
-        "alice", keys.public_bytes(alice), classes=("sensitive",), not_before=NOW - year, not_after=NOW + year
+    valid = {"not_before": NOW - year, "not_after": NOW + year, "now": NOW - year}
+    file = registry_file(
+        owner,
+        NOW - year,
+        lambda log: log.enrol("alice", keys.public_bytes(alice), classes=("sensitive",), **valid),
+        lambda log: log.enrol("bob", keys.public_bytes(bob), classes=("open", "sensitive"), cap=2, **valid),
     )
-    registry = registry.add(
-        "bob", keys.public_bytes(bob), classes=("open", "sensitive"), not_before=NOW - year, not_after=NOW + year, cap=2
-    )
+    registry = load(file, owner)
     rules = tuple(
         ClassRule(
             name=name,
@@ -111,7 +120,7 @@ def world():
         not_after=NOW + 1000,
     )
     descriptor = template.descriptor(hashlib.sha256(CONTENT).digest())
-    return World(alice, bob, registry, policy, descriptor, template)
+    return World(alice, bob, owner, registry, file, policy, descriptor, template)
 
 
 @pytest.fixture(scope="session")

@@ -55,13 +55,17 @@ def test_a_withdrawal_of_another_contribution_is_refused(world, withdrawal):
 
 def test_a_revoked_or_unknown_key_cannot_withdraw(world, withdrawal):
     payload, message = sign_withdrawal(withdrawal, world.alice, signer="alice")
-    revoked = world.registry.revoke("alice", at=NOW)
+    revoked = world.changed(lambda log: log.revoke("alice", at=NOW, now=NOW))
     assert code_of(verify_own_withdrawal, payload, message, world.descriptor, revoked, now=NOW) == "KEY_UNKNOWN"
 
 
 def test_any_valid_key_of_the_contributor_can_withdraw(world, withdrawal):
     second = keys.generate()
-    registry = world.registry.add("alice", keys.public_bytes(second), classes=(), not_before=0, not_after=NOW + 1)
+    registry = world.changed(
+        lambda log: log.enrol(
+            "alice", keys.public_bytes(second), classes=(), not_before=0, not_after=NOW + 1, now=NOW
+        )
+    )
     payload, message = sign_withdrawal(withdrawal, second, signer="alice")
     assert verify_own_withdrawal(payload, message, world.descriptor, registry, now=NOW) == withdrawal
 

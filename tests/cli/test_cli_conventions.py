@@ -23,7 +23,7 @@ COMMANDS = dict(commands(typer.main.get_command(app)))
 def test_the_command_tree_is_complete():
     assert {" ".join(path) for path in COMMANDS} == {
         *(f"attest {verb}" for verb in ("keygen", "sign", "verify", "show", "withdraw")),
-        *(f"registry {verb}" for verb in ("add", "revoke", "show")),
+        *(f"registry {verb}" for verb in ("init", "add", "grant", "rotate", "revoke", "show", "verify")),
         *(f"policy {verb}" for verb in ("init", "check", "sign", "show")),
         *(f"ledger {verb}" for verb in ("show", "export", "verify", "withdraw", "report")),
         *("gate", "plan", "account", "calibrate", "train", "demo"),

@@ -36,9 +36,12 @@ def test_bounds_softer_than_the_class_and_foreign_audiences_are_refused(shell, c
     assert shell.json("gate", "policy.cose", "corpus", code=1)["refused"] == {code: 5}
 
 
-def test_the_gate_asks_for_the_registry_that_the_policy_names(shell, corpus):
+def test_the_gate_asks_for_the_registry_that_the_policy_names_or_a_later_state_of_it(shell, corpus):
     corpus()
     shell.run("registry", "add", "registry.cbor", "--pub", "owner.pub", "--class", "public")
+    assert shell.json("gate", "policy.cose", "corpus")["admitted"] == {"sensitive": 5}
+    (shell.directory / "registry.cbor").unlink()
+    shell.run("registry", "add", "registry.cbor", "--pub", "alice.pub", "--class", "sensitive")
     assert shell.json("gate", "policy.cose", "corpus", code=1)["error"]["code"] == "REGISTRY_ROOT"
 
 

@@ -8,7 +8,7 @@ from attest import keys
 from attest.corpus import open_corpus
 from attest.gate import run_gate
 from attest.policy import open_policy
-from attest.registry import Registry
+from attest.registry import open_registry
 from attest.schedule import block_std
 from ledger.leaves import HeaderBlock, HeaderSpec
 from ledger.log import AdmitSpec, Ledger
@@ -28,7 +28,7 @@ def record(shell, *, private: bool = True) -> str:
     now = int(time.time())
     owner_key = keys.load_public_key("owner.pub")
     signed = open_policy("policy.cose", owner_key)
-    admitted = run_gate(open_corpus("corpus"), signed.policy, Registry.load("registry.cbor"), now=now).admitted
+    admitted = run_gate(open_corpus("corpus"), signed.policy, open_registry("registry.cbor", owner_key), now=now).admitted
     key = keys.generate()
     keys.save_private_key("ledger.key", key)
     signer = NoteSigner("clinic-notes-2026/ledger", key)

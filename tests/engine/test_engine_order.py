@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from accelerate import Accelerator  # noqa: E402
 
 from attest.errors import PolicyRefused, RegistryRefused  # noqa: E402
-from attest.registry import Registry  # noqa: E402
+from attest.registry import RegistryLog  # noqa: E402
 from dptrain import PrivateTraining  # noqa: E402
 from dptrain.errors import (  # noqa: E402
     ConfigError,
@@ -190,8 +190,9 @@ def test_bare_toml_wrong_owner_key_and_changed_registry_are_refused(world: World
         from attest.keys import generate, public_bytes
 
         PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, owner_key=public_bytes(generate()))
-    Registry().save(world.root / "registry.cbor")
-    with pytest.raises(RegistryRefused):
+    (world.root / "registry.cbor").unlink()
+    RegistryLog.create(world.root / "registry.cbor", world.owner_key, owner="owner", now=world.now)
+    with pytest.raises(RegistryRefused, match="REGISTRY_ROOT"):
         PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger)
     assert not world.ledger.exists(), "nothing is written before everything verifies"
 

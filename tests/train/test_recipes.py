@@ -13,7 +13,7 @@ from attest.corpus import open_corpus
 from attest.gate import run_gate
 from attest.keys import load_public_key
 from attest.policy import open_policy
-from attest.registry import Registry
+from attest.registry import open_registry
 from dptrain.runconfig import RunConfig
 from ledger.audit import verify_export
 
@@ -31,10 +31,10 @@ def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def admitted(world: Path) -> int:
-    signed = open_policy(world / "policy.cose", load_public_key(world / "keys" / "owner.pub"))
-    report = run_gate(
-        open_corpus(world / "corpus"), signed.policy, Registry.load(world / "registry.cbor"), now=int(time.time())
-    )
+    owner = load_public_key(world / "keys" / "owner.pub")
+    signed = open_policy(world / "policy.cose", owner)
+    registry = open_registry(world / "registry.cbor", owner)
+    report = run_gate(open_corpus(world / "corpus"), signed.policy, registry, now=int(time.time()))
     assert not report.refused
     return len(report.admitted)
 

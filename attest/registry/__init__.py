@@ -1,0 +1,37 @@
+"""The contributor registry: a signed, append-only log of which keys speak for whom, when, and for which classes.
+
+* `records`: contributors and their keys, the values that the gate asks for.
+* `view`: the state after the last entry, immutable.
+* `actions`, `entries`, `statements`: what the file holds.
+* `replay`: the rules by which one state follows from another.
+* `log`: reading a file, verified, and appending to one.
+"""
+
+from attest.registry.actions import Action, Create, Enrol, Grant, Revoke, RevokeOwn, Rotate
+from attest.registry.entries import MAX_ENTRY, MAX_SIZE, Entry
+from attest.registry.log import Peek, RegistryLog, RegistryReader, open_registry, peek
+from attest.registry.records import Contributor, KeyRecord
+from attest.registry.statements import KeyStatement
+from attest.registry.view import Registry
+
+__all__ = [
+    "MAX_ENTRY",
+    "MAX_SIZE",
+    "Action",
+    "Contributor",
+    "Create",
+    "Enrol",
+    "Entry",
+    "Grant",
+    "KeyRecord",
+    "KeyStatement",
+    "Peek",
+    "Registry",
+    "RegistryLog",
+    "RegistryReader",
+    "Revoke",
+    "RevokeOwn",
+    "Rotate",
+    "open_registry",
+    "peek",
+]

@@ -1,0 +1,342 @@
+"""Reading a registry file, verified, and appending to one."""
+
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest import cbor, sign1
+from attest.errors import CborError, FileRefused, KeyRefused, RegistryRefused
+from attest.files import atomic_write, read_limited
+from attest.keys import check_public_key
+from attest.registry.actions import Action, Create, Enrol, Grant, Revoke, RevokeOwn, Rotate, to_array
+from attest.registry.entries import MAX_SIZE, NO_ROOT, Entry, join, root_of, split
+from attest.registry.records import Contributor
+from attest.registry.replay import State
+from attest.registry.statements import KeyStatement
+from attest.registry.view import Registry
+from attest.signer import Signer, as_signer
+
+CLOCK_TOLERANCE = 60
+"""Seconds that the owner's clock may step back between two entries."""
+
+_ROOM = 192 << 10
+"""Bytes of actions that are put into one entry; readers take more, but an OpenSSH agent signs no more than 256 KiB."""
+
+
+def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: bytes | None = None) -> Registry:
+    """Read a registry file and verify all of it.
+
+    Guarantee: see `Registry`. A file that was cut off at the end of an entry is a registry too, an older one: whoever
+    knows a later root asks `extends`. The gate asks for the root that the signed policy names, a run for the one that it
+    began with.
+
+    Args:
+        path: `registry.cbor`.
+        owner_public_key: 32 raw bytes, obtained from the owner by a trusted way.
+        at: Root of the state wanted; None for the last one. The whole file is verified either way.
+
+    Raises:
+        RegistryRefused: Code FILE or SIZE; the code of what is wrong with an entry, which the sentence names; or
+            REGISTRY_ROOT if the log has no state `at`.
+    """
+    data = _read(Path(path))
+    latest = _replay(State(), data, 0, owner_public_key)
+    if at is None or at == latest.roots[-1]:
+        return latest.view(owner_public_key)
+    if at not in latest.roots:
+        raise RegistryRefused(
+            "REGISTRY_ROOT",
+            f"registry has the root {latest.roots[-1].hex()} and does not extend {at.hex()}; it is another one, or it was"
+            " cut back: get the latest from the owner",
+        )
+    return _replay(State(), data, 0, owner_public_key, until=at).view(owner_public_key)
+
+
+class RegistryReader:
+    """Reads a registry file again and again, and verifies only what is new.
+
+    Args:
+        path: `registry.cbor`.
+        owner_public_key: 32 raw bytes of the owner's key.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], owner_public_key: bytes) -> None:
+        self.path = Path(path)
+        self.owner_public_key = owner_public_key
+        self._state = State()
+        self._size = 0
+        self._digest = hashlib.sha256().digest()
+
+    def read(self) -> Registry:
+        """The registry as the file holds it now; a file that is refused leaves this reader as it was.
+
+        Raises:
+            RegistryRefused: As `open_registry`.
+        """
+        data = _read(self.path)
+        return self.adopt(data, self.advance(data))
+
+    def advance(self, data: bytes) -> State:
+        """The state after all entries of `data`; goes on from what was read before if `data` begins with it."""
+        if self._size and self.holds(data[: self._size]):
+            return _replay(self._state.copy(), data, self._size, self.owner_public_key)
+        return _replay(State(), data, 0, self.owner_public_key)
+
+    def adopt(self, data: bytes, state: State) -> Registry:
+        """Take `data`, and the state that `advance` found in it, for what was read last."""
+        self._state, self._size, self._digest = state, len(data), hashlib.sha256(data).digest()
+        return state.view(self.owner_public_key)
+
+    def holds(self, data: bytes) -> bool:
+        """Whether `data` is what was read last."""
+        return hashlib.sha256(data).digest() == self._digest
+
+
+class RegistryLog:
+    """Appends to a registry as its owner.
+
+    Guarantee: after `append` returns, the new entries are signed, follow the rules and are on disk, all of them; after
+    an error or a crash, none is. Two writers never overwrite each other's entries: the later one is refused.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey) -> None:
+        """Open an existing registry to append to it; `key` is the owner's.
+
+        Raises:
+            RegistryRefused: As `open_registry`, above all SIG_BAD for a key that is not the owner's.
+        """
+        self.path = Path(path)
+        self._signer = as_signer(key)
+        self._reader = RegistryReader(path, self._signer.public_key)
+        self._registry = self._reader.read()
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey, *, owner: str, now: int
+    ) -> "RegistryLog":
+        """Start a registry in which nobody is enrolled yet.
+
+        Args:
+            path: New file.
+            key: The owner's key.
+            owner: Identifier of the owner, who signs every entry under this name.
+            now: Seconds since 1970.
+
+        Raises:
+            RegistryRefused: Code EXISTS, or what is wrong with the arguments.
+        """
+        signer, entry = as_signer(key), Entry(0, NO_ROOT, now, (Create(secrets.token_bytes(16), owner),))
+        payload = entry.to_cbor()
+        message = sign1.sign(payload, signer, contributor=owner, typ=sign1.TYP_REGISTRY)
+        State().accept(payload, message, signer.public_key)
+        with _locked(Path(path)):
+            if os.path.lexists(path):
+                raise RegistryRefused("EXISTS", f"{os.fspath(path)!r} exists; add to it, or take another name")
+            atomic_write(path, join([(payload, message)]))
+        return cls(path, key)
+
+    @property
+    def registry(self) -> Registry:
+        """The registry as it stands."""
+        return self._registry
+
+    def append(
+        self, actions: Iterable[Action], *, now: int, progress: Callable[[int], None] | None = None
+    ) -> Registry:
+        """Sign actions as one entry, or as several if they do not fit into one, and write them.
+
+        Every key enrolled goes through the whole of `check_public_key` here, about a millisecond each.
+
+        Args:
+            actions: What to do, in order.
+            now: Seconds since 1970; up to 60 s before the last entry passes as its time.
+            progress: Called with the number of actions checked so far.
+
+        Returns:
+            The registry afterwards.
+
+        Raises:
+            RegistryRefused: What the rules forbid; CLOCK; CONFLICT if the file changed since it was read.
+        """
+        wanted = list(actions)
+        for number, action in enumerate(wanted, start=1):
+            if isinstance(action, Enrol):
+                _check_key(action)
+            if progress is not None:
+                progress(number)
+        time = self._time(now)
+        with _locked(self.path):
+            before = _read(self.path)
+            if not self._reader.holds(before):
+                raise RegistryRefused("CONFLICT", f"{os.fspath(self.path)!r} changed since it was read; run the command again")
+            data = before + self._signed(wanted, time)
+            state = self._reader.advance(data)
+            atomic_write(self.path, data)
+        self._registry = self._reader.adopt(data, state)
+        return self._registry
+
+    def enrol(
+        self,
+        name: str,
+        key: bytes,
+        *,
+        classes: Iterable[str],
+        not_before: int,
+        not_after: int,
+        cap: int | None = None,
+        principal: str | None = None,
+        now: int,
+    ) -> Registry:
+        """Enrol one key; arguments as in `Enrol`."""
+        action = Enrol(name, key, not_before, not_after, sorted(set(classes)), cap, principal)
+        return self.append([action], now=now)
+
+    def grant(self, name: str, *, classes: Iterable[str], cap: int | None, now: int) -> Registry:
+        """Set exactly what a contributor may attest; arguments as in `Grant`."""
+        return self.append([Grant(name, sorted(set(classes)), cap)], now=now)
+
+    def revoke(self, name: str, key: bytes | None = None, *, at: int, now: int) -> Registry:
+        """Revoke keys; arguments as in `Revoke`, but `key` may be a key id of 8 bytes too."""
+        return self.append([Revoke(name, self._raw_key(name, key), at)], now=now)
+
+    def rotate(
+        self,
+        statement: KeyStatement,
+        by_old: bytes,
+        by_new: bytes,
+        *,
+        not_before: int,
+        not_after: int,
+        old_not_after: int,
+        now: int,
+    ) -> Registry:
+        """Take in a contributor's rotation; arguments as in `Rotate`."""
+        action = Rotate(statement.to_cbor(), by_old, by_new, not_before, not_after, old_not_after)
+        return self.append([action], now=now)
+
+    def revoke_own(self, statement: KeyStatement, message: bytes, *, now: int) -> Registry:
+        """Take in a contributor's own revocation; arguments as in `RevokeOwn`."""
+        return self.append([RevokeOwn(statement.to_cbor(), message)], now=now)
+
+    def _raw_key(self, name: str, key: bytes | None) -> bytes | None:
+        known = self._registry.find(name)
+        if key is None or known is None:
+            return key
+        return next((record.raw for record in known.keys if key in (record.key_id, record.raw)), key.ljust(32, b"\x00"))
+
+    def _time(self, now: int) -> int:
+        last = self._registry.time
+        if last - CLOCK_TOLERANCE <= now < last:
+            return last
+        if now < last:
+            raise RegistryRefused("CLOCK", f"clock reads {now}, {last - now} s before the last entry; set the clock right")
+        return now
+
+    def _signed(self, actions: Sequence[Action], time: int) -> bytes:
+        items, seq, root = [], len(self._registry.roots), self._registry.root()
+        for part in _parts(actions):
+            entry = Entry(seq, root, time, part)
+            payload = entry.to_cbor()
+            message = sign1.sign(payload, self._signer, contributor=self._registry.owner, typ=sign1.TYP_REGISTRY)
+            items.append((payload, message))
+            seq, root = seq + 1, root_of(payload)
+        return join(items)
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """What a registry file says, to look at; nobody has verified who signed it, and nothing takes it for a `Registry`."""
+
+    registry_id: bytes
+    owner: str
+    contributors: tuple[Contributor, ...]
+    entries: tuple[Entry, ...]
+    roots: tuple[bytes, ...]
+
+
+def peek(path: str | os.PathLike[str]) -> Peek:
+    """Read a registry file for display: its entries, the root after each, and what they amount to.
+
+    Checks every rule but the owner's signatures.
+
+    Raises:
+        RegistryRefused: As `open_registry`.
+    """
+    entries: list[Entry] = []
+    state = _replay(State(), _read(Path(path)), 0, None, note=entries.append)
+    contributors = tuple(state.by_name[name] for name in sorted(state.by_name))
+    return Peek(state.registry_id, state.owner, contributors, tuple(entries), tuple(state.roots))
+
+
+def _replay(
+    state: State,
+    data: bytes,
+    start: int,
+    owner_key: bytes | None,
+    *,
+    until: bytes | None = None,
+    note: Callable[[Entry], None] | None = None,
+) -> State:
+    """Take a state through the entries of `data` from byte `start` on, to the end or to the root `until`."""
+    entries = split(data, start)
+    while not state.roots or state.roots[-1] != until:
+        try:
+            item = next(entries, None)
+        except CborError as error:
+            raise RegistryRefused(
+                error.code, f"entry {len(state.roots)} of the registry cannot be read: {error.sentence}"
+            ) from error
+        if item is None:
+            break
+        entry = state.accept(*item, owner_key)
+        if note is not None:
+            note(entry)
+    if not state.roots:
+        raise RegistryRefused("SCHEMA", "the registry is empty; 'dptrain registry init' makes one")
+    return state
+
+
+def _parts(actions: Sequence[Action]) -> Iterator[tuple[Action, ...]]:
+    """Actions in as few entries as they fit into, in order."""
+    part: list[Action] = []
+    room = _ROOM
+    for action in actions:
+        size = len(cbor.encode(to_array(action)))
+        if part and size > room:
+            yield tuple(part)
+            part, room = [], _ROOM
+        part.append(action)
+        room -= size
+    yield tuple(part)
+
+
+def _check_key(action: Enrol) -> None:
+    try:
+        check_public_key(action.key)
+    except KeyRefused as error:
+        raise RegistryRefused(error.code, f"contributor {ascii(action.name)[:80]}: {error.sentence}") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_limited(path, MAX_SIZE, "contributor registry")
+    except FileRefused as error:
+        raise RegistryRefused(error.code, error.sentence) from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One writer at a time, by a lock on the directory: the file itself is replaced, and a lock file would be left over."""
+    directory = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)

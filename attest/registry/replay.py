@@ -1,0 +1,245 @@
+"""The rules by which one state of a registry follows from another. Readers and writers both go through them."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from attest import sign1
+from attest.checks import check_bytes, check_int
+from attest.descriptor import MAX_TIME
+from attest.errors import AttestError, KeyRefused, RegistryRefused, SignatureRefused
+from attest.ids import check_id
+from attest.registry.actions import Create, Enrol, Grant, Revoke, RevokeOwn, Rotate
+from attest.registry.entries import NO_ROOT, Entry, root_of
+from attest.registry.records import MAX_CLASSES, Contributor, KeyRecord
+from attest.registry.statements import MAX_AGE, MAX_EARLY, REVOKE, ROTATE, KeyStatement
+from attest.registry.view import Registry
+
+
+class State:
+    """What the entries so far amount to; one entry more at a time.
+
+    Guarantee: `accept` raises for every entry that the rules forbid. The state is then worth nothing any more: whoever
+    wants to go on from it works on a `copy`.
+    """
+
+    def __init__(self) -> None:
+        self.registry_id = b""
+        self.owner = ""
+        self.time = 0
+        self.roots: list[bytes] = []
+        self.by_name: dict[str, Contributor] = {}
+        self._owner_of: dict[bytes, str] = {}
+        self._taken_in: set[bytes] = set()
+        self._known_classes: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._apply: dict[type, Callable[[Any], None]] = {
+            Create: self._create,
+            Enrol: self._enrol,
+            Grant: self._grant,
+            Rotate: self._rotate,
+            Revoke: self._revoke,
+            RevokeOwn: self._revoke_own,
+        }
+
+    def copy(self) -> "State":
+        """A state that goes its own way from here."""
+        other = State()
+        other.registry_id, other.owner, other.time = self.registry_id, self.owner, self.time
+        other.roots, other.by_name, other._owner_of = self.roots.copy(), self.by_name.copy(), self._owner_of.copy()
+        other._taken_in, other._known_classes = self._taken_in.copy(), self._known_classes
+        return other
+
+    def view(self, owner_key: bytes) -> Registry:
+        """The state as it is now, for those who ask and change nothing."""
+        return Registry(self.registry_id, self.owner, owner_key, self.time, tuple(self.roots), self.by_name.copy())
+
+    def accept(self, payload: bytes, message: bytes, owner_key: bytes | None) -> Entry:
+        """Take one entry further, or refuse it.
+
+        Args:
+            payload: The signed bytes.
+            message: The owner's COSE_Sign1 message over them.
+            owner_key: 32 raw bytes of the owner's key; None to look without verifying, for display only.
+
+        Raises:
+            RegistryRefused: With the number of the entry and the code of what is wrong with it.
+        """
+        try:
+            issuer = _issuer(payload, message, owner_key)
+            entry = Entry.from_cbor(payload)
+            self._follow(entry, issuer)
+        except AttestError as error:
+            raise RegistryRefused(
+                error.code, f"entry {len(self.roots)} of the registry is refused: {error.sentence}"
+            ) from error
+        self.roots.append(root_of(payload))
+        self.time = entry.time
+        return entry
+
+    def _follow(self, entry: Entry, issuer: str) -> None:
+        if entry.seq != len(self.roots):
+            raise RegistryRefused("SEQ", f"its number is {entry.seq}; an entry is missing, repeated or out of order")
+        if entry.previous != (self.roots[-1] if self.roots else NO_ROOT):
+            raise RegistryRefused("PREVIOUS", "it does not follow the entry before it, but another; the log was altered")
+        if entry.time < self.time:
+            raise RegistryRefused("CLOCK", f"its time is {entry.time}, {self.time - entry.time} s before the entry before it")
+        if type(entry.actions[0]) is not Create and not self.roots:
+            raise RegistryRefused("SCHEMA", "a registry begins with the action 'create'")
+        previous, self.time = self.time, entry.time
+        for position, action in enumerate(entry.actions):
+            if type(action) is Create and (self.roots or position):
+                raise RegistryRefused("SCHEMA", "'create' stands elsewhere than at the very start")
+            self._apply[type(action)](action)
+        if issuer != self.owner:
+            raise RegistryRefused("HEADER", f"it is issued by {issuer}, the registry belongs to {self.owner}")
+        self.time = max(previous, entry.time)
+
+    def _create(self, action: Create) -> None:
+        check_bytes(action.registry_id, "registry id", 16, error=RegistryRefused)
+        check_id(action.owner, "owner", error=RegistryRefused)
+        self.registry_id, self.owner = action.registry_id, action.owner
+
+    def _enrol(self, action: Enrol) -> None:
+        classes = self._classes(action.classes)
+        record = KeyRecord(action.key, action.not_before, action.not_after)
+        known = self.by_name.get(action.name) if type(action.name) is str else None
+        if known is None:
+            changed = Contributor(action.name, (record,), classes, action.cap, action.principal)
+        else:
+            if action.principal not in (None, known.principal) and known.principal is not None:
+                raise RegistryRefused(
+                    "RANGE", f"principal of {known.name} is {known.principal}, and once stated it stays; enrol another name"
+                )
+            changed = Contributor(
+                known.name,
+                (*known.keys, record),
+                self._classes(sorted({*known.classes, *classes})),
+                known.cap if action.cap is None else action.cap,
+                known.principal if action.principal is None else action.principal,
+            )
+        self._claim(record.raw, changed.name)
+        self.by_name[changed.name] = changed
+
+    def _grant(self, action: Grant) -> None:
+        known = self._known(action.name)
+        self.by_name[known.name] = replace(known, classes=self._classes(action.classes), cap=action.cap)
+
+    def _rotate(self, action: Rotate) -> None:
+        statement = self._statement(action.statement, ROTATE)
+        known, old, new = self._known(statement.contributor), statement.key or b"", statement.new_key or b""
+        record = next((record for record in known.keys if record.raw == old), None)
+        if record is None or not record.valid(self.time):
+            raise RegistryRefused(
+                "KEY_UNKNOWN",
+                f"the old key of the rotation is no valid key of {known.name} at {self.time}; enrol the new key instead",
+            )
+        self._check_signed(statement, action.by_old, old, "old")
+        self._check_signed(statement, action.by_new, new, "new")
+        check_int(action.old_not_after, "end of the old key", 0, record.not_after, error=RegistryRefused)
+        shortened = replace(record, not_after=action.old_not_after)
+        fresh = KeyRecord(new, action.not_before, action.not_after)
+        self._claim(new, known.name)
+        keys = (*(shortened if item.raw == old else item for item in known.keys), fresh)
+        self.by_name[known.name] = replace(known, keys=keys)
+
+    def _revoke(self, action: Revoke) -> None:
+        self._end(self._known(action.name), action.key, action.at)
+
+    def _revoke_own(self, action: RevokeOwn) -> None:
+        statement = self._statement(action.statement, REVOKE)
+        known = self._known(statement.contributor)
+        for record in known.keys:
+            if not record.valid(self.time):
+                continue
+            try:
+                self._check_signed(statement, action.message, record.raw, "signing")
+                break
+            except SignatureRefused:
+                continue
+        else:
+            raise RegistryRefused(
+                "SIG_BAD", f"the revocation is signed by no key of {known.name} that is valid at {self.time}"
+            )
+        self._end(known, statement.key, statement.revoked_at or 0)
+
+    def _end(self, known: Contributor, key: bytes | None, at: int) -> None:
+        check_int(at, "time of revocation", 0, MAX_TIME, error=RegistryRefused)
+        if key is not None and key not in [record.raw for record in known.keys]:
+            raise RegistryRefused("KEY_UNKNOWN", f"contributor {known.name} has no such key; 'registry show' lists them")
+        keys = tuple(
+            replace(record, revoked_at=at if record.revoked_at is None else min(at, record.revoked_at))
+            if key in (None, record.raw)
+            else record
+            for record in known.keys
+        )
+        self.by_name[known.name] = replace(known, keys=keys)
+
+    def _statement(self, data: bytes, kind: str) -> KeyStatement:
+        """A statement that may be taken in here and now; its signatures are still to be checked."""
+        statement = KeyStatement.from_cbor(data)
+        if statement.kind != kind:
+            raise RegistryRefused("SCHEMA", f"the statement is to {statement.kind}, expected to {kind}")
+        if statement.registry_id != self.registry_id:
+            raise RegistryRefused(
+                "AUDIENCE",
+                f"the statement is for registry {statement.registry_id.hex()}, this one is {self.registry_id.hex()};"
+                " it must be signed for this one",
+            )
+        if not statement.time - MAX_EARLY <= self.time <= statement.time + MAX_AGE:
+            raise RegistryRefused(
+                "STALE",
+                f"the statement was signed at {statement.time} and taken in at {self.time}; it is good for"
+                f" {MAX_AGE // 86400} days, sign it again",
+            )
+        digest = hashlib.sha256(data).digest()
+        if digest in self._taken_in:
+            raise RegistryRefused("REPLAYED", "the statement was taken in before; each is good for once")
+        self._taken_in.add(digest)
+        return statement
+
+    def _check_signed(self, statement: KeyStatement, message: Any, key: bytes, which: str) -> None:
+        try:
+            headers = sign1.verify(message, statement.to_cbor(), key, typ=sign1.TYP_KEY)
+        except KeyRefused as error:
+            raise RegistryRefused(error.code, error.sentence) from error
+        except SignatureRefused as error:
+            raise SignatureRefused(
+                error.code, f"the statement of {statement.contributor} is not signed by the {which} key: {error.sentence}"
+            ) from error
+        if headers.issuer != statement.contributor:
+            raise SignatureRefused(
+                "HEADER", f"the statement of {statement.contributor} is issued by {headers.issuer}; its contributor signs it"
+            )
+
+    def _known(self, name: object) -> Contributor:
+        known = self.by_name.get(name) if type(name) is str else None
+        if known is None:
+            raise RegistryRefused("KEY_UNKNOWN", f"contributor {ascii(name)[:80]} is not in the registry")
+        return known
+
+    def _claim(self, raw: bytes, name: str) -> None:
+        if raw in self._owner_of:
+            raise RegistryRefused(
+                "KEY_IN_USE",
+                f"key {raw.hex()} is enrolled for {self._owner_of[raw]} already; every contributor needs keys of its own",
+            )
+        self._owner_of[raw] = name
+
+    def _classes(self, value: object) -> tuple[str, ...]:
+        """A list of class names, as the one tuple that all contributors with these classes share."""
+        if type(value) is not list or len(value) > MAX_CLASSES or any(type(name) is not str for name in value):
+            raise RegistryRefused("TYPE", f"classes are not an array of at most {MAX_CLASSES} text strings")
+        classes = tuple(value)
+        return self._known_classes.setdefault(classes, classes)
+
+
+def _issuer(payload: bytes, message: bytes, owner_key: bytes | None) -> str:
+    if owner_key is None:
+        return sign1.parse(message).issuer
+    try:
+        return sign1.verify(message, payload, owner_key, typ=sign1.TYP_REGISTRY).issuer
+    except SignatureRefused as error:
+        raise SignatureRefused(
+            error.code, f"{error.sentence}; the owner's key given is another one, or the file was altered"
+        ) from error

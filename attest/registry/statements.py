@@ -1,0 +1,115 @@
+"""What a contributor signs about its own keys: that a new key follows an old one, or that keys are revoked."""
+
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest import cbor, sign1
+from attest.checks import check_bytes, check_int
+from attest.descriptor import MAX_TIME
+from attest.errors import CborError, FileRefused, RegistryRefused
+from attest.files import atomic_write, read_limited
+from attest.ids import check_id
+from attest.signer import Signer
+
+SCHEMA: Final = "dptrain.key-statement/1"
+ROTATE: Final = "rotate"
+REVOKE: Final = "revoke"
+
+MAX_AGE: Final = 30 * 86400
+"""Seconds after which a statement is no longer taken in."""
+
+MAX_EARLY: Final = 3600
+"""Seconds by which the contributor's clock may be ahead of the owner's."""
+
+_FIELDS = ("kind", "registry_id", "contributor", "key", "time", "new_key", "revoked_at")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyStatement:
+    """One statement; good for one registry, for 30 days, and once.
+
+    Args:
+        kind: `rotate` or `revoke`.
+        registry_id: The registry that may take it in.
+        contributor: Who states it.
+        key: 32 raw bytes of the key acted on; None, for `revoke` only, for all keys.
+        time: Seconds since 1970 at which it was signed.
+        new_key: For `rotate`, 32 raw bytes of the key that follows; otherwise None.
+        revoked_at: For `revoke`, the second from which on; otherwise None.
+
+    Raises:
+        RegistryRefused: Code SCHEMA, TYPE or RANGE.
+    """
+
+    kind: str
+    registry_id: bytes
+    contributor: str
+    key: bytes | None
+    time: int
+    new_key: bytes | None = None
+    revoked_at: int | None = None
+
+    def __post_init__(self) -> None:
+        check_bytes(self.registry_id, "registry id", 16, error=RegistryRefused)
+        check_id(self.contributor, "contributor", error=RegistryRefused)
+        check_int(self.time, "time of the statement", 0, MAX_TIME, error=RegistryRefused)
+        if self.kind == ROTATE and self.revoked_at is None:
+            check_bytes(self.key, "old key", 32, error=RegistryRefused)
+            check_bytes(self.new_key, "new key", 32, error=RegistryRefused)
+        elif self.kind == REVOKE and self.new_key is None:
+            if self.key is not None:
+                check_bytes(self.key, "revoked key", 32, error=RegistryRefused)
+            check_int(self.revoked_at, "time of revocation", 0, MAX_TIME, error=RegistryRefused)
+        else:
+            raise RegistryRefused(
+                "SCHEMA", f"key statement is {ascii(self.kind)[:40]} with fields of another kind; expected rotate or revoke"
+            )
+
+    def to_cbor(self) -> bytes:
+        """The bytes that are signed."""
+        return cbor.encode({1: SCHEMA} | {place: getattr(self, name) for place, name in enumerate(_FIELDS, start=2)})
+
+    @classmethod
+    def from_cbor(cls, data: bytes) -> "KeyStatement":
+        """Read a statement strictly; an accepted byte string is exactly `to_cbor()` of the result.
+
+        Raises:
+            CborError: Not strict CBOR.
+            RegistryRefused: Code SCHEMA, TYPE or RANGE.
+        """
+        value: Any = cbor.decode(data, max_size=1024)
+        if type(value) is not dict or set(value) != set(range(1, len(_FIELDS) + 2)):
+            raise RegistryRefused("SCHEMA", "key statement is not a map with exactly the labels 1 to 8")
+        if value[1] != SCHEMA:
+            raise RegistryRefused("SCHEMA", f"key statement has schema {ascii(value[1])[:60]}, expected {SCHEMA!r}")
+        return cls(**{name: value[place] for place, name in enumerate(_FIELDS, start=2)})
+
+    def sign(self, key: Signer | Ed25519PrivateKey) -> bytes:
+        """The COSE_Sign1 message of one key of the contributor; a rotation takes one by each of the two keys."""
+        return sign1.sign(self.to_cbor(), key, contributor=self.contributor, typ=sign1.TYP_KEY)
+
+
+def write_statement(path: str | os.PathLike[str], statement: KeyStatement, *messages: bytes) -> None:
+    """Write a statement and its signatures as one file, the CBOR array of the payload and the messages."""
+    atomic_write(path, cbor.encode([statement.to_cbor(), *messages]))
+
+
+def read_statement(path: str | os.PathLike[str]) -> tuple[KeyStatement, tuple[bytes, ...]]:
+    """Read a statement and its signatures; none of them is verified.
+
+    Raises:
+        FileRefused: Code FILE, SIZE or FORMAT.
+        CborError, RegistryRefused: The statement itself is malformed.
+    """
+    try:
+        value = cbor.decode(read_limited(path, cbor.MAX_SIZE, "key statement"))
+    except CborError as error:
+        raise FileRefused("FORMAT", f"{os.fspath(path)!r} is no key statement: {error}") from error
+    if type(value) is not list or not 2 <= len(value) <= 3 or any(type(part) is not bytes for part in value):
+        raise FileRefused(
+            "FORMAT", f"{os.fspath(path)!r} is no key statement: expected [payload, signature] or a signature more"
+        )
+    return KeyStatement.from_cbor(value[0]), tuple(value[1:])

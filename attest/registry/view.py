@@ -1,0 +1,61 @@
+"""The state of a registry after its last entry."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from attest.registry.records import Contributor, KeyRecord
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Registry:
+    """Who may attest what, as a verified log says; immutable.
+
+    `open_registry` and `RegistryLog` make these. Guarantee of both: the corpus owner signed every entry, each follows
+    the one before it, no key stands twice (under one name or two), so that a signature names one contributor, and
+    every statement of a contributor among the entries verified under a key that was valid when it was taken in.
+
+    Args:
+        registry_id: 16 random bytes that tell this log from every other.
+        owner: Identifier of the corpus owner.
+        owner_key: 32 raw bytes of the key under which the entries verified.
+        time: Time of the last entry.
+        roots: Root after each entry, the last one being that of this state.
+        by_name: The contributors.
+    """
+
+    registry_id: bytes
+    owner: str
+    owner_key: bytes
+    time: int
+    roots: tuple[bytes, ...] = field(repr=False)
+    by_name: Mapping[str, Contributor] = field(repr=False)
+
+    @property
+    def contributors(self) -> tuple[Contributor, ...]:
+        """All contributors, sorted by name."""
+        return tuple(self.by_name[name] for name in sorted(self.by_name))
+
+    def find(self, name: str) -> Contributor | None:
+        """The contributor of that name, or None."""
+        return self.by_name.get(name)
+
+    def keys_valid_at(self, name: str, now: int) -> tuple[KeyRecord, ...]:
+        """Keys of a contributor that may be used at `now`; empty for an unknown contributor."""
+        contributor = self.find(name)
+        return tuple(record for record in contributor.keys if record.valid(now)) if contributor else ()
+
+    def root(self) -> bytes:
+        """Digest that names this state and all that led to it: SHA-256 over the last entry, which holds the one before."""
+        return self.roots[-1]
+
+    def extends(self, root: bytes) -> bool:
+        """Whether `root` is this registry's root or that of an earlier state of the same log."""
+        return root in self.roots
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Registry):
+            return NotImplemented
+        return (self.owner_key, self.roots, dict(self.by_name)) == (other.owner_key, other.roots, dict(other.by_name))
+
+    def __hash__(self) -> int:
+        return hash(self.roots[-1])
