@@ -28,4 +28,5 @@ app.add_typer(ledger.app, name="ledger")
 
 def main() -> None:
     """Entry point of the `dptrain` script."""
-    app()
+    # Named here, so that help and completion are the same under `python -m dptrain`.
+    app(prog_name="dptrain")

@@ -1,118 +1,296 @@
-"""`dptrain attest verify` and `dptrain attest show`: what attestations say, and whether it is true."""
+"""`dptrain attest show`: what attestations say, in words for one and as a table for many, and what of it was verified."""
 
+import textwrap
 import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from attest import keys, sign1
-from attest.attestation import read_sequence
-from attest.corpus import Item, open_corpus
+from attest.attestation import Attestation, read_sequence
 from attest.descriptor import ContributionDescriptor
-from attest.errors import AttestError, CorpusRefused
+from attest.errors import AttestError
+from dptrain.cli.attest_checks import Verifier
+from dptrain.cli.attest_verify import verify
+from dptrain.cli.attest_words import Check, identity, paragraphs
+from dptrain.cli.files import read_policy, read_registry
 from dptrain.cli.output import JsonFlag, console, moment, number, print_json, styled, table, utc
+from dptrain.cli.progress import progress_bar
 
 AttestationFile = Annotated[
     Path, typer.Argument(metavar="DATA.attest", exists=True, dir_okay=False, help="Attestations, as sign wrote them.")
 ]
 
-
-def verify(
-    data: Annotated[Path, typer.Argument(metavar="DATA", exists=True, help="Data with DATA.attest beside it.")],
-    pub: Annotated[Path, typer.Option("--pub", metavar="PUB", exists=True, dir_okay=False, help="The signer's key.")],
-    at: Annotated[int | None, moment("Moment at which they must be valid; default: now.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Failures that are listed.")] = 20,
-    json: JsonFlag = False,
-) -> None:
-    """Check signature, content and validity of every contribution against one public key.
-
-    The gate checks more: registry, class, bounds, audience, duplicates.
-    """
-    name, raw = keys.load_named_public_key(pub)
-    now = int(time.time()) if at is None else at
-    good, failures = 0, []
-    for item in open_corpus(data):
-        try:
-            _check_item(item, name, raw, now)
-            good += 1
-        except AttestError as error:
-            failures.append({"where": _where(item), "code": error.code, "sentence": error.sentence})
-    if json:
-        print_json({"verified": good, "failed": len(failures), "failures": failures})
-    else:
-        out = console()
-        for failure in failures[:limit]:
-            out.print(styled("red", failure["code"], f" {failure['where']}: {failure['sentence']}"))
-        out.print(f"{good} verified, {len(failures)} failed, signer {name}")
-    if failures or not good:
-        raise typer.Exit(1)
+_VERIFY = "Verify"
+_WIDEST = 100
+_MARKS = {"passed": ("green", "✓"), "failed": ("bold red", "✗"), "unchecked": ("dim", "–")}
 
 
 def show(
     attestations: AttestationFile,
-    limit: Annotated[int, typer.Option(min=1, help="Attestations that are shown.")] = 20,
+    record: Annotated[
+        int | None, typer.Option(min=1, help="Number of one contribution, from 1, to be explained in words.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Attestations that are listed; all are counted.")] = 20,
+    pub: Annotated[
+        Path | None,
+        typer.Option(metavar="PUB", exists=True, dir_okay=False, help="Verify under this public key.", rich_help_panel=_VERIFY),
+    ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="POLICY", exists=True, dir_okay=False, help="Explain and verify under this policy.", rich_help_panel=_VERIFY
+        ),
+    ] = None,
+    registry: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="REGISTRY",
+            exists=True,
+            dir_okay=False,
+            help="Verify under this registry; default: registry.cbor beside a signed policy.",
+            rich_help_panel=_VERIFY,
+        ),
+    ] = None,
+    owner_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PUB",
+            exists=True,
+            dir_okay=False,
+            help="The corpus owner's public key; default: owner.pub beside policy or registry.",
+            rich_help_panel=_VERIFY,
+        ),
+    ] = None,
+    at: Annotated[int | None, moment("Moment at which they must be valid; default: now.", rich_help_panel=_VERIFY)] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show what attestations say. Nothing is verified here; `verify` and the gate do that."""
-    with attestations.open("rb") as stream:
-        descriptors = [ContributionDescriptor.from_cbor(item.descriptor) for item in read_sequence(stream)]
-    if json:
-        print_json({"count": len(descriptors), "descriptors": [_as_json(item) for item in descriptors[:limit]]})
-        return
-    rows = table("#", "contributor", "class", "corpus", "clip norm", "noise multiplier", "valid until", "descriptor hash")
-    for index, item in enumerate(descriptors[:limit], start=1):
-        rows.add_row(
-            str(index),
-            item.contributor,
-            item.admissibility_class,
-            item.corpus,
-            number(item.clip_norm, 6),
-            number(item.noise_multiplier, 6),
-            utc(item.not_after),
-            item.digest().hex()[:16],
-        )
-    out = console()
-    out.print(rows)
-    out.print(f"{len(descriptors)} attestations, not verified here")
+    """Show what attestations say: a table, or one of them in plain words.
+
+    Nothing is verified unless --pub, --registry or --policy says against what; what was not verified is marked.
+    """
+    verifier = _verifier(pub, policy, registry, owner_key, int(time.time()) if at is None else at)
+    if record is not None:
+        found = _nth(attestations, record)
+        failed = _explain(found, record, verifier, json)
+    else:
+        failed = _list(attestations, limit, verifier, json)
+    if failed:
+        raise typer.Exit(1)
 
 
 def register(group: typer.Typer) -> None:
-    """Add the commands to `dptrain attest`."""
+    """Add `verify` and `show` to `dptrain attest`."""
     group.command(epilog="Example: dptrain attest verify notes.jsonl --pub alice.pub")(verify)
     group.command(epilog="Example: dptrain attest show notes.jsonl.attest --limit 3")(show)
 
 
-def _check_item(item: Item, name: str, raw: bytes, now: int) -> None:
-    if item.problem is not None:
-        raise item.problem
-    if item.attestation is None:
-        raise CorpusRefused("UNATTESTED", "there is no attestation for this content")
-    if item.locator is None:
-        raise CorpusRefused("CONTENT_MISSING", "there is no content for this attestation")
-    headers = sign1.verify(item.attestation.sign1, item.attestation.descriptor, raw)
-    descriptor = ContributionDescriptor.from_cbor(item.attestation.descriptor)
-    if not headers.issuer == descriptor.contributor == name:
-        raise CorpusRefused(
-            "HEADER", f"the key is {name}'s, the signature is issued by {headers.issuer} for {descriptor.contributor}"
-        )
-    if descriptor.content_hash != item.content_hash:
-        raise CorpusRefused("CONTENT_MISMATCH", "the content is not what was signed; restore it or sign it anew")
-    if not descriptor.not_before <= now < descriptor.not_after:
-        raise CorpusRefused(
-            "EXPIRED" if now >= descriptor.not_after else "NOT_YET_VALID",
-            f"valid from {utc(descriptor.not_before)} until {utc(descriptor.not_after)}",
-        )
+def _verifier(pub: Path | None, policy: Path | None, registry: Path | None, owner_key: Path | None, now: int) -> Verifier:
+    rules, signed = (None, None) if policy is None else read_policy(policy, owner_key)
+    known = None
+    if registry is not None:
+        # The owner's key lies beside the policy, if there is one; otherwise beside the registry.
+        known = read_registry(policy or registry, registry, owner_key)
+    elif signed is not None and policy is not None and policy.with_name("registry.cbor").is_file():
+        known = read_registry(policy, None, owner_key)
+    return Verifier(
+        now=now,
+        pub=None if pub is None else keys.load_named_public_key(pub),
+        registry=known,
+        policy=rules,
+        policy_signed=signed is not None,
+    )
 
 
-def _where(item: Item) -> str:
-    return f"{item.locator.source}, byte {item.locator.offset}" if item.locator else "attestation without content"
+def _nth(path: Path, record: int) -> Attestation:
+    with path.open("rb") as stream:
+        found = next(islice(read_sequence(stream), record - 1, None), None)
+    if found is None:
+        with path.open("rb") as stream:
+            count = sum(1 for _ in read_sequence(stream))
+        raise typer.BadParameter(f"{path} holds {count:,} attestations, there is no number {record}")
+    return found
 
 
-def _as_json(descriptor: ContributionDescriptor) -> dict[str, Any]:
+def _explain(attestation: Attestation, record: int, verifier: Verifier, json: bool) -> bool:
+    """Print one attestation in words; returns whether a check failed."""
+    checks = verifier.checks(attestation)
+    words = paragraphs(attestation, verifier.now, verifier.policy, verifier.policy_signed)
+    if json:
+        data = {"record": record, **_as_json(attestation)}
+        print_json(data | {"words": words, "checks": [_check_as_json(check) for check in checks]})
+    else:
+        _print_words(words, identity(attestation), checks)
+    return any(check.outcome == "failed" for check in checks)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a pass over a file leaves behind: counts, and the first rows."""
+
+    count: int = 0
+    classes: Counter[str] = field(default_factory=Counter)
+    contributors: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    rows: list[tuple[int, Attestation, Check | None]] = field(default_factory=list)
+    broken: AttestError | None = None
+
+
+def _list(path: Path, limit: int, verifier: Verifier, json: bool) -> bool:
+    """Print counts and the first rows; returns whether anything failed."""
+    with path.open("rb") as stream, progress_bar("reading", lambda: _estimated_count(path)) as progress:
+        tally = _Tally()
+        for attestation in _until_broken(read_sequence(stream), tally):
+            tally.count += 1
+            failure = _count_one(attestation, verifier, tally)
+            if len(tally.rows) < limit:
+                tally.rows.append((tally.count, attestation, failure))
+            if progress is not None:
+                progress(tally.count)
+    if json:
+        print_json(_tally_as_json(tally, verifier))
+    elif tally.count == 1 and not tally.failures:
+        return _explain(tally.rows[0][1], 1, verifier, json)
+    else:
+        _print_table(tally, verifier, path)
+    if tally.broken is not None:
+        raise tally.broken
+    return bool(tally.failures)
+
+
+def _until_broken(sequence: Iterator[Attestation], tally: _Tally) -> Iterator[Attestation]:
+    """Attestations up to a malformed item, which is remembered: what follows it cannot be found."""
+    try:
+        yield from sequence
+    except AttestError as error:
+        tally.broken = error
+
+
+def _count_one(attestation: Attestation, verifier: Verifier, tally: _Tally) -> Check | None:
+    try:
+        signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+        sign1.parse(attestation.sign1)
+        failure = None if verifier.idle else verifier.failure(attestation)
+    except AttestError as error:
+        failure = Check("form", "failed", error.sentence, str(error.code))
+    else:
+        tally.classes[signed.admissibility_class] += 1
+        tally.contributors[signed.contributor] += 1
+    if failure is not None:
+        tally.failures[failure.code or "FAILED"] += 1
+    return failure
+
+
+def _estimated_count(path: Path) -> int:
+    """About how many attestations a file holds; they are nearly equally long when one command signed them."""
+    try:
+        with path.open("rb") as stream:
+            first = next(read_sequence(stream), None)
+    except AttestError:
+        return 0
+    return 0 if first is None else max(1, round(path.stat().st_size / len(first.to_cbor())))
+
+
+def _print_words(words: list[str], names: list[tuple[str, str]], checks: list[Check]) -> None:
+    out = console()
+    width = min(_WIDEST, out.width)
+    for paragraph in words:
+        out.print(textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False) + "\n")
+    for name, value in names:
+        out.print(f"  {name:<16} {value}")
+    out.print("")
+    for check in checks:
+        style, mark = _MARKS[check.outcome]
+        word = {"passed": "verified", "failed": f"FAILED {check.code}", "unchecked": "NOT verified"}[check.outcome]
+        head = f"  {mark} {check.what} {word}"
+        text = textwrap.fill(f"{head}: {check.sentence}", width, subsequent_indent="      ", break_on_hyphens=False)
+        out.print(styled(style, head, text[len(head) :]))
+
+
+def _print_table(tally: _Tally, verifier: Verifier, path: Path) -> None:
+    out = console()
+    columns = ["#", "contributor", "class", "corpus", "clip norm", "noise multiplier", "valid until", "descriptor hash"]
+    rows = table(*columns) if verifier.idle else table(*columns, "verified")
+    for index, attestation, failure in tally.rows:
+        outcome = [] if verifier.idle else ["✗ " + (failure.code or "") if failure else "✓"]
+        rows.add_row(str(index), *_cells(attestation), *outcome)
+    if tally.rows:
+        out.print(rows)
+    if tally.count > len(tally.rows):
+        out.print(f"... and {tally.count - len(tally.rows):,} more (--limit)")
+    for what, counts in (("class", tally.classes), ("contributor", tally.contributors)):
+        out.print(f"{what}: " + (", ".join(_most(counts)) or "none"))
+    for code, count in tally.failures.most_common():
+        out.print(styled("red", "  failed", f" {code}: {count:,}"))
+    out.print(f"{tally.count:,} attestations, {_said(tally, verifier)}")
+    if tally.count:
+        out.print(f"one of them in words: dptrain attest show {path} --record 1")
+
+
+def _said(tally: _Tally, verifier: Verifier) -> str:
+    if verifier.idle:
+        return "NOT verified here; --pub, --registry or --policy verifies"
+    what = "signatures" if verifier.pub or verifier.registry else "nothing"
+    if verifier.policy_signed and verifier.registry is not None:
+        what = "signatures and terms"
+    good = tally.count - tally.failures.total()
+    return f"{what} of {good:,} verified, {tally.failures.total():,} failed; content is not looked at here"
+
+
+def _cells(attestation: Attestation) -> list[str]:
+    try:
+        signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+    except AttestError:
+        return ["(unreadable)", *6 * [""]]
+    return [
+        signed.contributor,
+        signed.admissibility_class,
+        signed.corpus,
+        number(signed.clip_norm, 6),
+        number(signed.noise_multiplier, 6),
+        utc(signed.not_after),
+        signed.digest().hex()[:16],
+    ]
+
+
+def _most(counts: Counter[str], limit: int = 10) -> list[str]:
+    shown = [f"{name} {count:,}" for name, count in counts.most_common(limit)]
+    return [*shown, f"and {len(counts) - limit:,} more"] if len(counts) > limit else shown
+
+
+def _tally_as_json(tally: _Tally, verifier: Verifier) -> dict[str, Any]:
+    return {
+        "count": tally.count,
+        "classes": dict(tally.classes.most_common()),
+        "contributors": dict(tally.contributors.most_common()),
+        "verified": None if verifier.idle else tally.count - tally.failures.total(),
+        "failures": dict(tally.failures.most_common()),
+        "descriptors": [
+            {"record": index, **_as_json(attestation), "failure": None if failure is None else _check_as_json(failure)}
+            for index, attestation, failure in tally.rows
+        ],
+    }
+
+
+def _check_as_json(check: Check) -> dict[str, Any]:
+    return {"what": check.what, "outcome": check.outcome, "code": check.code, "sentence": check.sentence}
+
+
+def _as_json(attestation: Attestation) -> dict[str, Any]:
+    try:
+        descriptor = ContributionDescriptor.from_cbor(attestation.descriptor)
+        key_id = sign1.parse(attestation.sign1).key_id.hex()
+    except AttestError:
+        return {}
     return {
         "descriptor_hash": descriptor.digest().hex(),
         "contributor": descriptor.contributor,
+        "key_id": key_id,
         "data_class": descriptor.data_class,
         "class": descriptor.admissibility_class,
         "corpus": descriptor.corpus,

@@ -125,9 +125,9 @@ def utc(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def moment(text: str) -> Any:
+def moment(text: str, **settings: Any) -> Any:
     """An option that takes a time in any form that `parse_time` reads."""
-    return typer.Option(parser=parse_time, metavar="TIME", help=text)
+    return typer.Option(parser=parse_time, metavar="TIME", help=text, **settings)
 
 
 def parse_time(text: str) -> int:

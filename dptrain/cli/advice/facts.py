@@ -42,6 +42,15 @@ def detection_limit(epsilon: float, delta: float, false_alarms: float) -> float:
     return min(1.0, first, second)
 
 
+def attacker(epsilon: float, delta: float) -> str:
+    """What an epsilon means against somebody who knows everything but whether one contribution was empty."""
+    hits = math.ceil(100 * detection_limit(epsilon, delta, FALSE_ALARMS))
+    return (
+        f"who sees every checkpoint, knows everything else, and raises {FALSE_ALARMS * 100:g} false alarms in 100 tells such a "
+        f"contribution from an empty one in at most {hits} of 100 cases"
+    )
+
+
 def _reach(case: Case, planned: ClassPlan) -> Consequence:
     per_step = case.draws_per_step(planned)
     drawn = "" if per_step is None else f"; a step draws {amount(per_step)} of the class on average"
@@ -67,15 +76,10 @@ def _epsilon(case: Case, planned: ClassPlan) -> Consequence:
 
 def _attacker(case: Case, planned: ClassPlan) -> Consequence:
     delta = float(case.policy.delta)
-    empty, other = (
-        math.ceil(100 * detection_limit(epsilon, delta, FALSE_ALARMS))
-        for epsilon in (planned.preset.epsilon, planned.preset.epsilon_replace)
-    )
+    other = math.ceil(100 * detection_limit(planned.preset.epsilon_replace, delta, FALSE_ALARMS))
     return fact(
         "ATTACKER",
-        f"in other words: who sees every checkpoint, knows everything else, and raises {FALSE_ALARMS * 100:g} false alarms in "
-        f"100 tells such a contribution from an empty one in at most {empty} of 100 cases, from a given other content in at "
-        f"most {other}",
+        f"in other words: {attacker(planned.preset.epsilon, delta)}, from a given other content in at most {other}",
         planned.name,
     )
 

@@ -1,0 +1,149 @@
+"""One attestation in plain words: who permits what, what that means, until when, and what of it was verified.
+
+Every privacy sentence here is docs/guarantee.md in other words: it speaks of one contribution, gives the bound against
+the contribution being empty and the one against other content, and says which numbers come from a policy.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
+from typing import Literal
+
+from attest import sign1
+from attest.attestation import Attestation
+from attest.descriptor import ContributionDescriptor
+from attest.policy import Policy
+from dptrain.cli.advice.facts import attacker
+from dptrain.cli.advice.fixes import rounded
+from dptrain.cli.output import number
+from ledger import accountants
+
+_DAY = 86400
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that may be verified about an attestation, and how that went.
+
+    Attributes:
+        what: What was looked at.
+        outcome: `passed`, `failed`, or `unchecked`.
+        sentence: What was found, or what it would take.
+        code: Reason code of a failure.
+    """
+
+    what: str
+    outcome: Literal["passed", "failed", "unchecked"]
+    sentence: str
+    code: str | None = None
+
+
+def paragraphs(attestation: Attestation, now: int, policy: Policy | None, signed_policy: bool) -> list[str]:
+    """The attestation in words, one paragraph per thought."""
+    signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+    found = [permission(signed), meaning(signed), validity(signed, now)]
+    if policy is not None and policy.find_class(signed.admissibility_class) is not None:
+        found.append(epsilon(signed, policy, signed_policy))
+    else:
+        found.append(
+            "How large epsilon becomes depends on the rate at which contributions are drawn and on the number of steps, which "
+            "stand in the policy of the corpus: give --policy."
+        )
+    return found
+
+
+def permission(signed: ContributionDescriptor) -> str:
+    """Who lets whom do what with which data."""
+    about = f" It is about {signed.principal}." if signed.principal is not None else ""
+    examples = (
+        "" if signed.max_examples is None else f" It holds {_count(signed.max_examples, 'example')} at most, clipped as one."
+    )
+    return (
+        f"{signed.contributor} permits the corpus {signed.corpus}, and no other, to train on one contribution "
+        f"({signed.data_class} data) as class {signed.admissibility_class}.{about}{examples}"
+    )
+
+
+def meaning(signed: ContributionDescriptor) -> str:
+    """What the two signed bounds do in a step."""
+    cap = (
+        f"It may be drawn {_count(signed.max_occurrences, 'time')} at most."
+        if signed.max_occurrences
+        else "How often it may be drawn is not capped."
+    )
+    pull = rounded(Fraction(10**6, signed.noise_multiplier_micro), 3, up=True)
+    return (
+        f"Whenever a step draws it, its gradient is scaled down to a length of at most {_exact(signed.clip_norm_micro)} (clip "
+        f"norm), and to at most {pull} standard deviations of the noise that the step adds to the sum it becomes part of (noise "
+        f"multiplier at least {_exact(signed.noise_multiplier_micro)}). {cap}"
+    )
+
+
+def validity(signed: ContributionDescriptor, now: int) -> str:
+    """From when to when, and how long that is from now."""
+    begin, end = readable(signed.not_before), readable(signed.not_after)
+    if now < signed.not_before:
+        return f"Not valid yet: from {begin} ({_days(signed.not_before - now)} from now) until {end}."
+    if now >= signed.not_after:
+        return f"Expired: it was valid from {begin} until {end}, {_days(now - signed.not_after)} ago."
+    return f"Valid from {begin} until {end}: {_days(signed.not_after - now)} left."
+
+
+def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -> str:
+    """What the signed bounds amount to under a policy: upper bounds that hold whatever the other classes ask for."""
+    rule = policy.class_rule(signed.admissibility_class)
+    z, q, delta = signed.noise_multiplier, float(rule.sampling_rate), float(policy.delta)
+    if signed.max_occurrences:
+        own = accountants.epsilon_capped(z, q, policy.steps, signed.max_occurrences, delta, policy.accountant)
+    else:
+        own = accountants.epsilon(z, q, policy.steps, delta, policy.accountant)
+    redone = accountants.epsilon(z, q, policy.steps + policy.redo_steps, delta, policy.accountant)
+    replaced = accountants.epsilon_replace(z, q, policy.steps, delta, policy.accountant)
+    source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
+    return (
+        f"Under {source} ({policy.steps:,} steps, drawn with probability {q:g} in each, delta {delta:g}) epsilon is at most "
+        f"{number(own)} against the contribution being empty: {attacker(own, delta)}. If every step that may be repeated after "
+        f"crashes is, it is at most {number(redone)}; against other content in its place, without repeated steps, at most "
+        f"{number(replaced)}. All this is of one contribution: for several of one person epsilon is larger."
+    )
+
+
+def identity(attestation: Attestation) -> list[tuple[str, str]]:
+    """The names under which keys, ledgers and withdrawals know it."""
+    headers = sign1.parse(attestation.sign1)
+    signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+    return [
+        ("key id", headers.key_id.hex()),
+        ("descriptor hash", signed.digest().hex()),
+        ("content hash", signed.content_hash.hex()),
+        ("draws at most", f"{signed.max_occurrences:,}" if signed.max_occurrences else "no cap"),
+        ("principal", signed.principal or "none named"),
+    ]
+
+
+def readable(seconds: int) -> str:
+    """A time as a person writes it, in UTC whatever the machine's zone is."""
+    found = datetime.fromtimestamp(seconds, UTC)
+    return f"{_WEEKDAYS[found.weekday()]} {found.day} {_MONTHS[found.month - 1]} {found.year}, {found:%H:%M} UTC"
+
+
+# Not strftime: month names must not follow the locale of one machine.
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+
+
+def _exact(micro: int) -> str:
+    """A bound as it was signed, no digit rounded."""
+    return f"{Decimal(micro).scaleb(-6).normalize():f}"
+
+
+def _days(seconds: int) -> str:
+    return _count(seconds // _DAY, "day") if seconds >= 2 * _DAY else _count(max(1, seconds // 3600), "hour")
+
+
+def _count(number_of: int, what: str) -> str:
+    return f"{number_of:,} {what}{'' if number_of == 1 else 's'}"
