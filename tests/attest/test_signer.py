@@ -1,10 +1,14 @@
 """Whatever holds the key: the same bytes come out, and nothing that it returns is believed."""
 
+import re
+import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from attest import keys, sign1
+from attest.attestation import read_sequence
 from attest.errors import KeyRefused
 from attest.policy import sign_policy, verify_policy
 from attest.signer import CheckedSigner, LocalSigner, Signer, as_signer, sign_all
@@ -134,3 +138,22 @@ def test_a_batch_signer_that_loses_adds_or_swaps_answers_is_refused():
             return reversed([self.key.sign(message) for message in messages])
 
     assert refused(list, sign_all(Swapping(key), [b"one", b"two"])).code == "SIGNER"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_the_signer_of_the_documentation_signs_a_corpus(world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).resolve().parents[2] / "docs" / "keys.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    keys.save_private_key("alice.key", world.alice)
+    keys.save_public_key("alice.pub", keys.public_bytes(world.alice), "alice")
+    Path("notes.jsonl").write_bytes(b'{"n": 1}\n{"n": 2}\n')
+    names = {"template": world.template}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)
+    with open("notes.jsonl.attest", "rb") as stream:
+        signed = list(read_sequence(stream))
+    assert len(signed) == 2
+    for item in signed:
+        assert sign1.verify(item.sign1, item.descriptor, keys.public_bytes(world.alice)).issuer == "alice"
