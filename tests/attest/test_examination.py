@@ -1,0 +1,182 @@
+"""The examiner that remembers forms says of every input what `examine` says of it."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attest import cbor, sign1
+from attest.admission import Passed, Refusal
+from attest.attestation import Attestation
+from attest.descriptor import Parts, split
+from attest.examination import MAX_KNOWN, Examiner, examine
+from tests.attest.conftest import NOW
+
+
+def slow(world, attestation, content_hash, now=NOW):
+    return examine(attestation, content_hash, policy=world.policy, registry=world.registry, now=now)
+
+
+@pytest.fixture
+def primed(world):
+    """An examiner that knows the forms of both contributors."""
+    examiner = Examiner(world.policy, world.registry, NOW)
+    bobs = replace(world.descriptor, contributor="bob", admissibility_class="open")
+    for descriptor, key in ((world.descriptor, world.alice), (bobs, world.bob)):
+        attestation = world.sign(descriptor, key)
+        outcome = examiner.examine(attestation.descriptor, attestation.sign1, descriptor.content_hash)
+        assert isinstance(outcome, Passed)
+    assert len(examiner._known) == 2
+    return examiner
+
+
+def test_a_second_attestation_of_a_form_passes_without_being_decoded(world, primed, monkeypatch):
+    fresh = [world.variant(content_hash=bytes([n]) * 32, nonce=bytes([n]) * 16) for n in range(5)]
+    expected = [slow(world, item, bytes([n]) * 32) for n, item in enumerate(fresh)]
+    monkeypatch.setattr("attest.examination.examine", lambda *args, **options: pytest.fail("was decoded"))
+    found = [primed.examine(item.descriptor, item.sign1, bytes([n]) * 32) for n, item in enumerate(fresh)]
+    assert found == expected and all(isinstance(outcome, Passed) for outcome in found)
+
+
+def mutants(world, rng):
+    """Attestations near valid ones: bits, bytes, splices, foreign fields and signatures."""
+    alice = [world.variant(nonce=rng.randbytes(16), content_hash=rng.randbytes(32)) for _ in range(4)]
+    bob = world.sign(replace(world.descriptor, contributor="bob", admissibility_class="open"), world.bob)
+    looser = world.variant(clip_norm_micro=1_000_001)
+    stale = world.variant(not_before=NOW - 2000, not_after=NOW)
+    pool = [*alice, bob, looser, stale]
+    for one, two in pairwise(pool):
+        yield Attestation(one.descriptor, two.sign1)
+        for _ in range(120):
+            at = rng.randrange(len(one.descriptor))
+            flipped = bytearray(one.descriptor)
+            flipped[at] ^= 1 << rng.randrange(8)
+            yield Attestation(bytes(flipped), one.sign1)
+            at = rng.randrange(len(one.sign1))
+            flipped = bytearray(one.sign1)
+            flipped[at] ^= 1 << rng.randrange(8)
+            yield Attestation(one.descriptor, bytes(flipped))
+            at = rng.randrange(min(len(one.descriptor), len(two.descriptor)))
+            yield Attestation(one.descriptor[:at] + two.descriptor[at:], one.sign1)
+            at = rng.randrange(min(len(one.sign1), len(two.sign1)))
+            yield Attestation(one.descriptor, one.sign1[:at] + two.sign1[at:])
+            at = rng.randrange(len(one.descriptor))
+            yield Attestation(one.descriptor[:at], one.sign1)
+            yield Attestation(one.descriptor[:at] + rng.randbytes(1) + one.descriptor[at:], one.sign1)
+    for descriptor in (looser, stale, bob):
+        yield Attestation(descriptor.descriptor, sign1.sign(descriptor.descriptor, world.alice, contributor="alice"))
+
+
+def test_mutants_are_judged_as_without_a_memory(world, primed):
+    rng = random.Random(3)
+    count = 0
+    for mutant in mutants(world, rng):
+        count += 1
+        parts = split(mutant.descriptor)
+        for content_hash in (world.descriptor.content_hash, parts.content_hash if parts else None):
+            found = primed.examine(mutant.descriptor, mutant.sign1, content_hash)
+            assert found == slow(world, mutant, content_hash)
+    assert count > 4000
+
+
+def look_alikes():
+    """Content hashes and nonces that hold the bytes by which a descriptor is cut."""
+    heads = st.sampled_from([b"\x07\x58\x20", b"\x0a\x50", b"\x07\x58", b"\x58\x20\x07"])
+    filler = st.binary(min_size=64, max_size=64)
+    return st.builds(lambda parts, tail: b"".join(parts) + tail, st.lists(st.one_of(heads, st.binary(max_size=4))), filler)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    content=look_alikes(),
+    nonce=look_alikes(),
+    clip=st.sampled_from([10_000, 0x075820, 0x0A50, 500_000]),
+    noise=st.sampled_from([1_100_000, 0x07582000, 0x0A500A50, 0x0A500758200A]),
+    occurrences=st.sampled_from([0, 0x075820, 0x0A50, 0x0A500A50]),
+)
+def test_bytes_that_look_like_fields_confuse_nobody(world, content, nonce, clip, noise, occurrences):
+    examiner = Examiner(world.policy, world.registry, NOW)
+    descriptor = replace(
+        world.descriptor,
+        content_hash=content[:32],
+        nonce=nonce[:16],
+        clip_norm_micro=clip,
+        noise_multiplier_micro=noise,
+        max_occurrences=occurrences,
+    )
+    first = world.sign(descriptor)
+    again = world.sign(replace(descriptor, content_hash=content[32:64], nonce=nonce[16:32]))
+    other = world.sign(replace(descriptor, max_occurrences=occurrences + 1))
+    for attestation, content_hash in ((first, content[:32]), (again, content[32:64]), (other, content[:32])):
+        for _ in range(2):
+            found = examiner.examine(attestation.descriptor, attestation.sign1, content_hash)
+            assert found == slow(world, attestation, content_hash)
+        crossed = examiner.examine(attestation.descriptor, first.sign1, content_hash)
+        assert crossed == slow(world, Attestation(attestation.descriptor, first.sign1), content_hash)
+
+
+@given(st.one_of(st.binary(max_size=200), look_alikes()))
+def test_cutting_loses_nothing(data):
+    parts = split(data)
+    assert parts is None or (parts.join() == data and len(parts.content_hash) == 32 and len(parts.nonce) == 16)
+    assert split(b"") is None and Parts((b"a", b"b", b"c"), bytes(32), bytes(16)).join().startswith(b"a\x07\x58\x20")
+
+
+def test_only_what_passed_becomes_a_form(world):
+    examiner = Examiner(world.policy, world.registry, NOW)
+    forged = world.sign(key=world.bob)
+    loose = world.variant(clip_norm_micro=2_000_000)
+    for attestation in (forged, loose, world.sign()):
+        examiner.examine(attestation.descriptor, attestation.sign1, bytes(32))
+    assert examiner._known == {}
+
+
+def test_a_form_vouches_for_no_other_content(world, primed):
+    attestation = world.variant(nonce=bytes(16))
+    outcome = primed.examine(attestation.descriptor, attestation.sign1, bytes(32))
+    assert isinstance(outcome, Refusal) and outcome.code == "CONTENT_MISMATCH"
+    outcome = primed.examine(attestation.descriptor, attestation.sign1, None)
+    assert isinstance(outcome, Refusal) and outcome.code == "CONTENT_MISSING"
+
+
+def test_verified_spares_the_signature_and_nothing_else(world, primed):
+    good = world.variant(nonce=b"n" * 16)
+    forged = Attestation(good.descriptor, good.sign1[:-1] + bytes([good.sign1[-1] ^ 1]))
+    content_hash = world.descriptor.content_hash
+    assert isinstance(primed.examine(good.descriptor, good.sign1, content_hash, verified=True), Passed)
+    assert primed.examine(forged.descriptor, forged.sign1, content_hash).code == "SIG_BAD"
+    for changes in ({"clip_norm_micro": 1_000_001}, {"corpus": "elsewhere"}, {"not_after": NOW}):
+        other = world.variant(**changes)
+        found = primed.examine(other.descriptor, other.sign1, content_hash, verified=True)
+        assert found == slow(world, other, content_hash) and isinstance(found, Refusal)
+
+
+def test_memory_of_forms_is_bounded(world, monkeypatch):
+    monkeypatch.setattr("attest.examination.MAX_KNOWN", 4)
+    assert MAX_KNOWN >= 1000
+    examiner = Examiner(world.policy, world.registry, NOW)
+    for cap in range(1, 20):
+        attestation = world.variant(max_occurrences=cap)
+        assert isinstance(
+            examiner.examine(attestation.descriptor, attestation.sign1, world.descriptor.content_hash), Passed
+        )
+        assert len(examiner._known) <= 4
+
+
+@given(st.binary(max_size=16384), st.binary(max_size=700), st.binary(max_size=3))
+def test_pairs_of_byte_strings_are_read_as_the_decoder_reads_them(one, two, before):
+    data = before + cbor.encode([one, two]) + before
+    value, end = cbor.decode_prefix(data, len(before), max_size=40_000)
+    assert cbor.byte_string_pair(data, len(before)) == (*value, end)
+
+
+@given(st.binary(max_size=40))
+def test_a_pair_that_is_read_is_one_for_the_decoder(tail):
+    for data in (tail, b"\x82" + tail, b"\x82\x58" + tail, b"\x82\x59" + tail, b"\x82\x41a\x59\x00" + tail):
+        pair = cbor.byte_string_pair(data, 0)
+        if pair is not None:
+            value, end = cbor.decode_prefix(data, 0)
+            assert pair == (*value, end)
