@@ -75,7 +75,7 @@ def meaning(signed: ContributionDescriptor) -> str:
     pull = rounded(Fraction(10**6, signed.noise_multiplier_micro), 3, up=True)
     return (
         f"Whenever a step draws it, its gradient is scaled down to a length of at most {_exact(signed.clip_norm_micro)} (clip "
-        f"norm), and to at most {pull} standard deviations of the noise that the step adds to the sum it becomes part of (noise "
+        f"norm), and to at most {pull} standard deviations of the noise that the step adds to the sum it joins (noise "
         f"multiplier at least {_exact(signed.noise_multiplier_micro)}). {cap}"
     )
 

@@ -1,5 +1,7 @@
 """`dptrain policy`: write, explain, sign and show the rules that the guarantee rests on."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,18 +12,23 @@ from attest.files import atomic_write
 from attest.policy import DepthRule, Policy, SignedPolicy, sign_policy
 from attest.registry import open_registry
 from attest.signer import as_signer
-from dptrain.cli.explain import Consequence, consequences
+from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
+from dptrain.cli.advice.show import print_check
+from dptrain.cli.advice.survey import admitted, attested
 from dptrain.cli.files import (
     KeyFile,
     OwnerKey,
     PassphraseFile,
     PolicyFile,
+    RegistryFile,
     load_key,
     read_policy,
+    read_registry,
     read_signed_policy,
     refuse_to_overwrite,
 )
-from dptrain.cli.output import JsonFlag, console, print_json, styled
+from dptrain.cli.gate import judge
+from dptrain.cli.output import JsonFlag, console, counting, print_json
 from dptrain.cli.planning import make_plan
 from dptrain.support import unsupported
 
@@ -52,22 +59,50 @@ def init(
 
 
 @app.command(epilog="Example: dptrain policy check policy.toml --layers 12")
-def check(policy: PolicyFile, owner_key: OwnerKey = None, layers: Layers = 12, json: JsonFlag = False) -> None:
-    """Say in words what a policy promises and costs, and whether this build can train under it."""
-    rules, _ = read_policy(policy, owner_key)
+def check(
+    policy: PolicyFile,
+    contributions: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS=N", help="Contributions of a class in the corpus; repeat for every class."),
+    ] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CORPUS", exists=True, help="Count them in this corpus: admitted, or for a .toml what is attested."
+        ),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if there is any warning.")] = False,
+    layers: Layers = 12,
+    seconds_per_step: Annotated[
+        float, typer.Option(min=0.001, help="Pace of training; the validity of attestations is compared with it.")
+    ] = 10.0,
+    owner_key: OwnerKey = None,
+    registry: RegistryFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Say in words what a policy promises and costs, warn of likely mistakes, and say what would mend them."""
+    rules, signed = read_policy(policy, owner_key)
     refused = unsupported(rules)
-    found = () if refused else consequences(rules, make_plan(rules, layers))
+    size = _size(policy, rules, signed is not None, contributions or [], corpus, registry, owner_key)
+    granted, enrolled = _grants(policy, registry, owner_key)
+    found: tuple[Consequence, ...] = ()
+    if not refused:
+        plan = make_plan(rules, layers)
+        found = consequences(Case(rules, plan, size, granted, enrolled, seconds_per_step, int(time.time())))
+    warnings = sum(item.level == "warning" for item in found)
     if json:
         print_json(
             {
                 "supported": not refused,
                 "unsupported": list(refused),
-                "consequences": [{"level": item.level, "sentence": item.sentence} for item in found],
+                "contributions": None if size is None else {"basis": size.basis, "classes": dict(size.classes)},
+                "warnings": warnings,
+                "consequences": [item.as_json() for item in found],
             }
         )
     else:
-        _print_check(rules, refused, found)
-    if refused:
+        print_check(rules, size, refused, found)
+    if refused or (strict and warnings):
         raise typer.Exit(1)
 
 
@@ -138,13 +173,42 @@ def _depth(depth: DepthRule) -> dict[str, Any]:
     return chosen | {name: value for name, value in explicit.items() if value is not None}
 
 
-def _print_check(rules: Policy, refused: tuple[str, ...], found: tuple[Consequence, ...]) -> None:
-    out = console()
-    out.print(f"policy of corpus {rules.corpus}, {rules.steps} steps, delta {float(rules.delta):g}")
-    for item in found:
-        out.print(styled("yellow", "!", f" {item.sentence}") if item.level == "warning" else f"· {item.sentence}")
-    for sentence in refused:
-        out.print(styled("red", "✗", f" {sentence}"))
+def _size(
+    path: Path,
+    rules: Policy,
+    signed: bool,
+    given: list[str],
+    corpus: Path | None,
+    registry: Path | None,
+    owner_key: Path | None,
+) -> CorpusSize | None:
+    """The size of the corpus: counted, then corrected by what was given by hand."""
+    by_hand = dict(_count_of(text, rules) for text in given)
+    if corpus is None:
+        return CorpusSize("given", by_hand) if given else None
+    if signed:
+        size = admitted(judge(rules, path, corpus, registry, None, None, owner_key))
+    else:
+        with counting("counting") as progress:
+            size = attested(corpus, rules, progress)
+    return replace(size, classes={**size.classes, **by_hand})
+
+
+def _count_of(text: str, rules: Policy) -> tuple[str, int]:
+    name, _, count = text.partition("=")
+    if not (count.isascii() and count.isdigit()):
+        raise typer.BadParameter(f"{text!r} is not CLASS=N, for example {rules.classes[0].name}=10000")
+    rules.class_rule(name)
+    return name, int(count)
+
+
+def _grants(path: Path, registry: Path | None, owner_key: Path | None) -> tuple[frozenset[str] | None, int]:
+    """Which classes the registry grants, and how many contributors it has; None if there is none that can be verified."""
+    at_hand = path.with_name("registry.cbor").is_file() and (owner_key or path.with_name("owner.pub")).is_file()
+    if registry is None and not at_hand:
+        return None, 0
+    known = read_registry(path, registry, owner_key).contributors
+    return frozenset(name for item in known for name in item.classes), len(known)
 
 
 def _as_json(signed: SignedPolicy) -> dict[str, Any]:
