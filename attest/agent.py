@@ -92,22 +92,7 @@ def identities(path: str | None = None, timeout: float = TIMEOUT) -> list[bytes]
     """
     with _Connection(agent_path() if path is None else path, timeout) as connection:
         connection.send(bytes([_REQUEST_IDENTITIES]))
-        answer = connection.receive(_IDENTITIES_ANSWER, "to list its keys")
-    count = answer.uint32()
-    if count > MAX_IDENTITIES:
-        raise _malformed(f"lists {count} keys, expected at most {MAX_IDENTITIES}")
-    found = []
-    for _ in range(count):
-        key = _Fields(answer.string())
-        answer.string()
-        if key.string() == _ALGORITHM:
-            raw = key.string()
-            key.end()
-            if len(raw) != 32:
-                raise _malformed(f"lists an Ed25519 key of {len(raw)} bytes, expected 32")
-            found.append(raw)
-    answer.end()
-    return found
+        return parse_identities(connection.receive(_IDENTITIES_ANSWER, "to list its keys"))
 
 
 class _AgentKey:
@@ -179,7 +164,7 @@ class _Connection:
         except OSError as error:
             raise _broken(error) from error
 
-    def receive(self, kind: int, what: str) -> "_Fields":
+    def receive(self, kind: int, what: str) -> bytes:
         """The fields of an answer of one kind; `what` was asked, for the message."""
         deadline = time.monotonic() + self._timeout
         (length,) = _UINT32.unpack(self._exactly(4, deadline))
@@ -190,7 +175,7 @@ class _Connection:
             raise KeyRefused("AGENT_REFUSED", f"the SSH agent refuses {what}; was it locked, or its question answered with no?")
         if answer[0] != kind:
             raise _malformed(f"gives an answer of type {answer[0]}, expected {kind}")
-        return _Fields(answer[1:])
+        return answer[1:]
 
     def _exactly(self, count: int, deadline: float) -> bytes:
         received = bytearray()
@@ -232,8 +217,32 @@ class _Fields:
         return self._data[self._at - count : self._at]
 
 
+def parse_identities(data: bytes) -> list[bytes]:
+    """The Ed25519 keys of an SSH_AGENT_IDENTITIES_ANSWER, given without its type byte.
+
+    Raises:
+        KeyRefused: Code AGENT.
+    """
+    answer = _Fields(data)
+    count = answer.uint32()
+    if count > MAX_IDENTITIES:
+        raise _malformed(f"lists {count} keys, expected at most {MAX_IDENTITIES}")
+    found = []
+    for _ in range(count):
+        key = _Fields(answer.string())
+        answer.string()
+        if key.string() == _ALGORITHM:
+            raw = key.string()
+            key.end()
+            if len(raw) != 32:
+                raise _malformed(f"lists an Ed25519 key of {len(raw)} bytes, expected 32")
+            found.append(raw)
+    answer.end()
+    return found
+
+
 def _signature(connection: _Connection) -> bytes:
-    answer = connection.receive(_SIGN_RESPONSE, "to sign")
+    answer = _Fields(connection.receive(_SIGN_RESPONSE, "to sign"))
     blob = _Fields(answer.string())
     answer.end()
     algorithm, signature = blob.string(), blob.string()

@@ -1,5 +1,6 @@
 """An SSH agent signs as the key itself would; one that lies, stalls or breaks off costs a typed error and nothing else."""
 
+import contextlib
 import os
 import struct
 import subprocess
@@ -7,6 +8,8 @@ import time
 from itertools import count
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from attest import agent, keys, sign1
 from attest.agent import AgentSigner
@@ -211,6 +214,27 @@ def test_a_bad_answer_to_a_request_to_sign_is_refused(name):
         signer = AgentSigner(RAW, path)
         assert refused(signer.sign, b"m").code == code
         assert refused(list, signer.sign_many([b"m"] * 10)).code == code
+
+
+def test_no_bit_of_a_signature_answer_can_be_flipped_unnoticed():
+    good, flipped = signature_answer(SIGNATURE), {}
+    with fake_agent(answering(lambda message: flipped["answer"])) as path:
+        signer = AgentSigner(RAW, path)
+        flipped["answer"] = good
+        assert signer.sign(b"m") == SIGNATURE
+        for bit in range(8 * len(good)):
+            body = bytearray(good)
+            body[bit // 8] ^= 1 << bit % 8
+            flipped["answer"] = bytes(body)
+            assert refused(signer.sign, b"m").code in ("AGENT", "SIGNER"), bit
+
+
+@given(st.binary(max_size=200), st.integers(0, 4))
+@settings(max_examples=300, deadline=None)
+def test_whatever_an_agent_says_ends_in_a_list_or_a_typed_refusal(said, count):
+    for answer in (said, struct.pack(">I", count) + said, LISTED[1:] + said, LISTED[1:5] + said + LISTED[5:]):
+        with contextlib.suppress(KeyRefused):
+            assert all(len(raw) == 32 for raw in agent.parse_identities(answer))
 
 
 def test_answers_of_absurd_length_are_refused_before_they_are_read():
