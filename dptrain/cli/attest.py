@@ -16,7 +16,7 @@ from attest.ids import check_id
 from attest.micro import to_micro
 from attest.records import SUFFIX
 from attest.withdrawal import Withdrawal, sign_withdrawal
-from dptrain.cli import attest_show
+from dptrain.cli import attest_keys, attest_show
 from dptrain.cli.attest_show import AttestationFile
 from dptrain.cli.files import read_policy, refuse_to_overwrite
 from dptrain.cli.output import JsonFlag, console, moment, print_json, utc
@@ -162,6 +162,7 @@ def sign(
 
 
 attest_show.register(app)
+attest_keys.register(app)
 
 
 @app.command(epilog="Example: dptrain attest withdraw notes.jsonl.attest --key alice.key --record 3 --reason consent")

@@ -2,20 +2,20 @@
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from attest import keys
 from attest.errors import RegistryRefused
 from attest.ids import check_id
-from attest.registry import Contributor, Peek, Registry, RegistryLog, Rotate, open_registry, peek
+from attest.registry import Registry, RegistryLog, Rotate
 from attest.registry.statements import read_statement
+from dptrain.cli import registry_show
 from dptrain.cli.enrolments import Defaults, read_enrolments
-from dptrain.cli.files import PassphraseFile, load_key
-from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, styled, table, utc
-from dptrain.cli.registry_history import as_json as entry_as_json
-from dptrain.cli.registry_history import sentences
+from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, utc
+from dptrain.cli.registry_show import ExistingRegistry, as_json
+from dptrain.cli.signing_keys import PassphraseFile, load_key
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,9 +27,6 @@ app = typer.Typer(
 _DAY = 86400
 
 NewRegistry = Annotated[Path, typer.Argument(metavar="REGISTRY", dir_okay=False, help="Registry file, registry.cbor.")]
-ExistingRegistry = Annotated[
-    Path, typer.Argument(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry file, registry.cbor.")
-]
 SigningKey = Annotated[
     Path | None,
     typer.Option(
@@ -37,22 +34,13 @@ SigningKey = Annotated[
         metavar="KEY",
         exists=True,
         dir_okay=False,
-        help="Private key of the corpus owner; default: owner.key beside the registry.",
+        help="Private key of the corpus owner, or the .pub file, to sign with the SSH agent that holds it; default: owner.key "
+        "beside the registry.",
     ),
 ]
 OwnerName = Annotated[
     str | None,
     typer.Option("--owner", help="Identifier of the corpus owner, for a new registry; default: the name in the .pub file."),
-]
-OwnerKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--owner-key",
-        metavar="PUB",
-        exists=True,
-        dir_okay=False,
-        help="Public key of the corpus owner; default: owner.pub beside the registry.",
-    ),
 ]
 ContributorName = Annotated[str, typer.Option("--contributor", help="Identifier of the contributor.")]
 StatementFile = Annotated[
@@ -128,11 +116,10 @@ def add(
             raise typer.BadParameter("give --class once or more: what the contributor may attest")
         name, raw = keys.load_named_public_key(pub)
         wanted = [defaults.enrol(contributor or name, raw)]
-    elif contributor is not None:
-        raise typer.BadParameter("--contributor goes with --pub; a file says itself whose keys it holds")
     else:
-        assert table_file is not None
-        wanted = read_enrolments(table_file, defaults)
+        if contributor is not None:
+            raise typer.BadParameter("--contributor goes with --pub; a file says itself whose keys it holds")
+        wanted = read_enrolments(table_file or Path(), defaults)
     log = _open(registry, key, passphrase_file) if registry.exists() else _create(registry, key, owner, passphrase_file)
     with counting("checking keys") as progress:
         changed = log.append(wanted, now=now, progress=progress)
@@ -236,68 +223,12 @@ def revoke(
         contributor, from_when = found.contributor, found.revoked_at or 0
         which = "all keys" if found.key is None else keys.key_id(found.key).hex()
     else:
-        assert contributor is not None
-        from_when, which = now if at is None else at, key_id or "all keys"
+        contributor, from_when, which = contributor or "", now if at is None else at, key_id or "all keys"
         changed = _open(registry, key, passphrase_file).revoke(contributor, _key_id(key_id), at=from_when, now=now)
     _report(changed, json, f"revoked {which} of {contributor} from {utc(from_when)} on", [contributor])
 
 
-@app.command(epilog="Example: dptrain registry show registry.cbor --history")
-def show(
-    registry: ExistingRegistry,
-    history: Annotated[bool, typer.Option("--history", help="List what every entry did.")] = False,
-    owner_key: OwnerKey = None,
-    json: JsonFlag = False,
-) -> None:
-    """List contributors, keys and granted classes, or with --history the entries that led there.
-
-    Without the owner's public key nothing can be verified: the file is shown all the same, marked NOT VERIFIED, and the
-    exit code is 1.
-    """
-    public = owner_key or registry.with_name("owner.pub")
-    known = open_registry(registry, keys.load_public_key(public)) if public.is_file() else None
-    found = peek(registry) if history or known is None else None
-    if json:
-        print_json(_as_json(known or found, verified=known is not None, history=found if history else None))
-    else:
-        _print_unverified(known)
-        _print_history(found) if history and found is not None else _print_contributors(known or found)
-        _print_unverified(known)
-    if known is None:
-        raise typer.Exit(1)
-
-
-@app.command(epilog="Example: dptrain registry verify registry.cbor --owner-key owner.pub --root 5f1c...")
-def verify(
-    registry: ExistingRegistry,
-    owner_key: OwnerKey = None,
-    root: Annotated[
-        str | None, typer.Option(metavar="HEX", help="A root seen before, which the registry must still extend.")
-    ] = None,
-    json: JsonFlag = False,
-) -> None:
-    """Verify every entry, every contributor's statement and every key; exit code 1 if anything is refused."""
-    public = owner_key or registry.with_name("owner.pub")
-    if not public.is_file():
-        raise typer.BadParameter(f"there is no {public}; give the corpus owner's public key with --owner-key")
-    known = open_registry(registry, keys.load_public_key(public))
-    if root is not None and not known.extends(_hex(root, "--root")):
-        raise RegistryRefused(
-            "REGISTRY_ROOT",
-            f"registry has the root {known.root().hex()} and does not extend {root}; it is another one, or it was cut back",
-        )
-    enrolled = [record.raw for contributor in known.contributors for record in contributor.keys]
-    with counting("checking keys") as progress:
-        for number, raw in enumerate(enrolled, start=1):
-            keys.check_public_key(raw)
-            progress(number)
-    if json:
-        print_json(_as_json(known, verified=True) | {"keys": len(enrolled)})
-    else:
-        console().print(
-            f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys\n"
-            f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}"
-        )
+registry_show.register(app)
 
 
 def _create(registry: Path, key: Path | None, owner: str | None, passphrase_file: Path | None) -> RegistryLog:
@@ -330,86 +261,8 @@ def _key_id(text: str | None) -> bytes | None:
         raise typer.BadParameter(f"{text!r} is not a key id in hex; 'registry show' lists them") from error
 
 
-def _hex(text: str, option: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{option} {text!r} is not in hex") from error
-
-
 def _report(registry: Registry, json: bool, sentence: str, names: list[str] | None = None) -> None:
     if json:
-        print_json(_as_json(registry, verified=True, names=names))
+        print_json(as_json(registry, verified=True, names=names))
     else:
         console().print(f"{sentence}\nregistry root {registry.root().hex()}")
-
-
-def _print_unverified(known: Registry | None) -> None:
-    if known is None:
-        console().print(
-            styled("bold red", "NOT VERIFIED", ": nobody checked who signed this; give the owner's public key with --owner-key")
-        )
-
-
-def _print_contributors(found: Registry | Peek) -> None:
-    rows = table("contributor", "key id", "classes", "cap", "valid from", "valid until", "revoked")
-    for contributor in found.contributors:
-        for record in contributor.keys:
-            rows.add_row(
-                contributor.name if contributor.principal is None else f"{contributor.name} ({contributor.principal})",
-                record.key_id.hex(),
-                ", ".join(contributor.classes),
-                "" if contributor.cap is None else str(contributor.cap),
-                utc(record.not_before),
-                utc(record.not_after),
-                "" if record.revoked_at is None else utc(record.revoked_at),
-            )
-    out = console()
-    out.print(rows)
-    out.print(f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}")
-
-
-def _print_history(found: Peek) -> None:
-    out = console()
-    for entry, root in zip(found.entries, found.roots, strict=True):
-        out.print(f"entry {entry.seq}, {utc(entry.time)}, root {root.hex()}")
-        for sentence in sentences(entry):
-            out.print(f"  {sentence}")
-
-
-def _as_json(
-    found: Registry | Peek, *, verified: bool, history: Peek | None = None, names: list[str] | None = None
-) -> dict[str, Any]:
-    """A registry as JSON; a command that changed it names only whom it changed, of perhaps very many."""
-    chosen = [item for item in found.contributors if names is None or item.name in names]
-    data: dict[str, Any] = {
-        "verified": verified,
-        "root": found.roots[-1].hex(),
-        "registry_id": found.registry_id.hex(),
-        "owner": found.owner,
-        "entries": len(found.roots),
-        "contributors": [_contributor_as_json(item) for item in chosen],
-    }
-    if history is not None:
-        data["history"] = [
-            entry_as_json(entry) | {"root": root.hex()} for entry, root in zip(history.entries, history.roots, strict=True)
-        ]
-    return data
-
-
-def _contributor_as_json(contributor: Contributor) -> dict[str, Any]:
-    return {
-        "name": contributor.name,
-        "classes": list(contributor.classes),
-        "cap": contributor.cap,
-        "principal": contributor.principal,
-        "keys": [
-            {
-                "key_id": record.key_id.hex(),
-                "not_before": record.not_before,
-                "not_after": record.not_after,
-                "revoked_at": record.revoked_at,
-            }
-            for record in contributor.keys
-        ],
-    }

@@ -1,0 +1,172 @@
+"""`dptrain registry show` and `dptrain registry verify`: what a registry says, and whether it is true."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attest import keys
+from attest.errors import RegistryRefused
+from attest.registry import Contributor, Peek, Registry, open_registry, peek
+from dptrain.cli.output import JsonFlag, console, counting, print_json, styled, table, utc
+from dptrain.cli.registry_history import as_json as entry_as_json
+from dptrain.cli.registry_history import sentences
+
+ExistingRegistry = Annotated[
+    Path, typer.Argument(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry file, registry.cbor.")
+]
+OwnerKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--owner-key",
+        metavar="PUB",
+        exists=True,
+        dir_okay=False,
+        help="Public key of the corpus owner; default: owner.pub beside the registry.",
+    ),
+]
+
+
+def show(
+    registry: ExistingRegistry,
+    history: Annotated[bool, typer.Option("--history", help="List what every entry did.")] = False,
+    owner_key: OwnerKey = None,
+    json: JsonFlag = False,
+) -> None:
+    """List contributors, keys and granted classes, or with --history the entries that led there.
+
+    Without the owner's public key nothing can be verified: the file is shown all the same, marked NOT VERIFIED, and the
+    exit code is 1.
+    """
+    public = owner_key or registry.with_name("owner.pub")
+    known = open_registry(registry, keys.load_public_key(public)) if public.is_file() else None
+    found = peek(registry) if history or known is None else None
+    if json:
+        print_json(as_json(known or found, verified=known is not None, history=found if history else None))
+    else:
+        _print_unverified(known)
+        _print_history(found) if history and found is not None else _print_contributors(known or found)
+        _print_unverified(known)
+    if known is None:
+        raise typer.Exit(1)
+
+
+def verify(
+    registry: ExistingRegistry,
+    owner_key: OwnerKey = None,
+    root: Annotated[
+        str | None, typer.Option(metavar="HEX", help="A root seen before, which the registry must still extend.")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Verify every entry, every contributor's statement and every key; exit code 1 if anything is refused."""
+    public = owner_key or registry.with_name("owner.pub")
+    if not public.is_file():
+        raise typer.BadParameter(f"there is no {public}; give the corpus owner's public key with --owner-key")
+    known = open_registry(registry, keys.load_public_key(public))
+    if root is not None and not known.extends(_hex(root, "--root")):
+        raise RegistryRefused(
+            "REGISTRY_ROOT",
+            f"registry has the root {known.root().hex()} and does not extend {root}; it is another one, or it was cut back",
+        )
+    enrolled = [record.raw for contributor in known.contributors for record in contributor.keys]
+    with counting("checking keys") as progress:
+        for number, raw in enumerate(enrolled, start=1):
+            keys.check_public_key(raw)
+            progress(number)
+    if json:
+        print_json(as_json(known, verified=True) | {"keys": len(enrolled)})
+    else:
+        console().print(
+            f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys\n"
+            f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}"
+        )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the group `registry`."""
+    app.command(
+        epilog="Example: dptrain registry show registry.cbor\n\nExample: dptrain registry show registry.cbor --history"
+    )(show)
+    app.command(
+        epilog="Example: dptrain registry verify registry.cbor\n\n"
+        "Example: dptrain registry verify registry.cbor --owner-key owner.pub --root $(cat root-of-last-month)"
+    )(verify)
+
+
+def _hex(text: str, option: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option} {text!r} is not in hex") from error
+
+
+def _print_unverified(known: Registry | None) -> None:
+    if known is None:
+        console().print(
+            styled("bold red", "NOT VERIFIED", ": nobody checked who signed this; give the owner's public key with --owner-key")
+        )
+
+
+def _print_contributors(found: Registry | Peek) -> None:
+    rows = table("contributor", "key id", "classes", "cap", "valid from", "valid until", "revoked")
+    for contributor in found.contributors:
+        for record in contributor.keys:
+            rows.add_row(
+                contributor.name if contributor.principal is None else f"{contributor.name} ({contributor.principal})",
+                record.key_id.hex(),
+                ", ".join(contributor.classes),
+                "" if contributor.cap is None else str(contributor.cap),
+                utc(record.not_before),
+                utc(record.not_after),
+                "" if record.revoked_at is None else utc(record.revoked_at),
+            )
+    out = console()
+    out.print(rows)
+    out.print(f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}")
+
+
+def _print_history(found: Peek) -> None:
+    out = console()
+    for entry, root in zip(found.entries, found.roots, strict=True):
+        out.print(f"entry {entry.seq}, {utc(entry.time)}, root {root.hex()}")
+        for sentence in sentences(entry):
+            out.print(f"  {sentence}")
+
+
+def as_json(
+    found: Registry | Peek, *, verified: bool, history: Peek | None = None, names: list[str] | None = None
+) -> dict[str, Any]:
+    """A registry as JSON; a command that changed it names only whom it changed, of perhaps very many."""
+    chosen = [item for item in found.contributors if names is None or item.name in names]
+    data: dict[str, Any] = {
+        "verified": verified,
+        "root": found.roots[-1].hex(),
+        "registry_id": found.registry_id.hex(),
+        "owner": found.owner,
+        "entries": len(found.roots),
+        "contributors": [_contributor_as_json(item) for item in chosen],
+    }
+    if history is not None:
+        data["history"] = [
+            entry_as_json(entry) | {"root": root.hex()} for entry, root in zip(history.entries, history.roots, strict=True)
+        ]
+    return data
+
+
+def _contributor_as_json(contributor: Contributor) -> dict[str, Any]:
+    return {
+        "name": contributor.name,
+        "classes": list(contributor.classes),
+        "cap": contributor.cap,
+        "principal": contributor.principal,
+        "keys": [
+            {
+                "key_id": record.key_id.hex(),
+                "not_before": record.not_before,
+                "not_after": record.not_after,
+                "revoked_at": record.revoked_at,
+            }
+            for record in contributor.keys
+        ],
+    }
