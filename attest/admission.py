@@ -37,11 +37,13 @@ class Admission:
     Args:
         signed: Bytes of the descriptor.
         passed: What the gate found.
+        holder: Who it counts for: the contributor, or the person behind it that the registry names.
     """
 
-    __slots__ = ("_descriptor", "_passed")
+    __slots__ = ("_descriptor", "_passed", "holder")
 
-    def __init__(self, signed: bytes, passed: Passed) -> None:
+    def __init__(self, signed: bytes, passed: Passed, holder: str) -> None:
+        self.holder = holder
         self._descriptor: ContributionDescriptor | bytes = signed
         self._passed = passed
 
@@ -115,12 +117,12 @@ class Seen:
     withdrawn: Set[bytes] = frozenset()
     latest: int = 0
     _contents: DigestTable = field(default_factory=DigestTable, repr=False)
-    _per_contributor: Counter[str] = field(default_factory=Counter, repr=False)
+    _per_holder: Counter[str] = field(default_factory=Counter, repr=False)
 
     def note(self, admission: Admission, now: int | None = None) -> None:
         """Remember an admission."""
         self.claim(admission.descriptor.content_hash, admission.descriptor_hash)
-        self.count_one(admission.contributor, now)
+        self.count_one(admission.holder, now)
 
     def claim(self, content_hash: bytes, descriptor_hash: bytes) -> int | None:
         """Remember that a descriptor brought a content; the tag of the one that brought it before, None if it is new."""
@@ -130,15 +132,15 @@ class Seen:
         """Tag of the descriptor that brought a content, None if the content is new."""
         return self._contents.get(content_hash)
 
-    def count_one(self, contributor: str, now: int | None = None) -> None:
-        """Remember that one more contribution of a contributor was admitted."""
-        self._per_contributor[contributor] += 1
+    def count_one(self, holder: str, now: int | None = None) -> None:
+        """Remember that one more contribution of a contributor, or of the person behind it, was admitted."""
+        self._per_holder[holder] += 1
         if now is not None and now > self.latest:
             self.latest = now
 
-    def count(self, contributor: str) -> int:
-        """Contributions admitted from a contributor."""
-        return self._per_contributor[contributor]
+    def count(self, holder: str) -> int:
+        """Contributions admitted from a contributor, or from the person behind it."""
+        return self._per_holder[holder]
 
 
 def descriptor_tag(descriptor_hash: bytes) -> int:

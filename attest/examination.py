@@ -56,6 +56,7 @@ def examine(
         contributor, record = _find_key(attestation, descriptor, registry, now)
         sign1.verify(attestation.sign1, attestation.descriptor, record.raw)
         check_audience(descriptor, policy)
+        _check_principal(descriptor, contributor)
         rule = check_class(descriptor, contributor, policy)
         check_validity(descriptor, rule, policy, now)
         _check_bounds(descriptor, rule, policy)
@@ -240,6 +241,15 @@ def check_audience(descriptor: ContributionDescriptor, policy: Policy) -> None:
         refuse(
             ReasonCode.AUDIENCE,
             f"attestation is for corpus {descriptor.corpus}, this one is {policy.corpus}; sign it for this one",
+        )
+
+
+def _check_principal(descriptor: ContributionDescriptor, contributor: Contributor) -> None:
+    enrolled, stated = contributor.principal, descriptor.principal
+    if enrolled is not None and stated is not None and stated != enrolled:
+        refuse(
+            ReasonCode.PRINCIPAL,
+            f"attestation names the principal {stated}, {contributor.name} is enrolled with {enrolled}; sign without one",
         )
 
 

@@ -7,6 +7,7 @@
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
+from typing import NamedTuple
 
 from attest.admission import Admission, Admitted, GateReport, Passed, Refusal, Refused, Seen, descriptor_tag
 from attest.attestation import Attestation
@@ -86,9 +87,9 @@ def decide(
         return outcome
     if content_hash is None:
         return _CONTENT_MISSING
-    cap = _cap(outcome.contributor, policy, registry)
-    refusal = _refused_for_history(outcome, seen.find(content_hash), cap, seen)
-    return refusal or Admission(attestation.descriptor, outcome)
+    share = _Share.of(outcome.contributor, policy, registry)
+    refusal = _refused_for_history(outcome, seen.find(content_hash), share, seen)
+    return refusal or Admission(attestation.descriptor, outcome, share.holder)
 
 
 def recheck(
@@ -163,6 +164,8 @@ class Gate:
         workers: Processes that verify, None for one per processor; 1 verifies in this process.
         seen: What earlier batches admitted, for one more batch of the same epoch.
         remember: Whether to remember verified signatures for another reading of the corpus.
+        fingerprint: What is the same for contents that count as one, for instance a digest of the normalized text, or None
+            for a content that is like no other. The content hash finds exact copies only; this hook finds the near ones.
 
     Raises:
         RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names.
@@ -176,6 +179,7 @@ class Gate:
         workers: int | None = None,
         seen: Seen | None = None,
         remember: bool = False,
+        fingerprint: Callable[[Item], bytes | None] | None = None,
     ) -> None:
         root = registry.root()
         if policy.registry_root is None or not registry.extends(policy.registry_root):
@@ -192,6 +196,7 @@ class Gate:
         self._registry = registry
         self._workers = available_processors() if workers is None else workers
         self._seen = seen
+        self._fingerprint = fingerprint
         self._verified = DigestTable() if remember else None
 
     def judge(
@@ -218,17 +223,17 @@ class Gate:
         """
         seen = Seen() if self._seen is None else self._seen
         seen.withdrawn = seen.withdrawn | withdrawn
-        caps: dict[str, int] = {}
+        shares: dict[str, _Share] = {}
         judged = 0
         for batch in self._examined(corpus, now, _clock_refusal(now, seen)):
             for item, outcome in zip(batch.items, batch.outcomes, strict=True):
-                yield self._conclude(item, outcome, seen, now, caps)
+                yield self._conclude(item, outcome, seen, now, shares)
             judged += len(batch.items)
             if progress is not None:
                 progress(judged)
 
     def _conclude(
-        self, item: Item, outcome: Passed | Refusal | None, seen: Seen, now: int, caps: dict[str, int]
+        self, item: Item, outcome: Passed | Refusal | None, seen: Seen, now: int, shares: dict[str, "_Share"]
     ) -> Admitted | Refused:
         """The outcome of one contribution, given what was admitted before it."""
         locator, content_hash, attestation = item.locator, item.content_hash, item.attestation
@@ -237,17 +242,24 @@ class Gate:
         if outcome is None or locator is None or content_hash is None or attestation is None:
             return Refused(_CONTENT_MISSING, locator)
         name = outcome.contributor
-        cap = caps.get(name)
-        if cap is None:
-            cap = caps[name] = _cap(name, self._policy, self._registry)
-        fresh = outcome.descriptor_hash not in seen.withdrawn and seen.count(name) < cap
+        share = shares.get(name)
+        if share is None:
+            share = shares[name] = _Share.of(name, self._policy, self._registry)
+        fresh = outcome.descriptor_hash not in seen.withdrawn and seen.count(share.holder) < share.cap
         earlier = seen.claim(content_hash, outcome.descriptor_hash) if fresh else seen.find(content_hash)
+        if fresh and earlier is None and self._fingerprint is not None:
+            earlier = self._claim_fingerprint(item, outcome, seen)
         if not fresh or earlier is not None:
-            refusal = _refused_for_history(outcome, earlier, cap, seen)
+            refusal = _refused_for_history(outcome, earlier, share, seen)
             if refusal is not None:
                 return Refused(refusal, locator)
-        seen.count_one(name, now)
-        return Admitted(Admission(attestation.descriptor, outcome), locator)
+        seen.count_one(share.holder, now)
+        return Admitted(Admission(attestation.descriptor, outcome, share.holder), locator)
+
+    def _claim_fingerprint(self, item: Item, passed: Passed, seen: Seen) -> int | None:
+        """Tag of the descriptor that brought a like content before; None if this is the first."""
+        likeness = self._fingerprint(item) if self._fingerprint is not None else None
+        return None if likeness is None else seen.claim(b"fingerprint " + likeness, passed.descriptor_hash)
 
     def _examined(self, corpus: Iterable[Item], now: int, clock: Refusal | None) -> Iterator["_Batch"]:
         """Batches with what examination found, in corpus order."""
@@ -355,15 +367,27 @@ def _message_key(attestation: Attestation, content_hash: bytes | None) -> bytes:
     return attestation.digest() + (content_hash or b"")
 
 
-def _cap(contributor: str, policy: Policy, registry: Registry) -> int:
-    """Contributions that may be admitted from a contributor."""
-    known = registry.find(contributor)
-    if known is None or known.cap is None:
-        return policy.contributor_cap
-    return min(known.cap, policy.contributor_cap)
+class _Share(NamedTuple):
+    """How many contributions may be admitted, and under whose name they are counted.
+
+    A person who stands behind several contributors, as the registry says, has one share for all of them.
+    """
+
+    holder: str
+    cap: int
+
+    @classmethod
+    def of(cls, contributor: str, policy: Policy, registry: Registry) -> "_Share":
+        known = registry.find(contributor)
+        cap = policy.contributor_cap
+        if known is None:
+            return cls(contributor, cap)
+        # No identifier holds a space, so a principal is never taken for a contributor of the same name.
+        holder = contributor if known.principal is None else f"principal {known.principal}"
+        return cls(holder, cap if known.cap is None else min(known.cap, cap))
 
 
-def _refused_for_history(passed: Passed, earlier: int | None, cap: int, seen: Seen) -> Refusal | None:
+def _refused_for_history(passed: Passed, earlier: int | None, share: _Share, seen: Seen) -> Refusal | None:
     """Why a contribution is refused for what was admitted or withdrawn before; None if it is not."""
     if passed.descriptor_hash in seen.withdrawn:
         code, sentence = ReasonCode.WITHDRAWN, _WITHDRAWN
@@ -373,9 +397,9 @@ def _refused_for_history(passed: Passed, earlier: int | None, cap: int, seen: Se
     elif earlier is not None:
         code = ReasonCode.DUPLICATE_CONTENT
         sentence = "this content was admitted already under another attestation"
-    elif seen.count(passed.contributor) >= cap:
+    elif seen.count(share.holder) >= share.cap:
         code = ReasonCode.CONTRIBUTOR_CAP
-        sentence = f"{passed.contributor} has {cap} contributions already, the most allowed"
+        sentence = f"{share.holder} has {share.cap} contributions already, the most allowed"
     else:
         return None
     return Refusal(code, sentence, passed.descriptor_hash, passed.contributor)

@@ -219,11 +219,12 @@ def main() -> None:
     if options.json:
         print(json.dumps(record, indent=1))
         return
-    print(f"{'records':>9} {'workers':>7} {'bare s':>7} {'gate s':>7} {'ratio':>6} {'again s':>7} {'peak MiB':>8} {'decode us':>9}")
+    names = ("records", "workers", "bare s", "gate s", "ratio", "again s", "peak MiB", "decode us")
+    print(" ".join(f"{name:>9}" for name in names))
     for found in results:
         print(
-            f"{found['records']:>9} {found['workers']:>7} {found['bare_seconds']:>7.2f} {found['gate_seconds']:>7.2f} "
-            f"{found['ratio']:>6.2f} {found['again_seconds']:>7.2f} {found['peak_mib']:>8.0f} "
+            f"{found['records']:>9} {found['workers']:>9} {found['bare_seconds']:>9.2f} {found['gate_seconds']:>9.2f} "
+            f"{found['ratio']:>9.2f} {found['again_seconds']:>9.2f} {found['peak_mib']:>9.0f} "
             f"{found['descriptor_from_cbor_us']:>9.1f}"
         )
 

@@ -322,6 +322,38 @@ def test_code_CONTRIBUTOR_CAP_of_the_policy_where_the_registry_allows_more(world
             admit(world, seen, attestation, content=content)
 
 
+def enrolled_as(world, principal):
+    """The registry with one person behind alice and bob."""
+    valid = {"classes": (), "not_before": NOW - 10, "not_after": NOW + 10, "now": NOW, "principal": principal}
+    spare = [keys.public_bytes(keys.generate()) for _ in range(2)]
+    return world.changed(
+        lambda log: log.enrol("alice", spare[0], **valid), lambda log: log.enrol("bob", spare[1], **valid)
+    )
+
+
+def test_code_PRINCIPAL(world):
+    registry = enrolled_as(world, "person-7")
+    assert world.code(world.variant(principal="person-7"), registry=registry) == "ADMITTED"
+    assert world.code(world.variant(principal="person-8"), registry=registry) == "PRINCIPAL"
+    assert world.code(world.sign(), registry=registry) == "ADMITTED"
+    assert world.code(world.variant(principal="person-8")) == "ADMITTED"
+
+
+def test_code_CONTRIBUTOR_CAP_of_the_person_behind_several_contributors(world):
+    registry, seen = enrolled_as(world, "alice"), Seen()
+    policy = replace(world.policy, contributor_cap=2)
+    for number, (name, key, code) in enumerate(
+        [("alice", world.alice, "ADMITTED"), ("bob", world.bob, "ADMITTED"), ("alice", world.alice, "CONTRIBUTOR_CAP")]
+    ):
+        content = bytes([number])
+        descriptor = replace(world.descriptor, contributor=name, content_hash=hashlib.sha256(content).digest())
+        outcome = world.judge(world.sign(descriptor, key), content=content, policy=policy, registry=registry, seen=seen)
+        assert (outcome.code if isinstance(outcome, Refusal) else "ADMITTED") == code
+        if isinstance(outcome, Admission):
+            assert outcome.holder == "principal alice"
+            seen.note(outcome, NOW)
+
+
 def test_code_EXAMPLES(world):
     assert world.code(world.variant(max_examples=4)) == "ADMITTED"
     assert world.code(world.variant(max_examples=5)) == "EXAMPLES"
@@ -346,7 +378,7 @@ def test_every_reason_code_has_a_test_and_a_meaning():
         name.removeprefix("test_code_").split("_for_")[0].split("_of_")[0].split("_when_")[0] for name in globals()
     }
     assert {str(code) for code in ReasonCode} <= tested
-    assert len(ReasonCode) == 31
+    assert len(ReasonCode) == 32
     for code in ReasonCode:
         assert str(code) == code.name and code.meaning.endswith(".")
 

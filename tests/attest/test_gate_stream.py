@@ -260,3 +260,20 @@ def test_every_attestation_of_a_folder_is_handed_out_once(world, tmp_path):
     with Path(f"{photos}.attest").open("ab") as stream:
         stream.write(b"\x82\x41")
     assert [i.problem.code for i in open_corpus(photos) if i.problem] == ["CBOR"]
+
+
+def test_a_fingerprint_finds_near_copies(world, tmp_path):
+    data = tmp_path / "notes.jsonl"
+    data.write_bytes(b'{"text": "A b"}\n{"text": "a  B"}\n{"text": "c"}\n{"text": "d"}\n')
+    sign_corpus(data, None, world.alice, world.template)
+    corpus = open_corpus(data)
+
+    def normalized(item):
+        text = corpus.read(item.locator).lower().replace(b" ", b"")
+        return None if b'"c"' in text else text
+
+    plain = Gate(world.policy, world.registry)
+    assert sum(isinstance(outcome, Admitted) for outcome in plain.judge(corpus, now=NOW)) == 4
+    outcomes = list(Gate(world.policy, world.registry, fingerprint=normalized).judge(corpus, now=NOW))
+    assert [isinstance(outcome, Admitted) for outcome in outcomes] == [True, False, True, True]
+    assert str(outcomes[1].refusal.code) == "DUPLICATE_CONTENT"
