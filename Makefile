@@ -16,7 +16,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types bench clean
+.PHONY: help install demo test slow lint types bench bench-gate clean
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
@@ -51,6 +51,11 @@ types: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# The gate beside bare signature checks, and signing beside bare signatures; benchmarks must have the machine to themselves.
+bench-gate: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.signing
 
 # Keeps demo/: it holds keys and a ledger, which only their owner may throw away.
 clean:
