@@ -161,7 +161,7 @@ class Gate:
     Args:
         policy: The rules, from a signed file.
         registry: The registry that the policy names, or a later state of the same log.
-        workers: Processes that verify, None for one per processor; 1 verifies in this process.
+        workers: Processes that verify, 1 for this process alone; None for one per processor, as far as the system allows.
         seen: What earlier batches admitted, for one more batch of the same epoch.
         remember: Whether to remember verified signatures for another reading of the corpus.
         fingerprint: What is the same for contents that count as one, for instance a digest of the normalized text, or None
@@ -195,6 +195,7 @@ class Gate:
         self._policy = policy
         self._registry = registry
         self._workers = available_processors() if workers is None else workers
+        self._insisted = workers is not None
         self._seen = seen
         self._fingerprint = fingerprint
         self._verified = DigestTable() if remember else None
@@ -265,14 +266,15 @@ class Gate:
         """Batches with what examination found, in corpus order."""
         examiner = Examiner(self._policy, self._registry, now)
         waiting: deque[_Batch] = deque()
-        count, workers = 0, None
+        count, processes = 0, self._workers
+        workers: Workers | None = None
         with contextlib.ExitStack() as stack:
             for items in _batches(corpus):
                 batch = self._prepared(items, examiner, clock)
                 waiting.append(batch)
                 count += len(items)
-                if workers is None and self._workers > 1 and count > PARALLEL_FROM:
-                    workers = stack.enter_context(Workers(self._workers, self._policy, self._registry, now))
+                if processes > 1 and count > PARALLEL_FROM:
+                    workers, processes = self._started(stack, processes, now), 0
                 if workers is None or not workers.take(batch):
                     # Until the first worker has started, this process examines.
                     batch.answer = [examiner.examine(*question) for question in batch.questions]
@@ -283,6 +285,15 @@ class Gate:
                     workers.pump(None)
                 else:
                     yield self._completed(waiting.popleft())
+
+    def _started(self, stack: contextlib.ExitStack, processes: int, now: int) -> Workers | None:
+        """Workers; None where the system allows none and nobody insisted on a number of them."""
+        try:
+            return stack.enter_context(Workers(processes, self._policy, self._registry, now))
+        except GateFailed:
+            if self._insisted:
+                raise
+            return None
 
     def _prepared(self, items: list[Item], examiner: Examiner, clock: Refusal | None) -> "_Batch":
         """A batch with what can be said without a signature, and questions for the rest."""

@@ -150,6 +150,9 @@ def test_a_worker_that_cannot_start_is_an_error(world, many, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     with pytest.raises(GateFailed, match=r"WORKER.*cannot start"):
         list(Gate(world.policy, world.registry, workers=2).judge(many, now=NOW))
+    monkeypatch.setattr(gate_module, "available_processors", lambda: 2)
+    alone = list(Gate(world.policy, world.registry).judge(many, now=NOW))
+    assert sum(isinstance(outcome, Admitted) for outcome in alone) > 500
 
 
 def test_workers_answer_whatever_threads_the_caller_has(world):
