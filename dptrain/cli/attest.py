@@ -21,7 +21,7 @@ from dptrain.cli.attest_show import AttestationFile
 from dptrain.cli.files import read_policy, refuse_to_overwrite
 from dptrain.cli.output import JsonFlag, console, moment, print_json, utc
 from dptrain.cli.progress import contributions_in, progress_bar
-from dptrain.cli.signing_keys import KeyFile, PassphraseFile, load_key, new_passphrase, read_private_key
+from dptrain.cli.signing_keys import KeyFile, NewPassphraseFile, PassphraseFile, load_key, new_passphrase, read_private_key
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="A contributor's tools: keys, attestations, withdrawals."
@@ -60,7 +60,7 @@ def keygen(
         ),
     ] = None,
     passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask twice for a passphrase that encrypts the key.")] = False,
-    passphrase_file: PassphraseFile = None,
+    passphrase_file: NewPassphraseFile = None,
     json: JsonFlag = False,
 ) -> None:
     """Make a key pair: NAME.key, which stays with you, and NAME.pub, which you hand out.

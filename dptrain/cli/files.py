@@ -1,31 +1,30 @@
 """How commands read keys, policies and registries, and where they look when they are not told."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import keys
-from attest.errors import KeyRefused, PolicyRefused
+from attest.errors import PolicyRefused
 from attest.policy import Policy, SignedPolicy, open_policy
 from attest.registry import Registry, open_registry
+from dptrain.cli.signing_keys import KeyFile, PassphraseFile, load_key
 
-KeyFile = Annotated[
-    Path, typer.Option("--key", metavar="KEY", exists=True, dir_okay=False, help="Private key, as keygen wrote it.")
+__all__ = [
+    "KeyFile",
+    "OwnerKey",
+    "PassphraseFile",
+    "PolicyFile",
+    "RegistryFile",
+    "beside",
+    "load_key",
+    "read_policy",
+    "read_registry",
+    "read_signed_policy",
+    "refuse_to_overwrite",
 ]
-PassphraseFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--passphrase-file",
-        metavar="FILE",
-        exists=True,
-        dir_okay=False,
-        allow_dash=True,
-        help="First line is the passphrase of the private key; - reads standard input.",
-    ),
-]
+
 PolicyFile = Annotated[
     Path, typer.Argument(metavar="POLICY", exists=True, dir_okay=False, help="policy.cose, or policy.toml unsigned.")
 ]
@@ -49,41 +48,6 @@ RegistryFile = Annotated[
         help="Contributor registry; default: registry.cbor beside the policy.",
     ),
 ]
-
-
-def read_passphrase(path: Path | None) -> str | None:
-    """The first line of a passphrase file, or of standard input for `-`; None without one."""
-    if path is None:
-        return None
-    if str(path) == "-":
-        return sys.stdin.readline().rstrip("\r\n")
-    with path.open(encoding="utf-8") as stream:
-        return stream.readline().rstrip("\r\n")
-
-
-def load_key(path: Path, passphrase_file: Path | None, name: str | None, option: str) -> tuple[Ed25519PrivateKey, str]:
-    """A private key and the identifier under which it signs.
-
-    Args:
-        path: The private key file.
-        passphrase_file: Where its passphrase stands, if it has one.
-        name: The identifier, if it was given; otherwise it is read from the `.pub` file beside the key.
-        option: The option that gives `name`, for the message.
-
-    Raises:
-        KeyRefused: Code MISMATCH if the `.pub` file beside the key belongs to another key.
-        typer.BadParameter: if no identifier can be found.
-    """
-    key = keys.load_private_key(path, read_passphrase(passphrase_file))
-    if name is not None:
-        return key, name
-    public = path.with_suffix(".pub")
-    if not public.is_file():
-        raise typer.BadParameter(f"there is no {public} to read the name from; give {option}")
-    found, raw = keys.load_named_public_key(public)
-    if raw != keys.public_bytes(key):
-        raise KeyRefused("MISMATCH", f"{str(public)!r} is not the public half of {str(path)!r}; give {option} or mend it")
-    return key, found
 
 
 def read_policy(path: Path, owner_key: Path | None) -> tuple[Policy, SignedPolicy | None]:

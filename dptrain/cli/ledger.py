@@ -17,8 +17,9 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import SignatureRefused
 from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
-from dptrain.cli.files import PassphraseFile, read_passphrase, refuse_to_overwrite
+from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.output import JsonFlag, console, number, print_json, styled, table, utc
+from dptrain.cli.signing_keys import read_private_key
 from dptrain.errors import ConfigError
 from ledger.audit import AuditReport, verify_export
 from ledger.errors import LedgerBusy
@@ -191,7 +192,7 @@ def _open(ledger: Path, key: Path | None, passphrase_file: Path | None) -> Itera
     found = key or ledger.with_suffix(".key")
     if not found.is_file():
         raise typer.BadParameter(f"there is no {found}; give the ledger's private key with --key")
-    private_key = keys.load_private_key(found, read_passphrase(passphrase_file))
+    private_key = read_private_key(found, passphrase_file)
     with Ledger.open(ledger, read_only=True) as log:
         origin = log.header.origin
     with Ledger.open(ledger, NoteSigner(origin, private_key)) as log:

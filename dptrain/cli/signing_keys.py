@@ -34,6 +34,17 @@ PassphraseFile = Annotated[
         help="First line is the passphrase of the private key; - reads standard input. Default: asked for on a terminal.",
     ),
 ]
+NewPassphraseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        allow_dash=True,
+        help="First line is a passphrase that encrypts the key; - reads standard input.",
+    ),
+]
 
 _ATTEMPTS = 3
 _AGENT_CODES = ("AGENT", "AGENT_KEY")

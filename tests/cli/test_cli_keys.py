@@ -8,6 +8,7 @@ import pytest
 
 from attest import keys
 from tests.agents import fake_agent, identities_answer, key_blob, needs_openssh, openssh_agent, ssh_add
+from tests.cli.conftest import POLICY
 from tests.cli.terminals import on_terminal
 
 BOUNDS = ("--corpus", "clinic-notes-2026", "--clip-norm", "0.5", "--noise-multiplier", "1.2")
@@ -43,6 +44,23 @@ def test_a_key_of_keygen_goes_into_the_agent_and_signs_there(notes, agent):
     withdrawn = notes.json("attest", "withdraw", "notes.jsonl.attest", "--key", "carol.pub", "--record", "2")
     assert withdrawn["signer"] == "carol" and len(withdrawn["withdrawals"]) == 1
     assert notes.json(*signing("carol.pub", "--contributor", "carol/home"))["contributor"] == "carol/home"
+
+
+@needs_openssh
+def test_the_owner_signs_registry_and_policy_through_the_agent(shell, agent):
+    shell.write("policy.toml", POLICY)
+    for name in ("owner", "alice"):
+        shell.run("attest", "keygen", name, "--format", "openssh")
+        ssh_add(agent, shell.directory / f"{name}.key")
+        (shell.directory / f"{name}.key").unlink()
+    shell.run("registry", "init", "registry.cbor", "--key", "owner.pub")
+    shell.run("registry", "add", "registry.cbor", "--key", "owner.pub", "--pub", "alice.pub", "--class", "sensitive")
+    shell.run("registry", "verify", "registry.cbor", "--owner-key", "owner.pub")
+    shell.run("policy", "sign", "policy.toml", "--key", "owner.pub", "--registry", "registry.cbor")
+    shell.write("corpus/notes.jsonl", '{"text": "note"}\n')
+    sign = ("attest", "sign", "corpus/notes.jsonl", "--key", "alice.pub", "--class", "sensitive")
+    shell.run(*sign, "--policy", "policy.cose", "--owner-key", "owner.pub")
+    assert shell.json("gate", "policy.cose", "corpus")["admitted"] == {"sensitive": 1}
 
 
 @needs_openssh
