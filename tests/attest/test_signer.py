@@ -79,7 +79,11 @@ def test_a_key_becomes_a_local_signer_and_a_foreign_signer_a_checked_one():
         assert signer.sign(b"m") == key.sign(b"m")
 
 
-@pytest.mark.parametrize("thing", [None, b"\x01" * 32, "alice.key", object(), keys.generate().public_key()], ids=repr)
+@pytest.mark.parametrize(
+    "thing",
+    [None, b"\x01" * 32, "alice.key", object(), keys.generate().public_key()],
+    ids=["nothing", "bytes", "a file name", "an object", "a public key"],
+)
 def test_what_cannot_sign_is_refused(thing):
     assert refused(as_signer, thing).code == "TYPE"
     assert refused(sign1.sign, b"payload", thing, contributor="alice").code == "TYPE"
