@@ -9,7 +9,6 @@ app = typer.Typer(
     name="dptrain",
     cls=RootGroup,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     # A traceback with local variables could show keys; an unexpected error prints Python's plain one.
     pretty_exceptions_enable=False,

@@ -19,6 +19,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from attest.errors import AttestError
+from dptrain.cli import complete
 from dptrain.errors import DptrainError
 from ledger.errors import LedgerError
 
@@ -42,6 +43,10 @@ JsonFlag = Annotated[
 
 class RootGroup(TyperGroup):
     """The `dptrain` command group: turns every expected error into one line and exit code 1."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        complete.attach(self)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; typed errors and I/O errors end here, anything else is a fault and propagates."""
