@@ -11,17 +11,23 @@ EXTRAS ?= train,minilm,dev
 TORCH  ?= $(if $(shell command -v nvidia-smi 2>/dev/null),torch,torch==2.13.0)
 ARGS   ?=
 DIR    ?= demo
+SEED   ?= 1
+
+FUZZ_SECONDS ?= 600
+FUZZ_JOBS    ?= 1
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types bench bench-gate clean
+.PHONY: help install demo test slow lint types bench bench-gate fuzz mutations interop clean
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
 	@echo "make test    the test suite (make slow: the long tests)"
 	@echo "make lint    ruff; make types: mypy; make bench: benchmarks; make clean: remove what make made"
+	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
+	@echo "make mutations   judge a million mutations of valid attestations; make interop: against cwt, pycose and Node"
 
 install: $(STAMP)
 
@@ -57,7 +63,27 @@ bench-gate: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.signing
 
+# What it finds lies in build/fuzz/.
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run --seconds $(FUZZ_SECONDS) --jobs $(FUZZ_JOBS)
+
+mutations: $(STAMP)
+	$(BIN)/python -m tests.attacks.mutations --count 1000000 --seed $(SEED)
+
+# cwt and pycose need an older cbor2 than we do, so each has an environment of its own.
+interop: $(STAMP) build/interop/cwt build/interop/pycose
+	INTEROP_CWT=build/interop/cwt/bin/python INTEROP_PYCOSE=build/interop/pycose/bin/python \
+		$(BIN)/python -m pytest -q tests/interop/interop.py
+
+build/interop/cwt: REQUIREMENTS = "cwt==3.3.0"
+build/interop/pycose: REQUIREMENTS = "pycose==1.1.0" "cbor2<6"
+build/interop/cwt build/interop/pycose:
+	$(PYTHON) -m venv $@.new
+	$@.new/bin/python -m pip install --quiet $(REQUIREMENTS)
+	rm -rf $@ && mv $@.new $@
+
 # Keeps demo/: it holds keys and a ledger, which only their owner may throw away.
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find attest ledger dptrain recipes tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find attest ledger dptrain recipes tests benchmarks fuzz -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -21,8 +21,8 @@ from attest.corpus import Item, Locator
 from attest.descriptor import SCHEMA
 from attest.gate import Admission, Refusal, Seen, decide, run_gate
 from attest.policy import ClassRule, DepthRule, Policy, sign_policy
-from attest.registry import Registry, RegistryLog
-from tests.registries import continued, load, registry_file
+from attest.registry import Create, Entry, Registry, RegistryLog
+from tests.registries import continued, load
 
 NOW = 1_800_000_000
 YEAR = 365 * 86400
@@ -151,10 +151,12 @@ BASE = curve25519.decompress(bytes.fromhex("58" + "66" * 31))
 @cache
 def registry_bytes(alice: int | None = None, bob: int | None = None) -> bytes:
     """A registry file: Alice may attest `sensitive`, Bob `open` and `sensitive`, each up to a cap; Mallory is unknown."""
+    first = Entry(0, bytes(32), NOW - YEAR, (Create(b"attacked-registry"[:16], "owner"),)).to_cbor()
+    begun = cbor.encode([first, sign1.sign(first, OWNER, contributor="owner", typ=sign1.TYP_REGISTRY)])
     valid: dict[str, Any] = {"not_before": NOW - YEAR, "not_after": NOW + YEAR, "now": NOW - YEAR}
-    return registry_file(
+    return continued(
+        begun,
         OWNER,
-        NOW - YEAR,
         lambda log: log.enrol("alice", RAW["alice"], classes=("sensitive",), cap=alice, **valid),
         lambda log: log.enrol("bob", RAW["bob"], classes=("open", "sensitive"), cap=bob, **valid),
     )

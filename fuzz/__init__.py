@@ -1,0 +1,1 @@
+"""Fuzzing of everything in `attest` that reads bytes from outside: `python -m fuzz.run`."""

@@ -1,0 +1,322 @@
+"""What is fuzzed: for each target a function of bytes, its seeds, and the length of its longest input.
+
+A target raises where one of these is broken, and the fuzzer stops there:
+
+* nothing but a typed `AttestError` comes out of a reader;
+* what a reader accepts encodes to the bytes that were read;
+* nothing is admitted but what the holder of a key signed;
+* no input takes more than `LIMIT` seconds.
+"""
+
+import hashlib
+import io
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import cbor2
+
+from attest import cbor, sign1, signed_file
+from attest.admission import Admitted
+from attest.attestation import Attestation, read_sequence
+from attest.corpus import Item, Locator
+from attest.descriptor import ContributionDescriptor
+from attest.errors import AttestError
+from attest.gate import Admission, Gate, Seen, decide
+from attest.policy import Policy
+from attest.registry import Enrol, Entry, Grant, KeyStatement, RegistryReader, Revoke, RevokeOwn, Rotate
+from attest.registry.entries import join
+from attest.withdrawal import Withdrawal
+from tests.attacks.mutations import claimed_content, make_originals
+from tests.attacks.scene import (
+    ALICE,
+    BOB,
+    CONTENT,
+    CORPUS,
+    MALLORY,
+    NOW,
+    OWNER,
+    RAW,
+    descriptor,
+    envelope,
+    header_fields,
+    make_registry,
+    make_scene,
+    registry_bytes,
+    sig_structure,
+    signed,
+)
+from tests.vectors.published import vectors
+
+LIMIT = 0.05
+"""Seconds that one input may take, instrumentation included."""
+
+
+class BrokenInvariant(AssertionError):
+    """A target found what must not be."""
+
+
+def require(condition: bool, what: str) -> None:
+    """Stop the fuzzer unless something holds."""
+    if not condition:
+        raise BrokenInvariant(what)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One reader of bytes from outside.
+
+    Args:
+        run: Reads an input and checks the invariants.
+        seeds: Inputs to begin with.
+        longest: Bytes of the longest input.
+    """
+
+    run: Callable[[bytes], None]
+    seeds: list[bytes]
+    longest: int = 4096
+
+
+def timed(run: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """A target that also fails for an input that is slow again and again, so not for the machine being busy."""
+
+    def timed_run(data: bytes) -> None:
+        for _ in range(4):
+            started = time.perf_counter()
+            run(data)
+            if time.perf_counter() - started <= LIMIT:
+                return
+        raise BrokenInvariant(f"an input of {len(data)} bytes takes more than {LIMIT} s")
+
+    return timed_run
+
+
+# --- readers of one document -------------------------------------------------------
+
+
+def run_cbor(data: bytes) -> None:
+    """The strict decoder against itself and against a second library."""
+    try:
+        value = cbor.decode(data)
+    except AttestError:
+        return
+    require(cbor.encode(value) == data, "accepted bytes do not encode to themselves")
+    require(repr(cbor2.loads(data)) == repr(value), "a second library reads another value")
+    require(cbor.decode_prefix(data + b"\x00", 0) == (value, len(data)), "a prefix is read otherwise than the whole")
+
+
+def _document(kind: type) -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        try:
+            found = kind.from_cbor(data)
+        except AttestError:
+            return
+        require(found.to_cbor() == data, f"an accepted {kind.__name__} does not encode to itself")
+        require(repr(cbor2.loads(data)) == repr(cbor.decode(data, max_size=len(data))), "a second library reads another value")
+
+    return run
+
+
+def run_header(data: bytes) -> None:
+    """A COSE_Sign1 message as it comes."""
+    try:
+        headers = sign1.parse(data)
+    except AttestError:
+        return
+    fields = {1: -19, 4: headers.key_id, 15: {1: headers.issuer, 2: headers.subject}, 16: headers.typ}
+    require(envelope(cbor.encode(fields), data[-64:]) == data, "a message is not what its header says")
+
+
+def run_sequence(data: bytes) -> None:
+    """An attestation file."""
+    read = b""
+    try:
+        for attestation in read_sequence(io.BytesIO(data)):
+            read += attestation.to_cbor()
+    except AttestError:
+        require(data.startswith(read), "attestations before a malformed one are not those of the file")
+        return
+    require(read == data, "an attestation file does not encode to itself")
+
+
+_SCRATCH = Path(tempfile.mkdtemp(prefix="dptrain-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)) / "x.cose"
+
+
+def run_signed_file(data: bytes) -> None:
+    """A file of payload and signature."""
+    _SCRATCH.write_bytes(data)
+    try:
+        payload, message = signed_file.read(_SCRATCH)
+    except AttestError:
+        return
+    require(cbor.encode([payload, message]) == data, "a signed file does not encode to itself")
+
+
+# --- the gate -------------------------------------------------------
+
+SCENE = make_scene()
+ORIGINALS = [original for original in make_originals() if original.corpus == CORPUS]
+_GENUINE = {original.pair for original in ORIGINALS}
+_GATE = Gate(SCENE.policy, SCENE.registry, workers=1, remember=True)
+_FIRST = ORIGINALS[0]
+
+
+def pack(attestation: Attestation) -> bytes:
+    """An attestation as a fuzzer's input: the length of the descriptor in two bytes, descriptor, message."""
+    return len(attestation.descriptor).to_bytes(2, "big") + attestation.descriptor + attestation.sign1
+
+
+def unpack(data: bytes) -> Attestation:
+    """The attestation of an input, whatever the input is."""
+    end = 2 + int.from_bytes(data[:2], "big")
+    return Attestation(data[2:end], data[end:])
+
+
+def judged(attestation: Attestation, content: bytes) -> Admission | str:
+    """`decide` and a gate that has just admitted another contribution: both must say the same."""
+    alone = decide(attestation, content, policy=SCENE.policy, registry=SCENE.registry, now=NOW, seen=Seen())
+    first = Item(Locator("first", 0, 1), _FIRST.content_hash, _FIRST.attestation)
+    item = Item(Locator("second", 0, 1), content, attestation)
+    warm, outcome = _GATE.judge([first, item], now=NOW)
+    require(isinstance(warm, Admitted), "the first contribution was refused")
+    if isinstance(alone, Admission):
+        again = (attestation.descriptor, attestation.sign1, content) == _FIRST.pair or content == _FIRST.content_hash
+        require(isinstance(outcome, Admitted) or again, "decide admits what the gate refuses")
+        return alone
+    require(not isinstance(outcome, Admitted), "the gate admits what decide refuses")
+    require(outcome.refusal == alone, "decide and the gate refuse for different reasons")
+    return str(alone.code)
+
+
+def run_attestation(data: bytes) -> None:
+    """An attestation that nobody signed, with the content that it claims."""
+    attestation = unpack(data)
+    content = claimed_content(attestation.descriptor)
+    if isinstance(judged(attestation, content), Admission):
+        require((attestation.descriptor, attestation.sign1, content) in _GENUINE, "something else than an original is admitted")
+
+
+def run_signed_descriptor(data: bytes) -> None:
+    """Any bytes as a descriptor, signed by Alice: what a hostile contributor can do."""
+    protected = cbor.encode(header_fields(data))
+    attestation = Attestation(data, envelope(protected, ALICE.sign(b"".join(sig_structure(protected, data)))))
+    outcome = judged(attestation, claimed_content(data))
+    if not isinstance(outcome, Admission):
+        return
+    found = ContributionDescriptor.from_cbor(data)
+    rule = SCENE.policy.class_rule("sensitive")
+    require(found.to_cbor() == data, "an admitted descriptor does not encode to itself")
+    require(found.contributor == "alice" and found.corpus == CORPUS, "admitted for another contributor or corpus")
+    require(found.admissibility_class == "sensitive", "admitted in a class that is not granted")
+    require(SCENE.policy.min_clip_norm_micro <= found.clip_norm_micro <= rule.clip_norm_micro, "clip norm out of bounds")
+    require(found.noise_multiplier_micro >= rule.noise_multiplier_micro, "noise multiplier out of bounds")
+    require(found.not_before <= NOW < found.not_after <= found.not_before + 90 * 86400, "validity out of bounds")
+    require((found.max_examples or 1) <= SCENE.policy.max_examples, "examples out of bounds")
+
+
+_PAYLOAD = descriptor()
+_PROTECTED = cbor.encode(header_fields(_PAYLOAD))
+
+
+def run_signed_header(data: bytes) -> None:
+    """Any bytes as a protected header, signed by Alice over a good descriptor."""
+    attestation = Attestation(_PAYLOAD, envelope(data, ALICE.sign(b"".join(sig_structure(data, _PAYLOAD)))))
+    outcome = judged(attestation, hashlib.sha256(CONTENT).digest())
+    require(isinstance(outcome, Admission) == (data == _PROTECTED), "another header than the one of the profile is admitted")
+
+
+# --- the registry -------------------------------------------------------
+
+REGISTRY = registry_bytes()
+_OWNER_KEY = OWNER.public_key().public_bytes_raw()
+
+
+def run_registry(data: bytes) -> None:
+    """A registry file as it comes: only the owner's own log, or its beginning, is read."""
+    try:
+        RegistryReader("registry.cbor", _OWNER_KEY).advance(data)
+    except AttestError:
+        return
+    require(REGISTRY.startswith(data), "a registry is read that the owner did not sign")
+
+
+def run_registry_entry(data: bytes) -> None:
+    """Any bytes as an entry, signed by the owner after those that are there."""
+    message = sign1.sign(data, OWNER, contributor="owner", typ=sign1.TYP_REGISTRY)
+    try:
+        state = RegistryReader("registry.cbor", _OWNER_KEY).advance(REGISTRY + join([(data, message)]))
+    except AttestError:
+        return
+    entry = Entry.from_cbor(data)
+    require(entry.to_cbor() == data, "an accepted entry does not encode to itself")
+    require(entry.previous == make_registry().root(), "an entry is accepted that does not follow the last one")
+    require(len(state.roots) == entry.seq + 1, "an entry is accepted out of its place")
+
+
+# --- all of them -------------------------------------------------------
+
+
+def _entries() -> list[bytes]:
+    """Entries that follow the registry: every kind of action."""
+    registry = make_registry()
+    rotation = KeyStatement(
+        kind="rotate", registry_id=registry.registry_id, contributor="alice", key=RAW["alice"], time=NOW, new_key=RAW["mallory"]
+    )
+    revocation = KeyStatement(
+        kind="revoke", registry_id=registry.registry_id, contributor="bob", key=None, time=NOW, revoked_at=NOW
+    )
+    actions = [
+        Enrol("carol", RAW["mallory"], NOW, NOW + 1000, ["open"], 5, "group-1"),
+        Grant("alice", ["open", "sensitive"], None),
+        Revoke("alice", None, NOW),
+        Rotate(rotation.to_cbor(), rotation.sign(ALICE), rotation.sign(MALLORY), NOW, NOW + 1000, NOW + 10),
+        RevokeOwn(revocation.to_cbor(), revocation.sign(BOB)),
+    ]
+    return [Entry(len(registry.roots), registry.root(), NOW, (action,)).to_cbor() for action in actions]
+
+
+def _statements() -> list[bytes]:
+    fields = {"registry_id": bytes(16), "contributor": "alice", "time": NOW}
+    return [
+        KeyStatement(kind="rotate", key=bytes(32), new_key=bytes(range(32)), **fields).to_cbor(),
+        KeyStatement(kind="revoke", key=None, revoked_at=NOW, **fields).to_cbor(),
+    ]
+
+
+def _messages() -> list[bytes]:
+    cose = vectors("cose")
+    published = [case["cbor"] for case in [*cose["cose_wg_sign1_tests"], *cose["go_cose_negative"]]]
+    return [bytes.fromhex(text) for text in [*published, *cose["rfc9942_examples"].values()]]
+
+
+_ITEMS = [original.attestation.to_cbor() for original in ORIGINALS]
+_WITHDRAWAL = Withdrawal(bytes(32), CORPUS, NOW, "consent").to_cbor()
+_POLICY = SCENE.policy.to_cbor()
+
+TARGETS: dict[str, Target] = {
+    "cbor": Target(
+        run_cbor,
+        [bytes.fromhex(case["hex"]) for case in vectors("cbor_rfc8949_appendix_a")["accept"]] + [_POLICY, _PAYLOAD],
+        20000,
+    ),
+    "header": Target(run_header, [*_messages(), *(o.attestation.sign1 for o in ORIGINALS[:4])], 1200),
+    "sequence": Target(run_sequence, [_ITEMS[0], b"".join(_ITEMS[:3]), b""]),
+    "signed_file": Target(run_signed_file, [cbor.encode([_POLICY, ORIGINALS[0].attestation.sign1]), _ITEMS[0]]),
+    "descriptor": Target(_document(ContributionDescriptor), [o.attestation.descriptor for o in ORIGINALS], 20000),
+    "policy": Target(_document(Policy), [_POLICY]),
+    "withdrawal": Target(_document(Withdrawal), [_WITHDRAWAL]),
+    "key_statement": Target(_document(KeyStatement), _statements(), 1200),
+    "attestation": Target(run_attestation, [pack(o.attestation) for o in ORIGINALS], 20000),
+    "signed_descriptor": Target(
+        run_signed_descriptor, [o.attestation.descriptor for o in ORIGINALS] + [signed().descriptor], 20000
+    ),
+    "signed_header": Target(
+        run_signed_header, [_PROTECTED, *(cbor.decode(o.attestation.sign1[1:])[0] for o in ORIGINALS[:2])], 1200
+    ),
+    "registry": Target(run_registry, [REGISTRY]),
+    "registry_entry": Target(run_registry_entry, _entries()),
+}
+"""Every reader of bytes from outside, by name."""
