@@ -53,8 +53,9 @@ def examine(
             )
         descriptor = ContributionDescriptor.from_cbor(attestation.descriptor)
         descriptor_hash, name = hashlib.sha256(attestation.descriptor).digest(), descriptor.contributor
-        contributor, record = _find_key(attestation, descriptor, registry, now)
-        sign1.verify(attestation.sign1, attestation.descriptor, record.raw)
+        message = sign1.read(attestation.sign1)
+        contributor, record = _find_key(message.headers, descriptor, registry, now)
+        message.verify(attestation.descriptor, record.raw, typ=sign1.TYP_ATTESTATION)
         check_audience(descriptor, policy)
         _check_principal(descriptor, contributor)
         rule = check_class(descriptor, contributor, policy)
@@ -82,7 +83,8 @@ class Examiner:
         self._policy = policy
         self._registry = registry
         self._now = now
-        self._known: dict[tuple[bytes, bytes, bytes], _Form] = {}
+        # None stands for a form that was met once: learning it pays only if it comes back.
+        self._known: dict[tuple[bytes, bytes, bytes], _Form | None] = {}
 
     def examine(
         self, descriptor: bytes, message: bytes, content_hash: bytes | None, *, verified: bool = False
@@ -105,12 +107,16 @@ class Examiner:
             Attestation(descriptor, message), content_hash, policy=self._policy, registry=self._registry, now=self._now
         )
         if form is None and parts is not None and isinstance(outcome, Passed):
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            learned = _Form.learn(descriptor, message, parts, outcome, self._registry)
-            if learned is not None:
-                self._known[parts.rest] = learned
+            self._remember(descriptor, message, parts, outcome)
         return outcome
+
+    def _remember(self, descriptor: bytes, message: bytes, parts: Parts, passed: Passed) -> None:
+        if parts.rest in self._known:
+            self._known[parts.rest] = _Form.learn(descriptor, message, parts, passed, self._registry)
+            return
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[parts.rest] = None
 
 
 class _Form(NamedTuple):
@@ -200,10 +206,9 @@ def refuse(code: ReasonCode, sentence: str) -> NoReturn:
 
 
 def _find_key(
-    attestation: Attestation, descriptor: ContributionDescriptor, registry: Registry, now: int
+    headers: sign1.Headers, descriptor: ContributionDescriptor, registry: Registry, now: int
 ) -> tuple[Contributor, KeyRecord]:
     """The key that the signature is checked under, found by the contributor's name; the key id only chooses."""
-    headers = sign1.parse(attestation.sign1)
     name = descriptor.contributor
     if headers.issuer != name:
         refuse(ReasonCode.HEADER, f"signature is issued by {headers.issuer}, the descriptor names {name}")

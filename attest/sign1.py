@@ -42,10 +42,33 @@ class Headers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parsed:
+class Message:
+    """A message of the one form allowed, not verified yet; `read` makes it.
+
+    Args:
+        headers: What it says about itself.
+        protected: Bytes of the protected header, as received.
+        signature: 64 bytes.
+    """
+
     headers: Headers
     protected: bytes
     signature: bytes
+
+    def verify(self, payload: bytes, public_key: bytes | Ed25519PublicKey, *, typ: str) -> Headers:
+        """Check the message over a payload; arguments, guarantee and errors as for the function `verify`."""
+        raw = public_bytes(public_key) if isinstance(public_key, Ed25519PublicKey) else public_key
+        if type(payload) is not bytes:
+            raise SignatureRefused("TYPE", f"payload is {type(payload).__name__}, expected bytes")
+        headers = self.headers
+        if headers.typ != typ:
+            raise SignatureRefused("HEADER", f"message is of type {headers.typ!a}, expected {typ!r}")
+        if headers.subject != subject_of(payload):
+            raise SignatureRefused("HEADER", "message names another payload; its subject is not this payload's digest")
+        verify_signature(raw, self.signature, to_be_signed(self.protected, payload))
+        if headers.key_id != key_id(raw):
+            raise SignatureRefused("HEADER", "key id in the header is not that of the signing key; sign again")
+        return headers
 
 
 def subject_of(payload: bytes) -> str:
@@ -115,19 +138,7 @@ def verify(
         SignatureRefused: Code HEADER or SIG_BAD.
         KeyRefused: The key is unsound.
     """
-    parsed = _parse(message)
-    raw = public_bytes(public_key) if isinstance(public_key, Ed25519PublicKey) else public_key
-    if type(payload) is not bytes:
-        raise SignatureRefused("TYPE", f"payload is {type(payload).__name__}, expected bytes")
-    headers = parsed.headers
-    if headers.typ != typ:
-        raise SignatureRefused("HEADER", f"message is of type {headers.typ!a}, expected {typ!r}")
-    if headers.subject != subject_of(payload):
-        raise SignatureRefused("HEADER", "message names another payload; its subject is not this payload's digest")
-    verify_signature(raw, parsed.signature, to_be_signed(parsed.protected, payload))
-    if headers.key_id != key_id(raw):
-        raise SignatureRefused("HEADER", "key id in the header is not that of the signing key; sign again")
-    return headers
+    return read(message).verify(payload, public_key, typ=typ)
 
 
 def parse(message: bytes) -> Headers:
@@ -137,15 +148,21 @@ def parse(message: bytes) -> Headers:
         CborError: The message is not strict CBOR.
         SignatureRefused: Code HEADER or SIG_BAD (a signature of another length).
     """
-    return _parse(message).headers
+    return read(message).headers
 
 
 def peek_issuer(message: bytes) -> str:
     """The issuer that a message claims, not verified: good for looking up a key, for nothing else."""
-    return _parse(message).headers.issuer
+    return read(message).headers.issuer
 
 
-def _parse(message: bytes) -> _Parsed:
+def read(message: bytes) -> Message:
+    """Read a message strictly, without checking its signature.
+
+    Raises:
+        CborError: The message is not strict CBOR.
+        SignatureRefused: Code HEADER or SIG_BAD (a signature of another length).
+    """
     if type(message) is not bytes:
         raise CborError("TYPE", f"message is {type(message).__name__}, expected bytes")
     if len(message) > MAX_SIZE:
@@ -166,7 +183,7 @@ def _parse(message: bytes) -> _Parsed:
         raise SignatureRefused("HEADER", "signature is not a byte string")
     if len(signature) != 64:
         raise SignatureRefused("SIG_BAD", f"signature has {len(signature)} bytes, expected 64")
-    return _Parsed(_parse_protected(protected), protected, signature)
+    return Message(_parse_protected(protected), protected, signature)
 
 
 def _parse_protected(protected: bytes) -> Headers:

@@ -26,10 +26,11 @@ def primed(world):
     examiner = Examiner(world.policy, world.registry, NOW)
     bobs = replace(world.descriptor, contributor="bob", admissibility_class="open")
     for descriptor, key in ((world.descriptor, world.alice), (bobs, world.bob)):
-        attestation = world.sign(descriptor, key)
-        outcome = examiner.examine(attestation.descriptor, attestation.sign1, descriptor.content_hash)
-        assert isinstance(outcome, Passed)
-    assert len(examiner._known) == 2
+        for _ in range(2):
+            attestation = world.sign(descriptor, key)
+            outcome = examiner.examine(attestation.descriptor, attestation.sign1, descriptor.content_hash)
+            assert isinstance(outcome, Passed)
+    assert len(examiner._known) == 2 and None not in examiner._known.values()
     return examiner
 
 
@@ -111,7 +112,7 @@ def test_bytes_that_look_like_fields_confuse_nobody(world, content, nonce, clip,
     again = world.sign(replace(descriptor, content_hash=content[32:64], nonce=nonce[16:32]))
     other = world.sign(replace(descriptor, max_occurrences=occurrences + 1))
     for attestation, content_hash in ((first, content[:32]), (again, content[32:64]), (other, content[:32])):
-        for _ in range(2):
+        for _ in range(3):
             found = examiner.examine(attestation.descriptor, attestation.sign1, content_hash)
             assert found == slow(world, attestation, content_hash)
         crossed = examiner.examine(attestation.descriptor, first.sign1, content_hash)
