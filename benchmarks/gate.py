@@ -3,7 +3,8 @@
 Every round measures, one after the other on the same corpus and with the same number of processes: the bare Ed25519
 verifications (messages and keys ready in memory, processes started beforehand), and the gate with everything it does (reading
 and hashing the data, strict decoding, all checks, starting its workers). The ratio is formed within each round; the median
-over rounds is printed. Peak memory is that of the process that drives the gate, Python and libraries included.
+over rounds is printed, of wall time and, for a machine that has other work too, of the processor time of all processes
+together. Peak memory is that of the process that drives the gate, Python and libraries included.
 """
 
 import argparse
@@ -118,7 +119,13 @@ def bare(root: Path, workers: int) -> dict[str, float]:
     seconds = time.perf_counter() - start
     if any(process.exitcode for process in processes):
         raise SystemExit("a bare verification failed")
-    return {"seconds": seconds, "signatures": len(checks)}
+    return {"seconds": seconds, "cpu_seconds": cpu(resource.RUSAGE_CHILDREN), "signatures": len(checks)}
+
+
+def cpu(*whose: int) -> float:
+    """Seconds of processor time, of this process or of its children."""
+    used = [resource.getrusage(who) for who in whose]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def judge(root: Path, workers: int, again: bool) -> dict[str, float]:
@@ -126,22 +133,24 @@ def judge(root: Path, workers: int, again: bool) -> dict[str, float]:
     policy = open_policy(root / "policy.cose", load_public_key(root / "owner.pub")).policy
     registry = open_registry(root / "registry.cbor", load_public_key(root / "owner.pub"))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    own_before = cpu(resource.RUSAGE_SELF)
     start = time.perf_counter()
     gate = Gate(policy, registry, workers=workers, remember=again)
     now = int(time.time())
     admitted = sum(isinstance(outcome, Admitted) for outcome in gate.judge(open_corpus(root / "corpus"), now=now))
-    result = {"seconds": time.perf_counter() - start, "admitted": admitted}
+    own = cpu(resource.RUSAGE_SELF) - own_before
+    result = {
+        "seconds": time.perf_counter() - start,
+        "admitted": admitted,
+        "driver_cpu_seconds": own,
+        "cpu_seconds": own + cpu(resource.RUSAGE_CHILDREN),
+    }
     if again:
         start = time.perf_counter()
         if sum(isinstance(outcome, Admitted) for outcome in gate.judge(open_corpus(root / "corpus"), now=now)) != admitted:
             raise SystemExit("the second reading admitted another number")
         result["again_seconds"] = time.perf_counter() - start
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    return result | {
-        "peak_mib": own.ru_maxrss / 1024,
-        "start_mib": before / 1024,
-        "driver_cpu_seconds": own.ru_utime + own.ru_stime,
-    }
+    return result | {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, "start_mib": before / 1024}
 
 
 def decode_microseconds(root: Path, count: int = 5000) -> dict[str, float]:
@@ -185,6 +194,7 @@ def measure(records: int, contributors: int, workers: int, rounds: int) -> dict[
             "gate_seconds": statistics.median(gate["seconds"] for _, gate in runs),
             "ratio": statistics.median(ratios),
             "ratios": ratios,
+            "cpu_ratio": statistics.median(gate["cpu_seconds"] / alone["cpu_seconds"] for alone, gate in runs),
             "driver_cpu_seconds": statistics.median(gate["driver_cpu_seconds"] for _, gate in runs),
             "peak_mib": max(gate["peak_mib"] for _, gate in runs),
             "again_seconds": again["again_seconds"],
@@ -219,12 +229,12 @@ def main() -> None:
     if options.json:
         print(json.dumps(record, indent=1))
         return
-    names = ("records", "workers", "bare s", "gate s", "ratio", "again s", "peak MiB", "decode us")
+    names = ("records", "workers", "bare s", "gate s", "ratio", "cpu ratio", "again s", "peak MiB", "decode us")
     print(" ".join(f"{name:>9}" for name in names))
     for found in results:
         print(
             f"{found['records']:>9} {found['workers']:>9} {found['bare_seconds']:>9.2f} {found['gate_seconds']:>9.2f} "
-            f"{found['ratio']:>9.2f} {found['again_seconds']:>9.2f} {found['peak_mib']:>9.0f} "
+            f"{found['ratio']:>9.2f} {found['cpu_ratio']:>9.2f} {found['again_seconds']:>9.2f} {found['peak_mib']:>9.0f} "
             f"{found['descriptor_from_cbor_us']:>9.1f}"
         )
 
