@@ -259,7 +259,7 @@ def run_registry_entry(data: bytes) -> None:
 # --- all of them -------------------------------------------------------
 
 
-def _entries() -> list[bytes]:
+def registry_entries() -> list[bytes]:
     """Entries that follow the registry: every kind of action."""
     registry = make_registry()
     rotation = KeyStatement(
@@ -278,7 +278,7 @@ def _entries() -> list[bytes]:
     return [Entry(len(registry.roots), registry.root(), NOW, (action,)).to_cbor() for action in actions]
 
 
-def _statements() -> list[bytes]:
+def key_statements() -> list[bytes]:
     fields = {"registry_id": bytes(16), "contributor": "alice", "time": NOW}
     return [
         KeyStatement(kind="rotate", key=bytes(32), new_key=bytes(range(32)), **fields).to_cbor(),
@@ -308,7 +308,7 @@ TARGETS: dict[str, Target] = {
     "descriptor": Target(_document(ContributionDescriptor), [o.attestation.descriptor for o in ORIGINALS], 20000),
     "policy": Target(_document(Policy), [_POLICY]),
     "withdrawal": Target(_document(Withdrawal), [_WITHDRAWAL]),
-    "key_statement": Target(_document(KeyStatement), _statements(), 1200),
+    "key_statement": Target(_document(KeyStatement), key_statements(), 1200),
     "attestation": Target(run_attestation, [pack(o.attestation) for o in ORIGINALS], 20000),
     "signed_descriptor": Target(
         run_signed_descriptor, [o.attestation.descriptor for o in ORIGINALS] + [signed().descriptor], 20000
@@ -317,6 +317,6 @@ TARGETS: dict[str, Target] = {
         run_signed_header, [_PROTECTED, *(cbor.decode(o.attestation.sign1[1:])[0] for o in ORIGINALS[:2])], 1200
     ),
     "registry": Target(run_registry, [REGISTRY]),
-    "registry_entry": Target(run_registry_entry, _entries()),
+    "registry_entry": Target(run_registry_entry, registry_entries()),
 }
 """Every reader of bytes from outside, by name."""

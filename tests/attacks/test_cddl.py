@@ -1,0 +1,151 @@
+"""`docs/attestation.cddl` against real documents and bad ones, by an independent implementation of CDDL (`pycddl`)."""
+
+import re
+from pathlib import Path
+
+import pycddl
+import pytest
+
+from attest import cbor, sign1
+from fuzz.targets import ORIGINALS, SCENE, key_statements, registry_entries
+from tests.attacks.scene import CORPUS, LEFT_OUT, MICRO, NOW, descriptor, header_fields, registry_bytes, signed, with_fields
+from tests.interop.interop import documents
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "attestation.cddl").read_text()
+ATTESTATION = signed()
+PROTECTED = cbor.decode(ATTESTATION.sign1[1:])[0]
+RULES = {
+    "attestation": "descriptor",
+    "withdrawal": "withdrawal",
+    "policy": "policy",
+    "key statement": "key-statement",
+    "registry entry": "registry-entry",
+}
+
+
+def for_the_tool(text):
+    """The schema as `pycddl` 0.6 reads it rightly.
+
+    It applies `.cbor` within an array to every item, so the layers are validated one by one; it searches for a regular
+    expression where RFC 8610 section 3.8.3 wants a match of the whole text; and it takes any map for the empty one.
+    """
+    return re.sub(r'\.regexp "([^"]*)"', r'.regexp "^(\1)$"', re.sub(r" \.cbor [a-z0-9-]+", "", text))
+
+
+def valid(rule, data):
+    """Whether bytes are an instance of a rule."""
+    schema = pycddl.Schema(f"start = {rule}\n{for_the_tool(TEXT)}")
+    try:
+        schema.validate_cbor(data)
+    except pycddl.ValidationError:
+        return False
+    return True
+
+
+def test_the_schema_is_read_as_it_stands():
+    pycddl.Schema(TEXT)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_signed_document_is_an_instance(name):
+    payload, message, _ = documents()[name]
+    assert valid(RULES[name], payload)
+    assert valid("cose-sign1", message)
+    protected = cbor.decode(message[1:])[0]
+    assert valid("protected-header", protected)
+    assert valid("sig-structure", sign1.to_be_signed(protected, payload))
+    envelope = "attestation" if name == "attestation" else f"signed-{RULES[name]}"
+    assert valid(envelope, cbor.encode([payload, message]))
+
+
+def test_every_form_of_each_document_is_an_instance():
+    for original in ORIGINALS:
+        assert valid("descriptor", original.attestation.descriptor)
+        assert valid("attestation", original.attestation.to_cbor())
+    for entry in registry_entries():
+        assert valid("registry-entry", entry)
+    for statement in key_statements():
+        assert valid("key-statement", statement)
+    assert valid("policy", SCENE.policy.to_cbor())
+    at, data = 0, registry_bytes()
+    while at < len(data):
+        item, at = cbor.decode_prefix(data, at)
+        assert valid("signed-registry-entry", cbor.encode(item)) and valid("registry-entry", item[0])
+
+
+BAD_DESCRIPTORS = {
+    "clip norm zero": {5: 0},
+    "clip norm too large": {5: 10**15 + 1},
+    "clip norm as float": {5: 1.0},
+    "clip norm as text": {5: "1000000"},
+    "noise negative": {6: -1},
+    "contributor in upper case": {2: "Alice"},
+    "contributor with a space": {2: "alice "},
+    "contributor of 65 characters": {2: "a" * 65},
+    "contributor empty": {2: ""},
+    "class in Cyrillic": {4: "s\u0435nsitive"},
+    "content hash of 31 bytes": {7: bytes(31)},
+    "start in milliseconds": {8: NOW * 1000},
+    "end negative": {9: -1},
+    "nonce of 17 bytes": {10: bytes(17)},
+    "corpus left out": {11: LEFT_OUT},
+    "occurrences 2^32": {12: 2**32},
+    "principal null": {13: None},
+    "examples zero": {14: 0},
+    "unknown field": {15: 1},
+    "another schema": {1: "dptrain.contribution/2"},
+}
+
+
+@pytest.mark.parametrize("name", BAD_DESCRIPTORS)
+def test_a_bad_descriptor_is_no_instance(name):
+    assert not valid("descriptor", descriptor(BAD_DESCRIPTORS[name]))
+
+
+BAD_HEADERS = {
+    "another algorithm": {1: -8},
+    "text algorithm": {1: "Ed25519"},
+    "crit": {2: [99]},
+    "unknown label": {99: 1},
+    "key id of nine bytes": {4: bytes(9)},
+    "subject in upper case": {15: {1: "alice", 2: sign1.subject_of(b"").upper()}},
+    "third claim": {15: {1: "alice", 2: sign1.subject_of(b""), 3: CORPUS}},
+    "another type": {16: "application/cose"},
+    "type left out": {16: LEFT_OUT},
+}
+
+
+@pytest.mark.parametrize("name", BAD_HEADERS)
+def test_a_bad_header_is_no_instance(name):
+    assert valid("protected-header", cbor.encode(header_fields(descriptor())))
+    assert not valid("protected-header", cbor.encode(with_fields(header_fields(descriptor()), BAD_HEADERS[name])))
+
+
+def test_bad_messages_policies_and_entries_are_no_instances():
+    message = ATTESTATION.sign1
+    assert not valid("cose-sign1", message[1:])
+    assert not valid("cose-sign1", message[:-66] + b"\x58\x3f" + message[-63:])
+    assert not valid("cose-sign1", message.replace(b"\xa0\xf6\x58\x40", b"\xa0\x40\x58\x40"))
+    assert not valid("attestation", cbor.encode([ATTESTATION.descriptor]))
+    assert not valid("attestation", cbor.encode([ATTESTATION.descriptor, message, b""]))
+    policy = cbor.decode(SCENE.policy.to_cbor())
+    for changes in ({3: [0.5, 1]}, {5: "add-remove"}, {15: 0}, {21: None}, {22: []}, {23: 1}):
+        assert not valid("policy", cbor.encode(with_fields(policy, changes)))
+    entry = cbor.decode(registry_entries()[0])
+    for changes in ({2: -1}, {3: bytes(31)}, {5: []}, {5: [[6]]}, {5: [[1, "carol"]]}, {6: 1}):
+        assert not valid("registry-entry", cbor.encode(with_fields(entry, changes)))
+
+
+def test_the_limits_of_the_schema_are_those_of_the_code():
+    from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME
+    from attest.policy.rules import MAX_STEPS, MAX_WINDOW
+
+    for name, low, high in (
+        ("micro", 1, MAX_MICRO),
+        ("moment", 0, MAX_TIME),
+        ("seconds", 1, MAX_WINDOW),
+        ("count", 1, MAX_COUNT),
+        ("positive", 1, MAX_STEPS),
+    ):
+        assert re.search(rf"^{name} = {low}\.\.{high}\b", TEXT, re.MULTILINE), name
+    assert valid("descriptor", descriptor({5: MAX_MICRO, 6: MICRO}))
