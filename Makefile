@@ -20,12 +20,13 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types bench bench-gate fuzz mutations interop clean
+.PHONY: help install demo test slow lint types bench bench-gate fuzz mutations interop man clean
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
 	@echo "make test    the test suite (make slow: the long tests)"
 	@echo "make lint    ruff; make types: mypy; make bench: benchmarks; make clean: remove what make made"
+	@echo "make man     man pages of every command, into build/man"
 	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
 	@echo "make mutations   judge a million mutations of valid attestations; make interop: against cwt, pycose and Node"
 
@@ -82,6 +83,9 @@ build/interop/cwt build/interop/pycose:
 	$(PYTHON) -m venv $@.new
 	$@.new/bin/python -m pip install --quiet $(REQUIREMENTS)
 	rm -rf $@ && mv $@.new $@
+
+man: $(STAMP)
+	$(BIN)/python -m dptrain.cli.man build/man
 
 # Keeps demo/: it holds keys and a ledger, which only their owner may throw away.
 clean:

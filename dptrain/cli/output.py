@@ -19,7 +19,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from attest.errors import AttestError
-from dptrain.cli import complete
+from dptrain.cli import complete, manual
 from dptrain.errors import DptrainError
 from ledger.errors import LedgerError
 
@@ -47,6 +47,12 @@ class RootGroup(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         complete.attach(self)
+        manual.attach(self)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands, by who needs them."""
+        order = [name for names in manual.PEOPLE.values() for name in names]
+        return sorted(super().list_commands(ctx), key=lambda name: order.index(name) if name in order else len(order))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; typed errors and I/O errors end here, anything else is a fault and propagates."""
