@@ -173,6 +173,13 @@ BAD_LISTS = {
 }
 
 
+def test_a_list_of_more_keys_than_an_agent_can_hold_is_refused_though_it_is_whole():
+    blob = key_blob(RAW)
+    assert agent.parse_identities(identities_answer(*[blob] * agent.MAX_IDENTITIES)[1:]) == [RAW] * agent.MAX_IDENTITIES
+    listing = identities_answer(*[blob] * (agent.MAX_IDENTITIES + 1))
+    assert "at most 2048" in refused(agent.parse_identities, listing[1:]).sentence
+
+
 @pytest.mark.parametrize("name", BAD_LISTS)
 def test_a_malformed_list_of_keys_is_refused(name):
     with fake_agent(answering(honest, BAD_LISTS[name])) as path:
@@ -280,11 +287,23 @@ def test_waiting_has_a_limit_even_for_one_who_answers_byte_by_byte():
             assert time.monotonic() - start < 2
 
 
+def test_the_limit_holds_for_the_whole_answer_not_for_each_part():
+    def first_half_late(request):
+        time.sleep(0.8)
+        return b"\0\0"
+
+    with fake_agent(first_half_late, framed=False) as path:
+        start = time.monotonic()
+        assert "in time" in refused(agent.identities, path, timeout=1.0).sentence
+        assert 0.9 < time.monotonic() - start < 1.6
+
+
 def test_one_who_answers_byte_by_byte_in_time_is_understood():
     with fake_agent(answering(honest), pause=0.0) as path:
         assert AgentSigner(RAW, path).sign(b"m") == SIGNATURE
 
 
+@pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
 def test_stopping_early_closes_every_connection():
     ended = []
     with fake_agent(answering(honest), ended=ended) as path:

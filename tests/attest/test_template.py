@@ -1,5 +1,6 @@
 """The short way of signing writes what the long way writes, byte for byte."""
 
+import tracemalloc
 from collections import Counter
 from itertools import islice
 
@@ -12,7 +13,7 @@ from attest import keys, sign1, template
 from attest.attestation import Attestation
 from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, ContributionDescriptor
 from attest.errors import DescriptorRefused
-from attest.signing import attestations
+from attest.signing import attestations, sign_corpus
 from attest.template import SigningTemplate, TemplateEncoder, subject_claim
 
 identifiers = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
@@ -104,3 +105,17 @@ def test_hashes_are_drawn_only_as_the_signer_needs_them(world):
     for _ in islice(attestations(endless, world.alice, world.template), 5):
         pass
     assert len(drawn) == 5
+
+
+def test_memory_of_signing_does_not_grow_with_the_file(world, tmp_path):
+    def peak(records):
+        data = tmp_path / f"{records}.jsonl"
+        data.write_bytes(b"".join(b'{"n": %d}\n' % number for number in range(records)))
+        tracemalloc.start()
+        sign_corpus(data, None, world.alice, world.template)
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return used
+
+    peak(10)
+    assert peak(8000) - peak(1000) < 64 << 10
