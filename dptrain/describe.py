@@ -38,6 +38,7 @@ def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
     return HeaderSpec(
         policy=engine.signed,
         owner_key=engine.recorder.owner_public,
+        registry_root=engine.gate.registry_root,
         model_fingerprint=fingerprint(engine.model, engine.schedule),
         blocks=tuple(blocks),
         exactness_note=EXACTNESS,

@@ -13,7 +13,6 @@ from attest.corpus import Corpus, open_corpus
 from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
-from attest.registry import open_registry
 from dptrain import checkpoints, describe, guards
 from dptrain.depth import layer_stack
 from dptrain.errors import ConfigError, DptrainError, StepOrder
@@ -22,6 +21,7 @@ from dptrain.inbox import Inbox
 from dptrain.microbatch import Collate, Decode, Microbatch, build, json_examples
 from dptrain.pool import Pool, in_ledger_order, slots_for
 from dptrain.recording import Recorder
+from dptrain.registry_watch import RegistryWatch
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router, bounds_of
 from dptrain.routing.probes import check_shapes
@@ -54,6 +54,7 @@ class PrivateTraining:
         gate: GateReport,
         recorder: Recorder,
         inbox: Inbox,
+        registry: RegistryWatch,
         *,
         accelerator: Any | None,
         decode: Decode,
@@ -68,6 +69,7 @@ class PrivateTraining:
         self.gate = gate
         self.recorder = recorder
         self.inbox = inbox
+        self.registry = registry
         self.accelerator = accelerator
         self.device: torch.device = accelerator.device if accelerator is not None else torch.device("cpu")
         self.mixed_precision = accelerator is not None and accelerator.mixed_precision not in (None, "no")
@@ -120,7 +122,8 @@ class PrivateTraining:
             insecure_test_key: 32 bytes that fix noise and sampling; the ledger is stamped NOT PRIVATE and cannot be exported.
 
         Raises:
-            PolicyRefused, RegistryRefused, CorpusRefused: input that does not verify.
+            PolicyRefused, RegistryRefused, CorpusRefused: input that does not verify; for a resumed run also a registry that
+                lacks a state which its ledger cites.
             UnsupportedPolicy: the policy asks for what this build does not carry.
             NotPrivateUse: an accelerator configuration under which the release would not be private.
             ResumeRefused, LedgerError: the ledger exists without ``resume``, or does not fit.
@@ -132,20 +135,26 @@ class PrivateTraining:
         guards.refuse_accelerator(accelerator)
         if microbatch < 1:
             raise ConfigError("MICROBATCH", f"microbatch is {microbatch}, expected at least 1 contribution")
-        known = open_registry(registry or beside / "registry.cbor", public)
+        watch = RegistryWatch(registry or beside / "registry.cbor", public)
         data = open_corpus(corpus)
         ledger_path = Path(ledger)
         recorder = Recorder(ledger_path, ledger_key, origin or f"{signed.policy.corpus}/{ledger_path.stem}", resume, public)
-        gate = run_gate(data, signed.policy, known, now=recorder.admission_time(clock()))
-        if not gate.admitted:
-            counts = ", ".join(f"{code} {n}" for code, n in gate.counts()["refused"].items()) or "the corpus is empty"
-            raise ConfigError("NOTHING_ADMITTED", f"the gate admitted no contribution ({counts}); see `dptrain gate`")
+        try:
+            admitting = watch.at_admission(recorder.registry_roots())
+            gate = run_gate(data, signed.policy, admitting, now=recorder.admission_time(clock()))
+            if not gate.admitted:
+                counts = ", ".join(f"{code} {n}" for code, n in gate.counts()["refused"].items()) or "the corpus is empty"
+                raise ConfigError("NOTHING_ADMITTED", f"the gate admitted no contribution ({counts}); see `dptrain gate`")
+        except BaseException:
+            recorder.close()
+            raise
         return cls(
             signed,
             data,
             gate,
             recorder,
-            Inbox(Path(f"{ledger_path}.withdrawals"), signed, public, known),
+            Inbox(Path(f"{ledger_path}.withdrawals"), signed, public),
+            watch,
             accelerator=accelerator,
             decode=decode,
             microbatch=microbatch,
@@ -231,12 +240,14 @@ class PrivateTraining:
         guards.refuse_low_precision()
 
     def begin_step(self, number: int) -> list[list[int]]:
-        """Charges the window of a step if it is not charged yet, draws, and splits the draw into microbatches."""
+        """Charges the window of a step if it is not charged yet, draws, and splits the draw into microbatches.
+
+        Raises:
+            RegistryRefused: before anything is charged: the registry changed to one that does not verify or extend it.
+        """
         self.gradients.clear()
         if self.recorder.needs_charge(number):
-            now = self._clock()
-            self.inbox.take(self.pool.descriptors, lambda *what: self.recorder.withdraw(*what, now=now), now)
-            self.recorder.expire(self.pool.expired(now), now)
+            self._settle_the_pool(now := self._clock())
             self.recorder.charge(number, now)
             self.streams.sampler.close(self.pool.indices(self.recorder.withdrawn()))
         self._step = number
@@ -247,6 +258,14 @@ class PrivateTraining:
             key=lambda i: (lowest[self.pool.slots[i].resolution.class_name], i),
         )
         return [drawn[i : i + self._microbatch] for i in range(0, len(drawn), self._microbatch)]
+
+    def _settle_the_pool(self, now: int) -> None:
+        """Takes out, before a charge, what was withdrawn, has expired, or lost the support of the registry."""
+        self.registry.refresh()
+        known = self.registry.current
+        self.inbox.take(self.pool.descriptors, known, lambda *what: self.recorder.withdraw(*what, now=now), now)
+        self.recorder.expire(self.pool.expired(now), now)
+        self.recorder.bar(self.registry.barred(self.pool.admissions, now), known.root(), now)
 
     def arm(self, slots: list[int]) -> Microbatch:
         """Collates a microbatch and sets its bounds and masks."""

@@ -29,19 +29,24 @@ class Inbox:
     (which the ledger ignores) and never loses it.
     """
 
-    def __init__(self, folder: Path, signed: SignedPolicy, owner_public: bytes, registry: Registry) -> None:
+    def __init__(self, folder: Path, signed: SignedPolicy, owner_public: bytes) -> None:
         self._folder = folder
         self._signed = signed
         self._owner_public = owner_public
-        self._registry = registry
 
     def take(
         self,
         descriptors: Mapping[bytes, ContributionDescriptor],
+        registry: Registry,
         record: Callable[[bytes, str, bytes], object],
         now: int,
     ) -> None:
-        """Calls ``record(descriptor_hash, reason_code, evidence_hash)`` for every new withdrawal that verifies."""
+        """Calls ``record(descriptor_hash, reason_code, evidence_hash)`` for every new withdrawal that verifies.
+
+        Args:
+            descriptors: contributions of the run by their hash. registry: keys of the contributors, as they are now.
+            record: enters a withdrawal durably. now: POSIX seconds.
+        """
         for path in self._waiting():
             try:
                 payload, message = signed_file.read(path, what="withdrawal")
@@ -52,7 +57,7 @@ class Inbox:
                     owner_key=self._owner_public,
                     corpus=self._signed.policy.corpus,
                     descriptors=descriptors,
-                    registry=self._registry,
+                    registry=registry,
                     now=now,
                 )
             except AttestError as error:

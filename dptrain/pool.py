@@ -1,7 +1,7 @@
 """The pool of a run: admitted contributions in slots, and their content, re-hashed whenever it is read."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +48,14 @@ class Pool:
         """Descriptors of the pool by their hash."""
         return {slot.descriptor_hash: slot.admitted.admission.descriptor for slot in self.slots}
 
+    @property
+    def admissions(self) -> Iterator[Admission]:
+        """Admissions of the pool, in the order of their slots."""
+        return (slot.admitted.admission for slot in self.slots)
+
     def expired(self, now: int) -> list[Admission]:
         """Admissions whose attestation is no longer valid at ``now`` (validity is half-open)."""
-        admissions = (slot.admitted.admission for slot in self.slots)
-        return [admission for admission in admissions if admission.descriptor.not_after <= now]
+        return [admission for admission in self.admissions if admission.descriptor.not_after <= now]
 
     def examples(self, index: int) -> list[Any]:
         """Examples of a slot, at most as many as the policy and the contributor's own attestation allow.

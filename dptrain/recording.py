@@ -12,8 +12,9 @@ from attest.keys import generate, load_private_key, save_private_key
 from dptrain.errors import ResumeRefused
 from dptrain.pin import PinRecord
 from dptrain.pool import Slot
+from dptrain.registry_watch import REASONS
 from ledger.errors import LedgerCorrupt
-from ledger.leaves import HeaderSpec
+from ledger.leaves import HeaderSpec, Withdraw, decode_leaf
 from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
 from ledger.storage import highwater
@@ -56,6 +57,16 @@ class Recorder:
     def admission_time(self, now: int) -> int:
         """The gate's ``now``: that of the recorded admission when a run is resumed, so that verdicts repeat."""
         return self._ledger.header.time if self._ledger is not None else now
+
+    def registry_roots(self) -> list[bytes]:
+        """Roots of the registry that the ledger of a resumed run cites: the header's, then the evidence of withdrawals."""
+        if self._ledger is None:
+            return []
+        places = set(self._ledger.state.withdrawals.values())
+        with self._ledger.rows() as rows:
+            leaves = [decode_leaf(row.body) for row in rows if row.seq in places]
+        cited = [leaf.evidence_hash for leaf in leaves if isinstance(leaf, Withdraw) and leaf.reason in REASONS]
+        return [self._ledger.header.registry_root, *dict.fromkeys(cited)]
 
     def open(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> int | None:
         """Creates the ledger with its admissions and returns attempt 0; for a resumed run checks it and returns None.
@@ -128,6 +139,13 @@ class Recorder:
         for admission in admissions:
             if admission.descriptor_hash not in gone:
                 self.withdraw(admission.descriptor_hash, "expired", admission.attestation_hash, now=now)
+
+    def bar(self, found: Iterable[tuple[Admission, str]], registry_root: bytes, now: int) -> None:
+        """Withdraws contributions that the registry no longer supports, with its root as evidence."""
+        gone = self.ledger.withdrawn
+        for admission, reason in found:
+            if admission.descriptor_hash not in gone:
+                self.withdraw(admission.descriptor_hash, reason, registry_root, now=now)
 
     def withdraw(self, descriptor_hash: bytes, reason: str, evidence_hash: bytes, *, now: int) -> None:
         """Records a withdrawal; from the next charge on the contribution is out of its pool."""
@@ -226,6 +244,7 @@ def _require_same(ledger: Ledger, header: HeaderSpec) -> None:
         ("model structure", found.model_fingerprint, header.model_fingerprint),
         ("schedule of blocks", found.blocks, header.blocks),
         ("privacy mode", found.private, header.private),
+        ("state of the registry", found.registry_root, header.registry_root),
     ):
         if old != new:
             raise ResumeRefused(

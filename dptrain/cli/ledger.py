@@ -14,7 +14,7 @@ import typer
 from attest import keys, signed_file
 from attest.attestation import read_sequence
 from attest.descriptor import ContributionDescriptor
-from attest.errors import SignatureRefused
+from attest.errors import RegistryRefused, SignatureRefused
 from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
@@ -145,7 +145,7 @@ def withdraw(
     descriptors = _descriptors(attestations or [])
     try:
         with _open(ledger, key, passphrase_file) as log:
-            known = None if registry is None else open_registry(registry, log.header.owner_key)
+            known = None if registry is None else _registry_of(log.header, registry)
             checked = [_check_withdrawal(path, log.header, descriptors, known, now) for path in withdrawals]
             entered = [_enter(log, found, evidence, now) for found, evidence in checked]
     except LedgerBusy as error:
@@ -184,6 +184,18 @@ def report(
         console().print(f"wrote {out}: {audited.verdict}")
     if audited.verdict == "FAILED":
         raise typer.Exit(1)
+
+
+def _registry_of(header: Header, path: Path) -> Registry:
+    """The registry, if it is the one that the run began with or a later state of it."""
+    known = open_registry(path, header.owner_key)
+    if not known.extends(header.registry_root):
+        raise RegistryRefused(
+            "REGISTRY_ROOT",
+            f"{str(path)!r} has the root {known.root().hex()} and does not extend {header.registry_root.hex()}, with which the "
+            "run began; get the latest registry from the corpus owner",
+        )
+    return known
 
 
 @contextmanager
@@ -286,6 +298,7 @@ def _summary(log: Ledger) -> dict[str, Any]:
         "finished": log.finished,
         "key": header.log_vkey,
         "owner": header.owner,
+        "registry_root": header.registry_root.hex(),
         "corpus": header.policy.corpus,
         "delta": header.delta,
         "accountant": header.accountant.name,

@@ -146,15 +146,18 @@ def _header_map(header: Header) -> dict[int, Any]:
         header.private,
         header.clip_margin,
         header.caps_enforced,
+        header.registry_root,
     )
     return dict(enumerate(values))
 
 
 def _header(value: dict[int, Any]) -> Header:
-    if len(value) != 20:
-        raise LeafRefused("SCHEMA", f"a header has 20 fields, got {len(value)}")
-    if (value[0], value[3], value[11]) != (0, SCHEMA, AMPLIFICATION_POISSON) or type(value[0]) is not int:
-        raise LeafRefused("SCHEMA", f"expected leaf 0, schema {SCHEMA} and amplification {AMPLIFICATION_POISSON}")
+    if value.get(3) != SCHEMA:
+        raise LeafRefused("SCHEMA", f"the ledger has the schema {value.get(3)!r:.40}, this version reads {SCHEMA}")
+    if len(value) != 21:
+        raise LeafRefused("SCHEMA", f"a header has 21 fields, got {len(value)}")
+    if (value[0], value[11]) != (0, AMPLIFICATION_POISSON) or type(value[0]) is not int:
+        raise LeafRefused("SCHEMA", f"expected leaf 0 and amplification {AMPLIFICATION_POISSON}")
     names = _class_names(value[5])
     header = Header(
         time=value[2],
@@ -172,6 +175,7 @@ def _header(value: dict[int, Any]) -> Header:
         private=value[17],
         clip_margin=value[18],
         caps_enforced=value[19],
+        registry_root=value[20],
     )
     return header
 

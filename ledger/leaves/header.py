@@ -12,7 +12,7 @@ from ledger.errors import LeafRefused, NoteError
 from ledger.leaves import checks
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 
-SCHEMA: Final = "dptrain.ledger/1"
+SCHEMA: Final = "dptrain.ledger/2"
 AMPLIFICATION_POISSON: Final = "poisson"
 
 _SUPPORTED: Final = (
@@ -87,6 +87,8 @@ class Header:
         owner_key: raw Ed25519 public key of the corpus owner.
         log_vkey: verifier key of the ledger's signer.
         run_id: 16 random bytes that tell this run from every other.
+        registry_root: root of the contributor registry under which contributions were admitted; the one that the policy
+            names or a later state of the same log, which only who has the registry can tell.
         model_fingerprint: SHA-256 over the model's structure: names, shapes and types of parameters, and their blocks.
         blocks: the schedule, block by block.
         accountant: the accountant of record.
@@ -106,6 +108,7 @@ class Header:
     owner_key: bytes
     log_vkey: str
     run_id: bytes
+    registry_root: bytes
     model_fingerprint: bytes
     blocks: tuple[HeaderBlock, ...]
     accountant: AccountantInfo
@@ -125,6 +128,7 @@ class Header:
         checks.octets(self.owner_key, "owner key", 32)
         checks.text(self.log_vkey, "log key", longest=400)
         checks.octets(self.run_id, "run id", 16)
+        checks.octets(self.registry_root, "registry root", 32)
         checks.octets(self.model_fingerprint, "model fingerprint", 32)
         checks.rows(self.blocks, "blocks", HeaderBlock, least=1)
         checks.rows((self.accountant,), "accountant", AccountantInfo)
@@ -215,6 +219,7 @@ class HeaderSpec:
 
     policy: SignedPolicy
     owner_key: bytes
+    registry_root: bytes
     model_fingerprint: bytes
     blocks: tuple[HeaderBlock, ...]
     exactness_note: str
@@ -234,6 +239,7 @@ class HeaderSpec:
             owner_key=self.owner_key,
             log_vkey=log_vkey,
             run_id=self.run_id,
+            registry_root=self.registry_root,
             model_fingerprint=self.model_fingerprint,
             blocks=self.blocks,
             accountant=AccountantInfo(*accountants.describe()),

@@ -28,7 +28,8 @@ def record(shell, *, private: bool = True) -> str:
     now = int(time.time())
     owner_key = keys.load_public_key("owner.pub")
     signed = open_policy("policy.cose", owner_key)
-    admitted = run_gate(open_corpus("corpus"), signed.policy, open_registry("registry.cbor", owner_key), now=now).admitted
+    registry = open_registry("registry.cbor", owner_key)
+    admitted = run_gate(open_corpus("corpus"), signed.policy, registry, now=now).admitted
     key = keys.generate()
     keys.save_private_key("ledger.key", key)
     signer = NoteSigner("clinic-notes-2026/ledger", key)
@@ -38,6 +39,7 @@ def record(shell, *, private: bool = True) -> str:
     header = HeaderSpec(
         policy=signed,
         owner_key=owner_key,
+        registry_root=registry.root(),
         model_fingerprint=bytes(32),
         blocks=tuple(
             HeaderBlock(name, 100, classes, block_std([presets[item] for item in classes]))
@@ -147,6 +149,17 @@ def test_nobody_withdraws_for_another(shell, run):
     assert shell.json(*enter, code=1)["error"]["code"] == "WITHDRAWAL_UNPROVEN"
     assert "code" in shell.json(*enter, "--attestations", attestations, "--registry", "registry.cbor", code=1)["error"]
     assert shell.json("ledger", "show", "ledger.db")["classes"][0]["withdrawn"] == 0
+
+
+def test_withdrawals_are_checked_against_a_registry_that_the_run_knows(shell, run):
+    attestations = "corpus/notes.jsonl.attest"
+    made = shell.json("attest", "withdraw", attestations, "--key", "alice.key", "--record", "1")["withdrawals"][0]
+    enter = ("ledger", "withdraw", "ledger.db", made["path"], "--attestations", attestations, "--registry")
+    shell.run("registry", "add", "other.cbor", "--pub", "alice.pub", "--class", "sensitive")
+    assert shell.json(*enter, "other.cbor", code=1)["error"]["code"] == "REGISTRY_ROOT"
+    assert shell.json("ledger", "show", "ledger.db")["registry_root"] == shell.json("registry", "show", "registry.cbor")["root"]
+    shell.run("registry", "add", "registry.cbor", "--pub", "owner.pub", "--class", "public")
+    assert shell.json(*enter, "registry.cbor")["withdrawn"][0]["matched"]
 
 
 def test_while_a_run_holds_the_ledger_the_message_says_where_withdrawals_go(shell, run):

@@ -281,7 +281,7 @@ def test_resuming_with_another_policy_or_model_is_refused(world: World, tmp_path
     other = make_world(tmp_path / "other", per_class=3, steps=8, rate="1")
     for name in ("policy.cose", "owner.pub", "registry.cbor"):
         (world.root / name).write_bytes((other.root / name).read_bytes())
-    with pytest.raises(Exception, match=r"RESUME|ANOTHER_RUN|NOTHING_ADMITTED|CORPUS_CHANGED"):
+    with pytest.raises(Exception, match="REGISTRY_ROOT"):
         Trainer(world, resume=True)
 
 

@@ -65,6 +65,7 @@ def header_spec(policy: SignedPolicy | None = None, **changes: object) -> Header
     fields: dict = {
         "policy": policy,
         "owner_key": public_bytes(OWNER_KEY),
+        "registry_root": bytes(32),
         "model_fingerprint": hashlib.sha256(b"model").digest(),
         "blocks": (
             HeaderBlock("layers.0.weight", 100, ("open",), std("open")),

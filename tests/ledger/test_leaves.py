@@ -12,6 +12,7 @@ from attest import cbor
 from attest.keys import public_bytes
 from ledger.errors import LeafRefused
 from ledger.leaves import (
+    MAX_LEAF_SIZE,
     Admit,
     Charge,
     ChargeClass,
@@ -136,6 +137,18 @@ def test_a_header_round_trips_with_its_policy_and_profiles():
     assert [(p.class_name, p.blocks) for p in decoded.profiles] == [("open", (0, 1, 2)), ("sensitive", (2,))]
     assert [decoded.min_std(index) for index in (0, 1)] == [1.0, 1.5]
     assert decoded.amplification == "poisson" and decoded.accountant.name == "pld"
+
+
+def test_a_header_names_the_registry_and_no_ledger_of_another_schema_is_read():
+    header = make(registry_root=b"\x05" * 32)
+    value = cbor.decode(encode_leaf(header), max_size=MAX_LEAF_SIZE)
+    assert value[20] == b"\x05" * 32 and decode_leaf(encode_leaf(header)) == header
+    for root in (b"\x05" * 31, None, "x" * 32):
+        with pytest.raises(LeafRefused):
+            make(registry_root=root)
+    before = {key: item for key, item in value.items() if key != 20} | {3: "dptrain.ledger/1"}
+    with pytest.raises(LeafRefused, match=r"dptrain\.ledger/1.*dptrain\.ledger/2"):
+        decode_leaf(cbor.encode(before))
 
 
 def test_a_large_model_fits_one_leaf():

@@ -1,0 +1,119 @@
+"""The contributor registry of a run: which state admitted the corpus, and what has changed since.
+
+The owner appends to the registry while a run trains. Before every charge the run looks whether the file changed, verifies what
+is new, and finds the contributions that may no longer be used.
+"""
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from attest.admission import Admission
+from attest.errors import RegistryRefused
+from attest.registry import Registry, RegistryReader, open_registry
+
+KEY_REVOKED = "key-revoked"
+CLASS_NOT_GRANTED = "class-not-granted"
+REASONS = frozenset({KEY_REVOKED, CLASS_NOT_GRANTED})
+"""Reason codes of withdrawals whose evidence is a root of the registry."""
+
+
+class RegistryWatch:
+    """Follows a registry file from one verified state to the next.
+
+    Guarantee: ``current`` only ever moves forward along one log, every entry of which the owner signed. A file that is gone,
+    does not verify or does not extend what was seen before is refused, and ``current`` stays what it was.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], owner_public: bytes) -> None:
+        """Opens and verifies the registry.
+
+        Raises:
+            RegistryRefused: as ``attest.registry.open_registry``.
+        """
+        self._path = Path(path)
+        self._reader = RegistryReader(self._path, owner_public)
+        self._stamp = _stamp(self._path)
+        self._judged: tuple[bytes, int] | None = None
+        self._take(self._reader.read())
+
+    def at_admission(self, roots: Iterable[bytes]) -> Registry:
+        """The state under which the corpus is admitted: the newest one, or for a resumed run the one that it began with.
+
+        Args:
+            roots: what the ledger of a resumed run holds: the root of its header first, then those it cites as evidence.
+
+        Raises:
+            RegistryRefused: code REGISTRY_ROOT if the registry lacks one of them: it was rolled back, or is another.
+        """
+        known = list(roots)
+        for root in known:
+            if not self.current.extends(root):
+                raise RegistryRefused(
+                    "REGISTRY_ROOT",
+                    f"the ledger of this run cites the registry root {root.hex()}; {str(self._path)!r} has the root "
+                    f"{self.current.root().hex()} and does not extend it: it was rolled back, or is another registry. Get the "
+                    "latest one from the corpus owner",
+                )
+        return open_registry(self._path, self._reader.owner_public_key, at=known[0]) if known else self.current
+
+    def refresh(self) -> None:
+        """Takes in what was appended since; costs one ``stat`` while the file stays as it is.
+
+        Raises:
+            RegistryRefused: the file is gone or does not verify; code REGISTRY_ROOT if it does not extend ``current``.
+        """
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        found = self._reader.read()
+        if not found.extends(self.current.root()):
+            raise RegistryRefused(
+                "REGISTRY_ROOT",
+                f"{str(self._path)!r} changed to the root {found.root().hex()}, which does not extend "
+                f"{self.current.root().hex()}, in use until now: it was rolled back, or is another registry. Nothing more was "
+                "charged; put the owner's latest registry there and resume",
+            )
+        self._stamp = stamp
+        self._take(found)
+
+    def barred(self, admissions: Iterable[Admission], now: int) -> Iterator[tuple[Admission, str]]:
+        """Admissions that the registry no longer supports at ``now``, each with its reason code.
+
+        That is those whose key is revoked, and those whose contributor may no longer attest their class. A key that merely ran
+        out or was followed by another bars nothing: it was valid when its contributions were admitted.
+        """
+        judged = (self.current.root(), bisect_right(self._revocations, now))
+        if judged == self._judged:
+            return
+        for admission in admissions:
+            reason = self._reason(admission, now)
+            if reason is not None:
+                yield admission, reason
+        self._judged = judged
+
+    def _take(self, found: Registry) -> None:
+        self.current = found
+        # Revocations may be dated ahead: the list tells when another one comes due.
+        records = (record for contributor in found.by_name.values() for record in contributor.keys)
+        self._revocations = sorted(record.revoked_at for record in records if record.revoked_at is not None)
+
+    def _reason(self, admission: Admission, now: int) -> str | None:
+        contributor = self.current.find(admission.descriptor.contributor)
+        keys = contributor.keys if contributor is not None else ()
+        named = [record for record in keys if record.key_id == admission.key_id]
+        if not named or any(record.revoked(now) for record in named):
+            return KEY_REVOKED
+        if contributor is None or admission.descriptor.admissibility_class not in contributor.classes:
+            return CLASS_NOT_GRANTED
+        return None
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What tells one content of a file from another without reading it; a file replaced by renaming has another inode."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        raise RegistryRefused("FILE", f"cannot look at the registry {str(path)!r}: {error.strerror or error}") from error
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
