@@ -15,6 +15,7 @@ from attest import keys, sign1
 from attest.attestation import Attestation, read_sequence
 from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError
+from attest.records import SUFFIX
 from dptrain.cli.attest_checks import Verifier
 from dptrain.cli.attest_verify import verify
 from dptrain.cli.attest_words import Check, identity, paragraphs
@@ -22,8 +23,22 @@ from dptrain.cli.files import read_policy, read_registry
 from dptrain.cli.output import JsonFlag, console, moment, number, print_json, styled, table, utc
 from dptrain.cli.progress import progress_bar
 
+
+def _not_the_data(path: Path | None) -> Path | None:
+    """Refuse data, or a folder, in place of a file of attestations."""
+    beside = None if path is None else path.with_name(path.name + SUFFIX)
+    if beside is not None and beside.is_file():
+        raise typer.BadParameter(f"{path} is data; its attestations are in {beside}")
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder; give one {SUFFIX} file")
+    return path
+
+
 AttestationFile = Annotated[
-    Path, typer.Argument(metavar="DATA.attest", exists=True, dir_okay=False, help="Attestations, as sign wrote them.")
+    Path,
+    typer.Argument(
+        metavar="DATA.attest", exists=True, help="Attestations, as sign wrote them.", callback=_not_the_data, dir_okay=True
+    ),
 ]
 
 _VERIFY = "Verify"

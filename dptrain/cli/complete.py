@@ -86,6 +86,11 @@ def paths(incomplete: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     yield from sorted(found) + sorted(folders)
 
 
+def suffixes_of(metavar: str) -> tuple[str, ...]:
+    """Suffixes of the files that a parameter with this metavar takes; () for folders and for what is no file."""
+    return _SUFFIXES.get(metavar, ())
+
+
 def classes(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
     """Classes of the policy on the line, or beside the registry or here; with a registry, what it grants too."""
     registry = _given(ctx, "registry")

@@ -83,7 +83,7 @@ def beside(path: Path, given: Path | None, name: str, option: str) -> Path:
     """
     found = given or path.with_name(name)
     if not found.is_file():
-        raise typer.BadParameter(f"there is no {found}; give {option}")
+        raise typer.BadParameter(f"there is no {found}: give {option}, or put the file there")
     return found
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from attest.errors import AttestError
-from dptrain.cli import complete, manual
+from dptrain.cli import complete, hints, manual
 from dptrain.errors import DptrainError
 from ledger.errors import LedgerError
 
@@ -64,6 +64,12 @@ class RootGroup(TyperGroup):
             if error.errno == errno.EPIPE:
                 raise
             code, sentence = "IO", f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
+        except typer.BadParameter as error:
+            hints.explain(error)
+            if not ctx.meta.get(_JSON):
+                raise
+            print_json({"error": {"code": "USAGE", "sentence": error.format_message()}})
+            raise typer.Exit(2) from error
         if ctx.meta.get(_JSON):
             print_json({"error": {"code": str(code), "sentence": sentence}})
         else:

@@ -16,11 +16,11 @@ from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.show import print_check
 from dptrain.cli.advice.survey import admitted, attested
 from dptrain.cli.files import (
-    KeyFile,
     OwnerKey,
     PassphraseFile,
     PolicyFile,
     RegistryFile,
+    beside,
     load_key,
     read_policy,
     read_registry,
@@ -109,10 +109,17 @@ def check(
 @app.command(epilog="Example: dptrain policy sign policy.toml --key owner.key --registry registry.cbor")
 def sign(
     policy: Annotated[Path, typer.Argument(metavar="POLICY.toml", exists=True, dir_okay=False, help="The rules.")],
-    key: KeyFile,
-    registry: Annotated[
-        Path, typer.Option(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry that the policy will name.")
-    ],
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="KEY",
+            exists=True,
+            dir_okay=False,
+            help="Private key of the corpus owner, or its .pub file, to sign with the SSH agent that holds it; default: "
+            "owner.key beside the policy.",
+        ),
+    ] = None,
+    registry: RegistryFile = None,
     out: Annotated[
         Path | None, typer.Option(metavar="POLICY.cose", help="Signed file; default: the policy's name with .cose.")
     ] = None,
@@ -126,10 +133,10 @@ def sign(
     if policy.suffix != ".toml":
         raise typer.BadParameter(f"{policy} is not a .toml file; sign what a person can read")
     rules, _ = read_policy(policy, None)
-    private_key, name = load_key(key, passphrase_file, owner, "--owner")
+    private_key, name = load_key(beside(policy, key, "owner.key", "--key"), passphrase_file, owner, "--owner")
     target = out or policy.with_suffix(".cose")
     refuse_to_overwrite(target)
-    known = open_registry(registry, as_signer(private_key).public_key)
+    known = open_registry(beside(policy, registry, "registry.cbor", "--registry"), as_signer(private_key).public_key)
     payload, message = sign_policy(rules, private_key, owner=name, registry_root=known.root())
     signed_file.write(target, payload, message)
     missing = sorted({c for item in known.contributors for c in item.classes} - {rule.name for rule in rules.classes})
