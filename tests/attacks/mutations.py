@@ -113,13 +113,17 @@ TRICKY: list[dict[int, Any]] = [
 """Fields of the originals; most of them hold bytes that look like the head of the content hash or of the nonce."""
 
 
+COPIES = 3
+"""Originals that differ in content, nonce and signature alone: the gate learns the form of the second, and uses it after."""
+
+
 def make_originals() -> list[Original]:
-    """Every tricky set of fields, by each contributor and for each corpus."""
+    """Every tricky set of fields some times over, by each contributor and for each corpus."""
     originals = []
     for corpus in (CORPUS, OTHER_CORPUS):
         for name, key, klass in (("alice", ALICE, "sensitive"), ("bob", BOB, "open")):
             raw = key.public_key().public_bytes_raw()
-            for number, changes in enumerate(TRICKY):
+            for number, changes in enumerate(TRICKY * COPIES):
                 salt = f"{corpus} {name} {number}".encode()
                 nonce = hashlib.sha256(b"nonce " + salt).digest()[:16]
                 fields = descriptor_fields(salt, nonce) | {2: name, 4: klass, 11: corpus} | changes

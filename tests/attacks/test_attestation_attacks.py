@@ -76,9 +76,9 @@ def enrolment_code(raw):
     return caught.value.code
 
 
-def enrol(log, name, raw, classes=("open",)):
+def enrol(log, name, raw, classes=("open",), **options):
     """Enrol a key for two years."""
-    return log.enrol(name, raw, classes=classes, not_before=NOW - YEAR, not_after=NOW + YEAR, now=NOW)
+    return log.enrol(name, raw, classes=classes, not_before=NOW - YEAR, not_after=NOW + YEAR, now=NOW, **options)
 
 
 def signed_by_an_owner_without_care(raw):
@@ -743,6 +743,21 @@ def test_A13_a_contributor_with_two_keys_has_one_cap(scene):
     registry = make_registry(lambda log: enrol(log, "alice", RAW["mallory"], ()), alice=1)
     pairs = [(signed(content=b"1"), b"1"), (signed(key=MALLORY, content=b"2"), b"2")]
     assert scene.codes(pairs, registry=registry) == ["ADMITTED", "CONTRIBUTOR_CAP"]
+
+
+def test_A13_one_person_behind_two_contributors_has_one_cap(scene):
+    """The registry says who stands behind a contributor; what an attestation says of it cannot contradict that."""
+    registry = make_registry(
+        lambda log: enrol(log, "alice", RAW["mallory"], (), principal="person-7"),
+        lambda log: enrol(log, "bob", keys.public_bytes(OWNER), (), principal="person-7"),
+    )
+    pairs = [
+        (signed(content=b"1"), b"1"),
+        (signed({2: "bob", 4: "open"}, key=BOB, content=b"2"), b"2"),
+        (signed({2: "bob", 4: "open", 13: "person-8"}, key=BOB, content=b"3"), b"3"),
+    ]
+    policy = replace(scene.policy, contributor_cap=1)
+    assert scene.codes(pairs, registry=registry, policy=policy) == ["ADMITTED", "CONTRIBUTOR_CAP", "PRINCIPAL"]
 
 
 # --- A14: classes ----------------------------------------------------------

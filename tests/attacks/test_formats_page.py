@@ -1,0 +1,199 @@
+"""`docs/formats.md` says what the code does: its example, its order of checks, its table of attacks."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+from attest import cbor, keys
+from attest.errors import AttestError
+from attest.gate import ReasonCode, Seen
+from attest.registry.entries import MAX_ENTRY
+from attest.signed_file import MAX_PAYLOAD
+from tests.attacks import test_attacks_on_training, test_attestation_attacks
+from tests.attacks.scene import (
+    ALICE,
+    BOB,
+    CONTENT,
+    MALLORY,
+    MICRO,
+    NOW,
+    OTHER_CORPUS,
+    RAW,
+    descriptor,
+    header_fields,
+    make_registry,
+    signed,
+)
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
+
+
+def section(title):
+    """The text under a heading, to the next one."""
+    return re.split(r"^#{2,3} ", PAGE.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def rows(text):
+    """Cells of the rows of the tables of a text."""
+    lines = [line.strip() for line in text.splitlines() if line.strip().startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not set(line) <= set("|-")]
+
+
+def codes_in(text):
+    """What stands in code style in capitals."""
+    return re.findall(r"`([A-Z_]{3,})`", text)
+
+
+# --- the example ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_example_is_the_attestation_that_the_library_makes():
+    block = re.search(r"```hex\n(.*?)```", PAGE, re.DOTALL)[1]
+    data = bytes.fromhex("".join(line.split("#")[0].strip() for line in block.splitlines()))
+    assert data == signed().to_cbor()
+    text = section("An attestation byte by byte")
+    for shown in (RAW["alice"], keys.key_id(RAW["alice"]), hashlib.sha256(descriptor()).digest()):
+        assert f"`{shown.hex()}`" in text
+    assert ALICE.private_bytes_raw() == b"\x01" * 32 and f"`{CONTENT.decode()}`, {len(CONTENT)} bytes" in text
+
+
+def test_the_comments_of_the_example_are_right():
+    fields = cbor.decode(descriptor())
+    block = re.search(r"```hex\n(.*?)```", PAGE, re.DOTALL)[1]
+    for key, word in re.findall(r"# (\d+): [^\"\n]*\"([^\"\n]*)\"", block.split("tag 18")[0]):
+        assert fields[int(key)] == word
+    protected = cbor.encode(header_fields(descriptor()))
+    assert f"byte string of {len(descriptor())}: the descriptor" in block
+    assert f"byte string of {len(protected)}: the protected header" in block
+    assert f"byte string of {len(signed().sign1)}: the message" in block
+
+
+# --- the order of checks ---------------------------------------------------------------------------------------------------
+
+STEPS = rows(section("Judging an attestation"))[1:]
+
+
+def test_the_steps_name_every_reason_code():
+    named = {code for step in STEPS for code in codes_in(step[2])}
+    assert named == {str(code) for code in ReasonCode}
+    assert [int(step[0]) for step in STEPS] == list(range(1, len(STEPS) + 1))
+
+
+# Faults in the order in which the page says they are found: each test has the fault itself and all of the later ones.
+FAULTS = [
+    ("CLOCK", {"now": -1}),
+    ("SIZE", {"changes": {15: bytes(17000)}}),
+    ("SCHEMA", {"changes": {15: 1}}),
+    ("RANGE", {"changes": {12: 2**32}}),
+    ("HEADER", {"header": {1: -8}}),
+    ("SIG_BAD", {"key": MALLORY}),
+    ("KEY_REVOKED", {"registry": lambda: registry_with("person-7", revoked=True)}),
+    ("AUDIENCE", {"changes": {11: OTHER_CORPUS}}),
+    ("PRINCIPAL", {"changes": {13: "person-8"}}),
+    ("CLASS_NOT_GRANTED", {"changes": {4: "open"}}),
+    ("EXPIRED", {"changes": {8: NOW - 10**8, 9: NOW}}),
+    ("WINDOW", {"changes": {8: NOW - 10**8}}),
+    ("CLIP_ABOVE_CLASS", {"changes": {5: MICRO + 1}}),
+    ("NOISE_BELOW_CLASS", {"changes": {6: 1}}),
+    ("EXAMPLES", {"changes": {14: 5}}),
+    ("CONTENT_MISMATCH", {"content": b"other"}),
+]
+
+
+def registry_with(principal, revoked=False):
+    """Alice has a principal, and perhaps her first key is revoked."""
+    enrolled = [
+        lambda log: log.enrol(
+            "alice", RAW["mallory"], classes=(), not_before=NOW, not_after=NOW + 1, principal=principal, now=NOW
+        )
+    ]
+    if revoked:
+        enrolled.append(lambda log: log.revoke("alice", RAW["alice"], at=NOW, now=NOW))
+    return make_registry(*enrolled)
+
+
+@pytest.mark.parametrize("first", range(len(FAULTS)), ids=[code for code, _ in FAULTS])
+def test_of_several_faults_the_first_by_the_page_gives_the_code(scene, first):
+    changes, header, options = {}, {}, {"registry": registry_with("person-7")}
+    key, content = ALICE, CONTENT
+    for _, fault in reversed(FAULTS[first:]):
+        changes |= fault.get("changes", {})
+        header |= fault.get("header", {})
+        content = fault.get("content", content)
+        if "registry" in fault:
+            options["registry"] = fault["registry"]()
+        options |= {name: fault[name] for name in ("now",) if name in fault}
+    if first <= 5:
+        key = BOB  # a key that is none of Alice's
+    attestation = signed(changes, key=key, header=header)
+    assert scene.code(attestation, content=content, **options) == FAULTS[first][0]
+
+
+def test_the_last_step_is_checked_in_its_order(scene):
+    """Withdrawn before repeated, repeated before the cap."""
+    digest = hashlib.sha256(descriptor()).digest()
+    registry = make_registry(alice=1)
+    pair = (signed(), CONTENT)
+    again = (signed(nonce=bytes(16)), CONTENT)
+    other = (signed(content=b"2"), b"2")
+    assert scene.codes([pair, pair, again, other], registry=registry) == [
+        "ADMITTED", "REPLAYED", "DUPLICATE_CONTENT", "CONTRIBUTOR_CAP"
+    ]  # fmt: skip
+    seen = Seen(withdrawn={digest})
+    assert scene.codes([pair], registry=make_registry(alice=0), seen=seen) == ["WITHDRAWN"]
+
+
+def test_the_limits_on_the_page_are_those_of_the_code():
+    from attest import descriptor as document
+    from attest import sign1
+
+    assert f"{document.MAX_SIZE:,}".replace(",", " ") in PAGE and f"{sign1.MAX_SIZE:,}".replace(",", " ") in PAGE
+    assert MAX_PAYLOAD == 1 << 20 and MAX_ENTRY == 1 << 20 and document.MAX_MICRO == 10**15 and cbor.MAX_DEPTH == 8
+
+
+def test_the_types_on_the_page_are_those_of_the_code():
+    from attest import sign1
+
+    known = {value for name, value in vars(sign1).items() if name.startswith("TYP_")}
+    assert {row[0].strip("`") for row in rows(section("Signatures"))[1:]} == known
+
+
+# --- the table of attacks --------------------------------------------------------------------------------------------------
+
+ATTACKS = rows(section("Attacks and defences"))[1:]
+
+
+def test_the_table_has_every_row():
+    assert [row[0] for row in ATTACKS] == [f"A{number}" for number in range(1, 25)]
+
+
+@pytest.mark.parametrize("row", ATTACKS, ids=lambda row: row[0])
+def test_a_row_names_tests_that_are_there_and_codes_that_they_assert(row):
+    number, _, defence, codes, tests = row
+    functions = {
+        name: function
+        for module in (test_attestation_attacks, test_attacks_on_training)
+        for name, function in vars(module).items()
+        if name.startswith(f"test_{number}_")
+    }
+    prefixes = re.findall(r"`(test_\w+)`", tests)
+    assert defence and prefixes and all(prefix.startswith(f"test_{number}_") for prefix in prefixes)
+    for prefix in prefixes:
+        assert any(name.startswith(prefix) for name in functions), prefix
+    source = Path(test_attestation_attacks.__file__).read_text() + Path(test_attacks_on_training.__file__).read_text()
+    for code in codes_in(codes):
+        assert code in ReasonCode.__members__ and f'"{code}"' in source
+
+
+def test_the_example_is_refused_once_any_byte_of_it_is_changed(scene):
+    data = signed().to_cbor()
+    for at in range(len(data)):
+        changed = data[:at] + bytes([data[at] ^ 0x20]) + data[at + 1 :]
+        try:
+            parts = cbor.decode(changed)
+            attestation = type(signed())(*parts)
+        except (AttestError, TypeError):
+            continue
+        assert scene.code(attestation) != "ADMITTED"
