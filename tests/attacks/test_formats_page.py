@@ -26,6 +26,7 @@ from tests.attacks.scene import (
     make_registry,
     signed,
 )
+from tests.engine import test_registry_during_training
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
 
@@ -163,6 +164,7 @@ def test_the_types_on_the_page_are_those_of_the_code():
 # --- the table of attacks --------------------------------------------------------------------------------------------------
 
 ATTACKS = rows(section("Attacks and defences"))[1:]
+MODULES = (test_attestation_attacks, test_attacks_on_training, test_registry_during_training)
 
 
 def test_the_table_has_every_row():
@@ -173,16 +175,13 @@ def test_the_table_has_every_row():
 def test_a_row_names_tests_that_are_there_and_codes_that_they_assert(row):
     number, _, defence, codes, tests = row
     functions = {
-        name: function
-        for module in (test_attestation_attacks, test_attacks_on_training)
-        for name, function in vars(module).items()
-        if name.startswith(f"test_{number}_")
+        name: function for module in MODULES for name, function in vars(module).items() if name.startswith(f"test_{number}_")
     }
     prefixes = re.findall(r"`(test_\w+)`", tests)
     assert defence and prefixes and all(prefix.startswith(f"test_{number}_") for prefix in prefixes)
     for prefix in prefixes:
         assert any(name.startswith(prefix) for name in functions), prefix
-    source = Path(test_attestation_attacks.__file__).read_text() + Path(test_attacks_on_training.__file__).read_text()
+    source = "".join(Path(module.__file__).read_text() for module in MODULES)
     for code in codes_in(codes):
         assert code in ReasonCode.__members__ and f'"{code}"' in source
 
