@@ -349,6 +349,23 @@ def test_A5_the_gate_hashes_the_files_itself(scene, tmp_path):
     assert report.counts() == {"admitted": {"sensitive": 1}, "refused": {"CONTENT_MISMATCH": 1}}
 
 
+# Bounds and times whose bytes hold what looks like the head of the content hash or of the nonce.
+LOOKALIKE_FIELDS = [{}, {5: 0x075820}, {6: 0x075820FF}, {6: 0x07_58_20_0A_50_01}, {8: 0x6B075820}, {8: 0x6B0A5000}]
+
+
+@pytest.mark.parametrize("changes", LOOKALIKE_FIELDS, ids=lambda changes: str({k: hex(v) for k, v in changes.items()}))
+def test_A5_a_folder_is_paired_by_content_whatever_its_bounds_look_like(scene, tmp_path, changes):
+    """One file of four is gone: the others keep their attestations."""
+    (tmp_path / "notes").mkdir()
+    contents = [b"%d" % n for n in range(4)]
+    for content in contents[1:]:
+        (tmp_path / "notes" / content.decode()).write_bytes(content)
+    attestations = [signed(changes, content=content, nonce=content * 16) for content in contents]
+    (tmp_path / "notes.attest").write_bytes(b"".join(attestation.to_cbor() for attestation in attestations))
+    report = run_gate(open_corpus(tmp_path), scene.policy, scene.registry, now=NOW)
+    assert report.counts() == {"admitted": {"sensitive": 3}, "refused": {"CONTENT_MISSING": 1}}
+
+
 def test_A5_an_attestation_without_content_is_CONTENT_MISSING(scene):
     assert scene.code(signed(), content=None) == "CONTENT_MISSING"
 
