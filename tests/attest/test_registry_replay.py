@@ -25,7 +25,7 @@ from attest.registry import (
 )
 
 OWNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(1, 9)]
+KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(1, 17)]
 RAW = [public_bytes(key) for key in KEYS]
 NAMES = ("alice", "bob", "carol")
 T = 1_800_000_000
@@ -34,17 +34,18 @@ times = st.sampled_from((T - 5, T, T + 3, T + 10, T + 20, T + 40))
 classes = st.lists(st.sampled_from(("open", "secret", "sensitive")), unique=True).map(sorted)
 caps = st.none() | st.integers(0, 3)
 places = st.integers(0, len(KEYS) - 1)
+spans = st.sampled_from(((T, T + 40), (T - 5, T + 20), (T + 3, T + 10), (T + 10, T + 10), (T + 20, T + 3)))
 names = st.sampled_from(NAMES)
 steps = st.one_of(
-    st.tuples(st.just("enrol"), names, places, times, times, classes, caps, st.sampled_from((None, "p", "q"))),
+    st.tuples(st.just("enrol"), names, places, spans, classes, caps, st.sampled_from((None, "p", "q"))),
     st.tuples(st.just("grant"), names, classes, caps),
     st.tuples(st.just("revoke"), names, st.none() | places, times),
-    st.tuples(st.just("rotate"), names, places, places, times, times, times),
+    st.tuples(st.just("rotate"), names, places, places, spans, times),
     st.tuples(st.just("revoke-own"), names, st.none() | places, places, times),
 )
 lives = st.lists(st.tuples(st.integers(0, 8), st.lists(steps, min_size=1, max_size=2)), max_size=12).map(
     # Two are enrolled from the start: most steps would be about nobody otherwise.
-    lambda life: [(0, [("enrol", name, n, T, T + 40, ["open"], None, None)]) for n, name in enumerate(NAMES[:2])] + life
+    lambda life: [(0, [("enrol", name, n, (T, T + 40), ["open"], None, None)]) for n, name in enumerate(NAMES[:2])] + life
 )
 
 
@@ -63,14 +64,33 @@ class Model:
     def __init__(self) -> None:
         self.people: dict[str, Person] = {}
         self.now = T
-        self.statements: list[KeyStatement] = []
+
+    def meant(self, step: tuple) -> tuple:
+        """A step in which most numbers of keys mean a key that fits: one of the contributor's own, or one that is free."""
+        kind, name, *rest = step
+        own = list(self.people[name].keys) if name in self.people else []
+        taken = {place for other in self.people.values() for place in other.keys}
+        free = [place for place in range(len(KEYS)) if place not in taken]
+
+        def pick(place: int | None, fitting: list[int]) -> int | None:
+            return fitting[place % len(fitting)] if place is not None and place < 13 and fitting else place
+
+        if kind == "enrol":
+            rest[0] = pick(rest[0], free)
+        elif kind == "rotate":
+            rest[0], rest[1] = pick(rest[0], own), pick(rest[1], free)
+        elif kind == "revoke-own":
+            rest[0], rest[1] = pick(rest[0], own), pick(rest[1], own)
+        elif kind == "revoke":
+            rest[0] = pick(rest[0], own)
+        return (kind, name, *rest)
 
     def may(self, step: tuple) -> bool:
         kind, name, *rest = step
         person = self.people.get(name)
         taken = {place for other in self.people.values() for place in other.keys}
         if kind == "enrol":
-            place, start, end, _, _, principal = rest
+            place, (start, end), _, _, principal = rest
             stays = person is None or person.principal is None or principal in (None, person.principal)
             return place not in taken and start < end and stays
         if person is None:
@@ -80,7 +100,7 @@ class Model:
         if kind == "revoke":
             return rest[0] is None or rest[0] in person.keys
         if kind == "rotate":
-            old, new, start, end, old_end = rest
+            old, new, (start, end), old_end = rest
             return (
                 self.valid(person, old) and new not in taken and start < end
                 and person.keys[old][0] < old_end <= person.keys[old][1]
@@ -98,7 +118,7 @@ class Model:
         kind, name, *rest = step
         person = self.people.setdefault(name, Person())
         if kind == "enrol":
-            place, start, end, granted, cap, principal = rest
+            place, (start, end), granted, cap, principal = rest
             person.keys[place] = [start, end, None]
             person.classes |= set(granted)
             person.cap = person.cap if cap is None else cap
@@ -106,7 +126,7 @@ class Model:
         elif kind == "grant":
             person.classes, person.cap = set(rest[0]), rest[1]
         elif kind == "rotate":
-            old, new, start, end, old_end = rest
+            old, new, (start, end), old_end = rest
             person.keys[old][1] = old_end
             person.keys[new] = [start, end, None]
         else:
@@ -141,14 +161,14 @@ def action(step: tuple, registry_id: bytes, now: int, serial: int):
     # A statement's time may lie up to 30 days back: used here to tell statements apart.
     said = {"registry_id": registry_id, "contributor": name, "time": now - serial}
     if kind == "enrol":
-        place, start, end, granted, cap, principal = rest
+        place, (start, end), granted, cap, principal = rest
         return Enrol(name, RAW[place], start, end, granted, cap, principal)
     if kind == "grant":
         return Grant(name, *rest)
     if kind == "revoke":
         return Revoke(name, None if rest[0] is None else RAW[rest[0]], rest[1])
     if kind == "rotate":
-        old, new, start, end, old_end = rest
+        old, new, (start, end), old_end = rest
         statement = KeyStatement(kind="rotate", key=RAW[old], new_key=RAW[new], **said)
         return Rotate(statement.to_cbor(), statement.sign(KEYS[old]), statement.sign(KEYS[new]), start, end, old_end)
     place, signer, at = rest
@@ -175,7 +195,7 @@ def test_a_file_replays_to_what_its_writer_held_and_the_model_says(life):
             }  # fmt: skip
             trial.now, allowed, actions = model.now, True, []
             for step in wanted:
-                serial += 1
+                serial, step = serial + 1, trial.meant(step)
                 actions.append(action(step, log.registry.registry_id, model.now, serial))
                 allowed = allowed and trial.may(step)
                 if allowed:
@@ -204,7 +224,7 @@ def test_no_change_of_a_byte_passes(life, data):
         log = RegistryLog.create(path, OWNER, owner="owner", now=T)
         for number, (pause, wanted) in enumerate(life):
             try:
-                wanted = [action(step, log.registry.registry_id, T + pause, number) for step in wanted]
+                wanted = [action(Model().meant(step), log.registry.registry_id, T + pause, number) for step in wanted]
                 log.append(wanted, now=log.registry.time + pause)
             except RegistryRefused:
                 continue
