@@ -8,6 +8,7 @@ A target raises where one of these is broken, and the fuzzer stops there:
 * no input takes more than `LIMIT` seconds.
 """
 
+import base64
 import hashlib
 import io
 import os
@@ -19,8 +20,9 @@ from pathlib import Path
 
 import cbor2
 
-from attest import cbor, sign1, signed_file
+from attest import cbor, keys, sign1, signed_file
 from attest.admission import Admitted
+from attest.agent import parse_identities
 from attest.attestation import Attestation, read_sequence
 from attest.corpus import Item, Locator
 from attest.descriptor import ContributionDescriptor
@@ -29,6 +31,7 @@ from attest.gate import Admission, Gate, Seen, decide
 from attest.policy import Policy
 from attest.registry import Enrol, Entry, Grant, KeyStatement, RegistryReader, Revoke, RevokeOwn, Rotate
 from attest.registry.entries import join
+from attest.registry.statements import read_statement
 from attest.withdrawal import Withdrawal
 from tests.attacks.mutations import COPIES, TRICKY, claimed_content, make_originals
 from tests.attacks.scene import (
@@ -153,6 +156,37 @@ def run_signed_file(data: bytes) -> None:
     except AttestError:
         return
     require(cbor.encode([payload, message]) == data, "a signed file does not encode to itself")
+
+
+def run_statement_file(data: bytes) -> None:
+    """A contributor's statement on its way to the owner."""
+    _SCRATCH.write_bytes(data)
+    try:
+        statement, messages = read_statement(_SCRATCH)
+    except AttestError:
+        return
+    require(cbor.encode([statement.to_cbor(), *messages]) == data, "a statement file does not encode to itself")
+
+
+def run_public_key_file(data: bytes) -> None:
+    """One line of text with a public key."""
+    _SCRATCH.write_bytes(data)
+    try:
+        name, raw = keys.load_named_public_key(_SCRATCH)
+    except AttestError:
+        return
+    line = f"dptrain-key-v1 {name} {base64.b64encode(raw).decode()}".encode()
+    require(data in (line, line + b"\n"), "a key file is read that is not the one line of its key")
+    keys.check_public_key(raw)
+
+
+def run_agent_identities(data: bytes) -> None:
+    """What an SSH agent answers when asked for its keys."""
+    try:
+        found = parse_identities(data)
+    except AttestError:
+        return
+    require(all(raw in data and len(raw) == 32 for raw in found), "a key is read that the agent did not list")
 
 
 # --- the gate -------------------------------------------------------
@@ -296,6 +330,18 @@ _ITEMS = [original.attestation.to_cbor() for original in ORIGINALS]
 _WITHDRAWAL = Withdrawal(bytes(32), CORPUS, NOW, "consent").to_cbor()
 _POLICY = SCENE.policy.to_cbor()
 
+_KEY_LINE = b"dptrain-key-v1 alice " + base64.b64encode(RAW["alice"]) + b"\n"
+
+
+def _fields(*parts: bytes) -> bytes:
+    """Strings of the agent's protocol: each after its length in 32 bits."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+_IDENTITIES = b"\x00\x00\x00\x02" + _fields(
+    _fields(b"ssh-ed25519", RAW["alice"]), b"alice@clinic", _fields(b"ssh-rsa", b"\x01\x00\x01", b"\x00" * 20), b"old"
+)
+
 TARGETS: dict[str, Target] = {
     "cbor": Target(
         run_cbor,
@@ -311,6 +357,11 @@ TARGETS: dict[str, Target] = {
     "policy": Target(_document(Policy), [_POLICY]),
     "withdrawal": Target(_document(Withdrawal), [_WITHDRAWAL]),
     "key_statement": Target(_document(KeyStatement), key_statements(), 1200),
+    "statement_file": Target(
+        run_statement_file, [cbor.encode([statement, ORIGINALS[0].attestation.sign1]) for statement in key_statements()]
+    ),
+    "public_key_file": Target(run_public_key_file, [_KEY_LINE, _KEY_LINE[:-1]], 200),
+    "agent_identities": Target(run_agent_identities, [_IDENTITIES, b"\x00\x00\x00\x00"]),
     "attestation": Target(run_attestation, [pack(o.attestation) for o in ORIGINALS[: len(TRICKY) + 4]], 20000),
     "signed_descriptor": Target(
         run_signed_descriptor, [o.attestation.descriptor for o in ORIGINALS[: len(TRICKY)]] + [signed().descriptor], 20000
