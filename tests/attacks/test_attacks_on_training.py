@@ -8,8 +8,10 @@ pytest.importorskip("torch")
 
 from attest import keys, signed_file
 from attest.attestation import Attestation
+from attest.errors import CorpusRefused
 from attest.gate import Gate, Refused, Seen, recheck
 from attest.withdrawal import Withdrawal, sign_withdrawal
+from dptrain.errors import ContentChanged
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
 from tests.attacks.scene import BOB, CONTENT, MALLORY, NOW, RAW, item_of, make_registry, signed
@@ -29,6 +31,23 @@ def leaves_of(trainer, *kinds):
 def draws_of(trainer):
     """How often each slot was drawn."""
     return trainer.private.streams.sampler.occurrences.tolist()
+
+
+# --- A5: content changed after the gate saw it --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [b'{"ids": [7', b" ", b""], ids=["edited", "a blank", "emptied"])
+def test_A5_content_changed_after_admission_stops_training_before_it_is_used(tmp_path, change):
+    world = make_world(tmp_path, per_class=1, steps=4, rate="1")
+    trainer = Trainer(world)
+    data = world.corpus / "internal.jsonl"
+    content = data.read_bytes()
+    data.write_bytes(change + content[len(change) :] if change else b"")
+    with pytest.raises((ContentChanged, CorpusRefused)) as caught:
+        trainer.one(next(iter(trainer.steps)))
+    assert caught.value.code in ("CONTENT_CHANGED", "CONTENT_MISSING")
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    trainer.close()
 
 
 # --- A21: clocks ----------------------------------------------------------

@@ -4,6 +4,7 @@ Every row stands here under its number and asserts the one reason code by which 
 otherwise, an outcome is asked of `decide` and of `run_gate`, and both must say the same (`Scene.code`).
 """
 
+import base64
 import hashlib
 import itertools
 import json
@@ -173,8 +174,6 @@ def test_A1_the_forgery_for_the_neutral_element_verifies_every_message_in_the_li
 
 @pytest.mark.parametrize("text", SMALL_ORDER)
 def test_A1_a_weak_key_is_KEY_WEAK_in_a_public_key_file_and_as_the_owners_key(tmp_path, text):
-    import base64
-
     raw = bytes.fromhex(text)
     path = tmp_path / "eve.pub"
     path.write_text(f"dptrain-key-v1 eve {base64.b64encode(raw).decode()}\n")
@@ -184,6 +183,28 @@ def test_A1_a_weak_key_is_KEY_WEAK_in_a_public_key_file_and_as_the_owners_key(tm
     with pytest.raises(AttestError) as refused:
         sign1.verify(signed().sign1, signed().descriptor, raw)
     assert refused.value.code == "KEY_WEAK"
+
+
+@pytest.mark.parametrize("text", [SMALL_ORDER[0], SMALL_ORDER[4], SMALL_ORDER[13]])
+@pytest.mark.parametrize("form", ["eve.pub", "eve.jsonl", "eve.csv"])
+def test_A1_the_command_enrols_no_weak_key_and_leaves_the_registry_as_it_was(tmp_path, form, text):
+    from dptrain.cli.app import app
+
+    (tmp_path / "registry.cbor").write_bytes(registry_bytes())
+    keys.save_private_key(tmp_path / "owner.key", OWNER)
+    key = base64.b64encode(bytes.fromhex(text)).decode()
+    (tmp_path / form).write_text(
+        {
+            "eve.pub": f"dptrain-key-v1 eve {key}\n",
+            "eve.jsonl": json.dumps({"key": key, "contributor": "eve", "classes": ["open"]}) + "\n",
+            "eve.csv": f"key,contributor,classes\n{key},eve,open\n",
+        }[form]
+    )
+    option = "--pub" if form == "eve.pub" else "--from"
+    command = ["registry", "add", str(tmp_path / "registry.cbor"), option, str(tmp_path / form), "--class", "open"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code != 0 and "KEY_WEAK" in result.output + str(result.exception)
+    assert (tmp_path / "registry.cbor").read_bytes() == registry_bytes()
 
 
 def test_A1_points_off_the_curve_are_KEY_WEAK():
