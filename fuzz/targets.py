@@ -102,6 +102,9 @@ def timed(run: Callable[[bytes], None]) -> Callable[[bytes], None]:
 
 def run_cbor(data: bytes) -> None:
     """The strict decoder against itself and against a second library."""
+    pair = cbor.byte_string_pair(data, 0)
+    if pair is not None:
+        require(cbor.decode_prefix(data, 0, max_size=len(data)) == ([pair[0], pair[1]], pair[2]), "a pair is read otherwise")
     try:
         value = cbor.decode(data)
     except AttestError:

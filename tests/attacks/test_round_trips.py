@@ -1,5 +1,6 @@
 """Every signed document: what is written is read back, and a second CBOR library reads the same and writes the same."""
 
+import io
 from fractions import Fraction
 
 import cbor2
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attest import cbor, keys, sign1
-from attest.attestation import Attestation
+from attest.attestation import Attestation, read_at, read_places
 from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, ContributionDescriptor
 from attest.errors import AttestError, CborError
 from attest.policy import ClassRule, DepthRule, Policy, sign_policy, verify_policy
@@ -201,6 +202,45 @@ def test_signed_policies_are_read_back(policy, root):
 def test_signed_withdrawals_are_read_back(withdrawal):
     payload, message = sign_withdrawal(withdrawal, ALICE, signer="alice")
     assert verify_withdrawal(payload, message, RAW["alice"], signer="alice", corpus=withdrawal.corpus) == withdrawal
+
+
+class Dripping(io.BytesIO):
+    """A stream that gives a few bytes at a time, as a pipe may."""
+
+    def read(self, size=-1):
+        return super().read(min(size, 1 + self.tell() % 5) if size > 0 else size)
+
+
+PAIRS = st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=300)), max_size=5)
+
+
+@MANY
+@given(PAIRS, st.binary(max_size=6))
+def test_attestation_files_are_read_alike_in_pieces_in_one_go_and_item_by_item(pairs, tail):
+    """Whole, dripping, by the strict decoder and by the places of the items; with anything behind the last one."""
+    written = [Attestation(*pair) for pair in pairs]
+    data = b"".join(attestation.to_cbor() for attestation in written) + tail
+    runs = []
+    for stream in (io.BytesIO(data), Dripping(data)):
+        found, code = [], None
+        try:
+            for place, attestation in read_places(stream):
+                found.append((place, attestation))
+        except CborError as error:
+            code = error.code
+        runs.append((found, code))
+    assert runs[0] == runs[1]
+    found, code = runs[0]
+    assert [attestation for _, attestation in found][: len(written)] == written and (code is not None or not tail or found)
+    assert all(read_at(io.BytesIO(data), place) == attestation for place, attestation in found)
+    at, decoded = 0, []
+    try:
+        while at < len(data):
+            value, at = cbor.decode_prefix(data, at, max_size=1 << 16)
+            decoded.append(Attestation(*value))
+    except (CborError, TypeError):
+        assert code is not None
+    assert decoded == [attestation for _, attestation in found]
 
 
 KEYS = st.integers(-(2**63), 2**63 - 1) | EDGES | st.text(max_size=6)
