@@ -53,6 +53,9 @@ BATCH = 256
 BATCH_BYTES = 1 << 20
 """Bytes of attestations that are sent to a worker at once."""
 
+AHEAD = 6
+"""Batches for each worker that may be read before the first of them is answered, so that one slow worker costs no memory."""
+
 PARALLEL_FROM = 2048
 """Contributions of a corpus from which on workers are started; fewer are judged sooner than a worker starts."""
 
@@ -280,6 +283,8 @@ class Gate:
                     batch.answer = [examiner.examine(*question) for question in batch.questions]
                 while waiting and waiting[0].answer is not None:
                     yield self._completed(waiting.popleft())
+                while workers is not None and len(waiting) > AHEAD * self._workers and waiting[0].answer is None:
+                    workers.pump(None)
             while waiting:
                 if waiting[0].answer is None and workers is not None:
                     workers.pump(None)
@@ -365,7 +370,7 @@ def _batches(corpus: Iterable[Item]) -> Iterator[list[Item]]:
     for item in corpus:
         items.append(item)
         if item.attestation is not None:
-            size += len(item.attestation.descriptor)
+            size += len(item.attestation.descriptor) + len(item.attestation.sign1)
         if len(items) == BATCH or size > BATCH_BYTES:
             yield items
             items, size = [], 0

@@ -35,6 +35,8 @@ QUEUE = 3
 """Batches that a worker holds: one at work, the others waiting, so that it never idles while the driver reads."""
 
 _HEAD = 8
+# -P: the directory that the caller stands in may be the corpus itself, and a file named json.py there is no module of ours.
+_FLAGS = ["-P", *(["-I"] if sys.flags.isolated else []), *(["-E"] if sys.flags.ignore_environment else [])]
 _BOOT = "import json,sys; sys.path[:] = json.loads(sys.argv[1]); from attest.workers import serve; serve()"
 
 
@@ -68,6 +70,8 @@ class Workers:
     """
 
     def __init__(self, count: int, policy: Policy, registry: Registry, now: int) -> None:
+        if not sys.executable:
+            raise GateFailed("WORKER", "cannot start a worker: Python does not know its own path; judge with one process")
         setup = pickle.dumps((policy, registry, now))
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
@@ -77,6 +81,9 @@ class Workers:
         except OSError as error:
             self.close()
             raise GateFailed("WORKER", f"cannot start a worker: {error.strerror or error}; judge with one process") from error
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> "Workers":
         return self
@@ -133,13 +140,17 @@ class _Worker:
         self._selector = selector
         self._out: deque[memoryview] = deque()
         self._in = bytearray()
+        # What is no string in the path is ignored by the import system, and JSON may not hold it.
+        path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
         self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path)],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-            )
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, *_FLAGS, "-c", _BOOT, path], stdin=theirs.fileno(), stdout=subprocess.DEVNULL
+                )
+        except BaseException:
+            self._socket.close()
+            raise
         self._socket.setblocking(False)
         selector.register(self._socket, selectors.EVENT_READ, self)
         self.send(setup)
@@ -149,7 +160,8 @@ class _Worker:
         self.send(marshal.dumps([part for question in work.questions for part in question]))
 
     def send(self, message: bytes) -> None:
-        self._out.append(memoryview(len(message).to_bytes(_HEAD, "big") + message))
+        # Not joined: all workers are sent one setup, which is as large as the registry.
+        self._out.extend((memoryview(len(message).to_bytes(_HEAD, "big")), memoryview(message)))
         self._selector.modify(self._socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
 
     def write(self) -> None:
@@ -198,7 +210,8 @@ class _Worker:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(self._socket)
         self._socket.close()
-        self._process.terminate()
+        # It holds nothing that must be put in order, and a stopped process takes no other signal.
+        self._process.kill()
         self._process.wait()
 
 
