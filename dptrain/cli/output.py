@@ -7,6 +7,8 @@ import contextlib
 import errno
 import json as json_text
 import math
+import re
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -24,6 +26,8 @@ from dptrain.errors import DptrainError
 from ledger.errors import LedgerError
 
 _JSON = "dptrain.json"
+
+_FROM_NOW = re.compile(r"([+-][0-9]{1,5})([dh])")
 
 _PIPE_WIDTH = 160
 """Columns of a table where there is no terminal to ask."""
@@ -148,7 +152,7 @@ def moment(text: str, **settings: Any) -> Any:
 
 
 def parse_time(text: str) -> int:
-    """Seconds since the epoch from `2026-11-30`, `2026-11-30T12:00:00Z` or `1796040000`.
+    """Seconds since the epoch from `2026-11-30`, `2026-11-30T12:00:00Z`, `1796040000`, or from now `+30d` or `-12h`.
 
     A time without a zone is UTC, so that a script means the same on every machine.
 
@@ -157,8 +161,10 @@ def parse_time(text: str) -> int:
     """
     if text.isascii() and text.isdigit():
         return int(text)
+    if match := _FROM_NOW.fullmatch(text):
+        return int(time.time()) + int(match[1]) * (86400 if match[2] == "d" else 3600)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not a time; write 2026-11-30, 2026-11-30T12:00:00Z or seconds") from error
+        raise typer.BadParameter(f"{text!r} is not a time; write 2026-11-30, 2026-11-30T12:00:00Z or +30d") from error
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())

@@ -102,5 +102,13 @@ def test_registry_refuses_an_unknown_key_and_a_malformed_key_id(shell, corpus):
     shell.run(*revoke, "xyz", code=2)
 
 
+def test_times_may_be_told_from_now(shell, corpus):
+    corpus()
+    verify = ("attest", "verify", "corpus/notes.jsonl", "--pub", "alice.pub", "--at")
+    assert shell.json(*verify, "+364d")["verified"] == 5
+    assert shell.json(*verify, "+366d", code=1)["codes"] == {"EXPIRED": 5}
+    assert shell.json(*verify, "-1h", code=1)["codes"] == {"NOT_YET_VALID": 5}
+
+
 def test_a_time_that_is_none_is_wrong_use(shell, corpus):
     shell.run("registry", "revoke", "registry.cbor", "--contributor", "alice", "--at", "tomorrow", code=2)

@@ -277,7 +277,8 @@ def test_what_a_counted_corpus_shows():
     }
     assert "is sensitive meant?" in sentence(found, "CLASS_UNKNOWN")
     loose = check(
-        ("contributor_cap = 500", "contributor_cap = 100000"), size=CorpusSize("attested", SIZE, {"alice": 3000, "bob": 1000})
+        ("contributor_cap = 500", "contributor_cap = 100000"),
+        size=CorpusSize("attested", SIZE, {"alice": 3000, **{f"c{index}": 100 for index in range(10)}}),
     )
     assert warned(loose) == {("CAP_LOOSE", None): {"contributor_cap in [gate]": "3000"}}
     assert warned(check(enrolled=3, granted=frozenset(SIZE))) == {("CAP_LOW", None): {"contributor_cap in [gate]": "1334"}}

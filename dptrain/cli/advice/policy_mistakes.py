@@ -16,6 +16,9 @@ from dptrain.cli.output import amount, number, utc
 FAR_FROM_BATCH = 3.0
 """Ratio of normalizer and expected batch that is still taken as meant."""
 
+CROWD = 10
+"""Contributors from which on a cap that lets one of them flood the corpus is likely an oversight."""
+
 USUAL_DELTA = Fraction(1, 10**6)
 
 _DAY = 86400
@@ -124,7 +127,7 @@ def caps(case: Case) -> Iterator[Consequence]:
             "refused",
             Change("contributor_cap in [gate]", str(over[name])),
         )
-    elif len(size.contributors) > 1 and cap >= size.total:
+    elif len(size.contributors) >= CROWD and cap >= size.total:
         value = max(max(size.contributors.values()), math.ceil(size.total / 10))
         yield warning(
             "CAP_LOOSE",

@@ -22,7 +22,11 @@ def print_check(rules: Policy, size: CorpusSize | None, refused: tuple[str, ...]
         f"policy of corpus {rules.corpus}: {rules.steps} steps, delta {float(rules.delta):g}, accountant {rules.accountant}"
     )
     if size is not None:
-        counts = ", ".join(f"{rule.name} {size.classes.get(rule.name, 0):,}" for rule in rules.classes)
+        missing = "not said" if size.basis == "given" else "0"
+        counts = ", ".join(
+            f"{rule.name} {size.classes[rule.name]:,}" if rule.name in size.classes else f"{rule.name} {missing}"
+            for rule in rules.classes
+        )
         out.print(f"{size.total:,} contributions, {size.basis}{_CAVEAT[size.basis]}: {counts}")
     for name in [*(rule.name for rule in rules.classes), None]:
         group = [item for item in found if item.class_name == name]
