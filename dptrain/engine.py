@@ -306,7 +306,7 @@ class PrivateTraining:
             except Exception as own:
                 where = self.pool.slots[index].admitted.locator
                 return (
-                    f"decode or collate fails on the contribution in {where.source} at byte {where.offset} "
+                    f"decode or collate fails on the contribution in {where.source!r} at byte {where.offset} "
                     f"({type(own).__name__}: {own}); mend them or leave the contribution out of the corpus"
                 )
         return f"collate fails on a batch whose examples it takes one by one ({type(error).__name__}: {error})"

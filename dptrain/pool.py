@@ -69,7 +69,7 @@ class Pool:
         if hashlib.sha256(content).digest() != descriptor.content_hash:
             raise ContentChanged(
                 "CONTENT_CHANGED",
-                f"{slot.admitted.locator.source}: the content of an admitted contribution changed after the gate saw it; "
+                f"{slot.admitted.locator.source!r}: the content of an admitted contribution changed after the gate saw it; "
                 "restore the attested bytes, or withdraw the contribution and start again",
             )
         found = self._decode(content)
@@ -77,8 +77,8 @@ class Pool:
         if not 1 <= len(found) <= limit:
             raise ContentChanged(
                 "EXAMPLES",
-                f"{slot.admitted.locator.source}: a contribution decodes to {len(found)} examples, expected 1 to {limit} (the "
-                "policy's max_examples and the attestation's own cap); split it, or raise the cap before signing",
+                f"{slot.admitted.locator.source!r}: a contribution decodes to {len(found)} examples, expected 1 to {limit} "
+                "(the policy's max_examples and the attestation's own cap); split it, or raise the cap before signing",
             )
         return found
 

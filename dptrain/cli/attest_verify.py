@@ -92,4 +92,7 @@ def _print(good: int, codes: Counter[str], listed: list[dict[str, str]], name: s
 
 
 def _where(item: Item) -> str:
-    return f"{item.locator.source}, byte {item.locator.offset}" if item.locator else "attestation without content"
+    if not item.locator:
+        return "attestation without content"
+    source = item.locator.source if item.locator.source.isprintable() else ascii(item.locator.source)
+    return f"{source}, byte {item.locator.offset}"

@@ -176,7 +176,11 @@ def _print(tally: _Tally, now: int, root: bytes, seconds: float) -> None:
 
 
 def _where(item: Refused) -> str:
-    return "(no content)" if item.locator is None else f"{item.locator.source} at {item.locator.offset}"
+    if item.locator is None:
+        return "(no content)"
+    # A file's name is whatever its contributor chose: escape sequences for the terminal, say.
+    source = item.locator.source if item.locator.source.isprintable() else ascii(item.locator.source)
+    return f"{source} at {item.locator.offset}"
 
 
 def _lines(spool: BinaryIO) -> Iterator[bytes]:

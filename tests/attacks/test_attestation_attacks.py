@@ -1364,6 +1364,21 @@ def test_the_command_refuses_one_good_attestation_under_each_wrong_circumstance(
     assert set(codes("--now", str(NOW - 1001)).values()) == {"NOT_YET_VALID"}
 
 
+@pytest.mark.parametrize("name", ["\x1b[31mred", "\x1b]0;title\x07", "two\nlines", "\u202egnp", "\udcff", "\x9b31m", "[bold]"])
+def test_file_names_do_not_reach_the_terminal_unescaped(tmp_path, name):
+    from dptrain.cli.app import app
+
+    write_signed_files(tmp_path)
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / name).write_bytes(b"content")
+    (corpus / f"{name}.attest").write_bytes(signed().to_cbor())
+    result = CliRunner().invoke(app, ["gate", str(tmp_path / "policy.cose"), str(corpus), "--now", str(NOW)])
+    assert result.exit_code == 1 and "CONTENT_MISMATCH" in result.output
+    shown = result.output.replace("\n", "")
+    assert shown.isprintable() and (name in shown) is name.isprintable()
+
+
 # --- completeness ----------------------------------------------------------
 
 
