@@ -6,7 +6,7 @@ from typing import BinaryIO
 from attest.attestation import Attestation, read_at, read_places
 from attest.descriptor import split
 from attest.digests import DigestTable
-from attest.errors import AttestError
+from attest.errors import AttestError, CborError
 
 
 class Claims:
@@ -31,7 +31,7 @@ class Claims:
                     count = self._table.get(b"n" + parts.content_hash) or 0
                     self._table.set(b"n" + parts.content_hash, count + 1)
                     self._table.set(b"p" + parts.content_hash + count.to_bytes(8, "big"), place)
-        except AttestError:
+        except CborError:
             return  # `rest` meets it again, and tells.
 
     def take(self, content_hash: bytes) -> Attestation | None:
@@ -51,5 +51,5 @@ class Claims:
             for place, attestation in read_places(self._stream):
                 if self._table.get(b"u" + place.to_bytes(8, "big")) is None:
                     yield attestation
-        except AttestError as error:
+        except CborError as error:
             yield error

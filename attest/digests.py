@@ -9,6 +9,10 @@ import os
 import secrets
 import tempfile
 from array import array
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from attest.errors import GateFailed
 
 MEMORY_ENTRIES = 1 << 19
 """Entries kept in memory (24 bytes each, pages half full); beyond, the pages move to a temporary file."""
@@ -29,9 +33,13 @@ class DigestTable:
     Guarantee: two different keys are confused with probability at most n^2 / 2^129 for n entries, whoever chose them:
     keys enter the pages through BLAKE2b under a secret of this table, so nobody can search for collisions or crowd a page.
     Memory stays below some 80 MB for any n; beyond `MEMORY_ENTRIES` it takes a system call or two per access.
+    A table that could not be written in full answers nothing any more: it might call a key new that it was given.
 
     Args:
         memory_entries: Entries up to which nothing is written to disk.
+
+    Raises:
+        GateFailed: Code STORAGE, from every method, once the temporary file failed, or an interruption left it half written.
     """
 
     def __init__(self, memory_entries: int = MEMORY_ENTRIES) -> None:
@@ -42,6 +50,8 @@ class DigestTable:
         self._fill = array("H", bytes(2 * _FIRST_PAGES))
         self._pages: bytearray | None = bytearray(_PAGE * _FIRST_PAGES)
         self._file = -1
+        self._process = os.getpid()
+        self._sound = True
 
     def __len__(self) -> int:
         return self._count + len(self._recent)
@@ -50,8 +60,13 @@ class DigestTable:
         if getattr(self, "_file", -1) >= 0:
             os.close(self._file)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a DigestTable is not copied: two of them would write to one file")
+
     def get(self, key: bytes) -> int | None:
         """The number kept for a key, None if there is none."""
+        if not self._sound:
+            _fail("was not written in full before")
         found = self._recent.get(key)
         if found is None and self._count:
             name = self._name(key)
@@ -61,12 +76,16 @@ class DigestTable:
 
     def set(self, key: bytes, value: int) -> None:
         """Keep a number for a key, in place of an earlier one."""
+        if not self._sound:
+            _fail("was not written in full before")
         if self._count and key not in self._recent:
             name = self._name(key)
             page = self._page(name)
             entry = self._find(page, name)
             if entry is not None:
+                self._sound = False
                 self._write(page, entry[0], name + value.to_bytes(8, "big"))
+                self._sound = True
                 return
         self._remember(key, value)
 
@@ -80,10 +99,12 @@ class DigestTable:
     def _remember(self, key: bytes, value: int) -> None:
         self._recent[key] = value
         if len(self._recent) > RECENT:
+            self._sound = False
             for recent, number in self._recent.items():
                 name = self._name(recent)
                 self._insert(self._page(name), name, number)
             self._recent.clear()
+            self._sound = True
 
     def _name(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, digest_size=_KEY, key=self._secret).digest()
@@ -112,14 +133,25 @@ class DigestTable:
         length, start = self._fill[page] * _ENTRY, page * _PAGE
         if self._pages is not None:
             return self._pages[start : start + length]
-        return os.pread(self._file, length, start)
+        held: bytes = self._on_file(os.pread, length, start)
+        if len(held) != length:
+            _fail("is shorter than what was written to it")
+        return held
 
     def _write(self, page: int, at: int, data: bytes) -> None:
         start = page * _PAGE + at
         if self._pages is not None:
             self._pages[start : start + len(data)] = data
-        elif os.pwrite(self._file, data, start) != len(data):
-            raise OSError("the temporary file of the gate could not be written in full; is the disk full?")
+        elif self._on_file(os.pwrite, data, start) != len(data):
+            _fail("was not written in full")
+
+    def _on_file(self, call: Callable[..., Any], what: Any, at: int) -> Any:
+        if self._process != os.getpid():
+            _fail("belongs to another process, from which this one was forked")
+        try:
+            return call(self._file, what, at)
+        except OSError as error:
+            _fail(f"failed: {error.strerror or error}", error)
 
     def _double(self) -> None:
         """Twice as many pages: each sends the entries whose next bit is set to a new page behind the old ones."""
@@ -140,11 +172,20 @@ class DigestTable:
                 self._fill[target] = len(group)
 
     def _spill(self) -> None:
-        with tempfile.TemporaryFile(prefix="dptrain-gate-", buffering=0) as file:
-            self._file = os.dup(file.fileno())
+        try:
+            with tempfile.TemporaryFile(prefix="dptrain-gate-", buffering=0) as file:
+                self._file = os.dup(file.fileno())
+        except OSError as error:
+            _fail(f"cannot be made: {error.strerror or error}", error)
+        self._process = os.getpid()
         if self._pages is not None:
             data, self._pages = memoryview(self._pages), None
             for at in range(0, len(data), 1 << 20):
                 part = data[at : at + (1 << 20)]
-                if os.pwrite(self._file, part, at) != len(part):
-                    raise OSError("the temporary file of the gate could not be written in full; is the disk full?")
+                if self._on_file(os.pwrite, part, at) != len(part):
+                    _fail("was not written in full")
+
+
+def _fail(what: str, cause: OSError | None = None) -> NoReturn:
+    sentence = f"the temporary file of the gate {what}; give TMPDIR a folder with room and judge again from the start"
+    raise GateFailed("STORAGE", sentence) from cause

@@ -141,7 +141,7 @@ def run_gate(
 
     Raises:
         RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names.
-        GateFailed: Code WORKER if a process was lost.
+        GateFailed: Code WORKER if a process was lost, STORAGE if the temporary file of what was seen fails.
     """
     gate = Gate(policy, registry, workers=workers, seen=seen)
     admitted: list[Admitted] = []
@@ -223,7 +223,7 @@ class Gate:
             progress: Called now and then with the number judged so far.
 
         Raises:
-            GateFailed: Code WORKER if a process was lost.
+            GateFailed: Code WORKER if a process was lost, STORAGE if the temporary file of what was seen fails.
         """
         seen = Seen() if self._seen is None else self._seen
         seen.withdrawn = seen.withdrawn | withdrawn
