@@ -6,7 +6,7 @@ from typing import BinaryIO
 from attest.attestation import Attestation, read_at, read_places
 from attest.descriptor import split
 from attest.digests import DigestTable
-from attest.errors import AttestError, CborError
+from attest.errors import CborError
 
 
 class Claims:
@@ -34,17 +34,20 @@ class Claims:
         except CborError:
             return  # `rest` meets it again, and tells.
 
-    def take(self, content_hash: bytes) -> Attestation | None:
-        """The first attestation that claims a content and was not taken yet."""
+    def take(self, content_hash: bytes) -> Attestation | CborError | None:
+        """The first attestation that claims a content and was not taken yet; an error if it is no longer in the file."""
         taken = self._table.get(b"t" + content_hash) or 0
         place = self._table.get(b"p" + content_hash + taken.to_bytes(8, "big"))
         if place is None:
             return None
         self._table.set(b"t" + content_hash, taken + 1)
         self._table.set(b"u" + place.to_bytes(8, "big"), 1)
-        return read_at(self._stream, place)
+        try:
+            return read_at(self._stream, place)
+        except CborError as error:
+            return error
 
-    def rest(self) -> Iterator[Attestation | AttestError]:
+    def rest(self) -> Iterator[Attestation | CborError]:
         """Attestations that were not taken, in order; a malformed one comes last, since nothing behind it can be found."""
         self._stream.seek(0)
         try:

@@ -139,7 +139,7 @@ class Corpus:
                         continue
                     claim = claims.take(record.content_hash)
                     if claim is not None:
-                        yield Item(record.locator, record.content_hash, claim)
+                        yield _item(record, claim)
                     else:
                         marshal.dump((tuple(record.locator), record.content_hash), unclaimed)
             except CorpusRefused as error:
