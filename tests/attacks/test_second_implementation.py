@@ -1,0 +1,146 @@
+"""A second gate, written along docs/formats.md, says the same as ours: on attacks, mutations, and what a contributor may sign."""
+
+import ast
+import hashlib
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attest import cbor, curve25519, keys
+from attest.errors import KeyRefused
+from attest.gate import Admission, Seen, decide
+from tests.attacks.mutations import Mutator, claimed_content, make_originals
+from tests.attacks.scene import ALICE, CONTENT, CORPUS, NOW, make_scene, sealed, signed
+from tests.attacks.scene import descriptor_fields as fields_of
+from tests.attacks.scene import header_fields as header_of
+from tests.attacks.test_attestation_attacks import SMALL_ORDER, THROUGH_THE_COMMAND
+from tests.reference import second_gate
+from tests.vectors.published import vectors
+
+SCENE = make_scene()
+
+
+def rules_of(scene):
+    """Policy and registry of a scene as plain values."""
+    policy = scene.policy
+    return second_gate.Rules(
+        policy.corpus,
+        {
+            rule.name: (
+                rule.clip_norm_micro,
+                rule.noise_multiplier_micro,
+                min(policy.max_window, rule.max_window or policy.max_window),
+            )
+            for rule in policy.classes
+        },
+        (policy.min_clip_norm_micro, policy.min_noise_multiplier_micro),
+        policy.max_examples,
+        {
+            c.name: ([(k.raw, k.not_before, k.not_after, k.revoked_at) for k in c.keys], list(c.classes), c.principal)
+            for c in scene.registry.contributors
+        },
+    )
+
+
+RULES = rules_of(SCENE)
+
+
+def both(attestation, content_hash, now=NOW):
+    """The codes of the second implementation and of `decide`."""
+    second = second_gate.judge(attestation.descriptor, attestation.sign1, content_hash, RULES, now)
+    outcome = decide(attestation, content_hash, policy=SCENE.policy, registry=SCENE.registry, now=now, seen=Seen())
+    return second, "ADMITTED" if isinstance(outcome, Admission) else str(outcome.code)
+
+
+def test_the_second_implementation_imports_nothing_of_the_first():
+    tree = ast.parse(Path(second_gate.__file__).read_text())
+    imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert not any(name.split(".")[0] in ("attest", "tests", "ledger", "dptrain") for name in imported)
+
+
+@pytest.mark.parametrize("name", THROUGH_THE_COMMAND)
+def test_attacks(name):
+    make, code = THROUGH_THE_COMMAND[name]
+    assert both(make(), hashlib.sha256(CONTENT).digest()) == (code, code)
+
+
+def test_what_is_right_at_every_edge_of_time():
+    digest = hashlib.sha256(CONTENT).digest()
+    for now in (NOW - 1001, NOW - 1000, NOW, NOW + 999, NOW + 1000):
+        second, first = both(signed(), digest, now)
+        assert second == first
+    assert both(signed(), digest)[0] == "ADMITTED" and both(signed(), None)[0] == "CONTENT_MISSING"
+
+
+def test_eight_thousand_mutations():
+    for mutant in itertools.islice(Mutator(make_originals(), 77), 8000):
+        second, first = both(mutant.attestation, claimed_content(mutant.attestation.descriptor))
+        assert second == first, mutant
+
+
+def test_mutations_that_a_contributor_signs():
+    """Past the signature: descriptors and headers mutated and then signed by Alice's own key."""
+    rng, codes = random.Random(5), set()
+    for mutant in itertools.islice(Mutator(make_originals(), 78), 3000):
+        descriptor = mutant.attestation.descriptor
+        header = header_of(descriptor)
+        attestation = sealed(descriptor, cbor.encode(header), ALICE)
+        if rng.randrange(4) == 0:
+            at = rng.randrange(100)
+            protected = bytearray(cbor.encode(header))
+            protected[at] ^= 1 << rng.randrange(8)
+            attestation = sealed(descriptor, bytes(protected), ALICE)
+        second, first = both(attestation, claimed_content(descriptor))
+        assert second == first, attestation
+        codes.add(first)
+    assert {"ADMITTED", "AUDIENCE", "CLIP_ABOVE_CLASS", "NOISE_BELOW_CLASS", "WINDOW", "SCHEMA", "TYPE"} <= codes
+
+
+NUMBERS = (0, 1, 4, 5, 9_999, 10_000, 10**6, 10**6 + 1, 1_099_999, 1_100_000, 2**32, 2**53, -1)
+MOMENTS = (NOW - 1, NOW, NOW + 1, NOW + 90 * 86400)
+OTHERS = (True, None, 1.0, "", "alice", "bob", "open", "sensitive", CORPUS, "A", bytes(16), bytes(32), b"", [], {})
+VALUES = st.sampled_from([*NUMBERS, *MOMENTS, *OTHERS])
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.dictionaries(st.integers(0, 16), VALUES, max_size=4), st.sampled_from([None, "content", "other"]))
+def test_descriptors_with_a_few_fields_changed_and_signed(changes, content):
+    fields = fields_of() | changes
+    payload = cbor.encode(fields)
+    attestation = sealed(payload, cbor.encode(header_of(payload)), ALICE)
+    digest = {None: None, "content": hashlib.sha256(CONTENT).digest(), "other": bytes(32)}[content]
+    second, first = both(attestation, digest)
+    assert second == first
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.binary(max_size=60))
+def test_bytes(data):
+    try:
+        value = second_gate.read(data)
+    except second_gate.Refused as refused:
+        with pytest.raises(cbor.CborError) as caught:
+            cbor.decode(data)
+        assert caught.value.code == str(refused)
+        return
+    assert repr(cbor.decode(data)) == repr(value)
+
+
+def test_keys():
+    raws = [bytes.fromhex(text) for text in SMALL_ORDER]
+    raws += [bytes.fromhex(case["pub_key"]) for case in vectors("ed25519")["speccheck"]]
+    raws += [y.to_bytes(32, "little") for y in (2, 3, 4, 5, curve25519.P + 3)]
+    raws += [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32).public_key().public_bytes_raw() for n in (1, 2)]
+    for raw in raws:
+        try:
+            keys.check_public_key(raw)
+            ours = True
+        except KeyRefused:
+            ours = False
+        assert second_gate.sound(raw) is ours

@@ -1,0 +1,271 @@
+"""A second implementation of the gate, written along docs/formats.md: nothing of `attest` is imported.
+
+Straightforward and slow. It gives the reason code of one contribution by itself (steps 2 to 15), or ADMITTED.
+"""
+
+import hashlib
+import math
+import re
+import struct
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+
+class Refused(Exception):
+    """Carries a reason code."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a policy and a registry say, as plain values.
+
+    Args:
+        corpus: The audience.
+        classes: Per class its clip norm, noise multiplier and longest validity.
+        floors: Least clip norm and noise multiplier.
+        max_examples: Examples per contribution.
+        contributors: Per contributor its keys, each (raw, not before, not after, revoked at or None), classes and principal.
+    """
+
+    corpus: str
+    classes: dict[str, tuple[int, int, int]]
+    floors: tuple[int, int]
+    max_examples: int
+    contributors: dict[str, tuple[list[tuple[bytes, int, int, int | None]], list[str], str | None]]
+
+
+def judge(descriptor: bytes, message: bytes, content_hash: bytes | None, rules: Rules, now: int) -> str:
+    """The reason code of one contribution, or ADMITTED."""
+    try:
+        _judge(descriptor, message, content_hash, rules, now)
+    except Refused as refused:
+        return str(refused)
+    return "ADMITTED"
+
+
+def require(condition: bool, code: str) -> None:
+    """Refuse unless something holds."""
+    if not condition:
+        raise Refused(code)
+
+
+# --- deterministic CBOR --------------------------------------------------------------------------------------------------
+
+
+def read(data: bytes) -> Any:
+    """Exactly one item of the subset."""
+    value, end = _item(data, 0, 8)
+    require(end == len(data), "CBOR")
+    return value
+
+
+def _item(data: bytes, at: int, depth: int) -> tuple[Any, int]:
+    require(at < len(data), "CBOR")
+    major, info = divmod(data[at], 32)
+    if major == 7:
+        return _simple(data, at, info)
+    require(major != 6, "CBOR_NONCANONICAL")
+    at += 1
+    if info >= 24:
+        require(info < 28 or (info == 31 and major >= 2), "CBOR")
+        require(info != 31, "CBOR_NONCANONICAL")
+        width = 2 ** (info - 24)
+        require(len(data) >= at + width, "CBOR")
+        number = int.from_bytes(data[at : at + width], "big")
+        require(number >= (24 if width == 1 else 256 ** (width // 2)), "CBOR_NONCANONICAL")
+        at += width
+    else:
+        number = info
+    if major <= 1:
+        require(number < 2**63, "RANGE")
+        return (number if major == 0 else -1 - number), at
+    if major <= 3:
+        require(number <= len(data) - at, "CBOR")
+        piece = data[at : at + number]
+        if major == 2:
+            return piece, at + number
+        try:
+            return piece.decode("utf-8"), at + number
+        except UnicodeDecodeError as error:
+            raise Refused("CBOR") from error
+    require(depth > 0, "CBOR_NONCANONICAL")
+    require(number * (major - 3) <= len(data) - at, "CBOR")
+    if major == 4:
+        items = []
+        for _ in range(number):
+            value, at = _item(data, at, depth - 1)
+            items.append(value)
+        return items, at
+    pairs, last = {}, b""
+    for _ in range(number):
+        require(at >= len(data) or data[at] // 32 in (0, 1, 3), "CBOR_NONCANONICAL")
+        key, end = _item(data, at, depth - 1)
+        require(data[at:end] > last, "CBOR_NONCANONICAL")
+        last = data[at:end]
+        pairs[key], at = _item(data, end, depth - 1)
+    return pairs, at
+
+
+def _simple(data: bytes, at: int, info: int) -> tuple[Any, int]:
+    if info in (20, 21, 22):
+        return {20: False, 21: True, 22: None}[info], at + 1
+    require(info < 28, "CBOR")
+    require(info >= 25, "CBOR_NONCANONICAL")
+    formats = [(">e", 2), (">f", 4), (">d", 8)]
+    layout, width = formats[info - 25]
+    require(len(data) >= at + 1 + width, "CBOR")
+    (value,) = struct.unpack(layout, data[at + 1 : at + 1 + width])
+    require(math.isfinite(value), "RANGE")
+    for shorter, _ in formats[: info - 25]:
+        try:
+            require(struct.unpack(shorter, struct.pack(shorter, value))[0] != value, "CBOR_NONCANONICAL")
+        except OverflowError:
+            continue
+    return value, at + 1 + width
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------------
+
+P = 2**255 - 19
+L = 2**252 + 27742317777372353535851937790883648493
+D = -121665 * pow(121666, P - 2, P) % P
+
+
+@cache
+def sound(raw: bytes) -> bool:
+    """Whether a key is the canonical encoding of a point of prime order, in affine arithmetic."""
+    y, sign = int.from_bytes(raw, "little") % 2**255, raw[31] >> 7
+    if y >= P:
+        return False
+    x2 = (y * y - 1) * pow(D * y * y + 1, P - 2, P) % P
+    x = pow(x2, (P + 3) // 8, P)
+    if x * x % P != x2:
+        x = x * pow(2, (P - 1) // 4, P) % P
+    if x * x % P != x2 or (x == 0 and sign):
+        return False
+    point = (P - x if x % 2 != sign else x, y)
+    return _times(8, point) != (0, 1) and _times(L, point) == (0, 1)
+
+
+def _plus(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    product = D * a[0] * b[0] * a[1] * b[1] % P
+    x = (a[0] * b[1] + b[0] * a[1]) * pow(1 + product, P - 2, P)
+    y = (a[1] * b[1] + a[0] * b[0]) * pow(1 - product, P - 2, P)
+    return x % P, y % P
+
+
+def _times(number: int, point: tuple[int, int]) -> tuple[int, int]:
+    result = (0, 1)
+    for bit in bin(number)[2:]:
+        result = _plus(result, result)
+        if bit == "1":
+            result = _plus(result, point)
+    return result
+
+
+# --- the steps -----------------------------------------------------------------------------------------------------------
+
+ID = re.compile(r"[a-z0-9._/-]{1,64}\Z")
+MICRO, MOMENT, COUNT = (1, 10**15), (0, 253402300800), (0, 2**32 - 1)
+
+
+def _id(value: Any) -> None:
+    require(type(value) is str, "TYPE")
+    require(ID.match(value) is not None, "RANGE")
+
+
+def _int(value: Any, low: int, high: int) -> None:
+    require(type(value) is int, "TYPE")
+    require(low <= value <= high, "RANGE")
+
+
+def _bytes(value: Any, length: int) -> None:
+    require(type(value) is bytes, "TYPE")
+    require(len(value) == length, "RANGE")
+
+
+def _descriptor(data: bytes) -> dict[int, Any]:
+    fields = read(data)
+    require(type(fields) is dict, "TYPE")
+    require(set(range(1, 13)) <= set(fields) <= set(range(1, 15)), "SCHEMA")
+    require(type(fields[1]) is str, "TYPE")
+    require(fields[1] == "dptrain.contribution/1", "SCHEMA")
+    for key in (2, 3, 4, 11, 13):
+        if key != 13 or fields.get(13) is not None:
+            _id(fields[key])
+    for key, (low, high) in ((5, MICRO), (6, MICRO), (8, MOMENT), (9, MOMENT), (12, COUNT), (14, (1, COUNT[1]))):
+        if key != 14 or fields.get(14) is not None:
+            _int(fields[key], low, high)
+    _bytes(fields[7], 32)
+    _bytes(fields[10], 16)
+    require(fields[9] > fields[8], "WINDOW")
+    require(None not in fields.values(), "CBOR_NONCANONICAL")
+    return fields
+
+
+def _message(data: bytes) -> tuple[dict[int, Any], bytes, bytes]:
+    require(data[:1] == b"\xd2", "HEADER")
+    parts = read(data[1:])
+    require(type(parts) is list and len(parts) == 4, "HEADER")
+    protected, unprotected, payload, signature = parts
+    require(type(protected) is bytes and type(unprotected) is dict and not unprotected and payload is None, "HEADER")
+    require(type(signature) is bytes, "HEADER")
+    require(len(signature) == 64, "SIG_BAD")
+    header = read(protected)
+    require(type(header) is dict and set(header) == {1, 4, 15, 16}, "HEADER")
+    claims = header[15]
+    require(type(header[1]) is int and header[1] == -19, "HEADER")
+    require(type(header[4]) is bytes and len(header[4]) == 8, "HEADER")
+    require(type(claims) is dict and set(claims) == {1, 2}, "HEADER")
+    require(type(claims[1]) is str and ID.match(claims[1]) is not None, "HEADER")
+    require(type(claims[2]) is str and type(header[16]) is str, "HEADER")
+    return header, protected, signature
+
+
+def _string(data: bytes) -> bytes:
+    if len(data) < 24:
+        return bytes([0x40 + len(data)]) + data
+    return (b"\x58" + len(data).to_bytes(1, "big") if len(data) < 256 else b"\x59" + len(data).to_bytes(2, "big")) + data
+
+
+def _judge(descriptor: bytes, message: bytes, content_hash: bytes | None, rules: Rules, now: int) -> None:
+    require(len(descriptor) <= 16384 and len(message) <= 1024, "SIZE")
+    fields = _descriptor(descriptor)
+    header, protected, signature = _message(message)
+    name = fields[2]
+    require(header[15][1] == name, "HEADER")
+    keys, granted, principal = rules.contributors.get(name, ([], [], None))
+    require(bool(keys), "KEY_UNKNOWN")
+    named = [key for key in keys if hashlib.sha256(key[0]).digest()[:8] == header[4]]
+    require(bool(named), "SIG_BAD")
+    raw, not_before, not_after, revoked_at = named[0]
+    require(revoked_at is None or now < revoked_at, "KEY_REVOKED")
+    require(not_before <= now < not_after, "KEY_NOT_VALID")
+    require(header[16] == "application/vnd.dptrain.attestation+cose", "HEADER")
+    require(header[15][2] == "sha-256:" + hashlib.sha256(descriptor).hexdigest(), "HEADER")
+    require(sound(raw), "KEY_WEAK")
+    require(int.from_bytes(signature[32:], "little") < L, "SIG_BAD")
+    signed = b"\x84\x6aSignature1" + _string(protected) + b"\x40" + _string(descriptor)
+    try:
+        Ed25519PublicKey.from_public_bytes(raw).verify(signature, signed)
+    except InvalidSignature as error:
+        raise Refused("SIG_BAD") from error
+    require(fields[11] == rules.corpus, "AUDIENCE")
+    require(principal is None or fields.get(13) in (None, principal), "PRINCIPAL")
+    require(fields[4] in rules.classes, "CLASS_UNKNOWN")
+    require(fields[4] in granted, "CLASS_NOT_GRANTED")
+    clip, noise, window = rules.classes[fields[4]]
+    require(fields[8] <= now, "NOT_YET_VALID")
+    require(now < fields[9], "EXPIRED")
+    require(fields[9] - fields[8] <= window, "WINDOW")
+    require(fields[5] <= clip, "CLIP_ABOVE_CLASS")
+    require(fields[6] >= noise, "NOISE_BELOW_CLASS")
+    require(fields[5] >= rules.floors[0], "CLIP_BELOW_FLOOR")
+    require(fields[6] >= rules.floors[1], "NOISE_BELOW_FLOOR")
+    require(fields.get(14, 1) <= rules.max_examples, "EXAMPLES")
+    require(content_hash is not None, "CONTENT_MISSING")
+    require(content_hash == fields[7], "CONTENT_MISMATCH")
