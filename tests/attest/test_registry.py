@@ -16,6 +16,7 @@ from attest.registry import (
     KeyRecord,
     KeyStatement,
     RegistryLog,
+    RegistryReader,
     Revoke,
     RevokeOwn,
     Rotate,
@@ -215,6 +216,25 @@ def test_a_contributor_revokes_a_key_of_its_own_with_any_valid_key(town):
     assert [record.revoked_at for record in town.opened().find("alice").keys] == [T + 7, T + 7]
 
 
+def test_a_reader_goes_on_where_it_was_only_if_all_before_is_as_it_was(town):
+    """What was verified once is not verified again, and must be the same bytes: not just as many."""
+    reader = RegistryReader(town.path, town.public)
+    before = reader.read()
+    grown = join([*town.items(), town.entry(Grant("bob", ["sensitive"], None))])
+    for place in (40, len(join(town.items()[:1])) - 5, len(join(town.items())) - 5):
+        changed = bytearray(grown)
+        changed[place] ^= 1
+        town.path.write_bytes(changed)
+        with pytest.raises(RegistryRefused):
+            reader.read()
+    town.path.write_bytes(grown)
+    after = reader.read()
+    assert after == town.opened() and after.extends(before.root()) and after.find("bob").classes == ("sensitive",)
+    assert before.find("bob").classes == ("open",), "an earlier state stays what it was"
+    town.path.write_bytes(join(town.items()[:2]))
+    assert reader.read() == town.opened() and not reader.read().extends(before.root())
+
+
 # --- tampering with the file -----------------------------------------------------------------------------------------
 
 
@@ -242,6 +262,8 @@ def test_a_file_cut_anywhere_but_between_entries_is_refused(town):
             assert town.opened(data[:length]).root() == roots[ends[length] - 1]
         else:
             town.refused(data[:length])
+    for short in (1, 100, 400):
+        assert town.refused(data[:-short]) == "CBOR"
 
 
 def test_a_truncated_tail_no_longer_extends_the_pinned_root(town):
