@@ -173,15 +173,26 @@ _NONCE = b"\x0a\x50"
 """Key 10 and the head of 16 bytes."""
 
 
-def split(data: bytes) -> Parts | None:
-    """Cut bytes at the first that look like a content hash, and the first after it that look like a nonce; decodes nothing.
+_STEPS = bytes([2] * 24 + [3, 4, 6, 10] + [0] * 68 + [2 + length for length in range(24)] + [0] * 136)
+"""Bytes of a field with a key of one byte, by the head of its value: integers and texts of up to 23 bytes; else 0."""
 
-    Guarantee: `split(data).join() == data`, or None. Whether `data` is a descriptor, and the cuts are where its fields are,
-    is for the caller to establish.
+
+def split(data: bytes) -> Parts | None:
+    """Cut around the content hash and the nonce by the lengths of the fields before them; decodes nothing.
+
+    Guarantee: `split(data).join() == data`, or None. For a descriptor the cuts are where its fields are; whether `data` is
+    one is for the caller to establish.
     """
-    at = data.find(_CONTENT_HASH)
-    nonce_at = data.find(_NONCE, at + 35)
-    if at < 0 or nonce_at < 0 or len(data) <= nonce_at + 18:
+    at = 1
+    try:
+        for _ in range(6):
+            at += _STEPS[data[at + 1]] or 3 + data[at + 2]  # Longer texts have their length in the byte after the head.
+        nonce_at = at + 35
+        for _ in range(2):
+            nonce_at += _STEPS[data[nonce_at + 1]] or 3 + data[nonce_at + 2]
+    except IndexError:
+        return None
+    if data[at : at + 3] != _CONTENT_HASH or data[nonce_at : nonce_at + 2] != _NONCE or len(data) < nonce_at + 18:
         return None
     rest = (data[:at], data[at + 35 : nonce_at], data[nonce_at + 18 :])
     return Parts(rest, data[at + 3 : at + 35], data[nonce_at + 2 : nonce_at + 18])
