@@ -1,5 +1,6 @@
 """`dptrain gate`: admit or refuse every contribution of a corpus."""
 
+import contextlib
 import json as json_text
 import os
 import tempfile
@@ -17,11 +18,10 @@ from attest.errors import AttestError
 from attest.files import atomic_writer
 from attest.gate import Admitted, Gate, GateReport, ReasonCode, Refused, run_gate
 from attest.policy import Policy
-from attest.records import SUFFIX
+from attest.records import SUFFIX, open_beneath
 from dptrain.cli.files import OwnerKey, RegistryFile, read_registry, read_signed_policy
 from dptrain.cli.output import JsonFlag, console, moment, styled, table, utc
 from dptrain.cli.progress import progress_bar
-from ledger.log import Ledger
 
 SignedPolicyFile = Annotated[
     Path, typer.Argument(metavar="POLICY.cose", exists=True, dir_okay=False, help="Policy signed by the corpus owner.")
@@ -62,13 +62,14 @@ def gate(
     with tempfile.TemporaryFile() as spool:
         tally = _Tally(limit, spool if json or refusals else None)
         started = time.monotonic()
-        with progress_bar("judging", lambda: _attestations_in(corpus)) as progress:
-            for outcome in judging.judge(
-                open_corpus(corpus), now=moment_of_admission, withdrawn=_withdrawn(ledger), progress=progress
-            ):
-                tally.add(outcome)
-        if refusals is not None:
-            with atomic_writer(refusals) as stream:
+        # Opened before judging, which may take long: a place that cannot be written is told at once.
+        with contextlib.nullcontext() if refusals is None else atomic_writer(refusals) as stream:
+            with progress_bar("judging", lambda: _attestations_in(corpus)) as progress:
+                for outcome in judging.judge(
+                    open_corpus(corpus), now=moment_of_admission, withdrawn=_withdrawn(ledger), progress=progress
+                ):
+                    tally.add(outcome)
+            if stream is not None:
                 stream.writelines(_lines(spool))
         if json:
             _print_json(tally, moment_of_admission, judging.registry_root, spool)
@@ -133,13 +134,16 @@ class _Tally:
 def _withdrawn(ledger: Path | None) -> frozenset[bytes]:
     if ledger is None:
         return frozenset()
+    # SQLAlchemy takes longer to load than everything else together; most commands never open a ledger.
+    from ledger.log import Ledger
+
     with Ledger.open(ledger, read_only=True) as log:
         return frozenset(log.withdrawn)
 
 
 def _attestations_in(corpus: Path) -> int:
     """About how many attestations a corpus holds, for a progress bar: sizes of files over the size of their first item."""
-    beside = corpus.with_name(corpus.name + SUFFIX)
+    beside = Path(os.path.abspath(corpus) + SUFFIX)
     if beside.is_file():
         return _attestations_of(beside)
     return sum(
@@ -149,9 +153,9 @@ def _attestations_in(corpus: Path) -> int:
 
 def _attestations_of(path: Path) -> int:
     try:
-        with path.open("rb") as stream:
+        with open_beneath(path.parent, path.name) as stream:
             first = next(read_sequence(stream), None)
-        return 0 if first is None else round(path.stat().st_size / len(first.to_cbor()))
+            return 0 if first is None else round(os.fstat(stream.fileno()).st_size / len(first.to_cbor()))
     except (OSError, AttestError):
         return 0
 
