@@ -9,7 +9,7 @@ import typer
 from attest import keys
 from attest.errors import RegistryRefused
 from attest.ids import check_id
-from attest.registry import Registry, RegistryLog, Rotate
+from attest.registry import KeyStatement, Registry, RegistryLog, Rotate
 from attest.registry.statements import read_statement
 from dptrain.cli import registry_show
 from dptrain.cli.enrolments import Defaults, read_enrolments
@@ -182,10 +182,9 @@ def rotate(
         raise RegistryRefused("SCHEMA", f"{str(statement)!r} is no change of key; give it to 'registry {found.kind}'")
     now = int(time.time())
     start = now if not_before is None else not_before
-    action = Rotate(
-        found.to_cbor(), messages[0], messages[1], start, start + days * _DAY, now if old_until is None else old_until
-    )
     log = _open(registry, key, passphrase_file)
+    end = _soonest_end(log.registry, found, now) if old_until is None else old_until
+    action = Rotate(found.to_cbor(), messages[0], messages[1], start, start + days * _DAY, end)
     changed = log.append([action], now=now)
     new = keys.key_id(found.new_key or b"").hex()
     _report(changed, json, f"{found.contributor} has the new key {new}", [found.contributor])
@@ -250,6 +249,13 @@ def _owner_key(registry: Path, key: Path | None) -> Path:
             "(make one with 'dptrain attest keygen owner')"
         )
     return found
+
+
+def _soonest_end(registry: Registry, statement: KeyStatement, now: int) -> int:
+    """Now, or a second after its start for a key that was enrolled just now: a validity is never empty."""
+    known = registry.find(statement.contributor)
+    starts = [record.not_before for record in known.keys if record.raw == statement.key] if known else []
+    return max([now, *(start + 1 for start in starts)])
 
 
 def _key_id(text: str | None) -> bytes | None:

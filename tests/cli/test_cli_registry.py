@@ -172,16 +172,25 @@ def test_a_contributor_changes_its_key(alice):
     assert code(alice, "registry", "rotate", REGISTRY, "--statement", made["path"]) in ("REPLAYED", "KEY_UNKNOWN")
 
 
+def test_a_key_enrolled_in_this_very_second_can_be_followed_by_another(alice, monkeypatch):
+    now = contributors(alice)["alice"]["keys"][0]["not_before"]
+    monkeypatch.setattr("dptrain.cli.registry.time.time", lambda: now)
+    alice.run("attest", "rotate", "--key", "alice.key", "--new-key", "new/alice.key", "--registry", REGISTRY)
+    alice.run("registry", "rotate", REGISTRY, "--statement", "alice-rotation.cose")
+    assert contributors(alice)["alice"]["keys"][0]["not_after"] == now + 1
+
+
 def test_what_a_new_key_signs_is_admitted_under_the_old_policy(shell, corpus):
     corpus()
     (shell.directory / "new").mkdir()
     shell.run("attest", "keygen", "alice", "--dir", "new")
     shell.run("attest", "rotate", "--key", "alice.key", "--new-key", "new/alice.key", "--registry", REGISTRY)
     shell.run("registry", "rotate", REGISTRY, "--statement", "alice-rotation.cose")
-    assert shell.json("gate", "policy.cose", "corpus", code=1)["refused"] == {"KEY_NOT_VALID": 5}
+    soon = str(contributors(shell)["alice"]["keys"][0]["not_after"] + 1)
+    assert shell.json("gate", "policy.cose", "corpus", "--now", soon, code=1)["refused"] == {"KEY_NOT_VALID": 5}
     sign = ("attest", "sign", "corpus/notes.jsonl", "--class", "sensitive", "--policy", "policy.toml")
     shell.run(*sign, "--key", "new/alice.key")
-    assert shell.json("gate", "policy.cose", "corpus")["admitted"] == {"sensitive": 5}
+    assert shell.json("gate", "policy.cose", "corpus", "--now", soon)["admitted"] == {"sensitive": 5}
 
 
 def test_a_contributor_revokes_its_key(alice):
