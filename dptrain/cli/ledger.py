@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,13 +21,14 @@ from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.output import JsonFlag, console, number, print_json, styled, table, utc
 from dptrain.cli.signing_keys import read_private_key
 from dptrain.errors import ConfigError
-from ledger.audit import AuditReport, verify_export
 from ledger.errors import LedgerBusy
-from ledger.leaves import Header
-from ledger.log import Ledger
-from ledger.note import NoteSigner
-from ledger.report import write_report
-from ledger.summary import class_summaries
+
+if TYPE_CHECKING:
+    # SQLAlchemy takes longer to load than everything else together, and help and completion need none of it: the
+    # functions below import what they use.
+    from ledger.audit import AuditReport
+    from ledger.leaves import Header
+    from ledger.log import Ledger
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="The record of a run: show, export, verify, report, withdraw."
@@ -58,6 +59,8 @@ OwnersKey = Annotated[
 @app.command(epilog="Example: dptrain ledger show ledger.db")
 def show(ledger: LedgerFile, json: JsonFlag = False) -> None:
     """What the ledger says: run, policy, steps charged, expenditure per class."""
+    from ledger.log import Ledger
+
     with Ledger.open(ledger, read_only=True) as log:
         data = _summary(log)
     if json:
@@ -177,6 +180,8 @@ def report(
     """Verify an export and write one self-contained HTML page about it; exit code 1 if it FAILED."""
     refuse_to_overwrite(out)
     audited = _audit(export, key, owner_key)
+    from ledger.report import write_report
+
     write_report(export, out, report=audited, extras=_extras(extras))
     if json:
         print_json({"path": str(out), "verdict": audited.verdict})
@@ -186,7 +191,7 @@ def report(
         raise typer.Exit(1)
 
 
-def _registry_of(header: Header, path: Path) -> Registry:
+def _registry_of(header: "Header", path: Path) -> Registry:
     """The registry, if it is the one that the run began with or a later state of it."""
     known = open_registry(path, header.owner_key)
     if not known.extends(header.registry_root):
@@ -199,8 +204,11 @@ def _registry_of(header: Header, path: Path) -> Registry:
 
 
 @contextmanager
-def _open(ledger: Path, key: Path | None, passphrase_file: Path | None) -> Iterator[Ledger]:
+def _open(ledger: Path, key: Path | None, passphrase_file: Path | None) -> Iterator["Ledger"]:
     """The ledger, opened with its signing key."""
+    from ledger.log import Ledger
+    from ledger.note import NoteSigner
+
     found = key or ledger.with_suffix(".key")
     if not found.is_file():
         raise typer.BadParameter(f"there is no {found}; give the ledger's private key with --key")
@@ -211,8 +219,10 @@ def _open(ledger: Path, key: Path | None, passphrase_file: Path | None) -> Itera
         yield log
 
 
-def _audit(export: Path, pinned: list[str], owner_key: Path | None) -> AuditReport:
+def _audit(export: Path, pinned: list[str], owner_key: Path | None) -> "AuditReport":
     owner = None if owner_key is None else keys.load_public_key(owner_key)
+    from ledger.audit import verify_export
+
     return verify_export(export, [vkey for text in pinned for vkey in _verifier_keys(text)], owner_key=owner)
 
 
@@ -227,7 +237,7 @@ def _verifier_keys(text: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def _enter(log: Ledger, found: Withdrawal, evidence: bytes, now: int) -> dict[str, Any]:
+def _enter(log: "Ledger", found: Withdrawal, evidence: bytes, now: int) -> dict[str, Any]:
     seq = log.withdraw(found.descriptor_hash, found.reason_code, evidence, now=now)
     matched = found.descriptor_hash in log.admitted
     return {"descriptor_hash": found.descriptor_hash.hex(), "seq": seq, "matched": matched}
@@ -235,7 +245,7 @@ def _enter(log: Ledger, found: Withdrawal, evidence: bytes, now: int) -> dict[st
 
 def _check_withdrawal(
     path: Path,
-    header: Header,
+    header: "Header",
     descriptors: dict[bytes, ContributionDescriptor],
     registry: Registry | None,
     now: int,
@@ -286,7 +296,9 @@ def _extras(path: Path | None) -> dict[str, Any] | None:
     return value
 
 
-def _summary(log: Ledger) -> dict[str, Any]:
+def _summary(log: "Ledger") -> dict[str, Any]:
+    from ledger.summary import class_summaries
+
     header, state = log.header, log.state
     return {
         "origin": header.origin,
@@ -315,7 +327,7 @@ def _summary(log: Ledger) -> dict[str, Any]:
     }
 
 
-def _print_audit(audited: AuditReport) -> None:
+def _print_audit(audited: "AuditReport") -> None:
     out = console()
     colour = {"FULL": "green", "SUMMARISED": "yellow"}.get(audited.verdict, "red")
     out.print(styled(f"bold {colour}", audited.verdict, f"  {audited.origin or 'the checkpoint was refused'}"))

@@ -30,6 +30,7 @@ from dptrain.cli.files import (
 from dptrain.cli.gate import judge
 from dptrain.cli.output import JsonFlag, console, counting, print_json
 from dptrain.cli.planning import make_plan
+from dptrain.cli.policy_text import as_toml
 from dptrain.support import unsupported
 
 app = typer.Typer(
@@ -151,19 +152,16 @@ def sign(
 
 @app.command(epilog="Example: dptrain policy show policy.cose --owner-key owner.pub")
 def show(policy: PolicyFile, owner_key: OwnerKey = None, json: JsonFlag = False) -> None:
-    """Verify the owner's signature and show every field."""
+    """Verify the owner's signature and show every field, as the text of a policy."""
     signed = read_signed_policy(policy, owner_key)
     data = _as_json(signed)
     if json:
         print_json(data)
         return
     out = console()
-    classes = data["policy"].pop("classes")
-    out.print(f"signed by {signed.owner}, digest {signed.digest.hex()}")
-    for name, value in data["policy"].items():
-        out.print(f"  {name} = {value}")
-    for item in classes:
-        out.print(f"  class {item.pop('name')}: " + ", ".join(f"{name} = {value}" for name, value in item.items()))
+    out.print(f"# signed by {signed.owner}, digest {signed.digest.hex()}")
+    out.print(f"# registry root {data['policy']['registry_root'] or 'none'}\n")
+    out.print(as_toml(signed.policy), end="")
 
 
 def _depth(depth: DepthRule) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """What holds for every command: help with an example, `--json`, exit codes, no tracebacks for expected errors."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,3 +73,9 @@ def test_training_commands_without_torch_say_what_to_install(shell, monkeypatch)
     for arguments in (("train", "run.toml"), ("demo",)):
         error = shell.json(*arguments, code=1)["error"]
         assert error["code"] == "TRAIN_EXTRA_MISSING" and "pip install 'dptrain[train]'" in error["sentence"]
+
+
+def test_help_and_completion_load_neither_the_database_nor_the_accountants_libraries():
+    script = "import sys, dptrain.cli.app; print([name for name in ('sqlalchemy', 'scipy', 'torch') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.strip() == "[]", done.stderr

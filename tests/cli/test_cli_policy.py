@@ -1,6 +1,12 @@
 """`dptrain policy`: what is written can be read, explained, signed and shown."""
 
+from dataclasses import replace
+
 import pytest
+
+from attest.keys import load_public_key
+from attest.policy import Policy, open_policy
+from dptrain.cli.policy_text import as_toml
 
 
 def sentences(answer: dict) -> str:
@@ -62,7 +68,27 @@ def test_a_signed_policy_shows_what_was_signed_and_by_whom(shell, corpus):
     assert answer["owner"] == "owner"
     assert answer["policy"]["registry_root"] == shell.json("registry", "show", "registry.cbor")["root"]
     assert answer["policy"]["classes"][0]["depth"] == {"from": 0.75, "to": 1.0}
-    assert "signed by owner" in shell.run("policy", "show", "policy.cose").stdout
+    shown = shell.run("policy", "show", "policy.cose").stdout
+    assert "signed by owner" in shown
+    signed = open_policy(shell.directory / "policy.cose", load_public_key(shell.directory / "owner.pub"))
+    assert replace(signed.policy, registry_root=None) == Policy.from_toml(shown)
+
+
+@pytest.mark.parametrize(
+    "depth",
+    [
+        "{ from = 0.125, to = 1.0, embeddings = true }",
+        "{ layers = [0, 3, 11], head = false }",
+        '{ set = ["vision.*", "text.[ab]?"] }',
+        '{ adapter = "clinic" }',
+    ],
+)
+def test_every_policy_is_shown_as_text_that_reads_back_as_the_same(shell, depth):
+    shell.run("policy", "init")
+    text = (shell.directory / "policy.toml").read_text().replace("{ from = 0.75, to = 1.0 }", depth)
+    text = text.replace("delta = 1e-6", "delta = 0.00000123456").replace("sampling_rate = 0.01", "sampling_rate = 0.000123")
+    policy = Policy.from_toml(text.replace("clip_norm = 0.5 ", "max_window_days = 7\nclip_norm = 123456.000001 "))
+    assert Policy.from_toml(as_toml(policy)) == policy
 
 
 def test_an_unsigned_policy_or_a_foreign_signature_is_refused(shell, corpus):
