@@ -135,17 +135,11 @@ class Recorder:
 
     def expire(self, admissions: Iterable[Admission], now: int) -> None:
         """Withdraws contributions whose validity has ended, with the attestation that says so as evidence."""
-        gone = self.ledger.withdrawn
-        for admission in admissions:
-            if admission.descriptor_hash not in gone:
-                self.withdraw(admission.descriptor_hash, "expired", admission.attestation_hash, now=now)
+        self.ledger.withdraw_all(((a.descriptor_hash, "expired", a.attestation_hash) for a in admissions), now=now)
 
     def bar(self, found: Iterable[tuple[Admission, str]], registry_root: bytes, now: int) -> None:
         """Withdraws contributions that the registry no longer supports, with its root as evidence."""
-        gone = self.ledger.withdrawn
-        for admission, reason in found:
-            if admission.descriptor_hash not in gone:
-                self.withdraw(admission.descriptor_hash, reason, registry_root, now=now)
+        self.ledger.withdraw_all(((a.descriptor_hash, reason, registry_root) for a, reason in found), now=now)
 
     def withdraw(self, descriptor_hash: bytes, reason: str, evidence_hash: bytes, *, now: int) -> None:
         """Records a withdrawal; from the next charge on the contribution is out of its pool."""

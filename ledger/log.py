@@ -286,15 +286,27 @@ class Ledger:
         Returns:
             The position of its WITHDRAW leaf.
         """
-        found = self.state.withdrawals.get(descriptor_hash)
-        if found is not None:
-            return found
+        self.withdraw_all([(descriptor_hash, reason, evidence_hash)], now=now)
+        return self.state.withdrawals[descriptor_hash]
+
+    def withdraw_all(self, withdrawn: Iterable[tuple[bytes, str, bytes]], *, now: int) -> None:
+        """Takes contributions out as `withdraw` does, all of them in one transaction.
+
+        Args:
+            withdrawn: descriptor hash, reason code and evidence hash of each; the first for a contribution stands.
+            now: POSIX seconds.
+        """
+        fresh: dict[bytes, tuple[bytes, str, bytes]] = {}
+        for item in withdrawn:
+            if item[0] not in self.state.withdrawals:
+                fresh.setdefault(item[0], item)
+        if not fresh:
+            return
         with self._file.appending(now, checkpoint=self.finished) as time:
-            contribution = self.state.contributions.get(descriptor_hash)
-            admit_seq = None if contribution is None else contribution.admit.seq
-            seq = self.size
-            self._file.stage(Withdraw(seq, time, descriptor_hash, admit_seq, reason, evidence_hash))
-        return seq
+            for seq, (descriptor_hash, reason, evidence_hash) in enumerate(fresh.values(), start=self.size):
+                contribution = self.state.contributions.get(descriptor_hash)
+                admit_seq = None if contribution is None else contribution.admit.seq
+                self._file.stage(Withdraw(seq, time, descriptor_hash, admit_seq, reason, evidence_hash))
 
     def close_epoch(self, step: int, model_digest: bytes, *, now: int) -> bytes:
         """Records what every contribution has spent, and signs a checkpoint over it.

@@ -197,6 +197,22 @@ def test_withdrawals_bar_admission_and_are_idempotent(run):
     assert refused.value.code == "WITHDRAWN"
 
 
+def test_many_withdrawals_are_entered_together_once_each_or_not_at_all(run):
+    run.admit(*(admission(n) for n in range(1, 6)))
+    run.withdraw(2)
+    size = run.ledger.size
+    wanted = [(descriptor(n), "key-revoked", bytes(32)) for n in (1, 2, 3, 3, 99)]
+    run.ledger.withdraw_all(wanted, now=run.tick())
+    run.ledger.withdraw_all(wanted, now=run.tick())
+    run.ledger.withdraw_all([], now=run.tick())
+    assert run.ledger.size == size + 3
+    assert run.ledger.withdrawn == {descriptor(n) for n in (1, 2, 3, 99)}
+    bad = [(descriptor(4), "key-revoked", bytes(32)), (descriptor(5), "no good", bytes(32))]
+    with pytest.raises(LeafRefused):
+        run.ledger.withdraw_all(bad, now=run.tick())
+    assert run.ledger.size == size + 3 and descriptor(4) not in run.ledger.withdrawn
+
+
 def test_withdrawn_contributions_leave_the_pool_at_the_next_charge(run):
     run.admit(admission(1), admission(2))
     run.steps()
