@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from attest.attestation import Attestation, read_sequence
 from attest.claims import Claims
@@ -82,20 +82,20 @@ class Corpus:
     def _search(self, prefix: str, depth: int = 0) -> Iterator[Item]:
         try:
             with os.scandir(self.root / prefix) as entries:
-                names = {entry.name: entry for entry in entries if not entry.name.startswith(".")}
+                kinds = {entry.name: _kind(entry) for entry in entries if not entry.name.startswith(".")}
         except OSError as error:
             yield _unread(prefix, CorpusRefused("UNATTESTED", f"cannot list {prefix!r}: {error.strerror or error}"))
             return
-        for name in sorted(names):
-            entry, source = names[name], prefix + name
-            if entry.is_symlink():
+        for name in sorted(kinds):
+            kind, source = kinds[name], prefix + name
+            if kind == "link":
                 yield _unread(
                     source, CorpusRefused("UNATTESTED", f"{source!r} is a symbolic link; put the data itself here")
                 )
-            elif name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False):
-                if name.removesuffix(SUFFIX) not in names:
+            elif name.endswith(SUFFIX) and kind == "file":
+                if name.removesuffix(SUFFIX) not in kinds:
                     yield from self._data(source.removesuffix(SUFFIX))
-            elif entry.is_dir(follow_symlinks=False) and name + SUFFIX not in names:
+            elif kind == "folder" and name + SUFFIX not in kinds:
                 if depth < _MAX_DEPTH:
                     yield from self._search(source + "/", depth + 1)
                 else:
@@ -181,6 +181,15 @@ def open_corpus(path: str | os.PathLike[str]) -> Corpus:
     if target.is_symlink():
         raise CorpusRefused("RANGE", f"{os.fspath(path)!r} is a symbolic link; give the path of the data itself")
     return Corpus(target.parent, target.name)
+
+
+def _kind(entry: os.DirEntry[str]) -> Literal["link", "file", "folder", "other"]:
+    """What an entry is: a word, since the entry itself takes several times the memory of its name."""
+    if entry.is_symlink():
+        return "link"
+    if entry.is_dir(follow_symlinks=False):
+        return "folder"
+    return "file" if entry.is_file(follow_symlinks=False) else "other"
 
 
 def _item(record: Record, claim: Attestation | AttestError | None) -> Item:

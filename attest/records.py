@@ -89,30 +89,34 @@ def folder_sources(root: Path, source: str) -> Iterator[str]:
     Raises:
         CorpusRefused: Code CONTENT_MISSING if a folder cannot be listed.
     """
-    waiting = [iter([(source, True)])]
+    waiting = [(source, iter(_listed(root, source)))]
     while waiting:
-        path, is_folder = next(waiting[-1], (None, False))
-        if path is None:
+        folder, names = waiting[-1]
+        name = next(names, None)
+        if name is None:
             waiting.pop()
-        elif is_folder:
-            waiting.append(iter(_listed(root, path)))
+        elif name.endswith("/"):
+            waiting.append((f"{folder}/{name[:-1]}", iter(_listed(root, f"{folder}/{name[:-1]}"))))
         else:
-            yield path
+            yield f"{folder}/{name}"
 
 
-def _listed(root: Path, folder: str) -> list[tuple[str, bool]]:
-    """Files and folders in a folder, a folder sorted as if a slash were part of its name."""
+def _listed(root: Path, folder: str) -> list[str]:
+    """Sorted names of the files and folders in a folder; a folder's name ends with a slash."""
+    names = []
     try:
         with os.scandir(root / folder) as entries:
-            found = [
-                (f"{folder}/{entry.name}", entry.is_dir(follow_symlinks=False))
-                for entry in entries
-                if not entry.name.startswith(".")
-                and (entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False))
-            ]
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    names.append(entry.name + "/")
+                elif entry.is_file(follow_symlinks=False):
+                    names.append(entry.name)
     except OSError as error:
         raise CorpusRefused("CONTENT_MISSING", f"cannot list {folder!r}: {error.strerror or error}") from error
-    return sorted(found, key=lambda entry: entry[0] + "/" * entry[1])
+    names.sort()
+    return names
 
 
 def records_of(root: Path, source: str) -> Iterator[Record]:
