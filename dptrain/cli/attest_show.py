@@ -149,6 +149,7 @@ class _Tally:
     """What a pass over a file leaves behind: counts, and the first rows."""
 
     count: int = 0
+    corpora: Counter[str] = field(default_factory=Counter)
     classes: Counter[str] = field(default_factory=Counter)
     contributors: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
@@ -194,6 +195,7 @@ def _count_one(attestation: Attestation, verifier: Verifier, tally: _Tally) -> C
     except AttestError as error:
         failure = Check("form", "failed", error.sentence, str(error.code))
     else:
+        tally.corpora[signed.corpus] += 1
         tally.classes[signed.admissibility_class] += 1
         tally.contributors[signed.contributor] += 1
     if failure is not None:
@@ -229,8 +231,10 @@ def _print_words(words: list[str], names: list[tuple[str, str]], checks: list[Ch
 
 def _print_table(tally: _Tally, verifier: Verifier, path: Path) -> None:
     out = console()
-    columns = ["#", "contributor", "class", "corpus", "clip norm", "noise multiplier", "valid until", "descriptor hash"]
+    columns = ["#", "contributor", "class", "clip norm", "noise", "until", "descriptor"]
     rows = table(*columns) if verifier.idle else table(*columns, "verified")
+    for column in rows.columns[1:3]:
+        column.justify = "left"
     for index, attestation, failure in tally.rows:
         outcome = [] if verifier.idle else ["✗ " + (failure.code or "") if failure else "✓"]
         rows.add_row(str(index), *_cells(attestation), *outcome)
@@ -238,7 +242,7 @@ def _print_table(tally: _Tally, verifier: Verifier, path: Path) -> None:
         out.print(rows)
     if tally.count > len(tally.rows):
         out.print(f"... and {tally.count - len(tally.rows):,} more (--limit)")
-    for what, counts in (("class", tally.classes), ("contributor", tally.contributors)):
+    for what, counts in (("corpus", tally.corpora), ("class", tally.classes), ("contributor", tally.contributors)):
         out.print(f"{what}: " + (", ".join(_most(counts)) or "none"))
     for code, count in tally.failures.most_common():
         out.print(styled("red", "  failed", f" {code}: {count:,}"))
@@ -261,15 +265,14 @@ def _cells(attestation: Attestation) -> list[str]:
     try:
         signed = ContributionDescriptor.from_cbor(attestation.descriptor)
     except AttestError:
-        return ["(unreadable)", *6 * [""]]
+        return ["(unreadable)", *5 * [""]]
     return [
         signed.contributor,
         signed.admissibility_class,
-        signed.corpus,
         number(signed.clip_norm, 6),
         number(signed.noise_multiplier, 6),
-        utc(signed.not_after),
-        signed.digest().hex()[:16],
+        utc(signed.not_after)[:10],
+        signed.digest().hex()[:8],
     ]
 
 
@@ -281,6 +284,7 @@ def _most(counts: Counter[str], limit: int = 10) -> list[str]:
 def _tally_as_json(tally: _Tally, verifier: Verifier) -> dict[str, Any]:
     return {
         "count": tally.count,
+        "corpora": dict(tally.corpora.most_common()),
         "classes": dict(tally.classes.most_common()),
         "contributors": dict(tally.contributors.most_common()),
         "verified": None if verifier.idle else tally.count - tally.failures.total(),

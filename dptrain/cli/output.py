@@ -125,7 +125,7 @@ def _finite(value: Any) -> Any:
 
 def table(*columns: str) -> Table:
     """A table whose columns after the first are right-aligned."""
-    built = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    built = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
         built.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     return built

@@ -117,8 +117,9 @@ def _print_contributors(found: Registry | Peek) -> None:
                 record.key_id.hex(),
                 ", ".join(contributor.classes),
                 "" if contributor.cap is None else str(contributor.cap),
-                utc(record.not_before),
-                utc(record.not_after),
+                # Days are enough to look at, and fit a terminal; --json has the seconds.
+                utc(record.not_before)[:10],
+                utc(record.not_after)[:10],
                 "" if record.revoked_at is None else utc(record.revoked_at),
             )
     out = console()
