@@ -23,7 +23,8 @@ class Claims:
         self._stream = stream
         # Keys: n + hash, how many claim it; t + hash, how many of these are taken; p + hash + k, where the k-th begins;
         # u + place, that the one beginning there is taken.
-        self._table = DigestTable()
+        # It stands beside the gate's own tables, so it takes to the disk earlier than these.
+        self._table = DigestTable(1 << 17, 1 << 15)
         try:
             for place, attestation in read_places(stream):
                 parts = split(attestation.descriptor)

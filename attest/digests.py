@@ -37,14 +37,16 @@ class DigestTable:
 
     Args:
         memory_entries: Entries up to which nothing is written to disk.
+        recent: Entries that wait in a dictionary, None for `RECENT`.
 
     Raises:
         GateFailed: Code STORAGE, from every method, once the temporary file failed, or an interruption left it half written.
     """
 
-    def __init__(self, memory_entries: int = MEMORY_ENTRIES) -> None:
+    def __init__(self, memory_entries: int = MEMORY_ENTRIES, recent: int | None = None) -> None:
         self._secret = secrets.token_bytes(32)
         self._memory_entries = memory_entries
+        self._most_recent = RECENT if recent is None else recent
         self._recent: dict[bytes, int] = {}
         self._count = 0
         self._fill = array("H", bytes(2 * _FIRST_PAGES))
@@ -98,7 +100,7 @@ class DigestTable:
 
     def _remember(self, key: bytes, value: int) -> None:
         self._recent[key] = value
-        if len(self._recent) > RECENT:
+        if len(self._recent) > self._most_recent:
             self._sound = False
             for recent, number in self._recent.items():
                 name = self._name(recent)

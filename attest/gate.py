@@ -201,7 +201,7 @@ class Gate:
         self._insisted = workers is not None
         self._seen = seen
         self._fingerprint = fingerprint
-        self._verified = DigestTable() if remember else None
+        self._verified = DigestTable(1 << 18, 1 << 15) if remember else None
 
     def judge(
         self,

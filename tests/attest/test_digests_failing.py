@@ -2,12 +2,14 @@
 
 import copy
 import errno
+import io
 import os
 import pickle
 
 import pytest
 
 from attest import digests
+from attest.claims import Claims
 from attest.digests import DigestTable
 from attest.errors import GateFailed
 
@@ -117,3 +119,21 @@ def test_a_table_is_not_copied(monkeypatch):
         with pytest.raises(TypeError, match="DigestTable"):
             act(table)
     assert all(table.get(key) == 1 for key in KEYS[:6000])
+
+
+def test_the_tables_of_one_gate_fit_into_its_memory_together(monkeypatch):
+    made, original = [], DigestTable.__init__
+
+    def noted(self, memory_entries=digests.MEMORY_ENTRIES, recent=None):
+        made.append((memory_entries, recent))
+        original(self, memory_entries, recent)
+
+    monkeypatch.setattr(DigestTable, "__init__", noted)
+    Claims(io.BytesIO())
+    monkeypatch.undo()
+    assert made == [(1 << 17, 1 << 15)]
+    table = DigestTable(1 << 10, 1 << 6)
+    for key in KEYS:
+        table.set(key, 1)
+        assert len(table._recent) <= 1 << 6
+    assert table._file >= 0 and all(table.get(key) == 1 for key in KEYS)
