@@ -9,12 +9,13 @@ pytest.importorskip("torch")
 from attest import keys, signed_file
 from attest.attestation import Attestation
 from attest.errors import CorpusRefused
-from attest.gate import Gate, Refused, Seen, recheck
+from attest.gate import Admission, Gate, Refused, Seen, recheck
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.errors import ContentChanged
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
 from tests.attacks.scene import BOB, CONTENT, MALLORY, NOW, RAW, item_of, make_registry, signed
+from tests.registries import with_key, without_contributors
 from tests.trainers import Trainer
 from tests.worlds import DAY, make_world
 
@@ -113,6 +114,28 @@ def test_A22_recheck_at_an_epochs_start_sees_expiry_and_withdrawal(scene):
     assert recheck(admission, now=NOW + 999, **rules) is None
     assert str(recheck(admission, now=NOW + 1000, **rules).code) == "EXPIRED"
     assert str(recheck(admission, now=NOW, withdrawn={admission.descriptor_hash}, **rules).code) == "WITHDRAWN"
+
+
+@pytest.mark.parametrize("now", [NOW - 1001, NOW - 1000, NOW - 1, NOW, NOW + 1, NOW + 999, NOW + 1000])
+def test_A22_recheck_says_what_the_gate_would_say_afresh(scene, now):
+    """For every moment and later state of the registry: only what cannot change is not looked at again."""
+    admission = scene.outcome(signed())
+    registries = [
+        scene.registry,
+        make_registry(lambda log: log.revoke("alice", at=NOW, now=NOW)),
+        make_registry(lambda log: log.revoke("alice", at=NOW + 1, now=NOW)),
+        make_registry(lambda log: log.revoke("bob", at=NOW, now=NOW)),
+        make_registry(lambda log: log.grant("alice", classes=("open",), cap=None, now=NOW)),
+        make_registry(lambda log: log.grant("alice", classes=("open", "sensitive"), cap=0, now=NOW)),
+        with_key(scene.registry, "alice", not_before=NOW, not_after=NOW + 1),
+        without_contributors(scene.registry),
+    ]
+    for registry in registries:
+        afresh = scene.outcome(signed(), now=now, registry=registry)
+        again = recheck(admission, policy=scene.policy, registry=registry, now=now)
+        code = None if isinstance(afresh, Admission) else str(afresh.code)
+        # The cap of a contributor is counted at admission, and only there.
+        assert (None if again is None else str(again.code)) == (None if code == "CONTRIBUTOR_CAP" else code)
 
 
 def test_A22_expiry_within_an_epoch_ends_the_draws_at_the_next_charge(tmp_path):
