@@ -14,7 +14,7 @@ import typer
 from attest import keys, sign1
 from attest.attestation import Attestation, read_sequence
 from attest.descriptor import ContributionDescriptor
-from attest.errors import AttestError
+from attest.errors import AttestError, CborError
 from attest.records import SUFFIX
 from dptrain.cli.attest_checks import Verifier
 from dptrain.cli.attest_verify import verify
@@ -168,6 +168,10 @@ def _list(path: Path, limit: int, verifier: Verifier, json: bool) -> bool:
                 tally.rows.append((tally.count, attestation, failure))
             if progress is not None:
                 progress(tally.count)
+    if tally.broken is not None:
+        tally.broken = _located(tally.broken, tally.count + 1, path)
+    if tally.broken is not None and not tally.count:
+        raise tally.broken
     if json:
         print_json(_tally_as_json(tally, verifier))
     elif tally.count == 1 and not tally.failures:
@@ -185,6 +189,12 @@ def _until_broken(sequence: Iterator[Attestation], tally: _Tally) -> Iterator[At
         yield from sequence
     except AttestError as error:
         tally.broken = error
+
+
+def _located(error: AttestError, item: int, path: Path) -> AttestError:
+    if item == 1:
+        return CborError(error.code, f"{path} is not a file of attestations, or damaged from its beginning: {error.sentence}")
+    return CborError(error.code, f"item {item} of {path} is damaged, and nothing after it can be read: {error.sentence}")
 
 
 def _count_one(attestation: Attestation, verifier: Verifier, tally: _Tally) -> Check | None:

@@ -122,7 +122,11 @@ def test_a_broken_item_is_reported_after_what_could_be_read(shell, corpus):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) - 10])
     result = shell.run("attest", "show", ATTESTATIONS, code=1)
-    assert "4 attestations" in result.stdout and result.stderr.startswith("CBOR")
+    assert "4 attestations" in result.stdout
+    assert result.stderr.startswith("CBOR: item 5 of corpus/notes.jsonl.attest is damaged")
+    shell.write("notes.txt", "no attestations at all")
+    result = shell.run("attest", "show", "notes.txt", code=1)
+    assert result.stdout == "" and "notes.txt is not a file of attestations" in result.stderr
 
 
 def test_verify_counts_failures_by_reason_and_lists_the_first(shell, corpus):
