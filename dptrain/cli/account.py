@@ -79,6 +79,5 @@ def calibrate(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the root."""
-    run = "--sampling-rate 0.01 --steps 1000 --delta 1e-5"
-    app.command(epilog=f"Example: dptrain account --noise-multiplier 1 {run}")(account)
-    app.command(epilog=f"Example: dptrain calibrate --epsilon 2 {run}")(calibrate)
+    app.command()(account)
+    app.command()(calibrate)

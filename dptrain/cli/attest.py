@@ -37,11 +37,7 @@ class KeyForm(StrEnum):
     openssh = "openssh"
 
 
-@app.command(
-    epilog="Example: dptrain attest keygen alice --dir keys\n\n"
-    "Example: dptrain attest keygen alice --format openssh --passphrase && ssh-add alice.key\n\n"
-    "Example: dptrain attest keygen alice --from ~/.ssh/id_ed25519.pub"
-)
+@app.command()
 def keygen(
     name: Annotated[str, typer.Argument(help="Identifier under which the key signs: a-z 0-9 . _ / -")],
     directory: Annotated[Path, typer.Option("--dir", exists=True, file_okay=False, help="Where the two files go.")] = Path("."),
@@ -88,11 +84,7 @@ def keygen(
     console().print(f"wrote {kept}{public} (hand it out); key id {keys.key_id(raw).hex()}")
 
 
-@app.command(
-    epilog="Example: dptrain attest sign notes.jsonl --key alice.key --class sensitive --policy policy.toml\n\n"
-    "Example: dptrain attest sign scans/ --key alice.key --class sensitive --corpus clinic-notes-2026 "
-    "--clip-norm 0.5 --noise-multiplier 1.2"
-)
+@app.command()
 def sign(
     data: Annotated[Path, typer.Argument(metavar="DATA", exists=True, help="A file, a .jsonl file or a folder.")],
     key: KeyFile,
@@ -165,7 +157,7 @@ attest_show.register(app)
 attest_keys.register(app)
 
 
-@app.command(epilog="Example: dptrain attest withdraw notes.jsonl.attest --key alice.key --record 3 --reason consent")
+@app.command()
 def withdraw(
     attestations: AttestationFile,
     key: KeyFile,

@@ -15,9 +15,7 @@ from dptrain.cli.signing_keys import KeyFile, PassphraseFile, load_key
 
 RegistryFile = Annotated[
     Path | None,
-    typer.Option(
-        "--registry", metavar="REGISTRY", exists=True, dir_okay=False, help="The registry that the statement is for."
-    ),
+    typer.Option("--registry", metavar="REGISTRY", exists=True, dir_okay=False, help="The registry that the statement is for."),
 ]
 RegistryId = Annotated[
     str | None,
@@ -122,13 +120,8 @@ def revoke(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the group `attest`."""
-    app.command(
-        epilog="Example: dptrain attest rotate --key alice.key --new-key new/alice.key --registry registry.cbor"
-    )(rotate)
-    app.command(
-        epilog="Example: dptrain attest revoke --key alice.key --registry registry.cbor\n\n"
-        "Example: dptrain attest revoke --key new/alice.key --pub alice.pub --at 2026-11-01 --registry registry.cbor"
-    )(revoke)
+    app.command()(rotate)
+    app.command()(revoke)
 
 
 def _registry_id(registry: Path | None, text: str | None) -> bytes:

@@ -101,8 +101,8 @@ def show(
 
 def register(group: typer.Typer) -> None:
     """Add `verify` and `show` to `dptrain attest`."""
-    group.command(epilog="Example: dptrain attest verify notes.jsonl --pub alice.pub")(verify)
-    group.command(epilog="Example: dptrain attest show notes.jsonl.attest --limit 3")(show)
+    group.command()(verify)
+    group.command()(show)
 
 
 def _verifier(pub: Path | None, policy: Path | None, registry: Path | None, owner_key: Path | None, now: int) -> Verifier:

@@ -102,10 +102,7 @@ def judge(
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command(
-        epilog="Example: dptrain gate policy.cose corpus/\n\n"
-        "Example: dptrain gate policy.cose corpus/ --ledger run/ledger.db --refusals refused.jsonl"
-    )(gate)
+    app.command()(gate)
 
 
 class _Tally:

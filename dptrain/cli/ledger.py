@@ -56,7 +56,7 @@ OwnersKey = Annotated[
 ]
 
 
-@app.command(epilog="Example: dptrain ledger show ledger.db")
+@app.command()
 def show(ledger: LedgerFile, json: JsonFlag = False) -> None:
     """What the ledger says: run, policy, steps charged, expenditure per class."""
     from ledger.log import Ledger
@@ -79,7 +79,7 @@ def show(ledger: LedgerFile, json: JsonFlag = False) -> None:
     _print_classes(data["classes"])
 
 
-@app.command(epilog="Example: dptrain ledger export ledger.db export/")
+@app.command()
 def export(
     ledger: LedgerFile,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
@@ -102,7 +102,7 @@ def export(
         out.print(f"verify with: dptrain ledger verify {written} --key {vkey}")
 
 
-@app.command(epilog="Example: dptrain ledger verify export/ --key ledger.pub --owner-key owner.pub")
+@app.command()
 def verify(export: ExportDirectory, key: VerifierKeys, owner_key: OwnersKey = None, json: JsonFlag = False) -> None:
     """Re-derive everything from an export and a public key: FULL, SUMMARISED or FAILED; exit code 1 if FAILED.
 
@@ -118,10 +118,7 @@ def verify(export: ExportDirectory, key: VerifierKeys, owner_key: OwnersKey = No
         raise typer.Exit(1)
 
 
-@app.command(
-    epilog="Example: dptrain ledger withdraw ledger.db withdrawals/3d8a8f10.cose --attestations notes.jsonl.attest "
-    "--registry registry.cbor"
-)
+@app.command()
 def withdraw(
     ledger: LedgerFile,
     withdrawals: Annotated[
@@ -165,7 +162,7 @@ def withdraw(
         out.print(f"withdrawn {item['descriptor_hash']}, leaf {item['seq']}{note}")
 
 
-@app.command(epilog="Example: dptrain ledger report export/ report.html --key ledger.pub")
+@app.command()
 def report(
     export: ExportDirectory,
     out: Annotated[Path, typer.Argument(metavar="REPORT.html", help="New file.")],

@@ -44,7 +44,7 @@ def plan(
 
 def register(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command(epilog="Example: dptrain plan policy.cose corpus/ --layers 12")(plan)
+    app.command()(plan)
 
 
 def _signed_bounds(policy: Policy, planned: Plan, report: GateReport) -> dict[str, list[tuple[int, BoundPlan]]]:

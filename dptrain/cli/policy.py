@@ -42,7 +42,7 @@ _TEMPLATE = Path(__file__).with_name("policy_template.toml")
 Layers = Annotated[int, typer.Option(min=1, max=4096, help="Layers of the model, for the table of blocks.")]
 
 
-@app.command(epilog="Example: dptrain policy init policy.toml --corpus clinic-notes-2026")
+@app.command()
 def init(
     path: Annotated[Path, typer.Argument(metavar="POLICY.toml", help="The file to write.")] = Path("policy.toml"),
     corpus: Annotated[str, typer.Option(help="Identifier of the corpus.")] = "my-corpus",
@@ -59,7 +59,7 @@ def init(
         console().print(f"wrote {path}; edit it, then: dptrain policy check {path}")
 
 
-@app.command(epilog="Example: dptrain policy check policy.toml --layers 12")
+@app.command()
 def check(
     policy: PolicyFile,
     contributions: Annotated[
@@ -107,7 +107,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: dptrain policy sign policy.toml --key owner.key --registry registry.cbor")
+@app.command()
 def sign(
     policy: Annotated[Path, typer.Argument(metavar="POLICY.toml", exists=True, dir_okay=False, help="The rules.")],
     key: Annotated[
@@ -150,7 +150,7 @@ def sign(
         out_console.print(f"note: the registry grants class {class_name}, which the policy does not have")
 
 
-@app.command(epilog="Example: dptrain policy show policy.cose --owner-key owner.pub")
+@app.command()
 def show(policy: PolicyFile, owner_key: OwnerKey = None, json: JsonFlag = False) -> None:
     """Verify the owner's signature and show every field, as the text of a policy."""
     signed = read_signed_policy(policy, owner_key)

@@ -49,7 +49,7 @@ StatementFile = Annotated[
 ]
 
 
-@app.command(epilog="Example: dptrain registry init registry.cbor --key owner.key")
+@app.command()
 def init(
     registry: NewRegistry,
     key: SigningKey = None,
@@ -65,10 +65,7 @@ def init(
     _report(log.registry, json, f"started the registry of {log.registry.owner}, id {log.registry.registry_id.hex()}")
 
 
-@app.command(
-    epilog="Example: dptrain registry add registry.cbor --pub alice.pub --class sensitive --class public\n\n"
-    "Example: dptrain registry add registry.cbor --from contributors.csv --class public"
-)
+@app.command()
 def add(
     registry: NewRegistry,
     pub: Annotated[
@@ -130,7 +127,7 @@ def add(
         _report(changed, json, f"enrolled {len(wanted)} keys", [])
 
 
-@app.command(epilog="Example: dptrain registry grant registry.cbor --contributor alice --class public --cap 500")
+@app.command()
 def grant(
     registry: ExistingRegistry,
     contributor: ContributorName,
@@ -157,7 +154,7 @@ def grant(
     _report(changed, json, f"{contributor} may attest {granted}", [contributor])
 
 
-@app.command(epilog="Example: dptrain registry rotate registry.cbor --statement alice-rotation.cose")
+@app.command()
 def rotate(
     registry: ExistingRegistry,
     statement: Annotated[
@@ -190,10 +187,7 @@ def rotate(
     _report(changed, json, f"{found.contributor} has the new key {new}", [found.contributor])
 
 
-@app.command(
-    epilog="Example: dptrain registry revoke registry.cbor --contributor alice --key-id 9f86d081884c7d65\n\n"
-    "Example: dptrain registry revoke registry.cbor --statement alice-revocation.cose"
-)
+@app.command()
 def revoke(
     registry: ExistingRegistry,
     contributor: Annotated[str | None, typer.Option(help="Identifier of the contributor.")] = None,

@@ -85,13 +85,8 @@ def verify(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the group `registry`."""
-    app.command(
-        epilog="Example: dptrain registry show registry.cbor\n\nExample: dptrain registry show registry.cbor --history"
-    )(show)
-    app.command(
-        epilog="Example: dptrain registry verify registry.cbor\n\n"
-        "Example: dptrain registry verify registry.cbor --owner-key owner.pub --root $(cat root-of-last-month)"
-    )(verify)
+    app.command()(show)
+    app.command()(verify)
 
 
 def _hex(text: str, option: str) -> bytes:

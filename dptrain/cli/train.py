@@ -45,5 +45,5 @@ def demo(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the root."""
-    app.command(epilog="Example: dptrain train run.toml --resume")(train)
-    app.command(epilog="Example: dptrain demo --dir demo")(demo)
+    app.command()(train)
+    app.command()(demo)
