@@ -58,7 +58,7 @@ def _weakness(raw: bytes) -> str | None:
         return "is not the canonical encoding of a curve point"
     if curve25519.is_identity(curve25519.multiply(8, point)):
         return "has small order"
-    if not curve25519.is_identity(curve25519.multiply(curve25519.L, point)):
+    if not curve25519.in_prime_subgroup(point):
         return "has a small-order component"
     return None
 
