@@ -250,20 +250,21 @@ class Gate:
         if share is None:
             share = shares[name] = _Share.of(name, self._policy, self._registry)
         fresh = outcome.descriptor_hash not in seen.withdrawn and seen.count(share.holder) < share.cap
-        earlier = seen.claim(content_hash, outcome.descriptor_hash) if fresh else seen.find(content_hash)
-        if fresh and earlier is None and self._fingerprint is not None:
-            earlier = self._claim_fingerprint(item, outcome, seen)
+        hook = self._fingerprint
+        plain = fresh and hook is None
+        earlier = seen.claim(content_hash, outcome.descriptor_hash) if plain else seen.find(content_hash)
+        if fresh and earlier is None and hook is not None:
+            # The content is claimed last: a contribution that is refused claims nothing.
+            likeness = hook(item)
+            earlier = None if likeness is None else seen.claim(b"fingerprint " + likeness, outcome.descriptor_hash)
+            if earlier is None:
+                seen.claim(content_hash, outcome.descriptor_hash)
         if not fresh or earlier is not None:
             refusal = _refused_for_history(outcome, earlier, share, seen)
             if refusal is not None:
                 return Refused(refusal, locator)
         seen.count_one(share.holder, now)
         return Admitted(Admission(attestation.descriptor, outcome, share.holder), locator)
-
-    def _claim_fingerprint(self, item: Item, passed: Passed, seen: Seen) -> int | None:
-        """Tag of the descriptor that brought a like content before; None if this is the first."""
-        likeness = self._fingerprint(item) if self._fingerprint is not None else None
-        return None if likeness is None else seen.claim(b"fingerprint " + likeness, passed.descriptor_hash)
 
     def _examined(self, corpus: Iterable[Item], now: int, clock: Refusal | None) -> Iterator["_Batch"]:
         """Batches with what examination found, in corpus order."""
@@ -294,7 +295,8 @@ class Gate:
     def _started(self, stack: contextlib.ExitStack, processes: int, now: int) -> Workers | None:
         """Workers; None where the system allows none and nobody insisted on a number of them."""
         try:
-            return stack.enter_context(Workers(processes, self._policy, self._registry, now))
+            pool = Workers(processes, self._policy, self._registry, now, spare=not self._insisted)
+            return stack.enter_context(pool)
         except GateFailed:
             if self._insisted:
                 raise

@@ -67,11 +67,14 @@ class Workers:
         policy: The rules.
         registry: The contributors.
         now: Seconds since 1970.
+        spare: Whether a worker that ends before it has started is done without.
     """
 
-    def __init__(self, count: int, policy: Policy, registry: Registry, now: int) -> None:
-        if not sys.executable:
-            raise GateFailed("WORKER", "cannot start a worker: Python does not know its own path; judge with one process")
+    def __init__(self, count: int, policy: Policy, registry: Registry, now: int, *, spare: bool = False) -> None:
+        # In a frozen program, the interpreter's path is that program: to start it would run all of it again, and again.
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise GateFailed("WORKER", "cannot start a worker: there is no Python interpreter to run; judge with one process")
+        self._spare = spare
         setup = pickle.dumps((policy, registry, now))
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
@@ -118,10 +121,16 @@ class Workers:
         """
         for key, events in self._selector.select(timeout):
             worker: _Worker = key.data
-            if events & selectors.EVENT_WRITE:
-                worker.write()
-            if events & selectors.EVENT_READ:
-                worker.read()
+            try:
+                if events & selectors.EVENT_WRITE:
+                    worker.write()
+                if events & selectors.EVENT_READ:
+                    worker.read()
+            except GateFailed:
+                if worker.ready or not self._spare:
+                    raise
+                worker.close()
+                self._workers.remove(worker)
 
     def close(self) -> None:
         """End all workers."""

@@ -110,7 +110,7 @@ def test_a_lost_worker_fails_the_gate(world, many, monkeypatch):
     monkeypatch.setattr(gate_module, "BATCH", 4)
     started = []
     original = Workers.__init__
-    monkeypatch.setattr(Workers, "__init__", lambda self, *a: (original(self, *a), started.append(self))[0])
+    monkeypatch.setattr(Workers, "__init__", lambda self, *a, **b: (original(self, *a, **b), started.append(self))[0])
 
     def killing():
         for number, item in enumerate(many):

@@ -38,7 +38,7 @@ def started(monkeypatch):
     """The pools that a test starts."""
     pools = []
     original = Workers.__init__
-    monkeypatch.setattr(Workers, "__init__", lambda self, *args: (pools.append(self), original(self, *args))[1])
+    monkeypatch.setattr(Workers, "__init__", lambda self, *args, **more: (pools.append(self), original(self, *args, **more))[1])
     return pools
 
 
@@ -82,8 +82,45 @@ def test_workers_start_under_an_isolated_interpreter(options, tmp_path):
 @pytest.mark.parametrize("executable", [None, ""])
 def test_an_interpreter_that_does_not_know_itself_is_an_error(world, monkeypatch, executable):
     monkeypatch.setattr(sys, "executable", executable)
-    with pytest.raises(GateFailed, match=r"WORKER.*own path"):
+    with pytest.raises(GateFailed, match=r"WORKER.*no Python interpreter"):
         Workers(1, world.policy, world.registry, NOW)
+
+
+def test_a_frozen_program_does_not_start_itself_again(world, monkeypatch):
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(workers_module.subprocess, "Popen", lambda *args, **options: pytest.fail("started"))
+    with pytest.raises(GateFailed, match=r"WORKER.*no Python interpreter"):
+        Workers(1, world.policy, world.registry, NOW)
+
+
+@pytest.fixture
+def stillborn(tmp_path, monkeypatch):
+    """An interpreter that ends at once; `True` goes on with as many real ones behind it."""
+
+    def choose(*real):
+        original, left = subprocess.Popen, list(real)
+
+        def popen(arguments, **options):
+            program = arguments if left and left.pop(0) else ["false"]
+            return original(program, **options)
+
+        monkeypatch.setattr(workers_module.subprocess, "Popen", popen)
+
+    return choose
+
+
+@pytest.mark.parametrize("real", [(), (False, True), (True, False)])
+def test_workers_that_never_start_are_done_without_unless_somebody_insists(world, stillborn, real, monkeypatch):
+    monkeypatch.setattr(gate_module, "PARALLEL_FROM", 0)
+    monkeypatch.setattr(gate_module, "available_processors", lambda: 2)
+    item = Item(Locator("x", 0, 1), world.descriptor.content_hash, world.sign())
+    stillborn(*real)
+    outcomes = list(Gate(world.policy, world.registry).judge((item for _ in range(6000)), now=NOW))
+    assert len(outcomes) == 6000 and sum(hasattr(outcome, "admission") for outcome in outcomes) == 1
+    stillborn(*real)
+    with pytest.raises(GateFailed, match=r"WORKER.*ended"):
+        for _ in Gate(world.policy, world.registry, workers=2).judge((item for _ in range(20_000)), now=NOW):
+            pass
 
 
 def test_a_pool_that_fails_to_start_leaves_no_process_and_no_open_file(world, monkeypatch):
