@@ -328,5 +328,6 @@ class Policy:
                 if preset < floor:
                     raise PolicyRefused(
                         "RANGE",
-                        f"{what} of class {rule.name} is {preset} units of 1e-6, below the corpus floor {floor}",
+                        f"{what} of class {rule.name} is {from_micro(preset):g}, below {from_micro(floor):g} in [floors];"
+                        " lower the floor or raise the preset",
                     )

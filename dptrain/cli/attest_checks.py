@@ -40,8 +40,8 @@ class Verifier:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to verify against."""
-        return self.pub is None and self.registry is None and self.policy is None
+        """Whether there is nothing to verify a signature against; a policy alone explains, it verifies nothing."""
+        return self.pub is None and self.registry is None
 
     def checks(self, attestation: Attestation) -> list[Check]:
         """Every check that can be made, and one line for each that cannot."""

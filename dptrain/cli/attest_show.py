@@ -15,6 +15,7 @@ from attest import keys, sign1
 from attest.attestation import Attestation, read_sequence
 from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError, CborError
+from attest.gate import Gate
 from attest.records import SUFFIX
 from dptrain.cli.attest_checks import Verifier
 from dptrain.cli.attest_verify import verify
@@ -113,6 +114,9 @@ def _verifier(pub: Path | None, policy: Path | None, registry: Path | None, owne
         known = read_registry(policy or registry, registry, owner_key)
     elif signed is not None and policy is not None and policy.with_name("registry.cbor").is_file():
         known = read_registry(policy, None, owner_key)
+    if signed is not None and rules is not None and known is not None:
+        # Refuses a registry that does not extend the one that the policy names, as the gate does.
+        Gate(rules, known, workers=1)
     return Verifier(
         now=now,
         pub=None if pub is None else keys.load_named_public_key(pub),
@@ -263,8 +267,8 @@ def _print_table(tally: _Tally, verifier: Verifier, path: Path) -> None:
 
 def _said(tally: _Tally, verifier: Verifier) -> str:
     if verifier.idle:
-        return "NOT verified here; --pub, --registry or --policy verifies"
-    what = "signatures" if verifier.pub or verifier.registry else "nothing"
+        return "NOT verified here; --pub, --registry, or --policy with a signed policy and its registry, verifies"
+    what = "signatures"
     if verifier.policy_signed and verifier.registry is not None:
         what = "signatures and terms"
     good = tally.count - tally.failures.total()

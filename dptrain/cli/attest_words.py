@@ -43,8 +43,8 @@ def paragraphs(attestation: Attestation, now: int, policy: Policy | None, signed
     """The attestation in words, one paragraph per thought."""
     signed = ContributionDescriptor.from_cbor(attestation.descriptor)
     found = [permission(signed), meaning(signed), validity(signed, now)]
-    if policy is not None and policy.find_class(signed.admissibility_class) is not None:
-        found.append(epsilon(signed, policy, signed_policy))
+    if policy is not None:
+        found.append(under(signed, policy, signed_policy))
     else:
         found.append(
             "How large epsilon becomes depends on the rate at which contributions are drawn and on the number of steps, which "
@@ -88,6 +88,16 @@ def validity(signed: ContributionDescriptor, now: int) -> str:
     if now >= signed.not_after:
         return f"Expired: it was valid from {begin} until {end}, {_days(now - signed.not_after)} ago."
     return f"Valid from {begin} until {end}: {_days(signed.not_after - now)} left."
+
+
+def under(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -> str:
+    """What a policy makes of it: its epsilon, or why the policy says nothing about it."""
+    if signed.corpus != policy.corpus:
+        return f"The policy given is for the corpus {policy.corpus}: it says nothing about this contribution."
+    if policy.find_class(signed.admissibility_class) is None:
+        known = ", ".join(rule.name for rule in policy.classes)
+        return f"The policy given has no class {signed.admissibility_class}, only {known}: under it, this is not admitted."
+    return epsilon(signed, policy, signed_policy)
 
 
 def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -> str:

@@ -60,6 +60,21 @@ def test_epsilon_is_told_as_a_bound_of_one_contribution_under_a_named_policy(she
     )
 
 
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        (("--corpus", "other", "--class", "sensitive"), "is for the corpus clinic-notes-2026: it says nothing about this"),
+        (("--corpus", "clinic-notes-2026", "--class", "secret"), "has no class secret, only sensitive, public"),
+    ],
+)
+def test_no_epsilon_is_named_under_a_policy_that_does_not_apply(shell, corpus, bounds, words):
+    numbers = ("--clip-norm", "0.5", "--noise-multiplier", "1.2")
+    shell.write("one.txt", "1")
+    shell.run("attest", "sign", "one.txt", "--key", "alice.key", *bounds, *numbers)
+    shown = flowing(shell.run("attest", "show", "one.txt.attest", "--record", "1", "--policy", "policy.toml").stdout)
+    assert words in shown and "epsilon is at most" not in shown
+
+
 def test_without_a_policy_no_epsilon_is_named(shell, corpus):
     corpus()
     shown = flowing(shell.run("attest", "show", ATTESTATIONS, "--record", "1").stdout)
@@ -83,6 +98,23 @@ def test_what_is_given_is_verified_and_the_rest_is_not(shell, corpus):
     assert full["content"] == full["uniqueness"] == ("unchecked", None)
     draft = outcomes(shell.json(*show, "--policy", "policy.toml"))
     assert draft["admission"] == ("unchecked", None)
+
+
+def test_a_draft_of_a_policy_verifies_nothing_and_claims_nothing(shell, corpus):
+    corpus()
+    answer = shell.json("attest", "show", ATTESTATIONS, "--policy", "policy.toml")
+    assert answer["verified"] is None
+    shown = shell.run("attest", "show", ATTESTATIONS, "--policy", "policy.toml").stdout
+    assert "✓" not in shown and "NOT verified" in shown
+
+
+def test_a_registry_that_the_policy_does_not_name_is_refused(shell, corpus):
+    corpus()
+    shell.run("registry", "init", "other.cbor", "--key", "owner.key")
+    shell.run("registry", "add", "other.cbor", "--pub", "alice.pub", "--class", "sensitive", "--key", "owner.key")
+    show = ("attest", "show", ATTESTATIONS, "--policy", "policy.cose", "--registry")
+    assert shell.json(*show, "other.cbor", code=1)["error"]["code"] == "REGISTRY_ROOT"
+    assert shell.json(*show, "registry.cbor")["verified"] == 5
 
 
 def test_terms_that_the_gate_would_refuse_carry_its_code(shell, corpus):

@@ -315,6 +315,12 @@ def test_contributions_are_given_by_class_and_a_wrong_name_or_number_is_said(she
     )
 
 
+def test_a_floor_above_a_preset_is_refused_with_both_numbers(shell):
+    shell.write("policy.toml", SOUND.replace("clip_norm = 0.01", "clip_norm = 0.75"))
+    said = shell.json("policy", "check", "policy.toml", code=1)["error"]["sentence"]
+    assert "clip_norm of class sensitive is 0.5, below 0.75 in [floors]" in said
+
+
 def test_strict_turns_warnings_into_exit_code_1(shell):
     shell.write("policy.toml", SOUND)
     shell.run("policy", "check", "policy.toml", "--strict")

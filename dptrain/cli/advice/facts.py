@@ -105,7 +105,7 @@ def _unit() -> Consequence:
         "UNIT",
         "every epsilon here is of one contribution, not of a person: for k contributions of one person the bound is up to k "
         "times as large, at a larger delta. It counts on the draws staying secret. Who signed stricter bounds than the preset "
-        "has a smaller one (dptrain plan POLICY.cose CORPUS)",
+        "has the same or a smaller one (dptrain plan POLICY.cose CORPUS)",
     )
 
 

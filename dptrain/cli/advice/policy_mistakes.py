@@ -206,7 +206,7 @@ def long_charges(case: Case) -> Iterator[Consequence]:
         yield warning(
             "WINDOW_STEPS",
             f"one charge pays for {policy.window_steps} steps, the whole horizon: a withdrawal takes effect at the next "
-            "charge, that is never, and a crash costs everything",
+            "charge, that is never, and a crash leaves all of it charged",
             Change("window_steps", str(min(16, max(1, policy.steps // 10)))),
         )
 
