@@ -25,7 +25,7 @@ from attest.attestation import Attestation
 from attest.corpus import open_corpus
 from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, ContributionDescriptor
 from attest.errors import AttestError, DescriptorRefused, KeyRefused, RegistryRefused, SignatureRefused
-from attest.gate import Seen, run_gate
+from attest.gate import Gate, Refused, Seen, run_gate
 from attest.registry import Enrol, Entry
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
 from tests.attacks.scene import (
@@ -48,6 +48,7 @@ from tests.attacks.scene import (
     descriptor_fields,
     envelope,
     header_fields,
+    item_of,
     make_policy,
     make_registry,
     registry_bytes,
@@ -757,6 +758,22 @@ def test_A12_the_same_record_in_another_spelling_is_admitted_and_the_documentati
     other = CONTENT.replace(b": ", b":")
     assert scene.codes([(signed(), CONTENT), (signed(content=other, nonce=bytes(16)), other)]) == ["ADMITTED"] * 2
     assert "near duplicate" in formats_page.casefold()
+
+
+def test_A12_the_same_record_in_another_spelling_is_DUPLICATE_CONTENT_under_a_hook_that_knows_spellings(scene):
+    spellings = [CONTENT, CONTENT.replace(b": ", b":"), b'{"text": "another record"}']
+    items = [
+        item_of(signed(content=content, nonce=bytes([n]) * 16), content, f"{n}.txt") for n, content in enumerate(spellings)
+    ]
+
+    def fingerprint(item):
+        value = json.loads(spellings[int(item.locator.source.removesuffix(".txt"))])
+        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+
+    gate = Gate(scene.policy, scene.registry, workers=1, fingerprint=fingerprint)
+    outcomes = list(gate.judge(items, now=NOW))
+    codes = [str(outcome.refusal.code) if isinstance(outcome, Refused) else "ADMITTED" for outcome in outcomes]
+    assert codes == ["ADMITTED", "DUPLICATE_CONTENT", "ADMITTED"]
 
 
 # --- A13: floods ----------------------------------------------------------
