@@ -1,7 +1,9 @@
 """`dptrain registry`: which contributor key may attest which classes, as a log that the corpus owner signs."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
@@ -12,8 +14,9 @@ from attest.ids import check_id
 from attest.registry import KeyStatement, Registry, RegistryLog, Rotate
 from attest.registry.statements import read_statement
 from dptrain.cli import registry_show
+from dptrain.cli.class_notes import unknown_classes
 from dptrain.cli.enrolments import Defaults, read_enrolments
-from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, utc
+from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, styled, utc
 from dptrain.cli.registry_show import ExistingRegistry, as_json
 from dptrain.cli.signing_keys import PassphraseFile, load_key
 
@@ -120,11 +123,12 @@ def add(
     log = _open(registry, key, passphrase_file) if registry.exists() else _create(registry, key, owner, passphrase_file)
     with counting("checking keys") as progress:
         changed = log.append(wanted, now=now, progress=progress)
+    notes = unknown_classes(registry, (name for action in wanted for name in action.classes))
     if pub is not None:
         granted = ", ".join(sorted(set(classes or ())))
-        _report(changed, json, f"enrolled {wanted[0].name} for {granted}", [wanted[0].name])
+        _report(changed, json, f"enrolled {wanted[0].name} for {granted}", [wanted[0].name], notes)
     else:
-        _report(changed, json, f"enrolled {len(wanted)} keys", [])
+        _report(changed, json, f"enrolled {len(wanted)} keys", [], notes)
 
 
 @app.command()
@@ -151,7 +155,7 @@ def grant(
     log = _open(registry, key, passphrase_file)
     changed = log.grant(contributor, classes=classes or (), cap=cap, now=int(time.time()))
     granted = ", ".join(sorted(set(classes or ()))) or "nothing"
-    _report(changed, json, f"{contributor} may attest {granted}", [contributor])
+    _report(changed, json, f"{contributor} may attest {granted}", [contributor], unknown_classes(registry, classes or ()))
 
 
 @app.command()
@@ -180,7 +184,7 @@ def rotate(
     now = int(time.time())
     start = now if not_before is None else not_before
     log = _open(registry, key, passphrase_file)
-    end = _soonest_end(log.registry, found, now) if old_until is None else old_until
+    end = _end_of_old(log.registry, found, now, old_until)
     action = Rotate(found.to_cbor(), messages[0], messages[1], start, start + days * _DAY, end)
     changed = log.append([action], now=now)
     new = keys.key_id(found.new_key or b"").hex()
@@ -245,11 +249,20 @@ def _owner_key(registry: Path, key: Path | None) -> Path:
     return found
 
 
-def _soonest_end(registry: Registry, statement: KeyStatement, now: int) -> int:
-    """Now, or a second after its start for a key that was enrolled just now: a validity is never empty."""
+def _end_of_old(registry: Registry, statement: KeyStatement, now: int, wanted: int | None) -> int:
+    """When the old key ends: as wanted, by default now; a second after its start for a key that was enrolled just now."""
     known = registry.find(statement.contributor)
-    starts = [record.not_before for record in known.keys if record.raw == statement.key] if known else []
-    return max([now, *(start + 1 for start in starts)])
+    record = next((item for item in known.keys if item.raw == statement.key), None) if known else None
+    if record is None:
+        return now if wanted is None else wanted
+    if wanted is None:
+        return max(now, record.not_before + 1)
+    if not record.not_before < wanted <= record.not_after:
+        raise typer.BadParameter(
+            f"the old key is valid from {utc(record.not_before)} and ends at {utc(record.not_after)} anyway; give --old-until "
+            "a time between the two, or leave it out"
+        )
+    return wanted
 
 
 def _key_id(text: str | None) -> bytes | None:
@@ -261,8 +274,18 @@ def _key_id(text: str | None) -> bytes | None:
         raise typer.BadParameter(f"{text!r} is not a key id in hex; 'registry show' lists them") from error
 
 
-def _report(registry: Registry, json: bool, sentence: str, names: list[str] | None = None) -> None:
+def _report(
+    registry: Registry,
+    json: bool,
+    sentence: str,
+    names: list[str] | None = None,
+    unknown: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Say what was done, and which of the classes granted the policy at hand does not have."""
     if json:
-        print_json(as_json(registry, verified=True, names=names))
-    else:
-        console().print(f"{sentence}\nregistry root {registry.root().hex()}")
+        print_json(as_json(registry, verified=True, names=names) | {"unknown_classes": list(unknown)})
+        return
+    out = console()
+    out.print(f"{sentence}\nregistry root {registry.root().hex()}")
+    for note in unknown.values():
+        out.print(styled("yellow", "note", f": {note}"))

@@ -83,6 +83,17 @@ def test_grant_replaces_classes_and_cap(shell, owner):
     assert code(shell, "registry", "grant", REGISTRY, "--contributor", "bob", "--none") == "KEY_UNKNOWN"
 
 
+def test_a_class_that_the_policy_lacks_is_noted_with_the_one_that_is_meant(shell, corpus):
+    grant = ("registry", "grant", REGISTRY, "--contributor", "alice", "--class")
+    assert "policy.cose has no class sensitve; is sensitive meant?" in shell.run(*grant, "sensitve").stdout
+    assert shell.json(*grant, "zzz", "--class", "public")["unknown_classes"] == ["zzz"]
+    assert shell.json(*grant, "sensitive")["unknown_classes"] == [] and "note" not in shell.run(*grant, "public").stdout
+    (shell.directory / "policy.cose").write_bytes(b"no policy")
+    assert shell.json("registry", "add", REGISTRY, "--pub", "owner.pub", "--class", "publik")["unknown_classes"] == ["publik"]
+    (shell.directory / "policy.toml").write_text("no policy")
+    assert shell.json(*grant, "sensitve")["unknown_classes"] == []
+
+
 def line(shell, name):
     shell.run("attest", "keygen", name)
     return (shell.directory / f"{name}.pub").read_text().strip()
@@ -170,6 +181,15 @@ def test_a_contributor_changes_its_key(alice):
     history = alice.run("registry", "show", REGISTRY, "--history").stdout
     assert f"alice followed key {old['key_id']}, ended 2027-01-01T00:00:00Z, by {new['key_id']}" in history
     assert code(alice, "registry", "rotate", REGISTRY, "--statement", made["path"]) in ("REPLAYED", "KEY_UNKNOWN")
+
+
+def test_an_end_of_the_old_key_that_cannot_be_is_told_with_its_dates(alice):
+    alice.run("attest", "rotate", "--key", "alice.key", "--new-key", "new/alice.key", "--registry", REGISTRY)
+    rotate = ("registry", "rotate", REGISTRY, "--statement", "alice-rotation.cose", "--old-until")
+    for end in ("2099-01-01", "2026-01-01"):
+        said = " ".join(alice.run(*rotate, end, code=2).stderr.replace("│", " ").split())
+        assert "the old key is valid from 20" in said and "leave it out" in said
+    alice.run(*rotate, "+30d")
 
 
 def test_a_key_enrolled_in_this_very_second_can_be_followed_by_another(alice, monkeypatch):
