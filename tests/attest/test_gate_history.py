@@ -4,11 +4,19 @@ import hashlib
 from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.admission import Admitted, Seen
+from attest.attestation import Attestation
 from attest.corpus import Item, Locator
 from attest.gate import Gate, decide
+from attest.keys import key_id
+from attest.registry import Revoke
 from tests.attest.conftest import NOW
+
+
+def _fresh_key(number):
+    return Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32).public_key().public_bytes_raw()
 
 
 def item_of(world, content, *, key=None, **changes):
@@ -113,7 +121,99 @@ def test_a_stream_and_decide_count_one_person_behind_several_names_alike(world):
     assert found == expected == ["ADMITTED", "ADMITTED", "CONTRIBUTOR_CAP", "ADMITTED", "CONTRIBUTOR_CAP"]
 
 
-def _fresh_key(number):
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+def test_withdrawals_of_earlier_batches_stand(world):
+    one, two, three = (item_of(world, content) for content in (b"1", b"2", b"3"))
+    first, second = ({hashlib.sha256(item.attestation.descriptor).digest()} for item in (one, two))
+    seen = Seen(withdrawn=frozenset(first))
+    gate = Gate(world.policy, world.registry, workers=1, seen=seen)
+    assert codes(gate, [one, two, three], withdrawn=second) == ["WITHDRAWN", "WITHDRAWN", "ADMITTED"]
+    assert codes(gate, [one, two, three]) == ["WITHDRAWN", "WITHDRAWN", "REPLAYED"]
 
-    return Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32).public_key().public_bytes_raw()
+
+def test_the_clock_may_step_back_a_minute_between_streams(world):
+    seen, items = Seen(), [item_of(world, b"%d" % number) for number in range(3)]
+    gate = Gate(world.policy, world.registry, workers=1, seen=seen)
+
+    def at(now, item):
+        (outcome,) = gate.judge([item], now=now)
+        return "ADMITTED" if isinstance(outcome, Admitted) else str(outcome.refusal.code)
+
+    assert [at(NOW, items[0]), at(NOW - 61, items[1]), at(NOW - 60, items[1])] == ["ADMITTED", "CLOCK", "ADMITTED"]
+    assert [at(NOW - 61, items[2]), at(NOW + 1, items[2])] == ["CLOCK", "ADMITTED"]
+    assert seen.latest == NOW + 1
+
+
+def test_a_fingerprint_is_never_taken_for_a_content(world):
+    one, two = item_of(world, b"one"), item_of(world, b"two")
+
+    def hook(item):
+        return one.content_hash if item is two else None
+
+    assert codes(Gate(world.policy, world.registry, workers=1, fingerprint=hook), [one, two]) == ["ADMITTED", "ADMITTED"]
+    assert codes(Gate(world.policy, world.registry, workers=1, fingerprint=hook), [two, one]) == ["ADMITTED", "ADMITTED"]
+
+
+class TestRememberedInAStream:
+    """A23, once a form is known, so that a remembered message is spared its signature."""
+
+    def known(self, world):
+        return [item_of(world, b"known %d" % number) for number in range(3)]
+
+    def test_another_signature_over_what_was_remembered_is_verified(self, world):
+        first, good = self.known(world), item_of(world, b"good")
+        gate = Gate(world.policy, world.registry, workers=1, remember=True)
+        assert codes(gate, [*first, good]) == ["ADMITTED"] * 4
+        message = good.attestation.sign1
+        forgeries = [message[:-64] + other.attestation.sign1[-64:] for other in first]
+        forgeries += [message[:-1] + bytes([message[-1] ^ 1]), message[:-64] + bytes(64)]
+        forged = [good._replace(attestation=Attestation(good.attestation.descriptor, other)) for other in forgeries]
+        for item in forged:
+            assert codes(gate, [*first, item, good]) == ["ADMITTED"] * 3 + ["SIG_BAD", "ADMITTED"]
+
+    def test_what_was_refused_is_verified_again(self, world):
+        first, good = self.known(world), item_of(world, b"good")
+        message = good.attestation.sign1
+        forged = good._replace(attestation=Attestation(good.attestation.descriptor, message[:-64] + bytes(64)))
+        gate = Gate(world.policy, world.registry, workers=1, remember=True)
+        for _ in range(3):
+            assert codes(gate, [*first, forged]) == ["ADMITTED"] * 3 + ["SIG_BAD"]
+
+    def test_another_content_is_compared_although_the_message_is_remembered(self, world):
+        first, good = self.known(world), item_of(world, b"good")
+        gate = Gate(world.policy, world.registry, workers=1, remember=True)
+        assert codes(gate, [*first, good]) == ["ADMITTED"] * 4
+        swapped = good._replace(content_hash=bytes(32))
+        assert codes(gate, [*first, swapped, good]) == ["ADMITTED"] * 3 + ["CONTENT_MISMATCH", "ADMITTED"]
+
+
+def test_two_keys_of_one_short_name_are_told_apart(world, monkeypatch):
+    """A key id is 64 bits, so a contributor can make two keys of one; a revoked one must not speak for the other."""
+    revoked, valid = world.alice, Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
+    registry = world.changed(
+        lambda log: log.append([Revoke("alice", revoked.public_key().public_bytes_raw(), NOW - 10)], now=NOW - 10),
+        lambda log: log.enrol(
+            "alice", valid.public_key().public_bytes_raw(), classes=(), not_before=NOW - 9, not_after=NOW + 9, now=NOW - 9
+        ),
+    )
+    for module in ("attest.sign1", "attest.registry.records"):
+        monkeypatch.setattr(f"{module}.key_id", lambda raw: b"same key")
+    good = [item_of(world, b"good %d" % number, key=valid) for number in range(4)]
+    bad = [item_of(world, b"bad %d" % number, key=revoked) for number in range(4)]
+    mixed = [item for pair in zip(good, bad, strict=True) for item in pair]
+    assert codes(Gate(world.policy, registry, workers=1), mixed) == ["ADMITTED", "SIG_BAD"] * 4
+
+
+def test_both_keys_of_a_contributor_are_taken_in_turn(world):
+    second = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
+    registry = world.changed(
+        lambda log: log.enrol(
+            "alice", second.public_key().public_bytes_raw(), classes=(), not_before=NOW - 9, not_after=NOW + 9, now=NOW - 9
+        )
+    )
+    items = [item_of(world, b"%d" % n, key=(world.alice, second)[n % 2]) for n in range(8)]
+    outcomes = list(Gate(world.policy, registry, workers=1).judge(items, now=NOW))
+    keys = [key_id(key.public_key().public_bytes_raw()) for key in (world.alice, second)]
+    assert [outcome.admission.key_id for outcome in outcomes] == keys * 4
+    for item, outcome in zip(items, outcomes, strict=True):
+        assert outcome.admission.attestation_hash == item.attestation.digest()
+        assert outcome.admission.descriptor_hash == hashlib.sha256(item.attestation.descriptor).digest()
