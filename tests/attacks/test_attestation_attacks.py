@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import math
+import random
 import struct
 import time
 from dataclasses import replace
@@ -268,6 +269,27 @@ def test_A3_a_key_with_a_small_order_component_is_KEY_WEAK(scene, order):
     assert enrolment_code(raw) == "KEY_WEAK"
     attestation = signed(header={4: keys.key_id(raw)})
     assert scene.code(attestation, registry=enrolled_behind_the_back(scene, raw)) == "KEY_WEAK"
+
+
+def test_A3_exactly_the_points_of_prime_order_pass_by_the_definition():
+    """Random points of the curve, and sound keys moved by each point of small order, against multiplication by L."""
+    rng = random.Random(3)
+    points = [curve25519.decompress(rng.randbytes(32)) for _ in range(240)]
+    sound = curve25519.multiply(rng.randrange(1, L), BASE)
+    for n in range(8):
+        points += [curve25519.add(sound, curve25519.multiply(n, TORSION)), curve25519.multiply(n, TORSION)]
+        points += [curve25519.add(BASE, curve25519.multiply(n, TORSION))]
+    checked = [point for point in points if point is not None]
+    passed = 0
+    for point in checked:
+        prime = curve25519.is_identity(curve25519.multiply(L, point)) and not curve25519.is_identity(point)
+        try:
+            keys.check_public_key(compress(point))
+            assert prime
+            passed += 1
+        except KeyRefused as error:
+            assert not prime and error.code == "KEY_WEAK"
+    assert len(checked) > 120 and passed > 10
 
 
 @pytest.mark.parametrize("order", [2, 4, 8])
