@@ -132,6 +132,24 @@ def test_bytes(data):
     assert repr(cbor.decode(data)) == repr(value)
 
 
+def codes_of_reading(data):
+    """The value and code of each decoder."""
+    answers = []
+    for read, error in ((second_gate.read, second_gate.Refused), (cbor.decode, cbor.CborError)):
+        try:
+            answers.append((repr(read(data)), None))
+        except error as refused:
+            answers.append((None, getattr(refused, "code", str(refused))))
+    return answers
+
+
+def test_every_input_of_at_most_two_bytes():
+    for length in range(3):
+        for number in range(256**length):
+            second, first = codes_of_reading(number.to_bytes(length, "big"))
+            assert second == first, number
+
+
 def test_keys():
     raws = [bytes.fromhex(text) for text in SMALL_ORDER]
     raws += [bytes.fromhex(case["pub_key"]) for case in vectors("ed25519")["speccheck"]]
