@@ -59,7 +59,10 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     except UnicodeDecodeError as error:
         raise RegistryRefused("FORMAT", f"{str(path)!r} is not UTF-8 text") from error
     if path.suffix == ".csv":
-        for number, row in enumerate(csv.DictReader(text.splitlines()), start=2):
+        rows = csv.DictReader(text.splitlines())
+        if len(set(rows.fieldnames or ())) != len(rows.fieldnames or ()):
+            raise RegistryRefused("FORMAT", f"{str(path)!r} has a column twice")
+        for number, row in enumerate(rows, start=2):
             yield number, {name: value for name, value in row.items() if value not in (None, "")}
         return
     if path.suffix != ".jsonl":
@@ -67,12 +70,19 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
             try:
-                value = json.loads(line)
+                value = json.loads(line, object_pairs_hook=_once_each)
             except ValueError:
                 value = None
             if not isinstance(value, dict):
-                raise RegistryRefused("FORMAT", f"{str(path)!r}, line {number}: not a JSON object")
+                raise RegistryRefused("FORMAT", f"{str(path)!r}, line {number}: not a JSON object with each field once")
             yield number, value
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; one with a field twice is refused, for a person reads the first and a program the last."""
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise ValueError("a field stands twice")
+    return dict(pairs)
 
 
 def _enrol(fields: dict[str, Any], defaults: Defaults) -> Enrol:

@@ -155,6 +155,11 @@ def test_files_of_nobody_or_of_another_kind_are_refused(shell, owner):
     for name, text in files.items():
         shell.write(name, text)
         assert code(shell, "registry", "add", REGISTRY, "--from", name, "--class", "open") == "FORMAT"
+    bob = line(shell, "bob")
+    shell.write("twice.jsonl", f'{{"key": "{bob}", "contributor": "bob", "contributor": "eve"}}')
+    shell.write("twice.csv", f"key,contributor,contributor\n{bob},bob,eve\n")
+    for name in ("twice.jsonl", "twice.csv"):
+        assert code(shell, "registry", "add", REGISTRY, "--from", name, "--class", "open") == "FORMAT"
     (shell.directory / "latin.csv").write_bytes(b"key\n\xe9")
     assert code(shell, "registry", "add", REGISTRY, "--from", "latin.csv", "--class", "open") == "FORMAT"
 
