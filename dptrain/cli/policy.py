@@ -88,8 +88,9 @@ def check(
     granted, enrolled = _grants(policy, registry, owner_key)
     found: tuple[Consequence, ...] = ()
     if not refused:
-        plan = make_plan(rules, layers)
-        found = consequences(Case(rules, plan, size, granted, enrolled, seconds_per_step, int(time.time())))
+        with counting("computing epsilon"):
+            plan = make_plan(rules, layers)
+            found = consequences(Case(rules, plan, size, granted, enrolled, seconds_per_step, int(time.time())))
     warnings = sum(item.level == "warning" for item in found)
     if json:
         print_json(

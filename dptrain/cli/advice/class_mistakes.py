@@ -37,7 +37,9 @@ def weak_epsilon(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     """Epsilon above 10, in the planned horizon or with every step that may be done again."""
     preset, rate = planned.preset, planned.sampling_rate
     if preset.epsilon > WEAK_EPSILON:
-        multiplier, epsilon = multiplier_for(BETTER_EPSILON, rate, case.policy, 2 * preset.effective_multiplier)
+        # Epsilon falls between as 1/z and 1/z^2; a first guess near the end spares the slow computation of large ones.
+        steeper = (preset.epsilon / BETTER_EPSILON) ** 0.6 if math.isfinite(preset.epsilon) else 20.0
+        multiplier, epsilon = multiplier_for(BETTER_EPSILON, rate, case.policy, steeper * preset.effective_multiplier)
         yield warning(
             "EPSILON_WEAK",
             f"epsilon {number(preset.epsilon)} promises little; more noise, a lower sampling_rate or fewer steps mend it, for "
