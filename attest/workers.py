@@ -154,8 +154,12 @@ class _Worker:
         self._socket, theirs = socket.socketpair()
         try:
             with theirs:
+                # In a group of its own: an interrupt from the keyboard is for the driver, even while a worker starts.
                 self._process = subprocess.Popen(
-                    [sys.executable, *_FLAGS, "-c", _BOOT, path], stdin=theirs.fileno(), stdout=subprocess.DEVNULL
+                    [sys.executable, *_FLAGS, "-c", _BOOT, path],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    process_group=0,
                 )
         except BaseException:
             self._socket.close()

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest.admission import Admitted, Seen
 from attest.attestation import Attestation
 from attest.corpus import Item, Locator
+from attest.examination import Examiner
 from attest.gate import Gate, decide
 from attest.keys import key_id
 from attest.registry import Revoke
@@ -211,6 +212,10 @@ def test_both_keys_of_a_contributor_are_taken_in_turn(world):
         )
     )
     items = [item_of(world, b"%d" % n, key=(world.alice, second)[n % 2]) for n in range(8)]
+    examiner = Examiner(world.policy, registry, NOW)
+    for item in items:
+        examiner.examine(item.attestation.descriptor, item.attestation.sign1, item.content_hash)
+    assert None not in examiner._known.values()
     outcomes = list(Gate(world.policy, registry, workers=1).judge(items, now=NOW))
     keys = [key_id(key.public_key().public_bytes_raw()) for key in (world.alice, second)]
     assert [outcome.admission.key_id for outcome in outcomes] == keys * 4

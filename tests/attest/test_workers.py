@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,34 @@ def test_a_worker_that_ends_while_its_answer_is_awaited_is_noticed(world):
 
 def test_an_interrupt_meant_for_the_driver_does_not_end_a_worker(world):
     with Workers(1, world.policy, world.registry, NOW) as workers:
+        assert os.getpgid(workers._workers[0]._process.pid) != os.getpgid(0)
         answered(world, workers)
         workers._workers[0]._process.send_signal(signal.SIGINT)
         assert isinstance(answered(world, workers)[0], Passed)
+
+
+def test_workers_end_with_a_driver_that_is_killed(tmp_path):
+    program = (
+        f"import sys, time; sys.path[:0] = [{str(ROOT)!r}]\n"
+        "from tests.attest.conftest import world; from tests.attest.test_workers import answered, NOW, Workers\n"
+        "world = world.__wrapped__()\n"
+        "workers = Workers(2, world.policy, world.registry, NOW)\n"
+        "answered(world, workers)\n"
+        "print(*(worker._process.pid for worker in workers._workers), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as driver:
+        pids = [int(word) for word in driver.stdout.readline().split()]
+        driver.kill()
+    assert len(pids) == 2
+    deadline = time.monotonic() + 10
+    while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_runs(pid) for pid in pids)
+
+
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
