@@ -84,10 +84,11 @@ def file_record(root: Path, source: str) -> Record:
 def folder_sources(root: Path, source: str) -> Iterator[str]:
     """Every regular file below a folder, as paths relative to `root`, sorted by code point.
 
-    Only the names of the folders on the way to the current file are held.
+    Only the names in the folders on the way to the current file are held. A folder within that cannot be listed comes as if
+    it were a file, which nobody can read.
 
     Raises:
-        CorpusRefused: Code CONTENT_MISSING if a folder cannot be listed.
+        CorpusRefused: Code CONTENT_MISSING if the folder itself cannot be listed.
     """
     waiting = [(source, iter(_listed(root, source)))]
     while waiting:
@@ -96,7 +97,11 @@ def folder_sources(root: Path, source: str) -> Iterator[str]:
         if name is None:
             waiting.pop()
         elif name.endswith("/"):
-            waiting.append((f"{folder}/{name[:-1]}", iter(_listed(root, f"{folder}/{name[:-1]}"))))
+            within = f"{folder}/{name[:-1]}"
+            try:
+                waiting.append((within, iter(_listed(root, within))))
+            except CorpusRefused:
+                yield within  # Whoever reads it is told; it hides no other file.
         else:
             yield f"{folder}/{name}"
 

@@ -112,3 +112,30 @@ def test_a_malformed_end_is_told_once_and_last(world):
     assert stock.take(world.descriptor.content_hash) == attestation
     one, error = stock.rest()
     assert one == attestation and isinstance(error, CborError)
+
+
+@pytest.fixture
+def deep(photos):
+    """A folder within, nested until its path is longer than the system takes; removed step by step, as it must be."""
+    names, at = [], os.open(photos, os.O_RDONLY)
+    for _ in range(25):
+        os.mkdir("1" * 200, dir_fd=at)
+        names.append(at)
+        at = os.open("1" * 200, os.O_RDONLY, dir_fd=at)
+    with open("leaf", "wb", opener=lambda path, flags: os.open(path, flags, dir_fd=at)) as out:
+        out.write(b"leaf")
+    yield photos
+    os.unlink("leaf", dir_fd=at)
+    os.close(at)
+    for parent in reversed(names):
+        os.rmdir("1" * 200, dir_fd=parent)
+        os.close(parent)
+
+
+def test_a_folder_that_cannot_be_listed_hides_no_other_file(world, photos, deep):
+    moved = photos.parent / "moved"
+    (photos / ("1" * 200)).rename(moved)
+    sign_corpus(photos, None, world.alice, world.template)
+    moved.rename(photos / ("1" * 200))
+    report = run_gate(open_corpus(photos), world.policy, world.registry, now=NOW)
+    assert report.counts() == {"admitted": {"sensitive": 6}, "refused": {"CONTENT_MISSING": 1}}
