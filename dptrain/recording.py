@@ -64,7 +64,7 @@ class Recorder:
             return []
         places = set(self._ledger.state.withdrawals.values())
         with self._ledger.rows() as rows:
-            leaves = [decode_leaf(row.body) for row in rows if row.seq in places]
+            leaves = [decode_leaf(row.body) for row in rows if row.seq in places] if places else []
         cited = [leaf.evidence_hash for leaf in leaves if isinstance(leaf, Withdraw) and leaf.reason in REASONS]
         return [self._ledger.header.registry_root, *dict.fromkeys(cited)]
 

@@ -630,6 +630,48 @@ def test_two_writers_never_overwrite_each_other(town):
     assert RegistryLog(town.path, town.owner).grant("bob", classes=[], cap=None, now=T).find("bob").classes == ()
 
 
+def test_a_write_that_fails_leaves_file_and_writer_as_they_were(town, monkeypatch):
+    before, state = town.path.read_bytes(), town.registry
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("attest.files.os.replace", full)
+        with pytest.raises(OSError, match="No space"):
+            town.log.revoke("alice", at=T, now=T)
+    assert (town.path.read_bytes(), town.registry) == (before, state)
+    assert [path.name for path in town.path.parent.iterdir()] == ["registry.cbor"]
+    assert town.log.revoke("bob", at=T, now=T) == town.opened()
+
+
+class Token:
+    """A key outside this process, as the log sees it."""
+
+    def __init__(self, key, *, honest=True):
+        self.public_key = keys.public_bytes(key)
+        self._key, self._honest = key, honest
+
+    def sign(self, message):
+        return self._key.sign(message if self._honest else message + b"!")
+
+
+def test_a_token_may_hold_the_owners_key_and_the_contributors(town, tmp_path):
+    log = RegistryLog(town.path, Token(town.owner))
+    statement = town.rotation()
+    log.rotate(
+        statement, statement.sign(Token(town.key["alice"])), statement.sign(Token(town.key["alice-2"])),
+        not_before=T, not_after=T + 9, old_not_after=T + 5, now=T + 5,
+    )  # fmt: skip
+    assert town.opened() == log.registry and len(log.registry.find("alice").keys) == 2
+    before = town.path.read_bytes()
+    with pytest.raises(AttestError, match="SIGNER"):
+        RegistryLog(town.path, Token(town.owner, honest=False)).revoke("bob", at=T, now=T + 5)
+    with pytest.raises(AttestError, match="SIGNER"):
+        RegistryLog.create(tmp_path / "new.cbor", Token(town.owner, honest=False), owner="owner", now=T)
+    assert town.path.read_bytes() == before and not (tmp_path / "new.cbor").exists()
+
+
 def test_the_writers_clock_may_step_back_a_minute_and_no_more(town):
     assert town.log.grant("bob", classes=["open"], cap=1, now=T - 60).time == T
     with pytest.raises(RegistryRefused, match="CLOCK"):
