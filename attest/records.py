@@ -45,8 +45,8 @@ class Record(NamedTuple):
     content_hash: bytes
 
 
-def lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Offset and content of every non-empty line, without its newline.
+def jsonl_records(root: Path, source: str) -> Iterator[Record]:
+    """The non-empty lines of a JSONL file, without their newlines, hashed while reading; a megabyte is held at a time.
 
     A line of blanks, tabs and carriage returns alone is empty. A carriage return before the newline belongs to the
     content: the bytes that were signed are the bytes that are read.
@@ -54,21 +54,22 @@ def lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     Raises:
         CorpusRefused: Code SIZE for a line above `MAX_RECORD`.
     """
-    offset = 0
-    while line := stream.readline(MAX_RECORD + 2):
-        content = line[:-1] if line.endswith(b"\n") else line
-        if len(content) > MAX_RECORD:
-            raise CorpusRefused("SIZE", f"line at byte {offset} is longer than {MAX_RECORD} bytes; split the record")
-        if content.strip(_BLANK):
-            yield offset, content
-        offset += len(line)
-
-
-def jsonl_records(root: Path, source: str) -> Iterator[Record]:
-    """The records of a JSONL file, hashed while reading."""
     with open_beneath(root, source) as stream:
-        for offset, content in lines(stream):
-            yield Record(Locator(source, offset, len(content)), hashlib.sha256(content).digest())
+        start = 0
+        while piece := stream.readline(_CHUNK):
+            digest, length, empty = hashlib.sha256(), 0, True
+            while piece:
+                ended = piece.endswith(b"\n")
+                content = piece[:-1] if ended else piece
+                digest.update(content)
+                length += len(content)
+                empty = empty and not content.strip(_BLANK)
+                if length > MAX_RECORD:
+                    raise CorpusRefused("SIZE", f"line at byte {start} is longer than {MAX_RECORD} bytes; split the record")
+                piece = b"" if ended else stream.readline(_CHUNK)
+            if not empty:
+                yield Record(Locator(source, start, length), digest.digest())
+            start += length + ended
 
 
 def file_record(root: Path, source: str) -> Record:
