@@ -282,3 +282,12 @@ def _runs(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_worker_that_ends_while_it_has_nothing_to_do_is_noticed(world):
+    with Workers(1, world.policy, world.registry, NOW) as workers:
+        answered(world, workers)
+        workers._workers[0]._process.kill()
+        workers._workers[0]._process.wait()
+        with pytest.raises(GateFailed, match=r"WORKER.*ended"):
+            workers.pump(5)
