@@ -211,7 +211,11 @@ class Gate:
         withdrawn: Set[bytes] = frozenset(),
         progress: Callable[[int], None] | None = None,
     ) -> Iterator[Admitted | Refused]:
-        """Judge every contribution, in corpus order; takes bounded memory.
+        """Judge every contribution, in corpus order, without holding more of the corpus than some batches of attestations.
+
+        What grows is small: about 100 bytes for each name in the directory that is being read, the registry and the withdrawals
+        given, and for each worker up to `AHEAD` batches, which are `BATCH_BYTES` at most if attestations are made as large as
+        they can be.
 
         Where two attestations claim the same content, the first in corpus order is admitted. Each reading is an epoch of its
         own, unless the gate was given `seen`.
