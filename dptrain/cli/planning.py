@@ -74,8 +74,18 @@ class Plan:
     lower_bounds: bool
 
 
-def make_plan(policy: Policy, layers: int) -> Plan:
+HOPELESS = 1000.0
+"""Half the squared Gaussian parameter above which an epsilon of some hundreds or more is not worth its computation, which
+takes gigabytes then."""
+
+
+def make_plan(policy: Policy, layers: int, *, hasty: bool = False) -> Plan:
     """Lay a policy over a stack of `layers` layers.
+
+    Args:
+        policy: The rules.
+        layers: Layers of the model.
+        hasty: Take the bound without sampling, which is an upper bound too, for an epsilon that is hopelessly large.
 
     Raises:
         ConfigError: Code LAYERS if a class names a layer that the stack does not have.
@@ -84,7 +94,7 @@ def make_plan(policy: Policy, layers: int) -> Plan:
     return Plan(
         layers=layers,
         blocks=tuple(blocks),
-        classes=tuple(_class_plan(policy, rule, touched[rule.name], blocks) for rule in policy.classes),
+        classes=tuple(_class_plan(policy, rule, touched[rule.name], blocks, hasty) for rule in policy.classes),
         noise_energy_ratio=noise_energy(blocks) / len(blocks),
         lower_bounds=any(rule.depth.kind in ("set", "adapter") for rule in policy.classes),
     )
@@ -108,10 +118,14 @@ def noise_energy(blocks: list[BlockPlan]) -> float:
     return sum((block.std / largest) ** 2 for block in blocks)
 
 
-def bound_plan(policy: Policy, rule: ClassRule, sigma_micro: int, clip_micro: int, stds: list[float]) -> BoundPlan:
+def bound_plan(
+    policy: Policy, rule: ClassRule, sigma_micro: int, clip_micro: int, stds: list[float], *, hasty: bool = False
+) -> BoundPlan:
     """What a contribution of a class gets that signed these bounds, in units of 1e-6."""
     effective = schedule.effective_multiplier(sigma_micro, clip_micro, stds)
     q, delta = float(rule.sampling_rate), float(policy.delta)
+    if hasty and _hopeless(effective, q, policy.steps):
+        q = 1.0
     signed, clip = from_micro(sigma_micro), from_micro(clip_micro)
     return BoundPlan(
         clip_norm=clip,
@@ -123,6 +137,12 @@ def bound_plan(policy: Policy, rule: ClassRule, sigma_micro: int, clip_micro: in
         epsilon_replace=accountants.epsilon_replace(effective, q, policy.steps, delta, policy.accountant),
         epsilon_with_redo=accountants.epsilon(effective, q, policy.steps + policy.redo_steps, delta, policy.accountant),
     )
+
+
+def _hopeless(z: float, q: float, steps: int) -> bool:
+    """Whether the central limit of subsampled Gaussians, and the Gaussian without sampling, both put epsilon far too high."""
+    sampled = 0.5 * q * q * steps * math.expm1(min(1 / (z * z), 700.0))
+    return min(sampled, 0.5 * steps / (z * z)) > HOPELESS
 
 
 def class_stds(plan: Plan, name: str) -> list[float]:
@@ -164,12 +184,12 @@ def _covered(depth: DepthRule, layers: int) -> tuple[tuple[int, ...], bool, bool
     return depth.layers or (), False, False
 
 
-def _class_plan(policy: Policy, rule: ClassRule, names: tuple[str, ...], blocks: list[BlockPlan]) -> ClassPlan:
+def _class_plan(policy: Policy, rule: ClassRule, names: tuple[str, ...], blocks: list[BlockPlan], hasty: bool) -> ClassPlan:
     stds = [block.std for block in blocks if block.name in names]
     return ClassPlan(
         name=rule.name,
         blocks=names,
         sampling_rate=float(rule.sampling_rate),
         expected_draws=float(rule.sampling_rate * policy.steps),
-        preset=bound_plan(policy, rule, rule.noise_multiplier_micro, rule.clip_norm_micro, stds),
+        preset=bound_plan(policy, rule, rule.noise_multiplier_micro, rule.clip_norm_micro, stds, hasty=hasty),
     )

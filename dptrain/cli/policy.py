@@ -89,7 +89,7 @@ def check(
     found: tuple[Consequence, ...] = ()
     if not refused:
         with counting("computing epsilon"):
-            plan = make_plan(rules, layers)
+            plan = make_plan(rules, layers, hasty=True)
             found = consequences(Case(rules, plan, size, granted, enrolled, seconds_per_step, int(time.time())))
     warnings = sum(item.level == "warning" for item in found)
     if json:

@@ -121,6 +121,21 @@ def test_a_weak_epsilon_comes_with_a_multiplier_that_mends_it():
     assert ("EPSILON_WEAK", "public") not in warned(mended)
 
 
+def test_a_hopeless_epsilon_is_bounded_without_sampling_and_mended_all_the_same():
+    text = SOUND.replace("noise_multiplier = 0.8", "noise_multiplier = 0.2").replace(
+        "clip_norm = 0.5\nnoise_multiplier = 1.2", "clip_norm = 0.05\nnoise_multiplier = 1.2"
+    )
+    rules = Policy.from_toml(text)
+    hasty = make_plan(rules, 12, hasty=True)
+    assert hasty.classes[1].preset.epsilon == accountants.epsilon(0.2, 1.0, 1000, 1e-6)
+    assert hasty.classes[0].preset.epsilon == accountants.epsilon(
+        hasty.classes[0].preset.effective_multiplier, 0.01, 1000, 1e-6
+    )
+    found = consequences(Case(rules, hasty))
+    (change,) = [item.changes for item in found if item.code == "EPSILON_WEAK"]
+    assert 7.2 <= accountants.epsilon(float(change[0].value), 0.02, 1000, 1e-6) <= 8
+
+
 def test_redone_steps_that_make_epsilon_weak():
     found = check(("redo_steps = 100", "redo_steps = 3000"))
     assert warned(found) == {("REDO_WEAK", "public"): {"redo_steps": "100"}}

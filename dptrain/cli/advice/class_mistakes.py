@@ -42,7 +42,7 @@ def weak_epsilon(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
         multiplier, epsilon = multiplier_for(BETTER_EPSILON, rate, case.policy, steeper * preset.effective_multiplier)
         yield warning(
             "EPSILON_WEAK",
-            f"epsilon {number(preset.epsilon)} promises little; more noise, a lower sampling_rate or fewer steps mend it, for "
+            f"epsilon, at most {number(preset.epsilon)}, promises little; more noise, a lower sampling_rate or fewer steps mend it, for "
             f"example noise_multiplier {multiplier} with epsilon {number(epsilon)}",
             in_class(planned.name, "noise_multiplier", multiplier),
             class_name=planned.name,
