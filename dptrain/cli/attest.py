@@ -19,7 +19,7 @@ from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.cli import attest_keys, attest_show
 from dptrain.cli.attest_show import AttestationFile
 from dptrain.cli.files import read_policy, refuse_to_overwrite
-from dptrain.cli.output import JsonFlag, console, moment, print_json, utc
+from dptrain.cli.output import JsonFlag, console, counted, moment, print_json, utc
 from dptrain.cli.progress import contributions_in, progress_bar
 from dptrain.cli.signing_keys import KeyFile, NewPassphraseFile, PassphraseFile, load_key, new_passphrase, read_private_key
 
@@ -39,7 +39,7 @@ class KeyForm(StrEnum):
 
 @app.command()
 def keygen(
-    name: Annotated[str, typer.Argument(help="Identifier under which the key signs: a-z 0-9 . _ / -")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Identifier under which the key signs: a-z 0-9 . _ / -")],
     directory: Annotated[Path, typer.Option("--dir", exists=True, file_okay=False, help="Where the two files go.")] = Path("."),
     form: Annotated[
         KeyForm, typer.Option("--format", help="Form of the private key file: pem (PKCS#8), or openssh for ssh-add.")
@@ -147,7 +147,7 @@ def sign(
         print_json({"signed": count, "path": str(target), "contributor": name, "corpus": corpus})
         return
     console().print(
-        f"signed {count} contributions as {name} for {corpus}, class {admissibility_class}: clip norm "
+        f"signed {counted(count, 'contribution')} as {name} for {corpus}, class {admissibility_class}: clip norm "
         f"{template.clip_norm_micro / 1e6:g} at most, noise multiplier {template.noise_multiplier_micro / 1e6:g} at least, "
         f"until {utc(template.not_after)}\n{target}"
     )
@@ -193,7 +193,7 @@ def withdraw(
     if json:
         print_json({"withdrawals": written, "signer": name, "reason": reason})
     else:
-        console().print(f"signed {len(written)} withdrawals as {name}, reason {reason}, in {out}")
+        console().print(f"signed {counted(len(written), 'withdrawal')} as {name}, reason {reason}, in {out}")
 
 
 def _taken(source: Path) -> Ed25519PrivateKey | bytes:

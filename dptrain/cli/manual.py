@@ -127,7 +127,12 @@ def _sort_options(command: TyperCommand) -> None:
     options = [item for item in command.params if isinstance(item, TyperOption) and not item.hidden]
     if len(options) < 5:
         return
+    found: dict[str, list[TyperOption]] = {}
     for option in options:
         panel = next((_PANEL_OF[name] for name in option.opts if name in _PANEL_OF), None)
         if panel is not None and option.rich_help_panel is None and not option.required:
-            option.rich_help_panel = panel
+            found.setdefault(panel, []).append(option)
+    for panel, together in found.items():
+        if len(together) > 1 or panel == "Output":
+            for option in together:
+                option.rich_help_panel = panel
