@@ -287,7 +287,7 @@ def test_one_unreadable_contribution_is_named_before_the_ledger_opens(tmp_path) 
     world = make_world(
         tmp_path, per_class=3, steps=2, rate="1", record=lambda s: {"label": 0} if s == 1001 else token_record(s)
     )
-    with pytest.raises(ConfigError, match=r"COLLATE.*internal\.jsonl at byte"):
+    with pytest.raises(ConfigError, match=r"COLLATE.*internal\.jsonl' at byte"):
         first_step(world, Net())
     assert not world.ledger.exists()
 
