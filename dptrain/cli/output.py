@@ -141,6 +141,11 @@ def amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else number(value)
 
 
+def counted(count: int, thing: str) -> str:
+    """A number of things: `1 contribution`, `2,000 contributions`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def utc(seconds: int) -> str:
     """Seconds since the epoch as an ISO 8601 time in UTC."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
