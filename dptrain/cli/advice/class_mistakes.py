@@ -42,8 +42,8 @@ def weak_epsilon(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
         multiplier, epsilon = multiplier_for(BETTER_EPSILON, rate, case.policy, steeper * preset.effective_multiplier)
         yield warning(
             "EPSILON_WEAK",
-            f"epsilon, at most {number(preset.epsilon)}, promises little; more noise, a lower sampling_rate or fewer steps mend "
-            f"it, for example noise_multiplier {multiplier} with epsilon {number(epsilon)}",
+            f"epsilon, at most {number(preset.epsilon)}, promises little; more noise, a lower sampling_rate or fewer steps "
+            f"mend it, for example noise_multiplier {multiplier} with epsilon {number(epsilon)}",
             in_class(planned.name, "noise_multiplier", multiplier),
             class_name=planned.name,
         )
