@@ -14,13 +14,14 @@ import typer
 
 from attest.attestation import read_sequence
 from attest.corpus import open_corpus
-from attest.errors import AttestError
+from attest.errors import AttestError, RegistryRefused
 from attest.files import atomic_writer
 from attest.gate import Admitted, Gate, GateReport, ReasonCode, Refused, run_gate
 from attest.policy import Policy
 from attest.records import SUFFIX, open_beneath
+from attest.registry import Registry
 from dptrain.cli.files import OwnerKey, RegistryFile, read_registry, read_signed_policy
-from dptrain.cli.output import JsonFlag, console, moment, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, counted, moment, styled, table, utc
 from dptrain.cli.progress import progress_bar
 
 SignedPolicyFile = Annotated[
@@ -57,6 +58,7 @@ def gate(
     """
     rules = read_signed_policy(policy, owner_key).policy
     known = read_registry(policy, registry, owner_key)
+    withdrawn = _withdrawn(ledger, known)
     moment_of_admission = int(time.time()) if now is None else now
     judging = Gate(rules, known, workers=workers)
     with tempfile.TemporaryFile() as spool:
@@ -66,7 +68,7 @@ def gate(
         with contextlib.nullcontext() if refusals is None else atomic_writer(refusals) as stream:
             with progress_bar("judging", lambda: _attestations_in(corpus)) as progress:
                 for outcome in judging.judge(
-                    open_corpus(corpus), now=moment_of_admission, withdrawn=_withdrawn(ledger), progress=progress
+                    open_corpus(corpus), now=moment_of_admission, withdrawn=withdrawn, progress=progress
                 ):
                     tally.add(outcome)
             if stream is not None:
@@ -89,13 +91,14 @@ def judge(
     owner_key: Path | None = None,
 ) -> GateReport:
     """Run the gate over a corpus, with the withdrawals of a ledger if there is one."""
+    known = read_registry(policy, registry, owner_key)
     with progress_bar("judging", lambda: _attestations_in(corpus)) as progress:
         return run_gate(
             open_corpus(corpus),
             rules,
-            read_registry(policy, registry, owner_key),
+            known,
             now=int(time.time()) if now is None else now,
-            withdrawn=_withdrawn(ledger),
+            withdrawn=_withdrawn(ledger, known),
             progress=progress,
         )
 
@@ -128,13 +131,20 @@ class _Tally:
             self._spool.write(json_text.dumps(_as_json(outcome)).encode() + b"\n")
 
 
-def _withdrawn(ledger: Path | None) -> frozenset[bytes]:
+def _withdrawn(ledger: Path | None, registry: Registry) -> frozenset[bytes]:
+    """What was withdrawn in a ledger, whose run must have begun with this registry or an earlier state of it."""
     if ledger is None:
         return frozenset()
     # SQLAlchemy takes longer to load than everything else together; most commands never open a ledger.
     from ledger.log import Ledger
 
     with Ledger.open(ledger, read_only=True) as log:
+        if not registry.extends(log.header.registry_root):
+            raise RegistryRefused(
+                "REGISTRY_ROOT",
+                f"the run of {str(ledger)!r} began with a registry of root {log.header.registry_root.hex()}, which the"
+                " one given does not extend; it is another one, or was cut back: get the latest from the owner",
+            )
         return frozenset(log.withdrawn)
 
 
@@ -173,7 +183,10 @@ def _print(tally: _Tally, now: int, root: bytes, seconds: float) -> None:
         out.print(rows)
         if refused > len(tally.first):
             out.print(f"... and {refused - len(tally.first)} more; --refusals FILE.jsonl writes all")
-    out.print(f"from {len(tally.contributors)} contributors, judged in {seconds:.1f} s against registry root {root.hex()}")
+    if not admitted and not refused:
+        out.print(f"nothing to judge: the corpus holds no data; attestations of X lie beside it in X{SUFFIX}")
+    whose = f"from {counted(len(tally.contributors), 'contributor')}, " if admitted else ""
+    out.print(f"{whose}judged in {seconds:.1f} s against registry root {root.hex()}")
 
 
 def _where(item: Refused) -> str:

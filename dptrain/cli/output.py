@@ -142,8 +142,8 @@ def amount(value: float) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """A number of things: `1 contribution`, `2,000 contributions`."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+    """A number of things: `1 contribution`, `2000 contributions`."""
+    return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
 def utc(seconds: int) -> str:

@@ -200,3 +200,15 @@ def test_extras_that_are_no_object_are_refused(shell, run):
         shell.write("extras.json", text)
         report = ("ledger", "report", "export", "report.html", "--key", "ledger.pub", "--extras", "extras.json")
         assert shell.json(*report, code=1)["error"]["code"] == "EXTRAS"
+
+
+def test_the_gate_takes_no_older_registry_than_the_run_of_the_ledger_began_with(shell, corpus):
+    corpus()
+    before = (shell.directory / "registry.cbor").read_bytes()
+    shell.run("registry", "grant", "registry.cbor", "--contributor", "alice", "--class", "sensitive")
+    record(shell)
+    assert shell.json("gate", "policy.cose", "corpus", "--ledger", "ledger.db")["admitted"] == {"sensitive": 5}
+    (shell.directory / "registry.cbor").write_bytes(before)
+    assert shell.json("gate", "policy.cose", "corpus")["admitted"] == {"sensitive": 5}
+    answer = shell.json("gate", "policy.cose", "corpus", "--ledger", "ledger.db", code=1)
+    assert answer["error"]["code"] == "REGISTRY_ROOT" and "cut back" in answer["error"]["sentence"]
