@@ -11,7 +11,7 @@ from fractions import Fraction
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Change, Consequence, warning
 from dptrain.cli.advice.fixes import in_class, power_of_ten_below, rounded
-from dptrain.cli.output import amount, number, utc
+from dptrain.cli.output import amount, counted, number, utc
 
 FAR_FROM_BATCH = 3.0
 """Ratio of normalizer and expected batch that is still taken as meant."""
@@ -123,8 +123,8 @@ def caps(case: Case) -> Iterator[Consequence]:
         name = max(over, key=lambda item: over[item])
         yield warning(
             "CAP_EXCEEDED",
-            f"{len(over)} contributors hold more than contributor_cap {cap:,} allows, {name} {over[name]:,}; what is above is "
-            "refused",
+            f"contributor_cap {cap:,} is exceeded by {counted(len(over), 'contributor')}, most by {name} with {over[name]:,}; what "
+            "is above is refused",
             Change("contributor_cap in [gate]", str(over[name])),
         )
     elif len(size.contributors) >= CROWD and cap >= size.total:
