@@ -123,8 +123,8 @@ def caps(case: Case) -> Iterator[Consequence]:
         name = max(over, key=lambda item: over[item])
         yield warning(
             "CAP_EXCEEDED",
-            f"contributor_cap {cap:,} is exceeded by {counted(len(over), 'contributor')}, most by {name} with {over[name]:,}; what "
-            "is above is refused",
+            f"contributor_cap {cap:,} is exceeded by {counted(len(over), 'contributor')}, most by {name} with {over[name]:,}; "
+            "what is above is refused",
             Change("contributor_cap in [gate]", str(over[name])),
         )
     elif len(size.contributors) >= CROWD and cap >= size.total:
