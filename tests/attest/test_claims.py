@@ -139,3 +139,17 @@ def test_a_folder_that_cannot_be_listed_hides_no_other_file(world, photos, deep)
     moved.rename(photos / ("1" * 200))
     report = run_gate(open_corpus(photos), world.policy, world.registry, now=NOW)
     assert report.counts() == {"admitted": {"sensitive": 6}, "refused": {"CONTENT_MISSING": 1}}
+
+
+def test_a_folder_that_vanishes_while_it_is_read_is_told_and_its_attestations_too(world, photos, monkeypatch):
+    sign_corpus(photos, None, world.alice, world.template)
+    original = Claims.__init__
+
+    def vanishing(self, stream):
+        original(self, stream)
+        photos.rename(photos.with_name("gone"))
+
+    monkeypatch.setattr(Claims, "__init__", vanishing)
+    report = run_gate(open_corpus(photos), world.policy, world.registry, now=NOW)
+    assert report.counts() == {"admitted": {}, "refused": {"CONTENT_MISSING": 7}}
+    assert sum("cannot list" in outcome.refusal.sentence for outcome in report.refused) == 1

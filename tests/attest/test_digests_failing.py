@@ -137,3 +137,28 @@ def test_the_tables_of_one_gate_fit_into_its_memory_together(monkeypatch):
         table.set(key, 1)
         assert len(table._recent) <= 1 << 6
     assert table._file >= 0 and all(table.get(key) == 1 for key in KEYS)
+
+
+def test_a_number_that_could_not_be_replaced_counts_as_failed(monkeypatch):
+    table = filled(monkeypatch, 6000)
+    monkeypatch.setattr(os, "pwrite", full_disk(0))
+    with pytest.raises(GateFailed, match="STORAGE"):
+        table.set(KEYS[0], 2)
+    monkeypatch.undo()
+    with pytest.raises(GateFailed, match="STORAGE"):
+        table.get(KEYS[1])
+
+
+def test_a_table_belongs_to_the_process_that_moved_it_to_disk(monkeypatch):
+    table = filled(monkeypatch, 20)
+    child = os.fork()
+    if child == 0:  # pragma: no cover - runs in the child
+        code = 1
+        try:
+            for key in KEYS[:6000]:
+                table.set(key, 1)
+            code = 7 if table._file >= 0 and all(table.get(key) == 1 for key in KEYS[:6000]) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert len(table) == 20 and table._file < 0
