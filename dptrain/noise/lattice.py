@@ -14,8 +14,8 @@ from dptrain.noise.keystream import BLOCK_BYTES, KeyStream
 LATTICE_BITS = 32
 """gamma = s * 2^-LATTICE_BITS. Every integer below 2^52 is exact in float64, which bounds |sum| by 2^20 * s."""
 
-CHUNK = 1 << 18
-"""Coordinates per chunk: the working set of a few float64 chunks stays in cache."""
+CHUNK = 1 << 15
+"""Coordinates per chunk: the working set, a few float64 arrays of this size, stays in the cache of one core."""
 
 TAIL_LANE = 1 << 31
 """Lanes from here on hold the further bits of radii in the tail; tensors have lanes below."""
@@ -71,23 +71,25 @@ class LatticeGaussian:
         pairs = (count + 1) // 2
         words = torch.frombuffer(bytearray(self._stream.read(step, lane, offset // 2, pairs)), dtype=torch.int64).view(pairs, 2)
         assert words.numel() * 8 == pairs * BLOCK_BYTES
-        low = words.bitwise_and(_LOW_BITS)
-        high = words.bitwise_right_shift_(11).bitwise_and_(_MANTISSA).to(torch.float64)
-        mirrored = low[:, 1].bitwise_and(1).bool()
-        fine = low[:, 0].mul_(1 << 10).add_(low[:, 1].bitwise_right_shift_(1)).add_(1).to(torch.float64)
-        x = high[:, 0].mul(2.0**-54).add_(fine.mul_(2.0**-75))
-        tail = torch.nonzero(x < _TAIL).flatten().tolist()
-        for index in tail:
+        first, second = words[:, 0], words[:, 1]
+        fine = first.bitwise_and(_LOW_BITS).bitwise_left_shift_(10)
+        fine.add_(second.bitwise_right_shift(1).bitwise_and_(_LOW_BITS >> 1)).add_(1)
+        x = first.bitwise_right_shift(11).bitwise_and_(_MANTISSA).to(torch.float64).mul_(2.0**-54)
+        x.add_(fine.to(torch.float64), alpha=2.0**-75)
+        mirrored = second.bitwise_and(1).to(torch.float64)
+        small = torch.nonzero(x < _CENTRE).flatten()  # a few in a thousand
+        for index in small[x[small] < _TAIL].tolist():
             more = self._stream.read(step, lane | TAIL_LANE, offset // 2 + index, 1)
             x[index] += (int.from_bytes(more[:8], "little") >> 11) * 2.0**-128
-        square = torch.where(mirrored, 1.0 - x, x).log_()
-        centre = torch.nonzero(mirrored & (x < _CENTRE)).flatten()
-        square[centre] = torch.log1p(-x[centre])
+        centre = small[mirrored[small] == 1.0]
+        near_one = torch.log1p(-x[centre])
+        square = mirrored.sub_(x).abs_().log_()  # |1 - x| or |0 - x|, both as exact as float64 allows
+        square[centre] = near_one
         radius = square.mul_(-2.0).sqrt_()
-        angle = high[:, 1].mul(2.0**-53 * 2.0 * math.pi)
+        angle = second.bitwise_right_shift(11).bitwise_and_(_MANTISSA).to(torch.float64).mul_(2.0**-53 * 2.0 * math.pi)
         out = torch.empty(pairs, 2, dtype=torch.float64)
         torch.mul(radius, torch.cos(angle), out=out[:, 0])
-        torch.mul(radius, torch.sin(angle), out=out[:, 1])
+        torch.mul(radius, angle.sin_(), out=out[:, 1])
         return out.view(-1)[:count]
 
     def release_(self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int) -> torch.Tensor:
