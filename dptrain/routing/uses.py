@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from dptrain.routing import products
+
 _GRAM_ELEMENTS = 1 << 23
 """Elements of one chunk of Gram matrices, to bound memory at long T."""
 
@@ -115,9 +117,9 @@ def add_weighted(pieces: list[Piece], weight_N: torch.Tensor, total: torch.Tenso
             scaled = piece.b_NTD * weight_N.to(piece.b_NTD.dtype)[:, None, None]
             total.index_add_(0, piece.ids_NT.reshape(-1), scaled.reshape(-1, scaled.shape[-1]).to(total.dtype))
         else:
-            a = piece.a_NTD.reshape(-1, piece.a_NTD.shape[-1])
-            b = (piece.b_NTP * weight_N.to(piece.b_NTP.dtype)[:, None, None]).reshape(-1, piece.b_NTP.shape[-1])
-            total.add_(a.t() @ b if piece.transposed else b.t() @ a)
+            part = products.weighted_outer(piece.a_NTD, piece.b_NTP, weight_N)
+            part = part.t() if piece.transposed else part
+            total.view(part.shape).add_(part)  # a convolution's weight has more than two dimensions
 
 
 def zero_rows(pieces: list[Piece], bad_N: torch.Tensor) -> None:
@@ -144,7 +146,7 @@ def merge(pieces: list[Piece], shape: torch.Size) -> list[Piece]:
     if materialize or (outers and gathers and count * math.prod(shape) <= _MATERIALIZE_ELEMENTS):
         total = sum(dense[1:], dense[0].clone()) if dense else None
         for piece in outers:
-            g = _instantiate(piece.a_NTD, piece.b_NTP, piece.transposed)
+            g = _instantiate(piece.a_NTD, piece.b_NTP, piece.transposed).reshape(count, *shape)
             total = g if total is None else total.add_(g)
         for piece in gathers:
             if total is None:
@@ -173,7 +175,7 @@ def _count(pieces: list[Piece]) -> int:
 
 
 def _instantiate(a_NTD: torch.Tensor, b_NTP: torch.Tensor, transposed: bool) -> torch.Tensor:
-    return torch.bmm(a_NTD.mT, b_NTP) if transposed else torch.bmm(b_NTP.mT, a_NTD)
+    return products.per_contribution(b_NTP, a_NTD) if transposed else products.per_contribution(a_NTD, b_NTP)
 
 
 def _sum_sq(flat: torch.Tensor) -> torch.Tensor:
@@ -207,16 +209,9 @@ def _slack(piece: Outer, reach: torch.Tensor) -> torch.Tensor:
 def _gram_norm_sq(piece: Outer) -> torch.Tensor:
     """<A A^T, B B^T> per contribution."""
     a, b = piece.a_NTD, piece.b_NTP
-    n, t = a.shape[:2]
-    if t == 1:
+    if a.shape[1] == 1:
         return _reach(piece).square()
-    out = torch.empty(n, dtype=torch.float64, device=a.device)
-    step = max(1, _GRAM_ELEMENTS // (t * t))
-    for start in range(0, n, step):
-        a_i, b_i = a[start : start + step], b[start : start + step]
-        gram = torch.bmm(a_i, a_i.mT).mul_(torch.bmm(b_i, b_i.mT))
-        out[start : start + step] = gram.sum(2).sum(1, dtype=torch.float64)
-    return out.clamp_(min=0.0)
+    return products.gram_product_sums(a, b, _GRAM_ELEMENTS).clamp_(min=0.0)
 
 
 def _cross(head: Outer, table: Gather) -> torch.Tensor:

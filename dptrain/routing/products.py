@@ -1,0 +1,78 @@
+"""The float32 matrix products behind norms and sums, on the fastest kernels that torch carries.
+
+On CPUs torch sends float32 products to MKL, which on AMD processors reaches less than half of what the oneDNN kernels in the
+same build reach (docs/performance.md has the figures). Both multiply and add in float32, so the rounding that the margins pay
+for is the same; the probes at the start of a run compare the result with autograd's own. Everything else (other devices,
+float64, small products, tensor subclasses) is left to torch.
+"""
+
+import torch
+
+ENABLED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()
+"""False sends every product to torch; results then differ by float32 rounding."""
+
+_WORTHWHILE = 1 << 20
+"""Multiplications below which a call of its own costs more than the faster kernel saves."""
+
+
+def _fits(x: torch.Tensor, y: torch.Tensor, multiplications: int) -> bool:
+    return (
+        ENABLED
+        and multiplications >= _WORTHWHILE
+        and type(x) is torch.Tensor
+        and type(y) is torch.Tensor
+        and x.dtype == y.dtype == torch.float32
+        and x.device.type == y.device.type == "cpu"
+    )
+
+
+def _rows(x_MK: torch.Tensor, y_NK: torch.Tensor) -> torch.Tensor:
+    """x y^T by oneDNN. Each factor must be contiguous or the transpose of what is; other strides fall to its slow reference."""
+    return torch.ops.mkldnn._linear_pointwise(x_MK, y_NK, None, "none", [], "")
+
+
+def weighted_outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, weight_N: torch.Tensor) -> torch.Tensor:
+    """sum_i weight_i sum_t b_it a_it^T, shape (P, D); the narrower factor carries the weights, weights are at most one."""
+    n, t, d = a_NTD.shape
+    p = b_NTP.shape[2]
+    scale = weight_N.to(a_NTD.dtype)[:, None, None]
+    if d < p:
+        a, b = (a_NTD * scale).reshape(n * t, d), b_NTP.reshape(n * t, p)
+    else:
+        a, b = a_NTD.reshape(n * t, d), (b_NTP * scale).reshape(n * t, p)
+    if not _fits(a, b, n * t * d * p):
+        return b.t() @ a
+    a, b = a.contiguous(), b.contiguous()
+    return _rows(a.t(), b.t()).t() if d < p else _rows(b.t(), a.t())
+
+
+def per_contribution(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
+    """sum_t b_it a_it^T of every contribution, shape (N, P, D)."""
+    n, t, d = a_NTD.shape
+    p = b_NTP.shape[2]
+    if not _fits(a_NTD, b_NTP, t * d * p):
+        return torch.bmm(b_NTP.mT, a_NTD)
+    a, b = a_NTD.contiguous(), b_NTP.contiguous()
+    out = a.new_empty(n, p, d)
+    for i in range(n):
+        out[i] = _rows(b[i].t(), a[i].t())
+    return out
+
+
+def gram_product_sums(a_NTD: torch.Tensor, b_NTP: torch.Tensor, elements: int) -> torch.Tensor:
+    """sum_{t,s} (a_it . a_is)(b_it . b_is), float64 (N,); ``elements`` bounds the Gram matrices that exist at a time.
+
+    Products and the sum over a row are float32, the sum of rows float64.
+    """
+    n, t = a_NTD.shape[:2]
+    a, b = a_NTD.contiguous(), b_NTP.contiguous()
+    if _fits(a, b, t * t * min(a.shape[2], b.shape[2])):
+        rows = [_rows(a[i], a[i]).mul_(_rows(b[i], b[i])).sum(1) for i in range(n)]
+        return torch.stack(rows).sum(1, dtype=torch.float64) if rows else a.new_zeros(0, dtype=torch.float64)
+    out = torch.empty(n, dtype=torch.float64, device=a.device)
+    step = max(1, elements // (t * t))
+    for start in range(0, n, step):
+        a_i, b_i = a[start : start + step], b[start : start + step]
+        gram = torch.bmm(a_i, a_i.mT).mul_(torch.bmm(b_i, b_i.mT))
+        out[start : start + step] = gram.sum(2).sum(1, dtype=torch.float64)
+    return out
