@@ -94,13 +94,15 @@ def norm_sq(pieces: list[Piece]) -> torch.Tensor:
         if isinstance(piece, Dense):
             return _sum_sq(piece.g.reshape(piece.g.shape[0], -1))
         if isinstance(piece, Outer):
-            return _gram_norm_sq(piece) + _slack(piece, _reach(piece))
+            a_NT, b_NT = _lengths(piece.a_NTD), _lengths(piece.b_NTP)
+            return _gram_norm_sq(piece) + _slack(piece, a_NT, b_NT, _reach(a_NT, b_NT))
         return _sum_sq(piece.b_NTD.reshape(piece.b_NTD.shape[0], -1))
     head, table = pieces
     assert isinstance(head, Outer) and isinstance(table, Gather)
     square = _gram_norm_sq(head) + _sum_sq(table.b_NTD.reshape(table.b_NTD.shape[0], -1)) + _cross(head, table)
-    reach = _reach(head) + torch.linalg.vector_norm(table.b_NTD, dim=2).double().sum(1)
-    return square.clamp_(min=0.0) + _slack(head, reach)
+    a_NT, b_NT = _lengths(head.a_NTD), _lengths(head.b_NTP)
+    reach = _reach(a_NT, b_NT) + _lengths(table.b_NTD).sum(1)
+    return square.clamp_(min=0.0) + _slack(head, a_NT, b_NT, reach)
 
 
 def add_weighted(pieces: list[Piece], weight_N: torch.Tensor, total: torch.Tensor) -> None:
@@ -157,14 +159,19 @@ def merge(pieces: list[Piece], shape: torch.Size) -> list[Piece]:
         return [Dense(total)]
     merged: list[Piece] = []
     if outers:
-        a = torch.cat([p.a_NTD for p in outers], dim=1)
-        b = torch.cat([p.b_NTP for p in outers], dim=1)
+        a = _cat([p.a_NTD for p in outers])
+        b = _cat([p.b_NTP for p in outers])
         merged.append(Outer(a, b, outers[0].transposed))
     if gathers:
-        ids = torch.cat([p.ids_NT for p in gathers], dim=1)
-        b = torch.cat([p.b_NTD for p in gathers], dim=1)
-        merged.append(gather(ids, b, shape[0]) if len(gathers) > 1 else Gather(ids, b))
+        ids = _cat([p.ids_NT for p in gathers])
+        b = _cat([p.b_NTD for p in gathers])
+        merged.append(gather(ids, b, shape[0]) if len(gathers) > 1 else gathers[0])
     return merged
+
+
+def _cat(values: list[torch.Tensor]) -> torch.Tensor:
+    """Along the positions; one alone is not copied (the output gradient of a language-model head is large)."""
+    return values[0] if len(values) == 1 else torch.cat(values, dim=1)
 
 
 def _count(pieces: list[Piece]) -> int:
@@ -189,29 +196,36 @@ def _sum_sq(flat: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _reach(piece: Outer) -> torch.Tensor:
+def _lengths(value_NTW: torch.Tensor) -> torch.Tensor:
+    """Norm of every position, float64 (N, T), not below the true one where the squares of small entries vanish."""
+    floor = math.sqrt(value_NTW.shape[2] * torch.finfo(value_NTW.dtype).tiny)
+    return torch.linalg.vector_norm(value_NTW, dim=2).double() + floor
+
+
+def _reach(a_NT: torch.Tensor, b_NT: torch.Tensor) -> torch.Tensor:
     """sum_t |a_t||b_t| per contribution, float64: how large the terms of the gradient are before they cancel."""
-    a_NT, b_NT = (torch.linalg.vector_norm(value, dim=2).double() for value in (piece.a_NTD, piece.b_NTP))
     return (a_NT * b_NT).sum(1)
 
 
-def _slack(piece: Outer, reach: torch.Tensor) -> torch.Tensor:
-    """Bound on the rounding of a norm from Gram matrices.
+def _slack(piece: Outer, a_NT: torch.Tensor, b_NT: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
+    """Bound on the rounding of a squared norm from Gram matrices.
 
     One product of Gram entries, and its sum over a row, is off by about 2 sqrt(D+P+T) u |a_t||a_s||b_t||b_s| (Higham and
     Mary 2019, probabilistic bound), so the squared norm by at most 2 sqrt(D+P+T) u (sum_t |a_t||b_t|)^2. Without it a
-    contribution built to cancel could show a norm far below its own.
+    contribution built to cancel could show a norm far below its own. What underflows is lost on top: at most the smallest
+    normal number per product, so that tiny inputs cannot hide behind a large output gradient.
     """
-    width = piece.a_NTD.shape[2] + piece.b_NTP.shape[2] + piece.a_NTD.shape[1]
-    return math.sqrt(width) * torch.finfo(piece.a_NTD.dtype).eps * reach.square()
+    t, d, p = piece.a_NTD.shape[1], piece.a_NTD.shape[2], piece.b_NTP.shape[2]
+    numbers = torch.finfo(piece.a_NTD.dtype)
+    lost = d * (b_NT.sum(1) + t).square() + p * a_NT.sum(1).square()
+    return math.sqrt(d + p + t) * numbers.eps * reach.square() + numbers.tiny * lost
 
 
 def _gram_norm_sq(piece: Outer) -> torch.Tensor:
     """<A A^T, B B^T> per contribution."""
-    a, b = piece.a_NTD, piece.b_NTP
-    if a.shape[1] == 1:
-        return _reach(piece).square()
-    return products.gram_product_sums(a, b, _GRAM_ELEMENTS).clamp_(min=0.0)
+    if piece.a_NTD.shape[1] == 1:
+        return _reach(_lengths(piece.a_NTD), _lengths(piece.b_NTP)).square()
+    return products.gram_product_sums(piece.a_NTD, piece.b_NTP, _GRAM_ELEMENTS).clamp_(min=0.0)
 
 
 def _cross(head: Outer, table: Gather) -> torch.Tensor:

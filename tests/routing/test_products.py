@@ -1,0 +1,55 @@
+"""The products behind norms and sums: the fast kernels, torch's own and float64 agree; extreme inputs do not hide."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dptrain.routing import products  # noqa: E402
+from dptrain.routing.uses import Outer, norm_sq  # noqa: E402
+
+SHAPES = [(3, 128, 96, 160), (2, 130, 160, 96), (5, 1, 1024, 1024), (2, 64, 16, 768), (1, 300, 64, 64), (0, 8, 512, 512)]
+
+
+def factors(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    n, t, d, p = shape
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(n, t, d, generator=generator), torch.randn(n, t, p, generator=generator)
+    return a, b, torch.rand(n, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["onednn", "torch"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_product_is_the_float64_one_to_float32_rounding(
+    shape: tuple[int, int, int, int], enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "ENABLED", enabled and products.ENABLED)
+    a, b, weight = factors(shape)
+    full = torch.einsum("ntp,ntd->npd", b.double(), a.double())
+    torch.testing.assert_close(products.per_contribution(a, b).double(), full, rtol=1e-4, atol=1e-3)
+    summed = torch.einsum("n,npd->pd", weight, full)
+    torch.testing.assert_close(products.weighted_outer(a, b, weight).double(), summed, rtol=1e-4, atol=1e-3)
+    sums = products.gram_product_sums(a, b, 1 << 20)
+    torch.testing.assert_close(sums, full.square().sum((1, 2)), rtol=1e-4, atol=1e-3)
+
+
+def test_factors_may_be_views_of_anything() -> None:
+    """Slices, transposes and expanded tensors: oneDNN takes other strides than those it likes, slowly or wrongly."""
+    a, b, weight = factors((4, 130, 160, 128))
+    views = [(a[:, 1:-1], b[:, 1:-1]), (a[:, :, ::2], b[:, :, 1:]), (a[:, :1].expand(-1, 130, -1), b), (a[::2], b[::2])]
+    for x, y in views:
+        full = torch.einsum("ntp,ntd->npd", y.double(), x.double())
+        torch.testing.assert_close(products.per_contribution(x, y).double(), full, rtol=1e-4, atol=2e-3)
+        w = weight[: x.shape[0]]
+        torch.testing.assert_close(
+            products.weighted_outer(x, y, w).double(), torch.einsum("n,npd->pd", w, full), rtol=1e-4, atol=2e-3
+        )
+        torch.testing.assert_close(products.gram_product_sums(x, y, 1 << 20), full.square().sum((1, 2)), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("positions", [1, 2, 64])
+def test_inputs_too_small_to_square_do_not_hide_a_gradient(positions: int) -> None:
+    """|a|^2 vanishes in float32 while a b^T does not; the norm may be above the truth there, never below."""
+    a, b = torch.full((1, positions, 8), 1e-24), torch.full((1, positions, 8), 1e17)
+    for x, y in ((a, b), (b, a)):
+        true = torch.bmm(y.double().mT, x.double()).square().sum()
+        assert float(norm_sq([Outer(x, y)])) >= float(true)
