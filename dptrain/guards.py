@@ -1,6 +1,7 @@
 """Refusals before a run starts: policies, accelerators and optimizers under which the release would not be private."""
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -66,10 +67,25 @@ def warn_delta(policy: Policy, contributions: int) -> None:
 
 def refuse_low_precision() -> None:
     """Raises NotPrivateUse where float32 products may be rounded to TF32 or bfloat16: the clip margin pays for float32."""
-    found = torch.get_float32_matmul_precision()
-    if found != "highest":
-        raise NotPrivateUse(
-            "MATMUL_PRECISION",
-            f"float32 matrix products run at precision {found!r}, under which clip norms are off by more than the margin; call "
-            "torch.set_float32_matmul_precision('highest')",
-        )
+    for name, found in _product_precisions():
+        if found not in ("highest", "ieee", "none"):
+            raise NotPrivateUse(
+                "MATMUL_PRECISION",
+                f"float32 matrix products run at precision {found!r} ({name}), under which clip norms are off by more than the "
+                "margin; call torch.set_float32_matmul_precision('highest') and leave the settings fp32_precision alone",
+            )
+
+
+def _product_precisions() -> Iterator[tuple[str, str]]:
+    """Every setting under which torch rounds the factors of a float32 product, by its new interface and its old one."""
+    for path in ((), ("mkldnn",), ("mkldnn", "matmul"), ("cuda", "matmul")):
+        holder: Any = torch.backends
+        for part in path:
+            holder = getattr(holder, part, None)
+        found = getattr(holder, "fp32_precision", None)
+        if found is not None:
+            yield ".".join(("torch.backends", *path, "fp32_precision")), found
+    try:
+        yield "torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision()
+    except RuntimeError:  # Set by the new interface, so that the old one declines to read it; it was read above.
+        return
