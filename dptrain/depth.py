@@ -2,13 +2,17 @@
 
 Depth 0 is the input side. A tensor has one *position* per place that uses it: ``EMBEDDINGS`` (below layer 0), a layer
 index, or ``HEAD`` (above the last layer: final norm, pooler, classifier, language-model head). A tied tensor has several.
+
+A model of several *towers* (an image and a text encoder, say) has one stack per tower, each with its own depths; a *place*
+is then a tower and a position in it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import nn
 
+from dptrain.adapters import Adapter, find_adapters
 from dptrain.errors import UnsupportedModule
 
 EMBEDDINGS = -1
@@ -18,14 +22,29 @@ HEAD = 1 << 30
 """Position of everything above the last layer."""
 
 
+NO_TOWER = ""
+"""Tower of what belongs to none: everything in a model of one stack, and what lies outside the towers of others."""
+
+Place = tuple[str, int]
+"""A tower and a position in it."""
+
+
 @dataclass(frozen=True)
 class Tensor:
-    """A trainable parameter: its canonical name, all names it is known by, and the positions that use it."""
+    """A trainable parameter: its canonical name, all names it is known by, and the places that use it.
+
+    ``adapter`` is the adapter that all its names lie in, None for a tensor of the model itself.
+    """
 
     name: str
     aliases: tuple[str, ...]
-    positions: tuple[int, ...]
+    places: tuple[Place, ...]
     parameter: nn.Parameter
+    adapter: str | None = None
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return tuple(sorted({position for _, position in self.places}))
 
     @property
     def coordinates(self) -> int:
@@ -33,11 +52,34 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Tower:
+    """One stack of a model: the prefix that all its modules share, and its layers in order of depth."""
+
+    name: str
+    root: str
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class LayerStack:
-    """The ordered layers of a model and the trainable tensors placed on them."""
+    """The ordered layers of a model and the trainable tensors placed on them.
+
+    Attributes:
+        layers: names of the layers; of all towers, one tower after the other, if there are several.
+        tensors: the trainable tensors.
+        towers: the towers of a model that is seen as several stacks; empty for one stack.
+        adapters: the adapters of the model by name.
+        untrained: names of parameters that are not trainable.
+        as_towers: the same model seen as several stacks, where layers were found by structure and there are several; for
+            policies that name no depths.
+    """
 
     layers: tuple[str, ...]
     tensors: tuple[Tensor, ...]
+    towers: tuple[Tower, ...] = ()
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    untrained: tuple[str, ...] = ()
+    as_towers: "LayerStack | None" = None
 
     def position_of(self, module_name: str) -> int | None:
         """Position of a module by its name; None where the name says nothing about depth (a container of the stack)."""
@@ -45,6 +87,17 @@ class LayerStack:
             if module_name == layer or module_name.startswith(layer + "."):
                 return index
         return None
+
+    def tower_of(self, module_name: str) -> str:
+        """Name of the tower that a module lies in, ``NO_TOWER`` for none."""
+        for tower in self.towers:
+            if module_name == tower.root or module_name.startswith(tower.root + "."):
+                return tower.name
+        return NO_TOWER
+
+    def depth(self, tower: str) -> int:
+        """Number of layers of a tower; of the whole stack if there is one."""
+        return next((len(t.layers) for t in self.towers if t.name == tower), len(self.layers))
 
 
 def find_layer_names(model: nn.Module) -> tuple[str, ...]:
@@ -56,8 +109,20 @@ def find_layer_names(model: nn.Module) -> tuple[str, ...]:
     Raises:
         UnsupportedModule: no such list; give ``layers=`` by name.
     """
-    best: tuple[int, int, str, nn.Module] | None = None
-    seen: list[str] = []
+    found = _lists(model)
+    if not found:
+        raise UnsupportedModule(
+            "NO_LAYER_STACK",
+            f"found no list of like modules in {type(model).__name__}; pass layers= with the name of the list, or the "
+            "names of the layers in order of depth",
+        )
+    name = max(found, key=lambda key: (len(found[key]), sum(p.numel() for p in found[key].parameters())))
+    return _children(name, found[name])
+
+
+def _lists(model: nn.Module) -> dict[str, nn.ModuleList | nn.Sequential]:
+    """The outermost lists of like modules with parameters, by name: what can be a stack."""
+    found: dict[str, nn.ModuleList | nn.Sequential] = {}
     for name, module in model.named_modules():
         if not isinstance(module, (nn.ModuleList, nn.Sequential)) or len(module) == 0:
             continue
@@ -65,18 +130,13 @@ def find_layer_names(model: nn.Module) -> tuple[str, ...]:
         size = sum(p.numel() for p in module.parameters())
         if len(kinds) != 1 or size == 0 or (isinstance(module, nn.Sequential) and len(module) < 2):
             continue
-        if any(not outer or name.startswith(outer + ".") for outer in seen):
+        if any(not outer or name.startswith(outer + ".") for outer in found):
             continue  # a list inside a layer (experts, heads) is not the stack
-        seen.append(name)
-        if best is None or (len(module), size) > best[:2]:
-            best = (len(module), size, name, module)
-    if best is None:
-        raise UnsupportedModule(
-            "NO_LAYER_STACK",
-            f"found no list of like modules in {type(model).__name__}; pass layers= with the name of the list, or the "
-            "names of the layers in order of depth",
-        )
-    _, _, name, module = best
+        found[name] = module
+    return found
+
+
+def _children(name: str, module: nn.Module) -> tuple[str, ...]:
     return tuple(f"{name}.{child}" if name else child for child, _ in module.named_children())
 
 
@@ -102,45 +162,117 @@ def layer_stack(model: nn.Module, layers: str | Sequence[str] | None = None) -> 
     """Places every trainable tensor of a model on its layer stack.
 
     Outside the stack a tensor is below it if it is registered before the first layer's tensors, and above it otherwise;
-    the probes at start check that the modules really run in that order.
+    the probes at start check that the modules really run in that order. Prefixes of an adapter act on every layer.
 
     Args:
         model: any module; only tensors with ``requires_grad`` are placed.
-        layers: see :func:`resolve_layer_names`.
+        layers: see :func:`resolve_layer_names`; or the names of several ``ModuleList``s, one per tower.
 
     Raises:
         UnsupportedModule: no stack, or nothing to train.
     """
+    modules = dict(model.named_modules())
+    lists = () if layers is None or isinstance(layers, str) else tuple(layers)
+    if len(lists) > 1 and all(isinstance(modules.get(name), nn.ModuleList) for name in lists):
+        return _placed(model, (), _towers(lists, modules))
     names = resolve_layer_names(model, layers)
-    stack = LayerStack(names, ())
+    found = tuple(_lists(model)) if layers is None else ()
+    as_towers = _placed(model, (), _towers(found, modules)) if len(found) > 1 else None
+    return _placed(model, names, (), as_towers)
+
+
+def _towers(lists: Sequence[str], modules: Mapping[str, nn.Module]) -> tuple[Tower, ...]:
+    """One tower per list. Its root is the shortest prefix that no other list shares; its name leaves out what all share.
+
+    Raises:
+        UnsupportedModule: a list is empty, given twice, or lies inside another.
+    """
+    paths = [name.split(".") for name in lists]
+    towers = []
+    for path in paths:
+        others = [other for other in paths if other is not path]
+        shared = [_common(path, other) for other in others]
+        name = ".".join(path)
+        if max(shared) == len(path) or not _children(name, modules[name]) or path in others:
+            raise UnsupportedModule(
+                "NO_LAYER_STACK", f"list {name!r} is empty, given twice, or holds another of the lists {list(lists)}"
+            )
+        root, label = path[: max(shared) + 1], path[min(shared) : max(shared) + 1]
+        towers.append(Tower(".".join(label), ".".join(root), _children(name, modules[name])))
+    return tuple(towers)
+
+
+def _common(a: Sequence[str], b: Sequence[str]) -> int:
+    """Length of the longest common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _placed(
+    model: nn.Module, names: tuple[str, ...], towers: tuple[Tower, ...], as_towers: LayerStack | None = None
+) -> LayerStack:
+    """The stack of ``names``, or of ``towers``, with the tensors of the model placed on it."""
+    layers = names or tuple(layer for tower in towers for layer in tower.layers)
+    stack = LayerStack(layers, (), towers)
     aliases: dict[int, list[str]] = {}
     tensors: dict[int, nn.Parameter] = {}
+    untrained = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
             aliases.setdefault(id(parameter), []).append(name)
             tensors[id(parameter)] = parameter
+        else:
+            untrained.append(name)
     if not tensors:
         raise UnsupportedModule("NOTHING_TO_TRAIN", "no parameter of the model has requires_grad=True")
-    module_order = [name for name, _ in model.named_modules()]
-    first_layer = min(module_order.index(name) for name in names)
-    before = set(module_order[:first_layer])
+    order = {name: i for i, (name, _) in enumerate(model.named_modules())}  # a shared module has its first name only
+    adapters = find_adapters(model)
     placed = []
     for key, parameter in tensors.items():
-        positions = tuple(sorted({p for name in aliases[key] for p in _positions(stack, name, before)}))
-        placed.append(Tensor(aliases[key][0], tuple(aliases[key]), positions, parameter))
-    return LayerStack(names, tuple(placed))
+        own = aliases[key]
+        places = tuple(sorted({place for name in own for place in _places(stack, name, order, adapters)}))
+        adapter = next((a.name for a in adapters.values() if a.tensors.issuperset(own)), None)
+        placed.append(Tensor(own[0], tuple(own), places, parameter, adapter))
+    return LayerStack(layers, tuple(placed), towers, adapters, tuple(untrained), as_towers)
 
 
-def _positions(stack: LayerStack, parameter_name: str, before: set[str]) -> tuple[int, ...]:
+def _places(
+    stack: LayerStack, parameter_name: str, order: Mapping[str, int], adapters: Mapping[str, Adapter]
+) -> tuple[Place, ...]:
+    for adapter in adapters.values():
+        if parameter_name in adapter.every_layer:
+            towers = stack.towers or (Tower(NO_TOWER, "", stack.layers),)
+            return tuple((tower.name, index) for tower in towers for index in range(len(tower.layers)))
     owner = parameter_name.rpartition(".")[0]
-    inside = stack.position_of(owner)
-    if inside is not None:
-        return (inside,)
-    if any(not owner or layer.startswith(owner + ".") for layer in stack.layers):
+    name = stack.tower_of(owner)
+    tower = next((t for t in stack.towers if t.name == name), None)
+    layers = tower.layers if tower is not None else stack.layers
+    for index, layer in enumerate(layers):
+        if owner == layer or owner.startswith(layer + "."):
+            return ((name, index),)
+    if any(not owner or layer.startswith(owner + ".") for layer in layers):
         # Owned by a module that contains the stack: nothing says whether it acts below or above the layers, so a
         # profile must permit both.
-        return (EMBEDDINGS, HEAD)
-    return (EMBEDDINGS,) if owner in before else (HEAD,)
+        return ((name, EMBEDDINGS), (name, HEAD))
+    if tower is None and stack.towers:
+        first = [min(order[layer] for layer in each.layers) for each in stack.towers]
+        if min(first) < order.get(owner, -1) < max(first):  # after one tower and before another: both ends, as above
+            return ((name, EMBEDDINGS), (name, HEAD))
+    below = owner in order and order[owner] < min(order[layer] for layer in layers)
+    return ((name, EMBEDDINGS if below else HEAD),)
+
+
+def places_name(places: Sequence[Place]) -> str:
+    """Name of the block that lies at these places: ``layer.3``, ``embeddings+head``, ``layer.0-11``, ``vision.layer.3``."""
+    parts = []
+    for name in dict.fromkeys(tower for tower, _ in places):
+        positions = sorted(position for tower, position in places if tower == name)
+        inner = [position for position in positions if position not in (EMBEDDINGS, HEAD)]
+        run = len(inner) > 2 and inner[-1] - inner[0] == len(inner) - 1
+        shown = [position_name(p) for p in positions if not run or p not in inner]
+        if run:
+            shown.insert(int(EMBEDDINGS in positions), f"layer.{inner[0]}-{inner[-1]}")
+        parts += [f"{name}.{part}" if name else part for part in shown]
+    return "+".join(parts)
 
 
 def position_name(position: int) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from attest.schedule import waste
-from dptrain.depth import position_name
+from dptrain.depth import places_name
 from dptrain.resolver import Schedule
 from dptrain.routing import Router
 from ledger.accountants import epsilon, epsilon_replace
@@ -27,12 +27,14 @@ EXACTNESS = (
 def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
     """What the ledger's first leaf says: policy, model structure, and the schedule of every block.
 
+    The tensors of an adapter that the policy binds a class to are blocks of their own, with its name in theirs.
+
     With a fixed test key the run id is fixed too, so that two runs draw the same numbers, and the header says NOT PRIVATE.
     """
     blocks = [HeaderBlock(block.name, block.coordinates, block.classes, block.std) for block in engine.schedule.blocks]
     untouched: dict[str, int] = {}
     for tensor in engine.schedule.frozen:
-        name = "+".join(position_name(position) for position in tensor.positions) + " (frozen)"
+        name = places_name(tensor.places) + " (frozen)"
         untouched[name] = untouched.get(name, 0) + tensor.coordinates
     blocks += [HeaderBlock(name, coordinates, (), 0.0) for name, coordinates in untouched.items()]
     return HeaderSpec(

@@ -4,28 +4,35 @@ Binds the signed policy to the tensors of one model. A *block* is a set of tenso
 may not; its noise standard deviation is the smallest that honours every class that may touch it (docs/mechanism.md).
 """
 
+import difflib
 import fnmatch
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from attest.gate import Admission
-from attest.policy import DepthRule, Policy
+from attest.policy import ClassRule, DepthRule, Policy
 from attest.schedule import block_std, effective_multiplier, sufficient_variance
-from dptrain.depth import EMBEDDINGS, HEAD, LayerStack, Tensor, position_name
+from dptrain.adapters import require_adapter
+from dptrain.depth import EMBEDDINGS, HEAD, LayerStack, Place, Tensor, places_name
 from dptrain.errors import UnsupportedPolicy
 
 
 @dataclass(frozen=True)
 class Block:
-    """Tensors masked as one. ``std`` is s_l, the noise standard deviation on the SUM of clipped gradients."""
+    """Tensors masked as one. ``std`` is s_l, the noise standard deviation on the SUM of clipped gradients.
+
+    ``adapter`` names the adapter that all tensors belong to, if the policy binds a class to it; else None.
+    """
 
     name: str
     positions: tuple[int, ...]
     tensors: tuple[Tensor, ...]
     classes: tuple[str, ...]
     std: float
+    adapter: str | None = None
 
     @property
     def coordinates(self) -> int:
@@ -90,45 +97,117 @@ class Schedule:
 def bind(policy: Policy, stack: LayerStack) -> Schedule:
     """Binds a policy to a layer stack.
 
-    A tied tensor is in a profile only if every position (and, for a name set, every name) that uses it is. Tensors that no
-    class may touch are returned as ``frozen``: they get no gradient, no noise and no optimizer state.
+    A tied tensor is in a profile only if every position (and, for a name set or an adapter, every name) that uses it is.
+    Tensors that no class may touch are returned as ``frozen``: they get no gradient, no noise and no optimizer state.
+
+    Blocks only ever split what classes may touch alike: the noise of a block depends on its classes alone, so naming the
+    blocks of an adapter changes no bound (docs/mechanism.md, Corollary 1).
 
     Raises:
-        UnsupportedPolicy: a profile that this build cannot honour, is out of range, or touches nothing.
+        UnsupportedPolicy: a profile that this build cannot honour, is out of range, matches nothing or touches nothing.
+        UnsupportedModule: an adapter that a class is bound to cannot be trained as it stands.
     """
-    permitted: dict[str, tuple[str, ...]] = {
-        tensor.name: tuple(rule.name for rule in policy.classes if _permits(rule.depth, tensor, len(stack.layers)))
-        for tensor in stack.tensors
-    }
-    groups: dict[tuple[tuple[int, ...], tuple[str, ...]], list[Tensor]] = {}
+    if stack.as_towers is not None and all(rule.depth.kind in ("set", "adapter") for rule in policy.classes):
+        stack = stack.as_towers  # no rule speaks of depths, so nothing hangs on which stack they would count in
+    for rule in policy.classes:
+        _require_bindable(rule, stack)
+    bound = {rule.depth.adapter for rule in policy.classes if rule.depth.adapter is not None}
+    groups: dict[tuple[tuple[int, ...], tuple[Place, ...], str, tuple[str, ...]], list[Tensor]] = {}
     frozen = []
     for tensor in stack.tensors:
-        classes = permitted[tensor.name]
+        classes = tuple(rule.name for rule in policy.classes if _permits(rule.depth, tensor, stack))
+        adapter = tensor.adapter if tensor.adapter in bound else None
         if classes:
-            groups.setdefault((tensor.positions, classes), []).append(tensor)
+            groups.setdefault((tensor.positions, tensor.places, adapter or "", classes), []).append(tensor)
         else:
             frozen.append(tensor)
     presets = {rule.name: (rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in policy.classes}
     blocks = []
     taken: dict[str, int] = {}
-    for positions, classes in sorted(groups):
-        name = "+".join(position_name(position) for position in positions)
+    for key in sorted(groups):
+        positions, places, adapter_name, classes = key
+        name = places_name(places) + (f" adapter {adapter_name}" if adapter_name else "")
         taken[name] = taken.get(name, 0) + 1
         if taken[name] > 1:
             name = f"{name}#{taken[name]}"
         std = block_std([presets[class_name] for class_name in classes])
-        blocks.append(Block(name, positions, tuple(groups[positions, classes]), classes, std))
+        blocks.append(Block(name, positions, tuple(groups[key]), classes, std, adapter_name or None))
     profiles = {
         rule.name: tuple(index for index, block in enumerate(blocks) if rule.name in block.classes) for rule in policy.classes
     }
-    for class_name, profile in profiles.items():
-        if not profile:
-            raise UnsupportedPolicy(
-                "EMPTY_PROFILE",
-                f"class {class_name!r} may touch no trainable tensor of this model ({len(stack.layers)} layers); check its "
-                "depth rule and which parameters are trainable",
-            )
+    for rule in policy.classes:
+        if not profiles[rule.name]:
+            raise UnsupportedPolicy("EMPTY_PROFILE", _why_empty(rule, stack))
     return Schedule(stack, tuple(blocks), profiles, tuple(frozen))
+
+
+def _require_bindable(rule: ClassRule, stack: LayerStack) -> None:
+    """Raises for a depth rule that speaks of something which this model does not have."""
+    depth = rule.depth
+    if depth.adapter is not None:
+        require_adapter(stack.adapters, depth.adapter, rule.name)
+    if depth.layers is not None and len(stack.towers) > 1:
+        names = ", ".join(tower.name for tower in stack.towers)
+        raise UnsupportedPolicy(
+            "LAYERS_OF_SEVERAL_STACKS",
+            f"class {rule.name!r} names layers {list(depth.layers)}, but the model has {len(stack.towers)} stacks ({names}); "
+            f'use set = ["{stack.towers[0].layers[depth.layers[0] % len(stack.towers[0].layers)]}.*", ...]',
+        )
+    if depth.layers is not None and max(depth.layers) >= len(stack.layers):
+        raise UnsupportedPolicy(
+            "LAYER_RANGE", f"the policy names layers {list(depth.layers)}; the model has {len(stack.layers)} layers"
+        )
+    known = [alias for tensor in stack.tensors for alias in tensor.aliases]
+    for pattern in depth.patterns or ():
+        if any(fnmatch.fnmatchcase(name, pattern) for name in known):
+            continue
+        still = next((name for name in stack.untrained if fnmatch.fnmatchcase(name, pattern)), None)
+        if still is not None:
+            raise UnsupportedPolicy(
+                "PATTERN_UNTRAINED",
+                f"class {rule.name!r}: {pattern!r} matches only parameters that are not trainable (first: {still!r}); set "
+                "requires_grad on them before prepare(), or sign a policy without the pattern",
+            )
+        near = " or ".join(repr(name) for name in nearest(pattern, known))
+        raise UnsupportedPolicy(
+            "PATTERN_MATCHES_NOTHING",
+            f"class {rule.name!r}: {pattern!r} matches the name of no parameter of this model; patterns are matched from the "
+            f"first to the last character of a name, nearest: {near}",
+        )
+
+
+def _why_empty(rule: ClassRule, stack: LayerStack) -> str:
+    """Why a class may touch nothing."""
+    patterns = rule.depth.patterns or ()
+    for tensor in stack.tensors:
+        missing = [alias for alias in tensor.aliases if not _matches(alias, patterns)]
+        if patterns and len(missing) < len(tensor.aliases):
+            hit = next(alias for alias in tensor.aliases if _matches(alias, patterns))
+            return (
+                f"class {rule.name!r} may touch no trainable tensor: {hit!r} is tied to {missing[0]!r}, which none of its "
+                "patterns matches; add a pattern for it, or untie them"
+            )
+    return (
+        f"class {rule.name!r} may touch no trainable tensor of this model ({len(stack.layers)} layers); check its depth rule "
+        "and which parameters are trainable"
+    )
+
+
+def nearest(pattern: str, names: Sequence[str], wanted: int = 3) -> list[str]:
+    """The patterns of whole modules (or names of parameters) that look most like a pattern that matches nothing."""
+    literal = max(re.split(r"[*?\[\]]+", pattern), key=len).strip(".").lower()
+    width = literal.count(".") + 1
+    scores: dict[str, float] = {}
+    for name in names:
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            shown = ".".join(parts[:end]) + (".*" if end < len(parts) else "")
+            if shown not in scores:
+                tail = ".".join(parts[max(0, end - width) : end]).lower()
+                alike = difflib.SequenceMatcher(None, literal, tail).ratio()
+                common = len(literal) if tail.startswith(literal) else 0  # "vision" is meant by "vision_model"
+                scores[shown] = alike + (common > 0) - 0.01 * end
+    return sorted(scores, key=lambda shown: (-scores[shown], shown))[:wanted]
 
 
 def band_layers(start: Fraction, stop: Fraction, layers: int) -> range:
@@ -136,16 +215,12 @@ def band_layers(start: Fraction, stop: Fraction, layers: int) -> range:
     return range(math.floor(start * layers), math.ceil(stop * layers))
 
 
-def _permits(rule: DepthRule, tensor: Tensor, layers: int) -> bool:
+def _permits(rule: DepthRule, tensor: Tensor, stack: LayerStack) -> bool:
     if rule.adapter is not None:
-        raise UnsupportedPolicy(
-            "ADAPTER_PROFILE",
-            f"the policy binds a class to adapter {rule.adapter!r}; this build routes by layers and names: freeze the base "
-            "weights and give the class a band instead",
-        )
+        return tensor.adapter == rule.adapter
     if rule.patterns is not None:
         return all(_matches(alias, rule.patterns) for alias in tensor.aliases)
-    return all(_position_permitted(rule, position, layers) for position in tensor.positions)
+    return all(_position_permitted(rule, position, stack.depth(tower)) for tower, position in tensor.places)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -160,7 +235,4 @@ def _position_permitted(rule: DepthRule, position: int, layers: int) -> bool:
         return rule.head if rule.head is not None else band is not None and band[1] == 1
     if band is not None:
         return position in band_layers(band[0], band[1], layers)
-    chosen = rule.layers or ()
-    if any(index >= layers for index in chosen):
-        raise UnsupportedPolicy("LAYER_RANGE", f"the policy names layers {list(chosen)}; the model has {layers} layers")
-    return position in chosen
+    return position in (rule.layers or ())

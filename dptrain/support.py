@@ -15,15 +15,9 @@ BUILT = {
 
 def unsupported(policy: Policy) -> tuple[str, ...]:
     """One sentence for every setting that is valid but that this build does not carry; empty if it can train."""
-    found = [
+    return tuple(
         f"the policy asks for {name.replace('noise_', 'noise.')} = {getattr(policy, name)!r}; this build carries "
         f"{', '.join(carried)}"
         for name, carried in BUILT.items()
         if getattr(policy, name) not in carried
-    ]
-    found += [
-        f"class {rule.name} is bound to adapter {rule.depth.adapter!r}; this build routes by layers and names"
-        for rule in policy.classes
-        if rule.depth.adapter is not None
-    ]
-    return tuple(found)
+    )

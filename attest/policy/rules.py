@@ -57,7 +57,7 @@ class DepthRule:
     Args:
         band: Fractions (from, to) of the depth, 0 at the input side; from < to.
         layers: Indices into the layer stack, ascending.
-        patterns: Shell-style patterns of block names.
+        patterns: Shell-style patterns of whole parameter names.
         adapter: Name of an adapter; the class touches its parameters only.
         embeddings: Whether the class may touch the embeddings; None leaves it to the depth.
         head: Whether the class may touch the output head; None leaves it to the depth.

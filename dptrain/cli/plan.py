@@ -85,6 +85,12 @@ def _print(policy: Policy, planned: Plan, report: GateReport | None, bounds: dic
         blocks.add_row(block.name, number(block.std), ", ".join(block.classes))
     out.print(blocks)
     out.print(f"noise energy against uniform noise in the same blocks: {planned.noise_energy_ratio:.0%}")
+    for rule in policy.classes:
+        if rule.depth.adapter is not None:
+            out.print(
+                f"class {rule.name} is bound to adapter {rule.depth.adapter!r}: it touches the parameters of that adapter "
+                "alone, in every layer that has them; the ledger names it in their blocks"
+            )
     if planned.lower_bounds:
         out.print("bound to names or an adapter: multipliers are lower bounds, epsilons upper bounds, until a model is seen")
     if report is not None:

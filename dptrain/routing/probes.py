@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dptrain.depth import EMBEDDINGS, HEAD, LayerStack
+from dptrain.depth import EMBEDDINGS, HEAD, NO_TOWER, LayerStack
 from dptrain.errors import CoupledModel, NonFinite, UnsupportedModule
 from dptrain.routing.router import Router
 
@@ -49,23 +49,30 @@ def check_buffers(model: nn.Module, before: dict[str, torch.Tensor]) -> None:
 
 def check_order(order: Sequence[str], stack: LayerStack, router: Router) -> None:
     """Refuses a model whose modules do not run in the order of depth that the profiles assume."""
-    tied = {tensor.name for _, tensor in router.tensors if len(tensor.positions) > 1}
     places = {}
     for site in router.sites:
-        positions = {p for i in site.tensors.values() for p in router.tensors[i][1].positions}
-        if all(router.tensors[i][1].name not in tied for i in site.tensors.values()) and len(positions) == 1:
-            places[site.name] = positions.pop()
-    inside = [i for i, name in enumerate(order) if stack.position_of(name) is not None]
+        found = {place for i in site.tensors.values() for place in router.tensors[i][1].places}
+        if len(found) == 1:  # a tied tensor, or one that acts on every layer, says nothing about order
+            places[site.name] = found.pop()
+    inside: dict[str, list[int]] = {}
+    for i, name in enumerate(order):
+        if stack.position_of(name) is not None:
+            inside.setdefault(stack.tower_of(name), []).append(i)
     if not inside:
         return
+    first, last = min(ran[0] for ran in inside.values()), max(ran[-1] for ran in inside.values())
     for i, name in enumerate(order):
-        place = places.get(name)
-        if (place == HEAD and i < inside[0]) or (place == EMBEDDINGS and i > inside[-1]):
+        tower, place = places.get(name, (NO_TOWER, 0))
+        if tower != NO_TOWER and tower not in inside:
+            continue  # no layer of this tower is scheduled, so nothing tells where it runs
+        begins, ends = (inside[tower][0], inside[tower][-1]) if tower in inside else (first, last)
+        if (place == HEAD and i < begins) or (place == EMBEDDINGS and i > ends):
             side = "above the last layer" if place == HEAD else "below layer 0"
             raise UnsupportedModule(
                 "DEPTH_ORDER",
                 f"module {name!r} counts as {side} by its place in the model, but runs on the other side of the layers "
-                f"{stack.layers[0]!r}..{stack.layers[-1]!r}; pass layers= so that depth follows the order of execution",
+                f"{stack.layers[0]!r}..{stack.layers[-1]!r}; pass layers= so that depth follows the order of execution (a "
+                "model of several stacks: the names of its lists of layers)",
             )
 
 

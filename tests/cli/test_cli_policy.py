@@ -46,7 +46,6 @@ def test_check_warns_of_what_promises_little_or_wastes_noise(shell, corpus):
         ("steps = 20", 'steps = 20\naccountant = "rdp"'),
         ("steps = 20", 'steps = 20\nexactness = "certified"'),
         ("steps = 20", 'steps = 20\ndisclosure = "occurrences_public"'),
-        ("{ from = 0.0, to = 1.0 }", '{ adapter = "clinic" }'),
     ],
 )
 def test_check_fails_for_a_policy_that_this_build_cannot_honour(shell, corpus, old, new):
@@ -89,6 +88,20 @@ def test_every_policy_is_shown_as_text_that_reads_back_as_the_same(shell, depth)
     text = text.replace("delta = 1e-6", "delta = 0.00000123456").replace("sampling_rate = 0.01", "sampling_rate = 0.000123")
     policy = Policy.from_toml(text.replace("clip_norm = 0.5 ", "max_window_days = 7\nclip_norm = 123456.000001 "))
     assert Policy.from_toml(as_toml(policy)) == policy
+
+
+def test_a_class_bound_to_an_adapter_or_to_names_is_told_in_words(shell, corpus):
+    policy = (shell.directory / "policy.toml").read_text()
+    shell.write("bound.toml", policy.replace("{ from = 0.0, to = 1.0 }", '{ adapter = "clinic" }'))
+    assert shell.json("policy", "check", "bound.toml")["supported"]
+    told = " ".join(shell.run("policy", "check", "bound.toml").stdout.split())
+    assert "only the parameters of adapter 'clinic'" in told and "only the model tells" in told
+    planned = " ".join(shell.run("plan", "bound.toml").stdout.split())
+    assert "bound to adapter 'clinic'" in planned and "adapter clinic" in planned
+    shell.write("named.toml", policy.replace("{ from = 0.0, to = 1.0 }", '{ set = ["vision_model.*"] }'))
+    assert "only parameters whose names match 'vision_model.*'" in " ".join(
+        shell.run("policy", "check", "named.toml").stdout.split()
+    )
 
 
 def test_an_unsigned_policy_or_a_foreign_signature_is_refused(shell, corpus):

@@ -141,7 +141,7 @@ def test_tensors_that_no_class_may_touch_are_frozen() -> None:
     stack = layer_stack(FAMILIES["bert"]().model)
     schedule = bind(policy_of(top=band("0.66", "1")), stack)
     assert {t.positions for t in schedule.frozen} == {(EMBEDDINGS,), (0,)}
-    with pytest.raises(UnsupportedPolicy, match="EMPTY_PROFILE"):
+    with pytest.raises(UnsupportedPolicy, match="PATTERN_MATCHES_NOTHING"):
         bind(policy_of(nothing=DepthRule(patterns=("no.such.*",))), stack)
     with pytest.raises(UnsupportedPolicy, match="LAYER_RANGE"):
         bind(policy_of(far=DepthRule(layers=(7,))), stack)

@@ -57,7 +57,7 @@ def _reach(case: Case, planned: ClassPlan) -> Consequence:
     return fact(
         "REACH",
         f"each contribution is drawn with probability {planned.sampling_rate:g} in each step, "
-        f"{amount(planned.expected_draws)} times in all on average, and its gradient reaches {blocks(planned, case.plan)}"
+        f"{amount(planned.expected_draws)} times in all on average, and its gradient reaches {reach(case, planned)}"
         + drawn,
         planned.name,
     )
@@ -158,6 +158,17 @@ def _horizon(case: Case) -> Iterator[Consequence]:
     )
     yield fact("CRASH", f"a crash can make the ledger count up to {policy.window_steps} steps that never ran, never too few")
     yield fact("CHECKPOINT", f"the ledger signs a checkpoint every {policy.epoch_steps} steps")
+
+
+def reach(case: Case, planned: ClassPlan) -> str:
+    """What a class may touch, in words; what only a model can tell is told as the policy says it."""
+    depth = case.policy.class_rule(planned.name).depth
+    if depth.adapter is not None:
+        return f"only the parameters of adapter {depth.adapter!r}, in every layer that has them, and nothing else of the model"
+    if depth.patterns is not None:
+        shown = ", ".join(map(repr, depth.patterns[:3])) + (", ..." if len(depth.patterns) > 3 else "")
+        return f"only parameters whose names match {shown}"
+    return blocks(planned, case.plan)
 
 
 def blocks(planned: ClassPlan, plan: Plan) -> str:

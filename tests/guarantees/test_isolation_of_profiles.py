@@ -1,0 +1,191 @@
+"""Isolation of classes bound to an adapter or to name patterns, step for step through the engine, and what is recorded."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+
+from dptrain.errors import ResumeRefused, UnsupportedModule  # noqa: E402
+from ledger.errors import LedgerError  # noqa: E402
+from tests.reference import families  # noqa: E402
+from tests.trainers import Trainer  # noqa: E402
+from tests.worlds import make_world, token_record  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+KEY = b"\x07" * 32
+
+CLASSES = """
+[[class]]
+name = "clinic"
+clip_norm = 0.5
+noise_multiplier = 1.5
+sampling_rate = {q}
+depth = {{ DEPTH_A }}
+[[class]]
+name = "lab"
+clip_norm = 1.0
+noise_multiplier = 1.0
+sampling_rate = {q}
+depth = {{ DEPTH_B }}
+"""
+
+
+def classes(first: str, second: str) -> str:
+    return CLASSES.replace("DEPTH_A", first).replace("DEPTH_B", second)
+
+
+ADAPTERS = classes('adapter = "clinic-a"', 'adapter = "lab-b"')
+BANDS = classes("from = 0.0, to = 1.0", "from = 0.0, to = 1.0")
+NAMES = classes('set = ["*.layer.0.*", "*.layer.2.*"]', 'set = ["bert.embeddings.*", "*.layer.1.*", "classifier.*"]')
+
+
+def two_adapters(swapped: bool = False) -> families.Family:
+    """BERT with two adapters side by side, both active."""
+    family = families.bert()
+    first, second = ("lab-b", "clinic-a") if swapped else ("clinic-a", "lab-b")
+    config = peft.LoraConfig(r=2, target_modules=["query", "value"])
+    model = peft.get_peft_model(family.model, config, adapter_name=first)
+    model.add_adapter(second, config)
+    model.base_model.set_adapter(["clinic-a", "lab-b"])
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return families.Family(model, family.batch, family.losses)
+
+
+@pytest.fixture(autouse=True)
+def family_of_two_adapters(monkeypatch) -> None:
+    monkeypatch.setitem(families.FAMILIES, "two_adapters", two_adapters)
+
+
+def step_once(trainer: Trainer, steps) -> list[dict[str, torch.Tensor]]:
+    trainer.one(next(steps))
+    return [
+        {"param": tensor.parameter.detach().clone()}
+        | {k: v.clone() for k, v in trainer.optimizer.state[tensor.parameter].items() if isinstance(v, torch.Tensor)}
+        for _, tensor in trainer.private.router.tensors
+    ]
+
+
+@pytest.mark.parametrize(("family", "text"), [("two_adapters", ADAPTERS), ("bert", NAMES)])
+@pytest.mark.parametrize("changed", ["clinic", "lab"])
+def test_a_payload_changes_no_bit_outside_what_its_class_is_bound_to(tmp_path, family: str, text: str, changed: str) -> None:
+    """Teacher-forced: at every step both runs start from the same state; parameters and Adam's state are compared."""
+    index = 0 if changed == "clinic" else 1000
+
+    def other_payload(seed: int) -> dict:
+        return token_record(777 if seed == index else seed)
+
+    world_a = make_world(tmp_path / "a", steps=4, rate="1", per_class=2, classes=text)
+    world_b = make_world(tmp_path / "b", steps=4, rate="1", per_class=2, classes=text, record=other_payload, now=world_a.now)
+    assert token_record(index) != other_payload(index)
+    a, b = (Trainer(world, family, insecure_test_key=KEY) for world in (world_a, world_b))
+    schedule = a.private.schedule
+    permitted = [changed in schedule.blocks[g].classes for g, _ in a.private.router.tensors]
+    base = {name: value.clone() for name, value in a.model.named_parameters()}
+    steps_a, steps_b = iter(a.steps), iter(b.steps)
+    inside = 0
+    for _ in range(4):
+        model_state, optimizer_state = copy.deepcopy(a.model.state_dict()), copy.deepcopy(a.optimizer.state_dict())
+        b.model.load_state_dict(model_state)
+        b.optimizer.load_state_dict(optimizer_state)
+        after_a, after_b = step_once(a, steps_a), step_once(b, steps_b)
+        for (_, tensor), mine, x, y in zip(a.private.router.tensors, permitted, after_a, after_b, strict=True):
+            assert x.keys() == y.keys() and len(x) >= 3
+            same = all(torch.equal(x[k], y[k]) for k in x)
+            assert same or mine, f"{tensor.name} lies outside the profile and changed"
+            inside += mine and not same
+    assert inside > 4, "positive control: inside the profile the payload must show"
+    scheduled = {alias for _, tensor in a.private.router.tensors for alias in tensor.aliases}
+    for name, value in a.model.named_parameters():
+        assert name in scheduled or torch.equal(value, base[name]), f"{name} belongs to no class and changed"
+        assert name in scheduled or value not in a.optimizer.state
+    a.close()
+    b.close()
+
+
+def test_the_ledger_names_the_adapter_and_accounts_it_as_a_band(tmp_path) -> None:
+    bound = Trainer(make_world(tmp_path / "a", steps=2, rate="1", per_class=2, classes=ADAPTERS), "two_adapters")
+    plain = Trainer(make_world(tmp_path / "b", steps=2, rate="1", per_class=2, classes=BANDS), "two_adapters")
+    for trainer in (bound, plain):
+        trainer.run()
+    header = bound.private.recorder.ledger.header
+    assert [block.name for block in header.blocks] == [
+        f"layer.{k} adapter {name}" for k in range(3) for name in ("clinic-a", "lab-b")
+    ]
+    assert [(block.classes, block.std) for block in header.blocks[:2]] == [(("clinic",), 0.75), (("lab",), 1.0)]
+    lone, shared = bound.private.summary(), plain.private.summary()
+    assert lone[1]["epsilon"] == shared[1]["epsilon"], "the most demanding class has the same noise either way"
+    assert [row["effective_multiplier"] for row in lone] == [1.5, 1.0], "alone in its blocks a class has what it asked for"
+    assert shared[0]["effective_multiplier"] == 2.0, "in shared blocks it has the noise of the other class"
+    bound.close()
+    plain.close()
+
+
+def test_a_run_with_adapters_resumes_and_another_binding_is_refused(tmp_path, monkeypatch) -> None:
+    world = make_world(tmp_path, steps=4, rate="1", per_class=2, classes=ADAPTERS)
+    first = Trainer(world, "two_adapters")
+    steps = iter(first.steps)
+    first.one(next(steps))
+    first.one(next(steps))
+    first.private.save()
+    kept = {name: value.clone() for name, value in first.model.state_dict().items()}
+    print_of = first.private.recorder.ledger.header.model_fingerprint
+    first.close()
+    monkeypatch.setitem(families.FAMILIES, "swapped", lambda: two_adapters(swapped=True))
+    again = Trainer(world, "swapped", resume=True, seed=5)  # adapters added in another order are the same adapters
+    assert again.private.recorder.ledger.header.model_fingerprint == print_of
+    assert all(torch.equal(value, kept[name]) for name, value in again.model.state_dict().items())
+    again.run()
+    again.close()
+
+    def wider() -> families.Family:
+        family = two_adapters()
+        family.model.base_model.model.classifier.requires_grad_(True)
+        query = family.model.base_model.model.bert.encoder.layer[0].attention.self.query
+        query.lora_A["clinic-a"].weight.requires_grad_(False)
+        return family
+
+    monkeypatch.setitem(families.FAMILIES, "wider", wider)
+    with pytest.raises((LedgerError, ResumeRefused)):
+        Trainer(world, "wider", resume=True)
+
+
+def test_rows_sent_through_adapters_of_their_own_are_refused_before_anything_is_charged(tmp_path, monkeypatch) -> None:
+    """peft's mixed batches split a batch by adapter, so a module no longer sees one row per example."""
+
+    def mixed() -> families.Family:
+        family = two_adapters()
+
+        def losses(model, batch):
+            rows = len(batch["labels"])
+            inputs = {k: v for k, v in batch.items() if k != "labels"}
+            names = ["clinic-a" if i % 2 else "lab-b" for i in range(rows)]
+            model.eval()
+            logits = model(**inputs, adapter_names=names).logits
+            return torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
+
+        return families.Family(family.model, family.batch, losses)
+
+    monkeypatch.setitem(families.FAMILIES, "mixed", mixed)
+    trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=2, classes=ADAPTERS), "mixed")
+    with pytest.raises(UnsupportedModule, match="BATCH_DIMENSION"):
+        trainer.run()
+    assert trainer.private.recorder.ledger.charged_steps == 0
+    trainer.close()
+
+
+def test_switching_the_active_adapter_in_the_loop_is_refused(tmp_path) -> None:
+    from dptrain.errors import NotPrivateUse
+
+    trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=2, classes=ADAPTERS), "two_adapters")
+    step = next(iter(trainer.steps))
+    with pytest.raises(NotPrivateUse, match="REQUIRES_GRAD"):
+        for number, rows in enumerate(step):
+            if number > 2:
+                trainer.model.base_model.set_adapter(["lab-b"])
+            trainer.private.backward(trainer.losses(rows), rows)
+    trainer.close()
