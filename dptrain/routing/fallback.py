@@ -1,63 +1,257 @@
-"""The generic fallback: per-contribution gradients of any module's own tensors, by vmap over its vector-Jacobian product.
+"""The generic path: per-contribution gradients of any module's tensors, by running the module again.
 
-Exact and slow: the module runs once more per microbatch. It serves convolutions, class tokens and other tensors that a
-module holds directly; a notice names each module that takes it.
+Exact and slower: the module runs once more per microbatch, vectorised over examples where vmap can, else once per
+contribution. It serves class tokens and other tensors that a module holds directly, and modules whose inner parts do not
+keep examples apart (attention of torch itself, recurrent networks, experts, relative position biases), which are then one
+site with all tensors below them. What a contribution's gradient is computed from are its own rows and what the whole
+microbatch shares, nothing else. A notice names each module that takes this path.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dptrain.errors import UnsupportedModule
 from dptrain.routing.rules import Call, promote
 from dptrain.routing.uses import Dense, Piece
 
+OPAQUE = (type(None), bool, int, float, str, torch.dtype, torch.device)
+"""Arguments beside tensors that a module may be run again with; any other object could carry state from call to call."""
 
-class VmapRule:
-    """Recomputes the module per example and takes the gradient of ``<output, grad>`` for the tensors it owns directly."""
 
-    def __init__(self, name: str, module: nn.Module) -> None:
+WHOLE = {"OPTDecoderLayer", "DisentangledSelfAttention", "MambaMixer"}
+"""Modules of transformers that give inner modules all tokens of a batch in one dimension, one row for the whole batch, or use
+tensors of inner modules without calling them."""
+
+
+class GenericRule:
+    """Recomputes the module and takes the gradient of ``<output, grad>`` for the tensors it owns.
+
+    Args:
+        whole: the site owns every tensor below the module, not only those that it holds directly.
+        first: dimension of the example in the first input and the first output; the others have it in ``other``.
+    """
+
+    def __init__(self, name: str, module: nn.Module, *, whole: bool = False, first: int = 0, other: int = 0) -> None:
         self.name = name
         self.module = module
+        self.whole = whole
+        self.first = first
+        self.other = other
+        self._kind = f"module {name!r} ({type(module).__name__})"
+        self._loop = isinstance(module, nn.RNNBase)
+        self._batched: dict[str, bool] = {}
+
+    def dimension(self, output: int) -> int:
+        """Where the example is in this output."""
+        return self.first if output == 0 else self.other
 
     def pieces(
         self, call: Call, grad_output: torch.Tensor, wanted: frozenset[str], alone: Callable[[str], bool]
     ) -> dict[str, Piece]:
         self._refuse_dropout()
-        own = {key: value.detach() for key, value in self.module.named_parameters(recurse=False) if key in wanted}
-        total = call.contributions * call.examples
-        batched_kwargs = {k: v for k, v in call.kwargs.items() if isinstance(v, torch.Tensor) and v.shape[:1] == (total,)}
-        constant_kwargs = {k: v for k, v in call.kwargs.items() if k not in batched_kwargs}
-        dims = tuple(0 if isinstance(v, torch.Tensor) and v.shape[:1] == (total,) else None for v in call.inputs)
+        leaves, spec = tree_flatten((call.inputs, call.kwargs))
+        dims = self._dimensions(call, leaves)
+        names = dict(self.module.named_parameters(recurse=self.whole, remove_duplicate=False))
+        distinct = {id(names[key]): key for key in sorted(wanted)}
+        tensors = {key: names[key].detach() for key in distinct.values()}
+        # A tensor used under two names within the site enters once, under both.
+        alias = {key: distinct[id(value)] for key, value in names.items() if id(value) in distinct}
+        found = None
+        if not self._loop:
+            try:
+                found = self._vectorised(call, leaves, spec, dims, tensors, alias, grad_output)
+            except (RuntimeError, TypeError, ValueError, NotImplementedError):
+                self._loop = True
+        if found is None:
+            try:
+                found = self._one_by_one(call, leaves, spec, dims, tensors, alias, grad_output)
+            except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+                raise UnsupportedModule(
+                    "NO_RULE",
+                    f"{self._kind} holds trainable tensors {sorted(wanted)} and cannot be run again for one contribution alone "
+                    f"({error}); freeze these tensors or move them into a supported layer",
+                ) from error
+        return {key: Dense(value) for key, value in found.items()}
 
-        def product(tensors: dict, inputs: tuple, batched: dict, grad_one: torch.Tensor) -> torch.Tensor:
-            args = tuple(v if d is None else v.unsqueeze(0) for v, d in zip(inputs, dims, strict=True))
-            kwargs = {**constant_kwargs, **{k: v.unsqueeze(0) for k, v in batched.items()}}
-            out = functional_call(self.module, tensors, args, kwargs)
-            return (promote(out) * grad_one.unsqueeze(0)).sum()
+    def _dimensions(self, call: Call, leaves: list[Any]) -> list[int | None]:
+        """Dimension of the example in every leaf of the inputs; None where it is shared by the microbatch.
 
-        try:
-            per_example = vmap(grad(product), in_dims=(None, dims, 0, 0), randomness="error")(
-                own, call.inputs, batched_kwargs, promote(grad_output)
-            )
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise UnsupportedModule(
-                "NO_RULE",
-                f"module {self.name!r} ({type(self.module).__name__}) holds trainable tensors {sorted(wanted)} and its forward "
-                f"cannot be vectorised over examples ({error}); freeze these tensors or move them into a supported layer",
-            ) from error
+        Decided when the site first sees more than one row and kept, since later a length may happen to equal the rows.
+
+        Raises:
+            UnsupportedModule: an input that holds state, or that had one row per example and has no longer.
+        """
+        dims: list[int | None] = []
+        for place, value in enumerate(leaves):
+            if not isinstance(value, (torch.Tensor, *OPAQUE)):
+                raise UnsupportedModule(
+                    "STATE_IN_GENERIC_PATH",
+                    f"{self._kind} has no rule of its own and is called with a {type(value).__name__}, which may change from "
+                    "call to call (a key-value cache, a packed sequence): set use_cache=False, pass padded tensors, or freeze "
+                    "the tensors of the module",
+                )
+            dim = self.first if place == 0 else self.other
+            if not isinstance(value, torch.Tensor) or call.rows == 1 or value.dim() <= dim:
+                dims.append(None)  # one row alone is the whole of every input
+                continue
+            key = f"{place}/{len(leaves)}/{value.dim()}"
+            fits = value.shape[dim] == call.rows
+            batched = self._batched.setdefault(key, fits)
+            if batched and not fits:
+                raise UnsupportedModule(
+                    "BATCH_DIMENSION",
+                    f"input {place} of {self._kind} has shape {tuple(value.shape)}, expected {call.rows} rows in dimension "
+                    f"{dim} as before; pass one row per example. Freeze the tensors of the module otherwise",
+                )
+            dims.append(dim if batched else None)
+        return dims
+
+    def _vectorised(
+        self, call: Call, leaves: list, spec: Any, dims: list, tensors: dict, alias: dict, grad_output: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """vmap over examples of the vector-Jacobian product."""
+        values = [value for value in leaves if isinstance(value, torch.Tensor)]
+        value_dims = tuple(d for value, d in zip(leaves, dims, strict=True) if isinstance(value, torch.Tensor))
+        dim = self.dimension(call.output)
+
+        def product(own: dict, inputs: tuple, grad_one: torch.Tensor) -> torch.Tensor:
+            given = iter(v if d is None else v.unsqueeze(d) for v, d in zip(inputs, value_dims, strict=True))
+            again = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            return (promote(self._run(call, own, alias, again, spec)) * grad_one.unsqueeze(dim)).sum()
+
+        per_example = vmap(grad(product), in_dims=(None, value_dims, dim), randomness="error")(
+            tensors, tuple(values), promote(grad_output)
+        )
         return {
-            key: Dense(promote(value).reshape(call.contributions, call.examples, *own[key].shape).sum(1))
+            key: promote(value).reshape(call.contributions, call.examples, *tensors[key].shape).sum(1)
             for key, value in per_example.items()
         }
+
+    def _one_by_one(
+        self, call: Call, leaves: list, spec: Any, dims: list, tensors: dict, alias: dict, grad_output: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """One run and one backward pass per contribution, on its rows alone."""
+        found = {key: promote(value.new_zeros(call.contributions, *value.shape)) for key, value in tensors.items()}
+        dim = self.dimension(call.output)
+        before = _random_state(grad_output.device)
+        for i in range(call.contributions):
+            start = i * call.examples
+            again = [leaf if d is None else leaf.narrow(d, start, call.examples) for leaf, d in zip(leaves, dims, strict=True)]
+            own = {key: value.clone().requires_grad_(True) for key, value in tensors.items()}
+            with torch.enable_grad():
+                out = self._run(call, own, alias, again, spec)
+                if not all(torch.equal(a, b) for a, b in zip(before, _random_state(grad_output.device), strict=True)):
+                    raise self._dropout("draws random numbers in its forward")
+                part = grad_output.narrow(dim, start, call.examples)
+                if out.shape != part.shape:  # an output without examples, which the router spread over them
+                    part = part.sum(dim, keepdim=True)
+                if not out.requires_grad:
+                    continue
+                grads = torch.autograd.grad(out, list(own.values()), part.to(out.dtype), allow_unused=True)
+            for key, value in zip(own, grads, strict=True):
+                if value is not None:
+                    found[key][i] = value
+        return found
+
+    def _run(self, call: Call, own: dict, alias: dict, leaves: list, spec: Any) -> torch.Tensor:
+        """The one output of another run that the gradient belongs to, with the tensors in ``own``."""
+        args, kwargs = tree_unflatten(leaves, spec)
+        device = next(iter(own.values())).device.type
+        swapped = {key: own[name] for key, name in alias.items()}
+        with torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
+            if isinstance(self.module, nn.RNNBase):
+                out = _run_recurrent(self.module, swapped, args, kwargs)
+            else:
+                out = functional_call(self.module, swapped, args, kwargs, tie_weights=False)
+        return tree_leaves(out)[call.output]
 
     def _refuse_dropout(self) -> None:
         for name, child in self.module.named_modules():
             if child.training and isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0:
-                raise UnsupportedModule(
-                    "DROPOUT_IN_FALLBACK",
-                    f"module {self.name!r} has no rule of its own and holds active dropout {name!r}: recomputing it would draw "
-                    "another mask and give another gradient; set its p to 0, or freeze the tensors of the module",
-                )
+                raise self._dropout(f"holds active dropout {name!r}")
+            if child.training and isinstance(child, (nn.RNNBase, nn.MultiheadAttention)) and child.dropout > 0:
+                raise self._dropout(f"applies dropout={child.dropout}")
+
+    def _dropout(self, what: str) -> UnsupportedModule:
+        return UnsupportedModule(
+            "DROPOUT_IN_FALLBACK",
+            f"{self._kind} has no rule of its own and {what}: running it again would draw other numbers and give another "
+            "gradient; set its dropout to 0, or freeze the tensors of the module",
+        )
+
+
+def _run_recurrent(module: nn.RNNBase, swapped: dict[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
+    """A recurrent module keeps its tensors in a list of its own, which ``functional_call`` does not reach."""
+    weights = [swapped.get(name, getattr(module, name).detach()) for name in module._flat_weights_names]
+    kept = module._flat_weights
+    module._flat_weights = weights
+    try:
+        return module(*args, **kwargs)
+    finally:
+        module._flat_weights = kept
+
+
+def _random_state(device: torch.device) -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def composite_rule(name: str, module: nn.Module, scheduled: Callable[[torch.Tensor], bool]) -> GenericRule | None:
+    """The rule of a module that is one site with everything below it, or None.
+
+    Args:
+        scheduled: whether a parameter is trained; where the part that needs this is frozen, the rest has better rules.
+    """
+    if not any(scheduled(parameter) for parameter in module.parameters()):
+        return None
+    if isinstance(module, nn.MultiheadAttention):
+        _require_batch_first(name, module, module.batch_first)
+        return GenericRule(name, module, whole=True)
+    if isinstance(module, nn.RNNBase):
+        _require_batch_first(name, module, module.batch_first)
+        return GenericRule(name, module, whole=True, other=1)
+    if type(module).__name__ in WHOLE and type(module).__module__.startswith("transformers."):
+        return GenericRule(name, module, whole=True)
+    children = dict(module.named_children())
+    experts = children.get("experts")
+    if experts is not None:
+        # Experts see the tokens that were routed to them, whoever they belong to: only the block around keeps examples apart.
+        return GenericRule(name, module, whole=True)
+    bias = children.get("relative_attention_bias")
+    if isinstance(bias, nn.Embedding) and scheduled(bias.weight) and not _holds_layers(module):
+        return GenericRule(name, module, whole=True)
+    return None
+
+
+def spreads(rule: object, output: int, value: object) -> bool:
+    """Whether this output came without examples, one row for all, and is to be spread over them.
+
+    Only where the single row is known to stand for the batch: position embeddings, and relative position biases.
+    """
+    if not isinstance(rule, GenericRule) or not isinstance(value, torch.Tensor):
+        return False
+    if value.is_nested or value.shape[:1] != (1,):
+        return False
+    if isinstance(rule.module, nn.Embedding):
+        return value.dim() == 3
+    return output > 0 and hasattr(rule.module, "relative_attention_bias")
+
+
+def _holds_layers(module: nn.Module) -> bool:
+    return any(isinstance(child, (nn.ModuleList, nn.Sequential)) for child in module.modules())
+
+
+def _require_batch_first(name: str, module: nn.Module, batch_first: bool) -> None:
+    if not batch_first:
+        raise UnsupportedModule(
+            "BATCH_DIMENSION",
+            f"module {name!r} ({type(module).__name__}) is built with batch_first=False, so dimension 0 is not the example; "
+            "build it with batch_first=True",
+        )

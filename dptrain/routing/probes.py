@@ -103,7 +103,7 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     per_example = (mix.repeat_interleave(examples).to(losses.device) * example_weight).to(losses)
     parameters = [tensor.parameter for _, tensor in router.tensors]
     _check_jacobian(losses, router.taps)
-    with router.paused():
+    with router.muted():
         truth = torch.autograd.grad(losses, parameters, per_example, retain_graph=True, allow_unused=True)
     router.backward(losses, example_weight, retain_graph=True)
     norms = router.norms_sq()

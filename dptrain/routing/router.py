@@ -6,20 +6,24 @@ touch, and gradient hooks see what comes back. Parameters take no part in autogr
 cannot hold a non-private gradient.
 """
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.noise.lattice import rounding_margin
 from dptrain.resolver import Schedule
-from dptrain.routing.fallback import VmapRule
+from dptrain.routing.fallback import GenericRule, composite_rule, spreads
 from dptrain.routing.rules import Call, Rule, rule_for
 from dptrain.routing.uses import Piece, add_weighted, merge, norm_sq, zero_rows
 
@@ -70,6 +74,54 @@ class _Armed:
     pieces: dict[int, list[Piece]] = field(default_factory=dict)
     taps: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
+    muted: bool = False
+
+
+class _Keep(torch.autograd.Function):
+    """Keeps values the way autograd keeps what a backward pass needs: a checkpoint may drop them and compute them again, and
+    a value that is changed in place afterwards is an error, not a wrong gradient. Nothing flows through it."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, anchor: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*values)
+        return anchor.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> None:
+        raise AssertionError("nothing is computed from what _Keep returns")
+
+
+class _Kept:
+    """The inputs of one call, out of sight of the graph; ``call`` gives them back, at most once per backward pass."""
+
+    def __init__(self, args: tuple, kwargs: dict, anchor: torch.Tensor, contributions: int, examples: int) -> None:
+        leaves, self._spec = tree_flatten((args, kwargs))
+        places: dict[int, int] = {}
+        values: list[torch.Tensor] = []
+        self._leaves: list[object] = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                if id(leaf) not in places:
+                    places[id(leaf)] = len(values)
+                    values.append(leaf)
+                self._leaves.append(_Place(places[id(leaf)]))
+            else:
+                self._leaves.append(leaf)
+        self._node = _Keep.apply(anchor, *(value.detach() for value in values)).grad_fn
+        self._counts = contributions, examples
+        device = values[0].device.type if values else "cpu"
+        self._autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+    def call(self, output: int) -> Call:
+        values = self._node.saved_tensors
+        leaves = [values[leaf.index] if isinstance(leaf, _Place) else leaf for leaf in self._leaves]
+        args, kwargs = tree_unflatten(leaves, self._spec)
+        return Call(args, kwargs, *self._counts, output=output, autocast=self._autocast)
+
+
+@dataclass(frozen=True)
+class _Place:
+    index: int
 
 
 class _Tap(torch.autograd.Function):
@@ -77,7 +129,8 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        return value.view_as(value)
+        ctx.mark_dirty(value)  # the value itself, not a view: what follows may work in place; it must be nobody else's
+        return value
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[None, None]:
@@ -106,7 +159,7 @@ class Router:
         self.sites = list(self._find_sites(model))
         owners: dict[int, int] = {}
         for site in self.sites:
-            for index in site.tensors.values():
+            for index in set(site.tensors.values()):
                 owners[index] = owners.get(index, 0) + 1
         self._shared = frozenset(index for index, count in owners.items() if count > 1)
         precisions = {tensor.parameter.dtype for _, tensor in self.tensors}
@@ -118,23 +171,31 @@ class Router:
         self._sums: list[torch.Tensor | None] = [None] * len(self.tensors)
 
     def _find_sites(self, model: nn.Module) -> Iterator[Site]:
+        inside: tuple[str, ...] = ()
         for name, module in model.named_modules():
+            if name.startswith(inside):
+                continue
+            rule: Rule | None = composite_rule(name, module, lambda parameter: id(parameter) in self._index)
+            whole = rule is not None
             own = {
                 key: self._index[id(parameter)]
-                for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+                for key, parameter in module.named_parameters(recurse=whole, remove_duplicate=False)
                 if id(parameter) in self._index
             }
             if not own:
                 continue
-            rule = rule_for(module)
+            if whole:
+                inside = (*inside, f"{name}." if name else "")
+            rule = rule or rule_for(module)
             if rule is None:
+                rule = GenericRule(name, module)
+            if isinstance(rule, GenericRule):
                 warnings.warn(
                     f"{name or type(module).__name__} ({type(module).__name__}) has no rule of its own: its tensors "
                     f"{sorted(own)} take the generic path, exact but slower (the module runs once more per microbatch)",
                     FallbackNotice,
                     stacklevel=3,
                 )
-                rule = VmapRule(name, module)
             yield Site(name, module, rule, own)
 
     def attach(self) -> None:
@@ -190,29 +251,69 @@ class Router:
     def _widen(self, site: Site, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         """Gives a batch of one (position ids of shape (1, T), say) the batch dimension it will be broadcast to."""
         armed = self._armed
-        if armed is None or not torch.is_grad_enabled() or not args or not isinstance(args[0], torch.Tensor):
+        if (
+            armed is None
+            or not torch.is_grad_enabled()
+            or not args
+            or not isinstance(args[0], torch.Tensor)
+            or args[0].is_nested
+        ):
             return None
         rows = armed.contributions * armed.examples
         if rows > 1 and args[0].dim() > 1 and args[0].shape[0] == 1 and not armed.active.isdisjoint(site.tensors.values()):
             return (args[0].expand(rows, *args[0].shape[1:]), *args[1:]), kwargs
         return None
 
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Backward passes inside yield no pieces; forwards (of a checkpoint, say) are remembered as ever."""
+        armed = self._armed
+        if armed is not None:
+            armed.muted = True
+        try:
+            yield
+        finally:
+            if armed is not None:
+                armed.muted = False
+
     def _capture(self, site: Site, module: nn.Module, args: tuple, kwargs: dict, output: object) -> object | None:
         armed = self._armed
-        if armed is None or not torch.is_grad_enabled():
+        if armed is None:
             return None
         wanted = frozenset(key for key, index in site.tensors.items() if index in armed.active)
         if not wanted:
             return None
-        rows = armed.contributions * armed.examples
-        first = args[0] if args else None
-        if not isinstance(output, torch.Tensor):
+        again = torch._C._current_graph_task_id() != -1  # a checkpoint computes this once more, inside a backward pass
+        if not torch.is_grad_enabled():
+            if not again and _in_reentrant_checkpoint():
+                raise _reentrant(site)
+            return None
+        if again and site.name not in armed.order:
+            raise _reentrant(site)
+        generic = isinstance(site.rule, GenericRule)
+        if not isinstance(output, torch.Tensor) and not generic:
             raise UnsupportedModule(
                 "OUTPUT_TYPE",
                 f"module {site.name!r} ({type(module).__name__}) returns {type(output).__name__}, expected one tensor; freeze "
                 f"its tensors {sorted(wanted)} or move them into a supported layer",
             )
-        if output.shape[:1] != (rows,) or (isinstance(first, torch.Tensor) and first.shape[:1] != (rows,)):
+        if not args and not generic:
+            args = tuple(value for value in kwargs.values() if isinstance(value, torch.Tensor))[:1]
+        leaves, spec = tree_flatten(output) if generic else ([output], None)
+        rows = armed.contributions * armed.examples
+        changed = False
+        for place, value in enumerate(leaves):
+            if rows > 1 and spreads(site.rule, place, value):
+                leaves[place] = value.expand(rows, *value.shape[1:])
+                changed = True
+        first = args[0] if args else None
+        if any(isinstance(value, torch.Tensor) and value.is_nested for value in (first, *leaves)):
+            raise UnsupportedModule(
+                "NESTED_TENSOR",
+                f"module {site.name!r} ({type(module).__name__}) works on nested tensors, whose rows are not seen; call "
+                "train(), or build nn.TransformerEncoder with enable_nested_tensor=False",
+            )
+        if not _rows(leaves[0] if leaves else None, armed) or (isinstance(first, torch.Tensor) and not _rows(first, armed)):
             raise UnsupportedModule(
                 "BATCH_DIMENSION",
                 f"dimension 0 of the input or output of module {site.name!r} ({type(module).__name__}) is not the example; "
@@ -224,22 +325,31 @@ class Router:
                 f"module {site.name!r} ({type(module).__name__}) runs now but did not run in the probes at start, so nothing "
                 f"shows that its gradient belongs to single contributions; freeze its tensors {sorted(wanted)}",
             )
-        armed.order.append(site.name)
-        replaced = None
         begins = not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
-        if not output.requires_grad:
-            anchor = self._anchor if self._anchor.device == output.device else self._anchor.to(output.device)
-            output = replaced = _Tap.apply(output, anchor)
-        if begins:
-            armed.taps.append((site.name, output))
-        inputs = tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in args)
-        call = Call(inputs, kwargs, armed.contributions, armed.examples)
-        output.register_hook(partial(self._on_grad, armed.serial, site, call, wanted))
-        return replaced
+        for place, value in enumerate(leaves):
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                continue
+            if not value.requires_grad:
+                anchor = self._anchor if self._anchor.device == value.device else self._anchor.to(value.device)
+                value = leaves[place] = _Tap.apply(value.clone() if generic else value, anchor)
+                changed = True
+            if begins and place == 0 and not again:
+                armed.taps.append((site.name, value))
+            at = site.rule.dimension(place) if isinstance(site.rule, GenericRule) else 0
+            if value.dim() > at and value.shape[at] == rows:
+                kept = _Kept(args, kwargs, self._anchor, armed.contributions, armed.examples)
+                value.register_hook(partial(self._on_grad, armed.serial, site, kept, place, wanted))
+            else:
+                value.register_hook(partial(_refuse_output, site, place))
+        if not again:
+            armed.order.append(site.name)
+        if not changed:
+            return None
+        return leaves[0] if spec is None else tree_unflatten(leaves, spec)
 
-    def _on_grad(self, serial: int, site: Site, call: Call, wanted: frozenset[str], grad: torch.Tensor) -> None:
+    def _on_grad(self, serial: int, site: Site, kept: _Kept, place: int, wanted: frozenset[str], grad: torch.Tensor) -> None:
         armed = self._armed
-        if armed is None:
+        if armed is None or armed.muted:
             return
         if armed.serial != serial:
             raise CoupledModel(
@@ -247,6 +357,7 @@ class Router:
                 f"the losses reach back to an earlier microbatch (seen at {site.name!r}), whose contributions would enter "
                 "under the clip of others; keep no graph from one microbatch to the next",
             )
+        call = kept.call(place)
         with torch.no_grad(), self.paused(), _full_precision(grad.device):
             found = site.rule.pieces(call, grad, wanted, lambda key: site.tensors[key] not in self._shared)
         for key, piece in found.items():
@@ -344,6 +455,37 @@ class Router:
         for index, (_, tensor) in enumerate(self.tensors):
             total, self._sums[index] = self._sums[index], None
             yield _zeros_like(tensor.parameter) if total is None else total
+
+
+def _rows(value: object, armed: _Armed) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape[:1] == (armed.contributions * armed.examples,)
+
+
+def _refuse_output(site: Site, place: int, grad: torch.Tensor) -> None:
+    raise UnsupportedModule(
+        "BATCH_DIMENSION",
+        f"the loss uses output {place} of module {site.name!r} ({type(site.module).__name__}), in which the example has no "
+        "dimension of its own; leave this output out of the loss, or freeze the tensors of the module",
+    )
+
+
+def _in_reentrant_checkpoint() -> bool:
+    """Whether this runs inside the forward of a checkpoint with ``use_reentrant=True``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.forward.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _reentrant(site: Site) -> UnsupportedModule:
+    return UnsupportedModule(
+        "REENTRANT_CHECKPOINT",
+        f"module {site.name!r} runs inside a gradient checkpoint with use_reentrant=True, which forms no graph on the way "
+        "forward and loses gradients where no input of it requires one; use use_reentrant=False "
+        "(gradient_checkpointing_enable({'use_reentrant': False}))",
+    )
 
 
 def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:

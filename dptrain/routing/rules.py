@@ -10,19 +10,40 @@ from typing import Protocol
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dptrain.errors import UnsupportedModule
-from dptrain.routing.uses import Dense, Piece, gather, outer
+from dptrain.routing.uses import Dense, Outer, Piece, gather, outer
 
 
 class Call:
-    """One call of a module in a microbatch: N contributions of M examples each."""
+    """One call of a module in a microbatch: N contributions of M examples each.
 
-    def __init__(self, inputs: tuple, kwargs: dict, contributions: int, examples: int) -> None:
+    ``output`` says which of the module's outputs (in the order of their leaves) the gradient belongs to; ``autocast`` is the
+    type that the call computed in, None outside autocast.
+    """
+
+    def __init__(
+        self,
+        inputs: tuple,
+        kwargs: dict,
+        contributions: int,
+        examples: int,
+        *,
+        output: int = 0,
+        autocast: torch.dtype | None = None,
+    ) -> None:
         self.inputs = inputs
         self.kwargs = kwargs
         self.contributions = contributions
         self.examples = examples
+        self.output = output
+        self.autocast = autocast
+
+    @property
+    def rows(self) -> int:
+        return self.contributions * self.examples
 
     def positions(self, value: torch.Tensor, features: int) -> torch.Tensor:
         """(N*M, ..., features...) to (N, T, features): all positions of all examples of a contribution in a row."""
@@ -61,9 +82,10 @@ class LinearRule:
 
 
 class EmbeddingRule:
-    """A table look-up; the padding row receives no gradient."""
+    """A table look-up, its rows times a constant ``scale``; the padding row receives no gradient."""
 
-    def __init__(self, module: nn.Embedding) -> None:
+    def __init__(self, module: nn.Embedding, scale: float = 1.0) -> None:
+        self.scale = scale
         self.padding_idx = module.padding_idx
         self.rows = module.num_embeddings
 
@@ -72,6 +94,8 @@ class EmbeddingRule:
         ids = call.inputs[0].reshape(call.contributions, -1)
         if self.padding_idx is not None:
             b = b.masked_fill((ids == self.padding_idx)[..., None], 0.0)
+        if self.scale != 1.0:
+            b = b * self.scale
         return {"weight": gather(ids, b, self.rows)}
 
 
@@ -113,6 +137,105 @@ class ScaleRule:
         return {"weight": Dense((b * call.positions(normal, 1).to(b.dtype)).sum(1))}
 
 
+class ChannelRule:
+    """``y = f(x) * weight + bias`` per channel in dimension 1: GroupNorm, InstanceNorm, BatchNorm with frozen statistics.
+
+    ``f(x)`` is read off as in :class:`ScaleRule`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def pieces(self, call: Call, grad: torch.Tensor, wanted: frozenset[str], alone: Callable[[str], bool]) -> dict[str, Piece]:
+        channels = self.module.weight.numel()
+        b = promote(grad)
+        found: dict[str, Piece] = {}
+        if "weight" in wanted:
+            x = promote(call.inputs[0])
+            plain = {"weight": x.new_ones(channels), "bias": x.new_zeros(channels)}
+            normal = functional_call(self.module, plain, (x,)).to(b.dtype)
+            product = (b * normal).reshape(call.contributions, call.examples, channels, -1)
+            found["weight"] = Dense(product.sum(dim=(1, 3)))
+        if "bias" in wanted:
+            found["bias"] = Dense(b.reshape(call.contributions, call.examples, channels, -1).sum(dim=(1, 3)))
+        return found
+
+
+_PATCH_ELEMENTS = 1 << 25
+"""Elements of unfolded patches formed at a time, to bound the memory of convolutions over large pictures."""
+
+
+class ConvRule:
+    """Convolutions in one, two or three dimensions, as the product of unfolded patches with the output's gradient.
+
+    Every position of the output is a position t: a_t is the patch that it saw (padded as the module pads, in any padding
+    mode), b_t its gradient. Groups split both into independent products.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.kernel: tuple[int, ...] = module.kernel_size
+        self.stride: tuple[int, ...] = module.stride
+        self.dilation: tuple[int, ...] = module.dilation
+        self.groups: int = module.groups
+        self.shape = tuple(module.weight.shape)
+        self.padding: list[int] = list(module._reversed_padding_repeated_twice)
+        self.mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+
+    def pieces(self, call: Call, grad: torch.Tensor, wanted: frozenset[str], alone: Callable[[str], bool]) -> dict[str, Piece]:
+        x = call.inputs[0]
+        if x.dim() != len(self.kernel) + 2 or x.shape[0] != call.rows:
+            raise UnsupportedModule(
+                "BATCH_DIMENSION",
+                f"a convolution got an input of shape {tuple(x.shape)}, expected one row per example of the microbatch in "
+                f"dimension 0, then channels and {len(self.kernel)} dimensions; add the batch dimension before the module",
+            )
+        b = promote(grad).reshape(call.rows, grad.shape[1], -1)  # N*M, channels out, positions
+        found: dict[str, Piece] = {}
+        if "weight" in wanted:
+            found["weight"] = self._weight(call, promote(x), b, alone("weight"))
+        if "bias" in wanted:
+            found["bias"] = Dense(b.reshape(call.contributions, call.examples, *b.shape[1:]).sum(dim=(1, 3)))
+        return found
+
+    def _weight(self, call: Call, x: torch.Tensor, b: torch.Tensor, alone: bool) -> Piece:
+        n, m = call.contributions, call.examples
+        p, d = self.shape[0], self.shape[1] * _product(self.kernel)
+        t = m * b.shape[2]
+        if self.groups == 1 and p * d > 2 * t * (p + d):
+            a = self._patches(x)[:, 0].reshape(n, t, d)
+            return Outer(a.to(b.dtype), b.mT.reshape(n, t, p))
+        g = b.new_empty(n, *self.shape)
+        step = max(1, _PATCH_ELEMENTS // (t * d * self.groups))
+        for start in range(0, n, step):
+            rows = slice(start * m, min(n, start + step) * m)
+            count = min(n, start + step) - start
+            a = self._patches(x[rows]).to(b.dtype)  # rows, groups, positions, D
+            b_group = b[rows].reshape(count * m, self.groups, p // self.groups, -1)
+            product = torch.matmul(b_group, a)
+            g[start : start + count] = product.reshape(count, m, *self.shape).sum(1)
+        return Dense(g)
+
+    def _patches(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, C, *S) to (rows, groups, positions, C/groups * kernel)."""
+        if any(self.padding):
+            x = torch.nn.functional.pad(x, self.padding, mode=self.mode)
+        spatial = len(self.kernel)
+        for i, (k, s, step) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True)):
+            x = x.unfold(2 + i, (k - 1) * step + 1, s)[..., ::step]
+        rows, channels = x.shape[:2]
+        places = x.shape[2 : 2 + spatial]
+        x = x.reshape(rows, self.groups, channels // self.groups, *places, *self.kernel)
+        order = (0, 1, *range(3, 3 + spatial), 2, *range(3 + spatial, 3 + 2 * spatial))
+        return x.permute(order).reshape(rows, self.groups, _product(places), -1)
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total
+
+
 def rule_for(module: nn.Module) -> Rule | None:
     """The rule of a module, or None where only the generic fallback applies.
 
@@ -124,20 +247,60 @@ def rule_for(module: nn.Module) -> Rule | None:
     forward = type(module).forward
     if isinstance(module, nn.Linear) and forward is nn.Linear.forward:
         return LinearRule(transposed=False)
-    if isinstance(module, nn.Embedding) and forward is nn.Embedding.forward:
+    scale = _embedding_scale(module)
+    if isinstance(module, nn.Embedding) and scale is not None:
         if module.scale_grad_by_freq or module.max_norm is not None or module.sparse:
             raise UnsupportedModule(
                 "EMBEDDING_OPTIONS",
                 "an Embedding with scale_grad_by_freq, max_norm or sparse couples rows of a batch or forbids dense noise; "
                 "build it without these options",
             )
-        return EmbeddingRule(module)
+        return EmbeddingRule(module, scale)
     if isinstance(module, nn.LayerNorm) and forward is nn.LayerNorm.forward:
         return LayerNormRule(module)
-    if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
-        return LinearRule(transposed=True)
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and forward in _CONVOLUTIONS:
+        return ConvRule(module)
+    if _is_channel_norm(module):
+        return ChannelRule(module)
+    if type(module).__module__.startswith("transformers."):
+        if type(module).__name__ == "Conv1D":
+            return LinearRule(transposed=True)
+        if type(module).__name__ == "FalconLinear":
+            return LinearRule(transposed=False)
     unit = _scale_unit(module)
     return None if unit is None else ScaleRule(module, unit)
+
+
+def _embedding_scale(module: nn.Module) -> float | None:
+    """The constant by which a table look-up is multiplied, None where a module is anything else."""
+    if type(module).forward is nn.Embedding.forward:
+        return 1.0
+    kind = type(module)
+    if not (kind.__module__.startswith("transformers.") and kind.__name__.endswith("ScaledWordEmbedding")):
+        return None
+    if not isinstance(module, nn.Embedding) or len(list(module.parameters())) != 1:
+        return None
+    scale = float(module.embed_scale)
+    with torch.no_grad():
+        ids = torch.arange(min(4, module.num_embeddings), device=module.weight.device)
+        if module.weight.is_meta or not torch.allclose(module(ids).float(), (module.weight[ids] * scale).float(), rtol=1e-2):
+            return None
+    return scale
+
+
+_CONVOLUTIONS = (nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
+
+
+def _is_channel_norm(module: nn.Module) -> bool:
+    """A normalisation whose ``f(x)`` keeps examples apart, with both affine tensors."""
+    if getattr(module, "weight", None) is None or getattr(module, "bias", None) is None:
+        return False
+    forward = type(module).forward
+    if isinstance(module, nn.GroupNorm):
+        return forward is nn.GroupNorm.forward
+    if isinstance(module, _InstanceNorm):
+        return forward is _InstanceNorm.forward
+    return isinstance(module, _BatchNorm) and forward is _BatchNorm.forward and not module.training
 
 
 def _scale_unit(module: nn.Module) -> float | None:

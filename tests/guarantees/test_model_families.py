@@ -1,0 +1,63 @@
+"""Families of transformers: sums equal the naive loop's to 1e-10 for random classes, bounds and masks, or a typed refusal."""
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from dptrain.errors import CoupledModel, UnsupportedModule  # noqa: E402
+from dptrain.routing import FallbackNotice  # noqa: E402
+from tests.reference.compare import Found, compare  # noqa: E402
+from tests.reference.zoo import ZOO, Entry  # noqa: E402
+
+ROWS = 7
+
+
+def exact(entry: Entry, model: torch.nn.Module, seed: str) -> Found:
+    tolerance = 1e-6 if entry.single else 1e-9
+    return compare(model, entry.batch(ROWS), entry.losses, seed=seed, layers=entry.layers, probe_tolerance=tolerance)
+
+
+@pytest.fixture(autouse=True)
+def _in_double(monkeypatch) -> None:
+    """Norms that compute in float32 whatever the model's type (Gemma's) would round the naive loop's own gradient."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+
+
+@pytest.mark.parametrize("family", list(ZOO))
+def test_a_family_is_exact_or_refused(family: str) -> None:
+    entry = ZOO[family]
+    model = entry.build()
+    with warnings.catch_warnings(record=True) as noticed:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", FallbackNotice)
+        if entry.refused:
+            with pytest.raises((UnsupportedModule, CoupledModel), match=entry.refused) as refusal:
+                exact(entry, model, family)
+            print(f"{family}: refused, {refusal.value}")
+            return
+        found = exact(entry, model, family)
+    generic = sorted({str(w.message).split(" ", 1)[0] for w in noticed if issubclass(w.category, FallbackNotice)})
+    assert bool(generic) == entry.generic, generic
+    print(f"{family}: worst relative error of sums {found.worst:.1e}; generic path: {generic or 'none'}")
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "mixtral"])
+@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore::FutureWarning", "ignore::UserWarning")
+def test_gradient_checkpointing_that_does_not_reenter_is_exact(family: str) -> None:
+    entry = ZOO[family]
+    model = entry.build()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    exact(entry, model, family)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5"])
+@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore::FutureWarning", "ignore::UserWarning")
+def test_gradient_checkpointing_that_reenters_is_refused_by_name(family: str) -> None:
+    entry = ZOO[family]
+    model = entry.build()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(UnsupportedModule, match=r"REENTRANT_CHECKPOINT.*use_reentrant=False"):
+        exact(entry, model, family)

@@ -1,0 +1,141 @@
+"""One comparison for every model: the probes at start, then masked and clipped sums against the naive loop."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dptrain.depth import layer_stack
+from dptrain.resolver import Block, Schedule
+from dptrain.routing import Router, bounds_of
+from dptrain.routing.probes import P0_TOLERANCE, check_exact
+from dptrain.routing.scan import refuse_coupled
+from tests.reference import naive
+
+Losses = Callable[[nn.Module, dict], torch.Tensor]
+
+
+def random_schedule(model: nn.Module, rng: random.Random, classes: int, layers: str | None = None) -> Schedule:
+    """Blocks by position, each open to a random set of classes, with random noise; every class touches something."""
+    stack = layer_stack(model, layers)
+    groups: dict = {}
+    for tensor in stack.tensors:
+        groups.setdefault(tensor.positions, []).append(tensor)
+    classes = min(classes, len(groups))
+    names = [f"c{k}" for k in range(classes)]
+    blocks = []
+    for i, (positions, tensors) in enumerate(sorted(groups.items())):
+        members = tuple(n for n in names if n == names[i % classes] or rng.random() < 0.6)
+        blocks.append(Block(f"b{i}", positions, tuple(tensors), members, rng.uniform(0.3, 3.0)))
+    profiles = {n: tuple(i for i, b in enumerate(blocks) if n in b.classes) for n in names}
+    return Schedule(stack, tuple(blocks), profiles, ())
+
+
+@dataclass
+class Found:
+    router: Router
+    sums: list[torch.Tensor]
+    worst: float
+    """Largest relative error of a sum; tensors whose true sum vanishes are measured on the scale of all sums."""
+
+
+def rows_of(batch: dict, start: int, stop: int) -> dict:
+    return {k: v[start:stop] for k, v in batch.items()}
+
+
+def probe(router: Router, model: nn.Module, batch: dict, losses: Losses, examples: int) -> None:
+    """The probe microbatch of a run (P1 and P0), over all blocks; raises what a run would raise at its start."""
+    refuse_coupled(model)
+    n = len(next(iter(batch.values()))) // examples
+    parameters = [tensor.parameter for _, tensor in router.tensors]
+    for p in parameters:
+        p.requires_grad_(True)
+    try:
+        router.arm(n, examples, torch.ones(n, len(router.stds), dtype=torch.bool))
+        found = losses(model, batch)
+        router.require_losses(found)
+        seen = frozenset(router.order)
+        check_exact(router, found, torch.full((n * examples,), 1.0 / examples, dtype=torch.float64), half=False)
+        router.verified = seen
+    finally:
+        router.disarm()
+        for p in parameters:
+            p.requires_grad_(False)
+            p.grad = None  # as a run does: autograd's own is dropped
+
+
+def compare(
+    model: nn.Module,
+    batch: dict,
+    losses: Losses,
+    *,
+    examples: int = 1,
+    seed: object = 0,
+    layers: str | None = None,
+    tolerance: float = 1e-10,
+    probe_tolerance: float = 1e-9,
+) -> Found:
+    """Asserts that norms, coefficients and sums equal the naive loop's for random classes, bounds and masks.
+
+    The first three contributions serve as the probe microbatch, the others are compared. ``probe_tolerance`` is for models
+    that compute in float32 whatever their own type, where the probe's two backward passes round differently.
+    """
+    rng = random.Random(str(seed))
+    schedule = random_schedule(model, rng, 3, layers)
+    scale = 10 ** rng.uniform(-1, 1)
+    total = len(next(iter(batch.values()))) // examples
+    probes, batch = rows_of(batch, 0, 3 * examples), rows_of(batch, 3 * examples, total * examples)
+    n = total - 3
+
+    def losses_of(i: int) -> torch.Tensor:
+        return losses(model, rows_of(batch, i * examples, (i + 1) * examples)) * scale
+
+    router = Router(model, schedule)
+    router.attach()
+    kept = dict(P0_TOLERANCE)
+    P0_TOLERANCE[torch.float64] = probe_tolerance
+    try:
+        probe(router, model, probes, losses, examples)
+    finally:
+        router.detach()
+        P0_TOLERANCE.update(kept)
+    reference = naive.contribution_gradients(model, losses_of, schedule, n)
+    norms = naive.block_norms_sq(reference, schedule)
+    typical = float(norms.sum(1).sqrt().median())
+    bounds = bounds_of(
+        [
+            (
+                typical * (0.05 if i == 0 else rng.uniform(0.3, 2.0)),
+                rng.uniform(0.5, 4.0),
+                schedule.profiles[rng.choice(list(schedule.profiles))],
+            )
+            for i in range(n)
+        ],
+        len(schedule.blocks),
+    )
+    for _, tensor in router.tensors:
+        tensor.parameter.requires_grad_(False)
+    router.attach()
+    try:
+        router.arm(n, examples, bounds.permitted_NG)
+        router.backward(losses(model, batch) * scale, torch.full((n * examples,), 1.0 / examples, dtype=torch.float64))
+        found = router.norms_sq()
+        coefficients = router.coefficients(found, bounds)
+        router.accumulate(coefficients)
+        sums = list(router.take_sums())
+    finally:
+        router.detach()
+
+    expected, factors = naive.clipped_sums(reference, schedule, bounds, router.margins(bounds))
+    active = bounds.permitted_NG.any(0)
+    true, seen = norms[:, active], found[:, active]
+    assert float(((seen - true).abs() / true.clamp_min(1e-12 * float(true.max()))).max()) <= tolerance
+    floor = 1e-6 * max(float(b.norm()) for b in expected)
+    worst = max(float((a - b).norm()) / max(float(b.norm()), floor) for a, b in zip(sums, expected, strict=True))
+    assert worst <= tolerance, worst
+    assert float((coefficients.amax(1) - factors).abs().max()) <= tolerance
+    assert any(float(f) < 1 for f in factors), "the test must clip something"
+    assert all(p.grad is None for p in model.parameters())
+    return Found(router, sums, worst)
