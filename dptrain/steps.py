@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from dptrain.engine import PrivateTraining
 
 
+REPLACEMENTS = 3
+"""Contributions that take the place of one in the probes: a single one may agree with it in just what is shared."""
+
+
 class Steps:
     """Exactly T logical steps, empty draws included; iterate once.
 
@@ -62,7 +66,7 @@ class LogicalStep:
 
 
 class Probe:
-    """Runs the start-up probes through the user's own loss, as two extra microbatches."""
+    """Runs the start-up probes through the user's own loss, as a few extra microbatches."""
 
     def __init__(self, engine: "PrivateTraining") -> None:
         self._engine = engine
@@ -74,24 +78,25 @@ class Probe:
     def run(self) -> Iterator[Microbatch]:
         """Yields the probe microbatches; raises if a probe refuses the model."""
         engine = self._engine
-        slots = spread(len(engine.pool), 4)
+        slots = spread(len(engine.pool), 5)
         if not slots:
             return
-        base, spare = slots[:3], slots[3:] or slots[:1]
+        base = slots[:3]
         replaced = len(base) // 2
-        other = [*base[:replaced], spare[0], *base[replaced + 1 :]]
+        spares = [slot for slot in (*slots[3:], *base[::-1]) if slot != base[replaced]][:REPLACEMENTS]
+        others = [[*base[:replaced], spare, *base[replaced + 1 :]] for spare in spares] if len(base) > 1 else []
         before = snapshot_buffers(engine.model)
         generator_state = torch.get_rng_state()
         records = []
-        for chosen in (base, other) if len(base) > 1 and other != base else (base,):
+        for chosen in (base, *others):
             torch.set_rng_state(generator_state)
             yield from self._one(chosen)
             assert self._losses is not None and self._norms is not None
             records.append(ProbeRecord(self._losses, self._norms))
         check_buffers(engine.model, before)
         engine.router.verified = frozenset(self._ran)
-        if len(records) == 2:
-            check_replacement(records[0], records[1], replaced, engine.router.precision)
+        for record in records[1:]:
+            check_replacement(records[0], record, replaced, engine.router.precision)
 
     def _one(self, slots: Sequence[int]) -> Iterator[Microbatch]:
         """One probe microbatch, with parameters in autograd so that its own gradient can be compared."""
