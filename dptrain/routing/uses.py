@@ -53,14 +53,15 @@ Piece = Outer | Gather | Dense
 
 
 def outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, *, transposed: bool, alone: bool) -> Outer | Dense:
-    """The cheaper form of an outer-product gradient.
+    """The form of an outer-product gradient that stores less.
 
     Instantiating costs no extra multiplication (it is the weight-gradient GEMM, split per contribution) but stores P*D
-    numbers instead of T*(P+D); the Gram form stores less and costs 2 T^2 (P+D) more. A tensor used elsewhere too
-    (``alone`` false) stays factored, so that the cross terms can be formed.
+    numbers instead of T*(P+D); the Gram form costs 2 T^2 (P+D) more, a few hundredths of a step on the kernels of
+    :mod:`dptrain.routing.products`. A tensor used elsewhere too (``alone`` false) stays factored, so that the cross terms
+    can be formed.
     """
     t, d, p = a_NTD.shape[1], a_NTD.shape[2], b_NTP.shape[2]
-    if not alone or p * d > 2 * t * (p + d):
+    if not alone or p * d > t * (p + d):
         return Outer(a_NTD, b_NTP, transposed)
     return Dense(_instantiate(a_NTD, b_NTP, transposed))
 
