@@ -20,12 +20,13 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types bench bench-gate fuzz mutations interop man clean
+.PHONY: help install demo test slow lint types bench bench-scaling bench-gate gpu fuzz mutations interop man clean
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
 	@echo "make test    the test suite (make slow: the long tests)"
 	@echo "make lint    ruff; make types: mypy; make bench: benchmarks; make clean: remove what make made"
+	@echo "make bench-scaling   cost against sizes; make bench-gate: the gate; make gpu: the step on a CUDA device"
 	@echo "make man     man pages of every command, into build/man"
 	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
 	@echo "make mutations   judge a million mutations of valid attestations; make interop: against cwt, pycose and Node"
@@ -58,6 +59,14 @@ types: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Against contributions, T, width, depth share and number of classes; small models, minutes.
+bench-scaling: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling $(ARGS)
+
+# Says so and succeeds where there is no CUDA device; ARGS=--smoke runs it on the CPU with tiny models.
+gpu: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 # The gate beside bare signature checks, and signing beside bare signatures; benchmarks must have the machine to themselves.
 bench-gate: $(STAMP)

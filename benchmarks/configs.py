@@ -1,16 +1,20 @@
-"""Models, batches and losses that the step benchmark compares: real shapes, random tokens."""
+"""Models, batches and losses that the benchmarks compare: real shapes, random tokens."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
-CONTRIBUTIONS = 64
-"""Contributions of one logical step."""
 
-MICROBATCH = 16
-LENGTH = 128
+@dataclass(frozen=True)
+class Tier:
+    """One admissibility class of a configuration: how many contributions, and how much of the depth they may touch."""
+
+    name: str
+    contributions: int
+    share: float = 1.0
+    """Top share of the layers; 1.0 is all of them and the embeddings."""
 
 
 @dataclass(frozen=True)
@@ -21,19 +25,38 @@ class Config:
     vocabulary: int
     model: Callable[[], nn.Module]
     classify: bool
-    opacus_ghost: bool = True
+    tiers: tuple[Tier, ...] = (Tier("all", 64),)
+    absent: dict[str, str] = field(default_factory=dict)
+    """Variants that cannot run it, and why."""
+    layers: int = 6
+    length: int = 128
+    microbatch: int = 16
+    device: str = "cpu"
+    half: bool = False
+    """Forward under bfloat16 autocast."""
+
+    @property
+    def contributions(self) -> int:
+        """Contributions of one logical step."""
+        return sum(tier.contributions for tier in self.tiers)
+
+    @property
+    def banded(self) -> bool:
+        return any(tier.share < 1.0 for tier in self.tiers)
 
     def tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids (contributions, length) and labels, the same for every variant."""
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, self.vocabulary, (CONTRIBUTIONS, LENGTH), generator=generator)
-        return ids, torch.randint(0, 2, (CONTRIBUTIONS,), generator=generator)
+        ids = torch.randint(0, self.vocabulary, (self.contributions, self.length), generator=generator)
+        labels = torch.randint(0, 2, (self.contributions,), generator=generator)
+        return ids.to(self.device), labels.to(self.device)
 
     def logits(self, model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         """Class logits (B, 2), or next-token logits (B, T-1, V); position ids are explicit, which Opacus needs."""
-        positions = torch.arange(ids.shape[1]).expand(ids.shape[0], -1).contiguous()
-        out = model(input_ids=ids, position_ids=positions).logits
-        return out if self.classify else out[:, :-1]
+        positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape[0], -1).contiguous()
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
+            out = model(input_ids=ids, position_ids=positions).logits
+        return (out if self.classify else out[:, :-1]).float()
 
     def targets(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return labels if self.classify else ids[:, 1:]
@@ -46,33 +69,90 @@ class Config:
         return nn.functional.cross_entropy(logits.mT, targets, reduction="none").mean(1)
 
 
-def _bert() -> nn.Module:
+def bert(layers: int = 6, width: int = 384, vocabulary: int = 30522, length: int = 512) -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     return BertForSequenceClassification(
         BertConfig(
-            vocab_size=30522, hidden_size=384, num_hidden_layers=6, num_attention_heads=6, intermediate_size=1536,
-            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            vocab_size=vocabulary, hidden_size=width, num_hidden_layers=layers, num_attention_heads=max(1, width // 64),
+            intermediate_size=4 * width, max_position_embeddings=length, hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
         )
     )  # fmt: skip
 
 
-def _gpt2(tied: bool) -> nn.Module:
+def gpt2(tied: bool, layers: int = 6, width: int = 384, vocabulary: int = 8000, heads: int = 6) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=8000, n_embd=384, n_layer=6, n_head=6, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            vocab_size=vocabulary, n_embd=width, n_layer=layers, n_head=heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
             tie_word_embeddings=tied, bos_token_id=1, eos_token_id=1,
         )
     )  # fmt: skip
 
 
+def lora(model: nn.Module, transposed: bool) -> nn.Module:
+    """LoRA of rank 16 on every linear layer but the head; nothing else trains."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", lora_dropout=0.0, fan_in_fan_out=transposed))
+
+
+TIED = {"opacus_ghost": "Opacus' ghost clipping refuses tied parameters"}
+MASKS = {name: "Opacus has no masks per contribution" for name in ("opacus_hooks", "opacus_ghost")}
+
+SKIPPED = {name: "not part of the scaling runs" for name in ("opacus_hooks", "opacus_ghost")}
+
+THIRDS = (Tier("full", 16), Tier("half", 16, 0.5), Tier("quarter", 16, 0.25))
+
 CONFIGS = {
     config.name: config
     for config in (
-        Config("bert_full", 30522, _bert, classify=True),
-        Config("gpt2_tied", 8000, lambda: _gpt2(True), classify=False, opacus_ghost=False),
-        Config("gpt2_untied", 8000, lambda: _gpt2(False), classify=False),
+        Config("bert_full", 30522, bert, classify=True),
+        Config("gpt2_tied", 8000, lambda: gpt2(True), classify=False, absent=TIED),
+        Config("gpt2_untied", 8000, lambda: gpt2(False), classify=False),
+        Config("bert_lora", 30522, lambda: lora(bert(), False), classify=True),
+        Config("gpt2_lora", 8000, lambda: lora(gpt2(True), True), classify=False),
+        Config("bert_band25", 30522, lambda: bert(8), classify=True, tiers=(Tier("quarter", 64, 0.25),), layers=8),
+        Config("mixed3", 30522, lambda: bert(8), classify=True, tiers=THIRDS, layers=8, absent=MASKS),
     )
 }
+
+
+ONE = (Tier("all", 32),)
+
+
+def _small(name: str, layers: int = 4, width: int = 128, length: int = 64, tiers: tuple[Tier, ...] = ONE) -> Config:
+    return Config(
+        name, 2000, lambda: bert(layers, width, 2000), classify=True, tiers=tiers, layers=layers, length=length, absent=SKIPPED
+    )
+
+
+def _tiers(count: int) -> tuple[Tier, ...]:
+    return tuple(Tier(f"class-{k}", 64 // count, 1.0 - k / 8) for k in range(count))
+
+
+SCALING: dict[str, dict[str, Config]] = {
+    "contributions": {str(n): _small(f"contributions={n}", tiers=(Tier("all", n),)) for n in (16, 32, 64, 128)},
+    "T": {str(t): _small(f"T={t}", length=t) for t in (32, 64, 128, 256)},
+    "width": {str(d): _small(f"width={d}", width=d) for d in (64, 128, 256, 384)},
+    "depth share": {str(s): _small(f"depth={s}", 8, tiers=(Tier("all", 32, s),)) for s in (1.0, 0.75, 0.5, 0.25)},
+    "classes": {str(n): _small(f"classes={n}", 8, tiers=_tiers(n)) for n in (1, 2, 4, 8)},
+}
+"""What ``make bench-scaling`` varies, one thing at a time, on small models."""
+
+
+def by_name(name: str) -> Config:
+    """A configuration of the table or of the scaling runs.
+
+    Raises:
+        KeyError: no such name.
+    """
+    every = CONFIGS | {config.name: config for group in SCALING.values() for config in group.values()}
+    return every[name]
+
+
+def on(config: Config, device: str, half: bool) -> Config:
+    """The same configuration on another device."""
+    return replace(config, device=device, half=half)

@@ -12,19 +12,21 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
-from benchmarks.configs import CONFIGS, Config
-from benchmarks.variants import VARIANTS, names_for
+from benchmarks.configs import CONFIGS, Config, by_name
+from benchmarks.variants import VARIANTS, absent_from, names_for
+from dptrain.routing import products
 
 
-def measure_time(config: Config, rounds: int, threads: int) -> dict[str, dict[str, list[float]]]:
+def measure_time(config: Config, names: list[str], rounds: int, threads: int) -> dict[str, dict[str, list[float]]]:
     """CPU and wall seconds of every variant's step, round by round."""
     torch.set_num_threads(threads)
-    taken: dict[str, dict[str, list[float]]] = {name: {"cpu": [], "wall": []} for name in names_for(config)}
+    taken: dict[str, dict[str, list[float]]] = {name: {"cpu": [], "wall": []} for name in names}
     with ExitStack() as stack:
         steps = {name: stack.enter_context(VARIANTS[name](config)) for name in taken}
         for step in steps.values():
@@ -50,9 +52,13 @@ def measure_memory(config: Config, name: str, threads: int) -> int:
     return _status("VmHWM") - before
 
 
-def run(config: Config, rounds: int, threads: int, memory: bool) -> dict[str, dict]:
-    """{variant: {cpu_ratio, wall_ratio, rss_ratio, cpu_s, ...}} against the non-private step."""
-    taken = measure_time(config, rounds, threads)
+def run(config: Config, rounds: int, threads: int, memory: bool, only: Sequence[str] = ()) -> dict[str, dict]:
+    """{variant: {cpu_ratio, wall_ratio, rss_ratio, cpu_s, ...}} against the non-private step of the whole model.
+
+    A variant that cannot run has null ratios and the reason under ``absent``.
+    """
+    names = [name for name in names_for(config) if not only or name in only or name == "non_private"]
+    taken = measure_time(config, names, rounds, threads)
     base = taken["non_private"]
     sizes = {name: _memory_of(config, name, threads) for name in taken} if memory else {}
     table = {}
@@ -65,7 +71,8 @@ def run(config: Config, rounds: int, threads: int, memory: bool) -> dict[str, di
             "cpu_s": statistics.median(times["cpu"]),
             "rss_ratio": sizes[name] / sizes["non_private"] if memory else None,
         }
-    return table
+    nothing = {"cpu_ratio": None, "wall_ratio": None, "rss_ratio": None}
+    return table | {name: nothing | {"absent": reason} for name, reason in absent_from(config).items()}
 
 
 def _status(field: str) -> int:
@@ -78,23 +85,30 @@ def _status(field: str) -> int:
 
 def _memory_of(config: Config, name: str, threads: int) -> int:
     command = [sys.executable, "-m", "benchmarks.step", "--config", config.name, "--memory-of", name, "--threads", str(threads)]
+    command += [] if products.ENABLED else ["--torch-products"]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", choices=sorted(CONFIGS), required=True)
+    parser.add_argument("--config", required=True, metavar="NAME", help=", ".join(CONFIGS))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-memory", action="store_true", help="skip the processes that measure memory")
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=[], help="measure these beside non_private")
+    parser.add_argument("--torch-products", action="store_true", help="leave the products of dptrain to torch, without oneDNN")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--memory-of", choices=list(VARIANTS), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    config = CONFIGS[options.config]
+    try:
+        config = by_name(options.config)
+    except KeyError:
+        parser.error(f"no configuration {options.config!r}; there are {', '.join(CONFIGS)}")
+    products.ENABLED = products.ENABLED and not options.torch_products
     if options.memory_of:
         print(measure_memory(config, options.memory_of, options.threads))
         return
-    table = run(config, options.rounds, options.threads, not options.no_memory)
+    table = run(config, options.rounds, options.threads, not options.no_memory, options.variants)
     if options.json:
         print(json.dumps(table))
         return
@@ -103,12 +117,15 @@ def main(argv: list[str] | None = None) -> None:
 
 def render(name: str, table: dict[str, dict]) -> str:
     """One configuration as a text table."""
-    lines = [f"{name:<14}{'cpu ratio':>10}{'wall ratio':>12}{'wall range':>16}{'memory':>9}{'cpu s/step':>12}"]
+    lines = [f"{name:<19}{'cpu ratio':>10}{'wall ratio':>12}{'wall range':>16}{'memory':>9}{'cpu s/step':>12}"]
     for variant, row in table.items():
+        if "absent" in row:
+            lines.append(f"  {variant:<17} absent: {row['absent']}")
+            continue
         low, high = row["wall_ratio_range"]
         memory = f"{row['rss_ratio']:.2f}" if row["rss_ratio"] else "-"
         lines.append(
-            f"  {variant:<12}{row['cpu_ratio']:>10.2f}{row['wall_ratio']:>12.2f}{f'{low:.2f}..{high:.2f}':>16}{memory:>9}"
+            f"  {variant:<17}{row['cpu_ratio']:>10.2f}{row['wall_ratio']:>12.2f}{f'{low:.2f}..{high:.2f}':>16}{memory:>9}"
             f"{row['cpu_s']:>12.2f}"
         )
     return "\n".join(lines)

@@ -18,43 +18,73 @@ from attest.corpus import SigningTemplate, sign_corpus
 from attest.keys import generate, public_bytes, save_public_key
 from attest.policy import Policy, sign_policy
 from attest.registry import RegistryLog
-from benchmarks.configs import CONTRIBUTIONS, MICROBATCH, Config
+from benchmarks.configs import Config
 from dptrain import PrivateTraining
 
 SIGMA = 0.5
 CLIP = 1.0
 LEARNING_RATE = 1e-4
 
-POLICY = f"""
-corpus = "benchmark"
-delta = 1e-6
-steps = 100000
-normalizer = {CONTRIBUTIONS}
-[[class]]
-name = "all"
-clip_norm = {CLIP}
-noise_multiplier = {SIGMA}
-sampling_rate = 1
-depth = {{ from = 0.0, to = 1.0 }}
-"""
-
 Step = Callable[[], None]
 
 
+def _policy(config: Config) -> str:
+    head = f'corpus = "benchmark"\ndelta = 1e-6\nsteps = 100000\nnormalizer = {config.contributions}\n'
+    return head + "".join(
+        f'[[class]]\nname = "{tier.name}"\nclip_norm = {CLIP}\nnoise_multiplier = {SIGMA}\nsampling_rate = 1\n'
+        f"depth = {{ from = {1.0 - tier.share}, to = 1.0 }}\n"
+        for tier in config.tiers
+    )
+
+
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE)
+
+
+def _band(model: nn.Module, config: Config, share: float) -> list[nn.Parameter]:
+    """Parameters outside the top share of the layers."""
+    first = int((1.0 - share) * config.layers)
+    inside = [f".layer.{k}." for k in range(first, config.layers)] + ["pooler", "classifier"]
+    return [] if share == 1.0 else [p for name, p in model.named_parameters() if not any(part in name for part in inside)]
 
 
 @contextmanager
 def non_private(config: Config) -> Iterator[Step]:
-    """The same loop without privacy: gradients of all microbatches, one optimizer step."""
-    model = config.model().train()
+    """The same loop without privacy: gradients of all microbatches, one optimizer step; every tier trains the whole model."""
+    model = config.model().to(config.device).train()
     optimizer = _optimizer(model)
     ids, labels = config.tokens()
+    size = config.microbatch
 
     def step() -> None:
-        for i in range(0, CONTRIBUTIONS, MICROBATCH):
-            (config.losses(model, ids[i : i + MICROBATCH], labels[i : i + MICROBATCH]).sum() / CONTRIBUTIONS).backward()
+        for i in range(0, config.contributions, size):
+            (config.losses(model, ids[i : i + size], labels[i : i + size]).sum() / config.contributions).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    yield step
+
+
+@contextmanager
+def non_private_bands(config: Config) -> Iterator[Step]:
+    """Without privacy, each tier with everything below its band frozen: the share-weighted mean of the bands' own steps."""
+    model = config.model().to(config.device).train()
+    optimizer = _optimizer(model)
+    ids, labels = config.tokens()
+    size = config.microbatch
+    frozen = [_band(model, config, tier.share) for tier in config.tiers]
+
+    def step() -> None:
+        start = 0
+        for tier, below in zip(config.tiers, frozen, strict=True):
+            for parameter in below:
+                parameter.requires_grad_(False)
+            for i in range(start, start + tier.contributions, size):
+                end = min(i + size, start + tier.contributions)
+                (config.losses(model, ids[i:end], labels[i:end]).sum() / config.contributions).backward()
+            for parameter in below:
+                parameter.requires_grad_(True)
+            start += tier.contributions
         optimizer.step()
         optimizer.zero_grad()
 
@@ -65,17 +95,26 @@ def non_private(config: Config) -> Iterator[Step]:
 def ours_fast(config: Config) -> Iterator[Step]:
     """The product as a user runs it: signed corpus, gate, ledger on disk, lattice noise from the keyed stream."""
     root = Path(tempfile.mkdtemp(prefix="dptrain-bench-"))
+    accelerator = None
+    if config.device != "cpu" or config.half:
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="bf16" if config.half else "no")
     try:
         _world(root, config)
-        model = config.model().train()
+        model = config.model().to(config.device).train()
         optimizer = _optimizer(model)
 
         def collate(examples: list[dict]) -> dict[str, torch.Tensor]:
             return {"ids": torch.tensor([e["ids"] for e in examples]), "labels": torch.tensor([e["label"] for e in examples])}
 
-        with PrivateTraining.open(
-            root / "policy.cose", root / "corpus", ledger=root / "ledger.db", microbatch=MICROBATCH, progress=False
-        ) as private:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            private = PrivateTraining.open(
+                root / "policy.cose", root / "corpus", ledger=root / "ledger.db", microbatch=config.microbatch, progress=False,
+                accelerator=accelerator,
+            )  # fmt: skip
+        with private:
             _, _, steps = private.prepare(model, optimizer, collate)
             iterator = iter(steps)
 
@@ -94,11 +133,12 @@ def opacus_hooks(config: Config) -> Iterator[Step]:
     """Opacus with materialised per-sample gradients, microbatches by skipped steps."""
     with _opacus(config, "hooks") as (model, optimizer, _):
         ids, labels = config.tokens()
+        size = config.microbatch
 
         def step() -> None:
-            for i in range(0, CONTRIBUTIONS, MICROBATCH):
-                optimizer.signal_skip_step(do_skip=i + MICROBATCH < CONTRIBUTIONS)
-                config.losses(model, ids[i : i + MICROBATCH], labels[i : i + MICROBATCH]).sum().backward()
+            for i in range(0, config.contributions, size):
+                optimizer.signal_skip_step(do_skip=i + size < config.contributions)
+                config.losses(model, ids[i : i + size], labels[i : i + size]).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
 
@@ -110,11 +150,12 @@ def opacus_ghost(config: Config) -> Iterator[Step]:
     """Opacus with ghost clipping (two backward passes)."""
     with _opacus(config, "ghost") as (model, optimizer, criterion):
         ids, labels = config.tokens()
+        size = config.microbatch
 
         def step() -> None:
-            for i in range(0, CONTRIBUTIONS, MICROBATCH):
-                optimizer.signal_skip_step(do_skip=i + MICROBATCH < CONTRIBUTIONS)
-                part, target = ids[i : i + MICROBATCH], labels[i : i + MICROBATCH]
+            for i in range(0, config.contributions, size):
+                optimizer.signal_skip_step(do_skip=i + size < config.contributions)
+                part, target = ids[i : i + size], labels[i : i + size]
                 logits, targets = config.logits(model, part), config.targets(part, target)
                 if config.classify:
                     loss = criterion(logits, targets)
@@ -130,15 +171,27 @@ def opacus_ghost(config: Config) -> Iterator[Step]:
 
 VARIANTS: dict[str, Callable] = {
     "non_private": non_private,
+    "non_private_bands": non_private_bands,
     "ours_fast": ours_fast,
     "opacus_hooks": opacus_hooks,
     "opacus_ghost": opacus_ghost,
 }
 
+NOT_BUILT = {
+    "ours_certified": "exactness level `certified` is not in this build",
+    "ours_compiled": "the compiled form is not in this build",
+}
+
 
 def names_for(config: Config) -> list[str]:
-    """Variants that can run a configuration (Opacus' ghost clipping has no tied parameters)."""
-    return [name for name in VARIANTS if name != "opacus_ghost" or config.opacus_ghost]
+    """Variants that can run a configuration."""
+    return [name for name in VARIANTS if name not in absent_from(config)]
+
+
+def absent_from(config: Config) -> dict[str, str]:
+    """Variants that cannot run a configuration, each with its reason."""
+    unbanded = {} if config.banded else {"non_private_bands": "every contribution trains the whole model"}
+    return NOT_BUILT | config.absent | unbanded
 
 
 @contextmanager
@@ -148,8 +201,10 @@ def _opacus(config: Config, mode: str) -> Iterator[tuple]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = config.model().train()
+        for parameter in _band(model, config, max(tier.share for tier in config.tiers)):
+            parameter.requires_grad_(False)
         optimizer = _optimizer(model)
-        loader = DataLoader(TensorDataset(*config.tokens()), batch_size=CONTRIBUTIONS)
+        loader = DataLoader(TensorDataset(*config.tokens()), batch_size=config.contributions)
         made = PrivacyEngine(accountant="rdp").make_private(
             module=model, optimizer=optimizer, data_loader=loader, criterion=nn.CrossEntropyLoss(reduction="mean"),
             noise_multiplier=SIGMA, max_grad_norm=CLIP, poisson_sampling=False, grad_sample_mode=mode, loss_reduction="mean",
@@ -160,21 +215,25 @@ def _opacus(config: Config, mode: str) -> Iterator[tuple]:
 
 def _world(root: Path, config: Config) -> None:
     now = int(time.time())
-    policy = Policy.from_toml(POLICY)
+    policy = Policy.from_toml(_policy(config))
     owner, contributor = generate(), generate()
     registry = RegistryLog.create(root / "registry.cbor", owner, owner="owner", now=now).enrol(
-        "bench", public_bytes(contributor), classes=("all",), not_before=now - 86400, not_after=now + 86400, now=now
-    )
-    rule = policy.classes[0]
-    template = SigningTemplate(
-        contributor="bench", data_class="benchmark", admissibility_class="all", corpus="benchmark", not_before=now - 60,
-        not_after=now + 80000, clip_norm_micro=rule.clip_norm_micro, noise_multiplier_micro=rule.noise_multiplier_micro,
+        "bench", public_bytes(contributor), classes=tuple(tier.name for tier in config.tiers), not_before=now - 86400,
+        not_after=now + 86400, now=now,
     )  # fmt: skip
     (root / "corpus").mkdir()
     ids, labels = config.tokens()
-    data = root / "corpus" / "records.jsonl"
-    lines = (json.dumps({"ids": row.tolist(), "label": int(label)}) for row, label in zip(ids, labels, strict=True))
-    data.write_text("".join(line + "\n" for line in lines))
-    sign_corpus(data, None, contributor, template)
+    start = 0
+    for tier, rule in zip(config.tiers, policy.classes, strict=True):
+        template = SigningTemplate(
+            contributor="bench", data_class="benchmark", admissibility_class=tier.name, corpus="benchmark", not_before=now - 60,
+            not_after=now + 80000, clip_norm_micro=rule.clip_norm_micro, noise_multiplier_micro=rule.noise_multiplier_micro,
+        )  # fmt: skip
+        part = slice(start, start + tier.contributions)
+        rows = ({"ids": row.tolist(), "label": int(label)} for row, label in zip(ids[part], labels[part], strict=True))
+        data = root / "corpus" / f"{tier.name}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sign_corpus(data, None, contributor, template)
+        start += tier.contributions
     save_public_key(root / "owner.pub", public_bytes(owner), "owner")
     signed_file.write(root / "policy.cose", *sign_policy(policy, owner, owner="owner", registry_root=registry.root()))

@@ -1,0 +1,45 @@
+"""``make bench-scaling``: cost of a private step against contributions, T, width, depth share and number of classes.
+
+Small BERT-like models (4 or 8 layers, width 128, T = 64, 32 contributions where nothing else is said), one thing varied at a
+time; ratios to the non-private step of the whole model at the same size. Small steps have a floor of some milliseconds for the
+ledger, so read the trend.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.__main__ import versions
+from benchmarks.configs import SCALING
+from benchmarks.step import run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", choices=sorted(SCALING), help="vary this alone")
+    parser.add_argument("--out", type=Path, default=Path("bench-scaling.json"))
+    options = parser.parse_args()
+    results: dict[str, dict[str, Any]] = {}
+    print(f"{'varied':<14}{'value':>7}{'cpu s/step':>12}{'cpu ratio':>11}{'bands ratio':>13}{'memory':>9}")
+    for varied, configs in SCALING.items():
+        if options.only not in (None, varied):
+            continue
+        results[varied] = {}
+        for value, config in configs.items():
+            table = run(config, options.rounds, options.threads, memory=True)
+            results[varied][value] = table
+            ours, bands = table["ours_fast"], table["non_private_bands"]["cpu_ratio"]
+            own = "-" if bands is None else f"{ours['cpu_ratio'] / bands:.2f}"
+            print(
+                f"{varied:<14}{value:>7}{ours['cpu_s']:>12.3f}{ours['cpu_ratio']:>11.2f}{own:>13}{ours['rss_ratio']:>9.2f}",
+                flush=True,
+            )
+    options.out.write_text(json.dumps(versions() | {"results": results}, indent=1) + "\n")
+    print(f"saved to {options.out}")
+
+
+if __name__ == "__main__":
+    main()
