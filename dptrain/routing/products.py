@@ -8,7 +8,26 @@ float64, small products, tensor subclasses) is left to torch.
 
 import torch
 
-ENABLED = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()
+
+def _rows(x_MK: torch.Tensor, y_NK: torch.Tensor) -> torch.Tensor:
+    """x y^T by oneDNN. Each factor must be contiguous or the transpose of what is; other strides fall to its slow reference."""
+    return torch.ops.mkldnn._linear_pointwise(x_MK, y_NK, None, "none", [], "")
+
+
+def _works() -> bool:
+    """Whether this torch has the operator, with the meaning it has here (it is internal), and rounds to float32 only."""
+    try:
+        x_MK = torch.arange(48 * 80, dtype=torch.float32).remainder_(61.0).sub_(30.0).div_(7.0).view(48, 80)
+        y_NK = torch.arange(32 * 80, dtype=torch.float32).remainder_(53.0).sub_(26.0).div_(3.0).view(32, 80)
+        turned = _rows(x_MK.t().contiguous().t(), y_NK.t().contiguous().t())
+        true = x_MK.double() @ y_NK.double().t()
+        reach = x_MK.double().abs() @ y_NK.double().abs().t()
+        return all(bool(((found.double() - true).abs() <= 1e-6 * reach).all()) for found in (_rows(x_MK, y_NK), turned))
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False
+
+
+ENABLED = _works()
 """False sends every product to torch; results then differ by float32 rounding."""
 
 _WORTHWHILE = 1 << 20
@@ -24,11 +43,6 @@ def _fits(x: torch.Tensor, y: torch.Tensor, multiplications: int) -> bool:
         and x.dtype == y.dtype == torch.float32
         and x.device.type == y.device.type == "cpu"
     )
-
-
-def _rows(x_MK: torch.Tensor, y_NK: torch.Tensor) -> torch.Tensor:
-    """x y^T by oneDNN. Each factor must be contiguous or the transpose of what is; other strides fall to its slow reference."""
-    return torch.ops.mkldnn._linear_pointwise(x_MK, y_NK, None, "none", [], "")
 
 
 def weighted_outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, weight_N: torch.Tensor) -> torch.Tensor:
