@@ -16,7 +16,7 @@ from types import FrameType
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
@@ -92,30 +92,35 @@ class _Keep(torch.autograd.Function):
 
 
 class _Kept:
-    """The inputs of one call, out of sight of the graph; ``call`` gives them back, at most once per backward pass."""
+    """The inputs of one call, out of sight of the graph; :meth:`call` gives them back, at most once per backward pass."""
 
     def __init__(self, args: tuple, kwargs: dict, anchor: torch.Tensor, contributions: int, examples: int) -> None:
-        leaves, self._spec = tree_flatten((args, kwargs))
-        places: dict[int, int] = {}
+        self._counts = contributions, examples
+        self._spec: TreeSpec | None = None
         values: list[torch.Tensor] = []
-        self._leaves: list[object] = []
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                if id(leaf) not in places:
-                    places[id(leaf)] = len(values)
-                    values.append(leaf)
-                self._leaves.append(_Place(places[id(leaf)]))
-            else:
+        if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
+            values.append(args[0])
+        else:
+            leaves, self._spec = tree_flatten((args, kwargs))
+            places: dict[int, int] = {}
+            self._leaves: list[object] = []
+            for leaf in leaves:
+                if isinstance(leaf, torch.Tensor):
+                    if id(leaf) not in places:
+                        places[id(leaf)] = len(values)
+                        values.append(leaf)
+                    leaf = _Place(places[id(leaf)])
                 self._leaves.append(leaf)
         self._node = _Keep.apply(anchor, *(value.detach() for value in values)).grad_fn
-        self._counts = contributions, examples
         device = values[0].device.type if values else "cpu"
         self._autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
     def call(self, output: int) -> Call:
         values = self._node.saved_tensors
-        leaves = [values[leaf.index] if isinstance(leaf, _Place) else leaf for leaf in self._leaves]
-        args, kwargs = tree_unflatten(leaves, self._spec)
+        args, kwargs = values, {}
+        if self._spec is not None:
+            leaves = [values[leaf.index] if isinstance(leaf, _Place) else leaf for leaf in self._leaves]
+            args, kwargs = tree_unflatten(leaves, self._spec)
         return Call(args, kwargs, *self._counts, output=output, autocast=self._autocast)
 
 

@@ -11,10 +11,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from dptrain import PrivateTraining  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.routing import FallbackNotice, Router  # noqa: E402
 from dptrain.routing import rules as rules_module  # noqa: E402
 from tests.reference.compare import compare, random_schedule  # noqa: E402
+from tests.worlds import make_world  # noqa: E402
 
 WIDTH = 6
 
@@ -536,3 +538,55 @@ def test_a_checkpoint_keeps_no_inputs_of_the_modules_inside() -> None:
     router.backward(losses, torch.ones(2, dtype=torch.float64))
     assert bool((router.norms_sq() > 0).all())
     router.detach()
+
+
+class Pictured(nn.Module):
+    """One module of every kind between the layers of a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.relu = nn.Conv1d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(inplace=True)
+        self.rnn = nn.GRU(4, 4, batch_first=True)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.back = nn.Linear(4, 8)
+
+    def _inside(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rnn(self.relu(self.norm(self.conv(x[:, None]))).mT)[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = checkpoint(self._inside, x, use_reentrant=False)
+        return x + self.back(self.attention(y, y, y, need_weights=False)[0].mean(1))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 8)
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+        self.extra = Pictured()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids).mean(1)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(self.extra(x))
+
+
+def collate(examples: list[dict]) -> dict[str, torch.Tensor]:
+    return {"x": torch.tensor([e["ids"] for e in examples]), "labels": torch.tensor([e["label"] for e in examples])}
+
+
+@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
+def test_a_run_passes_its_probes_and_releases_with_all_of_them(tmp_path) -> None:
+    world = make_world(tmp_path, per_class=3, steps=2, rate="1")
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private:
+        _, _, steps = private.prepare(model, optimizer, collate, layers="layers")
+        for step in steps:
+            for rows in step:
+                private.backward(cross_entropy(model, rows), rows)
+            assert all(bool(p.grad.any()) for p in model.parameters())
+            optimizer.step()

@@ -61,3 +61,17 @@ def test_gradient_checkpointing_that_reenters_is_refused_by_name(family: str) ->
     model.gradient_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(UnsupportedModule, match=r"REENTRANT_CHECKPOINT.*use_reentrant=False"):
         exact(entry, model, family)
+
+
+@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
+def test_a_key_value_cache_in_the_generic_path_is_refused_by_name() -> None:
+    """Run again, the module would find its own keys in the cache."""
+    entry = ZOO["t5"]
+
+    def with_cache(model: torch.nn.Module, batch: dict) -> torch.Tensor:
+        ids = batch["input_ids"]
+        logits = model(input_ids=ids, decoder_input_ids=ids, use_cache=True).logits
+        return torch.nn.functional.cross_entropy(logits.mT, ids, reduction="none").mean(1)
+
+    with pytest.raises(UnsupportedModule, match=r"STATE_IN_GENERIC_PATH.*use_cache=False"):
+        compare(entry.build(), entry.batch(ROWS), with_cache, layers=entry.layers, probe_tolerance=1e-6)
