@@ -12,6 +12,18 @@ from torch import nn
 
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy
 
+CHECKED = {
+    "lora_A": "peft.tuners.lora.",
+    "lora_B": "peft.tuners.lora.",
+    "ln_tuning_layers": "peft.tuners.ln_tuning.",
+    "oft_R": "peft.tuners.oft.",
+    "modules_to_save": "peft.utils.",
+}
+"""Dictionaries of adapters whose forward is known to treat every row by itself, and where the modules that hold them are from.
+
+The probes cannot vouch for others: most adapters start as zero, where nothing that they compute shows in a loss or a gradient.
+"""
+
 
 @dataclass(frozen=True)
 class Obstacle:
@@ -166,10 +178,24 @@ class _Entry:
                 f"{where} uses the bare tensors of {self.attribute} in its own forward, for which this build has no "
                 f"per-contribution gradient; {hint}",
             )
+        variant = (getattr(self.module, "lora_variant", None) or {}).get(self.adapter)
+        if variant is not None and self.adapter not in getattr(self.module, "lora_magnitude_vector", {}):
+            yield Obstacle(
+                "ADAPTER_KIND",
+                f"{where} computes a variant of LoRA ({type(variant).__name__}), whose forward was not checked to treat every "
+                "example by itself; use plain LoRA",
+            )
+        source = CHECKED.get(self.attribute)
+        if not self.kind and (source is None or not type(self.module).__module__.startswith(source)):
+            yield Obstacle(
+                "ADAPTER_KIND",
+                f"{where} holds it in {self.attribute!r}, whose forward was not checked to treat every example by itself; "
+                "use LoRA",
+            )
 
 
 def _entries(model: nn.Module) -> Iterator[_Entry]:
-    for path, module in model.named_modules():
+    for path, module in model.named_modules(remove_duplicate=False):
         if hasattr(type(module), "adapter_layer_names") and hasattr(type(module), "active_adapters"):
             for attribute in module.adapter_layer_names:
                 held = module._modules.get(attribute)

@@ -119,6 +119,8 @@ def test_a_merged_or_disabled_adapter_is_refused() -> None:
     [
         ("ADAPTER_DORA.*use_dora", lambda: lora(use_dora=True)),
         ("ADAPTER_KIND.*lora_embedding_A", lambda: lora(target_modules=["word_embeddings", "query"])),
+        ("ADAPTER_KIND.*target_parameters", lambda: lora(target_modules=[], target_parameters=["query.weight"])),
+        ("ADAPTER_KIND.*variant of LoRA", lambda: lora(alora_invocation_tokens=[3, 4])),
         ("ADAPTER_BIAS.*bias='none'", lambda: lora(bias="lora_only")),
         ("ADAPTER_KIND.*trainable_tokens_delta", lambda: lora(trainable_token_indices={"word_embeddings": [1, 2]})),
         ("ADAPTER_KIND.*ia3_l", lambda: peft.IA3Config(target_modules=["query"], feedforward_modules=[])),
@@ -145,6 +147,16 @@ def test_a_tensor_shared_with_the_model_or_another_adapter_is_refused() -> None:
     query.lora_A["lab"].weight = query.lora_A["clinic"].weight
     with pytest.raises(UnsupportedModule, match=r"ADAPTER_SHARED.*lora_A"):
         bind(policy_of(clinic=bound("clinic"), lab=bound("lab")), layer_stack(model))
+
+
+def test_an_adapted_layer_that_stands_in_two_places_is_one_adapters_all_the_same() -> None:
+    model = adapted(lora())
+    layers = model.base_model.model.bert.encoder.layer
+    layers[2].attention.self.query = layers[1].attention.self.query
+    schedule = bind(policy_of(clinic=bound("clinic")), layer_stack(model))
+    assert [block.name for block in schedule.blocks] == [
+        "layer.0 adapter clinic", "layer.1 adapter clinic", "layer.1+layer.2 adapter clinic", "layer.2 adapter clinic",
+    ]  # fmt: skip
 
 
 CASES = {
@@ -211,7 +223,16 @@ def test_dropout_of_an_adapter_is_drawn_once_for_forward_and_gradient() -> None:
     assert bool((norms > 0).all())
 
 
-def test_the_last_word_on_any_other_kind_is_the_comparison_with_autograd() -> None:
+def test_a_tuner_of_unknown_make_is_refused_even_if_it_looks_like_lora() -> None:
+    """At its start (B = 0) nothing that its branch computes shows in the probes, so they cannot vouch for it."""
+    model = adapted(lora())
+    query = model.base_model.model.bert.encoder.layer[0].attention.self.query
+    query.__class__ = type("Linear", (type(query),), {"__module__": "elsewhere"})
+    with pytest.raises(UnsupportedModule, match=r"ADAPTER_KIND.*not checked"):
+        bind(policy_of(clinic=bound("clinic")), layer_stack(model))
+
+
+def test_the_last_word_is_the_comparison_with_autograd() -> None:
     """A tuner that uses its modules' weights past their calls is caught by P0, whatever its name."""
     model = adapted(lora()).double()
     layer = model.base_model.model.bert.encoder.layer[0].attention.self.query
