@@ -21,7 +21,8 @@ CHECKED = {
 }
 """Dictionaries of adapters whose forward is known to treat every row by itself, and where the modules that hold them are from.
 
-The probes cannot vouch for others: most adapters start as zero, where nothing that they compute shows in a loss or a gradient.
+The probes alone do not vouch for others: many adapters start with tensors of zero, behind which gradients vanish, so that a
+mismatch with autograd's own does not show before the first step.
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 
-from dptrain.errors import NotPrivateUse, ResumeRefused, UnsupportedModule  # noqa: E402
+from dptrain.errors import CoupledModel, NotPrivateUse, ResumeRefused, UnsupportedModule  # noqa: E402
 from tests.reference import families  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import make_world, token_record  # noqa: E402
@@ -177,6 +177,44 @@ def test_rows_sent_through_adapters_of_their_own_are_refused_before_anything_is_
     with pytest.raises((UnsupportedModule, RuntimeError), match=r"BATCH_DIMENSION|doesn't match the broadcast shape"):
         trainer.run()
     assert trainer.private.recorder.ledger.charged_steps == 0
+    trainer.close()
+
+
+def test_an_adapter_that_mixes_examples_is_refused_though_it_starts_at_zero(tmp_path, monkeypatch) -> None:
+    """With B = 0 no loss depends on A; the gradient of B does, and P2 compares its norms."""
+
+    def coupled() -> families.Family:
+        family = two_adapters()
+        for name, parameter in family.model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.zeros_(parameter)
+        inner = family.model.base_model.model.bert.encoder.layer[1].attention.self.query.lora_A["clinic-a"]
+        inner.forward = lambda x: torch.nn.functional.linear(x - x.mean(0, keepdim=True), inner.weight)
+        return family
+
+    monkeypatch.setitem(families.FAMILIES, "coupled", coupled)
+    trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=4, classes=ADAPTERS), "coupled")
+    with pytest.raises(CoupledModel):
+        trainer.run()
+    assert trainer.private.recorder.ledger.charged_steps == 0
+    trainer.close()
+
+
+def test_a_prefix_trains_and_is_one_block_over_all_layers(tmp_path, monkeypatch) -> None:
+    def prefix() -> families.Family:
+        family = families.gpt2(tied=False)
+        config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+        return families.Family(peft.get_peft_model(family.model, config, adapter_name="clinic-a"), family.batch, family.losses)
+
+    monkeypatch.setitem(families.FAMILIES, "prefix", prefix)
+    both = classes('adapter = "clinic-a"', 'adapter = "clinic-a"')
+    trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=2, classes=both), "prefix")
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    trainer.run()
+    changed = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
+    assert changed == {"prompt_encoder.clinic-a.embedding.weight"}
+    header = trainer.private.recorder.ledger.header
+    assert [block.name for block in header.blocks if block.classes] == ["layer.0-2 adapter clinic-a"]
     trainer.close()
 
 

@@ -224,7 +224,7 @@ def test_dropout_of_an_adapter_is_drawn_once_for_forward_and_gradient() -> None:
 
 
 def test_a_tuner_of_unknown_make_is_refused_even_if_it_looks_like_lora() -> None:
-    """At its start (B = 0) nothing that its branch computes shows in the probes, so they cannot vouch for it."""
+    """At its start (B = 0) the gradient of A is zero, so the probes alone could not vouch for it."""
     model = adapted(lora())
     query = model.base_model.model.bert.encoder.layer[0].attention.self.query
     query.__class__ = type("Linear", (type(query),), {"__module__": "elsewhere"})
