@@ -192,6 +192,7 @@ class PrivateTraining:
         self.collate = collate
         self.schedule: Schedule = bind(self.policy, layer_stack(self.model, layers))
         guards.refuse_optimizer(self.optimizer, self.schedule)
+        guards.refuse_gradient_hooks(self.schedule)
         slots = slots_for(self.gate.admitted, self.schedule)
         self.router = Router(self.model, self.schedule)
         self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)

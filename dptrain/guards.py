@@ -55,6 +55,19 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule) -> No
         )
 
 
+def refuse_gradient_hooks(schedule: Schedule) -> None:
+    """Raises NotPrivateUse for hooks on scheduled parameters: they would see, or use, raw gradients while the probes run."""
+    for block in schedule.blocks:
+        for tensor in block.tensors:
+            if tensor.parameter._backward_hooks or getattr(tensor.parameter, "_post_accumulate_grad_hooks", None):
+                raise NotPrivateUse(
+                    "GRADIENT_HOOK",
+                    f"parameter {tensor.name!r} carries a gradient hook (register_hook, or an optimizer that steps inside "
+                    "backward), which acts on raw gradients and not on what is released; remove it, and change p.grad in place "
+                    "between the last microbatch and optimizer.step()",
+                )
+
+
 def warn_delta(policy: Policy, contributions: int) -> None:
     """Warns about a delta under which publishing a contribution outright now and then would count as private."""
     if policy.delta * 10 * contributions > 1:

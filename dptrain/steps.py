@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from dptrain.engine import PrivateTraining
 
 
-REPLACEMENTS = 3
-"""Contributions that take the place of one in the probes: a single one may agree with it in just what is shared."""
-
-
 class Steps:
     """Exactly T logical steps, empty draws included; iterate once.
 
@@ -81,22 +77,25 @@ class Probe:
         slots = spread(len(engine.pool), 5)
         if not slots:
             return
-        base = slots[:3]
-        replaced = len(base) // 2
-        spares = [slot for slot in (*slots[3:], *base[::-1]) if slot != base[replaced]][:REPLACEMENTS]
-        others = [[*base[:replaced], spare, *base[replaced + 1 :]] for spare in spares] if len(base) > 1 else []
+        base, fresh = slots[:3], slots[3:]
+        swaps: list[
+            tuple[int, list[int]]
+        ] = []  # every row once: what is shared may be one row's alone (the largest value, say)
+        for row in (1, 0, 2)[: len(base)] if len(base) > 1 else ():
+            other = fresh.pop() if fresh else base[(row + 1) % len(base)]
+            swaps.append((row, [*base[:row], other, *base[row + 1 :]]))
         before = snapshot_buffers(engine.model)
-        generator_state = torch.get_rng_state()
+        rewind = _generators(engine.device)
         records = []
-        for chosen in (base, *others):
-            torch.set_rng_state(generator_state)
+        for chosen in (base, *(swapped for _, swapped in swaps)):
+            rewind()
             yield from self._one(chosen)
             assert self._losses is not None and self._norms is not None
             records.append(ProbeRecord(self._losses, self._norms))
         check_buffers(engine.model, before)
         engine.router.verified = frozenset(self._ran)
-        for record in records[1:]:
-            check_replacement(records[0], record, replaced, engine.router.precision)
+        for (row, _), record in zip(swaps, records[1:], strict=True):
+            check_replacement(records[0], record, row, engine.router.precision)
 
     def _one(self, slots: Sequence[int]) -> Iterator[Microbatch]:
         """One probe microbatch, with parameters in autograd so that its own gradient can be compared."""
@@ -132,6 +131,19 @@ class Probe:
         self._norms = check_exact(engine.router, losses, rows.weight, half)
         weighted = losses.detach().double().cpu() * rows.weight
         self._losses = weighted.view(rows.contributions, rows.examples).sum(1)
+
+
+def _generators(device: torch.device) -> Callable[[], None]:
+    """Puts torch's generators back to where they stand now, so that probes see the same dropout."""
+    state = torch.get_rng_state()
+    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    def rewind() -> None:
+        torch.set_rng_state(state)
+        if on_device is not None:
+            torch.cuda.set_rng_state(on_device, device)
+
+    return rewind
 
 
 def spread(count: int, wanted: int) -> list[int]:

@@ -1,0 +1,292 @@
+"""Channels by which one contribution reaches another that have no other test: each is refused by name, or shown harmless.
+
+The others are in test_coupling.py; the channels are those of docs/mechanism.md.
+"""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from dptrain.errors import ConfigError, CoupledModel, DptrainError, NotPrivateUse, StepOrder, UnsupportedModule  # noqa: E402
+from tests.guarantees.peers import Run, collate, first_release, net, per_example, small_world  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
+
+
+def refused(tmp_path, extra, code: str, losses=per_example, **options) -> None:
+    """Refused at the start, by this code, with nothing charged and no gradient left."""
+    model = net(extra)
+    with Run(small_world(tmp_path, per_class=5), model, **options) as run:
+        with pytest.raises(DptrainError, match=code) as error:
+            run.gradients(next(iter(run.steps)), losses)
+        assert isinstance(error.value, (CoupledModel, UnsupportedModule))
+        assert run.private.recorder.ledger.charged_steps == 0
+        assert all(p.grad is None for p in model.parameters())
+
+
+def prepare_refused(tmp_path, model: nn.Module, code: str) -> None:
+    with pytest.raises(CoupledModel, match=code):
+        Run(small_world(tmp_path), model)
+
+
+# --- statistics that forward keeps or takes over the batch -----------------------------------------------------------
+
+
+class Channels(nn.Module):
+    """Puts a norm over channels between (n, T, C) values."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.mT).mT
+
+
+def test_synchronised_batch_norm_is_refused(tmp_path) -> None:
+    prepare_refused(tmp_path, net(lambda: Channels(nn.SyncBatchNorm(8))), r"BATCH_NORM.*extra\.norm")
+
+
+def test_batch_norm_without_running_statistics_is_refused_even_in_eval(tmp_path) -> None:
+    prepare_refused(tmp_path, net(lambda: Channels(nn.BatchNorm1d(8, track_running_stats=False)).eval()), "BATCH_NORM")
+
+
+def test_instance_norm_with_running_statistics_is_refused_and_without_is_not(tmp_path) -> None:
+    made = net(lambda: Channels(nn.InstanceNorm1d(8, affine=True, track_running_stats=True)))
+    prepare_refused(tmp_path, made, r"RUNNING_STATISTICS.*extra\.norm")
+    first_release(small_world(tmp_path / "b"), net(lambda: Channels(nn.InstanceNorm1d(8, affine=True))))
+
+
+def test_spectral_norm_as_a_hook_is_refused(tmp_path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepare_refused(tmp_path, net(lambda: nn.utils.spectral_norm(nn.Linear(8, 8))), "SPECTRAL_NORM.*'extra'")
+
+
+class Memory(nn.Module):
+    """An average over past batches, a queue, a cache: state that is no buffer and shows in no state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = [torch.zeros(8, dtype=torch.float64)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = x - self.mean[0]
+        self.mean[0] = 0.9 * self.mean[0] + 0.1 * x.detach().mean((0, 1))
+        return out
+
+
+def test_a_memory_that_is_no_buffer_is_refused(tmp_path) -> None:
+    refused(tmp_path, Memory, "REPLACEMENT")
+
+
+class DynamicScale(nn.Module):
+    """Activation quantisation with one scale per tensor, from the largest value in the batch (FP8, dynamic int8)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = x.detach().abs().max() / 127
+        return x + ((x / scale).round() * scale - x).detach()
+
+
+def test_one_quantisation_scale_for_the_batch_is_refused(tmp_path) -> None:
+    """The largest value belongs to one row alone: only replacing that very row shows it."""
+    refused(tmp_path, DynamicScale, "REPLACEMENT")
+
+
+class MiddlePeeks(nn.Module):
+    """Only the second row reads another one, the first."""
+
+    def __init__(self, detach: bool = False) -> None:
+        super().__init__()
+        self.detach = detach
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        source = x[:1].detach() if self.detach else x[:1]
+        return torch.cat([x[:1], x[1:2] + 0.1 * source, x[2:]]) if len(x) > 2 else x
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_coupling_between_two_rows_alone_is_refused(tmp_path, detach: bool) -> None:
+    """Neither the first nor the last row takes part in reading, so no probe of these alone would see it."""
+    refused(tmp_path, lambda: MiddlePeeks(detach), "REPLACEMENT" if detach else "CROSS_SAMPLE_GRADIENT|GRADIENT_MISMATCH")
+
+
+class SequenceFirst(nn.Module):
+    """torch's attention reads (T, n, d) unless told otherwise: fed examples first, it attends over examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+def test_attention_over_the_examples_of_a_batch_is_refused(tmp_path) -> None:
+    with pytest.raises((CoupledModel, UnsupportedModule), match=r"'extra\.attention'"):
+        first_release(small_world(tmp_path), net(SequenceFirst))
+
+
+# --- experts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "code"),
+    [
+        ({"router_aux_loss_coef": 0.01, "output_router_logits": True}, "ROUTER_AUX_LOSS.*output_router_logits=False"),
+        ({"expert_capacity": 64}, "EXPERT_CAPACITY.*expert_capacity=64"),
+        ({"capacity_factor": 1.25}, "EXPERT_CAPACITY.*capacity_factor=1.25"),
+        ({"moe_capacity_factor": 2.0}, "EXPERT_CAPACITY.*moe_capacity_factor=2.0"),
+    ],
+)
+def test_the_configuration_of_experts_is_read(tmp_path, config: dict, code: str) -> None:
+    model = net()
+    model.config = SimpleNamespace(**config)
+    prepare_refused(tmp_path, model, code)
+
+
+def test_a_router_loss_that_is_switched_off_is_no_coupling(tmp_path) -> None:
+    model = net()
+    model.config = SimpleNamespace(router_aux_loss_coef=0.01, output_router_logits=False)
+    first_release(small_world(tmp_path), model)
+
+
+def test_a_load_balancing_loss_of_ones_own_is_refused(tmp_path) -> None:
+    """The share of each expert over the batch, times its mean probability: the loss of Switch."""
+
+    def balanced(model: nn.Module, rows) -> torch.Tensor:
+        p = model.embed(rows["ids"])[..., :4].softmax(-1)
+        share = nn.functional.one_hot(p.argmax(-1), 4).double().mean((0, 1))
+        return per_example(model, rows) + 4 * (share * p.mean((0, 1))).sum()
+
+    refused(tmp_path, None, "CROSS_SAMPLE_GRADIENT", balanced)
+
+
+class CapacityDrop(nn.Module):
+    """Tokens beyond the capacity of an expert are dropped, first come first served over the whole batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = (x.detach()[..., 0] > 0).double().flatten()
+        kept = (chosen.cumsum(0) <= 4).double().view(*x.shape[:2], 1)
+        return x * (1 + kept)
+
+
+class ExpertChoice(nn.Module):
+    """Experts choose their k tokens over the whole batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        score = x.detach()[..., 0].flatten()
+        chosen = torch.zeros_like(score)
+        chosen[score.topk(8).indices] = 1.0
+        return x * (1 + chosen.view(*x.shape[:2], 1))
+
+
+@pytest.mark.parametrize("extra", [CapacityDrop, ExpertChoice])
+def test_experts_that_share_a_capacity_over_the_batch_are_refused(tmp_path, extra) -> None:
+    """No gradient crosses, so the Jacobian probe is blind."""
+    refused(tmp_path, extra, "REPLACEMENT")
+
+
+# --- losses and inputs -----------------------------------------------------------------------------------------------
+
+
+def test_mixup_is_refused(tmp_path) -> None:
+    class Mixup(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 0.7 * x + 0.3 * x.flip(0)
+
+    refused(tmp_path, Mixup, "CROSS_SAMPLE_GRADIENT")
+
+
+@pytest.mark.parametrize("kind", ["whitened", "baseline"])
+def test_rewards_compared_over_the_batch_are_refused(tmp_path, kind: str) -> None:
+    """Whitened advantages, or a baseline over the batch: detached, so only the replacement probe sees them."""
+
+    def policy_gradient(model: nn.Module, rows) -> torch.Tensor:
+        reward = rows["ids"].double().mean(1)
+        advantage = reward - reward.mean()
+        if kind == "whitened":
+            advantage = advantage / (reward.std() + 1e-6)
+        return per_example(model, rows) * advantage
+
+    refused(tmp_path, None, "REPLACEMENT", policy_gradient)
+
+
+def test_packing_contributions_into_one_sequence_is_refused(tmp_path) -> None:
+    def packed(examples: list[dict]) -> dict[str, torch.Tensor]:
+        return {k: v.reshape(1, -1) for k, v in collate(examples).items()}
+
+    with pytest.raises(ConfigError, match=r"COLLATE.*dimension 0 must be the example"):
+        Run(small_world(tmp_path), net(), collate_fn=packed)
+
+
+def test_a_collate_that_fills_rows_with_their_neighbours_is_refused(tmp_path) -> None:
+    """Packing that keeps the number of rows: the rest of a row is filled from the next contribution."""
+
+    def filled(examples: list[dict]) -> dict[str, torch.Tensor]:
+        batch = collate(examples)
+        batch["ids"] = torch.cat([batch["ids"][:, :5], batch["ids"].roll(-1, 0)[:, :2]], 1)
+        return batch
+
+    refused(tmp_path, None, "REPLACEMENT", collate_fn=filled)
+
+
+# --- what happens to gradients before and after the noise ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["hook", "step in backward"])
+def test_hooks_on_raw_gradients_are_refused(tmp_path, kind: str) -> None:
+    """Centralisation, compression, an optimizer that steps inside backward: the probes would hand them raw gradients."""
+    model = net()
+    weight = model.layers[1].weight
+    if kind == "hook":
+        weight.register_hook(lambda g: g - g.mean())
+    else:
+        inside = torch.optim.SGD([weight], lr=0.1)
+        weight.register_post_accumulate_grad_hook(lambda _: inside.step())
+    before = weight.detach().clone()
+    with pytest.raises(NotPrivateUse, match=r"GRADIENT_HOOK.*'layers\.1\.weight'.*in place"):
+        first_release(small_world(tmp_path), model)
+    assert torch.equal(weight, before)
+
+
+def test_a_hook_cannot_be_added_later(tmp_path) -> None:
+    with Run(small_world(tmp_path), net()) as run:
+        for register in ("register_hook", "register_post_accumulate_grad_hook"):
+            with pytest.raises(RuntimeError, match="require"):
+                getattr(run.model.head.weight, register)(lambda *_: None)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp8"])
+def test_loss_scalers_and_shared_scales_are_refused(tmp_path, precision: str) -> None:
+    accelerator = SimpleNamespace(
+        device=torch.device("cpu"), num_processes=1, gradient_accumulation_steps=1, scaler=None, mixed_precision=precision
+    )
+    with pytest.raises(NotPrivateUse, match=r"LOSS_SCALER.*use bf16"):
+        Run(small_world(tmp_path), net(), accelerator=accelerator)
+
+
+def test_a_scaler_of_any_precision_is_refused(tmp_path) -> None:
+    accelerator = SimpleNamespace(
+        device=torch.device("cpu"), num_processes=1, gradient_accumulation_steps=1, scaler=object(), mixed_precision="no"
+    )
+    with pytest.raises(NotPrivateUse, match="LOSS_SCALER"):
+        Run(small_world(tmp_path), net(), accelerator=accelerator)
+
+
+def test_a_step_skipped_for_its_loss_is_refused(tmp_path) -> None:
+    """Skipping the optimizer where the loss jumps would make the number of updates a function of the data."""
+    with Run(small_world(tmp_path), net()) as run:
+        steps = iter(run.steps)
+        run.gradients(next(steps))
+        with pytest.raises(StepOrder, match="the loop left step 1"):
+            next(steps)
+
+
+def test_dropout_is_no_coupling(tmp_path) -> None:
+    """The probes compare runs under the same masks, so a model with dropout passes them."""
+    first_release(small_world(tmp_path), net(lambda: nn.Dropout(0.5)))
