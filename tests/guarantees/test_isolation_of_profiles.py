@@ -9,6 +9,8 @@ peft = pytest.importorskip("peft")
 
 from dptrain.errors import CoupledModel, NotPrivateUse, ResumeRefused, UnsupportedModule  # noqa: E402
 from tests.reference import families  # noqa: E402
+from tests.routing.test_towers import batch, clip  # noqa: E402
+from tests.routing.test_towers import losses as pair_losses  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import make_world, token_record  # noqa: E402
 
@@ -41,6 +43,9 @@ BANDS = classes("from = 0.0, to = 1.0", "from = 0.0, to = 1.0")
 NAMES = classes('set = ["*.layer.0.*", "*.layer.2.*"]', 'set = ["bert.embeddings.*", "*.layer.1.*", "classifier.*"]')
 
 
+TOWERS = classes('set = ["vision_model.*", "visual_projection.*"]', 'set = ["text_*"]')
+
+
 def two_adapters(swapped: bool = False) -> families.Family:
     """BERT with two adapters side by side, both active."""
     family = families.bert()
@@ -55,9 +60,22 @@ def two_adapters(swapped: bool = False) -> families.Family:
     return families.Family(model, family.batch, family.losses)
 
 
+def two_towers() -> families.Family:
+    """CLIP on pairs whose picture is drawn from their words; the loss of a pair is a function of that pair."""
+
+    def losses(model, rows):
+        waves = torch.arange(1, 65, dtype=torch.float32) / 9.0
+        picture = torch.sin(rows["input_ids"].float().mean(1, keepdim=True) * waves).view(-1, 1, 8, 8)
+        pairs = {"input_ids": rows["input_ids"], "attention_mask": rows["attention_mask"], "pixel_values": picture}
+        return pair_losses(model, pairs)
+
+    return families.Family(clip().float(), lambda n, seed: batch(n), losses)
+
+
 @pytest.fixture(autouse=True)
-def family_of_two_adapters(monkeypatch) -> None:
+def families_of_this_file(monkeypatch) -> None:
     monkeypatch.setitem(families.FAMILIES, "two_adapters", two_adapters)
+    monkeypatch.setitem(families.FAMILIES, "two_towers", two_towers)
 
 
 def step_once(trainer: Trainer, steps) -> list[dict[str, torch.Tensor]]:
@@ -69,7 +87,7 @@ def step_once(trainer: Trainer, steps) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-@pytest.mark.parametrize(("family", "text"), [("two_adapters", ADAPTERS), ("bert", NAMES)])
+@pytest.mark.parametrize(("family", "text"), [("two_adapters", ADAPTERS), ("bert", NAMES), ("two_towers", TOWERS)])
 @pytest.mark.parametrize("changed", ["clinic", "lab"])
 def test_a_payload_changes_no_bit_outside_what_its_class_is_bound_to(tmp_path, family: str, text: str, changed: str) -> None:
     """Teacher-forced: at every step both runs start from the same state; parameters and Adam's state are compared."""
