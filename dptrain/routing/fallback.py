@@ -217,11 +217,11 @@ def composite_rule(name: str, module: nn.Module, scheduled: Callable[[torch.Tens
     if isinstance(module, nn.RNNBase):
         _require_batch_first(name, module, module.batch_first)
         return GenericRule(name, module, whole=True, other=1)
-    if type(module).__name__ in WHOLE and type(module).__module__.startswith("transformers."):
+    if type(module).__name__ in WHOLE and _from_transformers(module):
         return GenericRule(name, module, whole=True)
     children = dict(module.named_children())
-    experts = children.get("experts")
-    if experts is not None:
+    named = any(_from_transformers(child) and type(child).__name__.endswith("Experts") for child in children.values())
+    if "experts" in children or (named and _from_transformers(module)):
         # Experts see the tokens that were routed to them, whoever they belong to: only the block around keeps examples apart.
         return GenericRule(name, module, whole=True)
     bias = children.get("relative_attention_bias")
@@ -242,6 +242,10 @@ def spreads(rule: object, output: int, value: object) -> bool:
     if isinstance(rule.module, nn.Embedding):
         return value.dim() == 3
     return output > 0 and hasattr(rule.module, "relative_attention_bias")
+
+
+def _from_transformers(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("transformers.")
 
 
 def _holds_layers(module: nn.Module) -> bool:

@@ -1,6 +1,6 @@
 """Probes at the start of a run: is every contribution's gradient exact, and a function of that contribution alone?
 
-Three checks over two extra microbatches of real contributions, before anything is charged. Only pass or refuse leaves
+Three checks over up to four extra microbatches of real contributions, before anything is charged. Only pass or refuse leaves
 them: no message carries a number that was computed from content. P0: the router's weighted sums equal autograd's own
 gradient. P1 (cross-sample Jacobian): the loss of one example has exactly zero gradient at every other example's
 activations. P2 (replacement): replacing one contribution leaves the losses and gradient norms of all others as they were.

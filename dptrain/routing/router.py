@@ -334,6 +334,10 @@ class Router:
         for place, value in enumerate(leaves):
             if not isinstance(value, torch.Tensor) or not value.is_floating_point():
                 continue
+            if len(leaves) > 1 and value.requires_grad:
+                # Inside, one output may be made of another: what is seen here is what flows in from outside alone.
+                value = leaves[place] = value.view_as(value)
+                changed = True
             if not value.requires_grad:
                 anchor = self._anchor if self._anchor.device == value.device else self._anchor.to(value.device)
                 value = leaves[place] = _Tap.apply(value.clone() if generic else value, anchor)

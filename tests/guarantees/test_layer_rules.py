@@ -476,6 +476,45 @@ def test_experts_with_dropless_routing(examples: int) -> None:
     compare(model, batch_of(5, 4, rows=8 * examples), cross_entropy, examples=examples, layers="layers")
 
 
+class Several(nn.Module):
+    """Returns a value and what the value was made of; the caller uses both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        middle = torch.tanh(x * self.scale)
+        return middle * self.scale, {"middle": middle, "table": torch.outer(self.scale, self.scale)}
+
+
+class UsesSeveral(nn.Module):
+    def __init__(self, table: bool) -> None:
+        super().__init__()
+        self.inner = Several()
+        self.table = table
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, rest = self.inner(x)
+        return y + 2.0 * rest["middle"] + (rest["table"].sum(0) if self.table else 0.0)
+
+
+@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
+@pytest.mark.parametrize("rows", [4, 9])
+def test_outputs_that_are_made_of_each_other_are_not_counted_twice(rows: int) -> None:
+    torch.manual_seed(0)
+    model = Stack([UsesSeveral(False), UsesSeveral(False)], 4, lambda x: x.mean(1)).double()
+    compare(model, batch_of(5, 4, rows=rows), cross_entropy, layers="layers")
+
+
+@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
+def test_an_output_without_examples_that_the_loss_uses_is_refused() -> None:
+    torch.manual_seed(0)
+    model = Stack([UsesSeveral(True)], 4, lambda x: x.mean(1)).double()
+    with pytest.raises(UnsupportedModule, match=r"BATCH_DIMENSION.*uses output 2"):
+        compare(model, batch_of(5, 4), cross_entropy, layers="layers")
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool, dropout: float = 0.0) -> None:
         super().__init__()

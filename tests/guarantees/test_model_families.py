@@ -44,6 +44,24 @@ def test_a_family_is_exact_or_refused(family: str) -> None:
     print(f"{family}: worst relative error of sums {found.worst:.1e}; generic path: {generic or 'none'}")
 
 
+@pytest.mark.parametrize("family", ["bert_masked_tokens", "opt", "bart", "t5", "mixtral", "gpt_oss", "vit"])
+@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
+def test_a_microbatch_of_one_contribution_is_exact(family: str) -> None:
+    """Nothing tells its batch dimension from any other of size one."""
+    entry = ZOO[family]
+    tolerance = 1e-6 if entry.single else 1e-9
+    compare(entry.build(), entry.batch(4), entry.losses, seed=family, layers=entry.layers, probe_tolerance=tolerance)
+
+
+@pytest.mark.parametrize("family", ["bert", "t5", "mixtral"])
+@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
+def test_several_examples_per_contribution_are_exact(family: str) -> None:
+    entry = ZOO[family]
+    tolerance = 1e-6 if entry.single else 1e-9
+    batch = entry.batch(14)
+    compare(entry.build(), batch, entry.losses, examples=2, seed=family, layers=entry.layers, probe_tolerance=tolerance)
+
+
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "mixtral"])
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore::FutureWarning", "ignore::UserWarning")
 def test_gradient_checkpointing_that_does_not_reenter_is_exact(family: str) -> None:

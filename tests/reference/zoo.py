@@ -185,6 +185,26 @@ ZOO: dict[str, Entry] = {
          "shared_expert_intermediate_size": 6, "decoder_sparse_step": 1, **EAGER},
         next_token, generic=True, single=True,
     ),
+    "granite_moe": Entry(
+        "GraniteMoeForCausalLM", "GraniteMoeConfig", {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2, **EAGER},
+        next_token, generic=True, single=True,
+    ),
+    "olmoe": Entry(
+        "OlmoeForCausalLM", "OlmoeConfig", {**DECODER, "num_experts": 4, "num_experts_per_tok": 2, **EAGER}, next_token,
+        generic=True, single=True,
+    ),
+    "gpt_oss": Entry(
+        "GptOssForCausalLM", "GptOssConfig",
+        {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 4, "sliding_window": 3, **EAGER}, next_token,
+        generic=True, single=True,
+    ),
+    "switch_transformers": Entry(
+        "SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig",
+        {"vocab_size": VOCABULARY, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_decoder_layers": 2,
+         "num_heads": 2, "dropout_rate": 0.0, "num_experts": 4, "expert_capacity": 2, "router_jitter_noise": 0.0,
+         "pad_token_id": 0, "decoder_start_token_id": 0},
+        translate, layers="encoder.block", refused="EXPERT_CAPACITY", single=True,
+    ),
     "t5": Entry(
         "T5ForConditionalGeneration", "T5Config",
         {"vocab_size": VOCABULARY, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_decoder_layers": 2,
