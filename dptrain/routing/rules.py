@@ -4,7 +4,7 @@ A rule sees one call of one module: its inputs and the gradient of its output, b
 router groups the examples of a contribution before the rule runs, so a rule knows contributions only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -161,15 +161,12 @@ class ChannelRule:
         return found
 
 
-_PATCH_ELEMENTS = 1 << 25
-"""Elements of unfolded patches formed at a time, to bound the memory of convolutions over large pictures."""
-
-
 class ConvRule:
-    """Convolutions in one, two or three dimensions, as the product of unfolded patches with the output's gradient.
+    """Convolutions in one, two or three dimensions.
 
-    Every position of the output is a position t: a_t is the patch that it saw (padded as the module pads, in any padding
-    mode), b_t its gradient. Groups split both into independent products.
+    A gradient is formed by the convolution of input and output gradient, one contribution after the other: no patch is ever
+    unfolded. Only where few positions see a large kernel, unfolded patches a_t beside the gradients b_t of the positions
+    store less, as in :func:`outer`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -180,6 +177,8 @@ class ConvRule:
         self.shape = tuple(module.weight.shape)
         self.padding: list[int] = list(module._reversed_padding_repeated_twice)
         self.mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        self.plain = self.mode == "constant" and self.padding[0::2] == self.padding[1::2]
+        self.weight_of = _CONVOLUTION_WEIGHTS[len(self.kernel)]
 
     def pieces(self, call: Call, grad: torch.Tensor, wanted: frozenset[str], alone: Callable[[str], bool]) -> dict[str, Piece]:
         x = call.inputs[0]
@@ -189,47 +188,48 @@ class ConvRule:
                 f"a convolution got an input of shape {tuple(x.shape)}, expected one row per example of the microbatch in "
                 f"dimension 0, then channels and {len(self.kernel)} dimensions; add the batch dimension before the module",
             )
-        b = promote(grad).reshape(call.rows, grad.shape[1], -1)  # N*M, channels out, positions
+        b = promote(grad)
         found: dict[str, Piece] = {}
         if "weight" in wanted:
-            found["weight"] = self._weight(call, promote(x), b, alone("weight"))
+            found["weight"] = self._weight(call, promote(x).to(b.dtype), b)
         if "bias" in wanted:
-            found["bias"] = Dense(b.reshape(call.contributions, call.examples, *b.shape[1:]).sum(dim=(1, 3)))
+            found["bias"] = Dense(b.reshape(call.contributions, call.examples, b.shape[1], -1).sum(dim=(1, 3)))
         return found
 
-    def _weight(self, call: Call, x: torch.Tensor, b: torch.Tensor, alone: bool) -> Piece:
+    def _weight(self, call: Call, x: torch.Tensor, grad: torch.Tensor) -> Piece:
         n, m = call.contributions, call.examples
         p, d = self.shape[0], self.shape[1] * _product(self.kernel)
-        t = m * b.shape[2]
+        t = m * _product(grad.shape[2:])
         if self.groups == 1 and p * d > 2 * t * (p + d):
-            a = self._patches(x)[:, 0].reshape(n, t, d)
-            return Outer(a.to(b.dtype), b.mT.reshape(n, t, p))
-        g = b.new_empty(n, *self.shape)
-        step = max(1, _PATCH_ELEMENTS // (t * d * self.groups))
-        for start in range(0, n, step):
-            rows = slice(start * m, min(n, start + step) * m)
-            count = min(n, start + step) - start
-            a = self._patches(x[rows]).to(b.dtype)  # rows, groups, positions, D
-            b_group = b[rows].reshape(count * m, self.groups, p // self.groups, -1)
-            product = torch.matmul(b_group, a)
-            g[start : start + count] = product.reshape(count, m, *self.shape).sum(1)
+            return Outer(self._patches(self._padded(x)).reshape(n, t, d), grad.flatten(2).mT.reshape(n, t, p))
+        padding: tuple[int, ...] = (0,) * len(self.kernel)
+        if self.plain:
+            padding = tuple(reversed(self.padding[0::2]))
+        else:
+            x = self._padded(x)
+        g = grad.new_empty(n, *self.shape)
+        for i in range(n):
+            own = slice(i * m, (i + 1) * m)
+            g[i] = self.weight_of(x[own], self.shape, grad[own], self.stride, padding, self.dilation, self.groups)
         return Dense(g)
 
+    def _padded(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(x, self.padding, mode=self.mode) if any(self.padding) else x
+
     def _patches(self, x: torch.Tensor) -> torch.Tensor:
-        """(rows, C, *S) to (rows, groups, positions, C/groups * kernel)."""
-        if any(self.padding):
-            x = torch.nn.functional.pad(x, self.padding, mode=self.mode)
+        """(rows, C, *S) to (rows, positions, C * kernel)."""
         spatial = len(self.kernel)
         for i, (k, s, step) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True)):
             x = x.unfold(2 + i, (k - 1) * step + 1, s)[..., ::step]
-        rows, channels = x.shape[:2]
         places = x.shape[2 : 2 + spatial]
-        x = x.reshape(rows, self.groups, channels // self.groups, *places, *self.kernel)
-        order = (0, 1, *range(3, 3 + spatial), 2, *range(3 + spatial, 3 + 2 * spatial))
-        return x.permute(order).reshape(rows, self.groups, _product(places), -1)
+        order = (0, *range(2, 2 + spatial), 1, *range(2 + spatial, 2 + 2 * spatial))
+        return x.permute(order).reshape(x.shape[0], _product(places), -1)
 
 
-def _product(sizes: tuple[int, ...]) -> int:
+_CONVOLUTION_WEIGHTS = {1: torch.nn.grad.conv1d_weight, 2: torch.nn.grad.conv2d_weight, 3: torch.nn.grad.conv3d_weight}
+
+
+def _product(sizes: Sequence[int]) -> int:
     total = 1
     for size in sizes:
         total *= size

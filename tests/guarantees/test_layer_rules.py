@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from dptrain import PrivateTraining  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.routing import FallbackNotice, Router  # noqa: E402
-from dptrain.routing import rules as rules_module  # noqa: E402
 from tests.reference.compare import compare, random_schedule  # noqa: E402
 from tests.worlds import make_world  # noqa: E402
 
@@ -86,12 +85,6 @@ def test_convolutions(case: str, examples: int) -> None:
     exact_without_notice(
         model, batch_of(*shape, rows=7 * examples), cross_entropy, examples=examples, seed=case, layers="layers"
     )
-
-
-def test_convolutions_whose_patches_are_formed_in_pieces(monkeypatch) -> None:
-    monkeypatch.setattr(rules_module, "_PATCH_ELEMENTS", 1500)
-    test_convolutions("conv2d_strided", 2)
-    test_convolutions("conv2d_grouped", 1)
 
 
 def test_a_convolution_used_twice_at_different_sizes_is_the_sum_of_both_uses() -> None:
