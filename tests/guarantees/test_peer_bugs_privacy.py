@@ -1,7 +1,7 @@
 """Faults by which peers lost their privacy in silence (Opacus 1.6, fastDP 2.0, private-transformers, dp-transformers).
 
-Each test builds the situation in which the peer was wrong; a control builds the peer's fault into this engine and sees the
-same check fail. Which test stands for which fault is listed in test_peer_bugs.py.
+Each test builds the situation in which the peer was wrong. Where the peer's fault can be built into this engine, a control
+does so and sees the same check fail. Which test stands for which fault is listed in test_peer_bugs.py.
 """
 
 import math
