@@ -9,7 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from accelerate import Accelerator  # noqa: E402
-from accelerate.state import AcceleratorState, GradientState  # noqa: E402
 from torch import nn  # noqa: E402
 
 from dptrain import engine  # noqa: E402
@@ -37,14 +36,6 @@ def same(first: dict, second: dict) -> None:
     assert first.keys() == second.keys()
     for name in first:
         assert float((first[name] - second[name]).abs().max()) <= 1e-6, name
-
-
-@pytest.fixture(autouse=True)
-def accelerate_forgets():
-    """Accelerate keeps one state for the process; what a test sets there must not reach the next."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 # --- processes and wrappers ------------------------------------------------------------------------------------------
