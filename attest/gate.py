@@ -7,12 +7,10 @@
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
-from typing import NamedTuple
 
-from attest.admission import Admission, Admitted, GateReport, Passed, Refusal, Refused, Seen, descriptor_tag
+from attest.admission import Admission, Admitted, GateReport, Passed, Refusal, Refused, Seen
 from attest.attestation import Attestation
 from attest.corpus import Item
-from attest.descriptor import MAX_TIME
 from attest.digests import DigestTable
 from attest.errors import AttestError, GateFailed, RegistryRefused
 from attest.examination import (
@@ -25,6 +23,7 @@ from attest.examination import (
     refusal_of,
     refuse,
 )
+from attest.history import WITHDRAWN, Share, check_clock, clock_refusal, refused_for_history
 from attest.policy import Policy
 from attest.reasons import ReasonCode
 from attest.registry import Registry
@@ -43,9 +42,6 @@ __all__ = [
     "recheck",
     "run_gate",
 ]
-
-CLOCK_TOLERANCE = 60
-"""Seconds that the clock may step back between batches."""
 
 BATCH = 256
 """Contributions that are sent to a worker at once."""
@@ -82,7 +78,7 @@ def decide(
         now: Seconds since 1970, one reading per batch.
         seen: What was admitted before.
     """
-    clock = _clock_refusal(now, seen)
+    clock = clock_refusal(now, seen)
     if clock is not None or attestation is None:
         return clock or _UNATTESTED
     outcome = examine(attestation, content_hash, policy=policy, registry=registry, now=now)
@@ -90,8 +86,8 @@ def decide(
         return outcome
     if content_hash is None:
         return _CONTENT_MISSING
-    share = _Share.of(outcome.contributor, policy, registry)
-    refusal = _refused_for_history(outcome, seen.find(content_hash), share, seen)
+    share = Share.of(outcome.contributor, policy, registry)
+    refusal = refused_for_history(outcome, seen.find(content_hash), share, seen)
     return refusal or Admission(attestation.descriptor, outcome, share.holder)
 
 
@@ -105,12 +101,12 @@ def recheck(
     """
     descriptor = admission.descriptor
     try:
-        _check_clock(now, Seen())
+        check_clock(now, Seen())
         contributor = find_contributor(descriptor.contributor, registry)
         check_key(contributor, admission.key_id, now)
         check_validity(descriptor, check_class(descriptor, contributor, policy), policy, now)
         if admission.descriptor_hash in withdrawn:
-            refuse(ReasonCode.WITHDRAWN, _WITHDRAWN)
+            refuse(ReasonCode.WITHDRAWN, WITHDRAWN)
     except AttestError as error:
         return refusal_of(error, admission.descriptor_hash, descriptor.contributor)
     return None
@@ -169,6 +165,8 @@ class Gate:
         remember: Whether to remember verified signatures for another reading of the corpus.
         fingerprint: What is the same for contents that count as one, for instance a digest of the normalized text, or None
             for a content that is like no other. The content hash finds exact copies only; this hook finds the near ones.
+            Whether a contribution is admitted then hangs on what another one says, which no epsilon covers; training never
+            judges with it.
 
     Raises:
         RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names.
@@ -231,9 +229,9 @@ class Gate:
         """
         seen = Seen() if self._seen is None else self._seen
         seen.withdrawn = seen.withdrawn | withdrawn
-        shares: dict[str, _Share] = {}
+        shares: dict[str, Share] = {}
         judged = 0
-        for batch in self._examined(corpus, now, _clock_refusal(now, seen)):
+        for batch in self._examined(corpus, now, clock_refusal(now, seen)):
             for item, outcome in zip(batch.items, batch.outcomes, strict=True):
                 yield self._conclude(item, outcome, seen, now, shares)
             judged += len(batch.items)
@@ -241,7 +239,7 @@ class Gate:
                 progress(judged)
 
     def _conclude(
-        self, item: Item, outcome: Passed | Refusal | None, seen: Seen, now: int, shares: dict[str, "_Share"]
+        self, item: Item, outcome: Passed | Refusal | None, seen: Seen, now: int, shares: dict[str, "Share"]
     ) -> Admitted | Refused:
         """The outcome of one contribution, given what was admitted before it."""
         locator, content_hash, attestation = item.locator, item.content_hash, item.attestation
@@ -252,7 +250,7 @@ class Gate:
         name = outcome.contributor
         share = shares.get(name)
         if share is None:
-            share = shares[name] = _Share.of(name, self._policy, self._registry)
+            share = shares[name] = Share.of(name, self._policy, self._registry)
         fresh = outcome.descriptor_hash not in seen.withdrawn and seen.count(share.holder) < share.cap
         hook = self._fingerprint
         plain = fresh and hook is None
@@ -264,7 +262,7 @@ class Gate:
             if earlier is None:
                 seen.claim(content_hash, outcome.descriptor_hash)
         if not fresh or earlier is not None:
-            refusal = _refused_for_history(outcome, earlier, share, seen)
+            refusal = refused_for_history(outcome, earlier, share, seen)
             if refusal is not None:
                 return Refused(refusal, locator)
         seen.count_one(share.holder, now)
@@ -367,7 +365,6 @@ _UNATTESTED = Refusal(
 _CONTENT_MISSING = Refusal(
     ReasonCode.CONTENT_MISSING, "no content for the attestation; put the data back or drop the attestation"
 )
-_WITHDRAWN = "contribution was withdrawn; withdrawals stand"
 
 
 def _batches(corpus: Iterable[Item]) -> Iterator[list[Item]]:
@@ -387,59 +384,3 @@ def _batches(corpus: Iterable[Item]) -> Iterator[list[Item]]:
 def _message_key(attestation: Attestation, content_hash: bytes | None) -> bytes:
     """What the memory of verified signatures is keyed by: the message in full, what it signs, and the content."""
     return attestation.digest() + (content_hash or b"")
-
-
-class _Share(NamedTuple):
-    """How many contributions may be admitted, and under whose name they are counted.
-
-    A person who stands behind several contributors, as the registry says, has one share for all of them.
-    """
-
-    holder: str
-    cap: int
-
-    @classmethod
-    def of(cls, contributor: str, policy: Policy, registry: Registry) -> "_Share":
-        known = registry.find(contributor)
-        cap = policy.contributor_cap
-        if known is None:
-            return cls(contributor, cap)
-        # No identifier holds a space, so a principal is never taken for a contributor of the same name.
-        holder = contributor if known.principal is None else f"principal {known.principal}"
-        return cls(holder, cap if known.cap is None else min(known.cap, cap))
-
-
-def _refused_for_history(passed: Passed, earlier: int | None, share: _Share, seen: Seen) -> Refusal | None:
-    """Why a contribution is refused for what was admitted or withdrawn before; None if it is not."""
-    if passed.descriptor_hash in seen.withdrawn:
-        code, sentence = ReasonCode.WITHDRAWN, _WITHDRAWN
-    elif earlier is not None and earlier == descriptor_tag(passed.descriptor_hash):
-        code = ReasonCode.REPLAYED
-        sentence = "this attestation was admitted already; each is good for one contribution"
-    elif earlier is not None:
-        code = ReasonCode.DUPLICATE_CONTENT
-        sentence = "this content was admitted already under another attestation"
-    elif seen.count(share.holder) >= share.cap:
-        code = ReasonCode.CONTRIBUTOR_CAP
-        sentence = f"{share.holder} has {share.cap} contributions already, the most allowed"
-    else:
-        return None
-    return Refusal(code, sentence, passed.descriptor_hash, passed.contributor)
-
-
-def _clock_refusal(now: int, seen: Seen) -> Refusal | None:
-    try:
-        _check_clock(now, seen)
-    except AttestError as error:
-        return refusal_of(error)
-    return None
-
-
-def _check_clock(now: int, seen: Seen) -> None:
-    if type(now) is not int or not 0 <= now <= MAX_TIME:
-        refuse(ReasonCode.CLOCK, f"clock reads {ascii(now)[:60]}, expected whole seconds since 1970")
-    if now < seen.latest - CLOCK_TOLERANCE:
-        refuse(
-            ReasonCode.CLOCK,
-            f"clock reads {now}, {seen.latest - now} s before the last admission; set the clock right",
-        )

@@ -21,6 +21,7 @@ from dptrain.cli.attest_checks import Verifier
 from dptrain.cli.attest_verify import verify
 from dptrain.cli.attest_words import Check, identity, paragraphs
 from dptrain.cli.files import read_policy, read_registry
+from dptrain.cli.options import existing_file
 from dptrain.cli.output import JsonFlag, console, moment, number, print_json, styled, table, utc
 from dptrain.cli.progress import progress_bar
 
@@ -65,21 +66,19 @@ def show(
     ] = None,
     registry: Annotated[
         Path | None,
-        typer.Option(
-            metavar="REGISTRY",
-            exists=True,
-            dir_okay=False,
-            help="Verify under this registry; default: registry.cbor beside a signed policy.",
+        existing_file(
+            "--registry",
+            "REGISTRY",
+            "Verify under this registry; default: registry.cbor beside a signed policy.",
             rich_help_panel=_VERIFY,
         ),
     ] = None,
     owner_key: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PUB",
-            exists=True,
-            dir_okay=False,
-            help="The corpus owner's public key; default: owner.pub beside policy or registry.",
+        existing_file(
+            "--owner-key",
+            "PUB",
+            "The corpus owner's public key; default: owner.pub beside policy or registry.",
             rich_help_panel=_VERIFY,
         ),
     ] = None,

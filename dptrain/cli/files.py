@@ -9,6 +9,7 @@ from attest import keys
 from attest.errors import PolicyRefused
 from attest.policy import Policy, SignedPolicy, open_policy
 from attest.registry import Registry, open_registry
+from dptrain.cli.options import existing_file
 from dptrain.cli.signing_keys import KeyFile, PassphraseFile, load_key
 
 __all__ = [
@@ -30,23 +31,11 @@ PolicyFile = Annotated[
 ]
 OwnerKey = Annotated[
     Path | None,
-    typer.Option(
-        "--owner-key",
-        metavar="PUB",
-        exists=True,
-        dir_okay=False,
-        help="Public key of the corpus owner; default: owner.pub beside the policy.",
-    ),
+    existing_file("--owner-key", "PUB", "Public key of the corpus owner; default: owner.pub beside the policy."),
 ]
 RegistryFile = Annotated[
     Path | None,
-    typer.Option(
-        "--registry",
-        metavar="REGISTRY",
-        exists=True,
-        dir_okay=False,
-        help="Contributor registry; default: registry.cbor beside the policy.",
-    ),
+    existing_file("--registry", "REGISTRY", "Contributor registry; default: registry.cbor beside the policy."),
 ]
 
 

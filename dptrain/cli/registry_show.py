@@ -8,6 +8,7 @@ import typer
 from attest import keys
 from attest.errors import RegistryRefused
 from attest.registry import Contributor, Peek, Registry, open_registry, peek
+from dptrain.cli.options import existing_file
 from dptrain.cli.output import JsonFlag, console, counting, print_json, styled, table, utc
 from dptrain.cli.registry_history import as_json as entry_as_json
 from dptrain.cli.registry_history import sentences
@@ -17,13 +18,7 @@ ExistingRegistry = Annotated[
 ]
 OwnerKey = Annotated[
     Path | None,
-    typer.Option(
-        "--owner-key",
-        metavar="PUB",
-        exists=True,
-        dir_okay=False,
-        help="Public key of the corpus owner; default: owner.pub beside the registry.",
-    ),
+    existing_file("--owner-key", "PUB", "Public key of the corpus owner; default: owner.pub beside the registry."),
 ]
 
 

@@ -12,37 +12,30 @@ from attest import keys
 from attest.agent import AgentSigner
 from attest.errors import KeyRefused
 from attest.signer import CheckedSigner, LocalSigner
+from dptrain.cli.options import existing_file
 
 KeyFile = Annotated[
     Path,
-    typer.Option(
-        "--key",
-        metavar="KEY",
-        exists=True,
-        dir_okay=False,
-        help="Private key file; or the .pub file, to sign with the SSH agent that holds the private half.",
+    existing_file(
+        "--key", "KEY", "Private key file; or the .pub file, to sign with the SSH agent that holds the private half."
     ),
 ]
 PassphraseFile = Annotated[
     Path | None,
-    typer.Option(
+    existing_file(
         "--passphrase-file",
-        metavar="FILE",
-        exists=True,
-        dir_okay=False,
+        "FILE",
+        "First line is the passphrase of the private key; - reads standard input. Default: asked for on a terminal.",
         allow_dash=True,
-        help="First line is the passphrase of the private key; - reads standard input. Default: asked for on a terminal.",
     ),
 ]
 NewPassphraseFile = Annotated[
     Path | None,
-    typer.Option(
+    existing_file(
         "--passphrase-file",
-        metavar="FILE",
-        exists=True,
-        dir_okay=False,
+        "FILE",
+        "First line is a passphrase that encrypts the key; - reads standard input.",
         allow_dash=True,
-        help="First line is a passphrase that encrypts the key; - reads standard input.",
     ),
 ]
 

@@ -66,7 +66,7 @@ class GenericRule:
             try:
                 found = self._vectorised(call, leaves, spec, dims, tensors, alias, grad_output)
             except (RuntimeError, TypeError, ValueError, NotImplementedError):
-                self._loop = True
+                self._loop = True  # vmap does not know an operation of this module; one by one is exact too, or raises below
         if found is None:
             try:
                 found = self._one_by_one(call, leaves, spec, dims, tensors, alias, grad_output)

@@ -6,25 +6,23 @@ touch, and gradient hooks see what comes back. Parameters take no part in autogr
 cannot hold a non-private gradient.
 """
 
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.noise.lattice import rounding_margin
 from dptrain.resolver import Schedule
+from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.routing.fallback import GenericRule, composite_rule, spreads
-from dptrain.routing.rules import Call, Rule, rule_for
+from dptrain.routing.rules import Rule, rule_for
 from dptrain.routing.uses import Piece, add_weighted, merge, norm_sq, zero_rows
 
 FLOAT_MARGIN = {torch.float32: 2.0**-9, torch.float64: 2.0**-40}
@@ -75,71 +73,6 @@ class _Armed:
     taps: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     muted: bool = False
-
-
-class _Keep(torch.autograd.Function):
-    """Keeps values the way autograd keeps what a backward pass needs: a checkpoint may drop them and compute them again, and
-    a value that is changed in place afterwards is an error, not a wrong gradient. Nothing flows through it."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, anchor: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(*values)
-        return anchor.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> None:
-        raise AssertionError("nothing is computed from what _Keep returns")
-
-
-class _Kept:
-    """The inputs of one call, out of sight of the graph; :meth:`call` gives them back, at most once per backward pass."""
-
-    def __init__(self, args: tuple, kwargs: dict, anchor: torch.Tensor, contributions: int, examples: int) -> None:
-        self._counts = contributions, examples
-        self._spec: TreeSpec | None = None
-        values: list[torch.Tensor] = []
-        if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
-            values.append(args[0])
-        else:
-            leaves, self._spec = tree_flatten((args, kwargs))
-            places: dict[int, int] = {}
-            self._leaves: list[object] = []
-            for leaf in leaves:
-                if isinstance(leaf, torch.Tensor):
-                    if id(leaf) not in places:
-                        places[id(leaf)] = len(values)
-                        values.append(leaf)
-                    leaf = _Place(places[id(leaf)])
-                self._leaves.append(leaf)
-        self._node = _Keep.apply(anchor, *(value.detach() for value in values)).grad_fn
-        device = values[0].device.type if values else "cpu"
-        self._autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-    def call(self, output: int) -> Call:
-        values = self._node.saved_tensors
-        args, kwargs = values, {}
-        if self._spec is not None:
-            leaves = [values[leaf.index] if isinstance(leaf, _Place) else leaf for leaf in self._leaves]
-            args, kwargs = tree_unflatten(leaves, self._spec)
-        return Call(args, kwargs, *self._counts, output=output, autocast=self._autocast)
-
-
-@dataclass(frozen=True)
-class _Place:
-    index: int
-
-
-class _Tap(torch.autograd.Function):
-    """Identity that starts a graph at a value nothing trainable came before."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-        ctx.mark_dirty(value)  # the value itself, not a view: what follows may work in place; it must be nobody else's
-        return value
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[None, None]:
-        return None, None
 
 
 class Router:
@@ -290,7 +223,7 @@ class Router:
             return None
         again = torch._C._current_graph_task_id() != -1  # a checkpoint computes this once more, inside a backward pass
         if not torch.is_grad_enabled():
-            if not again and _in_reentrant_checkpoint():
+            if not again and in_reentrant_checkpoint():
                 raise _reentrant(site)
             return None
         if again and site.name not in armed.order:
@@ -340,13 +273,13 @@ class Router:
                 changed = True
             if not value.requires_grad:
                 anchor = self._anchor if self._anchor.device == value.device else self._anchor.to(value.device)
-                value = leaves[place] = _Tap.apply(value.clone() if generic else value, anchor)
+                value = leaves[place] = Tap.apply(value.clone() if generic else value, anchor)
                 changed = True
             if begins and place == 0 and not again:
                 armed.taps.append((site.name, value))
             at = site.rule.dimension(place) if isinstance(site.rule, GenericRule) else 0
             if value.dim() > at and value.shape[at] == rows:
-                kept = _Kept(args, kwargs, self._anchor, armed.contributions, armed.examples)
+                kept = Kept(args, kwargs, self._anchor, armed.contributions, armed.examples)
                 value.register_hook(partial(self._on_grad, armed.serial, site, kept, place, wanted))
             else:
                 value.register_hook(partial(_refuse_output, site, place))
@@ -356,7 +289,7 @@ class Router:
             return None
         return leaves[0] if spec is None else tree_unflatten(leaves, spec)
 
-    def _on_grad(self, serial: int, site: Site, kept: _Kept, place: int, wanted: frozenset[str], grad: torch.Tensor) -> None:
+    def _on_grad(self, serial: int, site: Site, kept: Kept, place: int, wanted: frozenset[str], grad: torch.Tensor) -> None:
         armed = self._armed
         if armed is None or armed.muted:
             return
@@ -476,16 +409,6 @@ def _refuse_output(site: Site, place: int, grad: torch.Tensor) -> None:
         f"the loss uses output {place} of module {site.name!r} ({type(site.module).__name__}), in which the example has no "
         "dimension of its own; leave this output out of the loss, or freeze the tensors of the module",
     )
-
-
-def _in_reentrant_checkpoint() -> bool:
-    """Whether this runs inside the forward of a checkpoint with ``use_reentrant=True``."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is CheckpointFunction.forward.__code__:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _reentrant(site: Site) -> UnsupportedModule:
