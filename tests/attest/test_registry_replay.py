@@ -159,7 +159,7 @@ def action(step: tuple, registry_id: bytes, now: int, serial: int):
     """A step as an action; ``serial`` makes every statement another one."""
     kind, name, *rest = step
     # A statement's time may lie up to 30 days back: used here to tell statements apart.
-    said = {"registry_id": registry_id, "contributor": name, "time": now - serial}
+    said = {"registry_id": registry_id, "contributor": name, "time": T - serial}
     if kind == "enrol":
         place, (start, end), granted, cap, principal = rest
         return Enrol(name, RAW[place], start, end, granted, cap, principal)
