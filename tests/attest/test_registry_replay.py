@@ -155,10 +155,10 @@ def facts_of(registry) -> dict:
     }  # fmt: skip
 
 
-def action(step: tuple, registry_id: bytes, now: int, serial: int):
+def action(step: tuple, registry_id: bytes, serial: int):
     """A step as an action; ``serial`` makes every statement another one."""
     kind, name, *rest = step
-    # A statement's time may lie up to 30 days back: used here to tell statements apart.
+    # A statement may have been signed up to 30 days before: its time tells statements apart.
     said = {"registry_id": registry_id, "contributor": name, "time": T - serial}
     if kind == "enrol":
         place, (start, end), granted, cap, principal = rest
@@ -196,7 +196,7 @@ def test_a_file_replays_to_what_its_writer_held_and_the_model_says(life):
             trial.now, allowed, actions = model.now, True, []
             for step in wanted:
                 serial, step = serial + 1, trial.meant(step)
-                actions.append(action(step, log.registry.registry_id, model.now, serial))
+                actions.append(action(step, log.registry.registry_id, serial))
                 allowed = allowed and trial.may(step)
                 if allowed:
                     trial.do(step)
