@@ -250,7 +250,7 @@ def test_no_change_of_a_byte_passes(life, data):
         log = RegistryLog.create(path, OWNER, owner="owner", now=T)
         for number, (pause, wanted) in enumerate(life):
             try:
-                wanted = [action(Model().meant(step), log.registry.registry_id, T + pause, number) for step in wanted]
+                wanted = [action(Model().meant(step), log.registry.registry_id, number) for step in wanted]
                 log.append(wanted, now=log.registry.time + pause)
             except RegistryRefused:
                 continue
