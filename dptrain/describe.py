@@ -45,7 +45,7 @@ def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
         blocks=tuple(blocks),
         exactness_note=EXACTNESS,
         private=test_key is None,
-        clip_margin=engine.router.float_margin,
+        clip_margin=engine.router.sums.float_margin,
         caps_enforced=True,
         run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
     )

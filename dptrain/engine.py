@@ -231,8 +231,7 @@ class PrivateTraining:
             self.gradients.require_detached()
             self.router.require_losses(losses)
             self.router.backward(losses, rows.weight)
-            norms = self.router.norms_sq()
-            self.router.accumulate(self.router.coefficients(norms, self._bounds))
+            self.router.fold(self._bounds)
         self.current = None
 
     def check(self) -> None:

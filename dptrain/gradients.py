@@ -52,7 +52,7 @@ class PrivateGradients:
 
     def release(self, noise: LatticeGaussian, step: int) -> None:
         """Adds the scheduled noise to the step's sums and puts the private gradients into ``p.grad``."""
-        for lane, ((block, tensor), total) in enumerate(zip(self._router.tensors, self._router.take_sums(), strict=True)):
+        for lane, ((block, tensor), total) in enumerate(zip(self._router.tensors, self._router.sums.take(), strict=True)):
             std = self._router.schedule.blocks[block].std
             noise.release_(total, std, self._normalizer, step=step, lane=lane)
             tensor.parameter.grad = total.to(tensor.parameter.dtype)

@@ -16,6 +16,7 @@ from torch import nn
 from dptrain.depth import EMBEDDINGS, HEAD, NO_TOWER, LayerStack
 from dptrain.errors import CoupledModel, NonFinite, UnsupportedModule
 from dptrain.routing.router import Router
+from dptrain.routing.sums import FastSums
 
 P0_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3}
 P2_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -106,10 +107,11 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     with router.muted():
         truth = torch.autograd.grad(losses, parameters, per_example, retain_graph=True, allow_unused=True)
     router.backward(losses, example_weight, retain_graph=True)
-    norms = router.norms_sq()
-    router_mix = mix[:, None].expand(-1, len(router.stds))
-    router.accumulate(router_mix)
-    sums = list(router.take_sums())
+    probed = FastSums(router.schedule, router.tensors, router.precision)
+    norms = probed.norms_sq(router.pieces, contributions)
+    probed.accumulate(router.pieces, mix[:, None].expand_as(norms))
+    sums = list(probed.take())
+    router.disarm()
     scale = max((float(g.double().norm()) for g in truth if g is not None), default=0.0)
     tolerance = HALF_TOLERANCE if half else P0_TOLERANCE[router.precision]
     for (_, tensor), expected, found in zip(router.tensors, truth, sums, strict=True):

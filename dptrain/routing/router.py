@@ -18,35 +18,15 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
-from dptrain.noise.lattice import rounding_margin
 from dptrain.resolver import Schedule
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.routing.fallback import GenericRule, composite_rule, spreads
 from dptrain.routing.rules import Rule, rule_for
-from dptrain.routing.uses import Piece, add_weighted, merge, norm_sq, zero_rows
-
-FLOAT_MARGIN = {torch.float32: 2.0**-9, torch.float64: 2.0**-40}
-"""Relative shrink of every clip bound that pays for the rounding of norms, coefficients and sums in this precision.
-
-A product over the K = N * T positions of a microbatch is off by about sqrt(K) u times the size of its partial sums, at most N
-clipped contributions: N sqrt(N T) u stays below 2^-9 up to N = 64 contributions of T = 512 positions.
-"""
+from dptrain.routing.sums import Bounds, FastSums, Pieces, full_precision
 
 
 class FallbackNotice(UserWarning):
     """A module takes the generic, slower path; its gradient is exact."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Signed bounds and masks of the N contributions of a microbatch.
-
-    ``clip_N`` is C_i, ``sigma_N`` the signed noise multiplier, ``permitted_NG`` which of the G blocks each may touch.
-    """
-
-    clip_N: torch.Tensor
-    sigma_N: torch.Tensor
-    permitted_NG: torch.Tensor
 
 
 @dataclass
@@ -69,26 +49,23 @@ class _Armed:
     contributions: int
     examples: int
     active: frozenset[int]
-    pieces: dict[int, list[Piece]] = field(default_factory=dict)
+    pieces: Pieces = field(default_factory=dict)
     taps: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     muted: bool = False
 
 
 class Router:
-    """Masked, clipped sums of per-contribution gradients of one model under one schedule.
+    """Finds the per-contribution gradients of every microbatch of one model under one schedule, and folds them into sums.
 
-    Guarantee: after :meth:`accumulate`, the change of every block sum due to contribution i is ``c_i m_il g_il`` with
-    ``c_i = min(1, (1-eta_i) C_i / |g_i|, (1-eta_i) / (sigma_i |g_i|_s))`` where both norms run over the permitted blocks and
-    ``|.|_s`` divides each block by its noise standard deviation; so its norm is at most ``C_i`` and its whitened norm at
-    most ``1/sigma_i`` (docs/mechanism.md, Theorem 1), up to the float rounding that ``eta_i`` pays for. A block with
-    ``m_il = 0`` receives exactly nothing from i. A contribution with a non-finite gradient contributes zero, silently.
+    Guarantee: what :meth:`fold` hands to ``sums`` are, per scheduled tensor, pieces whose row i is the gradient of
+    contribution i alone; a contribution with a non-finite gradient contributes zero, silently. What the sums promise stands
+    with them (:mod:`dptrain.routing.sums`).
     """
 
     def __init__(self, model: nn.Module, schedule: Schedule) -> None:
         self.schedule = schedule
         self.tensors = [(g, tensor) for g, block in enumerate(schedule.blocks) for tensor in block.tensors]
-        self.stds = torch.tensor([block.std for block in schedule.blocks], dtype=torch.float64)
         self._index = {id(tensor.parameter): i for i, (_, tensor) in enumerate(self.tensors)}
         self._armed: _Armed | None = None
         self._serial = 0
@@ -101,12 +78,10 @@ class Router:
                 owners[index] = owners.get(index, 0) + 1
         self._shared = frozenset(index for index, count in owners.items() if count > 1)
         precisions = {tensor.parameter.dtype for _, tensor in self.tensors}
-        lowest = torch.float64 if precisions == {torch.float64} else torch.float32
-        self.precision = lowest
-        self.float_margin = FLOAT_MARGIN[lowest]
+        self.precision = torch.float64 if precisions == {torch.float64} else torch.float32
+        self.sums = FastSums(schedule, self.tensors, self.precision)
         self.verified: frozenset[str] | None = None
         """Sites that the probes have seen run; any other is refused when it first runs. None while nothing was probed."""
-        self._sums: list[torch.Tensor | None] = [None] * len(self.tensors)
 
     def _find_sites(self, model: nn.Module) -> Iterator[Site]:
         inside: tuple[str, ...] = ()
@@ -300,7 +275,7 @@ class Router:
                 "under the clip of others; keep no graph from one microbatch to the next",
             )
         call = kept.call(place)
-        with torch.no_grad(), self.paused(), _full_precision(grad.device):
+        with torch.no_grad(), self.paused(), full_precision(grad.device):
             found = site.rule.pieces(call, grad, wanted, lambda key: site.tensors[key] not in self._shared)
         for key, piece in found.items():
             armed.pieces.setdefault(site.tensors[key], []).append(piece)
@@ -334,69 +309,16 @@ class Router:
         self._armed.pieces.clear()
         torch.autograd.backward([losses], [weight.to(losses)], retain_graph=retain_graph)
 
-    def norms_sq(self) -> torch.Tensor:
-        """Squared gradient norm per contribution and block, float64 (N, G); non-finite rows are zeroed where they lie."""
-        armed = self._armed
-        assert armed is not None
-        table = torch.zeros(armed.contributions, len(self.stds), dtype=torch.float64)
-        for index, pieces in armed.pieces.items():
-            block, tensor = self.tensors[index]
-            with _full_precision(tensor.parameter.device):
-                merged = armed.pieces[index] = merge(pieces, tensor.parameter.shape)
-                found = norm_sq(merged).cpu()
-            bad = ~torch.isfinite(found)
-            if bad.any():
-                zero_rows(merged, bad)
-            table[:, block] += found
-        return table
+    @property
+    def pieces(self) -> Pieces:
+        """What the backward passes of the armed microbatch found."""
+        assert self._armed is not None
+        return self._armed.pieces
 
-    def margins(self, bounds: Bounds) -> torch.Tensor:
-        """Relative shrink of each contribution's bounds, float64 (N,): float rounding, and its own share of the lattice's.
-
-        The lattice's share grows with the multiplier at which a contribution is accounted, max(sigma_i, min s_l / C_i); it is
-        taken from that contribution alone.
-        """
-        infinite = torch.full((), torch.inf, dtype=torch.float64)
-        least = torch.where(bounds.permitted_NG, self.stds, infinite).amin(1)
-        multiplier = torch.maximum(bounds.sigma_N, least / bounds.clip_N)
-        return self.float_margin + rounding_margin(self.schedule.coordinates, 1.0) * multiplier
-
-    def coefficients(self, norms_sq_NG: torch.Tensor, bounds: Bounds) -> torch.Tensor:
-        """Dual-clip coefficient per contribution and block, float64 (N, G), zero where a block is not permitted."""
-        zero = torch.zeros((), dtype=torch.float64)
-        masked = torch.where(bounds.permitted_NG, norms_sq_NG, zero)
-        norm = masked.sum(1).sqrt()
-        whitened = (masked / self.stds.square()).sum(1).sqrt()
-        finite = torch.isfinite(norm) & torch.isfinite(whitened)
-        keep = (1.0 - self.margins(bounds)).clamp_min(0.0)
-        tiny = torch.finfo(torch.float64).tiny
-        factor = torch.minimum(
-            keep * bounds.clip_N / norm.clamp_min(tiny), keep / (bounds.sigma_N * whitened).clamp_min(tiny)
-        ).clamp_max(1.0)
-        factor = torch.where(finite, factor, zero)
-        return torch.where(bounds.permitted_NG, factor[:, None], zero)
-
-    def accumulate(self, coefficients_NG: torch.Tensor) -> None:
-        """Adds the weighted gradients of the armed microbatch to the block sums and ends the microbatch."""
-        armed = self._armed
-        assert armed is not None
-        for index in sorted(armed.pieces):
-            block, tensor = self.tensors[index]
-            column = coefficients_NG[:, block]
-            if not bool((column != 0).any()):
-                continue
-            total = self._sums[index]
-            if total is None:
-                total = self._sums[index] = _zeros_like(tensor.parameter)
-            with _full_precision(total.device):
-                add_weighted(armed.pieces[index], column.to(total.device), total)
+    def fold(self, bounds: Bounds) -> None:
+        """Masks, clips and adds what the backward pass found to the sums of the step, and ends the microbatch."""
+        self.sums.add(self.pieces, bounds)
         self.disarm()
-
-    def take_sums(self) -> Iterator[torch.Tensor]:
-        """The block sums of the logical step, float64, zeros where nothing was drawn; each is handed over and forgotten."""
-        for index, (_, tensor) in enumerate(self.tensors):
-            total, self._sums[index] = self._sums[index], None
-            yield _zeros_like(tensor.parameter) if total is None else total
 
 
 def _rows(value: object, armed: _Armed) -> bool:
@@ -418,24 +340,3 @@ def _reentrant(site: Site) -> UnsupportedModule:
         "forward and loses gradients where no input of it requires one; use use_reentrant=False "
         "(gradient_checkpointing_enable({'use_reentrant': False}))",
     )
-
-
-def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(parameter, dtype=torch.float64, memory_format=torch.contiguous_format)
-
-
-def _full_precision(device: torch.device) -> torch.autocast:
-    """Norms, coefficients and sums are never formed in half precision, even if the user's autocast reaches here."""
-    return torch.autocast(device.type, enabled=False)
-
-
-def bounds_of(rows: list[tuple[float, float, tuple[int, ...]]], blocks: int) -> Bounds:
-    """Bounds of a microbatch from (clip norm, noise multiplier, profile) per contribution."""
-    permitted = torch.zeros(len(rows), blocks, dtype=torch.bool)
-    for row, (_, _, profile) in enumerate(rows):
-        permitted[row, list(profile)] = True
-    clip = torch.tensor([row[0] for row in rows], dtype=torch.float64)
-    sigma = torch.tensor([row[1] for row in rows], dtype=torch.float64)
-    if not bool((torch.isfinite(clip) & (clip > 0) & torch.isfinite(sigma) & (sigma > 0)).all()):
-        raise ValueError("clip norms and noise multipliers must be finite and positive")
-    return Bounds(clip, sigma, permitted)

@@ -179,9 +179,10 @@ def per_contribution(
             n = len(losses())
         router.arm(n, 1, torch.ones(n, 1, dtype=torch.bool))
         router.backward(losses(), torch.ones(n, dtype=torch.float64))
-        norms = router.norms_sq().sum(1).sqrt().tolist()
-        router.accumulate(torch.ones(n, 1, dtype=torch.float64))
-        sums = {t.name: total for (_, t), total in zip(router.tensors, router.take_sums(), strict=True)}
+        norms = router.sums.norms_sq(router.pieces, router.contributions).sum(1).sqrt().tolist()
+        router.sums.accumulate(router.pieces, torch.ones(n, 1, dtype=torch.float64))
+        router.disarm()
+        sums = {t.name: total for (_, t), total in zip(router.tensors, router.sums.take(), strict=True)}
     finally:
         router.detach()
         for tensor in tensors:

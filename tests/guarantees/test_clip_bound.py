@@ -33,12 +33,13 @@ def influence(
     router.arm(n, 1, bounds.permitted_NG)
     losses = family.losses(model, batch) * scale
     router.backward(losses, torch.ones(n, dtype=torch.float64))
-    coefficients = router.coefficients(router.norms_sq(), bounds)
+    coefficients = router.sums.coefficients(router.sums.norms_sq(router.pieces, router.contributions), bounds)
     keep = torch.zeros_like(coefficients)
     keep[only] = coefficients[only]
-    router.accumulate(keep)
+    router.sums.accumulate(router.pieces, keep)
+    router.disarm()
     flat = white = 0.0
-    for (g, _), total in zip(router.tensors, router.take_sums(), strict=True):
+    for (g, _), total in zip(router.tensors, router.sums.take(), strict=True):
         assert bool(bounds.permitted_NG[only, g]) or not bool(total.any()), "a block outside the band was touched"
         square = float(total.double().square().sum())
         flat += square
@@ -138,7 +139,7 @@ def test_a_microbatch_is_forgotten_when_it_ends() -> None:
     losses = family.losses(model, family.batch(2, 0))
     router.backward(losses, torch.ones(2, dtype=torch.float64))
     held = [weakref.ref(tap) for _, tap in router.taps] + [weakref.ref(router._armed)]
-    router.accumulate(router.coefficients(router.norms_sq(), bounds))
+    router.fold(bounds)
     del losses
     gc.collect()
     assert held and all(item() is None for item in held)
@@ -162,11 +163,12 @@ def test_a_non_finite_contribution_counts_as_zero_and_leaves_the_others_alone(po
     def sums(scale: torch.Tensor, without: int | None) -> list[torch.Tensor]:
         router.arm(4, 1, bounds.permitted_NG)
         router.backward(family.losses(model, batch) * scale, torch.ones(4, dtype=torch.float64))
-        coefficients = router.coefficients(router.norms_sq(), bounds)
+        coefficients = router.sums.coefficients(router.sums.norms_sq(router.pieces, router.contributions), bounds)
         if without is not None:
             coefficients[without] = 0
-        router.accumulate(coefficients)
-        return list(router.take_sums())
+        router.sums.accumulate(router.pieces, coefficients)
+        router.disarm()
+        return list(router.sums.take())
 
     poisoned = sums(torch.tensor([1.0, poison, 1.0, 1.0]), None)
     clean = sums(torch.ones(4), 1)

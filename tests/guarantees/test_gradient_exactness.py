@@ -63,13 +63,14 @@ def test_sums_and_norms_equal_the_naive_loop(family: str, examples: int) -> None
     router.arm(n, examples, bounds.permitted_NG)
     losses = made.losses(model, batch) * scale
     router.backward(losses, torch.full((n * examples,), 1.0 / examples, dtype=torch.float64))
-    found = router.norms_sq()
-    coefficients = router.coefficients(found, bounds)
-    router.accumulate(coefficients)
-    sums = router.take_sums()
+    found = router.sums.norms_sq(router.pieces, router.contributions)
+    coefficients = router.sums.coefficients(found, bounds)
+    router.sums.accumulate(router.pieces, coefficients)
+    router.disarm()
+    sums = router.sums.take()
     router.detach()
 
-    expected, factors = naive.clipped_sums(reference, schedule, bounds, router.margins(bounds))
+    expected, factors = naive.clipped_sums(reference, schedule, bounds, router.sums.margins(bounds))
     active = bounds.permitted_NG.any(0)
     assert float(((found - norms)[:, active].abs() / norms[:, active].clamp_min(1e-30)).max()) <= 1e-10
     # A tensor whose true gradient vanishes (the key bias under softmax) is compared on the scale of the whole sum.

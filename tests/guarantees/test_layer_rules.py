@@ -345,7 +345,7 @@ def nested_in_eval(model: nn.Module) -> None:
     router = Router(model, random_schedule(model, random.Random(0), 2, "encoder.layers"))
     model.requires_grad_(False)
     router.attach()
-    router.arm(8, 1, torch.ones(8, len(router.stds), dtype=torch.bool))
+    router.arm(8, 1, torch.ones(8, len(router.schedule.blocks), dtype=torch.bool))
     cross_entropy(model, batch_of(5, 8))
 
 
@@ -568,7 +568,7 @@ def test_a_checkpoint_keeps_no_inputs_of_the_modules_inside() -> None:
     gc.collect()
     assert seen[0]() is None, "the checkpoint's inner activation is still alive after the forward"
     router.backward(losses, torch.ones(2, dtype=torch.float64))
-    assert bool((router.norms_sq() > 0).all())
+    assert bool((router.sums.norms_sq(router.pieces, router.contributions) > 0).all())
     router.detach()
 
 

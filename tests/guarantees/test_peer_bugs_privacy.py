@@ -22,7 +22,7 @@ from dptrain import PrivateTraining, describe, engine  # noqa: E402
 from dptrain.errors import CoupledModel, LossShape, NotPrivateUse, ResumeRefused  # noqa: E402
 from dptrain.gradients import PrivateGradients  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian  # noqa: E402
-from dptrain.routing import Router, bounds_of, router, rules, uses  # noqa: E402
+from dptrain.routing import Router, bounds_of, rules, sums, uses  # noqa: E402
 from dptrain.sampling import PoissonSampler  # noqa: E402
 from tests.guarantees.peers import (  # noqa: E402
     KEY,
@@ -114,14 +114,14 @@ def test_norm_of_a_tied_head_counts_both_uses(monkeypatch, way: str) -> None:
         monkeypatch.setattr(uses, "_MATERIALIZE_ELEMENTS", 0)
 
     def check() -> None:
-        norms, sums = per_contribution(family.model, lambda: family.losses(family.model, batch))
+        norms, totals = per_contribution(family.model, lambda: family.losses(family.model, batch))
         exact = single_norm_by_autograd(family.model, lambda: family.losses(family.model, batch))
         # Gram norms carry a bound on their rounding: never below, and above by no more than that.
         assert exact * (1 - 1e-12) <= norms[0] <= exact * (1 + 1e-6)
-        assert norm(sums) == pytest.approx(exact, rel=1e-10)
+        assert norm(totals) == pytest.approx(exact, rel=1e-10)
 
     check()
-    monkeypatch.setattr(router, "merge", lambda pieces, shape: uses.merge(pieces[-1:], shape))
+    monkeypatch.setattr(sums, "merge", lambda pieces, shape: uses.merge(pieces[-1:], shape))
     must_fail(check)
 
 
@@ -145,7 +145,7 @@ def test_a_module_called_twice_has_the_gradient_of_both_calls(tmp_path, monkeypa
 
     check()
     assert norm(signal(small_world(tmp_path), lambda: net(Twice), giant(1))) <= 1.0 + 1e-9
-    monkeypatch.setattr(router, "merge", lambda pieces, shape: uses.merge(pieces[-1:], shape))
+    monkeypatch.setattr(sums, "merge", lambda pieces, shape: uses.merge(pieces[-1:], shape))
     must_fail(check)
 
 
@@ -291,11 +291,12 @@ def influences(model: nn.Module, batch: dict, losses, clip: float, autocast: boo
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             rows = losses(model, batch).float() * 100.0
         made.backward(rows, torch.ones(n, dtype=torch.float64))
-        coefficients = made.coefficients(made.norms_sq(), bounds)
+        coefficients = made.sums.coefficients(made.sums.norms_sq(made.pieces, made.contributions), bounds)
         alone = torch.zeros_like(coefficients)
         alone[i] = coefficients[i]
-        made.accumulate(alone)
-        found.append(norm(dict(enumerate(made.take_sums()))))
+        made.sums.accumulate(made.pieces, alone)
+        made.disarm()
+        found.append(norm(dict(enumerate(made.sums.take()))))
     made.detach()
     return found
 
@@ -318,11 +319,11 @@ def test_bfloat16_never_exceeds_the_bound(monkeypatch, form: str) -> None:
     check()
     low = random.Random(0)
 
-    def rounded(self: Router, norms, bounds, exact=Router.coefficients):
+    def rounded(self: sums.FastSums, norms, bounds, exact=sums.FastSums.coefficients):
         """Coefficients from norms that were formed in bf16: off by up to one part in 256."""
         return exact(self, norms * (1 + low.uniform(-1, 1) / 128), bounds)
 
-    monkeypatch.setattr(Router, "coefficients", rounded)
+    monkeypatch.setattr(sums.FastSums, "coefficients", rounded)
     must_fail(check)
 
 
@@ -333,14 +334,14 @@ def test_norms_and_sums_are_formed_in_full_precision(monkeypatch) -> None:
     model = family.model.bfloat16()
     seen: set[torch.dtype] = set()
 
-    def spy(pieces, exact=router.norm_sq):
+    def spy(pieces, exact=sums.norm_sq):
         seen.update(v.dtype for p in pieces for v in vars(p).values() if isinstance(v, torch.Tensor) and v.is_floating_point())
         return exact(pieces)
 
-    monkeypatch.setattr(router, "norm_sq", spy)
-    _, sums = per_contribution(model, lambda: family.losses(model, family.batch(3, 0)).float())
+    monkeypatch.setattr(sums, "norm_sq", spy)
+    _, totals = per_contribution(model, lambda: family.losses(model, family.batch(3, 0)).float())
     assert seen == {torch.float32}
-    assert {t.dtype for t in sums.values()} == {torch.float64}
+    assert {t.dtype for t in totals.values()} == {torch.float64}
     assert rules.promote(torch.ones(1, dtype=torch.float16)).dtype == torch.float32
 
 

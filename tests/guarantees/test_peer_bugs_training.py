@@ -15,6 +15,7 @@ from dptrain import engine  # noqa: E402
 from dptrain.errors import CoupledModel, NotPrivateUse, StepOrder, UnsupportedModule  # noqa: E402
 from dptrain.routing import FallbackNotice, Router  # noqa: E402
 from dptrain.routing.rules import EmbeddingRule  # noqa: E402
+from dptrain.routing.sums import FastSums  # noqa: E402
 from tests.guarantees.peers import (  # noqa: E402
     Run,
     assert_exact,
@@ -96,11 +97,11 @@ def test_every_microbatch_of_a_step_counts(tmp_path, monkeypatch) -> None:
 
     check()
 
-    def dropping(self: Router, coefficients, exact=Router.accumulate):
+    def dropping(self: FastSums, pieces, coefficients, exact=FastSums.accumulate):
         self._sums = [None] * len(self._sums)
-        exact(self, coefficients)
+        exact(self, pieces, coefficients)
 
-    monkeypatch.setattr(Router, "accumulate", dropping)
+    monkeypatch.setattr(FastSums, "accumulate", dropping)
     must_fail(check)
 
 
@@ -252,8 +253,9 @@ def test_a_module_that_does_not_run_adds_nothing_of_the_last_batch(tmp_path, mon
             model.extra.on = on
             made.arm(2, 1, everything)
             made.backward(per_example(model, batch) * scale, ones)
-            norms = made.norms_sq()
-            made.accumulate(torch.zeros(2, 1, dtype=torch.float64))
+            norms = made.sums.norms_sq(made.pieces, made.contributions)
+            made.sums.accumulate(made.pieces, torch.zeros(2, 1, dtype=torch.float64))
+            made.disarm()
         return norms.sqrt().flatten().tolist()
 
     def check() -> None:
@@ -261,15 +263,15 @@ def test_a_module_that_does_not_run_adds_nothing_of_the_last_batch(tmp_path, mon
 
     check()
 
-    def keeping(self: Router, *args, exact=Router.norms_sq):
+    def keeping(self: FastSums, found, contributions, exact=FastSums.norms_sq):
         """Pieces of the last microbatch stay where this one has none."""
         stale = vars(self).setdefault("stale", {})
         for index, pieces in stale.items():
-            self._armed.pieces.setdefault(index, pieces)
-        stale.update({index: list(pieces) for index, pieces in self._armed.pieces.items()})
-        return exact(self)
+            found.setdefault(index, pieces)
+        stale.update({index: list(pieces) for index, pieces in found.items()})
+        return exact(self, found, contributions)
 
-    monkeypatch.setattr(Router, "norms_sq", keeping)
+    monkeypatch.setattr(FastSums, "norms_sq", keeping)
     must_fail(check)
 
 

@@ -53,7 +53,7 @@ def probe(router: Router, model: nn.Module, batch: dict, losses: Losses, example
     for p in parameters:
         p.requires_grad_(True)
     try:
-        router.arm(n, examples, torch.ones(n, len(router.stds), dtype=torch.bool))
+        router.arm(n, examples, torch.ones(n, len(router.schedule.blocks), dtype=torch.bool))
         found = losses(model, batch)
         router.require_losses(found)
         seen = frozenset(router.order)
@@ -121,14 +121,15 @@ def compare(
     try:
         router.arm(n, examples, bounds.permitted_NG)
         router.backward(losses(model, batch) * scale, torch.full((n * examples,), 1.0 / examples, dtype=torch.float64))
-        found = router.norms_sq()
-        coefficients = router.coefficients(found, bounds)
-        router.accumulate(coefficients)
-        sums = list(router.take_sums())
+        found = router.sums.norms_sq(router.pieces, router.contributions)
+        coefficients = router.sums.coefficients(found, bounds)
+        router.sums.accumulate(router.pieces, coefficients)
+        router.disarm()
+        sums = list(router.sums.take())
     finally:
         router.detach()
 
-    expected, factors = naive.clipped_sums(reference, schedule, bounds, router.margins(bounds))
+    expected, factors = naive.clipped_sums(reference, schedule, bounds, router.sums.margins(bounds))
     active = bounds.permitted_NG.any(0)
     true, seen = norms[:, active], found[:, active]
     assert float(((seen - true).abs() / true.clamp_min(1e-12 * float(true.max()))).max()) <= tolerance

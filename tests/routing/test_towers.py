@@ -134,8 +134,8 @@ def test_a_class_of_one_tower_leaves_the_other_exactly_alone() -> None:
         bounds = bounds_of([(1.0, 1.0, schedule.profiles[name])] * 3, len(schedule.blocks))
         router.arm(3, 1, bounds.permitted_NG)
         router.backward(losses(model, batch(3)), torch.ones(3, dtype=torch.float64))
-        router.accumulate(router.coefficients(router.norms_sq(), bounds))
-        for (block, tensor), total in zip(router.tensors, list(router.take_sums()), strict=True):
+        router.fold(bounds)
+        for (block, tensor), total in zip(router.tensors, list(router.sums.take()), strict=True):
             assert bool((total != 0).any()) == (name in schedule.blocks[block].classes), tensor.name
 
 

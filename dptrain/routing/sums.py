@@ -1,0 +1,141 @@
+"""From per-contribution gradients to the clipped sum of a logical step, at exactness level ``fast``.
+
+Norms and coefficients are float64 tables of N contributions and G blocks; the weighted sum of a microbatch is one product
+per tensor, and sums over microbatches are float64.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dptrain.depth import Tensor
+from dptrain.noise.lattice import rounding_margin
+from dptrain.resolver import Schedule
+from dptrain.routing.uses import Piece, add_weighted, merge, norm_sq, zero_rows
+
+FLOAT_MARGIN = {torch.float32: 2.0**-9, torch.float64: 2.0**-40}
+"""Relative shrink of every clip bound that pays for the rounding of norms, coefficients and sums in this precision.
+
+A product over the K = N * T positions of a microbatch is off by about sqrt(K) u times the size of its partial sums, at most N
+clipped contributions: N sqrt(N T) u stays below 2^-9 up to N = 64 contributions of T = 512 positions.
+"""
+
+Pieces = dict[int, list[Piece]]
+"""What a microbatch found, by index of the tensor in the schedule."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Signed bounds and masks of the N contributions of a microbatch.
+
+    ``clip_N`` is C_i, ``sigma_N`` the signed noise multiplier, ``permitted_NG`` which of the G blocks each may touch.
+    """
+
+    clip_N: torch.Tensor
+    sigma_N: torch.Tensor
+    permitted_NG: torch.Tensor
+
+
+def bounds_of(rows: Sequence[tuple[float, float, tuple[int, ...]]], blocks: int) -> Bounds:
+    """Bounds of a microbatch from (clip norm, noise multiplier, profile) per contribution."""
+    permitted = torch.zeros(len(rows), blocks, dtype=torch.bool)
+    for row, (_, _, profile) in enumerate(rows):
+        permitted[row, list(profile)] = True
+    clip = torch.tensor([row[0] for row in rows], dtype=torch.float64)
+    sigma = torch.tensor([row[1] for row in rows], dtype=torch.float64)
+    if not bool((torch.isfinite(clip) & (clip > 0) & torch.isfinite(sigma) & (sigma > 0)).all()):
+        raise ValueError("clip norms and noise multipliers must be finite and positive")
+    return Bounds(clip, sigma, permitted)
+
+
+class FastSums:
+    """Clipped sums of one logical step, float64 per tensor.
+
+    Guarantee: the change of every sum due to contribution i is ``c_i m_il g_il`` with
+    ``c_i = min(1, (1-eta_i) C_i / |g_i|, (1-eta_i) / (sigma_i |g_i|_s))``, both norms over the permitted blocks; up to the
+    float rounding that ``eta_i`` pays for (docs/mechanism.md, Theorems 1 and 2).
+
+    Args:
+        tensors: (block, tensor) of every index. precision: the lowest type among their parameters.
+    """
+
+    def __init__(self, schedule: Schedule, tensors: Sequence[tuple[int, Tensor]], precision: torch.dtype) -> None:
+        self.float_margin = FLOAT_MARGIN[precision]
+        self._schedule = schedule
+        self._tensors = tensors
+        self._stds = torch.tensor([block.std for block in schedule.blocks], dtype=torch.float64)
+        self._sums: list[torch.Tensor | None] = [None] * len(tensors)
+
+    def add(self, pieces: Pieces, bounds: Bounds) -> None:
+        """Masks, clips and adds the gradients of one microbatch."""
+        norms = self.norms_sq(pieces, len(bounds.clip_N))
+        self.accumulate(pieces, self.coefficients(norms, bounds))
+
+    def norms_sq(self, pieces: Pieces, contributions: int) -> torch.Tensor:
+        """Squared gradient norm per contribution and block, float64 (N, G); non-finite rows are zeroed where they lie."""
+        table = torch.zeros(contributions, len(self._stds), dtype=torch.float64)
+        for index, found in pieces.items():
+            block, tensor = self._tensors[index]
+            with full_precision(tensor.parameter.device):
+                merged = pieces[index] = merge(found, tensor.parameter.shape)
+                square = norm_sq(merged).cpu()
+            bad = ~torch.isfinite(square)
+            if bad.any():
+                zero_rows(merged, bad)
+            table[:, block] += square
+        return table
+
+    def margins(self, bounds: Bounds) -> torch.Tensor:
+        """Relative shrink of each contribution's bounds, float64 (N,): float rounding, and its own share of the lattice's.
+
+        The lattice's share grows with the multiplier at which a contribution is accounted, max(sigma_i, min s_l / C_i); it is
+        taken from that contribution alone.
+        """
+        infinite = torch.full((), torch.inf, dtype=torch.float64)
+        least = torch.where(bounds.permitted_NG, self._stds, infinite).amin(1)
+        multiplier = torch.maximum(bounds.sigma_N, least / bounds.clip_N)
+        return self.float_margin + rounding_margin(self._schedule.coordinates, 1.0) * multiplier
+
+    def coefficients(self, norms_sq_NG: torch.Tensor, bounds: Bounds) -> torch.Tensor:
+        """Dual-clip coefficient per contribution and block, float64 (N, G), zero where a block is not permitted."""
+        zero = torch.zeros((), dtype=torch.float64)
+        masked = torch.where(bounds.permitted_NG, norms_sq_NG, zero)
+        norm = masked.sum(1).sqrt()
+        whitened = (masked / self._stds.square()).sum(1).sqrt()
+        finite = torch.isfinite(norm) & torch.isfinite(whitened)
+        keep = (1.0 - self.margins(bounds)).clamp_min(0.0)
+        tiny = torch.finfo(torch.float64).tiny
+        factor = torch.minimum(
+            keep * bounds.clip_N / norm.clamp_min(tiny), keep / (bounds.sigma_N * whitened).clamp_min(tiny)
+        ).clamp_max(1.0)
+        factor = torch.where(finite, factor, zero)
+        return torch.where(bounds.permitted_NG, factor[:, None], zero)
+
+    def accumulate(self, pieces: Pieces, coefficients_NG: torch.Tensor) -> None:
+        """Adds the weighted gradients of a microbatch to the sums; the pieces must have been through :meth:`norms_sq`."""
+        for index in sorted(pieces):
+            block, tensor = self._tensors[index]
+            column = coefficients_NG[:, block]
+            if not bool((column != 0).any()):
+                continue
+            total = self._sums[index]
+            if total is None:
+                total = self._sums[index] = _zeros_like(tensor.parameter)
+            with full_precision(total.device):
+                add_weighted(pieces[index], column.to(total.device), total)
+
+    def take(self) -> Iterator[torch.Tensor]:
+        """The sums of the logical step, float64, zeros where nothing was drawn; each is handed over and forgotten."""
+        for index, (_, tensor) in enumerate(self._tensors):
+            total, self._sums[index] = self._sums[index], None
+            yield _zeros_like(tensor.parameter) if total is None else total
+
+
+def full_precision(device: torch.device) -> torch.autocast:
+    """Norms, coefficients and sums are never formed in half precision, even if the user's autocast reaches here."""
+    return torch.autocast(device.type, enabled=False)
+
+
+def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(parameter, dtype=torch.float64, memory_format=torch.contiguous_format)
