@@ -191,7 +191,7 @@ class PrivateTraining:
         refuse_coupled(self.model)
         self.collate = collate
         self.schedule: Schedule = bind(self.policy, layer_stack(self.model, layers))
-        guards.refuse_optimizer(self.optimizer, self.schedule)
+        guards.refuse_optimizer(self.optimizer, self.schedule, self.model)
         guards.refuse_gradient_hooks(self.schedule)
         slots = slots_for(self.gate.admitted, self.schedule)
         self.router = Router(self.model, self.schedule)
@@ -235,9 +235,11 @@ class PrivateTraining:
         self.current = None
 
     def check(self) -> None:
-        """What must hold at every step, since a user can change it at any time: no known coupling, full float32 products."""
+        """What must hold at every step, since a user can change it at any time: no known coupling, full float32 products, and
+        the parameters that were bound."""
         refuse_coupled(self.model)
         guards.refuse_low_precision()
+        self.gradients.require_bound()
 
     def begin_step(self, number: int) -> list[list[int]]:
         """Charges the window of a step if it is not charged yet, draws, and splits the draw into microbatches.

@@ -34,6 +34,7 @@ class PrivateGradients:
         self._router = router
         self._normalizer = float(normalizer)
         self._released: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._bound = dict(model.named_parameters(remove_duplicate=False))
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for parameter in self._trainable:
             parameter.requires_grad_(False)
@@ -68,6 +69,18 @@ class PrivateGradients:
                 "into p.grad; leave the flags alone until close()",
             )
 
+    def require_bound(self) -> None:
+        """Raises if the model no longer has the parameters, under the names, that it had when it was bound."""
+        now = dict(self._model.named_parameters(remove_duplicate=False))
+        changed = sorted(name for name in self._bound.keys() | now.keys() if self._bound.get(name) is not now.get(name))
+        if changed:
+            raise NotPrivateUse(
+                "PARAMETER_REPLACED",
+                f"{len(changed)} parameters of the model are not those that were prepared (first: {changed[0]!r}): replaced, "
+                "added, removed or renamed since, by load_state_dict(assign=True), a resized embedding or a parametrization, "
+                "say; the schedule and the optimizer hold the old ones. Change the model before prepare(), and values in place",
+            )
+
     def require(self, wanted: Phase, event: str) -> None:
         """Raises StepOrder unless the step stands where ``event`` belongs."""
         if self.phase is not wanted:
@@ -88,6 +101,12 @@ class PrivateGradients:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
         self.require(Phase.RELEASED, "optimizer.step() was called")
+        if (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None:
+            raise NotPrivateUse(
+                "CLOSURE",
+                "optimizer.step() was given a closure, which would clear or replace what was released; call it without",
+            )
+        self.require_detached()
         if any(parameter.grad is not released for parameter, released in self._released):
             raise NotPrivateUse(
                 "GRADIENT_REPLACED",

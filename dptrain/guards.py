@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from attest.policy import Policy
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedPolicy
@@ -41,8 +42,14 @@ def refuse_accelerator(accelerator: Any | None) -> None:
         )
 
 
-def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
-    """Raises for an optimizer that evaluates gradients itself, or does not hold every scheduled tensor."""
+def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule, model: nn.Module) -> None:
+    """Raises for an optimizer that evaluates gradients itself, lacks a scheduled tensor, or trains a foreign one."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            "OPTIMIZER_TYPE",
+            f"found an optimizer of type {type(optimizer).__name__}, expected a torch.optim.Optimizer: without its step hooks "
+            "nothing ties a step to a release; give prepare() the optimizer that is wrapped",
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise NotPrivateUse("CLOSURE_OPTIMIZER", "LBFGS evaluates gradients inside step(); use an optimizer that takes one")
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -52,6 +59,15 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule) -> No
             "OPTIMIZER_PARAMETERS",
             f"the optimizer does not hold {len(missing)} trainable tensors that the policy schedules (first: {missing[0]!r}); "
             "build it from this model's parameters, or freeze the tensors with requires_grad_(False)",
+        )
+    own = {id(p) for p in model.parameters()}
+    foreign = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and id(p) not in own]
+    if foreign:
+        raise ConfigError(
+            "OPTIMIZER_FOREIGN",
+            f"the optimizer holds {len(foreign)} trainable parameters that are not of the model given to prepare() (first: "
+            f"shape {tuple(foreign[0].shape)}); autograd would fill them with raw gradients. Make them part of the model, or "
+            "leave them out",
         )
 
 
