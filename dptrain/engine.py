@@ -229,6 +229,7 @@ class PrivateTraining:
             self.probe.backward(losses, rows)
         else:
             self.gradients.require_detached()
+            refuse_coupled(self.model)
             self.router.require_losses(losses)
             self.router.backward(losses, rows.weight)
             self.router.fold(self._bounds)

@@ -111,6 +111,10 @@ class Router:
                 )
             yield Site(name, module, rule, own)
 
+    def __getstate__(self) -> dict[str, object]:
+        """A copied or pickled model takes its hooks along: they do nothing there, and no sum or gradient goes with them."""
+        return {"_armed": None}
+
     def attach(self) -> None:
         """Installs the hooks; :meth:`detach` removes them and leaves no trace on the model."""
         for site in self.sites:
