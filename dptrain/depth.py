@@ -10,10 +10,14 @@ is then a tower and a position in it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from dptrain.adapters import Adapter, find_adapters
 from dptrain.errors import UnsupportedModule
+from dptrain.experts import find_experts
+from dptrain.heads import Unknown, find_heads
+from dptrain.parts import Division, Kind, Part
 
 EMBEDDINGS = -1
 """Position of everything below layer 0."""
@@ -31,9 +35,13 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Tensor:
-    """A trainable parameter: its canonical name, all names it is known by, and the places that use it.
+    """A trainable parameter, or a part of one: its canonical name, all its names, and the places that use it.
 
-    ``adapter`` is the adapter that all its names lie in, None for a tensor of the model itself.
+    Attributes:
+        adapter: the adapter that all its names lie in, None for a tensor of the model itself.
+        divisions: how its coordinates fall to heads or experts, one for all uses if they agree; of a tied tensor whose uses
+            do not agree, one per use, none of which splits it. Empty for an ordinary tensor.
+        part: the slice of the parameter that is meant, None for all of it.
     """
 
     name: str
@@ -41,14 +49,24 @@ class Tensor:
     places: tuple[Place, ...]
     parameter: nn.Parameter
     adapter: str | None = None
+    divisions: tuple[Division, ...] = ()
+    part: Part | None = None
 
     @property
     def positions(self) -> tuple[int, ...]:
         return tuple(sorted({position for _, position in self.places}))
 
     @property
+    def shape(self) -> torch.Size:
+        return self.parameter.shape if self.part is None else self.part.shape(self.parameter.shape)
+
+    @property
     def coordinates(self) -> int:
-        return self.parameter.numel()
+        return self.shape.numel()
+
+    def select(self, value: torch.Tensor) -> torch.Tensor:
+        """What of a value in the shape of the parameter belongs to this tensor."""
+        return value if self.part is None else self.part.select(value)
 
 
 @dataclass(frozen=True)
@@ -70,6 +88,8 @@ class LayerStack:
         towers: the towers of a model that is seen as several stacks; empty for one stack.
         adapters: the adapters of the model by name.
         untrained: names of parameters that are not trainable.
+        owners: number of query heads of every attention module and of experts of every expert block, by kind and name.
+        unknown: modules that seem to hold heads or experts of a kind that is not known, by kind.
         as_towers: the same model seen as several stacks, where layers were found by structure and there are several; for
             policies that name no depths.
     """
@@ -79,6 +99,8 @@ class LayerStack:
     towers: tuple[Tower, ...] = ()
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
+    owners: Mapping[Kind, Mapping[str, int]] = field(default_factory=dict)
+    unknown: Mapping[Kind, tuple[Unknown, ...]] = field(default_factory=dict)
     as_towers: "LayerStack | None" = None
 
     def position_of(self, module_name: str) -> int | None:
@@ -226,13 +248,33 @@ def _placed(
         raise UnsupportedModule("NOTHING_TO_TRAIN", "no parameter of the model has requires_grad=True")
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}  # a shared module has its first name only
     adapters = find_adapters(model)
+    head_divisions, heads, unknown_heads = find_heads(model)
+    expert_divisions, experts, unknown_experts = find_experts(model)
+    divisions = head_divisions | expert_divisions
     placed = []
     for key, parameter in tensors.items():
         own = aliases[key]
         places = tuple(sorted({place for name in own for place in _places(stack, name, order, adapters)}))
         adapter = next((a.name for a in adapters.values() if a.tensors.issuperset(own)), None)
-        placed.append(Tensor(own[0], tuple(own), places, parameter, adapter))
-    return LayerStack(layers, tuple(placed), towers, adapters, tuple(untrained), as_towers)
+        placed.append(Tensor(own[0], tuple(own), places, parameter, adapter, _division(own, divisions)))
+    return LayerStack(
+        layers,
+        tuple(placed),
+        towers,
+        adapters,
+        tuple(untrained),
+        owners={"heads": heads, "experts": experts},
+        unknown={"heads": unknown_heads, "experts": unknown_experts},
+        as_towers=as_towers,
+    )
+
+
+def _division(names: Sequence[str], divisions: Mapping[str, Division]) -> tuple[Division, ...]:
+    """Divisions of a tensor of these names: it can be split only if every use divides it alike."""
+    found = {divisions.get(name) for name in names}
+    if len(found) == 1:
+        return tuple(division for division in found if division is not None)
+    return tuple(divisions[name].whole() for name in names if name in divisions)
 
 
 def _places(

@@ -52,17 +52,29 @@ def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
 
 
 def fingerprint(model: nn.Module, schedule: Schedule) -> bytes:
-    """SHA-256 over names, shapes and types of all parameters and the block of each: the structure, not the values."""
-    place = {alias: block.name for block in schedule.blocks for tensor in block.tensors for alias in tensor.aliases}
+    """SHA-256 over names, shapes and types of all parameters and the block of each: the structure, not the values.
+
+    Of a parameter that is split, the block of every part, with its slice.
+    """
+    places: dict[str, list[str]] = {}
+    for block in schedule.blocks:
+        for tensor in block.tensors:
+            where = block.name if tensor.part is None else f"{tensor.part} {block.name}"
+            for alias in tensor.aliases:
+                places.setdefault(alias, []).append(where)
     named = model.named_parameters(remove_duplicate=False)
-    lines = sorted(f"{name} {tuple(p.shape)} {p.dtype} {place.get(name, '-')}\n" for name, p in named)
+    lines = sorted(f"{name} {tuple(p.shape)} {p.dtype} {'; '.join(places.get(name, ['-']))}\n" for name, p in named)
     return hashlib.sha256("".join(lines).encode()).digest()
 
 
 def model_digest(router: Router) -> bytes:
-    """SHA-256 over the released parameters, in the order of the schedule."""
+    """SHA-256 over the released parameters, in the order of the schedule; one that is split is taken whole, at its first part."""
     digest = hashlib.sha256()
+    seen: set[int] = set()
     for _, tensor in router.tensors:
+        if id(tensor.parameter) in seen:
+            continue
+        seen.add(id(tensor.parameter))
         digest.update(tensor.name.encode() + b"\x00")
         digest.update(tensor.parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return digest.digest()

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from dptrain.depth import Tensor
 from dptrain.errors import NotPrivateUse, StepOrder
 from dptrain.noise import LatticeGaussian
 from dptrain.routing import Router
@@ -25,7 +26,11 @@ class PrivateGradients:
 
     Guarantee: from construction to :meth:`close`, no parameter of the model takes part in autograd, so ``p.grad`` is written
     here alone; what is written is the output of :meth:`LatticeGaussian.release_`. The optimizer is refused before a
-    release, twice after one, or when it would see any other gradient.
+    release, twice after one, or when it would see any other gradient. Of a tensor that is split, the coordinates that no class
+    may touch have gradient zero, and no step of the optimizer moves them (weight decay would).
+
+    Args:
+        normalizer: the public constant that divides noised sums. draws: noise injections per step, fixed by the policy.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, router: Router, normalizer: int) -> None:
@@ -37,6 +42,8 @@ class PrivateGradients:
         self._bound = dict(model.named_parameters(remove_duplicate=False))
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for parameter in self._trainable:
+        self._untouched = [(t.parameter, t.part) for t in router.schedule.frozen if t.part is not None]
+        self._kept: list[torch.Tensor] = []
             parameter.requires_grad_(False)
             parameter.grad = None
         self._hooks: list[RemovableHandle] = [
@@ -55,14 +62,26 @@ class PrivateGradients:
         """Adds the scheduled noise to the step's sums and puts the private gradients into ``p.grad``."""
         for lane, ((block, tensor), total) in enumerate(zip(self._router.tensors, self._router.sums.take(), strict=True)):
             std = self._router.schedule.blocks[block].std
-            noise.release_(total, std, self._normalizer, step=step, lane=lane)
-            tensor.parameter.grad = total.to(tensor.parameter.dtype)
-            self._released.append((tensor.parameter, tensor.parameter.grad))
+            noise.release_(total, std, self._normalizer, step=step, lane=lane, draws=self._draws)
+            self._put(tensor, total)
         self.phase = Phase.RELEASED
 
     def require_detached(self) -> None:
         """Raises if a parameter was given back to autograd, which would fill ``p.grad`` with what is not private."""
         if any(parameter.requires_grad for parameter in self._model.parameters()):
+    def _put(self, tensor: Tensor, value: torch.Tensor) -> None:
+        """Puts what was released for a tensor into ``p.grad``; the parts of one parameter one after the other, zero elsewhere."""
+        parameter = tensor.parameter
+        if tensor.part is None:
+            parameter.grad = value.to(parameter.dtype)
+            self._released.append((parameter, parameter.grad))
+            return
+        grad = next((grad for own, grad in self._released if own is parameter), None)
+        if grad is None:
+            parameter.grad = grad = torch.zeros_like(parameter)
+            self._released.append((parameter, grad))
+        tensor.part.write(grad, value)
+
             raise NotPrivateUse(
                 "REQUIRES_GRAD",
                 "a parameter has requires_grad=True while the run is prepared, so a backward pass would put a raw gradient "
@@ -121,3 +140,7 @@ class PrivateGradients:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
         self.phase = Phase.STEPPED
+        self._kept = [part.select(parameter.detach()).clone() for parameter, part in self._untouched]
+        with torch.no_grad():
+            for (parameter, part), kept in zip(self._untouched, self._kept, strict=True):
+                part.write(parameter, kept)

@@ -42,6 +42,23 @@ def refuse_accelerator(accelerator: Any | None) -> None:
         )
 
 
+COORDINATE_WISE = (
+    torch.optim.SGD,
+    torch.optim.AdamW,
+    torch.optim.Adam,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
+)
+"""Optimizers in which a coordinate and its state are functions of that coordinate's own past gradients. Muon, Adafactor and
+LAMB are not: they scale or mix a tensor as a whole."""
+
+
 def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule, model: nn.Module) -> None:
     """Raises for an optimizer that evaluates gradients itself, lacks a scheduled tensor, or trains a foreign one."""
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -59,6 +76,14 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule, model
             "OPTIMIZER_PARAMETERS",
             f"the optimizer does not hold {len(missing)} trainable tensors that the policy schedules (first: {missing[0]!r}); "
             "build it from this model's parameters, or freeze the tensors with requires_grad_(False)",
+        )
+    split = next((t.name for block in schedule.blocks for t in block.tensors if t.part is not None), None)
+    if split is not None and type(optimizer) not in COORDINATE_WISE:
+        raise NotPrivateUse(
+            "OPTIMIZER_MIXES",
+            f"parts of {split!r} belong to different classes (a mask of heads or experts), and {type(optimizer).__name__} is not "
+            "known to move every coordinate by its own gradient alone, so that one class would move the part of another; use "
+            f"{', '.join(kind.__name__ for kind in COORDINATE_WISE[:3])} or another such optimizer of torch.optim",
         )
     own = {id(p) for p in model.parameters()}
     foreign = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and id(p) not in own]

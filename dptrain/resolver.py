@@ -18,11 +18,12 @@ from attest.schedule import block_std, effective_multiplier, sufficient_variance
 from dptrain.adapters import require_adapter
 from dptrain.depth import EMBEDDINGS, HEAD, LayerStack, Place, Tensor, places_name
 from dptrain.errors import UnsupportedPolicy
+from dptrain.masks import UNDIVIDED, Label, label_name, require_masks, shares
 
 
 @dataclass(frozen=True)
 class Block:
-    """Tensors masked as one. ``std`` is s_l, the noise standard deviation on the SUM of clipped gradients.
+    """Tensors, or parts of tensors, masked as one. ``std`` is s_l, the noise standard deviation on the SUM of clipped gradients.
 
     ``adapter`` names the adapter that all tensors belong to, if the policy binds a class to it; else None.
     """
@@ -59,6 +60,8 @@ class Resolution:
 @dataclass(frozen=True)
 class Schedule:
     """The policy bound to a model: blocks in order of depth, and each class's profile.
+
+    Every trainable coordinate is in exactly one block, or frozen.
 
     Guarantee: for every class k and every block l of its profile, ``std_l >= sigma_k * C_k``; so a contribution clipped
     to its signed bounds is protected at its signed noise multiplier or better (docs/mechanism.md, Theorem 1).
@@ -98,7 +101,8 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     """Binds a policy to a layer stack.
 
     A tied tensor is in a profile only if every position (and, for a name set or an adapter, every name) that uses it is.
-    Tensors that no class may touch are returned as ``frozen``: they get no gradient, no noise and no optimizer state.
+    Tensors and parts that no class may touch are returned as ``frozen``: they get no gradient and no noise, and no step of the
+    optimizer moves them.
 
     Blocks only ever split what classes may touch alike: the noise of a block depends on its classes alone, so naming the
     blocks of an adapter changes no bound (docs/mechanism.md, Corollary 1).
@@ -111,22 +115,25 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
         stack = stack.as_towers  # no rule speaks of depths, so nothing hangs on which stack they would count in
     for rule in policy.classes:
         _require_bindable(rule, stack)
+        require_masks(rule, stack, lambda depth, tensor: _permits(depth, tensor, stack))
     bound = {rule.depth.adapter for rule in policy.classes if rule.depth.adapter is not None}
-    groups: dict[tuple[tuple[int, ...], tuple[Place, ...], str, tuple[str, ...]], list[Tensor]] = {}
+    groups: dict[tuple[tuple[int, ...], tuple[Place, ...], str, Label, tuple[str, ...]], list[Tensor]] = {}
     frozen = []
     for tensor in stack.tensors:
-        classes = tuple(rule.name for rule in policy.classes if _permits(rule.depth, tensor, stack))
         adapter = tensor.adapter if tensor.adapter in bound else None
-        if classes:
-            groups.setdefault((tensor.positions, tensor.places, adapter or "", classes), []).append(tensor)
-        else:
-            frozen.append(tensor)
+        for share in shares(tensor, [rule for rule in policy.classes if _permits(rule.depth, tensor, stack)]):
+            if share.classes:
+                key = (tensor.positions, tensor.places, adapter or "", share.label, share.classes)
+                groups.setdefault(key, []).append(share.tensor)
+            else:
+                frozen.append(share.tensor)
     presets = {rule.name: (rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in policy.classes}
     blocks = []
     taken: dict[str, int] = {}
     for key in sorted(groups):
-        positions, places, adapter_name, classes = key
+        positions, places, adapter_name, label, classes = key
         name = places_name(places) + (f" adapter {adapter_name}" if adapter_name else "")
+        name += f" {label_name(label)}" if label != UNDIVIDED else ""
         taken[name] = taken.get(name, 0) + 1
         if taken[name] > 1:
             name = f"{name}#{taken[name]}"

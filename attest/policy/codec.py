@@ -42,7 +42,17 @@ _CLASS_FIELDS = {
     5: "depth",
     6: "max_window",
 }
-_DEPTH_FIELDS = {1: "band", 2: "layers", 3: "patterns", 4: "adapter", 5: "embeddings", 6: "head"}
+_CLASS_OPTIONAL = {7: "public"}
+_DEPTH_FIELDS = {
+    1: "band",
+    2: "layers",
+    3: "patterns",
+    4: "adapter",
+    5: "embeddings",
+    6: "head",
+    7: "heads",
+    8: "experts",
+}
 
 
 def encode_policy(policy: Policy) -> bytes:
@@ -98,9 +108,9 @@ def _decode_class(value: Any) -> ClassRule:
 
 def _decode_depth(value: Any) -> DepthRule:
     if type(value) is not dict or not set(value) <= set(_DEPTH_FIELDS):
-        raise PolicyRefused("SCHEMA", "depth is not a map with the labels 1 to 6")
+        raise PolicyRefused("SCHEMA", "depth is not a map with the labels 1 to 8")
     fields = {_DEPTH_FIELDS[key]: item for key, item in value.items()}
-    for name in ("band", "layers", "patterns"):
+    for name in ("band", "layers", "patterns", "heads", "experts"):
         if name in fields:
             if type(fields[name]) is not list:
                 raise PolicyRefused("TYPE", f"depth {name} is not an array")

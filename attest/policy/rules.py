@@ -64,6 +64,8 @@ class DepthRule:
     """
 
     band: tuple[Fraction, Fraction] | None = None
+        heads: Query heads of attention that the class may touch, ascending; None for all. With a band or layers only.
+        experts: Experts that the class may touch, ascending; None for all, and their router. With a band or layers only.
     layers: tuple[int, ...] | None = None
     patterns: tuple[str, ...] | None = None
     adapter: str | None = None
@@ -72,6 +74,8 @@ class DepthRule:
 
     def __post_init__(self) -> None:
         chosen = [name for name in ("band", "layers", "patterns", "adapter") if getattr(self, name) is not None]
+    heads: tuple[int, ...] | None = None
+    experts: tuple[int, ...] | None = None
         if len(chosen) != 1:
             found = " and ".join(chosen) or "none"
             raise PolicyRefused("RANGE", f"depth sets {found}, expected one of from/to, layers, set, adapter")
@@ -87,9 +91,9 @@ class DepthRule:
         elif self.patterns is not None:
             self._check_patterns(self.patterns)
         elif type(self.adapter) is not str or not _ADAPTER.fullmatch(self.adapter):
-            raise PolicyRefused(
-                "RANGE", f"depth.adapter is {ascii(self.adapter)[:80]}, expected a name such as 'clinic'"
-            )
+            raise PolicyRefused("RANGE", f"depth.adapter is {ascii(self.adapter)[:80]}, expected a name such as 'clinic'")
+        for name in ("heads", "experts"):
+            self._check_mask(getattr(self, name), name)
 
     @property
     def kind(self) -> Literal["band", "layers", "set", "adapter"]:
@@ -109,13 +113,26 @@ class DepthRule:
             raise PolicyRefused("RANGE", f"depth runs from {low} to {high}, expected 0 <= from < to <= 1")
 
     @staticmethod
-    def _check_layers(layers: object) -> None:
-        if type(layers) is not tuple or not 1 <= len(layers) <= 4096:
-            raise PolicyRefused("TYPE", "depth.layers is not a list of 1 to 4096 layer indices")
-        for index in layers:
-            check_int(index, "depth.layers entry", 0, 65535, error=PolicyRefused)
-        if any(a >= b for a, b in itertools.pairwise(layers)):
-            raise PolicyRefused("RANGE", "depth.layers is not strictly ascending; sort it and drop repetitions")
+    @classmethod
+    def _check_layers(cls, layers: object) -> None:
+        cls._check_indices(layers, "layers", "layer indices")
+
+    def _check_mask(self, indices: object, name: str) -> None:
+        if indices is None:
+            return
+        if self.patterns is not None or self.adapter is not None:
+            raise PolicyRefused(
+                "RANGE", f"depth.{name} goes with from/to or layers, whose attention or experts it narrows; leave it out"
+            )
+        self._check_indices(indices, name, f"numbers of {name}")
+
+    def _check_indices(indices: object, name: str, what: str) -> None:
+        if type(indices) is not tuple or not 1 <= len(indices) <= 4096:
+            raise PolicyRefused("TYPE", f"depth.{name} is not a list of 1 to 4096 {what}")
+        for index in indices:
+            check_int(index, f"depth.{name} entry", 0, 65535, error=PolicyRefused)
+        if any(a >= b for a, b in itertools.pairwise(indices)):
+            raise PolicyRefused("RANGE", f"depth.{name} is not strictly ascending; sort it and drop repetitions")
 
     @staticmethod
     def _check_patterns(patterns: object) -> None:

@@ -33,9 +33,10 @@ _PLAIN = tuple(name for name in _TOP if name not in {"delta", "class", "noise", 
 _NOISE = ("family", "injection")
 _FLOORS = ("clip_norm", "noise_multiplier")
 _GATE = ("max_window_days", "contributor_cap", "max_examples")
-_CLASS_REQUIRED = ("name", "clip_norm", "noise_multiplier", "sampling_rate", "depth")
-_CLASS = (*_CLASS_REQUIRED, "max_window_days")
-_DEPTH = ("from", "to", "layers", "set", "adapter", "embeddings", "head")
+_BOUNDS = ("clip_norm", "noise_multiplier")
+_CLASS_REQUIRED = ("name", *_BOUNDS, "sampling_rate", "depth")
+_CLASS = (*_CLASS_REQUIRED, "max_window_days", "public")
+_DEPTH = ("from", "to", "layers", "set", "adapter", "embeddings", "head", "heads", "experts")
 
 
 def parse_policy(text: str) -> Policy:
@@ -123,6 +124,8 @@ def _check_keys(table: dict[str, Any], known: Iterable[str], required: Iterable[
 
 def _subtable(table: dict[str, Any], name: str, known: Iterable[str]) -> dict[str, Any]:
     value = table.get(name, {})
+        heads=_list(table.get("heads"), f"depth.heads of {where}"),
+        experts=_list(table.get("experts"), f"depth.experts of {where}"),
     if type(value) is not dict:
         raise PolicyRefused("TYPE", f"{name} is not a table; write [{name}] followed by its keys")
     _check_keys(value, known, (), f"[{name}]")

@@ -176,7 +176,12 @@ def _depth(depth: DepthRule) -> dict[str, Any]:
     else:
         chosen = {"adapter": depth.adapter}
     explicit = {"embeddings": depth.embeddings, "head": depth.head}
-    return chosen | {name: value for name, value in explicit.items() if value is not None}
+    masks = {"heads": depth.heads, "experts": depth.experts}
+    return (
+        chosen
+        | {name: value for name, value in explicit.items() if value is not None}
+        | {name: list(numbers) for name, numbers in masks.items() if numbers is not None}
+    )
 
 
 def _size(

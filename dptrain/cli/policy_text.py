@@ -74,6 +74,9 @@ def _table(head: str, fields: dict[str, str]) -> str:
     lines = [head] if head else []
     return "\n".join([*lines, *(f"{name} = {value}" for name, value in fields.items())]) + "\n"
 
+    for name, numbers in (("heads", depth.heads), ("experts", depth.experts)):
+        if numbers is not None:
+            parts.append(f"{name} = [{', '.join(map(str, numbers))}]")
 
 def _text(value: str) -> str:
     # Identifiers, names and patterns hold neither quotes nor backslashes.

@@ -115,7 +115,7 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     scale = max((float(g.double().norm()) for g in truth if g is not None), default=0.0)
     tolerance = HALF_TOLERANCE if half else P0_TOLERANCE[router.precision]
     for (_, tensor), expected, found in zip(router.tensors, truth, sums, strict=True):
-        exact = torch.zeros_like(found) if expected is None else expected.to(found.dtype)
+        exact = torch.zeros_like(found) if expected is None else tensor.select(expected).to(found.dtype)
         error = float((found - exact).double().norm())
         if not error <= tolerance * max(float(exact.double().norm()), 1e-3 * scale):
             raise UnsupportedModule(

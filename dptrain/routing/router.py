@@ -22,7 +22,10 @@ from dptrain.resolver import Schedule
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.routing.fallback import GenericRule, composite_rule, spreads
 from dptrain.routing.rules import Rule, rule_for
-from dptrain.routing.sums import Bounds, FastSums, Pieces, full_precision
+from dptrain.routing.levels import Sums, sums_for
+from dptrain.routing.narrow import narrow
+from dptrain.routing.sums import Bounds, Pieces, full_precision
+from dptrain.routing.uses import Piece
 
 
 class FallbackNotice(UserWarning):
@@ -37,7 +40,7 @@ class Site:
     module: nn.Module
     rule: Rule
     tensors: dict[str, int]
-    """Attribute name to index of the tensor in the schedule."""
+    """Attribute name to index of the tensor in the schedule; of a tensor that is split, the index of its first part."""
 
 
 @dataclass
@@ -49,6 +52,8 @@ class _Armed:
     contributions: int
     examples: int
     active: frozenset[int]
+    """Indices of tensors of which a contribution may touch something; of one that is split, its first part stands for all."""
+    blocks: frozenset[int]
     pieces: Pieces = field(default_factory=dict)
     taps: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
@@ -66,7 +71,12 @@ class Router:
     def __init__(self, model: nn.Module, schedule: Schedule) -> None:
         self.schedule = schedule
         self.tensors = [(g, tensor) for g, block in enumerate(schedule.blocks) for tensor in block.tensors]
-        self._index = {id(tensor.parameter): i for i, (_, tensor) in enumerate(self.tensors)}
+        self._index: dict[int, int] = {}
+        self._parts: dict[int, list[int]] = {}
+        for i, (_, tensor) in enumerate(self.tensors):
+            first = self._index.setdefault(id(tensor.parameter), i)
+            self._parts.setdefault(first, []).append(i)
+        self._first = {i: first for first, parts in self._parts.items() for i in parts}
         self._armed: _Armed | None = None
         self._serial = 0
         self._anchor = torch.zeros((), requires_grad=True)
@@ -128,10 +138,10 @@ class Router:
 
     def arm(self, contributions: int, examples: int, permitted_NG: torch.Tensor) -> None:
         """Starts a microbatch of ``contributions`` x ``examples`` rows; only blocks permitted to one of them are captured."""
-        active_blocks = set(torch.nonzero(permitted_NG.any(0)).flatten().tolist())
-        active = frozenset(i for i, (g, _) in enumerate(self.tensors) if g in active_blocks)
+        blocks = frozenset(torch.nonzero(permitted_NG.any(0)).flatten().tolist())
+        active = frozenset(self._first[i] for i, (g, _) in enumerate(self.tensors) if g in blocks)
         self._serial += 1
-        self._armed = _Armed(self._serial, contributions, examples, active)
+        self._armed = _Armed(self._serial, contributions, examples, active, blocks)
 
     def disarm(self) -> None:
         """Forgets the microbatch; forwards from here on are ordinary ones."""
@@ -281,8 +291,17 @@ class Router:
         call = kept.call(place)
         with torch.no_grad(), self.paused(), full_precision(grad.device):
             found = site.rule.pieces(call, grad, wanted, lambda key: site.tensors[key] not in self._shared)
-        for key, piece in found.items():
-            armed.pieces.setdefault(site.tensors[key], []).append(piece)
+            for key, piece in found.items():
+                self._deliver(armed, site.tensors[key], piece)
+
+    def _deliver(self, armed: _Armed, index: int, piece: Piece) -> None:
+        """Hands a piece in; of a tensor that is split, what lies in each part that a contribution may touch."""
+        for i in self._parts[index]:
+            block, tensor = self.tensors[i]
+            if tensor.part is None:
+                armed.pieces.setdefault(i, []).append(piece)
+            elif block in armed.blocks:
+                armed.pieces.setdefault(i, []).append(narrow(piece, tensor.part, tensor.parameter.shape))
 
     def require_losses(self, losses: torch.Tensor) -> None:
         """Raises LossShape unless the losses are one number per example of the armed microbatch, with a graph."""

@@ -78,7 +78,7 @@ class FastSums:
         for index, found in pieces.items():
             block, tensor = self._tensors[index]
             with full_precision(tensor.parameter.device):
-                merged = pieces[index] = merge(found, tensor.parameter.shape)
+                merged = pieces[index] = merge(found, tensor.shape)
                 square = norm_sq(merged).cpu()
             bad = ~torch.isfinite(square)
             if bad.any():
@@ -121,7 +121,7 @@ class FastSums:
                 continue
             total = self._sums[index]
             if total is None:
-                total = self._sums[index] = _zeros_like(tensor.parameter)
+                total = self._sums[index] = _zeros_for(tensor)
             with full_precision(total.device):
                 add_weighted(pieces[index], column.to(total.device), total)
 
@@ -129,7 +129,7 @@ class FastSums:
         """The sums of the logical step, float64, zeros where nothing was drawn; each is handed over and forgotten."""
         for index, (_, tensor) in enumerate(self._tensors):
             total, self._sums[index] = self._sums[index], None
-            yield _zeros_like(tensor.parameter) if total is None else total
+            yield _zeros_for(tensor) if total is None else total
 
 
 def full_precision(device: torch.device) -> torch.autocast:
@@ -137,5 +137,5 @@ def full_precision(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, enabled=False)
 
 
-def _zeros_like(parameter: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(parameter, dtype=torch.float64, memory_format=torch.contiguous_format)
+def _zeros_for(tensor: Tensor) -> torch.Tensor:
+    return torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.parameter.device)
