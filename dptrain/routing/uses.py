@@ -74,14 +74,15 @@ def gather(ids_NT: torch.Tensor, b_NTD: torch.Tensor, rows: int) -> Gather:
     """
     n, t = ids_NT.shape
     keys = (torch.arange(n, device=ids_NT.device)[:, None] * rows + ids_NT).reshape(-1)
-    unique, place = torch.unique(keys, return_inverse=True)
-    if unique.numel() == keys.numel():
-        return Gather(ids_NT, b_NTD)
-    b = b_NTD.reshape(n * t, -1)
-    sums = b.new_zeros(unique.numel(), b.shape[1]).index_add_(0, place, b)
+    # No shape depends on a value, so that a graph can be made of this (dptrain.routing.compiled).
+    run, order = torch.sort(keys, stable=True)
+    begins = torch.ones_like(run, dtype=torch.bool)
+    begins[1:] = run[1:] != run[:-1]
     spots = torch.arange(n * t, device=keys.device)
-    first = torch.full((unique.numel(),), n * t, device=keys.device).scatter_reduce_(0, place, spots, "amin")
-    return Gather(ids_NT, torch.zeros_like(b).index_copy_(0, first, sums).view_as(b_NTD))
+    start = torch.where(begins, spots, torch.zeros_like(spots)).cummax(0).values
+    first = torch.empty_like(order).scatter_(0, order, order[start])
+    b = b_NTD.reshape(n * t, -1)
+    return Gather(ids_NT, torch.zeros_like(b).index_add_(0, first, b).view_as(b_NTD))
 
 
 def norm_sq(pieces: list[Piece]) -> torch.Tensor:
