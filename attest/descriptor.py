@@ -17,6 +17,11 @@ MAX_SIZE = cbor.MAX_SIZE
 MAX_MICRO = 10**15
 """Largest bound, one thousand million in fixed point; its products stay exact in 128-bit arithmetic."""
 
+PUBLIC_CLIP_MICRO = MAX_MICRO
+PUBLIC_NOISE_MICRO = 1
+"""The bounds by which a contributor says that a contribution is public: the largest clip norm and the smallest noise
+multiplier that can be written. A public class admits these and no others, and no private class offers less."""
+
 MAX_TIME = 253402300800
 """Start of the year 10000 in seconds since 1970."""
 
@@ -102,6 +107,11 @@ class ContributionDescriptor:
             raise DescriptorRefused(
                 "WINDOW", f"validity ends at {self.not_after}, not after its start {self.not_before}; sign a later end"
             )
+
+    @property
+    def public(self) -> bool:
+        """Whether the contributor signed that the contribution is public: by the bounds that say so, and no others."""
+        return (self.clip_norm_micro, self.noise_multiplier_micro) == (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
 
     @property
     def clip_norm(self) -> float:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from attest import cbor, sign1
 from attest.admission import Passed, Refusal
 from attest.attestation import Attestation
-from attest.descriptor import ContributionDescriptor, Parts, split
+from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor, Parts, split
 from attest.errors import AdmissionRefused, AttestError
 from attest.policy import ClassRule, Policy
 from attest.reasons import ReasonCode
@@ -48,9 +48,7 @@ def examine(
     descriptor_hash, name = None, None
     try:
         if not attestation.within_limits:
-            refuse(
-                ReasonCode.SIZE, "descriptor or signature is larger than any valid one; sign the contribution again"
-            )
+            refuse(ReasonCode.SIZE, "descriptor or signature is larger than any valid one; sign the contribution again")
         descriptor = ContributionDescriptor.from_cbor(attestation.descriptor)
         descriptor_hash, name = hashlib.sha256(attestation.descriptor).digest(), descriptor.contributor
         message = sign1.read(attestation.sign1)
@@ -141,9 +139,7 @@ class _Form(NamedTuple):
     admissibility_class: str
 
     @classmethod
-    def learn(
-        cls, descriptor: bytes, message: bytes, parts: Parts, passed: Passed, registry: Registry
-    ) -> "_Form | None":
+    def learn(cls, descriptor: bytes, message: bytes, parts: Parts, passed: Passed, registry: Registry) -> "_Form | None":
         """The form of an attestation that passed; None if what was cut out is not the content hash and the nonce."""
         document = ContributionDescriptor.from_cbor(descriptor)
         other = replace(document, content_hash=secrets.token_bytes(32), nonce=secrets.token_bytes(16))
@@ -219,9 +215,7 @@ def _find_key(
 def find_contributor(name: str, registry: Registry) -> Contributor:
     contributor = registry.find(name)
     if contributor is None or not contributor.keys:
-        refuse(
-            ReasonCode.KEY_UNKNOWN, f"contributor {name} has no key in the registry; 'dptrain registry add' adds one"
-        )
+        refuse(ReasonCode.KEY_UNKNOWN, f"contributor {name} has no key in the registry; 'dptrain registry add' adds one")
     return contributor
 
 
@@ -278,14 +272,19 @@ def check_validity(descriptor: ContributionDescriptor, rule: ClassRule, policy: 
     longest = policy.max_window if rule.max_window is None else min(rule.max_window, policy.max_window)
     length = descriptor.not_after - descriptor.not_before
     if length > longest:
-        refuse(
-            ReasonCode.WINDOW, f"attestation is valid for {length} s, at most {longest} s are allowed; sign it for less"
-        )
+        refuse(ReasonCode.WINDOW, f"attestation is valid for {length} s, at most {longest} s are allowed; sign it for less")
 
 
 def _check_bounds(descriptor: ContributionDescriptor, rule: ClassRule, policy: Policy) -> None:
     clip, noise = descriptor.clip_norm_micro, descriptor.noise_multiplier_micro
     where = f"(units of 1e-6, class {rule.name})"
+    if rule.public and not descriptor.public:
+        refuse(
+            ReasonCode.BOUNDS_NOT_PUBLIC,
+            f"class {rule.name} is public, its contributions are neither clipped nor noised; this one signs clip norm {clip}"
+            f" and noise multiplier {noise} (units of 1e-6). Who means it to be public signs {PUBLIC_CLIP_MICRO} and"
+            f" {PUBLIC_NOISE_MICRO} ('dptrain attest sign --public')",
+        )
     if clip > rule.clip_norm_micro:
         refuse(ReasonCode.CLIP_ABOVE_CLASS, f"clip norm is {clip}, expected at most {rule.clip_norm_micro} {where}")
     if noise < rule.noise_multiplier_micro:
@@ -293,12 +292,12 @@ def _check_bounds(descriptor: ContributionDescriptor, rule: ClassRule, policy: P
             ReasonCode.NOISE_BELOW_CLASS,
             f"noise multiplier is {noise}, expected at least {rule.noise_multiplier_micro} {where}",
         )
-    if clip < policy.min_clip_norm_micro:
+    if not rule.public and clip < policy.min_clip_norm_micro:
         refuse(
             ReasonCode.CLIP_BELOW_FLOOR,
             f"clip norm is {clip}, the corpus asks for at least {policy.min_clip_norm_micro}",
         )
-    if noise < policy.min_noise_multiplier_micro:
+    if not rule.public and noise < policy.min_noise_multiplier_micro:
         refuse(
             ReasonCode.NOISE_BELOW_FLOOR,
             f"noise multiplier is {noise}, the corpus asks for at least {policy.min_noise_multiplier_micro}",

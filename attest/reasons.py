@@ -32,6 +32,7 @@ class ReasonCode(StrEnum):
     WINDOW = "WINDOW", "The attestation's validity is empty or longer than the policy allows."
     CLASS_UNKNOWN = "CLASS_UNKNOWN", "The policy has no such admissibility class."
     CLASS_NOT_GRANTED = "CLASS_NOT_GRANTED", "The contributor may not attest this admissibility class."
+    BOUNDS_NOT_PUBLIC = "BOUNDS_NOT_PUBLIC", "The class is public, and the contribution did not sign that it is."
     CLIP_ABOVE_CLASS = "CLIP_ABOVE_CLASS", "The signed clip norm is more permissive than the class preset."
     NOISE_BELOW_CLASS = "NOISE_BELOW_CLASS", "The signed noise multiplier is more permissive than the class preset."
     CLIP_BELOW_FLOOR = "CLIP_BELOW_FLOOR", "The signed clip norm is too small to be useful in this corpus."

@@ -33,17 +33,20 @@ class PrivateGradients:
         normalizer: the public constant that divides noised sums. draws: noise injections per step, fixed by the policy.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, router: Router, normalizer: int) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, router: Router, normalizer: int, draws: int = 1
+    ) -> None:
         self.phase = Phase.IDLE
         self._model = model
         self._router = router
         self._normalizer = float(normalizer)
+        self._draws = draws
         self._released: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._untouched = [(t.parameter, t.part) for t in router.schedule.frozen if t.part is not None]
+        self._kept: list[torch.Tensor] = []
         self._bound = dict(model.named_parameters(remove_duplicate=False))
         self._trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for parameter in self._trainable:
-        self._untouched = [(t.parameter, t.part) for t in router.schedule.frozen if t.part is not None]
-        self._kept: list[torch.Tensor] = []
             parameter.requires_grad_(False)
             parameter.grad = None
         self._hooks: list[RemovableHandle] = [
@@ -66,9 +69,6 @@ class PrivateGradients:
             self._put(tensor, total)
         self.phase = Phase.RELEASED
 
-    def require_detached(self) -> None:
-        """Raises if a parameter was given back to autograd, which would fill ``p.grad`` with what is not private."""
-        if any(parameter.requires_grad for parameter in self._model.parameters()):
     def _put(self, tensor: Tensor, value: torch.Tensor) -> None:
         """Puts what was released for a tensor into ``p.grad``; the parts of one parameter one after the other, zero elsewhere."""
         parameter = tensor.parameter
@@ -82,6 +82,9 @@ class PrivateGradients:
             self._released.append((parameter, grad))
         tensor.part.write(grad, value)
 
+    def require_detached(self) -> None:
+        """Raises if a parameter was given back to autograd, which would fill ``p.grad`` with what is not private."""
+        if any(parameter.requires_grad for parameter in self._model.parameters()):
             raise NotPrivateUse(
                 "REQUIRES_GRAD",
                 "a parameter has requires_grad=True while the run is prepared, so a backward pass would put a raw gradient "
@@ -137,10 +140,10 @@ class PrivateGradients:
             raise NotPrivateUse(
                 "FOREIGN_GRADIENT", "a parameter outside the schedule carries a gradient, which is not private; clear it"
             )
+        self._kept = [part.select(parameter.detach()).clone() for parameter, part in self._untouched]
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-        self.phase = Phase.STEPPED
-        self._kept = [part.select(parameter.detach()).clone() for parameter, part in self._untouched]
         with torch.no_grad():
             for (parameter, part), kept in zip(self._untouched, self._kept, strict=True):
                 part.write(parameter, kept)
+        self.phase = Phase.STEPPED

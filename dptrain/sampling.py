@@ -4,6 +4,7 @@ Every contribution of a class is drawn independently at every step with the clas
 (key, step, slot): no shuffle, no epoch, no loader; an empty draw is a step like any other.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
@@ -62,3 +63,15 @@ class PoissonSampler:
         slots = np.flatnonzero(chosen)
         self.occurrences[slots] += 1
         return slots
+
+
+def groups(drawn: Sequence[int], count: int) -> list[list[int]]:
+    """Splits a draw into exactly ``count`` groups, in order, of sizes that differ by at most one.
+
+    Guarantee: the groups joined are the draw; none is dropped, truncated or repeated, and a small draw leaves groups empty.
+    The number of groups is the policy's and not a function of the draw.
+    """
+    if count < 1:
+        raise ValueError(f"a draw is split into at least one group, got {count}")
+    edges = [place * len(drawn) // count for place in range(count + 1)]
+    return [list(drawn[start:end]) for start, end in itertools.pairwise(edges)]

@@ -34,6 +34,7 @@ _POLICY_FIELDS = {
     21: "registry_root",
     22: "classes",
 }
+_POLICY_OPTIONAL = {23: "noise_microbatches"}
 _CLASS_FIELDS = {
     1: "name",
     2: "clip_norm_micro",
@@ -56,8 +57,9 @@ _DEPTH_FIELDS = {
 
 
 def encode_policy(policy: Policy) -> bytes:
-    """Encode a policy; every field is present, None is null."""
+    """Encode a policy; every field is present, None is null. Labels 23 and, in a class, 7 are left out where not stated."""
     plain = {key: getattr(policy, name) for key, name in _POLICY_FIELDS.items() if name != "schema"}
+    plain |= {key: value for key, name in _POLICY_OPTIONAL.items() if (value := getattr(policy, name)) is not None}
     plain[1] = SCHEMA
     plain[3] = _pair(policy.delta)
     plain[22] = [_encode_class(rule) for rule in policy.classes]
@@ -76,7 +78,7 @@ def decode_policy(data: bytes) -> Policy:
         value = cbor.decode(data, max_size=MAX_PAYLOAD)
     except CborError as error:
         raise PolicyRefused(error.code, f"policy is not strict CBOR: {error.sentence}") from error
-    fields = _named(value, _POLICY_FIELDS, "policy")
+    fields = _named(value, _POLICY_FIELDS, _POLICY_OPTIONAL, "policy")
     if fields.pop("schema") != SCHEMA:
         raise PolicyRefused("SCHEMA", f"policy schema is not {SCHEMA!r}; it was written by another version")
     fields["delta"] = _fraction(fields["delta"], "delta")
@@ -91,6 +93,7 @@ def decode_policy(data: bytes) -> Policy:
 
 def _encode_class(rule: ClassRule) -> dict[int, Any]:
     plain = {key: getattr(rule, name) for key, name in _CLASS_FIELDS.items()}
+    plain |= {key: True for key, name in _CLASS_OPTIONAL.items() if getattr(rule, name)}
     plain[4] = _pair(rule.sampling_rate)
     depth = {key: getattr(rule.depth, name) for key, name in _DEPTH_FIELDS.items()}
     if rule.depth.band is not None:
@@ -100,7 +103,7 @@ def _encode_class(rule: ClassRule) -> dict[int, Any]:
 
 
 def _decode_class(value: Any) -> ClassRule:
-    fields = _named(value, _CLASS_FIELDS, "class")
+    fields = _named(value, _CLASS_FIELDS, _CLASS_OPTIONAL, "class")
     fields["sampling_rate"] = _fraction(fields["sampling_rate"], "sampling_rate")
     fields["depth"] = _decode_depth(fields["depth"])
     return ClassRule(**fields)
@@ -120,10 +123,12 @@ def _decode_depth(value: Any) -> DepthRule:
     return DepthRule(**fields)
 
 
-def _named(value: Any, names: dict[int, str], what: str) -> dict[str, Any]:
-    if type(value) is not dict or set(value) != set(names):
-        raise PolicyRefused("SCHEMA", f"{what} is not a map with exactly the labels 1 to {max(names)}")
-    return {name: value[key] for key, name in names.items()}
+def _named(value: Any, names: dict[int, str], optional: dict[int, str], what: str) -> dict[str, Any]:
+    if type(value) is not dict or not set(names) <= set(value) <= set(names) | set(optional):
+        raise PolicyRefused(
+            "SCHEMA", f"{what} is not a map with the labels 1 to {max(names)}, and perhaps {', '.join(map(str, optional))}"
+        )
+    return {name: value[key] for key, name in (names | optional).items() if key in value}
 
 
 def _pair(value: Fraction) -> list[int]:

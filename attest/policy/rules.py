@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Literal
 
 from attest.checks import check_bytes, check_int
-from attest.descriptor import MAX_COUNT, MAX_MICRO
+from attest.descriptor import MAX_COUNT, MAX_MICRO, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.errors import PolicyRefused
 from attest.ids import check_id
 from attest.micro import from_micro
@@ -23,6 +23,9 @@ MIN_DELTA = Fraction(1, 10**12)
 """Below this, privacy-loss distributions lose their tail to truncation."""
 
 MAX_STEPS = 10**9
+MAX_MICROBATCHES = 1 << 16
+"""Most noise injections per step; each costs a draw for every scheduled coordinate."""
+
 DEFAULT_MAX_WINDOW = 2 * 365 * 86400
 """Two years in seconds: the longest validity of an attestation unless the policy says otherwise."""
 
@@ -61,29 +64,27 @@ class DepthRule:
         adapter: Name of an adapter; the class touches its parameters only.
         embeddings: Whether the class may touch the embeddings; None leaves it to the depth.
         head: Whether the class may touch the output head; None leaves it to the depth.
+        heads: Query heads of attention that the class may touch, ascending; None for all. With a band or layers only.
+        experts: Experts that the class may touch, ascending; None for all, and their router. With a band or layers only.
     """
 
     band: tuple[Fraction, Fraction] | None = None
-        heads: Query heads of attention that the class may touch, ascending; None for all. With a band or layers only.
-        experts: Experts that the class may touch, ascending; None for all, and their router. With a band or layers only.
     layers: tuple[int, ...] | None = None
     patterns: tuple[str, ...] | None = None
     adapter: str | None = None
     embeddings: bool | None = None
     head: bool | None = None
+    heads: tuple[int, ...] | None = None
+    experts: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         chosen = [name for name in ("band", "layers", "patterns", "adapter") if getattr(self, name) is not None]
-    heads: tuple[int, ...] | None = None
-    experts: tuple[int, ...] | None = None
         if len(chosen) != 1:
             found = " and ".join(chosen) or "none"
             raise PolicyRefused("RANGE", f"depth sets {found}, expected one of from/to, layers, set, adapter")
         for name in ("embeddings", "head"):
             if getattr(self, name) is not None and type(getattr(self, name)) is not bool:
-                raise PolicyRefused(
-                    "TYPE", f"depth.{name} is {type(getattr(self, name)).__name__}, expected true or false"
-                )
+                raise PolicyRefused("TYPE", f"depth.{name} is {type(getattr(self, name)).__name__}, expected true or false")
         if self.band is not None:
             self._check_band(self.band)
         elif self.layers is not None:
@@ -112,7 +113,6 @@ class DepthRule:
         if not 0 <= low < high <= 1:
             raise PolicyRefused("RANGE", f"depth runs from {low} to {high}, expected 0 <= from < to <= 1")
 
-    @staticmethod
     @classmethod
     def _check_layers(cls, layers: object) -> None:
         cls._check_indices(layers, "layers", "layer indices")
@@ -126,6 +126,7 @@ class DepthRule:
             )
         self._check_indices(indices, name, f"numbers of {name}")
 
+    @staticmethod
     def _check_indices(indices: object, name: str, what: str) -> None:
         if type(indices) is not tuple or not 1 <= len(indices) <= 4096:
             raise PolicyRefused("TYPE", f"depth.{name} is not a list of 1 to 4096 {what}")
@@ -140,9 +141,7 @@ class DepthRule:
             raise PolicyRefused("TYPE", "depth.set is not a list of 1 to 4096 name patterns")
         for pattern in patterns:
             if type(pattern) is not str or not _PATTERN.fullmatch(pattern):
-                raise PolicyRefused(
-                    "RANGE", f"depth.set holds {ascii(pattern)[:80]}, expected a pattern like 'vision.*'"
-                )
+                raise PolicyRefused("RANGE", f"depth.set holds {ascii(pattern)[:80]}, expected a pattern like 'vision.*'")
         if len(set(patterns)) != len(patterns):
             raise PolicyRefused("RANGE", "depth.set names a pattern twice")
 
@@ -158,6 +157,8 @@ class ClassRule:
         sampling_rate: Probability q with which each contribution is drawn per step, 0 < q <= 1.
         depth: Blocks that the class may touch.
         max_window: Longest validity of an attestation in seconds; None for the policy's.
+        public: Whether contributions of the class are public: neither clipped nor noised, and nothing promised to them.
+            Their bounds are then `PUBLIC_CLIP_MICRO` and `PUBLIC_NOISE_MICRO`, which say so, and no others.
     """
 
     name: str
@@ -166,6 +167,7 @@ class ClassRule:
     sampling_rate: Fraction
     depth: DepthRule
     max_window: int | None = None
+    public: bool = False
 
     def __post_init__(self) -> None:
         check_id(self.name, "class name", error=PolicyRefused)
@@ -177,22 +179,31 @@ class ClassRule:
             MAX_MICRO,
             error=PolicyRefused,
         )
+        if type(self.public) is not bool:
+            raise PolicyRefused("TYPE", f"public of class {self.name} is {type(self.public).__name__}, expected true or false")
+        says_public = (self.clip_norm_micro, self.noise_multiplier_micro) == (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
+        if says_public and not self.public:
+            raise PolicyRefused(
+                "RANGE", f"class {self.name} has the bounds by which contributors sign that data is public; set public = true"
+            )
+        if self.public and not says_public:
+            raise PolicyRefused(
+                "RANGE",
+                f"class {self.name} is public and has a clip_norm or noise_multiplier; a public class is neither clipped nor"
+                " noised: leave both out, or leave out public",
+            )
         if not 0 < _check_fraction(self.sampling_rate, f"sampling_rate of class {self.name}") <= 1:
             raise PolicyRefused(
                 "RANGE", f"sampling_rate of class {self.name} is {self.sampling_rate}, expected above 0 and at most 1"
             )
         if type(self.depth) is not DepthRule:
-            raise PolicyRefused(
-                "TYPE", f"depth of class {self.name} is {type(self.depth).__name__}, expected a DepthRule"
-            )
+            raise PolicyRefused("TYPE", f"depth of class {self.name} is {type(self.depth).__name__}, expected a DepthRule")
         if self.max_window is not None:
-            check_int(
-                self.max_window, f"max_window of class {self.name} in seconds", 1, MAX_WINDOW, error=PolicyRefused
-            )
+            check_int(self.max_window, f"max_window of class {self.name} in seconds", 1, MAX_WINDOW, error=PolicyRefused)
 
     @property
     def clip_norm(self) -> float:
-        """Preset clip norm as a double."""
+        """Preset clip norm as a double; says nothing in a public class."""
         return from_micro(self.clip_norm_micro)
 
     @property
@@ -220,6 +231,7 @@ class Policy:
         epoch_steps: Steps per epoch of the ledger; defaults to a tenth of `steps`.
         noise_family: One of `NOISE_FAMILIES`.
         noise_injection: One of `NOISE_INJECTIONS`.
+        noise_microbatches: Noise injections per logical step, M; stated exactly with `per_microbatch` injection, else None.
         min_clip_norm_micro: Smallest clip norm that any contribution may sign, in 1e-6.
         min_noise_multiplier_micro: Smallest noise multiplier that any contribution may sign, in 1e-6.
         max_window: Longest validity of an attestation in seconds.
@@ -250,6 +262,7 @@ class Policy:
     max_examples: int = 1
     retention_epochs: int = 0
     registry_root: bytes | None = None
+    noise_microbatches: int | None = None
 
     def __post_init__(self) -> None:
         check_id(self.corpus, "corpus", error=PolicyRefused)
@@ -327,6 +340,20 @@ class Policy:
                 "noise.injection 'per_sample' shows in its variance who was drawn; set disclosure ="
                 " 'occurrences_public' or use noise.injection = 'scheduled'",
             )
+        self._check_microbatches()
+
+    def _check_microbatches(self) -> None:
+        count, injection = self.noise_microbatches, self.noise_injection
+        if (count is not None) != (injection == "per_microbatch"):
+            raise PolicyRefused(
+                "RANGE",
+                "noise.injection 'per_microbatch' needs noise.microbatches, the number of injections per step: were it the"
+                " number of microbatches that a draw happens to fill, the noise would show who was drawn"
+                if count is None
+                else f"noise.microbatches goes with noise.injection = 'per_microbatch', not with {injection!r}; leave it out",
+            )
+        if count is not None:
+            check_int(count, "noise.microbatches", 1, MAX_MICROBATCHES, error=PolicyRefused)
 
     def _check_classes(self) -> None:
         if type(self.classes) is not tuple or not 1 <= len(self.classes) <= 256:
@@ -338,6 +365,8 @@ class Policy:
             if rule.name in names:
                 raise PolicyRefused("RANGE", f"class {rule.name!r} is defined twice; give each class its own name")
             names.add(rule.name)
+            if rule.public:
+                continue  # the floors bind what is private; a public class has no bounds
             for what, preset, floor in (
                 ("clip_norm", rule.clip_norm_micro, self.min_clip_norm_micro),
                 ("noise_multiplier", rule.noise_multiplier_micro, self.min_noise_multiplier_micro),
@@ -348,3 +377,7 @@ class Policy:
                         f"{what} of class {rule.name} is {from_micro(preset):g}, below {from_micro(floor):g} in [floors];"
                         " lower the floor or raise the preset",
                     )
+        if all(rule.public for rule in self.classes):
+            raise PolicyRefused(
+                "RANGE", "every class of the policy is public, so that it protects nobody; add a class that is not"
+            )

@@ -7,6 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.errors import PolicyRefused, ValueRefused
 from attest.micro import to_fraction, to_micro
 from attest.policy.rules import ClassRule, DepthRule, Policy
@@ -30,7 +31,7 @@ _TOP = (
     "gate",
 )
 _PLAIN = tuple(name for name in _TOP if name not in {"delta", "class", "noise", "floors", "gate"})
-_NOISE = ("family", "injection")
+_NOISE = ("family", "injection", "microbatches")
 _FLOORS = ("clip_norm", "noise_multiplier")
 _GATE = ("max_window_days", "contributor_cap", "max_examples")
 _BOUNDS = ("clip_norm", "noise_multiplier")
@@ -78,12 +79,29 @@ def parse_policy(text: str) -> Policy:
 def _parse_class(table: Any) -> ClassRule:
     if type(table) is not dict:
         raise PolicyRefused("TYPE", "class is not a table; write [[class]] followed by its keys")
-    _check_keys(table, _CLASS, _CLASS_REQUIRED, "[[class]]")
+    public = table.get("public", False)
+    required = [name for name in _CLASS_REQUIRED if name not in _BOUNDS or public is not True]
+    _check_keys(table, _CLASS, required, "[[class]]")
     where = f"class {ascii(table['name'])[:80]}"
+    if public is True and any(name in table for name in _BOUNDS):
+        raise PolicyRefused(
+            "KEY",
+            f"{where} is public and gives {' and '.join(name for name in _BOUNDS if name in table)}; a public class is neither"
+            " clipped nor noised: leave the bounds out, or leave out public",
+        )
+    bounds = (
+        (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
+        if public is True
+        else (
+            _micro(table["clip_norm"], f"clip_norm of {where}"),
+            _micro(table["noise_multiplier"], f"noise_multiplier of {where}"),
+        )
+    )
     return ClassRule(
         name=table["name"],
-        clip_norm_micro=_micro(table["clip_norm"], f"clip_norm of {where}"),
-        noise_multiplier_micro=_micro(table["noise_multiplier"], f"noise_multiplier of {where}"),
+        clip_norm_micro=bounds[0],
+        noise_multiplier_micro=bounds[1],
+        public=public,
         sampling_rate=_exact(table["sampling_rate"], f"sampling_rate of {where}"),
         depth=_parse_depth(table["depth"], where),
         **_window(table, where),
@@ -106,6 +124,8 @@ def _parse_depth(table: Any, where: str) -> DepthRule:
         adapter=table.get("adapter"),
         embeddings=table.get("embeddings"),
         head=table.get("head"),
+        heads=_list(table.get("heads"), f"depth.heads of {where}"),
+        experts=_list(table.get("experts"), f"depth.experts of {where}"),
     )
 
 
@@ -114,9 +134,7 @@ def _check_keys(table: dict[str, Any], known: Iterable[str], required: Iterable[
     for key in table:
         if key not in names:
             near = difflib.get_close_matches(key[:80], names, n=1, cutoff=0.0)
-            raise PolicyRefused(
-                "KEY", f"{where} has the unknown key {ascii(key)[:80]}; the nearest known key is {near[0]!r}"
-            )
+            raise PolicyRefused("KEY", f"{where} has the unknown key {ascii(key)[:80]}; the nearest known key is {near[0]!r}")
     missing = [name for name in required if name not in table]
     if missing:
         raise PolicyRefused("KEY", f"{where} lacks {', '.join(missing)}")
@@ -124,8 +142,6 @@ def _check_keys(table: dict[str, Any], known: Iterable[str], required: Iterable[
 
 def _subtable(table: dict[str, Any], name: str, known: Iterable[str]) -> dict[str, Any]:
     value = table.get(name, {})
-        heads=_list(table.get("heads"), f"depth.heads of {where}"),
-        experts=_list(table.get("experts"), f"depth.experts of {where}"),
     if type(value) is not dict:
         raise PolicyRefused("TYPE", f"{name} is not a table; write [{name}] followed by its keys")
     _check_keys(value, known, (), f"[{name}]")

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest import keys, signed_file
 from attest.attestation import Attestation, read_sequence
 from attest.corpus import SigningTemplate, sign_corpus
-from attest.descriptor import ContributionDescriptor
+from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor
 from attest.ids import check_id
 from attest.micro import to_micro
 from attest.records import SUFFIX
@@ -104,6 +104,9 @@ def sign(
     contributor: Annotated[
         str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
     ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="The data is public: for a public class, which neither clips nor adds noise.")
+    ] = False,
     data_class: Annotated[str, typer.Option(help="What kind of data it is, as an identifier.")] = "unspecified",
     not_before: Annotated[int | None, moment("First moment of validity; default: now.")] = None,
     days: Annotated[int, typer.Option(min=1, help="Days of validity.")] = 365,
@@ -124,7 +127,20 @@ def sign(
         rules, _ = read_policy(policy, owner_key)
         rule = rules.class_rule(admissibility_class)
         corpus, clip_micro, noise_micro = corpus or rules.corpus, rule.clip_norm_micro, rule.noise_multiplier_micro
-    elif corpus is None or clip_norm is None or noise_multiplier is None:
+        if rule.public is not public:
+            raise typer.BadParameter(
+                f"class {admissibility_class} is public in {policy}: nothing clips its contributions or hides them in noise. "
+                "Repeat with --public if the data is meant to be public, or choose another class"
+                if rule.public
+                else f"class {admissibility_class} is not public in {policy}; leave out --public, or choose another class"
+            )
+    if public:
+        if clip_norm is not None or noise_multiplier is not None:
+            raise typer.BadParameter(
+                "a public contribution has no bounds; give --public, or --clip-norm and --noise-multiplier"
+            )
+        clip_micro, noise_micro = PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+    if corpus is None or (policy is None and not public and (clip_norm is None or noise_multiplier is None)):
         raise typer.BadParameter("give --corpus, --clip-norm and --noise-multiplier, or a --policy to take them from")
     start = int(time.time()) if not_before is None else not_before
     template = SigningTemplate(
@@ -146,10 +162,15 @@ def sign(
     if json:
         print_json({"signed": count, "path": str(target), "contributor": name, "corpus": corpus})
         return
+    bounds = (
+        "PUBLIC, neither clipped nor noised, with no promise of privacy"
+        if public
+        else f"clip norm {template.clip_norm_micro / 1e6:g} at most, noise multiplier "
+        f"{template.noise_multiplier_micro / 1e6:g} at least"
+    )
     console().print(
-        f"signed {counted(count, 'contribution')} as {name} for {corpus}, class {admissibility_class}: clip norm "
-        f"{template.clip_norm_micro / 1e6:g} at most, noise multiplier {template.noise_multiplier_micro / 1e6:g} at least, "
-        f"until {utc(template.not_after)}\n{target}"
+        f"signed {counted(count, 'contribution')} as {name} for {corpus}, class {admissibility_class}: {bounds}, until "
+        f"{utc(template.not_after)}\n{target}"
     )
 
 

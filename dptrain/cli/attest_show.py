@@ -282,8 +282,8 @@ def _cells(attestation: Attestation) -> list[str]:
     return [
         signed.contributor,
         signed.admissibility_class,
-        number(signed.clip_norm, 6),
-        number(signed.noise_multiplier, 6),
+        "public" if signed.public else number(signed.clip_norm, 6),
+        "public" if signed.public else number(signed.noise_multiplier, 6),
         utc(signed.not_after)[:10],
         signed.digest().hex()[:8],
     ]

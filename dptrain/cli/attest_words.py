@@ -72,6 +72,11 @@ def meaning(signed: ContributionDescriptor) -> str:
         if signed.max_occurrences
         else "How often it may be drawn is not capped."
     )
+    if signed.public:
+        return (
+            "It is signed as PUBLIC: its gradient is neither scaled down nor hidden in noise, and nothing is promised about "
+            f"what the model shows of it. {cap}"
+        )
     pull = rounded(Fraction(10**6, signed.noise_multiplier_micro), 3, up=True)
     return (
         f"Whenever a step draws it, its gradient is scaled down to a length of at most {_exact(signed.clip_norm_micro)} (clip "
@@ -97,6 +102,9 @@ def under(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -
     if policy.find_class(signed.admissibility_class) is None:
         known = ", ".join(rule.name for rule in policy.classes)
         return f"The policy given has no class {signed.admissibility_class}, only {known}: under it, this is not admitted."
+    if policy.class_rule(signed.admissibility_class).public:
+        said = "no epsilon is claimed for them" if signed.public else "this one did not sign that, so it is not admitted"
+        return f"Class {signed.admissibility_class} is public in the policy given, neither clipped nor noised: {said}."
     return epsilon(signed, policy, signed_policy)
 
 

@@ -98,7 +98,7 @@ def classes(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
     found: dict[str, str] = {}
     for path in [policy] if policy else _beside(registry, _NEAR):
         for rule in _rules(path):
-            bounds = f"clip norm {rule.clip_norm:g}, noise multiplier {rule.noise_multiplier:g}"
+            bounds = "public" if rule.public else f"clip norm {rule.clip_norm:g}, noise multiplier {rule.noise_multiplier:g}"
             found.setdefault(rule.name, f"{bounds}, in {path}")
     known = _registry(registry) if registry and not policy else None
     for name in sorted({name for item in (known.contributors if known else ()) for name in item.classes}):

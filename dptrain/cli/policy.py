@@ -241,6 +241,7 @@ def _as_json(signed: SignedPolicy) -> dict[str, Any]:
             "normalizer": policy.normalizer,
             "noise_family": policy.noise_family,
             "noise_injection": policy.noise_injection,
+            "noise_microbatches": policy.noise_microbatches,
             "min_clip_norm": policy.min_clip_norm_micro / 1e6,
             "min_noise_multiplier": policy.min_noise_multiplier_micro / 1e6,
             "max_window_seconds": policy.max_window,
@@ -251,8 +252,9 @@ def _as_json(signed: SignedPolicy) -> dict[str, Any]:
             "classes": [
                 {
                     "name": rule.name,
-                    "clip_norm": rule.clip_norm,
-                    "noise_multiplier": rule.noise_multiplier,
+                    "public": rule.public,
+                    "clip_norm": None if rule.public else rule.clip_norm,
+                    "noise_multiplier": None if rule.public else rule.noise_multiplier,
                     "sampling_rate": float(rule.sampling_rate),
                     "depth": _depth(rule.depth),
                     "max_window_seconds": rule.max_window,

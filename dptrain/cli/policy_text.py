@@ -30,6 +30,8 @@ def as_toml(policy: Policy) -> str:
         "retention_epochs": str(policy.retention_epochs),
     }
     noise = {"family": _text(policy.noise_family), "injection": _text(policy.noise_injection)}
+    if policy.noise_microbatches is not None:
+        noise["microbatches"] = str(policy.noise_microbatches)
     floors = {
         "clip_norm": _micro(policy.min_clip_norm_micro),
         "noise_multiplier": _micro(policy.min_noise_multiplier_micro),
@@ -46,12 +48,17 @@ def as_toml(policy: Policy) -> str:
 def _class(rule: ClassRule) -> dict[str, str]:
     fields = {
         "name": _text(rule.name),
-        "clip_norm": _micro(rule.clip_norm_micro),
-        "noise_multiplier": _micro(rule.noise_multiplier_micro),
+        **_bounds(rule),
         "sampling_rate": _decimal(rule.sampling_rate),
         "depth": _depth(rule.depth),
     }
     return fields if rule.max_window is None else fields | {"max_window_days": _days(rule.max_window)}
+
+
+def _bounds(rule: ClassRule) -> dict[str, str]:
+    if rule.public:
+        return {"public": "true"}
+    return {"clip_norm": _micro(rule.clip_norm_micro), "noise_multiplier": _micro(rule.noise_multiplier_micro)}
 
 
 def _depth(depth: DepthRule) -> str:
@@ -67,6 +74,9 @@ def _depth(depth: DepthRule) -> str:
     for name, value in (("embeddings", depth.embeddings), ("head", depth.head)):
         if value is not None:
             parts.append(f"{name} = {str(value).lower()}")
+    for name, numbers in (("heads", depth.heads), ("experts", depth.experts)):
+        if numbers is not None:
+            parts.append(f"{name} = [{', '.join(map(str, numbers))}]")
     return "{ " + ", ".join(parts) + " }"
 
 
@@ -74,9 +84,6 @@ def _table(head: str, fields: dict[str, str]) -> str:
     lines = [head] if head else []
     return "\n".join([*lines, *(f"{name} = {value}" for name, value in fields.items())]) + "\n"
 
-    for name, numbers in (("heads", depth.heads), ("experts", depth.experts)):
-        if numbers is not None:
-            parts.append(f"{name} = [{', '.join(map(str, numbers))}]")
 
 def _text(value: str) -> str:
     # Identifiers, names and patterns hold neither quotes nor backslashes.

@@ -92,7 +92,19 @@ class LatticeGaussian:
         torch.mul(radius, angle.sin_(), out=out[:, 1])
         return out.view(-1)[:count]
 
-    def release_(self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int) -> torch.Tensor:
+    def gaussian(self, step: int, lane: int, offset: int, count: int, draws: int = 1) -> torch.Tensor:
+        """Standard normals made of ``draws`` draws of variance 1/draws each, added up in float64 and not rounded.
+
+        Draw g is read at lane ``lane * draws + g``: (tensor, draw) and lane determine each other, so no draw meets another one.
+        """
+        total = self.normals(step, lane * draws, offset, count)
+        for place in range(lane * draws + 1, (lane + 1) * draws):
+            total.add_(self.normals(step, place, offset, count))
+        return total if draws == 1 else total.mul_(draws**-0.5)
+
+    def release_(
+        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
+    ) -> torch.Tensor:
         """Turns a clipped sum into its private release, in place.
 
         Args:
@@ -100,6 +112,7 @@ class LatticeGaussian:
             std: s > 0, the scheduled noise standard deviation on the sum.
             normalizer: the public constant that divides the noised sum.
             step: logical step, 1-based. lane: index of the tensor in the schedule.
+            draws: how many draws make up the noise, std^2 / draws each; the same number in every release of a run.
 
         Returns:
             ``clipped_sum`` itself, now private.
@@ -118,7 +131,7 @@ class LatticeGaussian:
         for start in range(0, flat.numel(), CHUNK):
             part = flat[start : start + CHUNK]
             integers = part.to("cpu", torch.float64).div_(gamma).round_().clamp_(-_SUM_LIMIT, _SUM_LIMIT)
-            noise = self.normals(step, lane, start, part.numel()).mul_(2.0**LATTICE_BITS).round_()
+            noise = self.gaussian(step, lane, start, part.numel(), draws).mul_(2.0**LATTICE_BITS).round_()
             part.copy_(integers.add_(noise).mul_(scale))
         return clipped_sum
 

@@ -16,11 +16,11 @@ SCHEMA: Final = "dptrain.ledger/2"
 AMPLIFICATION_POISSON: Final = "poisson"
 
 _SUPPORTED: Final = (
-    ("accountant", "pld"),
-    ("adjacency", "zero-out"),
-    ("disclosure", "secret_poisson"),
-    ("noise_family", "gaussian"),
-    ("noise_injection", "scheduled"),
+    ("accountant", ("pld",)),
+    ("adjacency", ("zero-out",)),
+    ("disclosure", ("secret_poisson",)),
+    ("noise_family", ("gaussian",)),
+    ("noise_injection", ("scheduled", "per_microbatch")),  # M draws of variance s^2/M are one draw of variance s^2
 )
 
 
@@ -181,8 +181,8 @@ class Header:
             raise LeafRefused("POLICY", f"the policy is signed by {signed.owner}, the header says {self.owner}")
         for name, supported in _SUPPORTED:
             found = getattr(signed.policy, name)
-            if found != supported:
-                sentence = f"{name} {found!r} has no accounting in this version, expected {supported!r}"
+            if found not in supported:
+                sentence = f"{name} {found!r} has no accounting in this version, expected {' or '.join(map(repr, supported))}"
                 raise LeafRefused("POLICY_UNSUPPORTED", sentence)
         return signed.policy
 

@@ -850,6 +850,17 @@ def test_A14_a_class_that_the_policy_lacks_is_CLASS_UNKNOWN(scene):
         assert scene.code(signed({4: name})) == "CLASS_UNKNOWN"
 
 
+def test_A14_a_class_that_is_public_admits_only_who_signed_that_it_is_or_BOUNDS_NOT_PUBLIC(scene):
+    """Neither a softer policy nor a class renamed public strips bounds that somebody signed."""
+    public = {"public": True, "clip_norm_micro": MAX_MICRO, "noise_multiplier_micro": 1}
+    rules = tuple(replace(rule, **public) if rule.name == "sensitive" else rule for rule in scene.policy.classes)
+    policy = replace(scene.policy, classes=rules)
+    for changes in ({}, {5: MAX_MICRO}, {6: 1}, {5: MAX_MICRO - 1, 6: 1}, {5: MAX_MICRO, 6: 2}):
+        assert scene.code(signed(changes), policy=policy) == "BOUNDS_NOT_PUBLIC"
+    assert scene.code(signed({5: MAX_MICRO, 6: 1}), policy=policy) == "ADMITTED"
+    assert scene.code(signed({5: MAX_MICRO, 6: 1})) == "CLIP_ABOVE_CLASS"
+
+
 def test_A14_a_contributor_without_any_grant_is_CLASS_NOT_GRANTED(scene):
     registry = make_registry(lambda log: log.grant("alice", classes=(), cap=None, now=NOW))
     assert scene.code(signed(), registry=registry) == "CLASS_NOT_GRANTED"

@@ -130,7 +130,7 @@ def test_bad_messages_policies_and_entries_are_no_instances():
     assert not valid("attestation", cbor.encode([ATTESTATION.descriptor]))
     assert not valid("attestation", cbor.encode([ATTESTATION.descriptor, message, b""]))
     policy = cbor.decode(SCENE.policy.to_cbor())
-    for changes in ({3: [0.5, 1]}, {5: "add-remove"}, {15: 0}, {21: None}, {22: []}, {23: 1}):
+    for changes in ({3: [0.5, 1]}, {5: "add-remove"}, {15: 0}, {21: None}, {22: []}, {23: 0}, {24: 1}):
         assert not valid("policy", cbor.encode(with_fields(policy, changes)))
     entry = cbor.decode(registry_entries()[0])
     for changes in ({2: -1}, {3: bytes(31)}, {5: [[6]]}, {5: [[1, "carol"]]}, {6: 1}):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attest import cbor, keys, sign1
 from attest.attestation import Attestation
 from attest.corpus import open_corpus, sign_corpus
-from attest.descriptor import ContributionDescriptor
+from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor
 from attest.errors import CorpusRefused, RegistryRefused
 from attest.gate import Admission, GateReport, ReasonCode, Refusal, Seen, decide, recheck, run_gate
 from attest.registry import KeyRecord
@@ -236,6 +236,20 @@ def test_code_CLASS_NOT_GRANTED(world):
     assert world.code(world.variant(admissibility_class="open")) == "CLASS_NOT_GRANTED"
 
 
+def test_code_BOUNDS_NOT_PUBLIC(world):
+    """A public class takes nobody who signed a bound, and no other class takes who signed that there is none."""
+    signed = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+    rules = {rule.name: rule for rule in world.policy.classes}
+    name = world.descriptor.admissibility_class
+    rules[name] = replace(rules[name], public=True, **signed)
+    policy = replace(world.policy, classes=tuple(rules.values()))
+    assert world.code(world.variant(**signed), policy=policy) == "ADMITTED"
+    assert world.code(world.sign(), policy=policy) == "BOUNDS_NOT_PUBLIC"
+    for field, near in (("clip_norm_micro", PUBLIC_CLIP_MICRO - 1), ("noise_multiplier_micro", PUBLIC_NOISE_MICRO + 1)):
+        assert world.code(world.variant(**signed | {field: near}), policy=policy) == "BOUNDS_NOT_PUBLIC"
+    assert world.code(world.variant(**signed)) == "CLIP_ABOVE_CLASS"
+
+
 def test_code_CLIP_ABOVE_CLASS(world):
     assert world.code(world.variant(clip_norm_micro=M)) == "ADMITTED"
     assert world.code(world.variant(clip_norm_micro=M - 1)) == "ADMITTED"
@@ -378,7 +392,7 @@ def test_every_reason_code_has_a_test_and_a_meaning():
         name.removeprefix("test_code_").split("_for_")[0].split("_of_")[0].split("_when_")[0] for name in globals()
     }
     assert {str(code) for code in ReasonCode} <= tested
-    assert len(ReasonCode) == 32
+    assert len(ReasonCode) == 33
     for code in ReasonCode:
         assert str(code) == code.name and code.meaning.endswith(".")
 

@@ -209,7 +209,6 @@ def test_headers_that_contradict_themselves_are_refused(case):
         {"accountant": "rdp"},
         {"disclosure": "occurrences_public"},
         {"noise_family": "laplace"},
-        {"noise_injection": "per_microbatch"},
         {"noise_injection": "per_sample", "disclosure": "occurrences_public"},
     ],
 )

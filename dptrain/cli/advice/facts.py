@@ -27,6 +27,7 @@ def facts(case: Case) -> Iterator[Consequence]:
     yield from _size(case)
     yield _delta(case)
     yield from _noise(case.plan)
+    yield from _injection(case)
     yield from _horizon(case)
 
 
@@ -146,6 +147,16 @@ def _noise(plan: Plan) -> Iterator[Consequence]:
             "MODEL_NEEDED",
             "a class is bound to names or an adapter; where it overlaps with layers only the model tells, so its "
             "multipliers may turn out larger and its epsilons smaller than shown",
+        )
+
+
+def _injection(case: Case) -> Iterator[Consequence]:
+    count = case.policy.noise_microbatches
+    if count is not None:
+        yield fact(
+            "INJECTION",
+            f"noise is drawn {count} times per step, whoever is drawn, with 1/{count} of the variance each: the total, and so "
+            f"every epsilon, is that of scheduled noise; drawing it takes {count} times as long",
         )
 
 
