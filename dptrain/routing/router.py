@@ -21,10 +21,9 @@ from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.resolver import Schedule
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.routing.fallback import GenericRule, composite_rule, spreads
-from dptrain.routing.rules import Rule, rule_for
-from dptrain.routing.levels import Sums, sums_for
 from dptrain.routing.narrow import narrow
-from dptrain.routing.sums import Bounds, Pieces, full_precision
+from dptrain.routing.rules import Rule, rule_for
+from dptrain.routing.sums import Bounds, FastSums, Pieces, full_precision
 from dptrain.routing.uses import Piece
 
 
