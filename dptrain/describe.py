@@ -17,13 +17,6 @@ from ledger.leaves import HeaderBlock, HeaderSpec
 if TYPE_CHECKING:
     from dptrain.engine import PrivateTraining
 
-EXACTNESS = (
-    "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, integer Gaussian noise added in float64; clip bounds shrunk "
-    "by clip_margin for rounding. Remaining assumption: the rounding of float32 products within a microbatch "
-    "stays within that margin; sums over microbatches are float64."
-)
-
-
 def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
     """What the ledger's first leaf says: policy, model structure, and the schedule of every block.
 
@@ -43,7 +36,7 @@ def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
         registry_root=engine.gate.registry_root,
         model_fingerprint=fingerprint(engine.model, engine.schedule),
         blocks=tuple(blocks),
-        exactness_note=EXACTNESS,
+        exactness_note=engine.router.sums.note,
         private=test_key is None,
         clip_margin=engine.router.sums.float_margin,
         caps_enforced=True,

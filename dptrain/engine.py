@@ -24,6 +24,7 @@ from dptrain.recording import Recorder
 from dptrain.registry_watch import RegistryWatch
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router, bounds_of
+from dptrain.routing.levels import least_multiplier
 from dptrain.routing.probes import check_shapes
 from dptrain.routing.scan import refuse_coupled
 from dptrain.steps import Probe, Steps, check_parameters, spread
@@ -194,7 +195,10 @@ class PrivateTraining:
         guards.refuse_optimizer(self.optimizer, self.schedule, self.model)
         guards.refuse_gradient_hooks(self.schedule)
         slots = slots_for(self.gate.admitted, self.schedule)
-        self.router = Router(self.model, self.schedule)
+        self.router = Router(
+            self.model, self.schedule, exactness=self.policy.exactness, least_multiplier=least_multiplier(self.policy)
+        )
+        self.router.sums.require_capacity(len(slots))
         self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)
         self._check_contents()
         guards.warn_delta(self.policy, len(slots))

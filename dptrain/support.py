@@ -6,7 +6,7 @@ BUILT = {
     "accountant": ("pld",),
     "adjacency": ("zero-out",),
     "disclosure": ("secret_poisson",),
-    "exactness": ("fast",),
+    "exactness": ("fast", "certified"),
     "noise_family": ("gaussian",),
     "noise_injection": ("scheduled",),
 }

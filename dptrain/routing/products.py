@@ -30,14 +30,14 @@ def _works() -> bool:
 ENABLED = _works()
 """False sends every product to torch; results then differ by float32 rounding."""
 
-_WORTHWHILE = 1 << 20
+WORTHWHILE = 1 << 20
 """Multiplications below which a call of its own costs more than the faster kernel saves."""
 
 
 def _fits(x: torch.Tensor, y: torch.Tensor, multiplications: int) -> bool:
     return (
         ENABLED
-        and multiplications >= _WORTHWHILE
+        and multiplications >= WORTHWHILE
         and type(x) is torch.Tensor
         and type(y) is torch.Tensor
         and x.dtype == y.dtype == torch.float32
@@ -90,3 +90,21 @@ def gram_product_sums(a_NTD: torch.Tensor, b_NTP: torch.Tensor, elements: int) -
         gram = torch.bmm(a_i, a_i.mT).mul_(torch.bmm(b_i, b_i.mT))
         out[start : start + step] = gram.sum(2).sum(1, dtype=torch.float64)
     return out
+
+
+def outer_of_one(a_TD: torch.Tensor, b_TP: torch.Tensor) -> torch.Tensor:
+    """sum_t b_t a_t^T of one contribution, shape (P, D), fresh; the same bits wherever in a batch the contribution lay.
+
+    Kernels may choose by the alignment of what they are given, and the rows of a batch are aligned differently; so a row that
+    does not lie as a tensor of its own would is copied first.
+    """
+    a, b = _settled(a_TD), _settled(b_TP)
+    if _fits(a, b, a.shape[0] * a.shape[1] * b.shape[1]):
+        return _rows(b.t(), a.t())
+    return b.t() @ a
+
+
+def _settled(x: torch.Tensor) -> torch.Tensor:
+    """Contiguous, and aligned as torch aligns what it allocates (64 bytes on the CPU, 512 on a GPU)."""
+    aligned = x.is_contiguous() and x.data_ptr() % (64 if x.device.type == "cpu" else 512) == 0
+    return x if aligned else x.clone(memory_format=torch.contiguous_format)

@@ -21,9 +21,10 @@ from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.resolver import Schedule
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.routing.fallback import GenericRule, composite_rule, spreads
+from dptrain.routing.levels import Sums, sums_for
 from dptrain.routing.narrow import narrow
 from dptrain.routing.rules import Rule, rule_for
-from dptrain.routing.sums import Bounds, FastSums, Pieces, full_precision
+from dptrain.routing.sums import Bounds, Pieces, full_precision
 from dptrain.routing.uses import Piece
 
 
@@ -67,7 +68,9 @@ class Router:
     with them (:mod:`dptrain.routing.sums`).
     """
 
-    def __init__(self, model: nn.Module, schedule: Schedule) -> None:
+    def __init__(
+        self, model: nn.Module, schedule: Schedule, *, exactness: str = "fast", least_multiplier: float = 1.0
+    ) -> None:
         self.schedule = schedule
         self.tensors = [(g, tensor) for g, block in enumerate(schedule.blocks) for tensor in block.tensors]
         self._index: dict[int, int] = {}
@@ -88,7 +91,7 @@ class Router:
         self._shared = frozenset(index for index, count in owners.items() if count > 1)
         precisions = {tensor.parameter.dtype for _, tensor in self.tensors}
         self.precision = torch.float64 if precisions == {torch.float64} else torch.float32
-        self.sums = FastSums(schedule, self.tensors, self.precision)
+        self.sums: Sums = sums_for(exactness, schedule, self.tensors, self.precision, least_multiplier)
         self.verified: frozenset[str] | None = None
         """Sites that the probes have seen run; any other is refused when it first runs. None while nothing was probed."""
 

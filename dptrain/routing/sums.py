@@ -21,6 +21,12 @@ A product over the K = N * T positions of a microbatch is off by about sqrt(K) u
 clipped contributions: N sqrt(N T) u stays below 2^-9 up to N = 64 contributions of T = 512 positions.
 """
 
+NOTE = (
+    "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, integer Gaussian noise added in float64; clip bounds shrunk "
+    "by clip_margin for rounding. Remaining assumption: the rounding of float32 products within a microbatch "
+    "stays within that margin; sums over microbatches are float64."
+)
+
 Pieces = dict[int, list[Piece]]
 """What a microbatch found, by index of the tensor in the schedule."""
 
@@ -60,12 +66,17 @@ class FastSums:
         tensors: (block, tensor) of every index. precision: the lowest type among their parameters.
     """
 
+    note = NOTE
+
     def __init__(self, schedule: Schedule, tensors: Sequence[tuple[int, Tensor]], precision: torch.dtype) -> None:
         self.float_margin = FLOAT_MARGIN[precision]
         self._schedule = schedule
         self._tensors = tensors
         self._stds = torch.tensor([block.std for block in schedule.blocks], dtype=torch.float64)
         self._sums: list[torch.Tensor | None] = [None] * len(tensors)
+
+    def require_capacity(self, contributions: int) -> None:
+        """Sums in floating point hold any number of contributions; see ``CertifiedSums``."""
 
     def add(self, pieces: Pieces, bounds: Bounds) -> None:
         """Masks, clips and adds the gradients of one microbatch."""

@@ -1,0 +1,268 @@
+"""Clipped sums at exactness level ``certified``: integers per contribution, each certified before it is added.
+
+The lattice of block l has the step ``gamma_l = s_l * 2^-b``. Floating point decides which integers a contribution is turned
+into, and nothing else: from there on the certificate, the sums and the release are exact (docs/mechanism.md, Theorem 3).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+
+from dptrain.depth import Tensor
+from dptrain.errors import UnsupportedPolicy
+from dptrain.noise.lattice import LATTICE_BITS
+from dptrain.resolver import Schedule
+from dptrain.routing.single import Rows, Single, gradient_of
+from dptrain.routing.sums import Bounds, Pieces, full_precision
+from dptrain.routing.uses import Dense, norm_sq
+
+MARGIN = {torch.float32: 2.0**-20, torch.float64: 2.0**-40}
+"""Relative shrink of the clip bounds, so that the rounding of norms nearly never fails a certificate. No bound rests on it."""
+
+EXACT = 1 << 53
+"""Below this a float64 that was formed by adding and multiplying non-negative integers is exact."""
+
+WIDEST = 1 << 26
+"""No coordinate of a certified contribution is larger: squares stay below 2^52, whatever was signed."""
+
+MOST_CONTRIBUTIONS = EXACT // (2 * WIDEST)
+"""So many contributions of coordinates up to WIDEST add up exactly in float64."""
+
+TRIES = 4
+"""How often a contribution that fails its certificate is shrunk before it counts as zero."""
+
+NOTE = (
+    "certified: every contribution is truncated to integers on the lattice s*2^-{bits} and its signed bounds are checked on them "
+    "in exact arithmetic before they are added; integer sums are exact, integer Gaussian noise on s*2^-32 is added to them. "
+    "clip_margin aims below the bounds so that checks pass; no bound rests on it. Remaining assumption: the integers of a "
+    "contribution depend on no other's content."
+)
+
+_CHUNK = {"cpu": 1 << 16}
+"""Coordinates widened to float64 at a time; on the CPU they stay in the cache of one core."""
+
+_CHUNK_ELSEWHERE = 1 << 24
+
+
+def lattice_bits(coordinates: int, multiplier: float) -> int:
+    """b of the lattice ``s * 2^-b``: truncation then costs 2^-22 to 2^-26 of the clip bound per coordinate.
+
+    Args:
+        coordinates: number of scheduled coordinates, d; truncation loses about sqrt(d / 3) steps of a gradient's norm.
+        multiplier: the least noise multiplier of any class; the clip bound is about ``2^b / multiplier`` steps.
+    """
+    base = 22 if coordinates <= 1 << 22 else 24 if coordinates <= 1 << 28 else 26
+    return max(1, min(LATTICE_BITS, base + math.floor(math.log2(multiplier))))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the certificate of a contribution asks, as integers; and the clip bounds in floating point that aim at it.
+
+    With ``S_l`` the sum of squares of the integers in block l: ``sum_l S_l <= whitened`` and
+    ``sum_l weights[l] S_l <= euclidean``, where ``weights[l]`` is proportional to s_l^2.
+    """
+
+    whitened: int
+    euclidean: int
+    weights: dict[int, int]
+    clip: float
+    multiplier: float
+
+    def admit(self, squares: dict[int, float]) -> bool:
+        """The certificate: whether integers with these sums of squares per block keep the signed bounds. Exact.
+
+        A sum of squares of integers that float64 reads as less than 2^53 is exact: if every partial result is below 2^53, none
+        was rounded; and the first that is not would have been rounded to 2^53 or more, as rounding is monotone, and stayed
+        there, as nothing negative is added. So what reads 2^53 or more, infinite or NaN is refused, and the rest is integers.
+        """
+        if not all(square < EXACT for square in squares.values()):
+            return False
+        exact = {block: int(square) for block, square in squares.items()}
+        return (
+            sum(exact.values()) <= self.whitened
+            and sum(self.weights[block] * square for block, square in exact.items()) <= self.euclidean
+        )
+
+    def excess(self, squares: dict[int, float]) -> float:
+        """Factor by which integers with these sums of squares must shrink, a little less than just; NaN if there is none."""
+        white = sum(squares.values())
+        flat = sum(float(self.weights[block]) * square for block, square in squares.items())
+        ratio = min(1.0, self.whitened / white if white > 0 else 1.0, self.euclidean / flat if flat > 0 else 1.0)
+        return math.sqrt(ratio) * (1.0 - 2.0**-20) if math.isfinite(white) and math.isfinite(flat) else math.nan
+
+
+class CertifiedSums:
+    """Clipped sums of one logical step, as exact integers on the lattice.
+
+    Guarantee: the change of the sums due to contribution i is ``gamma_l k_il``, with integers ``k_il`` that are zero outside
+    its permitted blocks and for which, in exact arithmetic, ``sum_l |gamma_l k_il|^2 <= C_i^2`` and ``sum_l |k_il|^2 <=
+    2^2b / z_i^2``, z_i being the multiplier at which i is accounted. This holds for every input, finite or not, and whatever
+    the rounding of the products that led to ``k_il`` was. Integers of different contributions add up exactly, in any order.
+
+    A contribution's gradient is formed, tensor by tensor, for one contribution at a time: memory holds one of them.
+
+    Args:
+        tensors: (block, tensor) of every index. precision: the type in which gradients are formed.
+        least_multiplier: the least noise multiplier of any class, public; it places the lattice.
+    """
+
+    def __init__(
+        self, schedule: Schedule, tensors: Sequence[tuple[int, Tensor]], precision: torch.dtype, least_multiplier: float = 1.0
+    ) -> None:
+        self.float_margin = MARGIN[precision]
+        self.bits = lattice_bits(schedule.coordinates, least_multiplier)
+        self.note = NOTE.format(bits=self.bits)
+        self._precision = precision
+        self._tensors = tensors
+        self._stds = [block.std for block in schedule.blocks]
+        self._sums: list[torch.Tensor | None] = [None] * len(tensors)
+        self._limits: dict[tuple[float, float, tuple[int, ...]], Limits] = {}
+
+    def require_capacity(self, contributions: int) -> None:
+        """Raises UnsupportedPolicy for a pool of which a step could draw more than add up exactly; a public number decides."""
+        if contributions > MOST_CONTRIBUTIONS:
+            raise UnsupportedPolicy(
+                "CAPACITY",
+                f"the pool has {contributions} contributions, expected at most {MOST_CONTRIBUTIONS} at exactness 'certified', "
+                'whose sums must stay exact even if all are drawn; split the corpus, or sign exactness = "fast"',
+            )
+
+    def add(self, pieces: Pieces, bounds: Bounds) -> None:
+        """Masks, clips, truncates, certifies and adds the contributions of one microbatch, one after the other."""
+        for row, permitted in enumerate(bounds.permitted_NG.tolist()):
+            profile = tuple(block for block, allowed in enumerate(permitted) if allowed)
+            if not profile:
+                continue  # a row that only fills up the microbatch
+            found = {
+                index: gradient_of(pieces[index], row, tensor.shape, self._precision)
+                for index, (block, tensor) in enumerate(self._tensors)
+                if index in pieces and permitted[block]
+            }
+            limits = self.limits(float(bounds.clip_N[row]), float(bounds.sigma_N[row]), profile)
+            if self.certify(found, limits):
+                self._accumulate(found)
+
+    def limits(self, clip: float, sigma: float, profile: tuple[int, ...]) -> Limits:
+        """The certificate's bounds for signed bounds (C_i, sigma_i) and permitted blocks, from exact rationals.
+
+        Signed bounds come in units of 1e-6, and the doubles that stand for them may lie on the wrong side; the stricter of both
+        counts. The multiplier is at least the double that the accountant uses, max(sigma_i, min s_l / C_i).
+        """
+        key = (clip, sigma, profile)
+        known = self._limits.get(key)
+        if known is not None:
+            return known
+        norm, signed = min(_readings(clip)), max(_readings(sigma))
+        stds = {block: Fraction(self._stds[block]) for block in profile}
+        multiplier = max(signed, min(stds.values()) / norm * (1 + Fraction(1, 1 << 52)), Fraction(1 << self.bits, WIDEST))
+        scale = math.lcm(*(std.denominator for std in stds.values()))
+        steps = 1 << 2 * self.bits
+        found = self._limits[key] = Limits(
+            whitened=math.floor(steps / multiplier**2),
+            euclidean=math.floor(steps * (norm * scale) ** 2),
+            weights={block: int(std * scale) ** 2 for block, std in stds.items()},
+            clip=clip,
+            multiplier=float(multiplier),
+        )
+        return found
+
+    def certify(self, found: dict[int, Single], limits: Limits) -> bool:
+        """Turns the gradient of one contribution into integers, in place, and says whether they passed their certificate.
+
+        A contribution whose norm is not finite, or that does not pass after a few attempts, counts as zero, silently.
+        """
+        factor = self.coefficient(found, limits)
+        if not math.isfinite(factor):
+            return False
+        steps = {index: factor / self._stds[self._tensors[index][0]] * 2.0**self.bits for index in found}
+        for _ in range(TRIES):
+            squares = self._truncate(found, steps)
+            if limits.admit(squares):
+                return True
+            less = limits.excess(squares)
+            if not math.isfinite(less):
+                return False
+            steps = dict.fromkeys(found, less)
+        return False
+
+    def coefficient(self, found: dict[int, Single], limits: Limits) -> float:
+        """Dual-clip coefficient of one contribution; NaN if its norm is not finite."""
+        if not found:
+            return math.nan
+        square = {index: _norm_sq(gradient) for index, gradient in found.items()}
+        flat = white = 0.0
+        for index, value in square.items():
+            number = float(value)
+            flat += number
+            white += number / self._stds[self._tensors[index][0]] ** 2
+        if not (math.isfinite(flat) and math.isfinite(white)):
+            return math.nan
+        keep = 1.0 - self.float_margin
+        clipped = keep * limits.clip / math.sqrt(flat) if flat > 0 else math.inf
+        whitened = keep / (limits.multiplier * math.sqrt(white)) if white > 0 else math.inf
+        return min(1.0, clipped, whitened)
+
+    def _truncate(self, found: dict[int, Single], steps: dict[int, float]) -> dict[int, float]:
+        """Scales every tensor by its factor and truncates it towards zero, in place; sums of squares per block."""
+        squares: dict[int, float] = {}
+        for index, gradient in found.items():
+            block = self._tensors[index][0]
+            for part in _chunks(gradient):
+                part.mul_(steps[index]).trunc_()
+                wide = part.double()
+                square = torch.dot(wide, wide) if wide.device.type == "cpu" else wide.square_().sum()
+                squares[block] = squares.get(block, 0.0) + float(square)
+        return squares
+
+    def _accumulate(self, found: dict[int, Single]) -> None:
+        for index, integers in found.items():
+            total = self._sums[index]
+            if total is None:
+                total = self._sums[index] = self._zeros(index)
+            if isinstance(integers, Rows):
+                total.index_add_(0, integers.ids_R, integers.values_RD.double())
+                continue
+            for into, part in zip(_chunks(total), _chunks(integers), strict=True):
+                into.add_(part.double())
+
+    def take(self) -> Iterator[torch.Tensor]:
+        """The sums of the logical step in float64, zeros where nothing was drawn; each is handed over and forgotten.
+
+        Guarantee: ``take() / (s_l * 2^-32)``, rounded, is exactly 2^(32-b) times the integer sum. That sum was limited to
+        2^(18+b) steps, 2^18 standard deviations, which moves no two sums further apart.
+        """
+        limit = float(1 << 18 + self.bits)
+        for index, (block, _) in enumerate(self._tensors):
+            total, self._sums[index] = self._sums[index], None
+            if total is None:
+                yield self._zeros(index)
+            else:
+                yield total.clamp_(-limit, limit).mul_(self._stds[block] * 2.0**-self.bits)
+
+    def _zeros(self, index: int) -> torch.Tensor:
+        tensor = self._tensors[index][1]
+        return torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.parameter.device)
+
+
+def _readings(value: float) -> tuple[Fraction, Fraction]:
+    """A signed bound as the double that stands for it, and as the decimal of six digits that it was signed as, if it was."""
+    exact = Fraction(value)
+    signed = Fraction(round(exact * 10**6), 10**6)
+    return exact, signed if float(signed) == value else exact
+
+
+def _norm_sq(gradient: Single) -> torch.Tensor:
+    flat = gradient.values_RD if isinstance(gradient, Rows) else gradient
+    with full_precision(flat.device):
+        return norm_sq([Dense(flat.reshape(1, -1))])
+
+
+def _chunks(gradient: Single) -> Iterator[torch.Tensor]:
+    """Flat views of a gradient, small enough to be widened to float64 one at a time."""
+    flat = (gradient.values_RD if isinstance(gradient, Rows) else gradient).view(-1)
+    size = _CHUNK.get(flat.device.type, _CHUNK_ELSEWHERE)
+    return (flat[start : start + size] for start in range(0, flat.numel(), size))

@@ -1,0 +1,55 @@
+"""The exactness levels of a policy, and the sums that keep them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from attest.policy import Policy
+from dptrain.depth import Tensor
+from dptrain.resolver import Schedule
+from dptrain.routing.certified import CertifiedSums
+from dptrain.routing.sums import Bounds, FastSums, Pieces
+
+
+class Sums(Protocol):
+    """Clipped sums of one logical step, at the level that the policy signs."""
+
+    float_margin: float
+    """Relative shrink of every clip bound that pays for rounding, as the header records it."""
+
+    note: str
+    """What the level guarantees and what it assumes, for the header."""
+
+    def require_capacity(self, contributions: int) -> None:
+        """Raises UnsupportedPolicy for a pool of which a step could draw more than the sums can hold."""
+
+    def add(self, pieces: Pieces, bounds: Bounds) -> None:
+        """Masks, clips and adds the gradients of one microbatch."""
+
+    def take(self) -> Iterator[torch.Tensor]:
+        """The sums of the logical step in float64, in the order of the schedule; each is handed over and forgotten."""
+
+
+def least_multiplier(policy: Policy) -> float:
+    """The least noise multiplier that any private contribution can be accounted at; the floor that its class signs."""
+    return min(rule.noise_multiplier for rule in policy.classes if not rule.public)
+
+
+def sums_for(
+    exactness: str,
+    schedule: Schedule,
+    tensors: Sequence[tuple[int, Tensor]],
+    precision: torch.dtype,
+    least_multiplier: float,
+) -> Sums:
+    """The sums of a level that a policy names.
+
+    Raises:
+        ValueError: no such level.
+    """
+    if exactness == "fast":
+        return FastSums(schedule, tensors, precision)
+    if exactness == "certified":
+        return CertifiedSums(schedule, tensors, precision, least_multiplier)
+    raise ValueError(f"no exactness level {exactness!r}; there are 'fast' and 'certified'")

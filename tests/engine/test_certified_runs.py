@@ -1,0 +1,119 @@
+"""A run at exactness level `certified`, end to end: trains, resumes, verifies, and releases what the definition says."""
+
+import hashlib
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from ledger.audit import verify_export  # noqa: E402
+from tests.reference import naive_certified, streams  # noqa: E402
+from tests.trainers import Trainer, collate_tokens  # noqa: E402
+from tests.worlds import World, make_world, token_record  # noqa: E402
+
+KEY = b"\x21" * 32
+CERTIFIED = 'exactness = "certified"'
+
+
+@pytest.fixture
+def world(tmp_path) -> World:
+    return make_world(tmp_path, per_class=3, steps=4, rate="0.7", policy_extra=CERTIFIED, now=None)
+
+
+def test_a_run_trains_and_its_record_verifies(world: World) -> None:
+    trainer = Trainer(world)
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    trainer.run()
+    ledger = trainer.private.recorder.ledger
+    assert ledger.finished and ledger.charged_steps == 4
+    assert any(not torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
+    header = ledger.header
+    assert header.policy.exactness == "certified"
+    assert header.exactness_note.startswith("certified: ") and "s*2^-21" in header.exactness_note
+    assert header.clip_margin == 2.0**-20
+    trainer.private.export(world.root / "export")
+    trainer.close()
+    key = (world.root / "ledger.pub").read_text().split()
+    assert verify_export(world.root / "export", key).verdict == "FULL"
+
+
+def test_a_run_resumes_at_its_level(world: World) -> None:
+    first = Trainer(world)
+    iterator = iter(first.steps)
+    for _ in range(2):
+        first.one(next(iterator))
+    first.private.save()
+    first.close()
+    second = Trainer(world, resume=True)
+    assert second.private.start_step == 2
+    second.run()
+    assert second.private.recorder.ledger.finished
+    second.close()
+
+
+def several(seed: int) -> list[dict]:
+    return [token_record(seed + 17 * j) for j in range(1 + seed % 3)]
+
+
+class Scaled(Trainer):
+    """Losses large enough that every clip bound binds."""
+
+    def losses(self, rows):
+        return super().losses(rows) * 50.0
+
+
+def test_every_release_is_the_noise_plus_the_integers_of_the_definition(tmp_path) -> None:
+    """In float64, per step: release * B0 - noise, in lattice steps, is the sum of naively certified integers."""
+    world = make_world(
+        tmp_path, per_class=3, steps=3, rate="0.5", record=several,
+        policy_extra=CERTIFIED + "\n[gate]\nmax_examples = 3\n",
+    )  # fmt: skip
+    trainer = Scaled(world, insecure_test_key=KEY, dtype=torch.float64, microbatch=2)
+    private = trainer.private
+    named = [(private.schedule.blocks[g].std, g, t) for g, t in private.router.tensors]
+    bits = private.router.sums.bits
+    sampling = streams.stream_key("sampling", hashlib.sha256(KEY).digest()[:16], 0, KEY)
+    noise = streams.stream_key("noise", hashlib.sha256(KEY).digest()[:16], 0, KEY)
+    rates = [private.policy.class_rule(s.resolution.class_name).sampling_rate for s in private.pool.slots]
+    compared = 0
+    for step in trainer.steps:
+        expected = [torch.zeros(t.shape, dtype=torch.int64) for _, _, t in named]
+        for slot in streams.draw(sampling, step.number, rates):
+            resolution = private.pool.slots[slot].resolution
+            batch = collate_tokens(private.pool.examples(slot))
+            for _, _, t in named:
+                t.parameter.requires_grad_(True)
+            loss = (trainer.family.losses(trainer.model, batch) * 50.0).mean()
+            grads = torch.autograd.grad(loss, [t.parameter for _, _, t in named], allow_unused=True)
+            for _, _, t in named:
+                t.parameter.requires_grad_(False)
+            inside = [j for j, (_, g, _) in enumerate(named) if g in resolution.profile]
+            own = [torch.zeros(named[j][2].shape, dtype=torch.float64) if grads[j] is None else grads[j] for j in inside]
+            k = naive_certified.integers_of(
+                own, [named[j][0] for j in inside], resolution.clip_norm, resolution.noise_multiplier, bits, 2.0**-40
+            )
+            for j, integers in zip(inside, k, strict=True):
+                expected[j] += integers
+            compared += 1
+        trainer.one(step)
+        for lane, (std, _, t) in enumerate(named):
+            drawn = torch.tensor(streams.normals(noise, step.number, lane, t.coordinates), dtype=torch.float64).view(t.shape)
+            found = torch.round((t.parameter.grad * private.policy.normalizer - std * drawn) / (std * 2.0**-bits)).long()
+            gap = (found - expected[lane]).abs()
+            assert int(gap.max()) <= 1 and float((gap > 0).float().mean()) <= 1e-3
+    assert compared > 3
+    trainer.close()
+
+
+def test_the_levels_release_the_same_up_to_their_margins(tmp_path) -> None:
+    """The same run at both levels, on the same noise: what differs is the clip margin of the fast one."""
+    grads = []
+    for name, extra in (("fast", ""), ("certified", CERTIFIED)):
+        world = make_world(tmp_path / name, per_class=3, steps=1, rate="1", policy_extra=extra, now=1_800_000_000)
+        trainer = Scaled(world, insecure_test_key=KEY, clock=lambda: 1_800_000_000)
+        trainer.one(next(iter(trainer.steps)))
+        grads.append([t.parameter.grad.clone() for _, t in trainer.private.router.tensors])
+        trainer.close()
+    for a, b in zip(*grads, strict=True):
+        assert float((a - b).norm()) * 4 <= 9 * 1.0 * (2.0**-9 + 1e-4)  # normalizer 4, nine contributions of norm 1 at most
+    assert any(not torch.equal(a, b) for a, b in zip(*grads, strict=True))
