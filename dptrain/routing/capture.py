@@ -8,6 +8,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 
+from dptrain.routing.draws import Draw
 from dptrain.routing.rules import Call
 
 
@@ -28,7 +29,15 @@ class _Keep(torch.autograd.Function):
 class Kept:
     """The inputs of one call, out of sight of the graph; :meth:`call` gives them back, at most once per backward pass."""
 
-    def __init__(self, args: tuple, kwargs: dict, anchor: torch.Tensor, contributions: int, examples: int) -> None:
+    def __init__(
+        self,
+        args: tuple,
+        kwargs: dict,
+        anchor: torch.Tensor,
+        contributions: int,
+        examples: int,
+        draws: tuple[Draw, ...] = (),
+    ) -> None:
         self._counts = contributions, examples
         self._spec: TreeSpec | None = None
         values: list[torch.Tensor] = []
@@ -45,17 +54,23 @@ class Kept:
                         values.append(leaf)
                     leaf = _Place(places[id(leaf)])
                 self._leaves.append(leaf)
+        self._drawn = [(draw.kind, draw.numbers) for draw in draws]
+        values.extend(draw.value for draw in draws)
         self._node = _Keep.apply(anchor, *(value.detach() for value in values)).grad_fn
         device = values[0].device.type if values else "cpu"
         self._autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
     def call(self, output: int) -> Call:
-        values = self._node.saved_tensors
+        saved = self._node.saved_tensors
+        values = saved[: len(saved) - len(self._drawn)]
+        draws = tuple(
+            Draw(kind, numbers, value) for (kind, numbers), value in zip(self._drawn, saved[len(values) :], strict=True)
+        )
         args, kwargs = values, {}
         if self._spec is not None:
             leaves = [values[leaf.index] if isinstance(leaf, _Place) else leaf for leaf in self._leaves]
             args, kwargs = tree_unflatten(leaves, self._spec)
-        return Call(args, kwargs, *self._counts, output=output, autocast=self._autocast)
+        return Call(args, kwargs, *self._counts, output=output, autocast=self._autocast, draws=draws)
 
 
 @dataclass(frozen=True)

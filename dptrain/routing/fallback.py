@@ -7,7 +7,8 @@ site with all tensors below them. What a contribution's gradient is computed fro
 microbatch shares, nothing else. A notice names each module that takes this path.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dptrain.errors import UnsupportedModule
+from dptrain.routing.draws import Replay, Tape, Unmatched, every_row, plain_attention, rows_of
 from dptrain.routing.rules import Call, promote
 from dptrain.routing.uses import Dense, Piece
 
@@ -33,18 +35,23 @@ class GenericRule:
 
     Args:
         whole: the site owns every tensor below the module, not only those that it holds directly.
+        gathers: whether inner modules see tokens of several examples in an order that follows content.
         first: dimension of the example in the first input and the first output; the others have it in ``other``.
     """
 
-    def __init__(self, name: str, module: nn.Module, *, whole: bool = False, first: int = 0, other: int = 0) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, *, whole: bool = False, first: int = 0, other: int = 0, gathers: bool = False
+    ) -> None:
         self.name = name
         self.module = module
         self.whole = whole
         self.first = first
         self.other = other
+        self.gathers = gathers
         self._kind = f"module {name!r} ({type(module).__name__})"
         self._loop = isinstance(module, nn.RNNBase)
         self._batched: dict[str, bool] = {}
+        self.tape = Tape()
 
     def dimension(self, output: int) -> int:
         """Where the example is in this output."""
@@ -53,7 +60,7 @@ class GenericRule:
     def pieces(
         self, call: Call, grad_output: torch.Tensor, wanted: frozenset[str], alone: Callable[[str], bool]
     ) -> dict[str, Piece]:
-        self._refuse_dropout()
+        self._refuse_dropout(call)
         leaves, spec = tree_flatten((call.inputs, call.kwargs))
         dims = self._dimensions(call, leaves)
         names = dict(self.module.named_parameters(recurse=self.whole, remove_duplicate=False))
@@ -70,6 +77,8 @@ class GenericRule:
         if found is None:
             try:
                 found = self._one_by_one(call, leaves, spec, dims, tensors, alias, grad_output)
+            except Unmatched as error:
+                raise self._dropout(f"draws random numbers that cannot be given to one contribution alone ({error})") from error
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
                 raise UnsupportedModule(
                     "NO_RULE",
@@ -124,9 +133,9 @@ class GenericRule:
             again = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             return (promote(self._run(call, own, alias, again, spec)) * grad_one.unsqueeze(dim)).sum()
 
-        per_example = vmap(grad(product), in_dims=(None, value_dims, dim), randomness="error")(
-            tensors, tuple(values), promote(grad_output)
-        )
+        mapped = vmap(grad(product), in_dims=(None, value_dims, dim), randomness="different" if call.draws else "error")
+        with self._again(call, every_row(call.rows)):
+            per_example = mapped(tensors, tuple(values), promote(grad_output))
         return {
             key: promote(value).reshape(call.contributions, call.examples, *tensors[key].shape).sum(1)
             for key, value in per_example.items()
@@ -143,7 +152,8 @@ class GenericRule:
             start = i * call.examples
             again = [leaf if d is None else leaf.narrow(d, start, call.examples) for leaf, d in zip(leaves, dims, strict=True)]
             own = {key: value.clone().requires_grad_(True) for key, value in tensors.items()}
-            with torch.enable_grad():
+            fit = rows_of(start, call.examples, call.rows)
+            with torch.enable_grad(), self._again(call, fit):
                 out = self._run(call, own, alias, again, spec)
                 if not all(torch.equal(a, b) for a, b in zip(before, _random_state(grad_output.device), strict=True)):
                     raise self._dropout("draws random numbers in its forward")
@@ -158,31 +168,54 @@ class GenericRule:
                     found[key][i] = value
         return found
 
+    @contextmanager
+    def _again(self, call: Call, fit: Callable[[torch.Tensor, torch.Size], torch.Tensor]) -> Iterator[None]:
+        """Another run of a call that draws what the call drew; where that drew nothing, the callers see to new draws."""
+        if not call.draws:
+            yield
+            return
+        with plain_attention(self.module), Replay(call.draws, fit):
+            yield
+
     def _run(self, call: Call, own: dict, alias: dict, leaves: list, spec: Any) -> torch.Tensor:
         """The one output of another run that the gradient belongs to, with the tensors in ``own``."""
         args, kwargs = tree_unflatten(leaves, spec)
         device = next(iter(own.values())).device.type
         swapped = {key: own[name] for key, name in alias.items()}
-        with torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
+        autocast = torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None)
+        with autocast, _without_checkpoints(self.module):
             if isinstance(self.module, nn.RNNBase):
                 out = _run_recurrent(self.module, swapped, args, kwargs)
             else:
                 out = functional_call(self.module, swapped, args, kwargs, tie_weights=False)
         return tree_leaves(out)[call.output]
 
-    def _refuse_dropout(self) -> None:
-        for name, child in self.module.named_modules():
-            if child.training and isinstance(child, nn.modules.dropout._DropoutNd) and child.p > 0:
-                raise self._dropout(f"holds active dropout {name!r}")
-            if child.training and isinstance(child, (nn.RNNBase, nn.MultiheadAttention)) and child.dropout > 0:
-                raise self._dropout(f"applies dropout={child.dropout}")
+    def _refuse_dropout(self, call: Call) -> None:
+        if call.draws and self.gathers:
+            raise self._dropout("draws random numbers for tokens that were gathered, which are in nobody's rows")
+        for child in self.module.modules():
+            if child.training and isinstance(child, nn.RNNBase) and child.dropout > 0:
+                raise self._dropout(f"applies dropout={child.dropout} inside its kernel")
 
     def _dropout(self, what: str) -> UnsupportedModule:
         return UnsupportedModule(
             "DROPOUT_IN_FALLBACK",
-            f"{self._kind} has no rule of its own and {what}: running it again would draw other numbers and give another "
-            "gradient; set its dropout to 0, or freeze the tensors of the module",
+            f"{self._kind} has no rule of its own and {what}: another run of it would give another gradient; set its "
+            "dropout to 0, or freeze the tensors of the module",
         )
+
+
+@contextmanager
+def _without_checkpoints(module: nn.Module) -> Iterator[None]:
+    """Layers of transformers checkpoint themselves; the second run is short-lived, and a third one would draw once more."""
+    switched = [child for child in module.modules() if getattr(child, "gradient_checkpointing", False) is True]
+    for child in switched:
+        child.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        for child in switched:
+            child.gradient_checkpointing = True
 
 
 def _run_recurrent(module: nn.RNNBase, swapped: dict[str, torch.Tensor], args: tuple, kwargs: dict) -> Any:
@@ -223,7 +256,7 @@ def composite_rule(name: str, module: nn.Module, scheduled: Callable[[torch.Tens
     named = any(_from_transformers(child) and type(child).__name__.endswith("Experts") for child in children.values())
     if "experts" in children or (named and _from_transformers(module)):
         # Experts see the tokens that were routed to them, whoever they belong to: only the block around keeps examples apart.
-        return GenericRule(name, module, whole=True)
+        return GenericRule(name, module, whole=True, gathers=True)
     bias = children.get("relative_attention_bias")
     if isinstance(bias, nn.Embedding) and scheduled(bias.weight) and not _holds_layers(module):
         return GenericRule(name, module, whole=True)

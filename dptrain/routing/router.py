@@ -131,12 +131,24 @@ class Router:
         """Installs the hooks; :meth:`detach` removes them and leaves no trace on the model."""
         for site in self.sites:
             self._handles.append(site.module.register_forward_pre_hook(partial(self._widen, site), with_kwargs=True))
+            if isinstance(site.rule, GenericRule):
+                self._handles += site.rule.tape.watch(site.module, partial(self._records, site))
             self._handles.append(site.module.register_forward_hook(partial(self._capture, site), with_kwargs=True))
+
+    def _records(self, site: Site) -> int:
+        """Number of the microbatch for which a gradient of this forward of the site may be asked for, 0 for none."""
+        armed = self._armed
+        if armed is None or not torch.is_grad_enabled() or armed.active.isdisjoint(site.tensors.values()):
+            return 0
+        return armed.serial
 
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for site in self.sites:
+            if isinstance(site.rule, GenericRule):
+                site.rule.tape.stop()
 
     def arm(self, contributions: int, examples: int, permitted_NG: torch.Tensor) -> None:
         """Starts a microbatch of ``contributions`` x ``examples`` rows; only blocks permitted to one of them are captured."""
@@ -255,6 +267,7 @@ class Router:
                 f"shows that its gradient belongs to single contributions; freeze its tensors {sorted(wanted)}",
             )
         begins = not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
+        draws = site.rule.tape.take() if isinstance(site.rule, GenericRule) else ()
         for place, value in enumerate(leaves):
             if not isinstance(value, torch.Tensor) or not value.is_floating_point():
                 continue
@@ -270,7 +283,7 @@ class Router:
                 armed.taps.append((site.name, value))
             at = site.rule.dimension(place) if isinstance(site.rule, GenericRule) else 0
             if value.dim() > at and value.shape[at] == rows:
-                kept = Kept(args, kwargs, self._anchor, armed.contributions, armed.examples)
+                kept = Kept(args, kwargs, self._anchor, armed.contributions, armed.examples, draws)
                 value.register_hook(partial(self._on_grad, armed.serial, site, kept, place, wanted))
             else:
                 value.register_hook(partial(_refuse_output, site, place))

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dptrain.errors import UnsupportedModule
+from dptrain.routing.draws import Draw
 from dptrain.routing.uses import Dense, Outer, Piece, gather, outer
 
 
@@ -21,7 +22,8 @@ class Call:
     """One call of a module in a microbatch: N contributions of M examples each.
 
     ``output`` says which of the module's outputs (in the order of their leaves) the gradient belongs to; ``autocast`` is the
-    type that the call computed in, None outside autocast.
+    type that the call computed in, None outside autocast; ``draws`` are the random numbers that the call drew, where the
+    site keeps them.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Call:
         *,
         output: int = 0,
         autocast: torch.dtype | None = None,
+        draws: tuple[Draw, ...] = (),
     ) -> None:
         self.inputs = inputs
         self.kwargs = kwargs
@@ -40,6 +43,7 @@ class Call:
         self.examples = examples
         self.output = output
         self.autocast = autocast
+        self.draws = draws
 
     @property
     def rows(self) -> int:

@@ -291,7 +291,7 @@ def test_attention_of_torch_itself(options: dict, training: bool) -> None:
     compare(model, batch_of(5, 8, rows=14), cross_entropy, examples=2, layers="layers")
 
 
-def test_attention_of_torch_with_examples_second_or_dropout_is_refused() -> None:
+def test_attention_of_torch_with_examples_second_is_refused() -> None:
     class Second(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -303,10 +303,6 @@ def test_attention_of_torch_with_examples_second_or_dropout_is_refused() -> None
 
     with pytest.raises(UnsupportedModule, match=r"BATCH_DIMENSION.*batch_first=True"):
         compare(Stack([Second()], 8, lambda x: x.mean(1)).double(), batch_of(5, 8), cross_entropy, layers="layers")
-    with pytest.warns(FallbackNotice), pytest.raises(UnsupportedModule, match=r"DROPOUT_IN_FALLBACK.*set its dropout to 0"):
-        compare(
-            Stack([Attention(dropout=0.1)], 8, lambda x: x.mean(1)).double(), batch_of(5, 8), cross_entropy, layers="layers"
-        )
 
 
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore:enable_nested_tensor is True")
@@ -426,20 +422,6 @@ def test_packed_sequences_and_recurrent_dropout_are_refused() -> None:
             cross_entropy,
             layers="layers",
         )
-
-
-@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
-def test_random_numbers_drawn_by_a_module_without_a_rule_are_refused() -> None:
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(4))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.dropout(x * self.scale, 0.5)
-
-    with pytest.raises(UnsupportedModule, match=r"DROPOUT_IN_FALLBACK.*draws random numbers"):
-        compare(Stack([Noisy()], 4, lambda x: x.mean(1)).double(), batch_of(3, 4), cross_entropy, layers="layers")
 
 
 class Experts(nn.Module):

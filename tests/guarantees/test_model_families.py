@@ -1,6 +1,7 @@
 """Families of transformers: sums equal the naive loop's to 1e-10 for random classes, bounds and masks, or a typed refusal."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 
@@ -15,9 +16,17 @@ from tests.reference.zoo import ZOO, Entry  # noqa: E402
 ROWS = 7
 
 
-def exact(entry: Entry, model: torch.nn.Module, seed: str) -> Found:
-    tolerance = 1e-6 if entry.single else 1e-9
-    return compare(model, entry.batch(ROWS), entry.losses, seed=seed, layers=entry.layers, probe_tolerance=tolerance)
+def exact(entry: Entry, model: torch.nn.Module, seed: str, *, examples: int = 1, redraw: int | None = None) -> Found:
+    return compare(
+        model,
+        entry.batch(ROWS * examples),
+        entry.losses,
+        examples=examples,
+        seed=seed,
+        layers=entry.layers,
+        probe_tolerance=1e-6 if entry.single else 1e-9,
+        redraw=redraw,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +66,38 @@ def test_a_microbatch_of_one_contribution_is_exact(family: str) -> None:
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 def test_several_examples_per_contribution_are_exact(family: str) -> None:
     entry = ZOO[family]
-    tolerance = 1e-6 if entry.single else 1e-9
-    batch = entry.batch(14)
-    compare(entry.build(), batch, entry.losses, examples=2, seed=family, layers=entry.layers, probe_tolerance=tolerance)
+    exact(entry, entry.build(), family, examples=2)
+
+
+DROPOUT = {
+    "bert_masked_tokens": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+    "deberta_v2_without_positions": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+    "opt": {"dropout": 0.1, "attention_dropout": 0.1},
+    "bart": {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1},
+    "t5": {"dropout_rate": 0.1},
+    "mixtral": {"attention_dropout": 0.1},
+    "vit": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+    "convnext": {"drop_path_rate": 0.3},
+}
+"""Families of which a part takes the generic path, with the dropout that they are trained with."""
+
+
+@pytest.mark.parametrize("examples", [1, 2])
+@pytest.mark.parametrize("family", list(DROPOUT))
+@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore::UserWarning")
+def test_a_family_with_dropout_is_exact(family: str, examples: int) -> None:
+    """Against one forward without hooks that draws the same masks."""
+    entry = replace(ZOO[family], options={**ZOO[family].options, **DROPOUT[family]})
+    exact(entry, entry.build(), family, examples=examples, redraw=5)
+
+
+@pytest.mark.parametrize("family", ["opt", "t5"])
+@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore::FutureWarning", "ignore::UserWarning")
+def test_a_family_with_dropout_in_checkpoints_is_exact(family: str) -> None:
+    entry = replace(ZOO[family], options={**ZOO[family].options, **DROPOUT[family]})
+    model = entry.build()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    exact(entry, model, family, redraw=5)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "t5", "mixtral"])

@@ -76,11 +76,14 @@ def compare(
     layers: str | None = None,
     tolerance: float = 1e-10,
     probe_tolerance: float = 1e-9,
+    redraw: int | None = None,
 ) -> Found:
     """Asserts that norms, coefficients and sums equal the naive loop's for random classes, bounds and masks.
 
     The first three contributions serve as the probe microbatch, the others are compared. ``probe_tolerance`` is for models
-    that compute in float32 whatever their own type, where the probe's two backward passes round differently.
+    that compute in float32 whatever their own type, where the probe's two backward passes round differently. With ``redraw``
+    the model draws random numbers: the reference is one forward without hooks and a backward pass per contribution, both
+    forwards from this state of the generator.
     """
     rng = random.Random(str(seed))
     schedule = random_schedule(model, rng, 3, layers)
@@ -101,25 +104,31 @@ def compare(
     finally:
         router.detach()
         P0_TOLERANCE.update(kept)
-    reference = naive.contribution_gradients(model, losses_of, schedule, n)
+    if redraw is None:
+        reference = naive.contribution_gradients(model, losses_of, schedule, n)
+    else:
+        torch.manual_seed(redraw)
+        reference = naive.gradients_of_one_forward(lambda: losses(model, batch) * scale, schedule, n, examples)
     norms = naive.block_norms_sq(reference, schedule)
     typical = float(norms.sum(1).sqrt().median())
-    bounds = bounds_of(
-        [
-            (
-                typical * (0.05 if i == 0 else rng.uniform(0.3, 2.0)),
-                rng.uniform(0.5, 4.0),
-                schedule.profiles[rng.choice(list(schedule.profiles))],
-            )
-            for i in range(n)
-        ],
-        len(schedule.blocks),
-    )
+    rows = [
+        (
+            typical * (0.05 if i == 0 else rng.uniform(0.3, 2.0)),
+            rng.uniform(0.5, 4.0),
+            schedule.profiles[rng.choice(list(schedule.profiles))],
+        )
+        for i in range(n)
+    ]
+    own = float(norms[0, list(rows[0][2])].sum().sqrt())  # of the first, which is to be clipped whatever it may touch
+    rows[0] = (min(rows[0][0], 0.5 * own) or rows[0][0], *rows[0][1:])
+    bounds = bounds_of(rows, len(schedule.blocks))
     for _, tensor in router.tensors:
         tensor.parameter.requires_grad_(False)
     router.attach()
     try:
         router.arm(n, examples, bounds.permitted_NG)
+        if redraw is not None:
+            torch.manual_seed(redraw)
         router.backward(losses(model, batch) * scale, torch.full((n * examples,), 1.0 / examples, dtype=torch.float64))
         found = router.sums.norms_sq(router.pieces, router.contributions)
         coefficients = router.sums.coefficients(found, bounds)

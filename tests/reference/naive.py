@@ -25,6 +25,22 @@ def contribution_gradients(model: nn.Module, losses_of, schedule: Schedule, cont
     return rows
 
 
+def gradients_of_one_forward(run, schedule: Schedule, contributions: int, examples: int) -> list[list[torch.Tensor]]:
+    """The same from one forward of all contributions, which share nothing but the random numbers it draws."""
+    tensors = [tensor.parameter for block in schedule.blocks for tensor in block.tensors]
+    flags = [p.requires_grad for p in tensors]
+    for p in tensors:
+        p.requires_grad_(True)
+    losses = run().reshape(contributions, examples).mean(1)
+    rows = []
+    for loss in losses:
+        found = torch.autograd.grad(loss, tensors, allow_unused=True, retain_graph=True)
+        rows.append([torch.zeros_like(p) if g is None else g.detach() for p, g in zip(tensors, found, strict=True)])
+    for p, flag in zip(tensors, flags, strict=True):
+        p.requires_grad_(flag)
+    return rows
+
+
 def block_norms_sq(rows: list[list[torch.Tensor]], schedule: Schedule) -> torch.Tensor:
     """(N, G) squared norms."""
     owner = [g for g, block in enumerate(schedule.blocks) for _ in block.tensors]

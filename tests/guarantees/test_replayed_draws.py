@@ -1,0 +1,303 @@
+"""Dropout in the generic path: the second run uses the random numbers of the forward, which draws as torch always does.
+
+The reference is one forward without hooks from the same state of the generator, and a backward pass per contribution.
+"""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from dptrain.errors import UnsupportedModule  # noqa: E402
+from dptrain.routing import Router, draws  # noqa: E402
+from dptrain.routing.probes import check_exact  # noqa: E402
+from tests.guarantees.test_layer_rules import Stack, batch_of, cross_entropy  # noqa: E402
+from tests.reference.compare import compare, random_schedule  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore:enable_nested_tensor is True")
+
+
+class Scaled(nn.Module):
+    """A module without a rule of its own that drops by ``drop`` in the middle of its forward."""
+
+    def __init__(self, drop) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(4))
+        self.drop = drop
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.drop(x * self.scale)) * self.scale
+
+
+class DropPath(nn.Module):
+    """Stochastic depth as transformers and timm draw it: one number per example."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = torch.rand((len(x), *(1,) * (x.dim() - 1)), dtype=x.dtype).add_(0.7).floor_()
+        return x / 0.7 * keep
+
+
+class OfTheTable(nn.Module):
+    """A dropout of what all examples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x * nn.functional.dropout(self.table, 0.4), 0.3)
+
+
+def torch_attention(**options) -> nn.Module:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True, dropout=0.3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(x, x, x, **options)[0]
+
+    return Attention()
+
+
+MODULES = {
+    "dropout": lambda: Scaled(nn.Dropout(0.4)),
+    "dropout in place": lambda: Scaled(nn.Dropout(0.4, inplace=True)),
+    "alpha dropout": lambda: Scaled(nn.AlphaDropout(0.4)),
+    "dropout of channels": lambda: Scaled(nn.Dropout1d(0.4)),
+    "functional": lambda: Scaled(lambda x: nn.functional.dropout(x, 0.4) + nn.functional.dropout(x, 0.2)),
+    "stochastic depth": lambda: Scaled(DropPath()),
+    "additive noise": lambda: Scaled(lambda x: x + torch.randn_like(x)),
+    "everything dropped": lambda: Scaled(nn.Dropout(1.0)),
+    "a shared table": OfTheTable,
+    "attention with weights": torch_attention,
+    "attention without weights": lambda: torch_attention(need_weights=False),
+    "attention by product": lambda: Scaled(lambda x: nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.3)),
+    "encoder layer": lambda: nn.TransformerEncoderLayer(4, 2, 6, dropout=0.3, batch_first=True),
+    "decoder layer": lambda: Decoder(),
+}
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(4, 2, 6, dropout=0.3, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, x.square())
+
+
+@pytest.mark.parametrize("examples", [1, 2])
+@pytest.mark.parametrize("case", MODULES)
+def test_sums_are_those_of_the_same_masks(case: str, examples: int) -> None:
+    torch.manual_seed(0)
+    model = Stack([nn.Linear(4, 4), MODULES[case](), MODULES[case]()], 4, lambda x: x.mean(1)).double()
+    compare(
+        model,
+        batch_of(5, 4, rows=9 * examples),
+        cross_entropy,
+        examples=examples,
+        layers="layers",
+        redraw=7,
+        seed=f"{case}/{examples}",
+    )
+
+
+def test_a_microbatch_of_one_contribution_has_its_own_masks() -> None:
+    torch.manual_seed(0)
+    model = Stack([torch_attention(), Scaled(nn.Dropout(0.4))], 4, lambda x: x.mean(1)).double()
+    compare(model, batch_of(5, 4, rows=4), cross_entropy, layers="layers", redraw=7)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.scaled = nn.Linear(4, 4), Scaled(nn.Dropout(0.4))
+        self.attention = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.3, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda y: self.attention(self.scaled(self.first(y))), x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("examples", [1, 2])
+def test_masks_inside_a_checkpoint_are_dropped_and_drawn_again_alike(examples: int) -> None:
+    torch.manual_seed(0)
+    model = Stack([Checkpointed(), Checkpointed()], 4, lambda x: x.mean(1)).double()
+    compare(model, batch_of(5, 4, rows=9 * examples), cross_entropy, examples=examples, layers="layers", redraw=7)
+
+
+def armed(model: nn.Module, rows: int) -> Router:
+    schedule = random_schedule(model, random.Random(0), 1, "layers")
+    model.requires_grad_(False)
+    router = Router(model, schedule)
+    router.attach()
+    router.arm(rows, 1, torch.ones(rows, len(schedule.blocks), dtype=torch.bool))
+    return router
+
+
+def test_the_forward_is_torchs_own_fresh_in_every_call_and_leaves_the_generator_where_torch_does() -> None:
+    """So the masks have the distribution of torch's, and are independent over examples, heads and calls as torch's are."""
+    torch.manual_seed(0)
+    model = Stack([torch_attention(), Scaled(nn.Dropout(0.4))], 4, lambda x: x.mean(1)).double()
+    x = batch_of(5, 4)["x"]
+    torch.manual_seed(3)
+    expected = [model(x) for _ in range(2)], torch.get_rng_state()
+    router = armed(model, len(x))
+    torch.manual_seed(3)
+    found = [model(x) for _ in range(2)], torch.get_rng_state()
+    router.detach()
+    assert torch.equal(found[1], expected[1])
+    for a, b in zip(found[0], expected[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-15)
+    assert not torch.equal(found[0][0], found[0][1])
+
+
+def test_what_is_kept_is_a_mask_of_the_right_share_one_per_example() -> None:
+    scaled = Scaled(nn.Dropout(0.3))
+    model = Stack([scaled], 4, lambda x: x.mean(1)).double()
+    kept: list[draws.Draw] = []
+    router = armed(model, 64)
+    rule = next(site.rule for site in router.sites if site.module is scaled)
+    take = rule.tape.take
+    rule.tape.take = lambda: (kept.extend(found := take()), found)[1]
+    torch.manual_seed(0)
+    model(torch.ones(64, 50, 4, dtype=torch.float64))
+    router.detach()
+    (mask,) = kept
+    assert mask.kind == "keep" and mask.value.dtype == torch.bool and mask.value.shape == (64, 50, 4)
+    shares = mask.value.double().mean((1, 2))
+    assert float(mask.value.double().mean()) == pytest.approx(0.7, abs=0.02) and float(shares.std()) < 0.06
+    assert len({row.numpy().tobytes() for row in mask.value}) == 64, "no two examples share a mask"
+
+
+def test_a_module_that_draws_nothing_is_watched_in_one_microbatch_alone(monkeypatch) -> None:
+    begun = []
+    enter = draws._Recorder.__enter__
+    monkeypatch.setattr(draws._Recorder, "__enter__", lambda self: (begun.append(1), enter(self))[1])
+    scaled = Scaled(nn.Dropout(0.0))
+    model = Stack([scaled], 4, lambda x: x.mean(1)).double()
+    router = armed(model, 8)
+    for serial in range(3):
+        router.arm(8, 1, torch.ones(8, len(router.schedule.blocks), dtype=torch.bool))
+        model(batch_of(5, 4)["x"])
+        assert len(begun) == 1, serial
+    router.detach()
+
+
+def test_no_mode_is_left_behind_by_a_forward_that_raises() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("on purpose")
+
+    def stopped(x: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    depth = torch.utils._python_dispatch._len_torch_dispatch_stack
+    for drop, error in ((broken, KeyError), (stopped, KeyboardInterrupt)):
+        model = Stack([Scaled(drop)], 4, lambda x: x.mean(1)).double()
+        router = armed(model, 8)
+        with pytest.raises(error):
+            model(batch_of(5, 4)["x"])
+        router.detach()
+        assert depth() == 0
+
+
+def gradients_pass(model: nn.Module) -> None:
+    compare(model, batch_of(5, 4, rows=9), cross_entropy, layers="layers", redraw=7)
+
+
+def test_a_second_run_with_fresh_masks_would_be_seen(monkeypatch) -> None:
+    def fresh(rows: int):
+        return lambda value, shape: torch.rand(shape) < 0.6
+
+    monkeypatch.setattr("dptrain.routing.fallback.every_row", fresh)
+    model = Stack([Scaled(nn.Dropout(0.4)), Scaled(nn.Dropout(0.4))], 4, lambda x: x.mean(1)).double()
+    with pytest.raises((UnsupportedModule, AssertionError)):
+        gradients_pass(model)
+
+
+def test_a_second_run_with_the_masks_of_others_would_be_seen(monkeypatch) -> None:
+    monkeypatch.setattr("dptrain.routing.fallback.every_row", lambda rows: lambda v, shape: v.roll(1, 0).reshape(shape))
+    model = Stack([Scaled(nn.Dropout(0.4)), Scaled(nn.Dropout(0.4))], 4, lambda x: x.mean(1)).double()
+    with pytest.raises((UnsupportedModule, AssertionError)):
+        gradients_pass(model)
+
+
+class Lopsided(nn.Module):
+    """Draws for all rows at once where nobody's rows can be found."""
+
+    def __init__(self, draw) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(4))
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale * self.draw(x)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: nn.functional.dropout(torch.ones_like(x).transpose(0, 1), 0.5).transpose(0, 1),  # examples in dimension 1
+        lambda x: nn.functional.dropout(torch.ones(len(x) + 1, 5, 4, dtype=x.dtype), 0.5)[: len(x)],  # one row too many
+        lambda x: torch.multinomial(torch.ones(len(x), 4), 4).to(x)[:, None],  # not one number per element
+        lambda x: torch.poisson(torch.ones_like(x)),
+        lambda x: x + (torch.rand(()) if len(x) > 1 else 0.0),  # fewer the second time
+        lambda x: x + (torch.rand(()) if len(x) == 1 else 0.0),  # more the second time
+    ],
+)
+def test_draws_that_have_no_rows_are_refused(draw) -> None:
+    torch.manual_seed(0)
+    model = Stack([Lopsided(draw)], 4, lambda x: x.mean(1)).double()
+    with pytest.raises(UnsupportedModule, match=r"DROPOUT_IN_FALLBACK.*set its dropout to 0"):
+        compare(model, batch_of(5, 4), cross_entropy, layers="layers", redraw=7)
+
+
+class DroppedExperts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 2)
+        self.experts = nn.ModuleList([nn.Linear(4, 4) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, 4)
+        weight, chosen = self.gate(flat).softmax(-1).max(-1)
+        out = torch.zeros_like(flat)
+        for k, expert in enumerate(self.experts):
+            rows = torch.nonzero(chosen == k).flatten()
+            out = out.index_add(0, rows, nn.functional.dropout(expert(flat[rows]), 0.5) * weight[rows, None])
+        return out.view_as(x)
+
+
+def test_dropout_of_gathered_tokens_is_refused_whatever_their_number() -> None:
+    torch.manual_seed(0)
+    model = Stack([DroppedExperts()], 4, lambda x: x.mean(1)).double()
+    with pytest.raises(UnsupportedModule, match=r"DROPOUT_IN_FALLBACK.*gathered"):
+        compare(model, batch_of(5, 4), cross_entropy, layers="layers", redraw=7)
+
+
+def test_dropout_that_is_switched_on_after_a_silent_start_is_refused() -> None:
+    """The site was seen to draw nothing; what it draws later is not kept, and must not be drawn anew."""
+    drop = nn.Dropout(0.0)
+    model = Stack([Scaled(drop)], 4, lambda x: x.mean(1)).double()
+    router = armed(model, 8)
+    model(batch_of(5, 4)["x"])
+    drop.p = 0.5
+    router.arm(8, 1, torch.ones(8, len(router.schedule.blocks), dtype=torch.bool))
+    losses = cross_entropy(model, batch_of(5, 4))
+    with pytest.raises(UnsupportedModule, match=r"DROPOUT_IN_FALLBACK.*draws random numbers"):
+        router.backward(losses, torch.ones(8, dtype=torch.float64))
+    router.detach()
+
+
+def test_the_probes_see_the_same_masks_as_autograd() -> None:
+    """P0 compares with autograd's own gradient of the very same forward."""
+    torch.manual_seed(0)
+    model = Stack([Scaled(nn.Dropout(0.4)), torch_attention()], 4, lambda x: x.mean(1)).double()
+    router = Router(model, random_schedule(model, random.Random(0), 1, "layers"))
+    router.attach()
+    router.arm(8, 1, torch.ones(8, len(router.schedule.blocks), dtype=torch.bool))
+    check_exact(router, cross_entropy(model, batch_of(5, 4)), torch.ones(8, dtype=torch.float64), half=False)
+    router.detach()
