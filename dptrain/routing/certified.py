@@ -35,8 +35,8 @@ TRIES = 4
 """How often a contribution that fails its certificate is shrunk before it counts as zero."""
 
 NOTE = (
-    "certified: every contribution is truncated to integers on the lattice s*2^-{bits} and its signed bounds are checked on them "
-    "in exact arithmetic before they are added; integer sums are exact, integer Gaussian noise on s*2^-32 is added to them. "
+    "certified: every contribution is truncated to integers on the lattice s*2^-{bits}, and its signed bounds are checked on "
+    "them in exact arithmetic before they are added; sums of integers are exact, and integer Gaussian noise on s*2^-32 is added. "
     "clip_margin aims below the bounds so that checks pass; no bound rests on it. Remaining assumption: the integers of a "
     "contribution depend on no other's content."
 )

@@ -44,7 +44,6 @@ def test_check_warns_of_what_promises_little_or_wastes_noise(shell, corpus):
     ("old", "new"),
     [
         ("steps = 20", 'steps = 20\naccountant = "rdp"'),
-        ("steps = 20", 'steps = 20\nexactness = "certified"'),
         ("steps = 20", 'steps = 20\ndisclosure = "occurrences_public"'),
     ],
 )
