@@ -36,7 +36,7 @@ TRIES = 4
 
 NOTE = (
     "certified: every contribution is truncated to integers on the lattice s*2^-{bits}, and its signed bounds are checked on "
-    "them in exact arithmetic before they are added; sums of integers are exact, and integer Gaussian noise on s*2^-32 is added. "
+    "them in exact arithmetic before they are added; integer sums are exact, and integer Gaussian noise on s*2^-32 is added. "
     "clip_margin aims below the bounds so that checks pass; no bound rests on it. Remaining assumption: the integers of a "
     "contribution depend on no other's content."
 )
