@@ -56,3 +56,7 @@ class ContentChanged(DptrainError):
 
 class ResumeRefused(DptrainError):
     """A model checkpoint and the ledger do not belong together, or the ledger is behind the checkpoint."""
+
+
+class CompileRefused(DptrainError):
+    """The compiled form of the step cannot be made here, or does not give what the hook form gives."""

@@ -1,0 +1,351 @@
+"""The compiled form of a microbatch: what the hook form does, as one graph per kind of microbatch.
+
+A graph is made when a microbatch of its kind first comes, and its first result is compared with the hook form's before any
+of it is used; so is the second, fourth, eighth and so on. What a graph depends on is in its key: sizes, types and devices of
+all tensors, the active blocks, autocast, and the plain Python state of the modules, their configuration and the loss function
+(train or eval, a temperature). What cannot be made into a graph runs in the hook form, with a notice that says why.
+"""
+
+import dataclasses
+import functools
+import types
+import warnings
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._inductor import cpp_builder
+from torch._inductor.exc import InvalidCxxCompiler
+
+from dptrain.errors import CompileRefused, LossShape
+from dptrain.microbatch import Microbatch
+from dptrain.routing.graphs import Loss, NotTraceable, StepGraph, armed_for, first, make_graph, state_of, values_of
+from dptrain.routing.router import Router
+from dptrain.routing.sums import Pieces
+
+AGREEMENT = {torch.float64: 1e-6, torch.float32: 2e-3}
+"""How far, relative to the largest of a column, the compiled form may be from the hook form; float64 models may round to
+float32 inside (the RMS norms of transformers do)."""
+HALF_AGREEMENT = 5e-2
+"""The same under autocast, where both forms round to 8 bits in different places."""
+
+HALF = (torch.bfloat16, torch.float16)
+
+GRAPHS = 16
+"""Graphs of one run; kinds of microbatch beyond that run in the hook form."""
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+
+
+class CompileNotice(UserWarning):
+    """Some microbatches run in the hook form, with the same result."""
+
+
+@dataclass
+class _Entry:
+    """One kind of microbatch: its graph, or why it has none; and how often the graph ran."""
+
+    graph: StepGraph | None
+    ran: int = 0
+
+
+class CompiledLoss:
+    """A per-example loss whose forward and backward pass is one compiled graph inside a private microbatch.
+
+    Called like the loss that it was made from, with ``(model, rows)``. Outside the microbatches of a step (in an evaluation,
+    in the probes at start) it is that loss.
+
+    Guarantee: what reaches the router are the pieces of the armed microbatch as its hooks would have found them, up to the
+    rounding of the order of operations; mask, norm, clip and sum are the hook form's own (:mod:`dptrain.routing.sums`).
+
+    Args:
+        router: the router of the run. model: the module whose parameters it schedules.
+        loss: ``(model, rows) -> losses`` of shape (B,). full: contributions of a full microbatch; smaller ones are filled up
+            with rows of weight zero, those less than half full run in the hook form.
+    """
+
+    def __init__(self, router: Router, model: nn.Module, loss: Loss, full: int) -> None:
+        require_compiler(next(model.parameters()).device)
+        self._router = router
+        self._model = model
+        self._loss = loss
+        self._full = full
+        self._entries: dict[Hashable, _Entry] = {}
+        self._told: set[str] = set()
+        self._found: tuple[torch.Tensor, object, Pieces] | None = None
+
+    @property
+    def graphs(self) -> int:
+        """Graphs made so far."""
+        return sum(entry.graph is not None for entry in self._entries.values())
+
+    def __call__(self, model: nn.Module, rows: Microbatch) -> torch.Tensor:
+        """Losses of ``rows``, shape (B,); inside a microbatch they carry no graph and go to ``backward`` as they are.
+
+        Raises:
+            CompileRefused: code COMPILED_MISMATCH, the compiled form does not give what the hook form gives.
+        """
+        self._found = None
+        probing = any(tensor.parameter.requires_grad for _, tensor in self._router.tensors)
+        if probing or not self._router.armed or not torch.is_grad_enabled() or not self._covers(model, rows):
+            return self._loss(model, rows)
+        entry, padded = self._entry(model, rows)
+        if entry.graph is None:
+            return self._loss(model, rows)
+        check = entry.ran & (entry.ran - 1) == 0  # 0, 1, 2, 4, 8, ...
+        states = _random_states(rows)
+        losses, pieces = entry.graph(values_of(state_of(self._model), padded))
+        entry.ran += 1
+        if check:
+            after = _random_states(rows)
+            _set_random_states(states, rows)
+            self._compare(model, padded, losses, pieces, rows.contributions)
+            _set_random_states(after, rows)
+        losses = losses.view(padded.contributions, padded.examples)[: rows.contributions, : rows.examples].reshape(-1).clone()
+        self._found = losses, self._router._armed, first(pieces, rows.contributions)
+        return losses
+
+    def deliver(self, losses: torch.Tensor) -> bool:
+        """Hands the pieces of these losses to the router, in the place of a backward pass; False if they are not its own.
+
+        Raises:
+            LossShape: code COMPILED_LOSSES, these losses were made from the compiled ones.
+        """
+        found, self._found = self._found, None
+        if found is None or not self._router.armed or found[1] is not self._router._armed:
+            return False
+        if losses is found[0]:
+            self._router.pieces.clear()
+            self._router.pieces.update(found[2])
+            return True
+        if isinstance(losses, torch.Tensor) and losses.requires_grad:
+            return False  # computed beside the compiled loss, in the hook form
+        raise LossShape(
+            "COMPILED_LOSSES",
+            "backward() got losses that are not the very tensor which the compiled loss returned, whose gradients exist already; "
+            "do what scales or adds to a loss inside the function given to compile()",
+        )
+
+    def _covers(self, model: nn.Module, rows: Microbatch) -> bool:
+        """Whether a graph is worth making for these rows, with a notice where it cannot be."""
+        if 2 * rows.contributions < self._full:
+            return False
+        if not isinstance(rows, Microbatch):
+            return self._tell(f"the loss is called with {type(rows).__name__} in place of the microbatch")
+        if not any(part is self._model for part in model.modules()):
+            return self._tell("the loss is called with another model than the one given to prepare()")
+        for key, value in rows.inputs.items():
+            if not isinstance(value, (torch.Tensor, *PLAIN)):
+                return self._tell(f"the collated {key!r} is a {type(value).__name__}, neither a tensor nor a plain value")
+        return True
+
+    def _entry(self, model: nn.Module, rows: Microbatch) -> tuple[_Entry, Microbatch]:
+        padded = fill(rows, max(self._full, rows.contributions), 1 << (rows.examples - 1).bit_length())
+        key = self._key(model, padded)
+        entry = self._entries.get(key)
+        if entry is not None:
+            return entry, padded
+        entry = self._entries[key] = _Entry(None)
+        if len(self._entries) > GRAPHS:
+            self._tell(f"{GRAPHS} kinds of microbatches were compiled already, and others still come")
+            return entry, padded
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of torch's own, about its use of itself
+                made = make_graph(self._router, self._model, model, self._loss, padded)
+            if self._key(model, padded) != key:
+                raise NotTraceable("the forward changes Python state of a module or of the loss, which a graph would not see")
+            entry.graph = made
+        except NotTraceable as error:
+            self._tell(str(error))
+        return entry, padded
+
+    def _key(self, model: nn.Module, rows: Microbatch) -> Hashable:
+        """Everything that a graph takes for granted."""
+        device = rows.weight.device.type if not list(self._model.parameters()) else next(self._model.parameters()).device.type
+        kinds = tuple(
+            (name, value.shape, value.stride(), value.dtype, value.device) for name, value in state_of(self._model).items()
+        )
+        inputs = tuple(
+            (name, value.shape, value.stride(), value.dtype, value.device) if isinstance(value, torch.Tensor) else (name, value)
+            for name, value in rows.inputs.items()
+        )
+        setting = (
+            torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.get_num_threads(),
+            torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
+        python = tuple(python_state(model)), tuple(function_state(self._loss))
+        armed = self._router._armed
+        assert armed is not None
+        return rows.contributions, rows.examples, armed.active, armed.blocks, kinds, inputs, setting, python
+
+    def _compare(self, model: nn.Module, rows: Microbatch, losses: torch.Tensor, pieces: Pieces, contributions: int) -> None:
+        """Raises unless the hook form gives the same for this microbatch; what that found is forgotten.
+
+        Each of the ``contributions`` that are not filling has one vote. A graph that is wrong is wrong for all of them, and
+        one contribution alone, built so that rounding decides about it, cannot stop a run.
+        """
+        router = self._router
+        with armed_for(router, rows):
+            expected = self._loss(model, rows)
+            router.require_losses(expected)
+            router.backward(expected, rows.weight)
+            truth = dict(router.pieces)
+        half = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")) or expected.dtype in HALF
+        tolerance = HALF_AGREEMENT if half else AGREEMENT[router.precision]
+        losses_NM, expected_NM = (value.detach().view(rows.contributions, -1) for value in (losses, expected))
+        agrees_N = _alike(losses_NM, expected_NM, torch.zeros(()), tolerance) & agreement(pieces, truth, tolerance)
+        if 2 * int(agrees_N[:contributions].sum()) <= contributions:
+            raise CompileRefused(
+                "COMPILED_MISMATCH",
+                "the compiled form of the step does not give the losses and gradients of the hook form on this microbatch, so "
+                "nothing of it was used; train without compile, and report it with the model",
+            )
+
+    def _tell(self, reason: str) -> bool:
+        if reason not in self._told:
+            self._told.add(reason)
+            warnings.warn(f"runs in the hook form, with the same result: {reason}", CompileNotice, stacklevel=4)
+        return False
+
+
+def require_compiler(device: torch.device) -> None:
+    """Raises CompileRefused where inductor cannot turn a graph into machine code."""
+    if device.type != "cpu":
+        return
+    try:
+        cpp_builder.get_cpp_compiler()
+    except (InvalidCxxCompiler, OSError, RuntimeError) as error:
+        raise CompileRefused(
+            "NO_COMPILER",
+            "the compiled form needs a C++ compiler, and none was found: install g++ (or set CXX to one), or train without "
+            "compile, which gives the same result",
+        ) from error
+
+
+def fill(rows: Microbatch, contributions: int, examples: int) -> Microbatch:
+    """The microbatch with more contributions, and more examples each; what is added repeats others and has weight zero."""
+    n, m = rows.contributions, rows.examples
+    if (n, m) == (contributions, examples):
+        return rows
+    i = torch.arange(contributions).masked_fill_(torch.arange(contributions) >= n, 0)
+    j = torch.arange(examples).masked_fill_(torch.arange(examples) >= m, 0)
+    index = (i[:, None] * m + j).flatten()
+    weight = rows.weight.new_zeros(contributions, examples)
+    weight[:n, :m] = rows.weight.view(n, m)
+    inputs = {
+        key: value.index_select(0, index.to(value.device)) if isinstance(value, torch.Tensor) else value
+        for key, value in rows.inputs.items()
+    }
+    return dataclasses.replace(rows, inputs=inputs, contributions=contributions, examples=examples, weight=weight.flatten())
+
+
+def agreement(found: Pieces, truth: Pieces, tolerance: float) -> torch.Tensor:
+    """Whether the pieces of each contribution are the same in both, bool (N,); what is not finite in ``truth`` is passed over.
+
+    Pieces are compared one by one, as a graph keeps their order; small ones on the scale of the largest of their kind.
+    """
+    pairs = []
+    for index in truth.keys() | found.keys():
+        left, right = found.get(index, []), truth.get(index, [])
+        if [type(piece) for piece in left] != [type(piece) for piece in right]:
+            return torch.zeros((), dtype=torch.bool)
+        for one, other in zip(left, right, strict=True):
+            for item in dataclasses.fields(other):
+                a, b = getattr(one, item.name), getattr(other, item.name)
+                if not isinstance(b, torch.Tensor):
+                    if a != b:
+                        return torch.zeros((), dtype=torch.bool)
+                elif a.shape != b.shape or a.dtype != b.dtype:
+                    return torch.zeros((), dtype=torch.bool)
+                else:
+                    pairs.append((item.name, a.flatten(1), b.flatten(1)))
+    scale: dict[str, torch.Tensor] = {}
+    for name, _, b in pairs:
+        size = torch.linalg.vector_norm(b.double(), dim=1).nan_to_num(0.0, 0.0, 0.0)
+        scale[name] = torch.maximum(scale[name], size) if name in scale else size
+    agrees = torch.ones((), dtype=torch.bool)
+    for name, a, b in pairs:
+        agrees = agrees & _alike(a, b, 1e-3 * scale[name], tolerance)
+    return agrees
+
+
+def _alike(found_NK: torch.Tensor, truth_NK: torch.Tensor, floor_N: torch.Tensor, tolerance: float) -> torch.Tensor:
+    found, truth = found_NK.double(), truth_NK.double()
+    size = torch.linalg.vector_norm(truth, dim=1)
+    gap = torch.linalg.vector_norm(found - truth, dim=1)
+    return ((gap <= tolerance * torch.maximum(size, floor_N.to(size))) | ~torch.isfinite(size)).cpu()
+
+
+def python_state(model: nn.Module) -> Iterator[Hashable]:
+    """Plain values that the forward of a model may read: of its modules, of their configuration, and which hooks they carry."""
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        yield name, type(module), tuple(module._forward_hooks), tuple(module._forward_pre_hooks), tuple(module._backward_hooks)
+        for key, value in vars(module).items():
+            if isinstance(value, PLAIN):
+                yield key, value
+            elif key[0] != "_" and not isinstance(value, (torch.Tensor, nn.Module)):
+                yield key, *_values(value, seen, 2)
+
+
+def function_state(function: object, depth: int = 4) -> Iterator[Hashable]:
+    """Plain values that a function may read: defaults, what it closes over, globals that it names, and so on inside."""
+    seen: set[int] = set()
+    yield from _values(function, seen, depth)
+
+
+def _values(value: Any, seen: set[int], depth: int) -> Iterator[Hashable]:
+    if isinstance(value, PLAIN):
+        yield value
+        return
+    if id(value) in seen or depth < 0 or isinstance(value, (type, types.ModuleType, torch.Tensor, nn.Module)):
+        yield id(value)
+        return
+    seen.add(id(value))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        if len(value) <= 1024:
+            for item in value:
+                yield from _values(item, seen, depth - 1)
+    elif isinstance(value, dict):
+        if len(value) <= 1024:
+            for key, item in value.items():
+                yield key if isinstance(key, PLAIN) else id(key)
+                yield from _values(item, seen, depth - 1)
+    elif isinstance(value, functools.partial):
+        yield from _values((value.func, value.args, value.keywords), seen, depth)
+    elif isinstance(value, types.MethodType):
+        yield from _values((value.__func__, value.__self__), seen, depth)
+    elif isinstance(value, types.FunctionType):
+        yield id(value.__code__)
+        if value.__module__ and value.__module__.partition(".")[0] in ("torch", "transformers", "peft", "accelerate"):
+            return
+        cells = [_content(cell) for cell in value.__closure__ or ()]
+        named = [value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__]
+        yield from _values((value.__defaults__, value.__kwdefaults__, cells, named), seen, depth - 1)
+    elif hasattr(value, "__dict__"):
+        yield type(value)
+        yield from _values(vars(value), seen, depth - 1)
+    else:
+        yield id(value)
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None  # not bound yet
+
+
+def _random_states(rows: Microbatch) -> list[torch.Tensor]:
+    devices = {value.device for value in rows.inputs.values() if isinstance(value, torch.Tensor) and value.is_cuda}
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+
+
+def _set_random_states(states: list[torch.Tensor], rows: Microbatch) -> None:
+    devices = {value.device for value in rows.inputs.values() if isinstance(value, torch.Tensor) and value.is_cuda}
+    torch.set_rng_state(states[0])
+    for device, state in zip(devices, states[1:], strict=True):
+        torch.cuda.set_rng_state(state, device)

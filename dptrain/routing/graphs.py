@@ -1,0 +1,256 @@
+"""One step as a graph: the hook form, traced through the router and autograd, and compiled by torch's inductor.
+
+Nothing here knows a gradient formula. The user's loss runs once on fake tensors (shapes without values) while the router is
+armed; what its hooks and autograd would do to real ones is recorded as a graph, so the hook form stays the one source of
+truth. Parameters, buffers, inputs and weights are inputs of the graph. An operation that needs a value to decide what to do
+next cannot be recorded and raises.
+"""
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._inductor
+import torch._inductor.config
+from torch import nn
+from torch.func import functional_call
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dptrain.microbatch import Microbatch
+from dptrain.routing import products
+from dptrain.routing.router import Router
+from dptrain.routing.sums import Pieces
+
+Loss = Callable[[nn.Module, Microbatch], torch.Tensor]
+
+
+class NotTraceable(Exception):
+    """The step cannot be made into a graph; the text says why, in words for a notice."""
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where one piece lies among the outputs of a graph: its tensors follow one another, the rest of it is constant."""
+
+    index: int
+    kind: type
+    tensors: tuple[str, ...]
+    constants: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A compiled (parameters, buffers, inputs, weight) -> (losses, pieces)."""
+
+    run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+    slots: tuple[_Slot, ...]
+
+    def __call__(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, Pieces]:
+        """Losses (B,) and pieces."""
+        with torch.no_grad(), torch.autocast(values[0].device.type, enabled=False):  # the graph casts where the trace did
+            outputs = iter(self.run(values))
+            losses = next(outputs)
+            pieces: Pieces = {}
+            for slot in self.slots:
+                tensors = {name: next(outputs) for name in slot.tensors}
+                pieces.setdefault(slot.index, []).append(slot.kind(**tensors, **slot.constants))
+        return losses, pieces
+
+
+def first(pieces: Pieces, contributions: int) -> Pieces:
+    """The same pieces of the first contributions alone."""
+    return {
+        index: [
+            dataclasses.replace(piece, **{k: v[:contributions] for k, v in vars(piece).items() if isinstance(v, torch.Tensor)})
+            for piece in found
+        ]
+        for index, found in pieces.items()
+    }
+
+
+def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers as they are now, each tensor once."""
+    return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
+
+
+def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, rows: Microbatch) -> StepGraph:
+    """Traces and compiles the step for microbatches like ``rows``, with the active blocks of the armed microbatch.
+
+    Args:
+        model: the module whose parameters are scheduled. outer: what the loss is given, the model or what wraps it.
+
+    Raises:
+        NotTraceable: something on the way depends on values, or on what a graph does not see.
+    """
+    state = state_of(model)
+    slots: list[_Slot] = []
+    tensors = [key for key, value in rows.inputs.items() if isinstance(value, torch.Tensor)]
+    holder = _Holder(model)
+
+    def step(values: list[torch.Tensor]) -> list[torch.Tensor]:
+        given = iter(values)
+        swapped = {f"model.{name}": next(given) for name in state}
+        inputs = {**rows.inputs, **{key: next(given) for key in tensors}}
+        fake = dataclasses.replace(rows, inputs=inputs, weight=next(given))
+        slots.clear()
+        holder.body = lambda: _one_backward(router, loss, outer, fake, slots)
+        return functional_call(holder, swapped, ())
+
+    values = values_of(state, rows)
+    loops = {id(site): dict(vars(site.rule)) for site in router.sites}
+    drawn = random.getstate()
+    try:
+        graph = make_fx(step, tracing_mode="fake")(values)
+    except Exception as error:
+        raise NotTraceable(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}") from error
+    finally:
+        for site in router.sites:
+            vars(site.rule).update(loops[id(site)])  # what a rule learns from a trace is not what it learns from a run
+    if random.getstate() != drawn:
+        raise NotTraceable("the forward draws from Python's random, and a graph would repeat one draw for ever")
+    _require_no_constants(graph, state)
+    if values[0].device.type == "cpu":
+        use_onednn(graph)
+    try:
+        with torch._inductor.config.patch(fallback_random=True):  # the random numbers of the hook form, drawn anew per call
+            run = torch._inductor.compile(graph, [values])
+    except Exception as error:
+        raise NotTraceable(f"inductor: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}") from error
+    return StepGraph(run, tuple(slots))
+
+
+def values_of(state: Mapping[str, torch.Tensor], rows: Microbatch) -> list[torch.Tensor]:
+    """Inputs of a graph, in its order."""
+    inputs = [value for value in rows.inputs.values() if isinstance(value, torch.Tensor)]
+    return [*state.values(), *inputs, rows.weight]
+
+
+class _Holder(nn.Module):
+    """Gives a function of no module a forward, so that the model below can be run with other tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.body: Callable[[], list[torch.Tensor]]
+
+    def forward(self) -> list[torch.Tensor]:
+        return self.body()
+
+
+def _one_backward(router: Router, loss: Loss, outer: nn.Module, rows: Microbatch, slots: list[_Slot]) -> list[torch.Tensor]:
+    """Forward and backward pass of one microbatch; losses and the tensors of all pieces, which ``slots`` describes."""
+    with armed_for(router, rows):
+        losses = loss(outer, rows)
+        router.require_losses(losses)
+        router.backward(losses, rows.weight)
+        outputs = [losses.detach()]
+        for index in sorted(router.pieces):
+            for piece in router.pieces[index]:
+                parts = {item.name: getattr(piece, item.name) for item in dataclasses.fields(piece)}
+                found = tuple(name for name, value in parts.items() if isinstance(value, torch.Tensor))
+                slots.append(_Slot(index, type(piece), found, {k: v for k, v in parts.items() if k not in found}))
+                outputs += [parts[name] for name in found]
+                if any(parts[name].shape[0] != rows.contributions for name in found):
+                    raise NotTraceable(f"a piece of {router.tensors[index][1].name!r} has no row per contribution")
+    return outputs
+
+
+@contextmanager
+def armed_for(router: Router, rows: Microbatch) -> Iterator[None]:
+    """Arms the router for other rows, with the active blocks of the armed microbatch; that one comes back untouched."""
+    armed, anchor = router._armed, router._anchor
+    assert armed is not None
+    router._serial += 1
+    router._armed = dataclasses.replace(
+        armed, serial=router._serial, contributions=rows.contributions, examples=rows.examples, pieces={}, taps=[], order=[]
+    )
+    router._anchor = torch.zeros((), requires_grad=True)  # fake inside a trace
+    try:
+        yield
+    finally:
+        router._armed, router._anchor = armed, anchor
+
+
+def _require_no_constants(graph: GraphModule, state: Mapping[str, torch.Tensor]) -> None:
+    """Raises for a tensor that went into the graph as a constant and is not a plain number written in the code."""
+    for node in graph.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        value = getattr(graph, node.target)
+        if not isinstance(value, torch.Tensor) or value.numel() > 64 or any(value is other for other in state.values()):
+            raise NotTraceable(f"a tensor of shape {tuple(getattr(value, 'shape', ()))} would be frozen into the graph")
+
+
+# ------------------------------------------------------------------------------------------------------ products by oneDNN
+
+_LIBRARY = torch.library.Library("dptrain", "DEF")
+_LIBRARY.define("rows(Tensor x_MK, Tensor y_NK, Tensor? bias_N) -> Tensor")
+_LIBRARY.define("rows_each(Tensor x_BMK, Tensor y_BNK) -> Tensor")
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    return x if x.is_contiguous() or x.t().is_contiguous() else x.contiguous()
+
+
+def _rows(x_MK: torch.Tensor, y_NK: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise(_plain(x_MK), _plain(y_NK), bias_N, "none", [], "")
+
+
+def _rows_each(x_BMK: torch.Tensor, y_BNK: torch.Tensor) -> torch.Tensor:
+    out = _rows_each_shape(x_BMK, y_BNK)
+    for i in range(len(x_BMK)):
+        out[i] = _rows(x_BMK[i], y_BNK[i], None)
+    return out
+
+
+def _rows_shape(x_MK: torch.Tensor, y_NK: torch.Tensor, bias_N: torch.Tensor | None) -> torch.Tensor:
+    return x_MK.new_empty(x_MK.shape[0], y_NK.shape[0])
+
+
+def _rows_each_shape(x_BMK: torch.Tensor, y_BNK: torch.Tensor) -> torch.Tensor:
+    return x_BMK.new_empty(x_BMK.shape[0], x_BMK.shape[1], y_BNK.shape[1])
+
+
+_LIBRARY.impl("rows", _rows, "CPU")
+_LIBRARY.impl("rows", _rows_shape, "Meta")
+_LIBRARY.impl("rows_each", _rows_each, "CPU")
+_LIBRARY.impl("rows_each", _rows_each_shape, "Meta")
+
+
+def use_onednn(graph: GraphModule) -> int:
+    """Sends the large float32 products of a graph to oneDNN, for the reasons in :mod:`dptrain.routing.products`.
+
+    Returns:
+        How many products changed hands.
+    """
+    aten, ours = torch.ops.aten, torch.ops.dptrain
+    changed = 0
+    for node in list(graph.graph.nodes) if products.ENABLED else ():
+        bias = None
+        if node.target in (aten.mm.default, aten.bmm.default):
+            x, y = node.args
+        elif node.target is aten.addmm.default and not node.kwargs and node.args[0].meta["val"].dim() == 1:
+            bias, x, y = node.args
+        else:
+            continue
+        shape, inner = node.meta["val"].shape, x.meta["val"].shape[-1]
+        if node.meta["val"].dtype != torch.float32 or shape[-2] * shape[-1] * inner < products.WORTHWHILE:
+            continue
+        with graph.graph.inserting_before(node):
+            turned = graph.graph.call_function(aten.transpose.int, (y, -2, -1))
+            turned.meta["val"] = y.meta["val"].transpose(-2, -1)
+            each = node.target is aten.bmm.default
+            operator, factors = (ours.rows_each, (x, turned)) if each else (ours.rows, (x, turned, bias))
+            new = graph.graph.call_function(operator.default, factors)
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        graph.graph.erase_node(node)
+        changed += 1
+    graph.graph.lint()
+    graph.recompile()
+    return changed
