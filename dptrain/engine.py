@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,6 +29,10 @@ from dptrain.routing.probes import check_shapes
 from dptrain.routing.scan import refuse_coupled
 from dptrain.steps import Probe, Steps, check_parameters, spread
 from dptrain.streams import open_streams
+
+if TYPE_CHECKING:
+    from dptrain.routing.compiled import CompiledLoss
+    from dptrain.routing.graphs import Loss
 
 ALONE = 32
 """Contributions collated alone before a run, to see that shapes do not follow content."""
@@ -87,6 +91,7 @@ class PrivateTraining:
         self._prepared = False
         self._step = 0
         self._registered: list[Any] = []
+        self._compiled: list[CompiledLoss] = []
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
     @classmethod
@@ -216,6 +221,25 @@ class PrivateTraining:
         self._prepared = True
         return model, optimizer, Steps(self)
 
+    def compile(self, loss: "Loss") -> "CompiledLoss":
+        """The same per-example loss, with forward and backward pass of a microbatch as one compiled graph.
+
+        Use it in the place of ``loss``: ``private.backward(compiled(model, rows), rows)``. Sums and noise are those of the
+        plain form, up to rounding; what cannot be compiled runs in the plain form, with a notice.
+
+        Args:
+            loss: ``(model, rows) -> losses`` of shape (B,), as for :meth:`backward`.
+
+        Raises:
+            StepOrder: called before ``prepare``. CompileRefused: code NO_COMPILER, there is no C++ compiler.
+        """
+        if not self._prepared:
+            raise StepOrder("COMPILE_EARLY", "compile() was called before prepare(), which binds the model; call it after")
+        from dptrain.routing.compiled import CompiledLoss
+
+        self._compiled.append(CompiledLoss(self.router, self.model, loss, self._microbatch))
+        return self._compiled[-1]
+
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """Backward pass of one microbatch: per-contribution gradients, masked, clipped, and added to the step's sums.
 
@@ -234,8 +258,9 @@ class PrivateTraining:
         else:
             self.gradients.require_detached()
             refuse_coupled(self.model)
-            self.router.require_losses(losses)
-            self.router.backward(losses, rows.weight)
+            if not any([form.deliver(losses) for form in self._compiled]):
+                self.router.require_losses(losses)
+                self.router.backward(losses, rows.weight)
             self.router.fold(self._bounds)
         self.current = None
 
