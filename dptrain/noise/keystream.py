@@ -13,6 +13,7 @@ from typing import NoReturn
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 BLOCK_BYTES = 16
+_ZEROS = bytes(1 << 20)
 _MAX_STEP = 1 << 32
 _MAX_LANE = 1 << 32
 
@@ -62,7 +63,8 @@ class KeyStream:
             raise ValueError(f"block range [{first_block}, {first_block + blocks}) is outside the stream")
         counter = step.to_bytes(4, "big") + lane.to_bytes(4, "big") + first_block.to_bytes(8, "big")
         encryptor = Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor()
-        return encryptor.update(bytes(blocks * BLOCK_BYTES))
+        size = blocks * BLOCK_BYTES
+        return encryptor.update(memoryview(_ZEROS)[:size] if size <= len(_ZEROS) else bytes(size))
 
     def __reduce__(self) -> NoReturn:
         """A key stream is never written anywhere."""

@@ -6,24 +6,22 @@ ideal Gaussian mechanism on that sum, and the released support does not depend o
 """
 
 import math
+import threading
 
+import numpy as np
 import torch
 
-from dptrain.noise.keystream import BLOCK_BYTES, KeyStream
+from dptrain.noise.keystream import KeyStream
+from dptrain.noise.normals import TAIL_LANE, BoxMuller
+from dptrain.noise.threads import Threads
 
 LATTICE_BITS = 32
 """gamma = s * 2^-LATTICE_BITS. Every integer below 2^52 is exact in float64, which bounds |sum| by 2^20 * s."""
 
-CHUNK = 1 << 15
-"""Coordinates per chunk: the working set, a few float64 arrays of this size, stays in the cache of one core."""
+CHUNK = 1 << 16
+"""Coordinates per turn of a thread: the working set, some float64 arrays of half this size, stays in the caches of a core, and
+torch does not share work of this size among threads of its own."""
 
-TAIL_LANE = 1 << 31
-"""Lanes from here on hold the further bits of radii in the tail; tensors have lanes below."""
-
-_MANTISSA = (1 << 53) - 1
-_LOW_BITS = (1 << 11) - 1
-_TAIL = 2.0**-21
-_CENTRE = 2.0**-12
 _SUM_LIMIT = float(1 << 51)
 
 
@@ -52,14 +50,13 @@ class LatticeGaussian:
     def __init__(self, stream: KeyStream) -> None:
         self._stream = stream
         self._drawn: tuple[int, set[int]] = (-1, set())
+        self._threads = Threads()
+        self._kept = threading.local()
 
     def normals(self, step: int, lane: int, offset: int, count: int) -> torch.Tensor:
         """Standard normals (float64, shape (count,)) of coordinates [offset, offset + count); ``offset`` must be even.
 
-        Box and Muller (1958): one 16-byte block gives the pair of coordinates (2k, 2k+1), by radius and angle. The radius must
-        be finer than the lattice everywhere, or a release that no radius can produce would tell two worlds apart. So x is
-        uniform on (0, 1/2] in steps of 2^-75, one bit says whether u = x or u = 1 - x, and where x < 2^-21 a second block
-        adds 53 more bits: the logarithm keeps its relative precision at both ends, to a radius of 13.
+        The transform and its resolution are :class:`BoxMuller`'s; any number of threads may draw at a time.
 
         Args:
             step, lane: the address; ``lane`` is the index of a tensor, below 2^31.
@@ -68,29 +65,10 @@ class LatticeGaussian:
             raise ValueError(f"offset must be even, got {offset}: coordinates are drawn in pairs")
         if not 0 <= lane < TAIL_LANE:
             raise ValueError(f"lane {lane} is not the index of a tensor, expected 0 to 2^31 - 1")
-        pairs = (count + 1) // 2
-        words = torch.frombuffer(bytearray(self._stream.read(step, lane, offset // 2, pairs)), dtype=torch.int64).view(pairs, 2)
-        assert words.numel() * 8 == pairs * BLOCK_BYTES
-        first, second = words[:, 0], words[:, 1]
-        fine = first.bitwise_and(_LOW_BITS).bitwise_left_shift_(10)
-        fine.add_(second.bitwise_right_shift(1).bitwise_and_(_LOW_BITS >> 1)).add_(1)
-        x = first.bitwise_right_shift(11).bitwise_and_(_MANTISSA).to(torch.float64).mul_(2.0**-54)
-        x.add_(fine.to(torch.float64), alpha=2.0**-75)
-        mirrored = second.bitwise_and(1).to(torch.float64)
-        small = torch.nonzero(x < _CENTRE).flatten()  # a few in a thousand
-        for index in small[x[small] < _TAIL].tolist():
-            more = self._stream.read(step, lane | TAIL_LANE, offset // 2 + index, 1)
-            x[index] += (int.from_bytes(more[:8], "little") >> 11) * 2.0**-128
-        centre = small[mirrored[small] == 1.0]
-        near_one = torch.log1p(-x[centre])
-        square = mirrored.sub_(x).abs_().log_()  # |1 - x| or |0 - x|, both as exact as float64 allows
-        square[centre] = near_one
-        radius = square.mul_(-2.0).sqrt_()
-        angle = second.bitwise_right_shift(11).bitwise_and_(_MANTISSA).to(torch.float64).mul_(2.0**-53 * 2.0 * math.pi)
-        out = torch.empty(pairs, 2, dtype=torch.float64)
-        torch.mul(radius, torch.cos(angle), out=out[:, 0])
-        torch.mul(radius, angle.sin_(), out=out[:, 1])
-        return out.view(-1)[:count]
+        transform = getattr(self._kept, "transform", None)
+        if transform is None:
+            transform = self._kept.transform = BoxMuller()
+        return transform.normals(self._stream, step, lane, offset, count)
 
     def gaussian(self, step: int, lane: int, offset: int, count: int, draws: int = 1) -> torch.Tensor:
         """Standard normals made of ``draws`` draws of variance 1/draws each, added up in float64 and not rounded.
@@ -98,9 +76,12 @@ class LatticeGaussian:
         Draw g is read at lane ``lane * draws + g``: (tensor, draw) and lane determine each other, so no draw meets another one.
         """
         total = self.normals(step, lane * draws, offset, count)
+        values = total.numpy()  # for sums in this thread alone
         for place in range(lane * draws + 1, (lane + 1) * draws):
-            total.add_(self.normals(step, place, offset, count))
-        return total if draws == 1 else total.mul_(draws**-0.5)
+            values += self.normals(step, place, offset, count).numpy()
+        if draws > 1:
+            values *= draws**-0.5
+        return total
 
     def release_(
         self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
@@ -126,17 +107,27 @@ class LatticeGaussian:
             raise ValueError("the clipped sum must be contiguous: noise is addressed by flat offset")
         self._claim(step, lane)
         gamma = std * 2.0**-LATTICE_BITS
-        flat = clipped_sum.view(-1)
-        scale = gamma / normalizer
-        for start in range(0, flat.numel(), CHUNK):
+        host = clipped_sum.to("cpu", torch.float64)  # the sum itself where it lies there
+        flat, scale = host.view(-1).numpy(), gamma / normalizer
+
+        def draw(start: int) -> None:
             part = flat[start : start + CHUNK]
-            integers = part.to("cpu", torch.float64).div_(gamma).round_().clamp_(-_SUM_LIMIT, _SUM_LIMIT)
-            noise = self.gaussian(step, lane, start, part.numel(), draws).mul_(2.0**LATTICE_BITS).round_()
-            part.copy_(integers.add_(noise).mul_(scale))
+            np.divide(part, gamma, out=part)
+            np.clip(np.rint(part, out=part), -_SUM_LIMIT, _SUM_LIMIT, out=part)
+            noise = self.gaussian(step, lane, start, len(part), draws).numpy()
+            noise *= 2.0**LATTICE_BITS
+            np.add(part, np.rint(noise, out=noise), out=part)
+            part *= scale
+
+        self._threads.each(draw, range(0, len(flat), CHUNK))
+        if host is not clipped_sum:
+            clipped_sum.copy_(host)
         return clipped_sum
 
     def destroy(self) -> None:
         """Forgets the key; nothing can be drawn again."""
+        self._threads.close()
+        self._kept = threading.local()
         del self._stream
 
     def _claim(self, step: int, lane: int) -> None:

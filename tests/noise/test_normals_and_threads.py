@@ -1,0 +1,157 @@
+"""The numbers of a release do not depend on how the work is cut, buffered or shared among threads."""
+
+import math
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from dptrain.noise import KeyStream, LatticeGaussian, lattice  # noqa: E402
+from dptrain.noise.lattice import CHUNK  # noqa: E402
+from dptrain.noise.normals import TAIL_LANE, BoxMuller  # noqa: E402
+from dptrain.noise.threads import Threads  # noqa: E402
+
+STREAM = KeyStream("noise", b"r" * 16, 0, bytes(range(32)))
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def plain_normals(stream, step: int, lane: int, offset: int, count: int) -> torch.Tensor:
+    """The transform as it was first written, one torch operation after another: what every release since has to equal."""
+    pairs = (count + 1) // 2
+    words = torch.frombuffer(bytearray(stream.read(step, lane, offset // 2, pairs)), dtype=torch.int64).view(pairs, 2)
+    first, second = words[:, 0], words[:, 1]
+    mantissa, low = (1 << 53) - 1, (1 << 11) - 1
+    fine = ((first & low) << 10) + ((second >> 1) & (low >> 1)) + 1
+    x = ((first >> 11) & mantissa).double() * 2.0**-54 + fine.double() * 2.0**-75
+    for index in torch.nonzero(x < 2.0**-21).flatten().tolist():
+        more = stream.read(step, lane | TAIL_LANE, offset // 2 + index, 1)
+        x[index] += (int.from_bytes(more[:8], "little") >> 11) * 2.0**-128
+    mirrored = (second & 1) == 1
+    logarithm = torch.where(mirrored, 1.0 - x, x).log()
+    near_one = mirrored & (x < 2.0**-12)
+    logarithm[near_one] = torch.log1p(-x[near_one])
+    radius = (logarithm * -2.0).sqrt()
+    angle = ((second >> 11) & mantissa).double() * (2.0**-53 * 2.0 * math.pi)
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], 1).view(-1)[:count]
+
+
+@pytest.mark.parametrize(("offset", "count"), [(0, 1), (0, 2), (4, 7), (100, 12345), (CHUNK, CHUNK), (2, 3 * CHUNK + 1)])
+def test_normals_are_those_of_the_plain_transform_bit_for_bit(offset: int, count: int) -> None:
+    torch.set_num_threads(1)
+    assert torch.equal(BoxMuller().normals(STREAM, 3, 1, offset, count), plain_normals(STREAM, 3, 1, offset, count))
+
+
+def test_normals_of_rare_words_are_those_of_the_plain_transform() -> None:
+    """Words with many leading zeros, whose radii lie in the tail or at the centre: one in two million and more."""
+
+    class Rare:
+        def read(self, step: int, lane: int, first_block: int, blocks: int) -> bytes:
+            tail = lane >= TAIL_LANE
+            rows = []
+            for k in range(first_block, first_block + blocks):
+                own = int.from_bytes(STREAM.read(9, 1 if tail else 0, k, 1), "little")
+                first, second = own & (1 << 64) - 1, own >> 64
+                rows.append(((first if tail else first >> k % 65) | second << 64).to_bytes(16, "little"))
+            return b"".join(rows)
+
+    found = BoxMuller().normals(Rare(), 1, 0, 0, 4000)
+    assert torch.equal(found, plain_normals(Rare(), 1, 0, 0, 4000))
+    radii = found.view(-1, 2).norm(dim=1)
+    assert float(radii.max()) > 8 and float(radii.min()) < 2.0**-12, "both ends were reached"
+
+
+def test_one_transform_keeps_nothing_of_a_call_for_the_next() -> None:
+    kept = BoxMuller()
+    for offset, count in ((0, 5000), (0, 10), (8, 5001), (0, 5000)):
+        assert torch.equal(kept.normals(STREAM, 1, 2, offset, count), BoxMuller().normals(STREAM, 1, 2, offset, count))
+    first = kept.normals(STREAM, 1, 2, 0, 100)
+    copy = first.clone()
+    kept.normals(STREAM, 1, 2, 100, 100)
+    assert torch.equal(first, copy), "what was returned is the caller's"
+
+
+def released(threads: int, count: int = 5 * CHUNK + 3, dtype: torch.dtype = torch.float64, draws: int = 1) -> torch.Tensor:
+    torch.set_num_threads(threads)
+    total = torch.randn(count, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    return LatticeGaussian(STREAM).release_(total, 0.3, 7.0, step=2, lane=4, draws=draws)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("draws", [1, 3])
+def test_a_release_is_the_same_on_any_number_of_threads(dtype: torch.dtype, draws: int) -> None:
+    alone = released(1, dtype=dtype, draws=draws)
+    assert all(torch.equal(alone, released(threads, dtype=dtype, draws=draws)) for threads in (2, 3, 5))
+
+
+def test_a_release_is_that_of_the_plain_formula_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = torch.randn(5 * CHUNK + 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    gamma = 0.3 * 2.0**-32
+    noise = plain_normals(STREAM, 2, 4, 0, len(total))
+    expected = ((total / gamma).round() + (noise * 2.0**32).round()) * (gamma / 7.0)
+    assert torch.equal(released(2), expected)
+    monkeypatch.setattr(lattice, "CHUNK", 1 << 12)
+    assert torch.equal(released(2), expected)
+
+
+def test_every_piece_is_done_once_by_no_more_threads_than_torch_has() -> None:
+    torch.set_num_threads(3)
+    threads, done, lock, meet = Threads(), [], threading.Lock(), threading.Barrier(3)
+
+    def work(piece: int) -> None:
+        with lock:
+            done.append((piece, threading.get_ident()))
+        if piece < 3:
+            meet.wait(30)  # only three threads at a time get past it
+
+    threads.each(work, range(40))
+    assert sorted(piece for piece, _ in done) == list(range(40))
+    assert len({thread for _, thread in done}) == 3
+    torch.set_num_threads(1)
+    done.clear()
+    threads.each(work, range(3, 9))
+    assert done == [(piece, threading.get_ident()) for piece in range(3, 9)], "one thread works in order, by itself"
+    threads.close()
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_failure_in_any_thread_is_raised_and_no_thread_is_left_waiting(where: str) -> None:
+    torch.set_num_threads(2)
+    threads, here, begun = Threads(), threading.get_ident(), threading.Event()
+
+    def work(piece: int) -> None:
+        mine = (threading.get_ident() == here) == (where == "here")
+        if mine:
+            begun.set()
+            raise ArithmeticError(f"piece {piece}")
+        begun.wait(30)
+
+    with pytest.raises(ArithmeticError, match="piece"):
+        threads.each(work, range(100))
+    threads.close()
+
+
+def test_a_release_in_inference_mode_is_written_by_every_thread() -> None:
+    """The mode belongs to a thread, and torch changes no inference tensor outside it; an empty draw may be released in it."""
+    torch.set_num_threads(2)
+    with torch.inference_mode():
+        total = torch.zeros(4 * CHUNK, dtype=torch.float64)
+        LatticeGaussian(STREAM).release_(total, 1.0, 1.0, step=1, lane=0)
+    assert bool((total != 0).any())
+
+
+def test_no_thread_and_no_key_stream_are_left_after_destroy() -> None:
+    torch.set_num_threads(2)
+    before = threading.active_count()
+    gaussian = LatticeGaussian(KeyStream("noise", b"r" * 16, 0, bytes(32)))
+    gaussian.release_(torch.zeros(4 * CHUNK, dtype=torch.float64), 1.0, 1.0, step=1, lane=0)
+    assert threading.active_count() == before + 1
+    gaussian.destroy()
+    assert threading.active_count() == before
