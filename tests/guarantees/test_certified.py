@@ -1,4 +1,4 @@
-"""Exactness level `certified` (Theorem 3): exact integers, certified one by one, whatever a contributor sends."""
+"""Exactness level `certified` (Theorem 4): exact integers, certified one by one, whatever a contributor sends."""
 
 import math
 import random

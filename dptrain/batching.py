@@ -1,0 +1,89 @@
+"""From a draw to microbatches: a pure function of public shapes and of who was drawn.
+
+Shape letters: a microbatch has N contributions of M rows each; a row is one example, or fills up.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One drawn contribution: its slot, the lowest depth that it may touch, and the number of its examples; all public."""
+
+    slot: int
+    depth: int
+    examples: int
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One microbatch.
+
+    Attributes:
+        slots: the contributions in it; several that fit whole, or one.
+        examples: M, rows per contribution.
+        fill: further contributions of M rows that only fill up the shape; they repeat another one and may touch nothing.
+        part: where one contribution is spread over several microbatches, the examples [start, stop) that this one holds.
+        last: whether its contributions end here; False for every part but the last.
+    """
+
+    slots: tuple[int, ...]
+    examples: int
+    fill: int = 0
+    part: tuple[int, int] | None = None
+    last: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Rows that the model sees."""
+        return (len(self.slots) + self.fill) * self.examples
+
+
+def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *, fill: bool = False) -> list[Planned]:
+    """Splits a draw into microbatches, in the order of the lowest depth that contributions may touch.
+
+    Guarantee: every contribution is in exactly one microbatch, whole, or in consecutive ones of its own that hold each of its
+    examples once; no microbatch has more rows than ``rows`` nor more contributions than ``contributions``. What a contribution's
+    microbatches look like follows from public numbers.
+
+    Args:
+        drawn: in any order; the order of equals is that of their slots. contributions: the most in one microbatch.
+        rows: the most rows in one microbatch, a matter of memory; None for no limit.
+        fill: bring every microbatch of whole contributions to as many as its row size allows.
+    """
+    if contributions < 1 or (rows is not None and rows < 1):
+        raise ValueError(f"a microbatch of {contributions} contributions and {rows} rows holds nothing; both must be 1 or more")
+    order = sorted(drawn, key=lambda item: (item.depth, item.examples, item.slot))
+    planned: list[Planned] = []
+    waiting: list[Drawn] = []
+
+    def room(examples: int) -> int:
+        return contributions if rows is None else min(contributions, rows // examples)
+
+    def close() -> None:
+        if waiting:
+            largest = max(item.examples for item in waiting)
+            missing = room(largest) - len(waiting) if fill else 0
+            planned.append(Planned(tuple(item.slot for item in waiting), largest, missing))
+            waiting.clear()
+
+    for item in order:
+        if rows is not None and item.examples > rows:
+            close()
+            planned += _spread(item, rows)
+            continue
+        if waiting and len(waiting) + 1 > room(max(item.examples, *(other.examples for other in waiting))):
+            close()
+        waiting.append(item)
+    close()
+    return planned
+
+
+def _spread(item: Drawn, rows: int) -> Iterator[Planned]:
+    """Parts of nearly equal size, each brought to the same number of rows."""
+    count = -(-item.examples // rows)
+    size = -(-item.examples // count)
+    for start in range(0, item.examples, size):
+        stop = min(start + size, item.examples)
+        yield Planned((item.slot,), size, part=(start, stop), last=stop == item.examples)

@@ -1,0 +1,73 @@
+"""The split of a draw into microbatches: whole, ordered, within its limits, and a function of public shapes."""
+
+import random
+
+import pytest
+
+from dptrain.batching import Drawn, Planned, plan
+
+
+def test_whole_contributions_are_taken_in_order_of_depth() -> None:
+    drawn = [Drawn(5, 2, 1), Drawn(1, 0, 1), Drawn(9, 0, 1), Drawn(2, 2, 1), Drawn(3, -1, 1)]
+    assert [p.slots for p in plan(drawn, 2)] == [(3, 1), (9, 2), (5,)]
+    assert plan([], 4, 8) == []
+
+
+def test_a_contribution_with_more_rows_than_fit_has_consecutive_microbatches_of_its_own() -> None:
+    planned = plan([Drawn(0, 0, 2), Drawn(1, 0, 7), Drawn(2, 1, 1)], 4, 3)
+    assert planned == [
+        Planned((0,), 2),
+        Planned((1,), 3, part=(0, 3), last=False),
+        Planned((1,), 3, part=(3, 6), last=False),
+        Planned((1,), 3, part=(6, 7), last=True),
+        Planned((2,), 1),
+    ]
+
+
+def test_parts_are_of_nearly_equal_size() -> None:
+    planned = plan([Drawn(0, 0, 10)], 4, 8)
+    assert [(p.examples, p.part) for p in planned] == [(5, (0, 5)), (5, (5, 10))]
+
+
+def test_filling_gives_one_shape_for_one_size() -> None:
+    planned = plan([Drawn(i, 0, 1) for i in range(5)], 4, fill=True)
+    assert [(p.slots, p.fill, p.rows) for p in planned] == [((0, 1, 2, 3), 0, 4), ((4,), 3, 4)]
+    assert [p.rows for p in plan([Drawn(i, 0, 3) for i in range(3)], 8, 7, fill=True)] == [6, 6]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_example_is_planned_once_within_the_limits(seed: int) -> None:
+    rng = random.Random(seed)
+    drawn = [Drawn(slot, rng.randint(-1, 3), rng.choice([1, 1, 2, 3, 9, 40])) for slot in range(rng.randint(0, 30))]
+    rng.shuffle(drawn)
+    contributions, rows, fill = rng.randint(1, 9), rng.choice([None, 1, 2, 5, 16]), rng.random() < 0.5
+    planned = plan(drawn, contributions, rows, fill=fill)
+    assert planned == plan(drawn[::-1], contributions, rows, fill=fill), "the order of a draw must not matter"
+    size = {item.slot: item.examples for item in drawn}
+    depth = {item.slot: item.depth for item in drawn}
+    seen: dict[int, list[tuple[int, int]]] = {}
+    for p in planned:
+        assert 1 <= len(p.slots) + p.fill <= contributions
+        assert rows is None or p.rows <= rows
+        if p.part is None:
+            assert p.last and p.examples == max(size[slot] for slot in p.slots)
+        else:
+            assert len(p.slots) == 1 and p.fill == 0 and 0 < p.part[1] - p.part[0] <= p.examples
+            assert p.last == (p.part[1] == size[p.slots[0]])
+        for slot in p.slots:
+            seen.setdefault(slot, []).append(p.part or (0, size[slot]))
+    assert seen.keys() == size.keys()
+    for slot, parts in seen.items():
+        assert parts[0][0] == 0 and parts[-1][1] == size[slot]
+        assert all(a[1] == b[0] for a, b in zip(parts, parts[1:], strict=False)), "parts lie one after the other"
+    order = [slot for p in planned for slot in p.slots]
+    assert [depth[slot] for slot in order] == sorted(depth[slot] for slot in order)
+    for slot, parts in seen.items():
+        first = order.index(slot)
+        assert order[first : first + len(parts)] == [slot] * len(parts), "nothing comes between the parts of a contribution"
+
+
+def test_no_room_is_an_error() -> None:
+    for contributions, rows in ((0, None), (1, 0)):
+        with pytest.raises(ValueError, match="holds nothing"):
+            plan([], contributions, rows)
