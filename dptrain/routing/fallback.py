@@ -25,11 +25,6 @@ OPAQUE = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """Arguments beside tensors that a module may be run again with; any other object could carry state from call to call."""
 
 
-WHOLE = {"OPTDecoderLayer", "DisentangledSelfAttention", "MambaMixer"}
-"""Modules of transformers that give inner modules all tokens of a batch in one dimension, one row for the whole batch, or use
-tensors of inner modules without calling them."""
-
-
 class GenericRule:
     """Recomputes the module and takes the gradient of ``<output, grad>`` for the tensors it owns.
 
@@ -38,6 +33,9 @@ class GenericRule:
         gathers: whether inner modules see tokens of several examples in an order that follows content.
         first: dimension of the example in the first input and the first output; the others have it in ``other``.
     """
+
+    slow = True
+    """Whether it runs the module once more, which a notice announces."""
 
     def __init__(
         self, name: str, module: nn.Module, *, whole: bool = False, first: int = 0, other: int = 0, gathers: bool = False
@@ -236,33 +234,6 @@ def _random_state(device: torch.device) -> list[torch.Tensor]:
     return states
 
 
-def composite_rule(name: str, module: nn.Module, scheduled: Callable[[torch.Tensor], bool]) -> GenericRule | None:
-    """The rule of a module that is one site with everything below it, or None.
-
-    Args:
-        scheduled: whether a parameter is trained; where the part that needs this is frozen, the rest has better rules.
-    """
-    if not any(scheduled(parameter) for parameter in module.parameters()):
-        return None
-    if isinstance(module, nn.MultiheadAttention):
-        _require_batch_first(name, module, module.batch_first)
-        return GenericRule(name, module, whole=True)
-    if isinstance(module, nn.RNNBase):
-        _require_batch_first(name, module, module.batch_first)
-        return GenericRule(name, module, whole=True, other=1)
-    if type(module).__name__ in WHOLE and _from_transformers(module):
-        return GenericRule(name, module, whole=True)
-    children = dict(module.named_children())
-    named = any(_from_transformers(child) and type(child).__name__.endswith("Experts") for child in children.values())
-    if "experts" in children or (named and _from_transformers(module)):
-        # Experts see the tokens that were routed to them, whoever they belong to: only the block around keeps examples apart.
-        return GenericRule(name, module, whole=True, gathers=True)
-    bias = children.get("relative_attention_bias")
-    if isinstance(bias, nn.Embedding) and scheduled(bias.weight) and not _holds_layers(module):
-        return GenericRule(name, module, whole=True)
-    return None
-
-
 def spreads(rule: object, output: int, value: object) -> bool:
     """Whether this output came without examples, one row for all, and is to be spread over them.
 
@@ -275,20 +246,3 @@ def spreads(rule: object, output: int, value: object) -> bool:
     if isinstance(rule.module, nn.Embedding):
         return value.dim() == 3
     return output > 0 and hasattr(rule.module, "relative_attention_bias")
-
-
-def _from_transformers(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("transformers.")
-
-
-def _holds_layers(module: nn.Module) -> bool:
-    return any(isinstance(child, (nn.ModuleList, nn.Sequential)) for child in module.modules())
-
-
-def _require_batch_first(name: str, module: nn.Module, batch_first: bool) -> None:
-    if not batch_first:
-        raise UnsupportedModule(
-            "BATCH_DIMENSION",
-            f"module {name!r} ({type(module).__name__}) is built with batch_first=False, so dimension 0 is not the example; "
-            "build it with batch_first=True",
-        )

@@ -20,7 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.resolver import Schedule
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
-from dptrain.routing.fallback import GenericRule, composite_rule, spreads
+from dptrain.routing.composites import composite_rule
+from dptrain.routing.fallback import GenericRule, spreads
 from dptrain.routing.levels import Sums, sums_for
 from dptrain.routing.narrow import narrow
 from dptrain.routing.rules import Rule, rule_for
@@ -114,7 +115,7 @@ class Router:
             rule = rule or rule_for(module)
             if rule is None:
                 rule = GenericRule(name, module)
-            if isinstance(rule, GenericRule):
+            if isinstance(rule, GenericRule) and rule.slow:
                 warnings.warn(
                     f"{name or type(module).__name__} ({type(module).__name__}) has no rule of its own: its tensors "
                     f"{sorted(own)} take the generic path, exact but slower (the module runs once more per microbatch)",

@@ -1,0 +1,192 @@
+"""A rule of its own for torch's ``nn.MultiheadAttention``, whose projections run without a call of any module.
+
+Its tensors are those of linear maps: from the inputs to queries, keys and values, and from the heads to the output. So their
+gradients are products of what went in and the gradient of what came out, as in :class:`LinearRule`. What lies between is
+computed once more for all rows together, with the masks and the dropout of the forward; examples stay apart in it.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dptrain.routing.draws import Replay, plain_attention, rows_of
+from dptrain.routing.fallback import GenericRule
+from dptrain.routing.rules import Call
+from dptrain.routing.uses import Dense, Outer, Piece, outer
+
+_SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
+_SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+_OUT = frozenset({"out_proj.weight", "out_proj.bias"})
+
+
+class AttentionRule(GenericRule):
+    """Pieces of ``nn.MultiheadAttention`` without running it again; :func:`serves` says for which.
+
+    A gradient that reaches the weights of the attention, and inputs without a row per example, take the generic path.
+    """
+
+    slow = False
+
+    def __init__(self, name: str, module: nn.MultiheadAttention) -> None:
+        super().__init__(name, module, whole=True)
+        self.attention = module
+
+    def pieces(
+        self, call: Call, grad_output: torch.Tensor, wanted: frozenset[str], alone: Callable[[str], bool]
+    ) -> dict[str, Piece]:
+        given = _SIGNATURE.bind(self.attention, *call.inputs, **call.kwargs)
+        given.apply_defaults()
+        if call.output != 0 or not self._fits(call, given.arguments):
+            return super().pieces(call, grad_output, wanted, alone)
+        with torch.autocast(grad_output.device.type, dtype=call.autocast, enabled=call.autocast is not None):
+            maps, context = self._between(call, given.arguments, grad_output, backward=bool(wanted - _OUT))
+        pairs = [(call.positions(x, 1), call.positions(b, 1)) for x, b in maps]
+        pairs = [(a.to(b.dtype), b) for a, b in pairs]
+        b = call.positions(grad_output, 1)
+        found: dict[str, Piece] = {}
+        if "out_proj.weight" in wanted:
+            a = call.positions(context, 1).to(b.dtype)
+            found["out_proj.weight"] = outer(a, b, transposed=False, alone=alone("out_proj.weight"))
+        if "out_proj.bias" in wanted:
+            found["out_proj.bias"] = Dense(b.sum(1))
+        if "in_proj_weight" in wanted:
+            found["in_proj_weight"] = _stacked(pairs, alone("in_proj_weight"))
+        if "in_proj_bias" in wanted:
+            found["in_proj_bias"] = Dense(torch.cat([b.sum(1) for _, b in pairs], dim=1))
+        for place, key in enumerate(_SEPARATE):
+            if key in wanted:
+                found[key] = outer(*pairs[place], transposed=False, alone=alone(key))
+        return found
+
+    def _fits(self, call: Call, given: dict[str, Any]) -> bool:
+        """Whether every input has a row per example, and what was drawn is the one mask that is known."""
+        inputs = [given[key] for key in ("query", "key", "value")]
+        if not all(isinstance(x, torch.Tensor) and x.dim() == 3 and x.shape[0] == call.rows for x in inputs):
+            return False
+        drops = self.attention.training and self.attention.dropout > 0
+        return [(draw.kind, draw.numbers) for draw in call.draws] == [("keep", (1 - self.attention.dropout,))] * drops
+
+    def _between(
+        self, call: Call, given: dict[str, Any], grad_output: torch.Tensor, *, backward: bool
+    ) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
+        """(input, gradient of the result) of the maps into queries, keys and values, in this order; and the heads' results.
+
+        One map may lead into several of the three, if they have the same input.
+        """
+        module = self.attention
+        query, key, value = given["query"], given["key"], given["value"]
+        bias = module.in_proj_bias
+        if module.in_proj_weight is None:
+            weights = [getattr(module, name) for name in _SEPARATE]
+            biases = [None] * 3 if bias is None else list(bias.chunk(3))
+            inputs = [query, key, value]
+        else:
+            shared = [3] if query is key and key is value else [1, 2] if key is value else [1, 1, 1]
+            sizes = [count * module.embed_dim for count in shared]
+            weights = list(module.in_proj_weight.split(sizes))
+            biases = [None] * len(sizes) if bias is None else list(bias.split(sizes))
+            inputs = [query, key, value][: len(sizes)]
+        results = [
+            functional.linear(x, weight.detach(), None if b is None else b.detach()).detach().requires_grad_(backward)
+            for x, weight, b in zip(inputs, weights, biases, strict=True)
+        ]
+        with torch.set_grad_enabled(backward):
+            q, k, v = (part for result in results for part in result.split(module.embed_dim, dim=-1))
+            context = self._attend(call, given, q, k, v)
+        if not backward:
+            return [], context
+        inner = functional.linear(grad_output, module.out_proj.weight.detach().t()).to(context.dtype)
+        return list(zip(inputs, torch.autograd.grad(context, results, inner), strict=True)), context.detach()
+
+    def _attend(self, call: Call, given: dict[str, Any], *qkv: torch.Tensor) -> torch.Tensor:
+        """What goes into the output projection, (rows, T, E), by the operations of the module."""
+        module = self.attention
+        rows, heads, width = call.rows, module.num_heads, module.embed_dim // module.num_heads
+        # (rows * heads, T, width) each, heads of an example beside each other
+        q, k, v = (x.unflatten(-1, (heads, width)).transpose(1, 2).flatten(0, 1) for x in qkv)
+        dropout = module.dropout if call.draws else 0.0
+        mask, causal = self._mask(call, given, q.shape[1], k.shape[1])
+        if not call.draws:
+            return self._product(given, q, k, v, mask, dropout, causal, rows)
+        with plain_attention(module), Replay(call.draws, rows_of(0, rows, rows)):
+            return self._product(given, q, k, v, mask, dropout, causal, rows)
+
+    def _product(
+        self,
+        given: dict[str, Any],
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        causal: bool,
+        rows: int,
+    ) -> torch.Tensor:
+        if given["need_weights"]:
+            q = q * math.sqrt(1.0 / q.shape[-1])
+            scores = torch.bmm(q, k.mT) if mask is None else torch.baddbmm(mask, q, k.mT)
+            weights = scores.softmax(dim=-1)
+            out = torch.bmm(functional.dropout(weights, dropout) if dropout else weights, v)
+            return out.unflatten(0, (rows, -1)).transpose(1, 2).flatten(2)
+        if mask is not None:
+            mask = mask[None] if mask.shape[0] == 1 else mask.unflatten(0, (rows, -1))
+        q, k, v = (x.unflatten(0, (rows, -1)) for x in (q, k, v))
+        return functional.scaled_dot_product_attention(q, k, v, mask, dropout, causal).transpose(1, 2).flatten(2)
+
+    def _mask(self, call: Call, given: dict[str, Any], length: int, source: int) -> tuple[torch.Tensor | None, bool]:
+        """The sum of the masks, (1 or rows * heads, T or 1, S), and whether the hint of a causal mask stands for it."""
+        dtype = given["query"].dtype
+        padding, mask = (_as_float(given[key], dtype) for key in ("key_padding_mask", "attn_mask"))
+        causal = bool(given["is_causal"])
+        if causal and padding is None and not given["need_weights"]:
+            return None, True
+        if mask is not None and mask.dim() == 2:
+            mask = mask[None]
+        if padding is not None:
+            heads = self.attention.num_heads
+            padding = padding.view(call.rows, 1, 1, source).expand(-1, heads, -1, -1).reshape(call.rows * heads, 1, source)
+            mask = padding if mask is None else mask + padding
+        return mask, False
+
+
+def serves(module: nn.MultiheadAttention) -> bool:
+    """Whether :class:`AttentionRule` knows all of a module: its own forward and tensors, no added keys and values."""
+    names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    biases = {"in_proj_bias", "out_proj.bias"} if module.in_proj_bias is not None else set()
+    weights = {"in_proj_weight"} if module.in_proj_weight is not None else set(_SEPARATE)
+    return (
+        type(module).forward is nn.MultiheadAttention.forward
+        and type(module.out_proj).forward is nn.Linear.forward
+        and module.bias_k is None
+        and module.bias_v is None
+        and not module.add_zero_attn
+        and 0.0 <= module.dropout < 1.0
+        and names == weights | biases | {"out_proj.weight"}
+    )
+
+
+def _as_float(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """A mask as what is added to the scores."""
+    if mask is None or mask.is_floating_point():
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf)
+
+
+def _stacked(pairs: list[tuple[torch.Tensor, torch.Tensor]], alone: bool) -> Piece:
+    """The gradient of a weight of which each pair serves some rows, in order."""
+    parts = [outer(a, b, transposed=False, alone=alone) for a, b in pairs]
+    if len(parts) == 1:
+        return parts[0]
+    dense = [part.g for part in parts if isinstance(part, Dense)]
+    if len(dense) == len(parts):
+        return Dense(torch.cat(dense, dim=1))
+    total, start, padded = sum(b.shape[2] for _, b in pairs), 0, []
+    for _, b in pairs:
+        padded.append(functional.pad(b, (start, total - start - b.shape[2])))
+        start += b.shape[2]
+    return Outer(torch.cat([a for a, _ in pairs], dim=1), torch.cat(padded, dim=1))

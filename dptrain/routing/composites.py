@@ -1,0 +1,57 @@
+"""Which modules are one site with everything below them, because their inner parts do not keep examples apart."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from dptrain.errors import UnsupportedModule
+from dptrain.routing.attention import AttentionRule, serves
+from dptrain.routing.fallback import GenericRule
+
+WHOLE = {"OPTDecoderLayer", "DisentangledSelfAttention", "MambaMixer"}
+"""Modules of transformers that give inner modules all tokens of a batch in one dimension, one row for the whole batch, or use
+tensors of inner modules without calling them."""
+
+
+def composite_rule(name: str, module: nn.Module, scheduled: Callable[[Tensor], bool]) -> GenericRule | None:
+    """The rule of a module that is one site with everything below it, or None.
+
+    Args:
+        scheduled: whether a parameter is trained; where the part that needs this is frozen, the rest has better rules.
+    """
+    if not any(scheduled(parameter) for parameter in module.parameters()):
+        return None
+    if isinstance(module, nn.MultiheadAttention):
+        _require_batch_first(name, module, module.batch_first)
+        return AttentionRule(name, module) if serves(module) else GenericRule(name, module, whole=True)
+    if isinstance(module, nn.RNNBase):
+        _require_batch_first(name, module, module.batch_first)
+        return GenericRule(name, module, whole=True, other=1)
+    if type(module).__name__ in WHOLE and _from_transformers(module):
+        return GenericRule(name, module, whole=True)
+    children = dict(module.named_children())
+    named = any(_from_transformers(child) and type(child).__name__.endswith("Experts") for child in children.values())
+    if "experts" in children or (named and _from_transformers(module)):
+        # Experts see the tokens that were routed to them, whoever they belong to: only the block around keeps examples apart.
+        return GenericRule(name, module, whole=True, gathers=True)
+    bias = children.get("relative_attention_bias")
+    if isinstance(bias, nn.Embedding) and scheduled(bias.weight) and not _holds_layers(module):
+        return GenericRule(name, module, whole=True)
+    return None
+
+
+def _from_transformers(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("transformers.")
+
+
+def _holds_layers(module: nn.Module) -> bool:
+    return any(isinstance(child, (nn.ModuleList, nn.Sequential)) for child in module.modules())
+
+
+def _require_batch_first(name: str, module: nn.Module, batch_first: bool) -> None:
+    if not batch_first:
+        raise UnsupportedModule(
+            "BATCH_DIMENSION",
+            f"module {name!r} ({type(module).__name__}) is built with batch_first=False, so dimension 0 is not the example; "
+            "build it with batch_first=True",
+        )
