@@ -77,16 +77,17 @@ def compare(
     tolerance: float = 1e-10,
     probe_tolerance: float = 1e-9,
     redraw: int | None = None,
+    schedule: Schedule | None = None,
 ) -> Found:
     """Asserts that norms, coefficients and sums equal the naive loop's for random classes, bounds and masks.
 
     The first three contributions serve as the probe microbatch, the others are compared. ``probe_tolerance`` is for models
     that compute in float32 whatever their own type, where the probe's two backward passes round differently. With ``redraw``
     the model draws random numbers: the reference is one forward without hooks and a backward pass per contribution, both
-    forwards from this state of the generator.
+    forwards from this state of the generator. ``schedule``: another than a random one by position.
     """
     rng = random.Random(str(seed))
-    schedule = random_schedule(model, rng, 3, layers)
+    schedule = schedule or random_schedule(model, rng, 3, layers)
     scale = 10 ** rng.uniform(-1, 1)
     total = len(next(iter(batch.values()))) // examples
     probes, batch = rows_of(batch, 0, 3 * examples), rows_of(batch, 3 * examples, total * examples)
@@ -96,6 +97,8 @@ def compare(
         return losses(model, rows_of(batch, i * examples, (i + 1) * examples)) * scale
 
     router = Router(model, schedule)
+    for parameter in model.parameters():  # as a run does, of what is scheduled and of what is frozen
+        parameter.requires_grad_(False)
     router.attach()
     kept = dict(P0_TOLERANCE)
     P0_TOLERANCE[torch.float64] = probe_tolerance
@@ -122,8 +125,6 @@ def compare(
     own = float(norms[0, list(rows[0][2])].sum().sqrt())  # of the first, which is to be clipped whatever it may touch
     rows[0] = (min(rows[0][0], 0.5 * own) or rows[0][0], *rows[0][1:])
     bounds = bounds_of(rows, len(schedule.blocks))
-    for _, tensor in router.tensors:
-        tensor.parameter.requires_grad_(False)
     router.attach()
     try:
         router.arm(n, examples, bounds.permitted_NG)

@@ -19,7 +19,7 @@ def contribution_gradients(model: nn.Module, losses_of, schedule: Schedule, cont
     rows = []
     for i in range(contributions):
         found = torch.autograd.grad(losses_of(i).mean(), tensors, allow_unused=True)
-        rows.append([torch.zeros_like(p) if g is None else g.detach() for p, g in zip(tensors, found, strict=True)])
+        rows.append(_of_parts(schedule, tensors, found))
     for p, flag in zip(tensors, flags, strict=True):
         p.requires_grad_(flag)
     return rows
@@ -35,10 +35,17 @@ def gradients_of_one_forward(run, schedule: Schedule, contributions: int, exampl
     rows = []
     for loss in losses:
         found = torch.autograd.grad(loss, tensors, allow_unused=True, retain_graph=True)
-        rows.append([torch.zeros_like(p) if g is None else g.detach() for p, g in zip(tensors, found, strict=True)])
+        rows.append(_of_parts(schedule, tensors, found))
     for p, flag in zip(tensors, flags, strict=True):
         p.requires_grad_(flag)
     return rows
+
+
+def _of_parts(schedule: Schedule, tensors: list[torch.Tensor], found) -> list[torch.Tensor]:
+    """The gradients of all tensors of a schedule, from those of their parameters."""
+    parts = [tensor for block in schedule.blocks for tensor in block.tensors]
+    whole = [torch.zeros_like(p) if g is None else g.detach() for p, g in zip(tensors, found, strict=True)]
+    return [tensor.select(g) for tensor, g in zip(parts, whole, strict=True)]
 
 
 def block_norms_sq(rows: list[list[torch.Tensor]], schedule: Schedule) -> torch.Tensor:

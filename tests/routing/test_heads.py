@@ -1,4 +1,4 @@
-"""Heads by structure: perturbing what is attributed to a head changes that head's output and no other's, in every known class."""
+"""Heads by structure: in every known class, perturbing what is attributed to a head changes the output of that head alone."""
 
 import pytest
 
@@ -124,7 +124,7 @@ def forward(model: nn.Module) -> None:
 
 def check_heads(model: nn.Module, run=forward) -> tuple[str, dict]:
     """Every run of every tensor of the first attention module, perturbed on its own. Returns what was found of it."""
-    divisions, counts, unknown = find_heads(model)
+    divisions, counts, _ = find_heads(model)
     path, heads = next(iter(counts.items()))
     parameters = dict(model.named_parameters())
     own = {name: d for name, d in divisions.items() if name.startswith(f"{path}.") and name in parameters}
