@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from attest.policy import ClassRule, DepthRule
 from dptrain.depth import LayerStack, Tensor
 from dptrain.errors import UnsupportedPolicy
-from dptrain.parts import ROUTER, Division, Kind, Part, Run, numbers
+from dptrain.parts import ROUTER, Division, Kind, Part, Run
+from dptrain.ranges import numbers
 
 KINDS: tuple[Kind, ...] = ("heads", "experts")
 

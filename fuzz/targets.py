@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cbor2
@@ -332,6 +332,13 @@ def _messages() -> list[bytes]:
 _ITEMS = [original.attestation.to_cbor() for original in ORIGINALS]
 _WITHDRAWAL = Withdrawal(bytes(32), CORPUS, NOW, "consent").to_cbor()
 _POLICY = SCENE.policy.to_cbor()
+_MASKED = replace(
+    SCENE.policy,
+    classes=tuple(
+        replace(rule, depth=replace(rule.depth, heads=(0, 3), experts=(1, 300))) if rule.depth.band else rule
+        for rule in SCENE.policy.classes
+    ),
+).to_cbor()
 
 _KEY_LINE = b"dptrain-key-v1 alice " + base64.b64encode(RAW["alice"]) + b"\n"
 
@@ -357,7 +364,7 @@ TARGETS: dict[str, Target] = {
     "descriptor": Target(
         _document(ContributionDescriptor), [o.attestation.descriptor for o in ORIGINALS[: len(TRICKY)]], 20000
     ),
-    "policy": Target(_document(Policy), [_POLICY]),
+    "policy": Target(_document(Policy), [_POLICY, _MASKED]),
     "withdrawal": Target(_document(Withdrawal), [_WITHDRAWAL]),
     "key_statement": Target(_document(KeyStatement), key_statements(), 1200),
     "statement_file": Target(

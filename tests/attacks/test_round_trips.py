@@ -44,14 +44,17 @@ DESCRIPTORS = st.builds(
 )
 WITHDRAWALS = st.builds(Withdrawal, HASHES, IDS, TIMES, IDS)
 FRACTIONS = st.fractions(0, 1, max_denominator=10**12)
+INDICES = st.sets(st.integers(0, 65535), min_size=1, max_size=9).map(lambda found: tuple(sorted(found)))
 DEPTHS = st.one_of(
     st.builds(
         lambda pair, **rest: DepthRule(band=tuple(pair), **rest),
         st.tuples(FRACTIONS, FRACTIONS).filter(lambda pair: pair[0] != pair[1]).map(sorted),
         embeddings=st.none() | st.booleans(),
         head=st.none() | st.booleans(),
+        heads=st.none() | INDICES,
+        experts=st.none() | INDICES,
     ),
-    st.sets(st.integers(0, 65535), min_size=1, max_size=9).map(lambda layers: DepthRule(layers=tuple(sorted(layers)))),
+    st.builds(DepthRule, layers=INDICES, heads=st.none() | INDICES, experts=st.none() | INDICES),
     st.lists(st.text("abz.*_[]!?-0", min_size=1, max_size=20), min_size=1, max_size=5, unique=True).map(
         lambda patterns: DepthRule(patterns=tuple(patterns))
     ),

@@ -92,12 +92,54 @@ def test_defaults():
         ('{ set = ["vision.*"] }', "set"),
         ('{ adapter = "clinic" }', "adapter"),
         ("{ from = 0.5, to = 1, head = false, embeddings = true }", "band"),
+        ("{ from = 0.5, to = 1, heads = [0, 1, 4095] }", "band"),
+        ("{ layers = [1], experts = [0, 65535], heads = [3] }", "layers"),
     ],
 )
 def test_depth_forms_survive_both_encodings(depth, kind):
     policy = Policy.from_toml(TEXT.replace("{ from = 0.75, to = 1.0 }", depth))
     assert policy.classes[0].depth.kind == kind
     assert Policy.from_cbor(policy.to_cbor()) == policy
+
+
+def test_a_depth_without_masks_encodes_as_it_did_before_there_were_any():
+    policy = Policy.from_toml(TEXT)
+    depths = [fields[5] for fields in cbor.decode(policy.to_cbor(), max_size=1 << 20)[22]]
+    assert [sorted(depth) for depth in depths] == [[1], [3, 5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("depth", "code"),
+    [
+        ("{ from = 0, to = 1, heads = [] }", "TYPE"),
+        ("{ from = 0, to = 1, heads = 3 }", "TYPE"),
+        ("{ from = 0, to = 1, heads = [1, 0] }", "RANGE"),
+        ("{ from = 0, to = 1, heads = [1, 1] }", "RANGE"),
+        ("{ from = 0, to = 1, experts = [-1] }", "RANGE"),
+        ("{ from = 0, to = 1, experts = [65536] }", "RANGE"),
+        ("{ from = 0, to = 1, experts = [true] }", "TYPE"),
+        ("{ from = 0, to = 1, experts = [0.0] }", "TYPE"),
+        ('{ set = ["vision.*"], heads = [0] }', "RANGE"),
+        ('{ adapter = "clinic", experts = [0] }', "RANGE"),
+        ("{ heads = [0] }", "RANGE"),
+        ("{ from = 0, to = 1, haeds = [0] }", "KEY"),
+    ],
+)
+def test_masks_are_strict(depth, code):
+    error = refused(TEXT.replace("{ from = 0.75, to = 1.0 }", depth))
+    assert error.code == code and "depth" in error.sentence
+
+
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [(7, [1, 0]), (7, []), (8, [0, 0]), (7, None), (8, {0: 0}), (7, b"\x00"), (7, ["0"]), (9, [0]), (8, [65536])],
+)
+def test_signed_masks_are_strict(label, value):
+    policy = Policy.from_toml(TEXT)
+    fields = cbor.decode(policy.to_cbor(), max_size=1 << 20)
+    fields[22][0][5][label] = value
+    with pytest.raises(PolicyRefused):
+        Policy.from_cbor(cbor.encode(fields))
 
 
 @pytest.mark.parametrize(
