@@ -44,8 +44,8 @@ def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *,
     """Splits a draw into microbatches, in the order of the lowest depth that contributions may touch.
 
     Guarantee: every contribution is in exactly one microbatch, whole, or in consecutive ones of its own that hold each of its
-    examples once; no microbatch has more rows than ``rows`` nor more contributions than ``contributions``. What a contribution's
-    microbatches look like follows from public numbers.
+    examples once; no microbatch has more rows than ``rows`` nor more contributions than ``contributions``. Which shapes there
+    are follows from public numbers of who was drawn.
 
     Args:
         drawn: in any order; the order of equals is that of their slots. contributions: the most in one microbatch.

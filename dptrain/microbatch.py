@@ -35,7 +35,9 @@ def json_examples(content: bytes) -> list[Any]:
 class Microbatch(Mapping[str, Any]):
     """Collated examples of N contributions with M rows each; behaves as the mapping that ``collate`` returned.
 
-    ``weight`` has shape (N * M,): 1/m_i for the m_i examples of contribution i, 0 for rows that only pad it to M.
+    ``weight`` has shape (N * M,): 1/m_i for the m_i examples of contribution i, 0 for rows that only pad it to M. At exactness
+    ``certified`` some contributions at the end may only fill up the microbatch: all their rows weigh 0. Of a contribution
+    with more examples than fit, a microbatch holds a part, each row still weighing 1/m_i.
     """
 
     inputs: dict[str, Any]
@@ -63,20 +65,36 @@ class Microbatch(Mapping[str, Any]):
         return {key: tuple(value.shape[1:]) for key, value in self.inputs.items() if isinstance(value, torch.Tensor)}
 
 
-def build(contributions: Sequence[list[Any]], collate: Collate, device: torch.device) -> Microbatch:
-    """Collates whole contributions; each is padded to the largest number of examples by repeating its own first one.
+def build(
+    contributions: Sequence[list[Any]],
+    collate: Collate,
+    device: torch.device,
+    *,
+    rows_each: int | None = None,
+    whole: int | None = None,
+    fill: int = 0,
+) -> Microbatch:
+    """Collates contributions; each is padded to M rows by repeating its own first one.
+
+    Args:
+        rows_each: M; default the largest number of examples. whole: where ``contributions`` is one part of a contribution, the
+            number of examples of all its parts. fill: contributions to add that weigh nothing and repeat the first example.
 
     Raises:
         ConfigError: a contribution without examples, or a collate that does not return tensors per example.
     """
-    largest = max(len(examples) for examples in contributions)
+    largest = rows_each or max(len(examples) for examples in contributions)
     rows: list[Any] = []
     weight: list[float] = []
     for examples in contributions:
         if not examples:
             raise ConfigError("EMPTY_CONTRIBUTION", "a contribution decodes to no example; expected one or more")
+        if len(examples) > largest:
+            raise ValueError(f"{len(examples)} examples do not fit {largest} rows; rows of others would be taken for its own")
         rows += examples + [examples[0]] * (largest - len(examples))
-        weight += [1.0 / len(examples)] * len(examples) + [0.0] * (largest - len(examples))
+        weight += [1.0 / (whole or len(examples))] * len(examples) + [0.0] * (largest - len(examples))
+    rows += rows[:1] * (fill * largest)
+    weight += [0.0] * (fill * largest)
     collated = collate(rows)
     if not isinstance(collated, Mapping):
         raise ConfigError("COLLATE", f"collate returned {type(collated).__name__}, expected a mapping of names to tensors")
@@ -91,4 +109,4 @@ def build(contributions: Sequence[list[Any]], collate: Collate, device: torch.de
                 )
             value = value.to(device)
         inputs[key] = value
-    return Microbatch(inputs, len(contributions), largest, torch.tensor(weight, dtype=torch.float64))
+    return Microbatch(inputs, len(contributions) + fill, largest, torch.tensor(weight, dtype=torch.float64))

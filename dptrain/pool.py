@@ -35,6 +35,22 @@ class Pool:
         self._max_examples = max_examples
         self.slots = tuple(slots)
         self._by_hash = {slot.descriptor_hash: index for index, slot in enumerate(self.slots)}
+        self._sizes: dict[bytes, int] = {}
+
+    def reordered(self, slots: Sequence[Slot]) -> "Pool":
+        """The same pool with its slots in another order; what was counted stays."""
+        other = Pool(self._corpus, self._decode, slots, self._max_examples)
+        other._sizes = self._sizes
+        return other
+
+    def size(self, index: int) -> int:
+        """Number of examples of a slot, which is public; the content is read if it never was.
+
+        Raises:
+            ContentChanged: as :meth:`examples`.
+        """
+        known = self._sizes.get(self.slots[index].descriptor_hash)
+        return len(self.examples(index)) if known is None else known
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -79,6 +95,12 @@ class Pool:
                 "EXAMPLES",
                 f"{slot.admitted.locator.source!r}: a contribution decodes to {len(found)} examples, expected 1 to {limit} "
                 "(the policy's max_examples and the attestation's own cap); split it, or raise the cap before signing",
+            )
+        if self._sizes.setdefault(slot.descriptor_hash, len(found)) != len(found):
+            raise ContentChanged(
+                "EXAMPLES",
+                f"{slot.admitted.locator.source!r}: the same content decodes to {len(found)} examples now and to another "
+                "number before; decode must be a function of the content alone",
             )
         return found
 

@@ -6,6 +6,7 @@ into, and nothing else: from there on the certificate, the sums and the release 
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -133,18 +134,23 @@ class CertifiedSums:
 
     def add(self, pieces: Pieces, bounds: Bounds) -> None:
         """Masks, clips, truncates, certifies and adds the contributions of one microbatch, one after the other."""
-        for row, permitted in enumerate(bounds.permitted_NG.tolist()):
-            profile = tuple(block for block, allowed in enumerate(permitted) if allowed)
-            if not profile:
-                continue  # a row that only fills up the microbatch
-            found = {
-                index: gradient_of(pieces[index], row, tensor.shape, self._precision)
-                for index, (block, tensor) in enumerate(self._tensors)
-                if index in pieces and permitted[block]
-            }
-            limits = self.limits(float(bounds.clip_N[row]), float(bounds.sigma_N[row]), profile)
-            if self.certify(found, limits):
-                self._accumulate(found)
+        with ExitStack() as stack:
+            for kind in {tensor.parameter.device.type: tensor.parameter.device for _, tensor in self._tensors}.values():
+                stack.enter_context(full_precision(kind))
+            for row, permitted in enumerate(bounds.permitted_NG.tolist()):
+                profile = tuple(block for block, allowed in enumerate(permitted) if allowed)
+                if profile:  # else a row that only fills up the microbatch
+                    self._add_one(pieces, row, float(bounds.clip_N[row]), float(bounds.sigma_N[row]), profile)
+
+    def _add_one(self, pieces: Pieces, row: int, clip: float, sigma: float, profile: tuple[int, ...]) -> None:
+        permitted = set(profile)
+        found = {
+            index: gradient_of(pieces[index], row, tensor.shape, self._precision)
+            for index, (block, tensor) in enumerate(self._tensors)
+            if block in permitted and index in pieces
+        }
+        if self.certify(found, self.limits(clip, sigma, profile)):
+            self._accumulate(found)
 
     def limits(self, clip: float, sigma: float, profile: tuple[int, ...]) -> Limits:
         """The certificate's bounds for signed bounds (C_i, sigma_i) and permitted blocks, from exact rationals.
@@ -257,8 +263,7 @@ def _readings(value: float) -> tuple[Fraction, Fraction]:
 
 def _norm_sq(gradient: Single) -> torch.Tensor:
     flat = gradient.values_RD if isinstance(gradient, Rows) else gradient
-    with full_precision(flat.device):
-        return norm_sq([Dense(flat.reshape(1, -1))])
+    return norm_sq([Dense(flat.reshape(1, -1))])
 
 
 def _chunks(gradient: Single) -> Iterator[torch.Tensor]:

@@ -3,10 +3,12 @@
 Shape letters as in :mod:`dptrain.routing.uses`; R rows of a table that a contribution hits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from dptrain.depth import Tensor
 from dptrain.routing.products import outer_of_one
 from dptrain.routing.uses import Dense, Gather, Outer, Piece
 
@@ -63,18 +65,20 @@ class Spread:
     def __init__(self) -> None:
         self._totals: dict[int, torch.Tensor] = {}
 
-    def add(self, pieces: dict[int, list[Piece]], shapes: dict[int, torch.Size], dtype: torch.dtype) -> None:
+    def add(self, pieces: dict[int, list[Piece]], tensors: Sequence[tuple[int, Tensor]], dtype: torch.dtype) -> None:
         """Adds the pieces of a microbatch that holds this contribution alone.
 
         Args:
-            pieces: by index of the tensor, with one row each. shapes: of these tensors. dtype: in which a part is formed.
+            pieces: by index of the tensor, with one row each. tensors: (block, tensor) of every index. dtype: in which a part
+                is formed.
         """
         for index, found in pieces.items():
-            part = gradient_of(found, 0, shapes[index], dtype)
+            shape = tensors[index][1].shape
+            part = gradient_of(found, 0, shape, dtype)
             total = self._totals.get(index)
             if total is None:
                 device = part.device if isinstance(part, torch.Tensor) else part.values_RD.device
-                total = self._totals[index] = torch.zeros(shapes[index], dtype=torch.float64, device=device)
+                total = self._totals[index] = torch.zeros(shape, dtype=torch.float64, device=device)
             if isinstance(part, torch.Tensor):
                 total.add_(part)
             else:

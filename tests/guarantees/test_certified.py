@@ -318,6 +318,18 @@ def test_a_pool_beyond_what_adds_up_exactly_is_refused() -> None:
         sums.require_capacity(level.MOST_CONTRIBUTIONS + 1)
 
 
+def test_integers_are_formed_in_full_precision_under_autocast() -> None:
+    """Autocast around backward() is the user's; it must not reach the products."""
+    torch.manual_seed(0)
+    piece = Outer(torch.randn(1, 64, 30), torch.randn(1, 64, 40))
+    plainly, schedule = plain()
+    plainly.add({0: [piece]}, bounds_of([(1.0, 1.0, (0,))], 1))
+    under, _ = plain()
+    with torch.autocast("cpu", torch.bfloat16):
+        under.add({0: [piece]}, bounds_of([(1.0, 1.0, (0,))], 1))
+    assert torch.equal(in_steps(plainly, schedule)[0], in_steps(under, schedule)[0])
+
+
 # --- the faults that must show -----------------------------------------------------------------------------------------
 
 
