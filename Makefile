@@ -57,10 +57,12 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# Every configuration beside its peers, then routing, ledger and noise by themselves: about half an hour on two quiet cores.
+# ARGS="--only bert_full --rounds 2 --variants ours_fast opacus_ghost" for less.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Against contributions, T, width, depth share and number of classes; small models, minutes.
+# Against contributions, T, width, depth share and number of classes, with peak memory; small models, minutes.
 bench-scaling: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling $(ARGS)
 

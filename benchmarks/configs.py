@@ -102,7 +102,9 @@ def lora(model: nn.Module, transposed: bool) -> nn.Module:
 TIED = {"opacus_ghost": "Opacus' ghost clipping refuses tied parameters"}
 MASKS = {name: "Opacus has no masks per contribution" for name in ("opacus_hooks", "opacus_ghost")}
 
-SKIPPED = {name: "not part of the scaling runs" for name in ("opacus_hooks", "opacus_ghost")}
+SKIPPED = {
+    name: "not part of the scaling runs" for name in ("opacus_hooks", "opacus_ghost", "ours_certified", "ours_compiled")
+}
 
 THIRDS = (Tier("full", 16), Tier("half", 16, 0.5), Tier("quarter", 16, 0.25))
 
@@ -143,6 +145,16 @@ SCALING: dict[str, dict[str, Config]] = {
 """What ``make bench-scaling`` varies, one thing at a time, on small models."""
 
 
+ROUTING = {
+    "one class": Config("routing=1", 30522, bert, classify=True, absent=SKIPPED),
+    "three classes": Config(
+        "routing=3", 30522, bert, classify=True, absent=SKIPPED,
+        tiers=(Tier("first", 22), Tier("second", 21), Tier("third", 21)),
+    ),
+}  # fmt: skip
+"""The same contributions in one class, and in three of equal depth and bounds: what routing itself costs."""
+
+
 def by_name(name: str) -> Config:
     """A configuration of the table or of the scaling runs.
 
@@ -151,6 +163,12 @@ def by_name(name: str) -> Config:
     """
     every = CONFIGS | {config.name: config for group in SCALING.values() for config in group.values()}
     return every[name]
+
+
+def few(config: Config) -> Config:
+    """The same configuration with two microbatches per class and step at most: for memory, whose peak they reach."""
+    most = 2 * config.microbatch
+    return replace(config, tiers=tuple(replace(tier, contributions=min(tier.contributions, most)) for tier in config.tiers))
 
 
 def on(config: Config, device: str, half: bool) -> Config:

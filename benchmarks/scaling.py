@@ -23,7 +23,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench-scaling.json"))
     options = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
-    print(f"{'varied':<14}{'value':>7}{'cpu s/step':>12}{'cpu ratio':>11}{'bands ratio':>13}{'memory':>9}")
+    titles = f"{'cpu s/step':>12}{'cpu ratio':>11}{'wall ratio':>12}{'bands ratio':>13}{'memory':>9}{'MiB':>7}"
+    print(f"{'varied':<14}{'value':>7}{titles}")
     for varied, configs in SCALING.items():
         if options.only not in (None, varied):
             continue
@@ -34,10 +35,15 @@ def main() -> None:
             ours, bands = table["ours_fast"], table["non_private_bands"]["cpu_ratio"]
             own = "-" if bands is None else f"{ours['cpu_ratio'] / bands:.2f}"
             print(
-                f"{varied:<14}{value:>7}{ours['cpu_s']:>12.3f}{ours['cpu_ratio']:>11.2f}{own:>13}{ours['rss_ratio']:>9.2f}",
+                f"{varied:<14}{value:>7}{ours['cpu_s']:>12.3f}{ours['cpu_ratio']:>11.2f}{ours['wall_ratio']:>12.2f}{own:>13}"
+                f"{ours['rss_ratio']:>9.2f}{ours['rss_mib']:>7.0f}",
                 flush=True,
             )
-    options.out.write_text(json.dumps(versions() | {"results": results}, indent=1) + "\n")
+        options.out.write_text(json.dumps(versions() | {"results": results}, indent=1) + "\n")
+    if "classes" in results:
+        peaks = {value: table["ours_fast"]["rss_mib"] for value, table in results["classes"].items()}
+        least, most = min(peaks.values()), max(peaks.values())
+        print(f"peak memory over {', '.join(peaks)} classes: {least:.0f} to {most:.0f} MiB ({most / least - 1:.1%} apart)")
     print(f"saved to {options.out}")
 
 

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,8 +28,11 @@ LEARNING_RATE = 1e-4
 Step = Callable[[], None]
 
 
-def _policy(config: Config) -> str:
-    head = f'corpus = "benchmark"\ndelta = 1e-6\nsteps = 100000\nnormalizer = {config.contributions}\n'
+def _policy(config: Config, exactness: str = "fast", window: int = 16) -> str:
+    head = (
+        f'corpus = "benchmark"\ndelta = 1e-6\nsteps = 100000\nnormalizer = {config.contributions}\n'
+        f'exactness = "{exactness}"\nwindow_steps = {window}\n'
+    )
     return head + "".join(
         f'[[class]]\nname = "{tier.name}"\nclip_norm = {CLIP}\nnoise_multiplier = {SIGMA}\nsampling_rate = 1\n'
         f"depth = {{ from = {1.0 - tier.share}, to = 1.0 }}\n"
@@ -92,7 +95,9 @@ def non_private_bands(config: Config) -> Iterator[Step]:
 
 
 @contextmanager
-def ours_fast(config: Config) -> Iterator[Step]:
+def ours(
+    config: Config, *, exactness: str = "fast", compiled: bool = False, window: int = 16
+) -> Iterator[tuple[PrivateTraining, Step]]:
     """The product as a user runs it: signed corpus, gate, ledger on disk, lattice noise from the keyed stream."""
     root = Path(tempfile.mkdtemp(prefix="dptrain-bench-"))
     accelerator = None
@@ -101,12 +106,15 @@ def ours_fast(config: Config) -> Iterator[Step]:
 
         accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="bf16" if config.half else "no")
     try:
-        _world(root, config)
+        _world(root, config, _policy(config, exactness, window))
         model = config.model().to(config.device).train()
         optimizer = _optimizer(model)
 
         def collate(examples: list[dict]) -> dict[str, torch.Tensor]:
             return {"ids": torch.tensor([e["ids"] for e in examples]), "labels": torch.tensor([e["label"] for e in examples])}
+
+        def losses(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            return config.losses(model, rows["ids"], rows["labels"])
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -116,16 +124,37 @@ def ours_fast(config: Config) -> Iterator[Step]:
             )  # fmt: skip
         with private:
             _, _, steps = private.prepare(model, optimizer, collate)
+            loss = private.compile(losses) if compiled else losses
             iterator = iter(steps)
 
             def step() -> None:
                 for rows in next(iterator):
-                    private.backward(config.losses(model, rows["ids"], rows["labels"]), rows)
+                    private.backward(loss(model, rows), rows)
                 optimizer.step()
 
-            yield step
+            yield private, step
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def ours_fast(config: Config) -> Iterator[Step]:
+    with ours(config) as (_, step):
+        yield step
+
+
+@contextmanager
+def ours_certified(config: Config) -> Iterator[Step]:
+    """With exactness = "certified": integers per contribution in place of float sums."""
+    with ours(config, exactness="certified") as (_, step):
+        yield step
+
+
+@contextmanager
+def ours_compiled(config: Config) -> Iterator[Step]:
+    """With the compiled form of the loss; compiling belongs to the warm-up."""
+    with ours(config, compiled=True) as (_, step):
+        yield step
 
 
 @contextmanager
@@ -173,15 +202,11 @@ VARIANTS: dict[str, Callable] = {
     "non_private": non_private,
     "non_private_bands": non_private_bands,
     "ours_fast": ours_fast,
+    "ours_certified": ours_certified,
+    "ours_compiled": ours_compiled,
     "opacus_hooks": opacus_hooks,
     "opacus_ghost": opacus_ghost,
 }
-
-NOT_BUILT = {
-    "ours_certified": "exactness level `certified` is not in this build",
-    "ours_compiled": "the compiled form is not in this build",
-}
-
 
 def names_for(config: Config) -> list[str]:
     """Variants that can run a configuration."""
@@ -191,7 +216,7 @@ def names_for(config: Config) -> list[str]:
 def absent_from(config: Config) -> dict[str, str]:
     """Variants that cannot run a configuration, each with its reason."""
     unbanded = {} if config.banded else {"non_private_bands": "every contribution trains the whole model"}
-    return NOT_BUILT | config.absent | unbanded
+    return config.absent | unbanded
 
 
 @contextmanager
@@ -213,9 +238,9 @@ def _opacus(config: Config, mode: str) -> Iterator[tuple]:
         yield made[0], made[1], criterion
 
 
-def _world(root: Path, config: Config) -> None:
+def _world(root: Path, config: Config, text: str) -> None:
     now = int(time.time())
-    policy = Policy.from_toml(_policy(config))
+    policy = Policy.from_toml(text)
     owner, contributor = generate(), generate()
     registry = RegistryLog.create(root / "registry.cbor", owner, owner="owner", now=now).enrol(
         "bench", public_bytes(contributor), classes=tuple(tier.name for tier in config.tiers), not_before=now - 86400,

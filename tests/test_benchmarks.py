@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from attest.policy import Policy  # noqa: E402
-from benchmarks import gpu  # noqa: E402
-from benchmarks.configs import CONFIGS, SCALING, by_name  # noqa: E402
+from benchmarks import gpu, overheads  # noqa: E402
+from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, replace  # noqa: E402
+from benchmarks.step import render, run  # noqa: E402
 from benchmarks.variants import _policy, absent_from, names_for  # noqa: E402
 
 ALWAYS = {"ours_fast", "ours_certified", "ours_compiled", "opacus_hooks", "opacus_ghost"}
@@ -50,7 +51,57 @@ def test_a_step_of_mixed_classes_runs_and_prints_the_table_as_json() -> None:
     ]
     found = json.loads(subprocess.run([*command, "--json"], check=True, capture_output=True, text=True).stdout)
     assert found["ours_fast"]["cpu_ratio"] > 0 and found["non_private_bands"]["wall_ratio"] > 0
-    assert found["ours_compiled"]["cpu_ratio"] is None and "not in this build" in found["ours_compiled"]["absent"]
+    assert found["ours_compiled"]["cpu_ratio"] is None and "scaling runs" in found["ours_compiled"]["absent"]
+
+
+TINY = Config(
+    "tiny", 500, lambda: bert(2, 32, 500), classify=True, tiers=(Tier("all", 6),), layers=2, length=8, microbatch=2,
+)  # fmt: skip
+
+
+def test_every_variant_that_needs_no_compiler_runs_and_has_ratios() -> None:
+    names = ["ours_fast", "ours_certified", "opacus_hooks", "opacus_ghost"]
+    pytest.importorskip("opacus")
+    table = run(TINY, 1, 1, memory=False, only=names)
+    for name in names:
+        assert table[name]["cpu_ratio"] > 0 and table[name]["wall_ratio"] > 0 and table[name]["rss_ratio"] is None, name
+    assert "ours_certified" in render("tiny", table) and "absent" in table["non_private_bands"]
+
+
+@pytest.mark.slow
+def test_the_compiled_variant_runs_and_has_ratios() -> None:
+    assert run(TINY, 1, 1, memory=False, only=["ours_compiled"])["ours_compiled"]["cpu_ratio"] > 0
+
+
+def test_a_variant_that_fails_is_absent_with_its_reason_and_the_others_are_measured() -> None:
+    def fails() -> torch.nn.Module:
+        made.append(1)
+        if len(made) == 2:
+            raise RuntimeError("no such model\nat all")
+        return bert(2, 32, 500)
+
+    made: list[int] = []
+    table = run(replace(TINY, model=fails), 1, 1, memory=False, only=["ours_fast", "ours_certified"])
+    assert table["ours_fast"]["cpu_ratio"] is None and table["ours_fast"]["absent"] == "RuntimeError: no such model"
+    assert table["ours_certified"]["cpu_ratio"] > 0
+
+
+def test_rows_of_routing_ledger_and_noise_are_measured_beside_their_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overheads, "COORDINATES", 1 << 17)
+    three = replace(TINY, tiers=(Tier("a", 2), Tier("b", 2), Tier("c", 2)))
+    found = {
+        "routing": overheads.routing(1, 1, {"one class": TINY, "three classes": three}),
+        "ledger": overheads.ledger(2, 1, TINY),
+        "noise": overheads.noise(1, 1),
+    }
+    assert found["ledger"]["cpu_ratio_windows_of_one"] > found["ledger"]["cpu_ratio"] > 1
+    text = overheads.render(found)
+    assert all(f"target {target:g}" in text for target in overheads.TARGETS.values()) and "numpy philox" in text
+
+
+def test_memory_is_measured_on_two_microbatches_of_every_class_at_most() -> None:
+    assert [tier.contributions for tier in few(CONFIGS["bert_full"]).tiers] == [32]
+    assert few(CONFIGS["mixed3"]) == CONFIGS["mixed3"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run the whole suite")

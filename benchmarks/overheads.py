@@ -1,0 +1,176 @@
+"""What routing, the ledger and the noise cost by themselves: ``python -m benchmarks.overheads [--json]``.
+
+Routing: the same 64 contributions in one class, and in three classes of equal depth and bounds, taking turns. Ledger: CPU time
+inside the calls that charge, settle and close, beside that of the steps they belong to; a run without a ledger does not exist.
+Noise: nanoseconds per coordinate of a release, beside generators that promise less.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.configs import CONFIGS, ROUTING, Config
+from benchmarks.step import take_turns
+from benchmarks.variants import ours, ours_fast
+from dptrain import describe
+from dptrain.noise import KeyStream, LatticeGaussian
+
+TARGETS = {"routing": 1.02, "ledger": 1.01, "noise": 16.0}
+
+WINDOW, EPOCH = 16, 10_000
+"""Steps per charge and per epoch over which the ledger's cost is spread: the defaults of a policy of 100 000 steps."""
+
+COORDINATES = 1 << 23
+
+
+def routing(rounds: int, threads: int, configs: Mapping[str, Config] = ROUTING) -> dict[str, Any]:
+    """Three classes over one, both medians of CPU and of wall time."""
+    taken, failed = take_turns({name: partial(ours_fast, config) for name, config in configs.items()}, rounds, threads)
+    if failed:
+        raise RuntimeError(f"a run of the routing overhead failed: {failed}")
+    one, three = taken["one class"], taken["three classes"]
+    pairs = [b / a for a, b in zip(one["cpu"], three["cpu"], strict=True)]
+    return {
+        "cpu_ratio": statistics.median(three["cpu"]) / statistics.median(one["cpu"]),
+        "cpu_ratio_range": [min(pairs), max(pairs)],
+        "wall_ratio": statistics.median(three["wall"]) / statistics.median(one["wall"]),
+    }
+
+
+@contextmanager
+def timed(owner: Any, names: tuple[str, ...], seconds: dict[str, list[float]]) -> Iterator[None]:
+    """Counts the CPU seconds of every call of these methods."""
+
+    def wrapped(name: str, method: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.process_time()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                seconds.setdefault(name, []).append(time.process_time() - start)
+
+        return call
+
+    for name in names:
+        setattr(owner, name, wrapped(name, getattr(owner, name)))
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(owner, name)
+
+
+def ledger(rounds: int, threads: int, config: Config = CONFIGS["bert_full"]) -> dict[str, Any]:
+    """Windows of one step, so that every step charges and settles; then spread over the default window and epoch."""
+    torch.set_num_threads(threads)
+    seconds: dict[str, list[float]] = {}
+    steps = []
+    with ours(config, window=1) as (private, step):
+        step()
+        with timed(private, ("_settle_the_pool",), seconds), timed(private.recorder, ("charge", "settle"), seconds):
+            for _ in range(rounds):
+                start = time.process_time()
+                step()
+                steps.append(time.process_time() - start)
+        start = time.process_time()
+        describe.model_digest(private.router)
+        digest = time.process_time() - start
+        start = time.process_time()
+        private.finish()  # settles, closes the epoch (with a digest of its own) and the run
+        closing = time.process_time() - start
+    per_window = sum(statistics.median(seconds[call]) for call in ("_settle_the_pool", "charge", "settle"))
+    taken = statistics.median(steps)
+    without = taken - per_window
+    return {
+        "step_s": taken,
+        "window_s": per_window,
+        "epoch_s": closing,
+        "of_that_digest_of_the_model_s": digest,
+        "cpu_ratio": 1.0 + (per_window / WINDOW + closing / EPOCH) / without,
+        "cpu_ratio_windows_of_one": 1.0 + per_window / without,
+    }
+
+
+def noise(rounds: int, threads: int) -> dict[str, dict[str, float]]:
+    """Nanoseconds per coordinate, the best of some repetitions: CPU and wall."""
+    torch.set_num_threads(threads)
+    total = torch.zeros(COORDINATES, dtype=torch.float64)
+    fast, generator = torch.empty(COORDINATES), np.random.Generator(np.random.Philox(1))
+    out = np.empty(COORDINATES, np.float32)
+    lattice = LatticeGaussian(KeyStream("noise", b"benchmark", 0, os.urandom(32)))
+    counter = iter(range(1, 1 << 30))
+    makers: dict[str, Callable[[], object]] = {
+        "release": lambda: lattice.release_(total, 1.0, 1.0, step=next(counter), lane=0),
+        "torch_randn_float32": lambda: fast.normal_(),
+        "numpy_philox_float32": lambda: generator.standard_normal(dtype=np.float32, out=out),
+        "urandom_box_muller_float32": urandom_box_muller,
+    }
+    found = {}
+    for name, make in makers.items():
+        make()
+        best = [float("inf"), float("inf")]
+        for _ in range(max(3, rounds)):
+            wall, cpu = time.perf_counter(), time.process_time()
+            make()
+            taken = time.process_time() - cpu, time.perf_counter() - wall
+            best = [min(a, b) for a, b in zip(best, taken, strict=True)]
+        found[name] = {"cpu_ns": best[0] / COORDINATES * 1e9, "wall_ns": best[1] / COORDINATES * 1e9}
+    lattice.destroy()
+    return found
+
+
+def urandom_box_muller() -> torch.Tensor:
+    """Bytes of the operating system, turned into float32 normals without further care."""
+    words = torch.frombuffer(bytearray(os.urandom(COORDINATES * 4)), dtype=torch.int32).view(-1, 2)
+    uniform = words.to(torch.float32).mul_(2.0**-32).add_(0.5)
+    radius = uniform[:, 0].clamp_min(2.0**-32).log().mul_(-2.0).sqrt()
+    angle = uniform[:, 1] * (2.0 * np.pi)
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
+
+
+def run(rounds: int, threads: int) -> dict[str, Any]:
+    return {"routing": routing(rounds, threads), "ledger": ledger(rounds, threads), "noise": noise(rounds, threads)}
+
+
+def render(found: dict[str, Any]) -> str:
+    """Three rows, each beside its target."""
+    routed, charged, drawn = found["routing"], found["ledger"], found["noise"]
+    low, high = routed["cpu_ratio_range"]
+    figures = ", ".join(f"{name.replace('_', ' ')} {row['cpu_ns']:.1f} ({row['wall_ns']:.1f})" for name, row in drawn.items())
+    return "\n".join(
+        (
+            f"routing   CPU {routed['cpu_ratio']:.3f} ({low:.3f}..{high:.3f}), wall {routed['wall_ratio']:.3f}: three classes "
+            f"of full depth over one; target {TARGETS['routing']}",
+            f"ledger    CPU {charged['cpu_ratio']:.5f} with windows of {WINDOW} steps, {charged['cpu_ratio_windows_of_one']:.5f} with "
+            f"windows of one ({charged['window_s'] * 1e3:.1f} ms each); target {TARGETS['ledger']}",
+            f"noise     ns of CPU (wall) per coordinate: {figures}; target {TARGETS['noise']:.0f} wall on two cores",
+        )
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", choices=sorted(TARGETS), help="measure this alone")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    if options.only:
+        measure = {"routing": routing, "ledger": ledger, "noise": noise}[options.only]
+        print(json.dumps({options.only: measure(options.rounds, options.threads)}, indent=None if options.json else 1))
+        return
+    found = run(options.rounds, options.threads)
+    print(json.dumps(found) if options.json else render(found))
+
+
+if __name__ == "__main__":
+    main()
