@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from attest.errors import ValueRefused
 from attest.micro import MICRO, from_micro
-from attest.policy import Policy
+from attest.policy import ClassRule, Policy
 
 
 def class_presets(policy: Policy, names: Iterable[str]) -> tuple[tuple[int, int], ...]:
@@ -22,6 +22,15 @@ def class_presets(policy: Policy, names: Iterable[str]) -> tuple[tuple[int, int]
     """
     rules = [policy.class_rule(name) for name in names]
     return tuple((rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in rules)
+
+
+def scheduled_std(rules: Iterable[ClassRule]) -> float:
+    """Noise standard deviation of a block that these classes may touch: that of its private ones, and 0.0 without any.
+
+    Guarantee: 0.0 means that no private class may touch the block: it is frozen, or public classes alone train it.
+    """
+    presets = [(rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in rules if not rule.public]
+    return block_std(presets) if presets else 0.0
 
 
 def block_std(presets: Sequence[tuple[int, int]]) -> float:

@@ -2,13 +2,16 @@
 
 import hashlib
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from attest.policy import ClassRule
 from attest.schedule import waste
 from dptrain.depth import places_name
+from dptrain.pool import Slot
 from dptrain.resolver import Schedule
 from dptrain.routing import Router
 from ledger.accountants import epsilon, epsilon_replace
@@ -61,7 +64,7 @@ def fingerprint(model: nn.Module, schedule: Schedule) -> bytes:
 
 
 def model_digest(router: Router) -> bytes:
-    """SHA-256 over the released parameters, in the order of the schedule; one that is split is taken whole, at its first part."""
+    """SHA-256 over the released parameters, in the order of the schedule; one that is split whole, at its first part."""
     digest = hashlib.sha256()
     seen: set[int] = set()
     for _, tensor in router.tensors:
@@ -74,31 +77,53 @@ def model_digest(router: Router) -> bytes:
 
 
 def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
-    """Public figures per class, for tables: epsilon of a contribution with the class's preset bounds."""
+    """Public figures per class, for tables: epsilon of a contribution with the class's preset bounds.
+
+    Those of a public class about privacy are None: no number would be true.
+    """
     policy = engine.policy
     charged = engine.recorder.ledger.charged_steps
     rows = []
     for rule in policy.classes:
         members = [slot for slot in engine.pool.slots if slot.resolution.class_name == rule.name]
-        stds = [engine.schedule.blocks[index].std for index in engine.schedule.profiles[rule.name]]
-        z = max(rule.noise_multiplier, min(stds) / rule.clip_norm)
-        weakest = min((slot.resolution.multiplier for slot in members), default=z)
-        q, delta = float(rule.sampling_rate), float(policy.delta)
-        rows.append(
-            {
-                "class": rule.name,
-                "admitted": len(members),
-                "blocks": [engine.schedule.blocks[index].name for index in engine.schedule.profiles[rule.name]],
-                "clip_norm": rule.clip_norm,
-                "noise_multiplier": rule.noise_multiplier,
-                "effective_multiplier": weakest,
-                "waste": waste(z, rule.noise_multiplier),
-                "sampling_rate": q,
-                "steps_charged": charged,
-                "epsilon": epsilon(weakest, q, charged, delta, policy.accountant),
-                "epsilon_replace": epsilon_replace(weakest, q, charged, delta),
-                "epsilon_planned": epsilon(weakest, q, policy.steps, delta, policy.accountant),
-                "delta": delta,
-            }
-        )
+        row = {
+            "class": rule.name,
+            "public": rule.public,
+            "admitted": len(members),
+            "blocks": [engine.schedule.blocks[index].name for index in engine.schedule.profiles[rule.name]],
+            "sampling_rate": float(rule.sampling_rate),
+            "steps_charged": charged,
+            "delta": float(policy.delta),
+        }
+        rows.append(row | (dict.fromkeys(PROMISES) if rule.public else _promises(engine, rule, members, charged)))
     return rows
+
+
+PROMISES = (
+    "clip_norm",
+    "noise_multiplier",
+    "effective_multiplier",
+    "waste",
+    "epsilon",
+    "epsilon_replace",
+    "epsilon_planned",
+)
+"""Figures of :func:`summary` about the privacy of a class: None in a public one, which has none."""
+
+
+def _promises(engine: "PrivateTraining", rule: ClassRule, members: Sequence[Slot], charged: int) -> dict[str, float]:
+    policy = engine.policy
+    stds = [engine.schedule.blocks[index].std for index in engine.schedule.profiles[rule.name]]
+    z = max(rule.noise_multiplier, min(stds) / rule.clip_norm)
+    weakest = min((slot.resolution.multiplier or z for slot in members), default=z)
+    q, delta = float(rule.sampling_rate), float(policy.delta)
+    values = (
+        rule.clip_norm,
+        rule.noise_multiplier,
+        weakest,
+        waste(z, rule.noise_multiplier),
+        epsilon(weakest, q, charged, delta, policy.accountant),
+        epsilon_replace(weakest, q, charged, delta),
+        epsilon(weakest, q, policy.steps, delta, policy.accountant),
+    )
+    return dict(zip(PROMISES, values, strict=True))

@@ -1,6 +1,8 @@
 """The one owner of ``p.grad``: it holds a private gradient or nothing, at every moment a user can look."""
 
 import enum
+from collections.abc import Iterator
+from itertools import repeat
 
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from dptrain.depth import Tensor
 from dptrain.errors import NotPrivateUse, StepOrder
 from dptrain.noise import LatticeGaussian
 from dptrain.routing import Router
+from dptrain.routing.public import PublicSums
 
 
 class Phase(enum.Enum):
@@ -25,9 +28,9 @@ class PrivateGradients:
     """Releases block sums into ``p.grad`` and lets the optimizer use each release exactly once.
 
     Guarantee: from construction to :meth:`close`, no parameter of the model takes part in autograd, so ``p.grad`` is written
-    here alone; what is written is the output of :meth:`LatticeGaussian.release_`. The optimizer is refused before a
-    release, twice after one, or when it would see any other gradient. Of a tensor that is split, the coordinates that no class
-    may touch have gradient zero, and no step of the optimizer moves them (weight decay would).
+    here alone; what is written is the output of :meth:`LatticeGaussian.release_`, and sums of public gradients added to it. The
+    optimizer is refused before a release, twice after one, or when it would see any other gradient. Of a tensor that is split,
+    the coordinates that no class may touch have gradient zero, and no step of the optimizer moves them (weight decay would).
 
     Args:
         normalizer: the public constant that divides noised sums. draws: noise injections per step, fixed by the policy.
@@ -61,16 +64,29 @@ class PrivateGradients:
             parameter.grad = None
         self._released = []
 
-    def release(self, noise: LatticeGaussian, step: int) -> None:
-        """Adds the scheduled noise to the step's sums and puts the private gradients into ``p.grad``."""
-        for lane, ((block, tensor), total) in enumerate(zip(self._router.tensors, self._router.sums.take(), strict=True)):
+    def release(self, noise: LatticeGaussian, step: int, public: PublicSums | None = None) -> None:
+        """Adds the scheduled noise to the step's sums and puts the private gradients into ``p.grad``.
+
+        The sums of public contributions, where there are any, are added to what has been released, after the noise.
+
+        Raises:
+            NotPrivateUse: a block without noise, which public classes alone may touch, has a private sum.
+        """
+        added: Iterator[torch.Tensor | None] = repeat(None) if public is None else public.take()
+        sums = zip(self._router.tensors, self._router.sums.take(), strict=True)
+        for lane, (((block, tensor), total), unclipped) in enumerate(zip(sums, added, strict=False)):
             std = self._router.schedule.blocks[block].std
-            noise.release_(total, std, self._normalizer, step=step, lane=lane, draws=self._draws)
+            if std > 0.0:
+                noise.release_(total, std, self._normalizer, step=step, lane=lane, draws=self._draws)
+            elif bool((total != 0.0).any()):
+                raise NotPrivateUse("NO_NOISE", f"tensor {tensor.name!r} has a sum of private gradients, and no noise hides it")
+            if unclipped is not None:
+                total.add_(unclipped, alpha=1.0 / self._normalizer)
             self._put(tensor, total)
         self.phase = Phase.RELEASED
 
     def _put(self, tensor: Tensor, value: torch.Tensor) -> None:
-        """Puts what was released for a tensor into ``p.grad``; the parts of one parameter one after the other, zero elsewhere."""
+        """Puts what was released for a tensor into ``p.grad``; the parts of a parameter one after the other, zero elsewhere."""
         parameter = tensor.parameter
         if tensor.part is None:
             parameter.grad = value.to(parameter.dtype)

@@ -14,17 +14,18 @@ from fractions import Fraction
 
 from attest.gate import Admission
 from attest.policy import ClassRule, DepthRule, Policy
-from attest.schedule import block_std, effective_multiplier, sufficient_variance
+from attest.schedule import effective_multiplier, scheduled_std, sufficient_variance
 from dptrain.adapters import require_adapter
 from dptrain.depth import EMBEDDINGS, HEAD, LayerStack, Place, Tensor, places_name
-from dptrain.errors import UnsupportedPolicy
+from dptrain.errors import NotPrivateUse, UnsupportedPolicy
 from dptrain.masks import UNDIVIDED, Label, label_name, require_masks, shares
 
 
 @dataclass(frozen=True)
 class Block:
-    """Tensors, or parts of tensors, masked as one. ``std`` is s_l, the noise standard deviation on the SUM of clipped gradients.
+    """Tensors, or parts of them, masked as one. ``std`` is s_l, the noise standard deviation on the SUM of clipped gradients.
 
+    It is 0.0 if only public classes may touch the block, and then no gradient of a private contribution is ever in it.
     ``adapter`` names the adapter that all tensors belong to, if the policy binds a class to it; else None.
     """
 
@@ -45,7 +46,8 @@ class Resolution:
     """What one admission may do: its profile (indices of blocks) and the noise it is protected by.
 
     ``multiplier`` is the effective z of the contribution, ``variance`` the sufficient variance v_i = (sigma_i C_i)^2: the
-    floor that privacy needs on every permitted block, and the ceiling on the noise this contribution may force.
+    floor that privacy needs on every permitted block, and the ceiling on the noise this contribution may force. A ``public``
+    contribution has neither: it is not clipped, and nothing is promised about it.
     """
 
     class_name: str
@@ -53,8 +55,9 @@ class Resolution:
     stds: tuple[float, ...]
     clip_norm: float
     noise_multiplier: float
-    multiplier: float
-    variance: float
+    multiplier: float | None
+    variance: float | None
+    public: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Schedule:
 
     Every trainable coordinate is in exactly one block, or frozen.
 
-    Guarantee: for every class k and every block l of its profile, ``std_l >= sigma_k * C_k``; so a contribution clipped
+    Guarantee: for every private class k and every block l of its profile, ``std_l >= sigma_k * C_k``; so a contribution clipped
     to its signed bounds is protected at its signed noise multiplier or better (docs/mechanism.md, Theorem 1).
     """
 
@@ -71,6 +74,7 @@ class Schedule:
     blocks: tuple[Block, ...]
     profiles: dict[str, tuple[int, ...]]
     frozen: tuple[Tensor, ...]
+    public: frozenset[str] = frozenset()
 
     @property
     def coordinates(self) -> int:
@@ -81,19 +85,31 @@ class Schedule:
         return min(min(self.blocks[index].positions) for index in self.profiles[class_name])
 
     def resolve(self, admission: Admission) -> Resolution:
-        """Noise schedule and depth profile of an admission; depends on its class and signed bounds alone."""
+        """Noise schedule and depth profile of an admission; depends on its class and signed bounds alone.
+
+        Raises:
+            NotPrivateUse: the class is public and the contribution did not sign that it is, or the reverse.
+        """
         descriptor = admission.descriptor
+        public = descriptor.admissibility_class in self.public
+        if public is not descriptor.public:
+            raise NotPrivateUse(
+                "PUBLIC_UNSIGNED",
+                f"class {descriptor.admissibility_class!r} is {'' if public else 'not '}public, and contribution "
+                f"{admission.descriptor_hash.hex()[:16]}... signs the contrary; the gate refuses such, run it again",
+            )
         profile = self.profiles[descriptor.admissibility_class]
         stds = tuple(self.blocks[index].std for index in profile)
-        multiplier = effective_multiplier(descriptor.noise_multiplier_micro, descriptor.clip_norm_micro, stds)
+        signed = (descriptor.noise_multiplier_micro, descriptor.clip_norm_micro)
         return Resolution(
             class_name=descriptor.admissibility_class,
             profile=profile,
             stds=stds,
             clip_norm=descriptor.clip_norm,
             noise_multiplier=descriptor.noise_multiplier,
-            multiplier=multiplier,
-            variance=sufficient_variance(descriptor.noise_multiplier, descriptor.clip_norm),
+            multiplier=None if public else effective_multiplier(*signed, stds),
+            variance=None if public else sufficient_variance(descriptor.noise_multiplier, descriptor.clip_norm),
+            public=public,
         )
 
 
@@ -127,7 +143,7 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
                 groups.setdefault(key, []).append(share.tensor)
             else:
                 frozen.append(share.tensor)
-    presets = {rule.name: (rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in policy.classes}
+    rules = {rule.name: rule for rule in policy.classes}
     blocks = []
     taken: dict[str, int] = {}
     for key in sorted(groups):
@@ -137,7 +153,9 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
         taken[name] = taken.get(name, 0) + 1
         if taken[name] > 1:
             name = f"{name}#{taken[name]}"
-        std = block_std([presets[class_name] for class_name in classes])
+        std = scheduled_std([rules[class_name] for class_name in classes])
+        if std == 0.0:
+            name = f"{name} (public)"
         blocks.append(Block(name, positions, tuple(groups[key]), classes, std, adapter_name or None))
     profiles = {
         rule.name: tuple(index for index, block in enumerate(blocks) if rule.name in block.classes) for rule in policy.classes
@@ -145,7 +163,8 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     for rule in policy.classes:
         if not profiles[rule.name]:
             raise UnsupportedPolicy("EMPTY_PROFILE", _why_empty(rule, stack))
-    return Schedule(stack, tuple(blocks), profiles, tuple(frozen))
+    public = frozenset(rule.name for rule in policy.classes if rule.public)
+    return Schedule(stack, tuple(blocks), profiles, tuple(frozen), public)
 
 
 def _require_bindable(rule: ClassRule, stack: LayerStack) -> None:

@@ -15,11 +15,16 @@ from dptrain.sealed import SealedStore
 
 @dataclass(frozen=True)
 class Streams:
-    """Noise, sampler and sealed store of one attempt."""
+    """Noise, sampler, sealed store, and the randomness of public microbatches of one attempt."""
 
     noise: LatticeGaussian
     sampler: PoissonSampler
     sealed: SealedStore
+    public: KeyStream
+
+    def public_seed(self, step: int, left: int) -> int:
+        """Seed of the generators of the public microbatch that has ``left`` microbatches to go, itself included."""
+        return int.from_bytes(self.public.read(step, left, 0, 1)[:8], "little")
 
 
 def open_streams(recorder: Recorder, pool: Pool, policy: Policy, attempt: int, test_key: bytes | None) -> Streams:
@@ -54,4 +59,5 @@ def open_streams(recorder: Recorder, pool: Pool, policy: Policy, attempt: int, t
         sealed.add(attempt, sampling_key)
     sampler.close(pool.indices(recorder.withdrawn()))
     noise = LatticeGaussian(KeyStream("noise", recorder.run_id, attempt, noise_key))
-    return Streams(noise, sampler, sealed)
+    public = KeyStream("public", recorder.run_id, attempt, test_key or KeyStream.fresh_master())
+    return Streams(noise, sampler, sealed, public)

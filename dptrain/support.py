@@ -8,7 +8,7 @@ BUILT = {
     "disclosure": ("secret_poisson",),
     "exactness": ("fast", "certified"),
     "noise_family": ("gaussian",),
-    "noise_injection": ("scheduled",),
+    "noise_injection": ("scheduled", "per_microbatch"),
 }
 """What this build carries of what a policy may ask for, by field of the policy."""
 

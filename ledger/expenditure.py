@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from attest import schedule
 from ledger import accountants
+from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Header
 
 
@@ -76,8 +77,13 @@ class Expenditure:
             contribution: the contribution.
             charged: steps charged in the ledger so far.
             attempt: last attempt that has charged a step.
+
+        Raises:
+            LeafRefused: its class is public: nothing is promised, and no number says so.
         """
         admit = contribution.admit
+        if self._header.policy.classes[contribution.class_index].public:
+            raise LeafRefused("PUBLIC", f"class {admit.class_name} is public: no epsilon is claimed for its contributions")
         z = self.multiplier(contribution.class_index, admit.sigma_micro, admit.clip_micro)
         steps = self.steps(contribution, charged)
         occurrences = 0

@@ -207,7 +207,7 @@ class Ledger:
         """Returns what an admitted contribution has spent by now.
 
         Raises:
-            LeafRefused: if it was never admitted.
+            LeafRefused: if it was never admitted, or is public: nothing is promised then, and no number says so.
         """
         contribution = self.state.contributions.get(descriptor_hash)
         if contribution is None:

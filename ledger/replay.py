@@ -78,7 +78,7 @@ class Replay:
         self._pools: list[set[bytes]] = [set() for _ in header.profiles]
         self._pool_roots: list[bytes | None] = [None] * len(header.profiles)
         self._withdrawn: list[int] = [0] * len(header.profiles)
-        self._max_epsilon: list[int] = [0] * len(header.profiles)
+        self._max_epsilon: list[int | None] = [None if rule.public else 0 for rule in header.policy.classes]
         self._due: dict[bytes, Contribution] = {}
         self._spending: Iterator[Contribution] | None = None
         self._spends_left = 0
@@ -121,7 +121,10 @@ class Replay:
         return tuple(self.expenditure.min_std(index) ** 2 for index in range(len(self._places)))
 
     def spends_due(self) -> list[Contribution]:
-        """Returns the contributions that need a SPEND leaf at the next epoch, in the order of their admission."""
+        """Returns the contributions that need a SPEND leaf at the next epoch, in the order of their admission.
+
+        Those of public classes are never due: no epsilon is claimed for them.
+        """
         return list(self._due.values())
 
     def epsilon(self, contribution: Contribution) -> float:
@@ -177,6 +180,8 @@ class Replay:
         if leaf.sigma_micro < rule.noise_multiplier_micro:
             preset = rule.noise_multiplier_micro
             yield LeafRefused("NOISE", f"noise multiplier {leaf.sigma_micro} is below the class's {preset} (1e-6)")
+        if rule.public and (leaf.clip_micro, leaf.sigma_micro) != (rule.clip_norm_micro, rule.noise_multiplier_micro):
+            yield LeafRefused("PUBLIC", f"class {leaf.class_name} is public, and the contribution signed bounds of its own")
         if leaf.descriptor_hash in self.withdrawals:
             yield LeafRefused("WITHDRAWN", f"{leaf.descriptor_hash.hex()} was withdrawn before")
             return
@@ -184,7 +189,9 @@ class Replay:
             yield LeafRefused("REPLAYED", f"{leaf.descriptor_hash.hex()} is admitted already")
             return
         contribution = Contribution(leaf, place, self.charged, self.attempt)
-        self.contributions[leaf.descriptor_hash] = self._due[leaf.descriptor_hash] = contribution
+        self.contributions[leaf.descriptor_hash] = contribution
+        if not rule.public:
+            self._due[leaf.descriptor_hash] = contribution
         self._pools[place].add(leaf.descriptor_hash)
         self._pool_roots[place] = None
 
@@ -262,7 +269,7 @@ class Replay:
             if not recomputed <= leaf.epsilon_micro <= recomputed + SPEND_TOLERANCE_MICRO:
                 yield LeafRefused("SPEND_EPSILON", f"recorded {leaf.epsilon_micro}, recomputed {recomputed:.3f} (1e-6)")
         place = expected.class_index
-        self._max_epsilon[place] = max(self._max_epsilon[place], leaf.epsilon_micro)
+        self._max_epsilon[place] = max(self._max_epsilon[place] or 0, leaf.epsilon_micro)
 
     def _epoch(self, leaf: Epoch) -> Problems:
         missing = self._spends_left if self._spending is not None else len(self._due)

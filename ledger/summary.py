@@ -12,6 +12,7 @@ class ClassSummary:
 
     Attributes:
         name: name of the class.
+        public: whether it is public, so that nothing is promised: its noise multiplier and epsilons are None then.
         active: contributions in the pool.
         withdrawn: contributions that were withdrawn.
         sampling_rate: probability of being drawn per step.
@@ -29,18 +30,23 @@ class ClassSummary:
     sampling_rate: float
     noise_multiplier: float | None
     steps: int
-    epsilon: float
-    epsilon_replace: float
+    epsilon: float | None
+    epsilon_replace: float | None
     blocks: int
     coordinates: int
+    public: bool = False
 
 
 def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
     """Returns one summary per class of the policy, charges after the last epoch included."""
     header, spent = run.header, run.expenditure
     groups: list[dict[tuple[float, int], float]] = [{} for _ in header.profiles]
+    public_steps: dict[int, int] = {}
     for contribution in run.contributions.values():
         place, admit = contribution.class_index, contribution.admit
+        if header.policy.classes[place].public:
+            public_steps[place] = max(public_steps.get(place, 0), spent.steps(contribution, run.charged))
+            continue
         z = spent.multiplier(place, admit.sigma_micro, admit.clip_micro)
         key = (z, spent.steps(contribution, run.charged))
         groups[place][key] = max(groups[place].get(key, 0.0), run.epsilon(contribution))
@@ -58,11 +64,12 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
                 withdrawn=totals.withdrawn,
                 sampling_rate=q,
                 noise_multiplier=min((z for z, _ in groups[place]), default=None),
-                steps=max((steps for _, steps in groups[place]), default=0),
-                epsilon=max(groups[place].values(), default=0.0),
-                epsilon_replace=replaced,
+                steps=public_steps.get(place, max((steps for _, steps in groups[place]), default=0)),
+                epsilon=None if rule.public else max(groups[place].values(), default=0.0),
+                epsilon_replace=None if rule.public else replaced,
                 blocks=len(blocks),
                 coordinates=sum(header.blocks[index].coordinates for index in blocks),
+                public=rule.public,
             )
         )
     return tuple(summaries)

@@ -18,7 +18,7 @@ from attest.errors import RegistryRefused, SignatureRefused
 from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
-from dptrain.cli.output import JsonFlag, console, number, print_json, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, number, print_json, promised, styled, table, utc
 from dptrain.cli.signing_keys import read_private_key
 from dptrain.errors import ConfigError
 from ledger.errors import LedgerBusy
@@ -350,10 +350,10 @@ def _print_classes(classes: list[dict[str, Any]]) -> None:
             str(item["active"]),
             str(item["withdrawn"]),
             number(item["sampling_rate"]),
-            "" if item["noise_multiplier"] is None else number(item["noise_multiplier"]),
+            "" if item["noise_multiplier"] is None and not item["public"] else promised(item["noise_multiplier"]),
             str(item["steps"]),
-            number(item["epsilon"], 6),
-            number(item["epsilon_replace"], 6),
+            promised(item["epsilon"], 6),
+            promised(item["epsilon_replace"], 6),
             str(item["coordinates"]),
         )
     console().print(rows)

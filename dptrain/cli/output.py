@@ -136,6 +136,11 @@ def number(value: float, digits: int = 4) -> str:
     return "∞" if math.isinf(value) else f"{value:.{digits}g}"
 
 
+def promised(value: float | None, digits: int = 4) -> str:
+    """A figure about the privacy of a class; None, of a public one, is told in words: no number would be true."""
+    return "public" if value is None else number(value, digits)
+
+
 def amount(value: float) -> str:
     """A count, or a ratio of any size, for a person: no exponents above one, thousands set off."""
     return f"{value:,.0f}" if value >= 1000 else number(value)

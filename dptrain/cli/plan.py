@@ -52,6 +52,8 @@ def _signed_bounds(policy: Policy, planned: Plan, report: GateReport) -> dict[st
     groups: dict[str, Counter[tuple[int, int]]] = {}
     for item in report.admitted:
         signed = item.admission.descriptor
+        if signed.public:
+            continue
         pair = (signed.noise_multiplier_micro, signed.clip_norm_micro)
         groups.setdefault(signed.admissibility_class, Counter())[pair] += 1
     bounds = {}
@@ -78,11 +80,13 @@ def _print(policy: Policy, planned: Plan, report: GateReport | None, bounds: dic
             number(preset.epsilon_with_redo),
             number(item.expected_draws),
         )
+    for public in planned.public:
+        rows.add_row(public.name, *["public"] * 6, number(public.expected_draws))
     out.print(rows)
     out.print("sigma: noise multiplier asked for; z: what the schedule gives; waste: z / sigma")
     blocks = table("block", "noise std on the sum", "classes")
     for block in planned.blocks:
-        blocks.add_row(block.name, number(block.std), ", ".join(block.classes))
+        blocks.add_row(block.name, number(block.std) if block.std else "none: public", ", ".join(block.classes))
     out.print(blocks)
     out.print(f"noise energy against uniform noise in the same blocks: {planned.noise_energy_ratio:.0%}")
     for rule in policy.classes:
@@ -92,7 +96,10 @@ def _print(policy: Policy, planned: Plan, report: GateReport | None, bounds: dic
                 "alone, in every layer that has them; the ledger names it in their blocks"
             )
     if planned.lower_bounds:
-        out.print("bound to names or an adapter: multipliers are lower bounds, epsilons upper bounds, until a model is seen")
+        out.print(
+            "bound to names, an adapter, heads or experts: multipliers are lower bounds, epsilons upper bounds, until a model is "
+            "seen"
+        )
     if report is not None:
         _print_corpus(policy, report, bounds)
     for sentence in unsupported(policy):
@@ -113,6 +120,9 @@ def _print_corpus(policy: Policy, report: GateReport, bounds: dict[str, list[tup
                 number(bound.epsilon),
                 number(bound.epsilon_replace),
             )
+    public = sum(item.admission.descriptor.public for item in report.admitted)
+    if public:
+        rows.add_row("public classes", str(public), *["public"] * 5)
     out.print(rows)
     per_step = _expected_per_step(policy, report)
     out.print(f"{len(report.admitted)} admitted, {len(report.refused)} refused; {number(per_step)} drawn per step on average")

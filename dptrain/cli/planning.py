@@ -12,12 +12,16 @@ from attest import schedule
 from attest.micro import from_micro
 from attest.policy import ClassRule, DepthRule, Policy
 from dptrain.errors import ConfigError
+from dptrain.ranges import numbers
 from ledger import accountants
 
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """One block: its noise standard deviation on the sum of clipped gradients, and the classes that may touch it."""
+    """One block: its noise standard deviation on the sum of clipped gradients, and the classes that may touch it.
+
+    The noise is 0 where only public classes may.
+    """
 
     name: str
     std: float
@@ -47,13 +51,19 @@ class BoundPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassPlan:
-    """One class of the policy under the schedule; `preset` is what a contribution at the class's own bounds gets."""
+class Reach:
+    """What one class may touch, and how often its contributions are drawn; all that there is to say of a public one."""
 
     name: str
     blocks: tuple[str, ...]
     sampling_rate: float
     expected_draws: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPlan(Reach):
+    """One private class under the schedule; `preset` is what a contribution at the class's own bounds gets."""
+
     preset: BoundPlan
 
 
@@ -62,9 +72,11 @@ class Plan:
     """The whole plan.
 
     Attributes:
-        noise_energy_ratio: Sum of s_l^2 over the blocks divided by what uniform noise in the same blocks would need,
+        classes: The private ones.
+        noise_energy_ratio: Sum of s_l^2 over the blocks with noise divided by what uniform noise in the same blocks would need,
             blocks counted as equally large.
-        lower_bounds: True if some class is bound to patterns or an adapter, so that multipliers may turn out larger.
+        lower_bounds: True if some class is bound to patterns, an adapter, heads or experts, so that multipliers may turn out
+            larger.
     """
 
     layers: int
@@ -72,6 +84,12 @@ class Plan:
     classes: tuple[ClassPlan, ...]
     noise_energy_ratio: float
     lower_bounds: bool
+    public: tuple[Reach, ...] = ()
+
+    @property
+    def reaches(self) -> tuple[Reach, ...]:
+        """All classes, public ones last."""
+        return (*self.classes, *self.public)
 
 
 HOPELESS = 1000.0
@@ -94,22 +112,54 @@ def make_plan(policy: Policy, layers: int, *, hasty: bool = False) -> Plan:
     return Plan(
         layers=layers,
         blocks=tuple(blocks),
-        classes=tuple(_class_plan(policy, rule, touched[rule.name], blocks, hasty) for rule in policy.classes),
-        noise_energy_ratio=noise_energy(blocks) / len(blocks),
-        lower_bounds=any(rule.depth.kind in ("set", "adapter") for rule in policy.classes),
+        classes=tuple(
+            _class_plan(policy, rule, touched[rule.name], blocks, hasty) for rule in policy.classes if not rule.public
+        ),
+        noise_energy_ratio=noise_energy(blocks) / sum(block.std > 0 for block in blocks),
+        lower_bounds=any(rule.depth.kind in ("set", "adapter") or bool(_masks(rule.depth)) for rule in policy.classes),
+        public=tuple(Reach(*_reach(policy, rule, touched[rule.name])) for rule in policy.classes if rule.public),
     )
 
 
 def lay_out(policy: Policy, layers: int) -> tuple[dict[str, tuple[str, ...]], list[BlockPlan]]:
     """The blocks that each class may touch, and the noise on every block that any class may touch."""
-    touched = {rule.name: touched_blocks(rule, layers) for rule in policy.classes}
+    touched = _divided(policy, {rule.name: touched_blocks(rule, layers) for rule in policy.classes})
     order = dict.fromkeys([*stack(layers), *(block for blocks in touched.values() for block in blocks)])
     blocks = []
     for block in order:
         users = tuple(name for name, names in touched.items() if block in names)
         if users:
-            blocks.append(BlockPlan(block, schedule.block_std(schedule.class_presets(policy, users)), users))
+            blocks.append(BlockPlan(block, schedule.scheduled_std(map(policy.class_rule, users)), users))
     return touched, blocks
+
+
+def _masks(depth: DepthRule) -> dict[str, tuple[int, ...]]:
+    """The masks of a rule, by what they mask."""
+    return {what: own for what, own in (("heads", depth.heads), ("experts", depth.experts)) if own is not None}
+
+
+def _divided(policy: Policy, touched: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """The same with what masks divide of a layer as blocks of their own.
+
+    What all heads of a layer share, the heads that no mask names, and the router of experts are open to classes without a
+    mask; a mask that happens to name all heads of a model has them too, which only a model tells.
+    """
+    found = dict(touched)
+    layers = dict.fromkeys(block for blocks in touched.values() for block in blocks if block.startswith("layer."))
+    for layer in layers:
+        users = [rule for rule in policy.classes if layer in touched[rule.name]]
+        for what, rest in (("heads", "attention"), ("experts", "router")):
+            named = sorted({index for rule in users for index in _masks(rule.depth).get(what, ())})
+            parts: dict[tuple[str, ...], list[int]] = {}
+            for index in named:
+                open_to = [rule.name for rule in users if index in _masks(rule.depth).get(what, (index,))]
+                parts.setdefault(tuple(open_to), []).append(index)
+            free = tuple(rule.name for rule in users if what not in _masks(rule.depth))
+            blocks = [(f"{layer} {what} {numbers(own)}", names) for names, own in parts.items()]
+            for block, names in [*blocks, (f"{layer} {rest}", free)] if named else []:
+                for name in names:
+                    found[name] = (*found[name], block)
+    return found
 
 
 def noise_energy(blocks: list[BlockPlan]) -> float:
@@ -184,12 +234,11 @@ def _covered(depth: DepthRule, layers: int) -> tuple[tuple[int, ...], bool, bool
     return depth.layers or (), False, False
 
 
+def _reach(policy: Policy, rule: ClassRule, names: tuple[str, ...]) -> tuple[str, tuple[str, ...], float, float]:
+    return rule.name, names, float(rule.sampling_rate), float(rule.sampling_rate * policy.steps)
+
+
 def _class_plan(policy: Policy, rule: ClassRule, names: tuple[str, ...], blocks: list[BlockPlan], hasty: bool) -> ClassPlan:
     stds = [block.std for block in blocks if block.name in names]
-    return ClassPlan(
-        name=rule.name,
-        blocks=names,
-        sampling_rate=float(rule.sampling_rate),
-        expected_draws=float(rule.sampling_rate * policy.steps),
-        preset=bound_plan(policy, rule, rule.noise_multiplier_micro, rule.clip_norm_micro, stds, hasty=hasty),
-    )
+    preset = bound_plan(policy, rule, rule.noise_multiplier_micro, rule.clip_norm_micro, stds, hasty=hasty)
+    return ClassPlan(*_reach(policy, rule, names), preset)

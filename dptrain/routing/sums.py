@@ -72,7 +72,8 @@ class FastSums:
         self.float_margin = FLOAT_MARGIN[precision]
         self._schedule = schedule
         self._tensors = tensors
-        self._stds = torch.tensor([block.std for block in schedule.blocks], dtype=torch.float64)
+        # A block without noise is one that no private contribution may touch: there its whitened norm is zero.
+        self._stds = torch.tensor([block.std or torch.inf for block in schedule.blocks], dtype=torch.float64)
         self._sums: list[torch.Tensor | None] = [None] * len(tensors)
 
     def require_capacity(self, contributions: int) -> None:

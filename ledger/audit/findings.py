@@ -26,12 +26,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
-    """One recorded epoch: its number, last step, charged steps, and the largest epsilon per class."""
+    """One recorded epoch: its number, last step, charged steps, and the largest epsilon per class, None for a public one."""
 
     number: int
     step: int
     charged: int
-    epsilons: tuple[float, ...]
+    epsilons: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,6 +149,13 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
     unsettled = len(run.unsettled) + (run.open_window is not None)
     if unsettled:
         notes.append(f"{unsettled} windows were charged and never settled; they count in full")
+    for rule in policy.classes:
+        if rule.public:
+            alone = sum(block.classes != () and block.std == 0 and rule.name in block.classes for block in header.blocks)
+            notes.append(
+                f"class {rule.name} is public: its contributions are neither clipped nor noised and no epsilon is claimed for "
+                f"them; {alone} blocks that it may touch carry no noise, since no private class may touch them"
+            )
     unmatched = sum(hash_ not in run.contributions for hash_ in run.withdrawals)
     if unmatched:
         notes.append(f"{unmatched} withdrawals name contributions that were never admitted")
@@ -164,7 +171,10 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
         classes=class_summaries(run),
         epochs=tuple(
             EpochRow(
-                epoch.number, epoch.step, epoch.charged, tuple(row.max_epsilon_micro / MICRO for row in epoch.classes)
+                epoch.number,
+                epoch.step,
+                epoch.charged,
+                tuple(None if (spent := row.max_epsilon_micro) is None else spent / MICRO for row in epoch.classes),
             )
             for epoch in run.epochs
         ),

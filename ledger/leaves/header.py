@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 
 from attest import schedule
 from attest.errors import AttestError
-from attest.policy import ClassRule, Policy, SignedPolicy, verify_policy
+from attest.policy import Policy, SignedPolicy, verify_policy
 from ledger import accountants
 from ledger.errors import LeafRefused, NoteError
 from ledger.leaves import checks
@@ -32,7 +32,8 @@ class HeaderBlock:
         name: name of the block in the model.
         coordinates: number of parameters in it.
         classes: the classes whose profile has the block, in the policy's order; empty for a frozen block.
-        std: standard deviation of the noise on the sum of clipped gradients; 0.0 for a frozen block.
+        std: standard deviation of the noise on the sum of clipped gradients; 0.0 for a block that is frozen, or that only
+            public classes may touch.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Header:
 
     Guarantee:
         A header exists only if its policy is signed by ``owner_key`` under ``owner``, the noise of every block is the
-        max rule's over the presets of the classes that touch it, every class touches a block, and the policy asks for
+        max rule's over the presets of the private classes that touch it, every class touches a block, and the policy asks for
         a mechanism that this version can account for.
 
     Attributes:
@@ -199,7 +200,7 @@ class Header:
             places = [order[name] for name in block.classes]
             if places != sorted(set(places)):
                 raise LeafRefused("BLOCK", f"block {block.name} lists its classes twice or out of the policy's order")
-            expected = scheduled_std([self.policy.classes[place] for place in places])
+            expected = schedule.scheduled_std([self.policy.classes[place] for place in places])
             if block.std != expected:
                 raise LeafRefused("SCHEDULE", f"block {block.name}: noise {block.std}, the max rule gives {expected}")
             for place in places:
@@ -248,10 +249,3 @@ class HeaderSpec:
             clip_margin=self.clip_margin,
             caps_enforced=self.caps_enforced,
         )
-
-
-def scheduled_std(rules: list[ClassRule]) -> float:
-    """Returns the noise of a block touched by these classes: the max rule, or 0.0 when it is frozen."""
-    if not rules:
-        return 0.0
-    return schedule.block_std([(rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in rules])

@@ -160,7 +160,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Spend:
-    """What a contribution has spent, at the close of an epoch.
+    """What a contribution has spent, at the close of an epoch. Contributions of public classes have none.
 
     Attributes:
         seq: position in the ledger.
@@ -225,16 +225,20 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class EpochClass:
-    """Totals of one class at the close of an epoch: active and withdrawn contributions, largest epsilon in 1e-6."""
+    """Totals of one class at the close of an epoch: active and withdrawn contributions, largest epsilon in 1e-6.
+
+    The epsilon is None in a public class, which promises none; null there, and nowhere else.
+    """
 
     active: int
     withdrawn: int
-    max_epsilon_micro: int
+    max_epsilon_micro: int | None
 
     def __post_init__(self) -> None:
         checks.uint(self.active, "active")
         checks.uint(self.withdrawn, "withdrawn")
-        checks.uint(self.max_epsilon_micro, "largest epsilon")
+        if self.max_epsilon_micro is not None:
+            checks.uint(self.max_epsilon_micro, "largest epsilon")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ _LAYER = re.compile(r"^(.*?\.\d+)(?:\.|$)")
 
 _NONE = "\N{EN DASH}"
 
+_PUBLIC = "public"
+"""In place of every figure about the privacy of a public class: no number would be true, zero least of all."""
+
 _MEANING = """
 <p>Each figure bounds what the released model, and every step on the way to it, can reveal about one contribution: with
 its payload replaced by a null of the same public shape, nothing that the run put out becomes more than e<sup>ε</sup>
@@ -109,8 +112,9 @@ def _classes(report: AuditReport) -> str:
     head = ("class", "active", "withdrawn", "sampling rate", "noise multiplier", "steps", "ε", "ε, content replacement")
     rows = []
     for c in report.classes:
-        spent = (rounded_up(c.epsilon), rounded_up(c.epsilon_replace))
-        rows.append((c.name, c.active, c.withdrawn, c.sampling_rate, c.noise_multiplier, c.steps, *spent))
+        spent = [_PUBLIC if value is None else rounded_up(value) for value in (c.epsilon, c.epsilon_replace)]
+        multiplier = _PUBLIC if c.public else c.noise_multiplier
+        rows.append((c.name, c.active, c.withdrawn, c.sampling_rate, multiplier, c.steps, *spent))
     table = _table(head, rows, "Largest value of one contribution per class; ε rounded up")
     return f"<h2>What contributions have spent</h2>{table}{_MEANING}"
 
@@ -120,12 +124,19 @@ def _epochs(report: AuditReport) -> str:
         return ""
     names = [c.name for c in report.classes]
     # Steps charged, not step numbers: re-executed steps count again, and the line never runs back.
-    series = {name: [row.epsilons[place] for row in report.epochs] for place, name in enumerate(names)}
+    series = {
+        c.name: [row.epsilons[place] or 0.0 for row in report.epochs]
+        for place, c in enumerate(report.classes)
+        if not c.public
+    }
     chart = step_chart(
         [row.charged for row in report.epochs], series, x_label="steps charged", y_label="largest ε of a contribution"
     )
     head = ("epoch", "last step", "steps charged", *names)
-    rows = ((row.number, row.step, row.charged, *map(rounded_up, row.epsilons)) for row in report.epochs)
+    rows = (
+        (row.number, row.step, row.charged, *(_PUBLIC if value is None else rounded_up(value) for value in row.epsilons))
+        for row in report.epochs
+    )
     table = _table(head, rows)
     return f"<h2>ε per class over the run</h2>{chart}<details><summary>Figures</summary>{table}</details>"
 
@@ -142,14 +153,16 @@ def _schedule(report: AuditReport) -> str:
         cells = "".join(
             f"<td class='none' aria-label='not touched'>{_NONE}</td>"
             if std is None
+            else f"<td class='none'>{_PUBLIC}</td>"
+            if std == 0.0
             else f"<td class='heat' style='--v:{std / largest:.3f}'>{std:.4g}</td>"
             for std in stds
         )
         rows.append(f"<tr><th scope='row'>{escape(label)}</th><td class='num'>{coordinates:,}</td>{cells}</tr>")
     return (
         "<h2>Layers and classes</h2><div class='scroll'><table><caption>Standard deviation of the noise on the sum of "
-        f"clipped gradients where a class may touch a layer; {_NONE} where it may not. Fixed by the signed policy "
-        "before the first step.</caption><thead><tr><th scope='col'>layer</th>"
+        f"clipped gradients where a class may touch a layer; {_NONE} where it may not, {_PUBLIC} where only public "
+        "classes may. Fixed by the signed policy before the first step.</caption><thead><tr><th scope='col'>layer</th>"
         f"<th scope='col' class='num'>parameters</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 

@@ -5,7 +5,7 @@
 """
 
 from dptrain.cli.advice.case import Case, CorpusSize
-from dptrain.cli.advice.class_mistakes import CLASS_RULES
+from dptrain.cli.advice.class_mistakes import ANY_CLASS_RULES, CLASS_RULES
 from dptrain.cli.advice.consequence import Change, Consequence
 from dptrain.cli.advice.facts import facts
 from dptrain.cli.advice.policy_mistakes import POLICY_RULES
@@ -17,6 +17,7 @@ def consequences(case: Case) -> tuple[Consequence, ...]:
     """Facts and likely mistakes, class by class in the order of the policy, then what holds for all of it."""
     found = [*facts(case)]
     found += [item for planned in case.plan.classes for rule in CLASS_RULES for item in rule(case, planned)]
+    found += [item for planned in case.plan.reaches for rule in ANY_CLASS_RULES for item in rule(case, planned)]
     found += [item for whole in POLICY_RULES for item in whole(case)]
     order = [*(rule.name for rule in case.policy.classes), None]
     return tuple(item for name in order for item in found if item.class_name == name)

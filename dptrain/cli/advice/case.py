@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from attest.policy import Policy
-from dptrain.cli.planning import BlockPlan, ClassPlan, Plan
+from dptrain.cli.planning import BlockPlan, Plan, Reach
 
 _DAY = 86400
 
@@ -69,7 +69,7 @@ class Case:
             return None
         return self.size.classes.get(name, None if self.size.basis == "given" else 0)
 
-    def draws_per_step(self, planned: ClassPlan) -> float | None:
+    def draws_per_step(self, planned: Reach) -> float | None:
         """Contributions of a class that a step draws on average, None if their number is unknown."""
         count = self.contributions(planned.name)
         return None if count is None else planned.sampling_rate * count
@@ -77,10 +77,10 @@ class Case:
     @property
     def batch(self) -> float | None:
         """Contributions that a step draws on average, None if the number of any class is unknown."""
-        known = [draws for planned in self.plan.classes if (draws := self.draws_per_step(planned)) is not None]
-        return sum(known) if len(known) == len(self.plan.classes) else None
+        known = [draws for planned in self.plan.reaches if (draws := self.draws_per_step(planned)) is not None]
+        return sum(known) if len(known) == len(self.plan.reaches) else None
 
-    def blocks_of(self, planned: ClassPlan) -> list[BlockPlan]:
+    def blocks_of(self, planned: Reach) -> list[BlockPlan]:
         """The blocks that a class may touch."""
         return [block for block in self.plan.blocks if planned.name in block.classes]
 

@@ -12,7 +12,7 @@ from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Change, Consequence, warning
 from dptrain.cli.advice.fixes import in_class, multiplier_for, rounded
 from dptrain.cli.output import amount, number
-from dptrain.cli.planning import ClassPlan
+from dptrain.cli.planning import ClassPlan, Reach
 
 WEAK_EPSILON = 10.0
 """Above this an epsilon says little about a worst-case attacker."""
@@ -189,7 +189,7 @@ def unused_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     )
 
 
-def ungranted_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
+def ungranted_class(case: Case, planned: Reach) -> Iterator[Consequence]:
     """Nobody may attest it."""
     if case.granted is None or planned.name in case.granted:
         return
@@ -201,19 +201,20 @@ def ungranted_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     )
 
 
-def softer_attestations(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
+def softer_attestations(case: Case, planned: Reach) -> Iterator[Consequence]:
     """Contributions that signed for a softer policy than this one."""
     count = 0 if case.size is None else case.size.too_soft.get(planned.name, 0)
     if count:
         yield warning(
             "BOUNDS_REFUSED",
             f"{count:,} of its contributions signed bounds that this policy refuses: a larger clip norm or a smaller noise "
-            "multiplier than the preset, or one below the floors. They must be signed again, or the preset put back",
+            "multiplier than the preset, one below the floors, or any at all in a public class. They must be signed again, or "
+            "the policy put back",
             class_name=planned.name,
         )
 
 
-def short_window(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
+def short_window(case: Case, planned: Reach) -> Iterator[Consequence]:
     """A validity of the class's own that is shorter than training could take."""
     own = case.policy.class_rule(planned.name).max_window
     if own is None or own >= case.seconds_of_validity:
@@ -241,7 +242,12 @@ CLASS_RULES: tuple[Callable[[Case, ClassPlan], Iterator[Consequence]], ...] = (
     unused_class,
     rare_class,
     faint_class,
+)
+"""About what is promised; for private classes."""
+
+ANY_CLASS_RULES: tuple[Callable[[Case, Reach], Iterator[Consequence]], ...] = (
     ungranted_class,
     softer_attestations,
     short_window,
 )
+"""For public classes as well."""

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Consequence, fact
 from dptrain.cli.output import amount, number
-from dptrain.cli.planning import ClassPlan, Plan
+from dptrain.cli.planning import ClassPlan, Plan, Reach, stack
+from dptrain.ranges import numbers
 
 FALSE_ALARMS = 0.05
 """Share of false alarms at which the sentence about an attacker is computed."""
@@ -23,6 +24,9 @@ def facts(case: Case) -> Iterator[Consequence]:
         yield _epsilon(case, planned)
         yield _attacker(case, planned)
         yield from _signal(case, planned)
+    for public in case.plan.public:
+        yield _reach(case, public)
+        yield _public(case, public)
     yield _unit()
     yield from _size(case)
     yield _delta(case)
@@ -52,14 +56,26 @@ def attacker(epsilon: float, delta: float) -> str:
     )
 
 
-def _reach(case: Case, planned: ClassPlan) -> Consequence:
+def _reach(case: Case, planned: Reach) -> Consequence:
     per_step = case.draws_per_step(planned)
     drawn = "" if per_step is None else f"; a step draws {amount(per_step)} of the class on average"
     return fact(
         "REACH",
         f"each contribution is drawn with probability {planned.sampling_rate:g} in each step, "
-        f"{amount(planned.expected_draws)} times in all on average, and its gradient reaches {reach(case, planned)}"
-        + drawn,
+        f"{amount(planned.expected_draws)} times in all on average, and its gradient reaches {reach(case, planned)}" + drawn,
+        planned.name,
+    )
+
+
+def _public(case: Case, planned: Reach) -> Consequence:
+    alone = [block.name for block in case.blocks_of(planned) if block.std == 0.0]
+    more = ", ..." if len(alone) > 3 else ""
+    bare = f" Without noise, since no other class may touch them: {', '.join(alone[:3])}{more}." if alone else ""
+    return fact(
+        "PUBLIC",
+        "its contributions are public: neither clipped nor noised, so that a single one can move the model as far as its "
+        "gradient reaches, and the model may repeat any of it. No epsilon is claimed for them; nobody else's depends on "
+        f"them.{bare} Only who signs that a contribution is public is admitted to it",
         planned.name,
     )
 
@@ -112,7 +128,7 @@ def _unit() -> Consequence:
 
 def _size(case: Case) -> Iterator[Consequence]:
     if case.size is None or case.batch is None:
-        missing = [planned.name for planned in case.plan.classes if case.contributions(planned.name) is None]
+        missing = [planned.name for planned in case.plan.reaches if case.contributions(planned.name) is None]
         yield fact(
             "SIZE_UNKNOWN",
             f"what depends on the number of contributions of {', '.join(missing)} is not said; give --contributions CLASS=N "
@@ -171,7 +187,7 @@ def _horizon(case: Case) -> Iterator[Consequence]:
     yield fact("CHECKPOINT", f"the ledger signs a checkpoint every {policy.epoch_steps} steps")
 
 
-def reach(case: Case, planned: ClassPlan) -> str:
+def reach(case: Case, planned: Reach) -> str:
     """What a class may touch, in words; what only a model can tell is told as the policy says it."""
     depth = case.policy.class_rule(planned.name).depth
     if depth.adapter is not None:
@@ -179,13 +195,16 @@ def reach(case: Case, planned: ClassPlan) -> str:
     if depth.patterns is not None:
         shown = ", ".join(map(repr, depth.patterns[:3])) + (", ..." if len(depth.patterns) > 3 else "")
         return f"only parameters whose names match {shown}"
-    return blocks(planned, case.plan)
+    masked = [f"{what} {numbers(own)}" for what, own in (("heads", depth.heads), ("experts", depth.experts)) if own is not None]
+    held = f", there only {' and '.join(masked)} where it has such" if masked else ""
+    return blocks(planned, case.plan) + held
 
 
-def blocks(planned: ClassPlan, plan: Plan) -> str:
+def blocks(planned: Reach, plan: Plan) -> str:
     """The blocks that a class may touch, in words."""
-    if len(planned.blocks) == plan.layers + 2:
+    whole = [block for block in planned.blocks if block in stack(plan.layers)]
+    if len(whole) == plan.layers + 2:
         return f"all of the model ({plan.layers} layers, embeddings and head)"
-    if len(planned.blocks) <= 3:
-        return "only " + ", ".join(planned.blocks)
-    return f"only {planned.blocks[0]} to {planned.blocks[-1]} ({len(planned.blocks)} of {plan.layers + 2} blocks)"
+    if len(whole) <= 3:
+        return "only " + ", ".join(whole)
+    return f"only {whole[0]} to {whole[-1]} ({len(whole)} of {plan.layers + 2} blocks)"

@@ -72,6 +72,8 @@ def admitted(report: GateReport) -> CorpusSize:
 
 def _within(signed: ContributionDescriptor, rule: ClassRule, policy: Policy) -> bool:
     """Whether the gate's comparisons of bounds would pass."""
+    if rule.public:
+        return signed.public
     clip, noise = signed.clip_norm_micro, signed.noise_multiplier_micro
     return (
         policy.min_clip_norm_micro <= clip <= rule.clip_norm_micro
