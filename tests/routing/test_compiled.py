@@ -1,0 +1,326 @@
+"""The compiled form gives the sums of the hook form, for every mask, and is refused where it does not."""
+
+import dataclasses
+import logging
+import random
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch._inductor import cpp_builder  # noqa: E402
+from torch._inductor.exc import InvalidCxxCompiler  # noqa: E402
+
+from dptrain.errors import CompileRefused, LossShape  # noqa: E402
+from dptrain.routing import compiled as form  # noqa: E402
+from dptrain.routing.compiled import CompileNotice  # noqa: E402
+from dptrain.routing.graphs import StepGraph  # noqa: E402
+from tests.routing.compiled_scene import Scene, mlp  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("error::dptrain.routing.compiled.CompileNotice"),
+]
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch writes a record per node to whoever listens, and pytest listens."""
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the graph as it was traced: all of the compiled form but inductor's code."""
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, values: graph)
+
+
+def largest(sums: list) -> float:
+    return max(float(total.abs().max()) for total in sums)
+
+
+@pytest.mark.parametrize(("family", "m"), [("bert", 3), ("gpt2_tied", 1), ("bert_lora", 2)])
+def test_sums_are_on_the_lattice_of_the_hook_form(family: str, m: int) -> None:
+    """Float64, three classes of random depth, bounds of every size, a microbatch that is not full, two steps."""
+    scene = Scene(family, m=m)
+    for seed in (3, 4):
+        rows = scene.microbatch(seed)
+        plain, compiled = scene.run(rows, compiled=False), scene.run(rows, compiled=True)
+        assert largest(plain) > 1e-3
+        assert scene.off_lattice(plain, compiled) == 0
+        scene.move()
+    assert scene.compiled.graphs == 1
+
+
+def test_a_model_that_rounds_to_float32_inside_agrees_to_that(traced: None) -> None:
+    scene = Scene("llama")
+    rows = scene.microbatch()
+    plain, compiled = scene.run(rows, compiled=False), scene.run(rows, compiled=True)
+    assert max(float((a - b).abs().max()) for a, b in zip(plain, compiled, strict=True)) <= 1e-7 * largest(plain)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2_tied"])
+def test_float32_sums_agree_within_the_margin_that_pays_for_rounding(family: str) -> None:
+    scene = Scene(family, dtype=torch.float32)
+    rows = scene.microbatch()
+    plain, compiled = scene.run(rows, compiled=False), scene.run(rows, compiled=True)
+    clip = sum(row[0] for row in scene.rows)
+    gap = sum(float((a - b).square().sum()) for a, b in zip(plain, compiled, strict=True)) ** 0.5
+    assert 0.0 < gap <= 2.0**-9 * clip / 100
+
+
+def test_certified_integers_are_those_of_the_hook_form(traced: None) -> None:
+    """At level certified every contribution is cut to the lattice by itself; not one integer differs."""
+    scene = Scene("bert", m=2, exactness="certified")
+    rows = scene.microbatch()
+    plain, compiled = scene.run(rows, compiled=False), scene.run(rows, compiled=True)
+    assert scene.compiled.graphs == 1
+    assert largest(plain) > 1e-3
+    assert all(torch.equal(a, b) for a, b in zip(plain, compiled, strict=True))
+
+
+def test_masks_and_bounds_are_no_part_of_a_graph(traced: None) -> None:
+    """Two microbatches with the same active blocks but other masks and bounds share one graph, each under its own."""
+    scene = Scene(mlp())
+    rows = scene.microbatch()
+    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 1, 3]):
+        bounds = scene.bounds(rows=[scene.rows[i] for i in order])
+        plain = scene.run(rows, compiled=False, bounds=bounds)
+        assert scene.off_lattice(plain, scene.run(rows, compiled=True, bounds=bounds)) == 0
+    assert scene.compiled.graphs == 1
+
+
+def test_coordinates_outside_a_mask_receive_exactly_nothing(traced: None) -> None:
+    scene = Scene(mlp())
+    rows, bounds = scene.microbatch(), scene.bounds()
+    for i in range(scene.n):
+        other = dataclasses.replace(rows, inputs={**rows.inputs, "x": rows["x"].clone()})
+        other.inputs["x"][i] *= -3.0
+        before, after = (scene.run(given, compiled=True, bounds=bounds) for given in (rows, other))
+        for (block, _), a, b in zip(scene.router.tensors, before, after, strict=True):
+            assert torch.equal(a, b) is not bool(bounds.permitted_NG[i, block])
+
+
+def test_nothing_is_computed_below_the_lowest_permitted_block(traced: None) -> None:
+    scene = Scene(mlp())
+    top = len(scene.schedule.blocks) - 1
+    rows, bounds = scene.microbatch(), scene.bounds(rows=[(0.1, 1.0, (top,))] * 5)
+    everything = scene.bounds(rows=[(0.1, 1.0, tuple(range(top + 1)))] * 5)
+    plain, compiled = (scene.run(rows, compiled=c, bounds=bounds) for c in (False, True))
+    assert scene.off_lattice(plain, compiled) == 0
+    for (block, _), total in zip(scene.router.tensors, compiled, strict=True):
+        assert bool((total == 0).all()) is (block != top)
+    scene.run(rows, compiled=True, bounds=everything)
+    top_graph, whole_graph = (entry.graph.run.graph for entry in scene.compiled._entries.values())
+    backward = torch.ops.aten.tanh_backward.default
+    assert [sum(node.target is backward for node in graph.nodes) for graph in (top_graph, whole_graph)] == [0, 3]
+
+
+def test_a_row_that_is_not_finite_contributes_zero(traced: None) -> None:
+    scene = Scene(mlp())
+    rows = scene.microbatch()
+    scene.run(rows, compiled=True)
+    rows["x"][1, 0] = float("nan")
+    rows["x"][2] = 1e200
+    plain, compiled = scene.run(rows, compiled=False), scene.run(rows, compiled=True)
+    assert scene.off_lattice(plain, compiled) == 0
+    assert all(bool(torch.isfinite(total).all()) for total in compiled)
+
+
+def test_dropout_is_drawn_anew_and_for_every_contribution_by_itself() -> None:
+    """By inductor: the same numbers as the hook form from the same state, other ones at the next call and in the next row."""
+    scene = Scene(mlp(dropout=0.5), full=5)  # filling rows would draw numbers too
+    rows = scene.microbatch()
+    twins = dataclasses.replace(rows, inputs={key: value[:1].expand_as(value).clone() for key, value in rows.inputs.items()})
+    state = torch.get_rng_state()
+    plain = scene.run(twins, compiled=False)
+    torch.set_rng_state(state)
+    first = scene.run(twins, compiled=True)
+    assert scene.compiled.graphs == 1
+    assert scene.off_lattice(plain, first) == 0
+    second = scene.run(twins, compiled=True)
+    assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    scene.router.arm(5, 1, torch.ones(5, len(scene.schedule.blocks), dtype=torch.bool))
+    losses = scene.compiled(scene.model, twins)
+    assert len(set(losses.tolist())) == 5
+    assert scene.compiled.deliver(losses)
+    norms = scene.router.sums.norms_sq(scene.router.pieces, 5).sum(1)
+    assert len(set(norms.tolist())) == 5
+
+
+def test_state_in_python_makes_a_graph_of_its_own(traced: None) -> None:
+    scene = Scene(mlp(dropout=0.5), full=5)  # filling rows would draw numbers too
+    scene.model.eval()
+    scale = {"by": 1.0}
+    scene.compiled._loss = scene.losses = lambda model, rows: scene.family.losses(model, rows) * scale["by"]
+    rows = scene.microbatch()
+    for k, change in enumerate(
+        (lambda: None, lambda: setattr(scene.model, "temperature", 0.5), lambda: scale.update(by=2.0), scene.model.train)
+    ):
+        change()
+        state = torch.get_rng_state()
+        plain = scene.run(rows, compiled=False)
+        torch.set_rng_state(state)
+        assert scene.off_lattice(plain, scene.run(rows, compiled=True)) == 0
+        assert scene.compiled.graphs == k + 1
+
+
+def test_what_depends_on_values_runs_in_the_hook_form_with_a_notice() -> None:
+    def losses(model, rows):
+        found = mlp_losses(model, rows)
+        return found * 2.0 if bool(rows["x"].sum() > 0) else found
+
+    mlp_losses = mlp().losses
+    scene = Scene(mlp(), losses=losses)
+    rows = scene.microbatch()
+    plain = scene.run(rows, compiled=False)
+    with pytest.warns(CompileNotice, match="DataDependent"):
+        assert all(torch.equal(a, b) for a, b in zip(plain, scene.run(rows, compiled=True), strict=True))
+    scene.run(rows, compiled=True)  # told once
+    assert scene.compiled.graphs == 0
+
+
+@pytest.mark.parametrize("source", ["python", "tensor", "counter"])
+def test_what_a_graph_would_freeze_runs_in_the_hook_form(source: str) -> None:
+    held = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    calls = []
+
+    def losses(model, rows):
+        calls.append(0)
+        factor = {"python": random.random, "tensor": lambda: held[1], "counter": lambda: 1.0}[source]()
+        model.count = getattr(model, "count", 0) + (source == "counter")
+        return mlp_losses(model, rows) * factor
+
+    mlp_losses = mlp().losses
+    scene = Scene(mlp(), losses=losses)
+    calls.clear()
+    with pytest.warns(CompileNotice):
+        scene.run(scene.microbatch(), compiled=True)
+    assert scene.compiled.graphs == 0
+
+
+def test_small_rests_and_other_calls_run_in_the_hook_form(traced: None) -> None:
+    scene = Scene(mlp(), full=6)
+    rest = scene.microbatch(n=2)
+    plain = scene.run(rest, compiled=False)
+    assert all(torch.equal(a, b) for a, b in zip(plain, scene.run(rest, compiled=True), strict=True))
+    assert scene.compiled(scene.model, scene.microbatch()).shape == (5,)  # no microbatch is armed
+    assert scene.compiled.graphs == 0
+
+
+def test_losses_that_were_made_from_compiled_ones_are_refused(traced: None) -> None:
+    scene = Scene(mlp())
+    rows, bounds = scene.microbatch(), scene.bounds()
+    scene.router.arm(5, 1, bounds.permitted_NG)
+    losses = scene.compiled(scene.model, rows)
+    with pytest.raises(LossShape) as caught:
+        scene.compiled.deliver(losses * 2.0)
+    assert caught.value.code == "COMPILED_LOSSES"
+    losses = scene.compiled(scene.model, rows)
+    scene.router.arm(5, 1, bounds.permitted_NG)
+    assert not scene.compiled.deliver(losses)  # of the microbatch before
+    with pytest.raises(LossShape):
+        scene.router.require_losses(losses)
+
+
+def altered(scene: Scene, change) -> None:
+    """Puts a fault into the one graph of a scene."""
+    (entry,) = scene.compiled._entries.values()
+    true = entry.graph.run
+    entry.graph = StepGraph(lambda values: change(true, values), entry.graph.slots)
+
+
+def test_a_parameter_frozen_into_the_graph_is_found(traced: None) -> None:
+    """Mutation: the graph goes on with the parameters of its first run."""
+    scene = Scene(mlp())
+    rows = scene.microbatch()
+    scene.run(rows, compiled=True)
+    old = [tensor.parameter.clone() for _, tensor in scene.router.tensors]
+    altered(scene, lambda run, values: run([*old, *values[len(old) :]]))
+    scene.run(rows, compiled=True)
+    scene.move()
+    with pytest.raises(CompileRefused) as caught:
+        scene.run(rows, compiled=True)
+    assert caught.value.code == "COMPILED_MISMATCH"
+
+
+def test_a_graph_of_other_active_blocks_is_found(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: the active blocks are no part of the key, so the graph of the top block serves all."""
+    key = form.CompiledLoss._key
+    monkeypatch.setattr(form.CompiledLoss, "_key", lambda *args: (*key(*args)[:2], *key(*args)[4:]))
+    scene = Scene(mlp())
+    top = len(scene.schedule.blocks) - 1
+    rows = scene.microbatch()
+    scene.run(rows, compiled=True, bounds=scene.bounds(rows=[(0.1, 1.0, (top,))] * 5))
+    with pytest.raises(CompileRefused) as caught:
+        scene.run(rows, compiled=True)
+    assert caught.value.code == "COMPILED_MISMATCH"
+
+
+def test_one_contribution_alone_stops_no_run(traced: None) -> None:
+    """A contribution whose own numbers differ (rounding decides about it, say) has one vote of five."""
+    for outvoted in (True, False):
+        scene = Scene(mlp())
+        rows = scene.microbatch()
+        scene.run(rows, compiled=True)
+
+        def change(run, values, outvoted=outvoted):
+            outputs = [value.clone() for value in run(values)]
+            for value in outputs[1:]:
+                if value.is_floating_point():
+                    value[: 1 if outvoted else 5] *= 1.1
+            return outputs
+
+        altered(scene, change)
+        if outvoted:
+            scene.run(rows, compiled=True)
+        else:
+            with pytest.raises(CompileRefused):
+                scene.run(rows, compiled=True)
+
+
+def test_schedules_share_no_graph(traced: None) -> None:
+    """Two runs, alike but for their schedules: each compiles its own."""
+    one, two = Scene(mlp()), Scene(mlp(), bounds_seed=8)
+    assert one.schedule.profiles != two.schedule.profiles
+    rows = one.microbatch()
+    one.run(rows, compiled=True)
+    assert (one.compiled.graphs, two.compiled.graphs) == (1, 0)
+    plain = two.run(rows, compiled=False)
+    assert two.off_lattice(plain, two.run(rows, compiled=True)) == 0
+
+
+def test_kinds_of_microbatches_are_limited(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form, "GRAPHS", 1)
+    scene = Scene(mlp())
+    scene.run(scene.microbatch(), compiled=True)
+    scene.model.eval()
+    with pytest.warns(CompileNotice, match="1 kinds"):
+        scene.run(scene.microbatch(), compiled=True)
+    assert scene.compiled.graphs == 1
+
+
+def test_without_a_compiler_there_is_a_refusal_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
+    with pytest.raises(CompileRefused, match=r"g\+\+") as caught:
+        Scene(mlp())
+    assert caught.value.code == "NO_COMPILER"
+
+
+def test_inductor_is_imported_only_when_asked_for() -> None:
+    program = (
+        "import dptrain.engine, dptrain.routing, sys; assert not any(m.startswith('torch._inductor') for m in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=120)
+
+
+def test_warnings_of_others_are_left_alone(traced: None) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Scene(mlp()).run(Scene(mlp()).microbatch(), compiled=True)
