@@ -168,6 +168,10 @@ class MachineConfig:
         ledger_key: private key that signs the ledger; default ``<ledger>.key``, made on first use.
         origin: name of the log; default ``<corpus>/<ledger name>``.
         microbatch: contributions per forward pass.
+        microbatch_rows: examples per forward pass, at most; a contribution with more is spread over several and still clipped
+            once. None for no limit.
+        compile: compile forward and backward pass of a microbatch into one graph; needs a C++ compiler. The same result up to
+            rounding, sooner; each kind of microbatch costs some seconds to a minute when it first comes.
         mixed_precision: ``no`` or ``bf16``.
         device: ``auto`` or ``cpu``.
         threads: threads of torch on the processor; None leaves torch's choice.
@@ -180,6 +184,8 @@ class MachineConfig:
     ledger_key: Path | None = None
     origin: str | None = None
     microbatch: int = 16
+    microbatch_rows: int | None = None
+    compile: bool = False
     mixed_precision: Literal["no", "bf16"] = "no"
     device: Literal["auto", "cpu"] = "auto"
     threads: int | None = None
@@ -188,6 +194,8 @@ class MachineConfig:
 
     def __post_init__(self) -> None:
         _check("run.microbatch", self.microbatch, self.microbatch >= 1, "1 contribution or more")
+        rows = self.microbatch_rows
+        _check("run.microbatch_rows", rows, rows is None or rows >= 1, "1 example or more")
         _check("run.checkpoint_every", self.checkpoint_every, self.checkpoint_every >= 0, "0 or more steps")
         _check("run.threads", self.threads, self.threads is None or self.threads >= 1, "1 or more")
         _check("run.seed", self.seed, 0 <= self.seed < 2**63, "0 to 2^63 - 1")
@@ -257,6 +265,7 @@ class RunConfig:
             "ledger_key": self.run.ledger_key,
             "origin": self.run.origin,
             "microbatch": self.run.microbatch,
+            "microbatch_rows": self.run.microbatch_rows,
         }
 
     def require_free_output(self) -> None:
@@ -304,7 +313,7 @@ def _convert(hint: Any, value: Any, where: str, base: Path) -> Any:
         good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         _check(where, value, good, "a finite number")
         return float(value)
-    _check(where, value, type(value) is hint, {int: "a whole number", str: "a string"}[hint])
+    _check(where, value, type(value) is hint, {int: "a whole number", str: "a string", bool: "true or false"}[hint])
     return value
 
 

@@ -70,9 +70,10 @@ def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> O
         model, optimizer = accelerator.prepare(model, optimizer)
         run.register_for_checkpointing(scheduler)
         model, optimizer, steps = run.prepare(model, optimizer, collate, layers=config.model.layers)
+        loss = run.compile(tools.per_example_loss) if config.run.compile else tools.per_example_loss
         for step in steps:
             for rows in step:
-                run.backward(tools.per_example_loss(model, rows), rows)
+                run.backward(loss(model, rows), rows)
             optimizer.step()
             scheduler.step()
             if config.run.checkpoint_every and step.number % config.run.checkpoint_every == 0:

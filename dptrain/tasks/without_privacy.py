@@ -6,7 +6,7 @@ carries the stamp.
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +83,10 @@ class WithoutPrivacy:
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """Ordinary gradients of the mean loss over the draw."""
         (losses * rows.weight.to(losses)).sum().mul(self._share).backward()
+
+    def compile(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """The loss as it is: comparison runs are not compiled."""
+        return loss
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Comparison runs keep no checkpoint."""
