@@ -128,8 +128,8 @@ def require_masks(rule: ClassRule, stack: LayerStack, permits: Callable[[DepthRu
         if missing is not None:
             raise UnsupportedPolicy(
                 f"{one}S_UNKNOWN",
-                f"class {rule.name!r} may touch {kind} {numbers(sorted(own))} alone, but no {kind} are known in {missing}; sign "
-                f"a policy without {kind} for it",
+                f"class {rule.name!r} may touch {kind} {numbers(sorted(own))} alone, but no {kind} are known in {missing}; "
+                f"sign a policy without {kind} for it",
             )
 
 

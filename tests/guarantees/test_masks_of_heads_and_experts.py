@@ -1,6 +1,7 @@
 """Classes held to heads or experts: what they may touch, by hand; sums against the naive loop; isolation, step for step."""
 
 import copy
+import logging
 import random
 import warnings
 from dataclasses import replace
@@ -11,17 +12,23 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
 
 from attest.policy import DepthRule  # noqa: E402
 from dptrain import heads as heads_module  # noqa: E402
 from dptrain import masks  # noqa: E402
+from dptrain.cli.app import app  # noqa: E402
 from dptrain.depth import layer_stack  # noqa: E402
 from dptrain.errors import NotPrivateUse, UnsupportedPolicy  # noqa: E402
+from dptrain.parts import Part  # noqa: E402
 from dptrain.resolver import Schedule, bind  # noqa: E402
+from dptrain.routing.narrow import narrow  # noqa: E402
+from dptrain.routing.uses import Dense, Outer, merge, norm_sq  # noqa: E402
 from tests.guarantees.test_isolation_of_profiles import classes, step_once  # noqa: E402
 from tests.reference import families  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
 from tests.reference.zoo import ZOO  # noqa: E402
+from tests.routing import compiled_scene  # noqa: E402
 from tests.routing.test_depth_and_resolver import policy_of  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import make_world, token_record  # noqa: E402
@@ -228,15 +235,16 @@ TAUGHT = [
 ]
 
 
-def isolated(tmp_path, family: str, text: str, changed: str, permitted) -> int:
+def isolated(tmp_path, family: str, text: str, changed: str, permitted, **settings) -> int:
     """Teacher-forced: another payload of class ``changed`` moves nothing outside ``permitted(model)``. Returns a count."""
     index = 0 if changed == "clinic" else 1000
 
     def other_payload(seed: int) -> dict:
         return token_record(777 if seed == index else seed)
 
-    world_a = make_world(tmp_path / "a", steps=3, rate="1", per_class=2, classes=text)
-    world_b = make_world(tmp_path / "b", steps=3, rate="1", per_class=2, classes=text, record=other_payload, now=world_a.now)
+    settings |= {"steps": 3, "rate": "1", "per_class": 2, "classes": text}
+    world_a = make_world(tmp_path / "a", **settings)
+    world_b = make_world(tmp_path / "b", record=other_payload, now=world_a.now, **settings)
     a, b = (Trainer(world, family, insecure_test_key=KEY) for world in (world_a, world_b))
     mask = permitted(a.model)
     steps_a, steps_b = iter(a.steps), iter(b.steps)
@@ -336,6 +344,106 @@ def test_every_part_has_the_noise_of_its_own_classes(tmp_path) -> None:
     stds = {both: float(torch.cat(values).square().mean().sqrt()) for both, values in squares.items()}
     assert stds[True] == pytest.approx(20.0, rel=0.05) and stds[False] == pytest.approx(1.0, rel=0.05)
     trainer.close()
+
+
+class Torchs(nn.Module):
+    """Torch's own encoder, whose attention has one packed projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        layer = nn.TransformerEncoderLayer(8, 4, 12, dropout=0.0, batch_first=True)
+        self.embed = nn.Embedding(families.VOCABULARY, 8)
+        self.encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.classifier = nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.encoder(self.embed(ids)).mean(1))
+
+
+def torchs_losses(model: nn.Module, batch: dict) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch["input_ids"]), batch["labels"], reduction="none")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_torchs_own_attention_equals_the_naive_loop(seed: int) -> None:
+    model = Torchs().double()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, std=0.2)
+    schedule = random_masks(model, random.Random(seed), None, ("heads",))
+    compare(model, families._tokens(7, seed), torchs_losses, seed=seed, schedule=schedule)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("family", "targets"), [("gpt2_untied", ["c_attn", "c_proj", "c_fc"]), ("llama", ["q_proj", "k_proj", "o_proj"])]
+)
+def test_lora_around_masked_heads_equals_the_naive_loop(family: str, targets: list[str], seed: int, in_double) -> None:
+    pytest.importorskip("peft")
+    adapted = families._with_lora(families.FAMILIES[family](), targets)
+    schedule = random_masks(adapted.model, random.Random(seed), None, ("heads",))
+    assert any(t.part is not None for block in schedule.blocks for t in block.tensors)
+    compare(adapted.model, adapted.batch(7, seed), adapted.losses, seed=seed, schedule=schedule, probe_tolerance=1e-6)
+
+
+def test_the_compiled_form_keeps_the_parts_apart(monkeypatch) -> None:
+    """A microbatch of the class with a mask touches the same tensors as one of all classes, and other parts of them."""
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, values: graph)
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
+    rules = {"a": DepthRule(band=ALL, heads=(0,)), "b": DepthRule(band=ALL), "c": DepthRule(band=ALL, heads=(1,))}
+    monkeypatch.setattr(
+        compiled_scene, "random_schedule", lambda model, rng, classes: bind(policy_of(**rules), layer_stack(model))
+    )
+    scene = compiled_scene.Scene("gpt2_untied")
+    rows = scene.microbatch()
+    for bounds in (scene.bounds(), scene.bounds(rows=[(0.1, 1.0, scene.schedule.profiles["a"])] * 5)):
+        plain, found = scene.run(rows, compiled=False, bounds=bounds), scene.run(rows, compiled=True, bounds=bounds)
+        assert max(float(total.abs().max()) for total in plain) > 1e-3
+        assert scene.off_lattice(plain, found) == 0
+    assert scene.compiled.graphs == 2
+    touched = [bool((total != 0).any()) for total in found]
+    permitted = [block in scene.schedule.profiles["a"] for block, _ in scene.router.tensors]
+    assert touched == permitted
+
+
+def test_a_gradient_that_is_not_finite_in_foreign_heads_costs_its_own_heads_nothing() -> None:
+    """Mask by leaving out, not by multiplication with zero: what lies outside the mask may be NaN."""
+    weight = nn.Parameter(torch.zeros(6, 4, dtype=torch.float64))
+    own, other = Part(0, ((0, 2), (4, 6))), Part(0, ((2, 4),))
+    a, b = torch.randn(3, 5, 4).double(), torch.randn(3, 5, 6).double()
+    b[1, :, 2:4] = float("nan")
+    for whole in (Outer(a, b), Dense(torch.einsum("ntp,ntd->npd", b, a))):
+        norms = norm_sq(merge([narrow(whole, own, weight.shape)], own.shape(weight.shape)))
+        assert bool(torch.isfinite(norms).all())
+        expected = torch.einsum("ntp,ntd->npd", own.select(b, 2), a).square().sum((1, 2))
+        assert torch.allclose(norms, expected, rtol=1e-12)
+        assert not bool(torch.isfinite(norm_sq([narrow(whole, other, weight.shape)])[1]))
+
+
+def test_at_level_certified_the_integers_of_a_contribution_stay_in_its_heads(tmp_path) -> None:
+    def permitted(model: nn.Module) -> dict[str, torch.Tensor]:
+        return by_hand_llama(model, {0, 1, 2})
+
+    assert isolated(tmp_path, "biased_llama", SOME, "clinic", permitted, policy_extra='exactness = "certified"') > 100
+
+
+def test_a_masked_run_resumes_and_its_export_verifies(tmp_path) -> None:
+    world = make_world(tmp_path, steps=4, rate="1", per_class=2, classes=APART)
+    first = Trainer(world, "biased_llama")
+    steps = iter(first.steps)
+    first.one(next(steps))
+    first.one(next(steps))
+    first.private.save()
+    kept = {name: value.clone() for name, value in first.model.state_dict().items()}
+    first.close()
+    again = Trainer(world, "biased_llama", resume=True, seed=5)
+    assert all(torch.equal(value, kept[name]) for name, value in again.model.state_dict().items())
+    again.run()
+    exported = again.private.export(tmp_path / "export")
+    again.close()
+    result = CliRunner().invoke(app, ["ledger", "verify", str(exported), "--key", str(tmp_path / "ledger.pub"), "--json"])
+    assert '"verdict": "FULL"' in result.output, result.output[-2000:]
 
 
 def test_blocks_say_which_heads_and_add_up(tmp_path) -> None:
