@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,31 +15,33 @@ from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
 from dptrain import checkpoints, describe, guards
+from dptrain.batching import Drawn, Planned, plan
 from dptrain.depth import layer_stack
-from dptrain.errors import ConfigError, DptrainError, StepOrder
+from dptrain.errors import ConfigError, StepOrder
+from dptrain.feeding import Feeder
 from dptrain.gradients import Phase, PrivateGradients
 from dptrain.inbox import Inbox
-from dptrain.microbatch import Collate, Decode, Microbatch, build, json_examples
+from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.pool import Pool, in_ledger_order, slots_for
 from dptrain.recording import Recorder
 from dptrain.registry_watch import RegistryWatch
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router, bounds_of
 from dptrain.routing.levels import least_multiplier
-from dptrain.routing.probes import check_shapes
+from dptrain.routing.public import PublicSums, is_public, own_randomness
 from dptrain.routing.scan import refuse_coupled
-from dptrain.steps import Probe, Steps, check_parameters, spread
+from dptrain.routing.single import Spread
+from dptrain.routing.sums import full_precision
+from dptrain.sampling import groups
+from dptrain.steps import Probe, Steps, check_parameters
 from dptrain.streams import open_streams
 
 if TYPE_CHECKING:
     from dptrain.routing.compiled import CompiledLoss
     from dptrain.routing.graphs import Loss
 
-ALONE = 32
-"""Contributions collated alone before a run, to see that shapes do not follow content."""
-
-TOGETHER = 256
-"""Contributions collated at a time when all are checked before a run."""
+NOTHING = (1.0, 1.0, ())
+"""Bounds and profile of a contribution that only fills up a microbatch: it may touch no block."""
 
 
 class PrivateTraining:
@@ -64,6 +67,7 @@ class PrivateTraining:
         accelerator: Any | None,
         decode: Decode,
         microbatch: int,
+        microbatch_rows: int | None,
         clock: Callable[[], int],
         checkpoint_dir: Path,
         show_progress: bool | None,
@@ -84,6 +88,7 @@ class PrivateTraining:
         self._corpus = corpus
         self._decode = decode
         self._microbatch = microbatch
+        self._microbatch_rows = microbatch_rows
         self._clock = clock
         self._checkpoint_dir = checkpoint_dir
         self.show_progress = show_progress
@@ -92,7 +97,6 @@ class PrivateTraining:
         self._step = 0
         self._registered: list[Any] = []
         self._compiled: list[CompiledLoss] = []
-        self._shapes: dict[str, tuple[int, ...]] | None = None
 
     @classmethod
     def open(
@@ -108,6 +112,7 @@ class PrivateTraining:
         origin: str | None = None,
         decode: Decode = json_examples,
         microbatch: int = 16,
+        microbatch_rows: int | None = None,
         clock: Callable[[], int] = lambda: int(time.time()),
         resume: bool = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -123,6 +128,8 @@ class PrivateTraining:
             ledger_key: private key that signs checkpoints; default ``<ledger>.key``, made on first use.
             origin: name of the log in its checkpoints; default ``<corpus>/<ledger name>``.
             decode: content bytes to examples. microbatch: contributions per microbatch (a matter of memory, not privacy).
+            microbatch_rows: examples per microbatch, at most; a contribution with more is spread over several, and clipped
+                once. The start-up probes use three examples at least.
             resume: continue a run that already has a ledger. checkpoint_dir: default ``<ledger>.checkpoints``.
             progress: show a bar on standard error; default only on a terminal.
             insecure_test_key: 32 bytes that fix noise and sampling; the ledger is stamped NOT PRIVATE and cannot be exported.
@@ -141,6 +148,8 @@ class PrivateTraining:
         guards.refuse_accelerator(accelerator)
         if microbatch < 1:
             raise ConfigError("MICROBATCH", f"microbatch is {microbatch}, expected at least 1 contribution")
+        if microbatch_rows is not None and microbatch_rows < 1:
+            raise ConfigError("MICROBATCH", f"microbatch_rows is {microbatch_rows}, expected at least 1 example, or None")
         watch = RegistryWatch(registry or beside / "registry.cbor", public)
         data = open_corpus(corpus)
         ledger_path = Path(ledger)
@@ -164,6 +173,7 @@ class PrivateTraining:
             accelerator=accelerator,
             decode=decode,
             microbatch=microbatch,
+            microbatch_rows=microbatch_rows,
             clock=clock,
             checkpoint_dir=Path(checkpoint_dir or f"{ledger_path}.checkpoints"),
             show_progress=progress,
@@ -195,7 +205,6 @@ class PrivateTraining:
         self.model = self.accelerator.unwrap_model(model) if self.accelerator is not None else model
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
         refuse_coupled(self.model)
-        self.collate = collate
         self.schedule: Schedule = bind(self.policy, layer_stack(self.model, layers))
         guards.refuse_optimizer(self.optimizer, self.schedule, self.model)
         guards.refuse_gradient_hooks(self.schedule)
@@ -205,18 +214,21 @@ class PrivateTraining:
         )
         self.router.sums.require_capacity(len(slots))
         self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)
-        self._check_contents()
+        self.feeder = Feeder(self.pool, collate, self.device, self._microbatch_rows)
+        self.feeder.check()
         guards.warn_delta(self.policy, len(slots))
         attempt = self.recorder.open(describe.header_for(self, self._test_key), slots, self.gate.now)
-        slots = in_ledger_order(slots, self.recorder.admitted())
-        self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)
+        self.pool = self.feeder.pool = self.pool.reordered(in_ledger_order(slots, self.recorder.admitted()))
         pin = checkpoints.restore(self._checkpoint_dir, self.recorder, self.model, self.optimizer, self._registered)
         if pin is not None:
             self.start_step = self._step = pin.step
         if attempt is None:
             attempt = self.recorder.resume(self.start_step, pin, self._clock())
         self.streams = open_streams(self.recorder, self.pool, self.policy, attempt, self._test_key)
-        self.gradients = PrivateGradients(self.model, self.optimizer, self.router, self.policy.normalizer)
+        self.public = PublicSums(self.schedule, self.router.tensors, self.router.precision)
+        self.gradients = PrivateGradients(
+            self.model, self.optimizer, self.router, self.policy.normalizer, self.policy.noise_microbatches or 1
+        )
         self.probe = Probe(self)
         self._prepared = True
         return model, optimizer, Steps(self)
@@ -261,8 +273,20 @@ class PrivateTraining:
             if not any([form.deliver(losses) for form in self._compiled]):
                 self.router.require_losses(losses)
                 self.router.backward(losses, rows.weight)
-            self.router.fold(self._bounds)
+            self._fold()
         self.current = None
+
+    def _fold(self) -> None:
+        """Adds what the backward pass found to the sums it belongs to; a part of a contribution waits for the others."""
+        pieces = self.router.pieces
+        if self._planned.part is not None:
+            with full_precision(self.device):
+                self._spread.add(pieces, self.router.tensors, self.router.precision)
+            pieces = self._spread.take() if self._planned.last else {}
+        sums = self.public if is_public(self._bounds) else self.router.sums
+        if self._planned.last:
+            sums.add(pieces, self._bounds)
+        self.router.disarm()
 
     def check(self) -> None:
         """What must hold at every step, since a user can change it at any time: no known coupling, full float32 products, and
@@ -271,8 +295,10 @@ class PrivateTraining:
         guards.refuse_low_precision()
         self.gradients.require_bound()
 
-    def begin_step(self, number: int) -> list[list[int]]:
+    def begin_step(self, number: int) -> list[Planned]:
         """Charges the window of a step if it is not charged yet, draws, and splits the draw into microbatches.
+
+        Public contributions come last, in microbatches of their own; how the others are split does not depend on them.
 
         Raises:
             RegistryRefused: before anything is charged: the registry changed to one that does not verify or extend it.
@@ -284,12 +310,34 @@ class PrivateTraining:
             self.streams.sampler.close(self.pool.indices(self.recorder.withdrawn()))
         self._step = number
         self.gradients.phase = Phase.DRAWING
+        self._spread = Spread()
         lowest = {name: self.schedule.lowest_position(name) for name in self.schedule.profiles}
         drawn = sorted(
             (int(i) for i in self.streams.sampler.draw(number)),
             key=lambda i: (lowest[self.pool.slots[i].resolution.class_name], i),
         )
-        return [drawn[i : i + self._microbatch] for i in range(0, len(drawn), self._microbatch)]
+        public = [slot for slot in drawn if self.pool.slots[slot].resolution.public]
+        private = [slot for slot in drawn if not self.pool.slots[slot].resolution.public]
+        return [
+            planned
+            for group in (*groups(private, self.policy.noise_microbatches or 1), public)
+            for planned in plan(
+                [Drawn(i, lowest[self.pool.slots[i].resolution.class_name], self.pool.size(i)) for i in group],
+                self._microbatch,
+                self._microbatch_rows,
+                fill=group is not public and self.policy.exactness == "certified",
+            )
+        ]
+
+    def randomness(self, number: int, slots: Sequence[int], left: int) -> AbstractContextManager[None]:
+        """Under which random numbers a microbatch of a step runs: a public one under numbers of its own.
+
+        They depend on the step and on how many microbatches are ``left`` from this one on, all of them public: not on what
+        private ones have used up, nor on how many there were.
+        """
+        if not all(self.pool.slots[slot].resolution.public for slot in slots):
+            return nullcontext()
+        return own_randomness(self.streams.public_seed(number, left), self.device)
 
     def _settle_the_pool(self, now: int) -> None:
         """Takes out, before a charge, what was withdrawn, has expired, or lost the support of the registry."""
@@ -299,49 +347,18 @@ class PrivateTraining:
         self.recorder.expire(self.pool.expired(now), now)
         self.recorder.bar(self.registry.barred(self.pool.admissions, now), known.root(), now)
 
-    def arm(self, slots: list[int]) -> Microbatch:
+    def arm(self, planned: Planned) -> Microbatch:
         """Collates a microbatch and sets its bounds and masks."""
-        resolutions = [self.pool.slots[i].resolution for i in slots]
-        self._bounds = bounds_of([(r.clip_norm, r.noise_multiplier, r.profile) for r in resolutions], len(self.schedule.blocks))
-        self.current = self.collated(slots)
+        resolutions = [self.pool.slots[i].resolution for i in planned.slots]
+        bounds = [(r.clip_norm, r.noise_multiplier, r.profile) for r in resolutions] + [NOTHING] * planned.fill
+        self._planned, self._bounds = planned, bounds_of(bounds, len(self.schedule.blocks))
+        self.current = self.feeder.planned(planned)
         self.router.arm(self.current.contributions, self.current.examples, self._bounds.permitted_NG)
         return self.current
 
     def collated(self, slots: Sequence[int]) -> Microbatch:
-        """Reads and collates contributions; every microbatch of a run has the same shapes per example."""
-        rows = build([self.pool.examples(i) for i in slots], self.collate, self.device)
-        if self._shapes is None:
-            self._shapes = rows.shapes()
-        check_shapes(self._shapes, rows.shapes())
-        return rows
-
-    def _check_contents(self) -> None:
-        """Decodes and collates every contribution before the ledger opens.
-
-        Found later, one that cannot be read would stop the run at the step that drew it, and so tell who was drawn.
-        """
-        alone = [[index] for index in spread(len(self.pool), ALONE)]
-        together = [list(range(i, min(i + TOGETHER, len(self.pool)))) for i in range(0, len(self.pool), TOGETHER)]
-        for slots in alone + together:
-            try:
-                self.collated(slots)
-            except DptrainError:
-                raise
-            except Exception as error:
-                raise ConfigError("COLLATE", self._culprit(slots, error)) from error
-
-    def _culprit(self, slots: list[int], error: Exception) -> str:
-        """Names the first contribution of a batch that cannot be decoded or collated by itself."""
-        for index in slots:
-            try:
-                self.collated([index])
-            except Exception as own:
-                where = self.pool.slots[index].admitted.locator
-                return (
-                    f"decode or collate fails on the contribution in {where.source!r} at byte {where.offset} "
-                    f"({type(own).__name__}: {own}); mend them or leave the contribution out of the corpus"
-                )
-        return f"collate fails on a batch whose examples it takes one by one ({type(error).__name__}: {error})"
+        """Whole contributions, read and collated; every microbatch of a run has the same shapes per example."""
+        return self.feeder.whole(slots)
 
     def require_consumed(self, number: int) -> None:
         """Raises if the loop moved on without a backward pass for its microbatch."""
@@ -353,8 +370,8 @@ class PrivateTraining:
             )
 
     def release(self, number: int) -> None:
-        """Turns the step's sums into private gradients in ``p.grad``."""
-        self.gradients.release(self.streams.noise, number)
+        """Turns the step's sums into private gradients in ``p.grad``, and adds those of public contributions."""
+        self.gradients.release(self.streams.noise, number, self.public if self.schedule.public else None)
 
     def end_step(self, number: int) -> None:
         """Settles the window at its end, closes epochs, and checks that the optimizer took the step."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from dptrain.errors import NonFinite
+from dptrain.feeding import spread
 from dptrain.gradients import Phase
 from dptrain.microbatch import Microbatch
 from dptrain.routing.probes import ProbeRecord, check_buffers, check_exact, check_order, check_replacement, snapshot_buffers
@@ -54,10 +55,11 @@ class LogicalStep:
             yield from engine.probe.run()
             engine.probed = True
         chosen = engine.begin_step(self.number)
-        for slots in chosen:
-            rows = engine.arm(slots)
-            yield rows
-            engine.require_consumed(self.number)
+        for done, planned in enumerate(chosen):
+            with engine.randomness(self.number, planned.slots, len(chosen) - done):
+                rows = engine.arm(planned)
+                yield rows
+                engine.require_consumed(self.number)
         engine.release(self.number)
 
 
@@ -100,7 +102,7 @@ class Probe:
     def _one(self, slots: Sequence[int]) -> Iterator[Microbatch]:
         """One probe microbatch, with parameters in autograd so that its own gradient can be compared."""
         engine = self._engine
-        rows = engine.collated(slots)
+        rows = engine.feeder.probe(slots)
         everything = torch.ones(len(slots), len(engine.schedule.blocks), dtype=torch.bool)
         parameters = [tensor.parameter for _, tensor in engine.router.tensors]
         for parameter in parameters:
@@ -144,11 +146,6 @@ def _generators(device: torch.device) -> Callable[[], None]:
             torch.cuda.set_rng_state(on_device, device)
 
     return rewind
-
-
-def spread(count: int, wanted: int) -> list[int]:
-    """Up to ``wanted`` of ``count`` slots, evenly over the pool: fixed positions, not a draw."""
-    return sorted({round(k * (count - 1) / (wanted - 1)) for k in range(wanted)}) if count else []
 
 
 def _drop_grad(parameter: torch.Tensor) -> None:
