@@ -150,7 +150,7 @@ def render(found: dict[str, Any]) -> str:
         (
             f"routing   CPU {routed['cpu_ratio']:.3f} ({low:.3f}..{high:.3f}), wall {routed['wall_ratio']:.3f}: three classes "
             f"of full depth over one; target {TARGETS['routing']}",
-            f"ledger    CPU {charged['cpu_ratio']:.5f} with windows of {WINDOW} steps, {charged['cpu_ratio_windows_of_one']:.5f} with "
+            f"ledger    CPU {charged['cpu_ratio']:.5f}, windows of {WINDOW} steps; {charged['cpu_ratio_windows_of_one']:.5f}, "
             f"windows of one ({charged['window_s'] * 1e3:.1f} ms each); target {TARGETS['ledger']}",
             f"noise     ns of CPU (wall) per coordinate: {figures}; target {TARGETS['noise']:.0f} wall on two cores",
         )
