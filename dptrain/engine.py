@@ -249,7 +249,7 @@ class PrivateTraining:
             raise StepOrder("COMPILE_EARLY", "compile() was called before prepare(), which binds the model; call it after")
         from dptrain.routing.compiled import CompiledLoss
 
-        self._compiled.append(CompiledLoss(self.router, self.model, loss, self._microbatch))
+        self._compiled.append(CompiledLoss(self.router, self.model, loss, self._microbatch, self._microbatch_rows))
         return self._compiled[-1]
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:

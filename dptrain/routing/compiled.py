@@ -33,7 +33,7 @@ HALF_AGREEMENT = 5e-2
 
 HALF = (torch.bfloat16, torch.float16)
 
-GRAPHS = 16
+GRAPHS = 32
 """Graphs of one run; kinds of microbatch beyond that run in the hook form."""
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
@@ -62,16 +62,18 @@ class CompiledLoss:
 
     Args:
         router: the router of the run. model: the module whose parameters it schedules.
-        loss: ``(model, rows) -> losses`` of shape (B,). full: contributions of a full microbatch; smaller ones are filled up
-            with rows of weight zero, those less than half full run in the hook form.
+        loss: ``(model, rows) -> losses`` of shape (B,). full: the most contributions in a microbatch. limit: the most rows in
+            one, None for no limit. Smaller microbatches are filled up with rows of weight zero, so that few sizes are
+            compiled; those less than half full run in the hook form.
     """
 
-    def __init__(self, router: Router, model: nn.Module, loss: Loss, full: int) -> None:
+    def __init__(self, router: Router, model: nn.Module, loss: Loss, full: int, limit: int | None = None) -> None:
         require_compiler(next(model.parameters()).device)
         self._router = router
         self._model = model
         self._loss = loss
         self._full = full
+        self._limit = limit
         self._entries: dict[Hashable, _Entry] = {}
         self._told: set[str] = set()
         self._found: tuple[torch.Tensor, object, Pieces] | None = None
@@ -124,16 +126,16 @@ class CompiledLoss:
             return False  # computed beside the compiled loss, in the hook form
         raise LossShape(
             "COMPILED_LOSSES",
-            "backward() got losses that are not the very tensor which the compiled loss returned, whose gradients exist already; "
-            "do what scales or adds to a loss inside the function given to compile()",
+            "backward() got losses that are not the very tensor which the compiled loss returned; do what scales a loss or adds to "
+            "it inside the function given to compile()",
         )
 
     def _covers(self, model: nn.Module, rows: Microbatch) -> bool:
         """Whether a graph is worth making for these rows, with a notice where it cannot be."""
-        if 2 * rows.contributions < self._full:
-            return False
         if not isinstance(rows, Microbatch):
             return self._tell(f"the loss is called with {type(rows).__name__} in place of the microbatch")
+        if 2 * rows.contributions < self._size(rows)[0]:
+            return False
         if not any(part is self._model for part in model.modules()):
             return self._tell("the loss is called with another model than the one given to prepare()")
         for key, value in rows.inputs.items():
@@ -142,7 +144,7 @@ class CompiledLoss:
         return True
 
     def _entry(self, model: nn.Module, rows: Microbatch) -> tuple[_Entry, Microbatch]:
-        padded = fill(rows, max(self._full, rows.contributions), 1 << (rows.examples - 1).bit_length())
+        padded = fill(rows, *self._size(rows))
         key = self._key(model, padded)
         entry = self._entries.get(key)
         if entry is not None:
@@ -161,6 +163,15 @@ class CompiledLoss:
         except NotTraceable as error:
             self._tell(str(error))
         return entry, padded
+
+    def _size(self, rows: Microbatch) -> tuple[int, int]:
+        """Contributions and examples that a microbatch is filled up to: four sizes per power of two, as many as fit."""
+        step = max(1, 1 << rows.examples.bit_length() - 3) if rows.examples >= 4 else 1
+        for examples in (-(-rows.examples // step) * step, rows.examples):
+            room = self._full if self._limit is None else min(self._full, self._limit // examples)
+            if room >= rows.contributions:
+                return room, examples
+        return rows.contributions, rows.examples
 
     def _key(self, model: nn.Module, rows: Microbatch) -> Hashable:
         """Everything that a graph takes for granted."""

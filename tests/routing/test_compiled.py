@@ -14,6 +14,7 @@ from torch._inductor import cpp_builder  # noqa: E402
 from torch._inductor.exc import InvalidCxxCompiler  # noqa: E402
 
 from dptrain.errors import CompileRefused, LossShape  # noqa: E402
+from dptrain.microbatch import Microbatch  # noqa: E402
 from dptrain.routing import compiled as form  # noqa: E402
 from dptrain.routing.compiled import CompileNotice  # noqa: E402
 from dptrain.routing.graphs import StepGraph  # noqa: E402
@@ -42,7 +43,7 @@ def largest(sums: list) -> float:
     return max(float(total.abs().max()) for total in sums)
 
 
-@pytest.mark.parametrize(("family", "m"), [("bert", 3), ("gpt2_tied", 1), ("bert_lora", 2)])
+@pytest.mark.parametrize(("family", "m"), [("bert", 9), ("gpt2_tied", 1), ("bert_lora", 2)])
 def test_sums_are_on_the_lattice_of_the_hook_form(family: str, m: int) -> None:
     """Float64, three classes of random depth, bounds of every size, a microbatch that is not full, two steps."""
     scene = Scene(family, m=m)
@@ -209,6 +210,22 @@ def test_small_rests_and_other_calls_run_in_the_hook_form(traced: None) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, scene.run(rest, compiled=True), strict=True))
     assert scene.compiled(scene.model, scene.microbatch()).shape == (5,)  # no microbatch is armed
     assert scene.compiled.graphs == 0
+
+
+def test_microbatches_are_filled_up_to_few_sizes_within_their_rows(traced: None) -> None:
+    scene = Scene(mlp(), full=16)
+    compiled = scene.compiled
+    sizes = {(n, m): compiled._size(Microbatch({}, n, m, torch.ones(n * m))) for n in (1, 9, 16, 20) for m in (1, 3, 9, 33, 64)}
+    assert sizes[9, 1] == (16, 1)
+    assert sizes[9, 9] == (16, 10)
+    assert sizes[16, 33] == (16, 40)
+    assert sizes[20, 3] == (20, 3)
+    compiled._limit = 36
+    for n, m in [(4, 9), (3, 9), (1, 33), (1, 36), (12, 3), (16, 2)]:
+        room, examples = compiled._size(Microbatch({}, n, m, torch.ones(n * m)))
+        assert room >= n
+        assert examples >= m
+        assert room * examples <= 36
 
 
 def test_losses_that_were_made_from_compiled_ones_are_refused(traced: None) -> None:
