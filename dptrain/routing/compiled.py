@@ -126,8 +126,8 @@ class CompiledLoss:
             return False  # computed beside the compiled loss, in the hook form
         raise LossShape(
             "COMPILED_LOSSES",
-            "backward() got losses that are not the very tensor which the compiled loss returned; do what scales a loss or adds to "
-            "it inside the function given to compile()",
+            "backward() got losses that are not the very tensor that the compiled loss returned; what scales a loss or adds to "
+            "it belongs inside the function given to compile()",
         )
 
     def _covers(self, model: nn.Module, rows: Microbatch) -> bool:
