@@ -87,15 +87,17 @@ class FastSums:
     def norms_sq(self, pieces: Pieces, contributions: int) -> torch.Tensor:
         """Squared gradient norm per contribution and block, float64 (N, G); non-finite rows are zeroed where they lie."""
         table = torch.zeros(contributions, len(self._stds), dtype=torch.float64)
+        squares = []
         for index, found in pieces.items():
-            block, tensor = self._tensors[index]
+            tensor = self._tensors[index][1]
             with full_precision(tensor.parameter.device):
-                merged = pieces[index] = merge(found, tensor.shape)
-                square = norm_sq(merged).cpu()
+                pieces[index] = merge(found, tensor.shape)
+                squares.append(norm_sq(pieces[index]))
+        for index, square in zip(pieces, _on_host(squares), strict=True):
             bad = ~torch.isfinite(square)
             if bad.any():
-                zero_rows(merged, bad)
-            table[:, block] += square
+                zero_rows(pieces[index], bad)
+            table[:, self._tensors[index][0]] += square
         return table
 
     def margins(self, bounds: Bounds) -> torch.Tensor:
@@ -126,22 +128,32 @@ class FastSums:
 
     def accumulate(self, pieces: Pieces, coefficients_NG: torch.Tensor) -> None:
         """Adds the weighted gradients of a microbatch to the sums; the pieces must have been through :meth:`norms_sq`."""
+        placed = {coefficients_NG.device: coefficients_NG}
+        used = (coefficients_NG != 0).any(0).tolist()
         for index in sorted(pieces):
             block, tensor = self._tensors[index]
-            column = coefficients_NG[:, block]
-            if not bool((column != 0).any()):
+            if not used[block]:
                 continue
             total = self._sums[index]
             if total is None:
                 total = self._sums[index] = _zeros_for(tensor)
+            if total.device not in placed:
+                placed[total.device] = coefficients_NG.to(total.device)
             with full_precision(total.device):
-                add_weighted(pieces[index], column.to(total.device), total)
+                add_weighted(pieces[index], placed[total.device][:, block], total)
 
     def take(self) -> Iterator[torch.Tensor]:
         """The sums of the logical step, float64, zeros where nothing was drawn; each is handed over and forgotten."""
         for index, (_, tensor) in enumerate(self._tensors):
             total, self._sums[index] = self._sums[index], None
             yield _zeros_for(tensor) if total is None else total
+
+
+def _on_host(squares: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The same numbers on the CPU, in one transfer: each would wait for a device to finish what it was told so far."""
+    if len({square.device for square in squares}) == 1:
+        return torch.stack(squares).cpu().unbind()
+    return [square.cpu() for square in squares]
 
 
 def full_precision(device: torch.device) -> torch.autocast:
