@@ -268,7 +268,9 @@ def test_the_normalizer_is_a_public_constant(tmp_path, monkeypatch) -> None:
         Policy.from_toml('corpus = "c"\ndelta = 1e-5\nsteps = 2\n' + one_class().format(q="0.5"))
     sizes = iter((7, 8))
     monkeypatch.setattr(
-        engine, "PrivateGradients", lambda model, optimizer, router, _: PrivateGradients(model, optimizer, router, next(sizes))
+        engine,
+        "PrivateGradients",
+        lambda model, optimizer, router, _, draws: PrivateGradients(model, optimizer, router, next(sizes), draws),
     )
     must_fail(check)
 

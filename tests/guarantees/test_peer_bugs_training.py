@@ -356,8 +356,8 @@ def test_a_tensor_unused_at_first_stays_in_the_schedule(tmp_path, monkeypatch) -
     check()
 
     class Dropping(engine.PrivateGradients):
-        def release(self, noise, step: int) -> None:
-            super().release(noise, step)
+        def release(self, noise, step: int, public=None) -> None:
+            super().release(noise, step, public)
             for name, parameter in self._model.named_parameters():
                 if name.startswith("extra."):
                     parameter.grad = None
