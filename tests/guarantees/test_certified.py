@@ -330,6 +330,23 @@ def test_integers_are_formed_in_full_precision_under_autocast() -> None:
     assert torch.equal(in_steps(plainly, schedule)[0], in_steps(under, schedule)[0])
 
 
+def test_one_contribution_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    import weakref
+
+    right, alive, most = level.gradient_of, [], []
+
+    def counted(*args: object) -> object:
+        most.append(sum(ref() is not None for ref in alive))
+        found = right(*args)
+        alive.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(level, "gradient_of", counted)
+    sums, _ = plain()
+    sums.add({0: [Outer(torch.randn(16, 4, 30), torch.randn(16, 4, 40))]}, bounds_of([(1.0, 1.0, (0,))] * 16, 1))
+    assert len(most) == 16 and max(most) == 0
+
+
 # --- the faults that must show -----------------------------------------------------------------------------------------
 
 
