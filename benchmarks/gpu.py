@@ -1,17 +1,22 @@
 """``make gpu``: private steps on a CUDA device, beside the same steps without privacy.
 
-bfloat16 autocast, logical batches of 256 contributions, T = 512: a GPT-2 of 124 million parameters, fully trained, and a
-Llama of about a billion from its configuration, with LoRA. Weights are random; nothing is downloaded. Prints seconds per
-step, their ratio, tokens per second and peak device memory.
+First small models on the device: are the router's sums those of a loop over contributions, in float64 and in float32, and is a
+release there the release that it is on the CPU? If not, it stops. Then, under bfloat16 autocast, logical batches of 256
+contributions, T = 512: a GPT-2 of 124 million parameters, fully trained, and a Llama of about a billion from its configuration,
+with LoRA. Weights are random; nothing is downloaded. Prints seconds per step, their ratio, tokens per second, peak device
+memory, and how often a step waits for the device. Where memory is short, give ``--microbatch`` a smaller number.
 
 Without CUDA it says so and succeeds; ``--smoke`` runs the same code on the CPU with tiny models, to know that it runs.
 """
 
 import argparse
+import gc
 import json
 import random
 import statistics
 import time
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +24,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks import exactness
 from benchmarks.__main__ import versions
 from benchmarks.configs import Config, Tier, gpt2, lora
-from benchmarks.variants import VARIANTS
+from benchmarks.variants import VARIANTS, Step
 
 
 def llama(width: int, layers: int, heads: int, inner: int, vocabulary: int) -> nn.Module:
@@ -54,59 +60,118 @@ def configs(smoke: bool) -> list[Config]:
     return [large, billion]
 
 
-def measure(config: Config, rounds: int) -> dict[str, dict[str, float]]:
-    """Each variant alone on the device: median step seconds after a warm-up, tokens per second, peak memory."""
+def exact(device: str) -> dict[str, float]:
+    """Distance of the router's sums from a naive loop, by model and precision.
+
+    Raises:
+        RuntimeError: one is larger than rounding explains, or a release differs from that on the CPU.
+    """
+    found = {}
+    for config in configs(smoke=True):
+        for dtype, tolerance in exactness.TOLERANCE.items():
+            name = f"{config.name.removesuffix('_smoke')} {str(dtype).removeprefix('torch.')}"
+            found[name] = exactness.distance(replace(config, device=device), dtype)
+            if not found[name] < tolerance:
+                raise RuntimeError(f"{name}: sums are {found[name]:.1e} from those of a loop, expected below {tolerance:.0e}")
+    if not exactness.same_release(device):
+        raise RuntimeError("a sum is released to other numbers on the device than on the CPU")
+    return found
+
+
+def measure(config: Config, rounds: int, variants: Sequence[str] = ("ours_fast",)) -> dict[str, dict[str, Any]]:
+    """Each variant alone on the device: median step seconds after a warm-up, tokens per second, peak memory, waits per step."""
     cuda = config.device == "cuda"
-    found: dict[str, dict[str, float]] = {}
-    for name in random.sample(["non_private", "ours_fast"], 2):
+    found: dict[str, dict[str, Any]] = {}
+    names = ["non_private", *variants]
+    for name in random.sample(names, len(names)):
+        gc.collect()  # what the variant before held is gone before the peak is reset
         if cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        seconds = []
-        with VARIANTS[name](config) as step:
-            for _ in range(rounds + 1):
-                if cuda:
-                    torch.cuda.synchronize()
-                start = time.perf_counter()
-                step()
-                if cuda:
-                    torch.cuda.synchronize()
-                seconds.append(time.perf_counter() - start)
-        median = statistics.median(seconds[1:])
-        found[name] = {
-            "step_s": median,
-            "tokens_per_s": config.contributions * config.length / median,
-            "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0,
-        }
+        try:
+            found[name] = _measured(config, name, rounds, cuda)
+        except Exception as error:
+            if name == "non_private":
+                raise
+            found[name] = {"absent": f"{type(error).__name__}: {error}".splitlines()[0]}
     for row in found.values():
-        row["ratio"] = row["step_s"] / found["non_private"]["step_s"]
+        if "absent" not in row:
+            row["ratio"] = row["step_s"] / found["non_private"]["step_s"]
     return found
+
+
+def _measured(config: Config, name: str, rounds: int, cuda: bool) -> dict[str, Any]:
+    seconds = []
+    with VARIANTS[name](config) as step:
+        for _ in range(rounds + 1):
+            if cuda:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            step()
+            if cuda:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        waits = _waits(step) if cuda else None
+    median = statistics.median(seconds[1:])
+    return {
+        "step_s": median,
+        "tokens_per_s": config.contributions * config.length / median,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0,
+        "waits": waits,
+        "warm_up_s": seconds[0],
+    }
+
+
+def _waits(step: Step) -> int:
+    """How many operations of a step make the CPU wait for the device."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(warning.message) for warning in caught)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--smoke", action="store_true", help="tiny models on the CPU: does the suite run?")
+    parser.add_argument("--variants", nargs="+", default=["ours_fast"], choices=[name for name in VARIANTS if "ours" in name])
+    parser.add_argument("--microbatch", type=int, help="contributions per microbatch, in place of each configuration's own")
+    parser.add_argument("--only", nargs="+", help="configurations by name")
     parser.add_argument("--out", type=Path, default=Path("bench-gpu.json"))
     options = parser.parse_args()
     if not options.smoke and not torch.cuda.is_available():
         print("no CUDA device here: the GPU suite did not run (--smoke runs its code on the CPU with tiny models)")
         return
+    distances = exact("cpu" if options.smoke else "cuda")
+    print("sums beside a loop over contributions: " + ", ".join(f"{name} {value:.1e}" for name, value in distances.items()))
     results: dict[str, Any] = {}
     for config in configs(options.smoke):
-        results[config.name] = measure(config, options.rounds)
+        if options.only and config.name not in options.only:
+            continue
+        if options.microbatch:
+            config = replace(config, microbatch=options.microbatch)
+        results[config.name] = measure(config, options.rounds, options.variants)
         for name, row in results[config.name].items():
-            print(
-                f"{config.name:<18}{name:<13}{row['step_s']:>9.3f} s/step  ratio {row['ratio']:.2f}  "
-                f"{row['tokens_per_s']:>10.0f} tokens/s  {row['peak_gib']:.1f} GiB",
-                flush=True,
-            )
+            print(f"{config.name:<18}{name:<15}" + (f"absent: {row['absent']}" if "absent" in row else _row(row)), flush=True)
     if options.smoke:
         print("smoke run only: these figures mean nothing")
         return
     device = {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-    options.out.write_text(json.dumps(versions() | device | {"results": results}, indent=1) + "\n")
+    saved = versions() | device | {"exactness": distances, "results": results}
+    options.out.write_text(json.dumps(saved, indent=1) + "\n")
     print(f"saved to {options.out}")
+
+
+def _row(row: dict[str, Any]) -> str:
+    waits = "" if row["waits"] is None else f"  {row['waits']} waits"
+    return (
+        f"{row['step_s']:>9.3f} s/step  ratio {row['ratio']:.2f}  {row['tokens_per_s']:>10.0f} tokens/s  "
+        f"{row['peak_gib']:.1f} GiB{waits}"
+    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from benchmarks import gpu, overheads  # noqa: E402
 from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, replace  # noqa: E402
 from benchmarks.step import render, run  # noqa: E402
 from benchmarks.variants import _policy, absent_from, names_for  # noqa: E402
+from dptrain.routing import sums  # noqa: E402
 
 ALWAYS = {"ours_fast", "ours_certified", "ours_compiled", "opacus_hooks", "opacus_ghost"}
 
@@ -113,3 +114,12 @@ def test_the_gpu_suite_says_that_there_is_no_cuda_and_succeeds() -> None:
 def test_the_code_of_the_gpu_suite_runs_at_tiny_sizes() -> None:
     for config in gpu.configs(smoke=True):
         assert gpu.measure(config, rounds=1)["ours_fast"]["tokens_per_s"] > 0
+
+
+def test_the_gpu_suite_finds_the_routers_sums_equal_to_a_loop_and_stops_if_they_are_not(monkeypatch) -> None:
+    found = gpu.exact("cpu")
+    assert len(found) == 4 and all(value < 1e-4 for value in found.values())
+    exact = sums.FastSums.coefficients
+    monkeypatch.setattr(sums.FastSums, "coefficients", lambda self, norms, bounds: exact(self, norms * 1.01, bounds))
+    with pytest.raises(RuntimeError, match="from those of a loop"):
+        gpu.exact("cpu")
