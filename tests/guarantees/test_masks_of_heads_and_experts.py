@@ -1,63 +1,38 @@
-"""Classes held to heads or experts: what they may touch, by hand; sums against the naive loop; isolation, step for step."""
+"""Classes held to heads or experts: what they may touch, by hand; norms, coefficients and sums against the naive loop."""
 
-import copy
-import logging
 import random
 import warnings
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
 
 from attest.policy import DepthRule  # noqa: E402
 from dptrain import heads as heads_module  # noqa: E402
 from dptrain import masks  # noqa: E402
-from dptrain.cli.app import app  # noqa: E402
 from dptrain.depth import layer_stack  # noqa: E402
-from dptrain.errors import NotPrivateUse, UnsupportedPolicy  # noqa: E402
+from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
 from dptrain.parts import Part  # noqa: E402
-from dptrain.resolver import Schedule, bind  # noqa: E402
+from dptrain.resolver import bind  # noqa: E402
+from dptrain.routing import rules as layer_rules  # noqa: E402
 from dptrain.routing.narrow import narrow  # noqa: E402
-from dptrain.routing.uses import Dense, Outer, merge, norm_sq  # noqa: E402
-from tests.guarantees.test_isolation_of_profiles import classes, step_once  # noqa: E402
+from dptrain.routing.uses import Dense, Gather, Outer, add_weighted, merge, norm_sq  # noqa: E402
 from tests.reference import families  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
+from tests.reference.masked import ALL, biased_llama, by_hand_gpt2, by_hand_llama, covered, random_masks  # noqa: E402
 from tests.reference.zoo import ZOO  # noqa: E402
-from tests.routing import compiled_scene  # noqa: E402
 from tests.routing.test_depth_and_resolver import policy_of  # noqa: E402
-from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world, token_record  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-KEY = b"\x07" * 32
-ALL = (Fraction(0), Fraction(1))
 
 HEADED = [
     "bert", "roberta", "distilbert", "electra", "modernbert", "gpt2", "gpt_neox", "bloom", "falcon", "llama", "mistral",
     "qwen2", "qwen3", "gemma2", "phi", "mixtral", "gpt_oss", "t5", "bart", "opt", "vit",
 ]  # fmt: skip
 MIXTURES = ["mixtral", "qwen2_moe", "granite_moe", "olmoe", "gpt_oss"]
-
-
-def subset(rng: random.Random, count: int) -> tuple[int, ...]:
-    return tuple(sorted(rng.sample(range(count), rng.randint(1, max(1, count - 1)))))
-
-
-def random_masks(model: nn.Module, rng: random.Random, layers: str | None, kinds: tuple[str, ...]) -> Schedule:
-    """Three classes with random masks, sometimes none; the first is sure to have one of each kind."""
-    stack = layer_stack(model, layers)
-    counts = {kind: min(stack.owners[kind].values()) for kind in kinds}
-    rules = {}
-    for k, name in enumerate("abc"):
-        drawn = {kind: subset(rng, count) for kind, count in counts.items() if k == 0 or rng.random() < 0.6}
-        rules[name] = DepthRule(band=ALL, **drawn)
-    return bind(policy_of(**rules), stack)
 
 
 @pytest.fixture
@@ -79,76 +54,6 @@ def test_sums_norms_and_coefficients_equal_the_naive_loop(kinds, family: str, se
         probe_tolerance=1e-6 if entry.single else 1e-9,
     )  # fmt: skip
     assert found.worst <= 1e-10
-
-
-def covered(model: nn.Module, schedule: Schedule) -> dict[str, dict[str, torch.Tensor]]:
-    """What every class may touch, and what is frozen: a mask per parameter, from the parts of the schedule."""
-    names = [*schedule.profiles, "frozen"]
-    found = {c: {n: torch.zeros_like(p, dtype=torch.bool) for n, p in model.named_parameters()} for c in names}
-    times = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
-    for block_classes, tensors in [*((b.classes, b.tensors) for b in schedule.blocks), (("frozen",), schedule.frozen)]:
-        for tensor in tensors:
-            one = torch.zeros_like(tensor.parameter)
-            (tensor.part.write if tensor.part else torch.Tensor.copy_)(one, torch.ones(tensor.shape).to(one))
-            times[tensor.name] += one
-            for c in block_classes:
-                found[c][tensor.name] |= one.bool()
-    assert all(bool((count == 1).all()) for count in times.values()), "every coordinate lies in exactly one block"
-    return found
-
-
-def by_hand_llama(model: nn.Module, allowed: set[int]) -> dict[str, torch.Tensor]:
-    """The coordinates of a Llama with 4 query and 2 key-value heads that a class with these heads may touch, written out."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        permitted = torch.ones_like(parameter, dtype=torch.bool)
-        if ".self_attn." in name:
-            permitted[:] = False
-            width = model.config.hidden_size // 4
-            for head in range(4):
-                if "q_proj" in name and head in allowed:
-                    permitted[head * width : (head + 1) * width] = True
-                if "o_proj.weight" in name and head in allowed:
-                    permitted[:, head * width : (head + 1) * width] = True
-            for group in range(2):
-                if ("k_proj" in name or "v_proj" in name) and {2 * group, 2 * group + 1} <= allowed:
-                    permitted[group * width : (group + 1) * width] = True
-            if "o_proj.bias" in name:
-                permitted[:] = allowed == {0, 1, 2, 3}
-        found[name] = permitted
-    return found
-
-
-def by_hand_gpt2(model: nn.Module, allowed: set[int]) -> dict[str, torch.Tensor]:
-    """The same of a GPT-2 with 2 heads: columns of its Conv1D, in three thirds."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        permitted = torch.ones_like(parameter, dtype=torch.bool)
-        if ".attn." in name:
-            permitted[:] = False
-            width = model.config.n_embd // 2
-            for head in allowed:
-                for third in range(3) if "c_attn" in name else ():
-                    start = third * model.config.n_embd + head * width
-                    permitted[..., start : start + width] = True
-                if "c_proj.weight" in name:
-                    permitted[head * width : (head + 1) * width] = True
-            if "c_proj.bias" in name:
-                permitted[:] = allowed == {0, 1}
-        found[name] = permitted
-    return found
-
-
-def biased_llama() -> families.Family:
-    family = families.llama()
-    config = copy.deepcopy(family.model.config)
-    config.attention_bias = True
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).double()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            nn.init.normal_(parameter, std=0.2)
-    return families.Family(model, family.batch, family.losses)
 
 
 BY_HAND = {"llama": (biased_llama, by_hand_llama, 4), "gpt2": (lambda: families.gpt2(tied=False), by_hand_gpt2, 2)}
@@ -210,142 +115,6 @@ def test_the_hand_sees_every_fault(monkeypatch, fault: str) -> None:
     assert not agrees_with_the_hand("llama")
 
 
-SOME = classes("from = 0.0, to = 1.0, heads = [0, 1, 2]", "from = 0.0, to = 1.0")
-APART = classes("from = 0.0, to = 1.0, heads = [0, 1]", "from = 0.34, to = 1.0, heads = [2]")
-FUSED = classes("from = 0.0, to = 1.0, heads = [1]", "layers = [1, 2], heads = [0, 1]")
-
-
-@pytest.fixture(autouse=True)
-def families_of_this_file(monkeypatch) -> None:
-    monkeypatch.setitem(families.FAMILIES, "biased_llama", biased_llama)
-    monkeypatch.setitem(families.FAMILIES, "mixture", mixture)
-
-
-def mixture() -> families.Family:
-    entry = replace(ZOO["mixtral"], options={**ZOO["mixtral"].options, "vocab_size": families.VOCABULARY})
-    return families.Family(entry.build(), families._tokens, families._next_token)
-
-
-EXPERTS = classes("from = 0.0, to = 1.0, experts = [0, 3]", "from = 0.0, to = 1.0")
-
-TAUGHT = [
-    ("biased_llama", SOME, {"clinic": {0, 1, 2}, "lab": {0, 1, 2, 3}}),
-    ("biased_llama", APART, {"clinic": {0, 1}, "lab": {2}}),
-    ("gpt2_untied", FUSED, {"clinic": {1}, "lab": {0, 1}}),
-]
-
-
-def isolated(tmp_path, family: str, text: str, changed: str, permitted, **settings) -> int:
-    """Teacher-forced: another payload of class ``changed`` moves nothing outside ``permitted(model)``. Returns a count."""
-    index = 0 if changed == "clinic" else 1000
-
-    def other_payload(seed: int) -> dict:
-        return token_record(777 if seed == index else seed)
-
-    settings |= {"steps": 3, "rate": "1", "per_class": 2, "classes": text}
-    world_a = make_world(tmp_path / "a", **settings)
-    world_b = make_world(tmp_path / "b", record=other_payload, now=world_a.now, **settings)
-    a, b = (Trainer(world, family, insecure_test_key=KEY) for world in (world_a, world_b))
-    mask = permitted(a.model)
-    steps_a, steps_b = iter(a.steps), iter(b.steps)
-    inside = 0
-    for _ in range(3):
-        b.model.load_state_dict(copy.deepcopy(a.model.state_dict()))
-        b.optimizer.load_state_dict(copy.deepcopy(a.optimizer.state_dict()))
-        step_once(a, steps_a), step_once(b, steps_b)
-        for (name, p), q in zip(a.model.named_parameters(), b.model.parameters(), strict=True):
-            pairs = [(p, q)] + [
-                (x, b.optimizer.state[q][key])
-                for key, x in a.optimizer.state[p].items()
-                if isinstance(x, torch.Tensor) and x.dim()
-            ]
-            for x, y in pairs:
-                differs = x.detach() != y.detach()
-                assert not bool((differs & ~mask[name]).any()), f"{name}: moved outside the class's heads"
-                inside += int(differs.sum())
-    a.close()
-    b.close()
-    return inside
-
-
-@pytest.mark.parametrize("changed", ["clinic", "lab"])
-@pytest.mark.parametrize(("family", "text", "allowed"), TAUGHT)
-def test_a_payload_moves_no_coordinate_outside_its_heads(tmp_path, family: str, text: str, allowed: dict, changed: str) -> None:
-    """Parameters and Adam's state, coordinate by coordinate, against masks written out by hand."""
-
-    def permitted(model: nn.Module) -> dict[str, torch.Tensor]:
-        by_hand = by_hand_llama if "llama" in family else by_hand_gpt2
-        found = by_hand(model, allowed[changed])
-        if changed == "lab" and text is not SOME:  # its depth is a part of the stack: layers 1 and 2
-            top = text is APART
-            for name in found:
-                below = ".0." in name or "embed" in name or "wte" in name or "wpe" in name
-                if below or (not top and not (".1." in name or ".2." in name)):
-                    found[name][:] = False
-        return found
-
-    assert isolated(tmp_path, family, text, changed, permitted) > 100, "inside its heads the payload must show"
-
-
-@pytest.mark.parametrize("changed", ["clinic", "lab"])
-def test_a_payload_moves_no_expert_outside_its_mask_and_no_router(tmp_path, changed: str) -> None:
-    def permitted(model: nn.Module) -> dict[str, torch.Tensor]:
-        found = {name: torch.ones_like(p, dtype=torch.bool) for name, p in model.named_parameters()}
-        for name in found if changed == "clinic" else ():
-            if ".experts." in name:
-                found[name][[1, 2]] = False
-            elif ".gate." in name:
-                found[name][:] = False
-        assert sum(not bool(mask.all()) for mask in found.values()) == (6 if changed == "clinic" else 0)
-        return found
-
-    assert isolated(tmp_path, "mixture", EXPERTS, changed, permitted) > 100
-
-
-def test_what_no_class_may_touch_does_not_move_under_weight_decay(tmp_path) -> None:
-    """Head 3 is nobody's, so is the key-value head that it reads: not a bit moves, though their tensors are trained."""
-    world = make_world(tmp_path, steps=3, rate="1", per_class=2, classes=APART)
-    trainer = Trainer(world, "biased_llama", optimizer=lambda ps: torch.optim.AdamW(ps, lr=1e-2, weight_decay=0.5))
-    frozen = covered(trainer.model, trainer.private.schedule)["frozen"]
-    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-    for step in trainer.steps:
-        trainer.one(step)
-        for name, p in trainer.model.named_parameters():
-            if p.grad is not None:
-                assert not bool(p.grad[frozen[name]].any()), "gradient zero"
-    split = 0
-    for name, p in trainer.model.named_parameters():
-        assert torch.equal(p[frozen[name]], before[name][frozen[name]]), name
-        if bool(frozen[name].any()) and not bool(frozen[name].all()):
-            split += 1
-            assert not torch.equal(p[~frozen[name]], before[name][~frozen[name]])
-    assert split > 6
-    blocks = trainer.private.recorder.ledger.header.blocks
-    assert sum(block.coordinates for block in blocks) == sum(p.numel() for p in trainer.model.parameters())
-    trainer.close()
-
-
-def test_every_part_has_the_noise_of_its_own_classes(tmp_path) -> None:
-    """Empty draws: what is released of a coordinate is noise, with the std of the classes that may touch it."""
-    text = classes("from = 0.0, to = 1.0, heads = [0, 1]", "from = 0.0, to = 1.0").replace(
-        "noise_multiplier = 1.5", "noise_multiplier = 40"
-    )
-    trainer = Trainer(
-        make_world(tmp_path, steps=12, rate="0.0001", per_class=1, classes=text), "biased_llama", insecure_test_key=KEY
-    )
-    hand = by_hand_llama(trainer.model, {0, 1})
-    squares: dict[bool, list[torch.Tensor]] = {True: [], False: []}
-    for step in trainer.steps:
-        trainer.one(step)
-        for name, p in trainer.model.named_parameters():
-            if "self_attn" in name and "weight" in name:
-                for both in (True, False):
-                    squares[both].append(p.grad[hand[name] == both].flatten().double() * trainer.private.policy.normalizer)
-    stds = {both: float(torch.cat(values).square().mean().sqrt()) for both, values in squares.items()}
-    assert stds[True] == pytest.approx(20.0, rel=0.05) and stds[False] == pytest.approx(1.0, rel=0.05)
-    trainer.close()
-
-
 class Torchs(nn.Module):
     """Torch's own encoder, whose attention has one packed projection."""
 
@@ -387,24 +156,36 @@ def test_lora_around_masked_heads_equals_the_naive_loop(family: str, targets: li
     compare(adapted.model, adapted.batch(7, seed), adapted.losses, seed=seed, schedule=schedule, probe_tolerance=1e-6)
 
 
-def test_the_compiled_form_keeps_the_parts_apart(monkeypatch) -> None:
-    """A microbatch of the class with a mask touches the same tensors as one of all classes, and other parts of them."""
-    monkeypatch.setattr(torch._inductor, "compile", lambda graph, values: graph)
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
-    rules = {"a": DepthRule(band=ALL, heads=(0,)), "b": DepthRule(band=ALL), "c": DepthRule(band=ALL, heads=(1,))}
-    monkeypatch.setattr(
-        compiled_scene, "random_schedule", lambda model, rng, classes: bind(policy_of(**rules), layer_stack(model))
-    )
-    scene = compiled_scene.Scene("gpt2_untied")
-    rows = scene.microbatch()
-    for bounds in (scene.bounds(), scene.bounds(rows=[(0.1, 1.0, scene.schedule.profiles["a"])] * 5)):
-        plain, found = scene.run(rows, compiled=False, bounds=bounds), scene.run(rows, compiled=True, bounds=bounds)
-        assert max(float(total.abs().max()) for total in plain) > 1e-3
-        assert scene.off_lattice(plain, found) == 0
-    assert scene.compiled.graphs == 2
-    touched = [bool((total != 0).any()) for total in found]
-    permitted = [block in scene.schedule.profiles["a"] for block, _ in scene.router.tensors]
-    assert touched == permitted
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("family", ["llama", "gpt2_untied", "gpt2_tied", "bert"])
+def test_factored_gradients_are_narrowed_as_instantiated_ones(family: str, seed: int, monkeypatch, in_double) -> None:
+    """No gradient is instantiated where a tensor is small, as none is where it is large."""
+    monkeypatch.setattr(layer_rules, "outer", lambda a, b, *, transposed, alone: Outer(a, b, transposed))
+    own = families.FAMILIES[family]()
+    schedule = random_masks(own.model, random.Random(f"{family} {seed}"), None, ("heads",))
+    compare(own.model, own.batch(7, seed), own.losses, seed=seed, schedule=schedule, probe_tolerance=1e-6)
+
+
+@pytest.mark.parametrize("part", [Part(0, ((1, 3),)), Part(0, ((0, 1), (3, 5))), Part(1, ((2, 4),)), Part(1, ((0, 1), (3, 4)))])
+def test_a_narrowed_piece_is_the_slice_of_the_whole_gradient(part: Part) -> None:
+    a, b = torch.randn(3, 6, 4).double(), torch.randn(3, 6, 5).double()
+    ids = torch.tensor([[0, 2, 4], [1, 1, 3], [4, 0, 2]])
+    table = torch.randn(3, 3, 4).double()
+    table[1, 1] = 0.0
+    shape = torch.Size((5, 4))
+    pieces = [Outer(a, b), Outer(b, a, transposed=True), Dense(torch.randn(3, 5, 4).double())]
+    for piece in pieces + ([Gather(ids, table)] if part.dim == 1 else []):
+        whole, sliced = torch.zeros(shape).double(), torch.zeros(part.shape(shape)).double()
+        weight = torch.tensor([0.5, -2.0, 1.0]).double()
+        add_weighted([piece], weight, whole)
+        add_weighted([narrow(piece, part, shape)], weight, sliced)
+        assert torch.allclose(sliced, part.select(whole), rtol=1e-12, atol=1e-14)
+        target = torch.full(shape, 7.0).double()
+        part.write(target, sliced)
+        assert torch.equal(part.select(target), sliced) and int((target == 7.0).sum()) == 20 - sliced.numel()
+    if part.dim == 0:
+        with pytest.raises(UnsupportedModule, match="PART_OF_PIECE"):
+            narrow(Gather(ids, table), part, shape)
 
 
 def test_a_gradient_that_is_not_finite_in_foreign_heads_costs_its_own_heads_nothing() -> None:
@@ -419,55 +200,6 @@ def test_a_gradient_that_is_not_finite_in_foreign_heads_costs_its_own_heads_noth
         expected = torch.einsum("ntp,ntd->npd", own.select(b, 2), a).square().sum((1, 2))
         assert torch.allclose(norms, expected, rtol=1e-12)
         assert not bool(torch.isfinite(norm_sq([narrow(whole, other, weight.shape)])[1]))
-
-
-def test_at_level_certified_the_integers_of_a_contribution_stay_in_its_heads(tmp_path) -> None:
-    def permitted(model: nn.Module) -> dict[str, torch.Tensor]:
-        return by_hand_llama(model, {0, 1, 2})
-
-    assert isolated(tmp_path, "biased_llama", SOME, "clinic", permitted, policy_extra='exactness = "certified"') > 100
-
-
-def test_a_masked_run_resumes_and_its_export_verifies(tmp_path) -> None:
-    world = make_world(tmp_path, steps=4, rate="1", per_class=2, classes=APART)
-    first = Trainer(world, "biased_llama")
-    steps = iter(first.steps)
-    first.one(next(steps))
-    first.one(next(steps))
-    first.private.save()
-    kept = {name: value.clone() for name, value in first.model.state_dict().items()}
-    first.close()
-    again = Trainer(world, "biased_llama", resume=True, seed=5)
-    assert all(torch.equal(value, kept[name]) for name, value in again.model.state_dict().items())
-    again.run()
-    exported = again.private.export(tmp_path / "export")
-    again.close()
-    result = CliRunner().invoke(app, ["ledger", "verify", str(exported), "--key", str(tmp_path / "ledger.pub"), "--json"])
-    assert '"verdict": "FULL"' in result.output, result.output[-2000:]
-
-
-def test_blocks_say_which_heads_and_add_up(tmp_path) -> None:
-    trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=2, classes=SOME), "biased_llama")
-    blocks = trainer.private.recorder.ledger.header.blocks
-    assert [block.name for block in blocks if block.name.startswith("layer.1")] == [
-        "layer.1", "layer.1 attention", "layer.1 heads 0-2", "layer.1 heads 3",
-    ]  # fmt: skip
-    assert sum(block.coordinates for block in blocks) == sum(p.numel() for p in trainer.model.parameters())
-    by_name = {block.name: block for block in blocks}
-    assert by_name["layer.1 heads 0-2"].classes == ("clinic", "lab") and by_name["layer.1 heads 3"].classes == ("lab",)
-    trainer.run()
-    trainer.close()
-
-
-@pytest.mark.parametrize("make", [lambda ps: torch.optim.Adafactor(ps), lambda ps: torch.optim.SGD(ps, lr=0.1)])
-def test_an_optimizer_that_mixes_the_coordinates_of_a_tensor_is_refused(tmp_path, make) -> None:
-    """Adafactor divides by means over rows and columns: one class's gradient would move another's heads."""
-    world = make_world(tmp_path, steps=2, rate="1", per_class=2, classes=SOME)
-    if isinstance(make([nn.Parameter(torch.zeros(2, 2))]), torch.optim.SGD):
-        Trainer(world, "biased_llama", optimizer=make).close()
-        return
-    with pytest.raises(NotPrivateUse, match="OPTIMIZER_MIXES"):
-        Trainer(world, "biased_llama", optimizer=make)
 
 
 def refused(model: nn.Module, **settings) -> str:
