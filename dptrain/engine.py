@@ -27,7 +27,7 @@ from dptrain.recording import Recorder
 from dptrain.registry_watch import RegistryWatch
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router, bounds_of
-from dptrain.routing.levels import least_multiplier
+from dptrain.routing.levels import least_multiplier, refuse_uncertifiable
 from dptrain.routing.public import PublicSums, is_public, own_randomness
 from dptrain.routing.scan import refuse_coupled
 from dptrain.routing.single import Spread
@@ -208,6 +208,7 @@ class PrivateTraining:
         self.schedule: Schedule = bind(self.policy, layer_stack(self.model, layers))
         guards.refuse_optimizer(self.optimizer, self.schedule, self.model)
         guards.refuse_gradient_hooks(self.schedule)
+        refuse_uncertifiable(self.policy.exactness, self.schedule.stack)
         slots = slots_for(self.gate.admitted, self.schedule)
         self.router = Router(
             self.model, self.schedule, exactness=self.policy.exactness, least_multiplier=least_multiplier(self.policy)

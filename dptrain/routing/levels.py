@@ -6,7 +6,8 @@ from typing import Protocol
 import torch
 
 from attest.policy import Policy
-from dptrain.depth import Tensor
+from dptrain.depth import LayerStack, Tensor
+from dptrain.errors import UnsupportedPolicy
 from dptrain.resolver import Schedule
 from dptrain.routing.certified import CertifiedSums
 from dptrain.routing.sums import Bounds, FastSums, Pieces
@@ -34,6 +35,27 @@ class Sums(Protocol):
 def least_multiplier(policy: Policy) -> float:
     """The least noise multiplier that any private contribution can be accounted at; the floor that its class signs."""
     return min(rule.noise_multiplier for rule in policy.classes if not rule.public)
+
+
+def refuse_uncertifiable(exactness: str, stack: LayerStack) -> None:
+    """Refuses what ``certified`` cannot be said of: experts, even frozen ones.
+
+    Tokens of all contributions of a microbatch are gathered for an expert, so the shapes of its products follow the content of
+    all, and with them the rounding of each one's activations. Integers of one contribution would depend on another's content.
+
+    Raises:
+        UnsupportedPolicy: the model routes tokens to experts.
+    """
+    if exactness != "certified":
+        return
+    found = [*stack.owners.get("experts", ()), *(item.path for item in stack.unknown.get("experts", ()))]
+    if found:
+        raise UnsupportedPolicy(
+            "EXPERTS_CERTIFIED",
+            f"the policy asks for exactness 'certified', but {found[0]!r} routes tokens to experts: the shapes of its products "
+            "depend on the content of the whole microbatch, and so does the rounding of everybody's gradient; sign exactness = "
+            '"fast", or train a model without experts',
+        )
 
 
 def sums_for(

@@ -6,8 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from dptrain import PrivateTraining  # noqa: E402
+from dptrain.errors import UnsupportedPolicy  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from tests.reference import naive_certified, streams  # noqa: E402
+from tests.reference.zoo import ZOO  # noqa: E402
 from tests.trainers import Trainer, collate_tokens  # noqa: E402
 from tests.worlds import World, make_world, token_record  # noqa: E402
 
@@ -117,3 +120,16 @@ def test_the_levels_release_the_same_up_to_their_margins(tmp_path) -> None:
     for a, b in zip(*grads, strict=True):
         assert float((a - b).norm()) * 4 <= 9 * 1.0 * (2.0**-9 + 1e-4)  # normalizer 4, nine contributions of norm 1 at most
     assert any(not torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "olmoe", "granite_moe", "gpt_oss"])
+def test_experts_are_refused_by_name_even_if_frozen(world: World, name: str) -> None:
+    """Which tokens meet in an expert follows everybody's content; rounding would carry it into others' integers."""
+    model = ZOO[name].build()
+    for key, parameter in model.named_parameters():
+        parameter.requires_grad_("expert" not in key and "gate" not in key and "router" not in key)
+    with (
+        PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private,
+        pytest.raises(UnsupportedPolicy, match="EXPERTS_CERTIFIED"),
+    ):
+        private.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), collate_tokens)
