@@ -1,18 +1,16 @@
 """The compiled form of a microbatch: what the hook form does, as one graph per kind of microbatch.
 
 A graph is made when a microbatch of its kind first comes, and its first result is compared with the hook form's before any
-of it is used; so is the second, fourth, eighth and so on. What a graph depends on is in its key: sizes, types and devices of
-all tensors, the active blocks, autocast, and the plain Python state of the modules, their configuration and the loss function
-(train or eval, a temperature). What cannot be made into a graph runs in the hook form, with a notice that says why.
+of it is used; so is the first after the parameters changed, and now and then a later one. What a graph depends on is in its
+key: sizes, types and devices of all tensors, the active blocks, autocast, and the plain Python state of the modules, their
+configuration and the loss function (train or eval, a temperature). What cannot be made into a graph runs in the hook form,
+with a notice that says why.
 """
 
 import dataclasses
-import functools
-import types
 import warnings
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +19,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 from dptrain.errors import CompileRefused, LossShape
 from dptrain.microbatch import Microbatch
+from dptrain.routing import pystate
 from dptrain.routing.graphs import Loss, NotTraceable, StepGraph, armed_for, first, make_graph, state_of, values_of
 from dptrain.routing.router import Router
 from dptrain.routing.sums import Pieces
@@ -36,7 +35,8 @@ HALF = (torch.bfloat16, torch.float16)
 GRAPHS = 32
 """Graphs of one run; kinds of microbatch beyond that run in the hook form."""
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+STATES = 4
+"""Graphs of one size that differ in Python state alone; beyond that, it is something that changes all the time."""
 
 
 class CompileNotice(UserWarning):
@@ -45,10 +45,23 @@ class CompileNotice(UserWarning):
 
 @dataclass
 class _Entry:
-    """One kind of microbatch: its graph, or why it has none; and how often the graph ran."""
+    """One kind of microbatch: its graph, or None for the hook form; how often it ran, and with which parameters first."""
 
     graph: StepGraph | None
     ran: int = 0
+    version: int = 0
+    moved: bool = False
+
+    def due(self, version: int) -> bool:
+        """Whether this run is to be compared with the hook form."""
+        self.ran += 1
+        if self.ran == 1:
+            self.version = version
+            return True
+        if not self.moved and version != self.version:
+            self.moved = True
+            return True
+        return self.ran in (8, 64, 512) or self.ran % 4096 == 0
 
 
 class CompiledLoss:
@@ -74,7 +87,7 @@ class CompiledLoss:
         self._loss = loss
         self._full = full
         self._limit = limit
-        self._entries: dict[Hashable, _Entry] = {}
+        self._entries: dict[tuple[Hashable, Hashable], _Entry] = {}
         self._told: set[str] = set()
         self._found: tuple[torch.Tensor, object, Pieces] | None = None
 
@@ -96,10 +109,9 @@ class CompiledLoss:
         entry, padded = self._entry(model, rows)
         if entry.graph is None:
             return self._loss(model, rows)
-        check = entry.ran & (entry.ran - 1) == 0  # 0, 1, 2, 4, 8, ...
+        check = entry.due(sum(tensor.parameter._version for _, tensor in self._router.tensors))
         states = _random_states(rows)
         losses, pieces = entry.graph(values_of(state_of(self._model), padded))
-        entry.ran += 1
         if check:
             after = _random_states(rows)
             _set_random_states(states, rows)
@@ -139,7 +151,7 @@ class CompiledLoss:
         if not any(part is self._model for part in model.modules()):
             return self._tell("the loss is called with another model than the one given to prepare()")
         for key, value in rows.inputs.items():
-            if not isinstance(value, (torch.Tensor, *PLAIN)):
+            if not isinstance(value, (torch.Tensor, *pystate.PLAIN)):
                 return self._tell(f"the collated {key!r} is a {type(value).__name__}, neither a tensor nor a plain value")
         return True
 
@@ -150,6 +162,9 @@ class CompiledLoss:
         if entry is not None:
             return entry, padded
         entry = self._entries[key] = _Entry(None)
+        if sum(known[0] == key[0] for known in self._entries) > STATES:
+            self._tell("Python state that the loss or the model can see changes from call to call (a counter, say)")
+            return entry, padded
         if len(self._entries) > GRAPHS:
             self._tell(f"{GRAPHS} kinds of microbatches were compiled already, and others still come")
             return entry, padded
@@ -173,8 +188,8 @@ class CompiledLoss:
                 return room, examples
         return rows.contributions, rows.examples
 
-    def _key(self, model: nn.Module, rows: Microbatch) -> Hashable:
-        """Everything that a graph takes for granted."""
+    def _key(self, model: nn.Module, rows: Microbatch) -> tuple[Hashable, Hashable]:
+        """Everything that a graph takes for granted: sizes and settings, and Python state."""
         device = rows.weight.device.type if not list(self._model.parameters()) else next(self._model.parameters()).device.type
         kinds = tuple(
             (name, value.shape, value.stride(), value.dtype, value.device) for name, value in state_of(self._model).items()
@@ -187,10 +202,10 @@ class CompiledLoss:
             torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.get_num_threads(),
             torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
-        python = tuple(python_state(model)), tuple(function_state(self._loss))
+        python = tuple(pystate.of_model(model)), tuple(pystate.of_function(self._loss))
         armed = self._router._armed
         assert armed is not None
-        return rows.contributions, rows.examples, armed.active, armed.blocks, kinds, inputs, setting, python
+        return (rows.contributions, rows.examples, armed.active, armed.blocks, kinds, inputs, setting), python
 
     def _compare(self, model: nn.Module, rows: Microbatch, losses: torch.Tensor, pieces: Pieces, contributions: int) -> None:
         """Raises unless the hook form gives the same for this microbatch; what that found is forgotten.
@@ -288,66 +303,6 @@ def _alike(found_NK: torch.Tensor, truth_NK: torch.Tensor, floor_N: torch.Tensor
     size = torch.linalg.vector_norm(truth, dim=1)
     gap = torch.linalg.vector_norm(found - truth, dim=1)
     return ((gap <= tolerance * torch.maximum(size, floor_N.to(size))) | ~torch.isfinite(size)).cpu()
-
-
-def python_state(model: nn.Module) -> Iterator[Hashable]:
-    """Plain values that the forward of a model may read: of its modules, of their configuration, and which hooks they carry."""
-    seen: set[int] = set()
-    for name, module in model.named_modules():
-        yield name, type(module), tuple(module._forward_hooks), tuple(module._forward_pre_hooks), tuple(module._backward_hooks)
-        for key, value in vars(module).items():
-            if isinstance(value, PLAIN):
-                yield key, value
-            elif key[0] != "_" and not isinstance(value, (torch.Tensor, nn.Module)):
-                yield key, *_values(value, seen, 2)
-
-
-def function_state(function: object, depth: int = 4) -> Iterator[Hashable]:
-    """Plain values that a function may read: defaults, what it closes over, globals that it names, and so on inside."""
-    seen: set[int] = set()
-    yield from _values(function, seen, depth)
-
-
-def _values(value: Any, seen: set[int], depth: int) -> Iterator[Hashable]:
-    if isinstance(value, PLAIN):
-        yield value
-        return
-    if id(value) in seen or depth < 0 or isinstance(value, (type, types.ModuleType, torch.Tensor, nn.Module)):
-        yield id(value)
-        return
-    seen.add(id(value))
-    if isinstance(value, (list, tuple, set, frozenset)):
-        if len(value) <= 1024:
-            for item in value:
-                yield from _values(item, seen, depth - 1)
-    elif isinstance(value, dict):
-        if len(value) <= 1024:
-            for key, item in value.items():
-                yield key if isinstance(key, PLAIN) else id(key)
-                yield from _values(item, seen, depth - 1)
-    elif isinstance(value, functools.partial):
-        yield from _values((value.func, value.args, value.keywords), seen, depth)
-    elif isinstance(value, types.MethodType):
-        yield from _values((value.__func__, value.__self__), seen, depth)
-    elif isinstance(value, types.FunctionType):
-        yield id(value.__code__)
-        if value.__module__ and value.__module__.partition(".")[0] in ("torch", "transformers", "peft", "accelerate"):
-            return
-        cells = [_content(cell) for cell in value.__closure__ or ()]
-        named = [value.__globals__[name] for name in value.__code__.co_names if name in value.__globals__]
-        yield from _values((value.__defaults__, value.__kwdefaults__, cells, named), seen, depth - 1)
-    elif hasattr(value, "__dict__"):
-        yield type(value)
-        yield from _values(vars(value), seen, depth - 1)
-    else:
-        yield id(value)
-
-
-def _content(cell: types.CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None  # not bound yet
 
 
 def _random_states(rows: Microbatch) -> list[torch.Tensor]:

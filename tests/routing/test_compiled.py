@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -203,6 +204,29 @@ def test_what_a_graph_would_freeze_runs_in_the_hook_form(source: str) -> None:
     assert scene.compiled.graphs == 0
 
 
+def test_a_counter_beside_the_loss_is_no_reason_to_compile_for_ever(traced: None) -> None:
+    """State that changes between calls: a few graphs, then the hook form and a notice; state out of sight is no matter."""
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.step = 0
+            self.inside = SimpleNamespace(step=0)
+
+        def losses(self, model, rows):
+            return mlp_losses(model, rows)
+
+    mlp_losses, trainer = mlp().losses, Trainer()
+    scene = Scene(mlp(), losses=trainer.losses)
+    rows = scene.microbatch()
+    for trainer.inside.step in range(6):
+        scene.run(rows, compiled=True)
+    assert scene.compiled.graphs == 1
+    with pytest.warns(CompileNotice, match="counter"):
+        for trainer.step in range(6):
+            scene.run(rows, compiled=True)
+    assert scene.compiled.graphs == form.STATES
+
+
 def test_small_rests_and_other_calls_run_in_the_hook_form(traced: None) -> None:
     scene = Scene(mlp(), full=6)
     rest = scene.microbatch(n=2)
@@ -267,7 +291,8 @@ def test_a_parameter_frozen_into_the_graph_is_found(traced: None) -> None:
 def test_a_graph_of_other_active_blocks_is_found(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: the active blocks are no part of the key, so the graph of the top block serves all."""
     key = form.CompiledLoss._key
-    monkeypatch.setattr(form.CompiledLoss, "_key", lambda *args: (*key(*args)[:2], *key(*args)[4:]))
+    monkeypatch.setattr(form, "_Entry", lambda graph: SimpleNamespace(graph=graph, due=lambda version: True))
+    monkeypatch.setattr(form.CompiledLoss, "_key", lambda *args: ((*key(*args)[0][:2], *key(*args)[0][4:]), key(*args)[1]))
     scene = Scene(mlp())
     top = len(scene.schedule.blocks) - 1
     rows = scene.microbatch()
@@ -275,6 +300,12 @@ def test_a_graph_of_other_active_blocks_is_found(traced: None, monkeypatch: pyte
     with pytest.raises(CompileRefused) as caught:
         scene.run(rows, compiled=True)
     assert caught.value.code == "COMPILED_MISMATCH"
+
+
+def test_comparisons_come_first_after_a_change_and_now_and_then() -> None:
+    entry = form._Entry(None)
+    due = [entry.due(version=k // 4) for k in range(1100)]
+    assert [k + 1 for k, compared in enumerate(due) if compared] == [1, 5, 8, 64, 512]
 
 
 def test_one_contribution_alone_stops_no_run(traced: None) -> None:
@@ -292,6 +323,7 @@ def test_one_contribution_alone_stops_no_run(traced: None) -> None:
             return outputs
 
         altered(scene, change)
+        scene.move()
         if outvoted:
             scene.run(rows, compiled=True)
         else:
