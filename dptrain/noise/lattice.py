@@ -22,6 +22,9 @@ CHUNK = 1 << 16
 """Coordinates per turn of a thread: the working set, some float64 arrays of half this size, stays in the caches of a core, and
 torch does not share work of this size among threads of its own."""
 
+MOST_THREADS = 6
+"""Threads that draw at a time: a sixth of the work, the cipher above all, lets no other thread of the interpreter run."""
+
 _SUM_LIMIT = float(1 << 51)
 
 
@@ -50,7 +53,7 @@ class LatticeGaussian:
     def __init__(self, stream: KeyStream) -> None:
         self._stream = stream
         self._drawn: tuple[int, set[int]] = (-1, set())
-        self._threads = Threads()
+        self._threads = Threads(MOST_THREADS)
         self._kept = threading.local()
 
     def normals(self, step: int, lane: int, offset: int, count: int) -> torch.Tensor:

@@ -12,9 +12,10 @@ import torch
 
 
 class Threads:
-    """A pool of ``torch.get_num_threads()`` threads, the caller's one of them; its size follows that setting."""
+    """A pool of ``torch.get_num_threads()`` threads, at most ``most``, the caller's one of them; it follows that setting."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._pool: ThreadPoolExecutor | None = None
         self._helpers = 0
 
@@ -24,7 +25,7 @@ class Threads:
         Raises:
             What ``work`` raised first; pieces that were not begun are left out then.
         """
-        helpers = min(torch.get_num_threads(), len(pieces)) - 1
+        helpers = min(torch.get_num_threads(), self._most, len(pieces)) - 1
         if helpers < 1:
             for piece in pieces:
                 work(piece)

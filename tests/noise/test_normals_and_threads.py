@@ -102,8 +102,8 @@ def test_a_release_is_that_of_the_plain_formula_bit_for_bit(monkeypatch: pytest.
 
 
 def test_every_piece_is_done_once_by_no_more_threads_than_torch_has() -> None:
-    torch.set_num_threads(3)
-    threads, done, lock, meet = Threads(), [], threading.Lock(), threading.Barrier(3)
+    torch.set_num_threads(5)
+    threads, done, lock, meet = Threads(3), [], threading.Lock(), threading.Barrier(3)
 
     def work(piece: int) -> None:
         with lock:
@@ -124,7 +124,7 @@ def test_every_piece_is_done_once_by_no_more_threads_than_torch_has() -> None:
 @pytest.mark.parametrize("where", ["here", "elsewhere"])
 def test_a_failure_in_any_thread_is_raised_and_no_thread_is_left_waiting(where: str) -> None:
     torch.set_num_threads(2)
-    threads, here, begun = Threads(), threading.get_ident(), threading.Event()
+    threads, here, begun = Threads(2), threading.get_ident(), threading.Event()
 
     def work(piece: int) -> None:
         mine = (threading.get_ident() == here) == (where == "here")
