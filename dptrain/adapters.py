@@ -26,12 +26,40 @@ mismatch with autograd's own does not show before the first step.
 """
 
 
+WHOLE = {
+    "peft.tuners.lora.": ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"),
+    "peft.tuners.adalora.": ("lora_A", "lora_B", "lora_E"),
+    "peft.tuners.beft.": ("beft_bias",),
+    "peft.tuners.boft.": ("boft_R", "boft_s"),
+    "peft.tuners.delora.": ("delora_A", "delora_B", "delora_lambda"),
+    "peft.tuners.gralora.": ("gralora_A", "gralora_B", "gralora_A_general", "gralora_B_general"),
+    "peft.tuners.hira.": ("hira_A", "hira_B"),
+    "peft.tuners.hra.": ("hra_u",),
+    "peft.tuners.ia3.": ("ia3_l",),
+    "peft.tuners.loha.": ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"),
+    "peft.tuners.lokr.": ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b"),
+    "peft.tuners.miss.": ("miss_block",),
+    "peft.tuners.randlora.": ("randlora_lambda", "randlora_gamma"),
+    "peft.tuners.road.": ("road_theta", "road_alpha"),
+    "peft.tuners.shira.": ("shira_weight",),
+    "peft.tuners.trainable_tokens.": ("trainable_tokens_delta",),
+    "peft.tuners.vera.": ("vera_lambda_b", "vera_lambda_d"),
+    "peft.tuners.waveft.": ("waveft_spectrum",),
+}
+"""Tuners whose layers use bare tensors in their own forward, so that a layer is one module with all below it, which the
+generic path runs again: shown to be exact, and to treat every row by itself, with random weights far from their start."""
+
+VARIANTS = {"DoraLinearVariant", "DoraEmbeddingVariant"}
+"""Variants of LoRA of which the same is shown."""
+
+
 @dataclass(frozen=True)
 class Obstacle:
-    """Why no class can be bound to an adapter as it stands."""
+    """Why no class can be bound to an adapter as it stands; ``unchecked``: nor may any other class train its tensors."""
 
     code: str
     sentence: str
+    unchecked: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,12 +71,14 @@ class Adapter:
         tensors: names of its parameters, every alias of each, trainable or not.
         obstacles: what stands in the way of training it, most telling first; empty if nothing does.
         every_layer: names among ``tensors`` that act on every layer of the stack at once (prefixes of keys and values).
+        below: names among ``tensors`` that act below layer 0 (virtual tokens), wherever peft registers them.
     """
 
     name: str
     tensors: frozenset[str]
     obstacles: tuple[Obstacle, ...] = ()
     every_layer: frozenset[str] = frozenset()
+    below: frozenset[str] = frozenset()
 
 
 def find_adapters(model: nn.Module) -> dict[str, Adapter]:
@@ -63,12 +93,15 @@ def find_adapters(model: nn.Module) -> dict[str, Adapter]:
     tensors: dict[str, set[str]] = {}
     obstacles: dict[str, list[Obstacle]] = {}
     every_layer: dict[str, set[str]] = {}
+    below: dict[str, set[str]] = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for entry in _entries(model):
         own = entry.tensors()
         tensors.setdefault(entry.adapter, set()).update(own)
         if entry.kind == "PREFIX_TUNING":
             every_layer.setdefault(entry.adapter, set()).update(own)
+        elif entry.kind:
+            below.setdefault(entry.adapter, set()).update(own)
         obstacles.setdefault(entry.adapter, []).extend(entry.obstacles(parameters))
     configs = _configs(model)
     for name in configs:
@@ -82,6 +115,7 @@ def find_adapters(model: nn.Module) -> dict[str, Adapter]:
             frozenset(tensors[name]),
             tuple(dict.fromkeys(obstacles[name])),
             frozenset(every_layer.get(name, ())),
+            frozenset(below.get(name, ())),
         )
         for name in sorted(tensors)
     }
@@ -149,50 +183,63 @@ class _Entry:
             yield Obstacle("ADAPTER_DISABLED", f"adapters are disabled at {where}; enable them before prepare()")
         if self.adapter in (getattr(self.module, "merged_adapters", None) or ()):
             yield Obstacle("ADAPTER_MERGED", f"it is merged into the base weights at {where}; unmerge it before prepare()")
-        if self.kind not in ("", "PREFIX_TUNING"):
+        if self.kind not in ("", "PREFIX_TUNING", "PROMPT_TUNING", "P_TUNING"):
             yield Obstacle(
                 "ADAPTER_KIND",
-                f"{where} computes the virtual tokens of {self.kind} once for the whole batch, so no contribution has a "
-                "gradient of its own; use prefix tuning or LoRA",
-            )
-        if self.attribute == "lora_magnitude_vector":
-            yield Obstacle(
-                "ADAPTER_DORA",
-                f"{where} is a DoRA layer: its lora_magnitude_vector is scaled by a norm over the weights of A and B, which "
-                "are read without a call of their modules; build the adapter with use_dora=False",
+                f"{where} computes virtual tokens of a kind that was not checked ({self.kind}); use prompt tuning, "
+                "p-tuning, prefix tuning or LoRA",
+                unchecked=True,
             )
         if type(self.module).__name__ == "ParamWrapper":
             yield Obstacle(
                 "ADAPTER_KIND",
                 f"{where} adapts a bare parameter (target_parameters) without a call of the adapter's modules; adapt modules",
-            )
-        if isinstance(getattr(self.module, self.attribute), nn.ParameterDict) and any(
-            parameters[name].requires_grad for name in own
-        ):
-            hint = (
-                "leave embeddings out of target_modules, or list them in modules_to_save"
-                if self.attribute.startswith("lora_embedding")
-                else "use LoRA, or freeze these tensors"
-            )
-            yield Obstacle(
-                "ADAPTER_KIND",
-                f"{where} uses the bare tensors of {self.attribute} in its own forward, for which this build has no "
-                f"per-contribution gradient; {hint}",
+                unchecked=True,
             )
         variant = (getattr(self.module, "lora_variant", None) or {}).get(self.adapter)
-        if variant is not None and self.adapter not in getattr(self.module, "lora_magnitude_vector", {}):
+        if variant is not None and type(variant).__name__ not in VARIANTS:
             yield Obstacle(
                 "ADAPTER_KIND",
                 f"{where} computes a variant of LoRA ({type(variant).__name__}), whose forward was not checked to treat every "
                 "example by itself; use plain LoRA",
+                unchecked=True,
             )
         source = CHECKED.get(self.attribute)
-        if not self.kind and (source is None or not type(self.module).__module__.startswith(source)):
+        called = source is not None and type(self.module).__module__.startswith(source)
+        bare = isinstance(getattr(self.module, self.attribute), nn.ParameterDict)
+        if self.kind or tuner_runs_whole(self.module) or (called and not bare):
+            return
+        if any(parameters[name].requires_grad for name in own):
+            how = "uses the bare tensors of" if bare else "holds it in"
             yield Obstacle(
                 "ADAPTER_KIND",
-                f"{where} holds it in {self.attribute!r}, whose forward was not checked to treat every example by itself; "
-                "use LoRA",
+                f"{where} {how} {self.attribute!r}, and its forward was not checked to treat every example by itself; use "
+                "LoRA, or freeze these tensors",
+                unchecked=True,
             )
+
+
+def tuner_runs_whole(module: nn.Module) -> bool:
+    """Whether a module is a tuner layer of :data:`WHOLE` that uses tensors without a call of the modules that hold them.
+
+    A layer that only calls its modules (LoRA on a linear layer) has better rules for each of them.
+    """
+    kind = type(module)
+    known = next((held for prefix, held in WHOLE.items() if kind.__module__.startswith(prefix)), ())
+    names = [name for name in getattr(kind, "adapter_layer_names", ()) if len(module._modules.get(name) or ())]
+    if not names or not set(names) <= set(known) or kind.__name__ == "ParamWrapper":
+        return False
+    if any(type(variant).__name__ not in VARIANTS for variant in (getattr(module, "lora_variant", None) or {}).values()):
+        return False
+    return any(name == "lora_magnitude_vector" or isinstance(module._modules[name], nn.ParameterDict) for name in names)
+
+
+def unchecked(model: nn.Module) -> Iterator[Obstacle]:
+    """Obstacles of adapters that train somewhere in the model and were not checked, whoever is to train them."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for entry in _entries(model):
+        if any(parameters[name].requires_grad for name in entry.tensors()):
+            yield from (obstacle for obstacle in entry.obstacles(parameters) if obstacle.unchecked)
 
 
 def _entries(model: nn.Module) -> Iterator[_Entry]:

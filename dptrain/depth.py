@@ -184,7 +184,8 @@ def layer_stack(model: nn.Module, layers: str | Sequence[str] | None = None) -> 
     """Places every trainable tensor of a model on its layer stack.
 
     Outside the stack a tensor is below it if it is registered before the first layer's tensors, and above it otherwise;
-    the probes at start check that the modules really run in that order. Prefixes of an adapter act on every layer.
+    the probes at start check that the modules really run in that order. Prefixes of an adapter act on every layer, its
+    virtual tokens below the first.
 
     Args:
         model: any module; only tensors with ``requires_grad`` are placed.
@@ -284,6 +285,8 @@ def _places(
         if parameter_name in adapter.every_layer:
             towers = stack.towers or (Tower(NO_TOWER, "", stack.layers),)
             return tuple((tower.name, index) for tower in towers for index in range(len(tower.layers)))
+        if parameter_name in adapter.below:
+            return ((NO_TOWER, EMBEDDINGS),)
     owner = parameter_name.rpartition(".")[0]
     name = stack.tower_of(owner)
     tower = next((t for t in stack.towers if t.name == name), None)

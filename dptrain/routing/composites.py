@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from dptrain.adapters import tuner_runs_whole
 from dptrain.errors import UnsupportedModule
 from dptrain.routing.attention import AttentionRule, serves
 from dptrain.routing.fallback import GenericRule
@@ -27,6 +28,8 @@ def composite_rule(name: str, module: nn.Module, scheduled: Callable[[Tensor], b
     if isinstance(module, nn.RNNBase):
         _require_batch_first(name, module, module.batch_first)
         return GenericRule(name, module, whole=True, other=1)
+    if tuner_runs_whole(module):
+        return GenericRule(name, module, whole=True)
     if type(module).__name__ in WHOLE and _from_transformers(module):
         return GenericRule(name, module, whole=True)
     children = dict(module.named_children())

@@ -8,6 +8,7 @@ that. Drawn numbers do not depend on data, so a contribution's gradient stays a 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,29 +55,39 @@ class Tape:
 
     def watch(self, module: nn.Module, recording: Callable[[], int]) -> list[RemovableHandle]:
         """Hooks around the forward of ``module``, active where ``recording`` gives the number of a microbatch, not zero."""
+        return [
+            module.register_forward_pre_hook(partial(self._begin, recording)),
+            module.register_forward_hook(partial(self._end, recording), always_call=True),
+        ]
 
-        def begin(module: nn.Module, args: tuple) -> None:
-            self.stop()
-            self._found = ()
-            serial = recording()
-            if serial and self._silent.get(_training(module), serial) >= serial:
-                self._mode = _Recorder()
-                self._entered.enter_context(plain_attention(module))
-                self._entered.enter_context(self._mode)
+    def _begin(self, recording: Callable[[], int], module: nn.Module, args: tuple) -> None:
+        self.stop()
+        self._found = ()
+        serial = recording()
+        if serial and self._silent.get(_training(module), serial) >= serial:
+            self._mode = _Recorder()
+            self._entered.enter_context(plain_attention(module))
+            self._entered.enter_context(self._mode)
 
-        def end(module: nn.Module, args: tuple, output: object) -> None:
-            mode = self._mode
-            self.stop()
-            if mode is None or output is None:  # None: the forward raised
-                return
-            self._found = tuple(mode.draws)
-            training = _training(module)
-            if self._found:
-                self._silent.pop(training, None)
-            else:
-                self._silent.setdefault(training, recording())
+    def _end(self, recording: Callable[[], int], module: nn.Module, args: tuple, output: object) -> None:
+        mode = self._mode
+        self.stop()
+        if mode is None or output is None:  # None: the forward raised
+            return
+        self._found = tuple(mode.draws)
+        training = _training(module)
+        if self._found:
+            self._silent.pop(training, None)
+        else:
+            self._silent.setdefault(training, recording())
 
-        return [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
+    def __getstate__(self) -> dict[str, object]:
+        """A copy of a prepared model has nothing of a forward under way."""
+        return {**vars(self), "_mode": None, "_entered": None, "_found": ()}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._entered = ExitStack()
 
     def stop(self) -> None:
         """Ends a forward that was broken off where no hook runs (by the keyboard, say), if it is the innermost."""

@@ -24,6 +24,7 @@ from dptrain.routing.composites import composite_rule
 from dptrain.routing.fallback import GenericRule, spreads
 from dptrain.routing.levels import Sums, sums_for
 from dptrain.routing.narrow import narrow
+from dptrain.routing.prompts import SpreadPrompts, prompt_models
 from dptrain.routing.rules import Rule, rule_for
 from dptrain.routing.sums import Bounds, Pieces, full_precision
 from dptrain.routing.uses import Piece
@@ -85,6 +86,7 @@ class Router:
         self._anchor = torch.zeros((), requires_grad=True)
         self._handles: list[RemovableHandle] = []
         self.sites = list(self._find_sites(model))
+        self._prompts = [SpreadPrompts(module, self._is_armed) for module in prompt_models(model)]
         owners: dict[int, int] = {}
         for site in self.sites:
             for index in set(site.tensors.values()):
@@ -136,6 +138,12 @@ class Router:
                 self._handles += site.rule.tape.watch(site.module, partial(self._records, site))
             self._handles.append(site.module.register_forward_hook(partial(self._capture, site), with_kwargs=True))
 
+        for prompts in self._prompts:
+            prompts.attach()
+
+    def _is_armed(self) -> bool:
+        return self._armed is not None
+
     def _records(self, site: Site) -> int:
         """Number of the microbatch for which a gradient of this forward of the site may be asked for, 0 for none."""
         armed = self._armed
@@ -147,6 +155,8 @@ class Router:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for prompts in self._prompts:
+            prompts.detach()
         for site in self.sites:
             if isinstance(site.rule, GenericRule):
                 site.rule.tape.stop()

@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from dptrain.errors import CoupledModel
+from dptrain.adapters import unchecked
+from dptrain.errors import CoupledModel, UnsupportedModule
 
 
 def refuse_coupled(model: nn.Module) -> None:
@@ -17,7 +18,11 @@ def refuse_coupled(model: nn.Module) -> None:
 
     Raises:
         CoupledModel: with a code per channel, the module's name, and the way out.
+        UnsupportedModule: an adapter trains whose forward was not checked. Many start with tensors of zero, behind which
+            gradients vanish, so that neither coupling nor mismatch would show in the probes.
     """
+    for obstacle in unchecked(model):
+        raise UnsupportedModule(obstacle.code, obstacle.sentence)
     for code, sentence in couplings(model):
         raise CoupledModel(code, sentence)
 

@@ -3,6 +3,8 @@
 The reference is one forward without hooks from the same state of the generator, and a backward pass per contribution.
 """
 
+import copy
+import pickle
 import random
 
 import pytest
@@ -300,4 +302,23 @@ def test_the_probes_see_the_same_masks_as_autograd() -> None:
     router.attach()
     router.arm(8, 1, torch.ones(8, len(router.schedule.blocks), dtype=torch.bool))
     check_exact(router, cross_entropy(model, batch_of(5, 4)), torch.ones(8, dtype=torch.float64), half=False)
+    router.detach()
+
+
+def test_copies_of_a_model_under_way_carry_no_draws(monkeypatch) -> None:
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.MultiheadAttention(4, 2, batch_first=True, dropout=0.3)])})
+    router = armed(model, 8)
+    x = torch.randn(8, 5, 4)
+    copies: list[draws.Tape] = []
+    take = draws.Tape.take
+
+    def copied(tape: draws.Tape) -> tuple[draws.Draw, ...]:
+        assert tape._found
+        copies.extend([copy.deepcopy(tape), pickle.loads(pickle.dumps(tape))])
+        return take(tape)
+
+    monkeypatch.setattr(draws.Tape, "take", copied)
+    model["layers"][0](x, x, x)
+    assert len(copies) == 2 and all(take(tape) == () for tape in copies)
+    assert len(copy.deepcopy(model)["layers"]) == len(pickle.loads(pickle.dumps(model))["layers"]) == 1
     router.detach()
