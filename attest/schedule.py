@@ -55,6 +55,41 @@ def block_std(presets: Sequence[tuple[int, int]]) -> float:
     return max(sigma * clip for sigma, clip in presets) / (MICRO * MICRO)
 
 
+def realised_variance(bounds: Iterable[tuple[int, int]]) -> int:
+    """Noise variance of a block under injection per sample: V_{t,l} = sum over the contributions drawn of (sigma_j C_j)^2.
+
+    Args:
+        bounds: Signed (sigma_j, C_j) in 1e-6 of the contributions drawn that may touch the block.
+
+    Returns:
+        The variance in units of 1e-24, exact; 0 without any.
+    """
+    return sum((sigma * clip) ** 2 for sigma, clip in bounds)
+
+
+def realised_std(variance: int) -> float:
+    """Standard deviation of a variance in units of 1e-24: one rounding, so that every reader gets the same double."""
+    return math.sqrt(variance) / (MICRO * MICRO)
+
+
+def occurrence_loss(clip_micro: int, variance: int) -> float:
+    """What one occurrence adds to mu_i^2 under injection per sample: 1/z_{i,t}^2 = C_i^2 / min over its blocks of V_{t,l}.
+
+    Guarantee: at most 1/sigma_i^2, since a contribution that was drawn added its own variance to every block it may touch.
+
+    Args:
+        clip_micro: Signed clip norm in 1e-6.
+        variance: The smallest realised variance over the blocks it may touch, in units of 1e-24.
+
+    Raises:
+        ValueRefused: No variance: the contribution was not drawn, or may touch a block without noise.
+    """
+    _check_bound(clip_micro, "clip norm")
+    if variance < 1:
+        raise ValueRefused("RANGE", "a contribution was drawn and a block that it may touch has no noise")
+    return float(Fraction(clip_micro * clip_micro * MICRO * MICRO, variance))
+
+
 def effective_multiplier(sigma_micro: int, clip_micro: int, stds: Iterable[float]) -> float:
     """Noise multiplier that a contribution enjoys: z_i = max(sigma_i, min over its blocks of s_l / C_i).
 

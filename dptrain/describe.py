@@ -14,7 +14,7 @@ from dptrain.depth import places_name
 from dptrain.pool import Slot
 from dptrain.resolver import Schedule
 from dptrain.routing import Router
-from ledger.accountants import epsilon, epsilon_replace
+from ledger.accountants import epsilon, epsilon_occurrences, epsilon_replace, likely_occurrences
 from ledger.leaves import HeaderBlock, HeaderSpec
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def model_digest(router: Router) -> bytes:
 def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
     """Public figures per class, for tables: epsilon of a contribution with the class's preset bounds.
 
-    Those of a public class about privacy are None: no number would be true.
+    Those of a public class about privacy are None: no number would be true. Where occurrences are public, epsilons so far are
+    those of the contribution that spent most, and the planned one is for as many draws as one in a million exceeds.
     """
     policy = engine.policy
     charged = engine.recorder.ledger.charged_steps
@@ -117,13 +118,24 @@ def _promises(engine: "PrivateTraining", rule: ClassRule, members: Sequence[Slot
     z = max(rule.noise_multiplier, min(stds) / rule.clip_norm)
     weakest = min((slot.resolution.multiplier or z for slot in members), default=z)
     q, delta = float(rule.sampling_rate), float(policy.delta)
+    if policy.noise_injection == "per_sample":
+        z = weakest = rule.noise_multiplier
+    if policy.disclosure == "occurrences_public":
+        found = engine.recorder.ledger.state.contributions
+        loss = max((found[slot.descriptor_hash].loss for slot in members), default=0.0)
+        planned = likely_occurrences(q, policy.steps) / weakest**2
+        spent = [epsilon_occurrences(value, delta, policy.accountant) for value in (loss, 4 * loss, planned)]
+    else:
+        spent = [
+            epsilon(weakest, q, charged, delta, policy.accountant),
+            epsilon_replace(weakest, q, charged, delta),
+            epsilon(weakest, q, policy.steps, delta, policy.accountant),
+        ]
     values = (
         rule.clip_norm,
         rule.noise_multiplier,
         weakest,
         waste(z, rule.noise_multiplier),
-        epsilon(weakest, q, charged, delta, policy.accountant),
-        epsilon_replace(weakest, q, charged, delta),
-        epsilon(weakest, q, policy.steps, delta, policy.accountant),
+        *spent,
     )
     return dict(zip(PROMISES, values, strict=True))

@@ -218,6 +218,7 @@ class PrivateTraining:
         self.feeder = Feeder(self.pool, collate, self.device, self._microbatch_rows)
         self.feeder.check()
         guards.warn_delta(self.policy, len(slots))
+        guards.refuse_long_draws(self.policy, [slot.resolution.class_name for slot in slots])
         attempt = self.recorder.open(describe.header_for(self, self._test_key), slots, self.gate.now)
         self.pool = self.feeder.pool = self.pool.reordered(in_ledger_order(slots, self.recorder.admitted()))
         pin = checkpoints.restore(self._checkpoint_dir, self.recorder, self.model, self.optimizer, self._registered)
@@ -317,6 +318,7 @@ class PrivateTraining:
             (int(i) for i in self.streams.sampler.draw(number)),
             key=lambda i: (lowest[self.pool.slots[i].resolution.class_name], i),
         )
+        self._publish(number, drawn)
         public = [slot for slot in drawn if self.pool.slots[slot].resolution.public]
         private = [slot for slot in drawn if not self.pool.slots[slot].resolution.public]
         return [
@@ -329,6 +331,16 @@ class PrivateTraining:
                 fill=group is not public and self.policy.exactness == "certified",
             )
         ]
+
+    def _publish(self, number: int, drawn: list[int]) -> None:
+        """Where occurrences are public, records who takes part, durably, before the step runs; sets noise that follows it."""
+        if not self.recorder.draws_public:
+            return
+        self.recorder.draw(number, drawn, self._clock())
+        if self.policy.noise_injection == "per_sample":
+            descriptors = [self.pool.slots[slot].admitted.admission.descriptor for slot in drawn]
+            self.gradients.stds = self.schedule.realised_stds(descriptors)
+            self.router.sums.use(self.gradients.stds)
 
     def randomness(self, number: int, slots: Sequence[int], left: int) -> AbstractContextManager[None]:
         """Under which random numbers a microbatch of a step runs: a public one under numbers of its own.

@@ -1,7 +1,7 @@
 """The one owner of ``p.grad``: it holds a private gradient or nothing, at every moment a user can look."""
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 
 import torch
@@ -34,6 +34,9 @@ class PrivateGradients:
 
     Args:
         normalizer: the public constant that divides noised sums. draws: noise injections per step, fixed by the policy.
+
+    Attributes:
+        stds: noise per block, by default the schedule's; set before a step where the policy lets it follow the public draw.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class PrivateGradients:
         self._router = router
         self._normalizer = float(normalizer)
         self._draws = draws
+        self.stds: Sequence[float] = [block.std for block in router.schedule.blocks]
         self._released: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._untouched = [(t.parameter, t.part) for t in router.schedule.frozen if t.part is not None]
         self._kept: list[torch.Tensor] = []
@@ -65,17 +69,17 @@ class PrivateGradients:
         self._released = []
 
     def release(self, noise: LatticeGaussian, step: int, public: PublicSums | None = None) -> None:
-        """Adds the scheduled noise to the step's sums and puts the private gradients into ``p.grad``.
+        """Adds the noise of the step, that of ``stds``, to its sums and puts the private gradients into ``p.grad``.
 
         The sums of public contributions, where there are any, are added to what has been released, after the noise.
 
         Raises:
-            NotPrivateUse: a block without noise, which public classes alone may touch, has a private sum.
+            NotPrivateUse: a block without noise, which no private contribution of the step may touch, has a private sum.
         """
         added: Iterator[torch.Tensor | None] = repeat(None) if public is None else public.take()
         sums = zip(self._router.tensors, self._router.sums.take(), strict=True)
         for lane, (((block, tensor), total), unclipped) in enumerate(zip(sums, added, strict=False)):
-            std = self._router.schedule.blocks[block].std
+            std = self.stds[block]
             if std > 0.0:
                 noise.release_(total, std, self._normalizer, step=step, lane=lane, draws=self._draws)
             elif bool((total != 0.0).any()):

@@ -1,7 +1,8 @@
 """Refusals before a run starts: policies, accelerators and optimizers under which the release would not be private."""
 
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -107,6 +108,21 @@ def refuse_gradient_hooks(schedule: Schedule) -> None:
                     "backward), which acts on raw gradients and not on what is released; remove it, and change p.grad in place "
                     "between the last microbatch and optimizer.step()",
                 )
+
+
+MOST_DRAWN = 12_000
+"""Contributions drawn in a step that surely fit into one leaf of the ledger, where draws are public."""
+
+
+def refuse_long_draws(policy: Policy, classes: Sequence[str]) -> None:
+    """Raises UnsupportedPolicy for draws, if they are public, that may not fit into one leaf; a public number decides."""
+    expected = float(sum(policy.class_rule(name).sampling_rate for name in classes))
+    if policy.disclosure == "occurrences_public" and expected + 10 * math.sqrt(expected) > MOST_DRAWN:
+        raise UnsupportedPolicy(
+            "DRAWS",
+            f"a step draws {expected:.0f} contributions on average, and the ledger records at most {MOST_DRAWN} of a step "
+            "where occurrences are public; lower sampling_rate, or keep draws secret",
+        )
 
 
 def warn_delta(policy: Policy, contributions: int) -> None:

@@ -126,6 +126,15 @@ class Recorder:
         stream = hashlib.sha256(self._commitment + step.to_bytes(8, "big")).digest()[:16]
         self._window = self.ledger.charge(step, count, now=now, noise_stream=stream)
 
+    @property
+    def draws_public(self) -> bool:
+        """Whether the ledger records who was drawn."""
+        return self.ledger.header.occurrences_public
+
+    def draw(self, step: int, slots: Iterable[int], now: int) -> None:
+        """Durably records who takes part in a step, where that is public; slots are in the order of admission."""
+        self.ledger.draw(step, slots, now=now)
+
     def settle(self, step: int, now: int) -> None:
         assert self._window is not None
         self.ledger.settle(self._window, step - self._window.first_step + 1, now=now)

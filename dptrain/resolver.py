@@ -8,13 +8,14 @@ import difflib
 import fnmatch
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from attest.descriptor import ContributionDescriptor
 from attest.gate import Admission
 from attest.policy import ClassRule, DepthRule, Policy
-from attest.schedule import effective_multiplier, scheduled_std, sufficient_variance
+from attest.schedule import effective_multiplier, realised_std, realised_variance, scheduled_std, sufficient_variance
 from dptrain.adapters import require_adapter
 from dptrain.depth import EMBEDDINGS, HEAD, LayerStack, Place, Tensor, places_name
 from dptrain.errors import NotPrivateUse, UnsupportedPolicy
@@ -83,6 +84,19 @@ class Schedule:
     def lowest_position(self, class_name: str) -> int:
         """Depth of the lowest position that a class may touch: what its backward pass costs."""
         return min(min(self.blocks[index].positions) for index in self.profiles[class_name])
+
+    def realised_stds(self, drawn: Iterable[ContributionDescriptor]) -> tuple[float, ...]:
+        """Noise per block of a step in which these are drawn, with injection per sample: each brings (sigma_i C_i)^2.
+
+        Public contributions bring none; a block that nobody drawn may touch has none.
+        """
+        own: dict[str, int] = {}
+        for descriptor in drawn:
+            name = descriptor.admissibility_class
+            if name not in self.public:
+                signed = (descriptor.noise_multiplier_micro, descriptor.clip_norm_micro)
+                own[name] = own.get(name, 0) + realised_variance([signed])
+        return tuple(realised_std(sum(own.get(name, 0) for name in block.classes)) for block in self.blocks)
 
     def resolve(self, admission: Admission) -> Resolution:
         """Noise schedule and depth profile of an admission; depends on its class and signed bounds alone.

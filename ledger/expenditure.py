@@ -1,8 +1,10 @@
 """What one contribution has spent: a function of its admission, the charges, and its withdrawal. Nothing else."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attest import schedule
+from attest.micro import from_micro
 from ledger import accountants
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Header
@@ -19,6 +21,8 @@ class Contribution:
         attempt_before: attempt that was running when it was admitted.
         charged_until: steps charged when it was withdrawn, None while active.
         attempt_until: last attempt that had charged a step when it was withdrawn, None while active.
+        occurrences: steps in which it took part, where the ledger says so.
+        loss: sum over them of 1/z^2.
     """
 
     admit: Admit
@@ -27,6 +31,8 @@ class Contribution:
     attempt_before: int
     charged_until: int | None = None
     attempt_until: int | None = None
+    occurrences: int = 0
+    loss: float = 0.0
 
     @property
     def active(self) -> bool:
@@ -41,6 +47,8 @@ class Expenditure:
         """Takes schedule, sampling rates, delta and accountant from the header."""
         self._header = header
         self._min_std = [header.min_std(index) for index in range(len(header.profiles))]
+        order = {rule.name: index for index, rule in enumerate(header.policy.classes)}
+        self._touching = {tuple(order[name] for name in block.classes) for block in header.blocks if block.classes}
         self._rates = [float(rule.sampling_rate) for rule in header.policy.classes]
         self._multipliers: dict[tuple[int, int, int], float] = {}
         self._epsilons: dict[tuple[float, int, int, int], float] = {}
@@ -50,13 +58,53 @@ class Expenditure:
         return self._min_std[class_index]
 
     def multiplier(self, class_index: int, sigma_micro: int, clip_micro: int) -> float:
-        """Effective noise multiplier z = max(sigma_i, min over the blocks of s_l / C_i)."""
+        """Effective noise multiplier z = max(sigma_i, min over the blocks of s_l / C_i).
+
+        With injection per sample s_l is that of each step, and all that is known beforehand is z >= sigma_i.
+        """
+        if self._header.per_sample:
+            return from_micro(sigma_micro)
         key = (class_index, sigma_micro, clip_micro)
         found = self._multipliers.get(key)
         if found is None:
             found = schedule.effective_multiplier(sigma_micro, clip_micro, [self._min_std[class_index]])
             self._multipliers[key] = found
         return found
+
+    def variances(self, drawn: Iterable[Contribution]) -> tuple[int, ...] | None:
+        """Per class the smallest variance over its blocks with injection per sample, in 1e-24; None where it is scheduled.
+
+        Contributions of public classes bring none.
+        """
+        if not self._header.per_sample:
+            return None
+        classes = self._header.policy.classes
+        own = [0] * len(classes)
+        for contribution in drawn:
+            if not classes[contribution.class_index].public:
+                bounds = (contribution.admit.sigma_micro, contribution.admit.clip_micro)
+                own[contribution.class_index] += schedule.realised_variance([bounds])
+        totals = {places: sum(own[place] for place in places) for places in self._touching}
+        return tuple(
+            min(total for places, total in totals.items() if place in places) for place in range(len(classes))
+        )
+
+    def stds_squared(self, variances: tuple[int, ...] | None) -> tuple[float, ...]:
+        """What a DRAW leaf records of `variances`: the schedule's where they are None."""
+        if variances is None:
+            return tuple(std**2 for std in self._min_std)
+        return tuple(schedule.realised_std(variance) ** 2 for variance in variances)
+
+    def count(self, contribution: Contribution, variances: tuple[int, ...] | None) -> None:
+        """Counts one occurrence of a contribution in a step with these variances."""
+        contribution.occurrences += 1
+        admit, place = contribution.admit, contribution.class_index
+        if self._header.policy.classes[place].public:
+            return
+        if variances is None:
+            contribution.loss += 1.0 / self.multiplier(place, admit.sigma_micro, admit.clip_micro) ** 2
+        else:
+            contribution.loss += schedule.occurrence_loss(admit.clip_micro, variances[place])
 
     def steps(self, contribution: Contribution, charged: int) -> int:
         """Charged steps in whose pool the contribution was, re-executed and unsettled ones included."""
@@ -70,7 +118,8 @@ class Expenditure:
             An upper bound on its epsilon at the policy's delta under zero-out adjacency, for a sampler that draws it
             with its class's rate from the steps charged between its admission and its withdrawal, and a mechanism that
             clips to its signed norm and, whitened, to 1/sigma. Steps that were charged and not run, or run twice,
-            count each time. If the header says that caps are enforced, its cap counts anew in every attempt, since
+            count each time. Where occurrences are public, the occurrences recorded count and nothing else, each in full.
+            If the header says that caps are enforced, its cap counts anew in every attempt, since
             what was drawn in an abandoned attempt is not known afterwards.
 
         Args:
@@ -84,6 +133,8 @@ class Expenditure:
         admit = contribution.admit
         if self._header.policy.classes[contribution.class_index].public:
             raise LeafRefused("PUBLIC", f"class {admit.class_name} is public: no epsilon is claimed for its contributions")
+        if self._header.occurrences_public:
+            return self.of_loss(contribution.loss)
         z = self.multiplier(contribution.class_index, admit.sigma_micro, admit.clip_micro)
         steps = self.steps(contribution, charged)
         occurrences = 0
@@ -92,6 +143,15 @@ class Expenditure:
             last = attempt if contribution.attempt_until is None else contribution.attempt_until
             occurrences = admit.max_occurrences * (max(last, first) - first + 1)
         return self.of_group(contribution.class_index, z, steps, min(occurrences, steps))
+
+    def of_loss(self, loss: float) -> float:
+        """Epsilon of all contributions with this sum of 1/z^2 over public occurrences."""
+        key = (loss, -1, 0, 0)
+        found = self._epsilons.get(key)
+        if found is None:
+            found = accountants.epsilon_occurrences(loss, self._header.delta, self._header.accountant.name)
+            self._epsilons[key] = found
+        return found
 
     def of_group(self, class_index: int, z: float, steps: int, occurrences: int = 0) -> float:
         """Epsilon of all contributions of a class with this multiplier, step count and occurrence cap (0: none)."""

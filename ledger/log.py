@@ -24,6 +24,7 @@ from ledger.leaves import (
     Admit,
     Charge,
     Close,
+    Draw,
     Epoch,
     Header,
     HeaderSpec,
@@ -256,6 +257,28 @@ class Ledger:
             self._file.stage(Charge(self.size, time, *place, run.charge_classes(), noise_stream, fence))
         return Window(window, first_step, n_steps, run.attempt)
 
+    def draw(self, step: int, drawn: Iterable[int], *, now: int) -> None:
+        """Records who takes part in a step, where the policy makes occurrences public.
+
+        Guarantee:
+            When this returns, the occurrences are durable: whatever happens to the process, they count. The step must not
+            run before. A step that was charged and never drawn costs nobody anything.
+
+        Args:
+            step: the next step of the open window.
+            drawn: numbers of the contributions drawn, in the order of their admission, from 0.
+            now: POSIX seconds.
+
+        Raises:
+            LeafRefused: draws are secret in this ledger, no window is open, or the step is not the next one; code SIZE if so
+                many were drawn that they do not fit into one leaf.
+        """
+        with self._running(now) as time:
+            window, numbers = self.state.open_window, tuple(sorted(drawn))
+            place = 0 if window is None else window.window
+            variances = self.state.draw_variances(numbers)
+            self._file.stage(Draw(self.size, time, place or 1, step, numbers, variances))
+
     def settle(
         self, window: Window, steps_released: int, *, now: int, variances: Sequence[float] | None = None
     ) -> None:
@@ -265,10 +288,11 @@ class Ledger:
             window: as returned by `charge`.
             steps_released: steps whose result was used. Fewer than charged ends the attempt; nothing is refunded.
             now: POSIX seconds.
-            variances: smallest realised noise variance per class, in the policy's order; the schedule's by default.
+            variances: smallest realised noise variance per class, in the policy's order; by default what the schedule, or
+                with injection per sample the recorded draws, give.
         """
         with self._running(now) as time:
-            realised = self.state.scheduled_variances() if variances is None else tuple(variances)
+            realised = self.state.settle_variances() if variances is None else tuple(variances)
             self._file.stage(Settle(self.size, time, window.id, steps_released, realised))
 
     def withdraw(self, descriptor_hash: bytes, reason: str, evidence_hash: bytes, *, now: int) -> int:

@@ -3,7 +3,7 @@
 Writer and auditor run the same replay. The writer refuses to append a leaf that has a problem; the auditor lists them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from ledger.accountants import MICRO
@@ -14,6 +14,7 @@ from ledger.leaves import (
     Charge,
     ChargeClass,
     Close,
+    Draw,
     Epoch,
     EpochClass,
     Header,
@@ -74,6 +75,9 @@ class Replay:
         self.expenditure = Expenditure(header)
         self._root_at = root_at
         self._attempt_ended = False
+        self._by_number: list[Contribution] = []
+        self._drawn_to = 0
+        self._window_variances: list[tuple[float, ...]] = []
         self._noise_streams: set[bytes] = set()
         self._pools: list[set[bytes]] = [set() for _ in header.profiles]
         self._pool_roots: list[bytes | None] = [None] * len(header.profiles)
@@ -151,6 +155,8 @@ class Replay:
                 yield from self._admit(leaf)
             case Charge():
                 yield from self._charge(leaf)
+            case Draw():
+                yield from self._draw(leaf)
             case Settle():
                 yield from self._settle(leaf)
             case Spend():
@@ -190,6 +196,7 @@ class Replay:
             return
         contribution = Contribution(leaf, place, self.charged, self.attempt)
         self.contributions[leaf.descriptor_hash] = contribution
+        self._by_number.append(contribution)
         if not rule.public:
             self._due[leaf.descriptor_hash] = contribution
         self._pools[place].add(leaf.descriptor_hash)
@@ -230,10 +237,54 @@ class Replay:
         if len(leaf.classes) != len(self._places):
             yield LeafRefused("CHARGE_CLASS", f"{len(leaf.classes)} class rows, the policy has {len(self._places)}")
         self._noise_streams.add(leaf.noise_stream)
+        self._drawn_to, self._window_variances = leaf.first_step - 1, []
         self.windows.append(leaf)
         self.open_window = leaf
         self.charged += leaf.n_steps
         self.charged_attempt = self.attempt
+
+    def numbered(self, numbers: Iterable[int]) -> list[Contribution]:
+        """Returns contributions by the number of their admission, counted from 0."""
+        return [self._by_number[number] for number in numbers]
+
+    def draw_variances(self, numbers: Iterable[int]) -> tuple[float, ...]:
+        """Returns the variances that the DRAW leaf of a step must carry in which these take part."""
+        return self.expenditure.stds_squared(self.expenditure.variances(self.numbered(numbers)))
+
+    def settle_variances(self) -> tuple[float, ...]:
+        """Returns the variances that the SETTLE leaf of the open window must carry: of its steps, the smallest per class."""
+        if not self.header.per_sample:
+            return self.scheduled_variances()
+        return tuple(map(min, zip(*self._window_variances, strict=True))) or (0.0,) * len(self._places)
+
+    def _draw(self, leaf: Draw) -> Problems:
+        if not self.header.occurrences_public:
+            yield LeafRefused("DRAW_SECRET", "the policy keeps draws secret, and a leaf tells one; no epsilon here holds")
+            return
+        window = self.open_window
+        if window is None or leaf.window != window.window or leaf.step != self._drawn_to + 1 or leaf.step > window.last_step:
+            expected = "no window is open" if window is None else f"expected window {window.window}, step {self._drawn_to + 1}"
+            yield LeafRefused("DRAW", f"window {leaf.window}, step {leaf.step}: {expected}")
+            if window is None:
+                return
+        self._drawn_to = leaf.step
+        if leaf.drawn and leaf.drawn[-1] >= len(self._by_number):
+            yield LeafRefused("DRAW", f"number {leaf.drawn[-1]} was drawn, {len(self._by_number)} were admitted")
+            return
+        drawn = self.numbered(leaf.drawn)
+        variances = self.expenditure.variances(drawn)
+        if leaf.variances != self.expenditure.stds_squared(variances):
+            expected_variances = self.expenditure.stds_squared(variances)
+            yield LeafRefused("VARIANCE", f"recorded variances {leaf.variances}, those drawn give {expected_variances}")
+        self._window_variances.append(leaf.variances)
+        for contribution in drawn:
+            admit = contribution.admit
+            if not contribution.active:
+                yield LeafRefused("WITHDRAWN", f"{admit.descriptor_hash.hex()} was drawn after it was withdrawn")
+            self.expenditure.count(contribution, variances)
+            if self.header.caps_enforced and 0 < admit.max_occurrences < contribution.occurrences:
+                sentence = f"{admit.descriptor_hash.hex()} was drawn {contribution.occurrences} times, it signed"
+                yield LeafRefused("CAP", f"{sentence} {admit.max_occurrences} at most")
 
     def _settle(self, leaf: Settle) -> Problems:
         window = self.open_window
@@ -242,7 +293,10 @@ class Replay:
             return
         if leaf.steps_released > window.n_steps:
             yield LeafRefused("SETTLE", f"{leaf.steps_released} steps released, {window.n_steps} were charged")
-        scheduled = self.scheduled_variances()
+        if self.header.occurrences_public and leaf.steps_released > self._drawn_to - window.first_step + 1:
+            drawn = self._drawn_to - window.first_step + 1
+            yield LeafRefused("DRAW_MISSING", f"{leaf.steps_released} steps released, {drawn} have a DRAW leaf")
+        scheduled = self.settle_variances()
         # Scheduled noise has one value; anything else, more noise included, could carry what was drawn.
         if tuple(leaf.variances) != tuple(scheduled):
             yield LeafRefused("VARIANCE", f"realised variances {leaf.variances} are not the charged {scheduled}")

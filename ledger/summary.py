@@ -18,6 +18,7 @@ class ClassSummary:
         sampling_rate: probability of being drawn per step.
         noise_multiplier: smallest effective noise multiplier over its contributions, None without any.
         steps: most charged steps of one contribution.
+        occurrences: most steps in which one contribution took part; None where draws are secret.
         epsilon: largest epsilon of one contribution, under zero-out adjacency, recomputed from the charges.
         epsilon_replace: the same contribution's epsilon under content replacement.
         blocks: number of blocks that the class touches.
@@ -35,6 +36,7 @@ class ClassSummary:
     blocks: int
     coordinates: int
     public: bool = False
+    occurrences: int | None = None
 
 
 def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
@@ -42,8 +44,11 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
     header, spent = run.header, run.expenditure
     groups: list[dict[tuple[float, int], float]] = [{} for _ in header.profiles]
     public_steps: dict[int, int] = {}
+    occurrences, losses = [0] * len(header.profiles), [0.0] * len(header.profiles)
     for contribution in run.contributions.values():
         place, admit = contribution.class_index, contribution.admit
+        occurrences[place] = max(occurrences[place], contribution.occurrences)
+        losses[place] = max(losses[place], contribution.loss)
         if header.policy.classes[place].public:
             public_steps[place] = max(public_steps.get(place, 0), spent.steps(contribution, run.charged))
             continue
@@ -54,7 +59,9 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
     for place, (rule, totals) in enumerate(zip(header.policy.classes, run.totals(), strict=True)):
         worst = max(groups[place], key=groups[place].__getitem__, default=None)
         q, replaced = float(rule.sampling_rate), 0.0
-        if worst is not None:
+        if worst is not None and header.occurrences_public:
+            replaced = accountants.epsilon_occurrences(4 * losses[place], header.delta, header.accountant.name)
+        elif worst is not None:
             replaced = accountants.epsilon_replace(worst[0], q, worst[1], header.delta, header.accountant.name)
         blocks = header.profiles[place].blocks
         summaries.append(
@@ -70,6 +77,7 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
                 blocks=len(blocks),
                 coordinates=sum(header.blocks[index].coordinates for index in blocks),
                 public=rule.public,
+                occurrences=occurrences[place] if header.occurrences_public else None,
             )
         )
     return tuple(summaries)

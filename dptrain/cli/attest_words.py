@@ -112,6 +112,8 @@ def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool)
     """What the signed bounds amount to under a policy: upper bounds that hold whatever the other classes ask for."""
     rule = policy.class_rule(signed.admissibility_class)
     z, q, delta = signed.noise_multiplier, float(rule.sampling_rate), float(policy.delta)
+    if policy.disclosure == "occurrences_public":
+        return _counted(signed, policy, signed_policy)
     if signed.max_occurrences:
         own = accountants.epsilon_capped(z, q, policy.steps, signed.max_occurrences, delta, policy.accountant)
     else:
@@ -124,6 +126,22 @@ def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool)
         f"{number(own)} against the contribution being empty: {attacker(own, delta)}. If every step that may be repeated after "
         f"crashes is, it is at most {number(redone)}; against other content in its place, without repeated steps, at most "
         f"{number(replaced)}. All this is of one contribution: for several of one person epsilon is larger."
+    )
+
+
+def _counted(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -> str:
+    """The same where the ledger publishes who was drawn: every occurrence counts in full."""
+    z, delta = signed.noise_multiplier, float(policy.delta)
+    likely = accountants.likely_occurrences(float(policy.class_rule(signed.admissibility_class).sampling_rate), policy.steps)
+    draws = min(likely, signed.max_occurrences or likely)
+    own, replaced = (accountants.epsilon_occurrences(k * draws / z**2, delta, policy.accountant) for k in (1, 4))
+    source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
+    sure = "as it signed" if draws == signed.max_occurrences else "which one contribution in a million exceeds"
+    return (
+        f"Under {source} the ledger tells everybody in which steps it was drawn, and each occurrence counts in full. Drawn "
+        f"{_count(draws, 'time')} ({sure}), epsilon is at most {number(own)} against the contribution being empty, and at most "
+        f"{number(replaced)} against other content in its place (delta {delta:g}). All this is of one contribution: for "
+        "several of one person epsilon is larger."
     )
 
 

@@ -168,13 +168,27 @@ def noise_energy(blocks: list[BlockPlan]) -> float:
     return sum((block.std / largest) ** 2 for block in blocks)
 
 
+def spent_by(policy: Policy, z: float, sampling_rate: float, steps: int, *, replace: bool = False) -> float:
+    """Epsilon of a contribution with multiplier z over so many steps, by the accounting that the policy's disclosure allows.
+
+    Where occurrences are public it is known only afterwards: this one is for as many draws as one in a million exceeds.
+    """
+    delta = float(policy.delta)
+    if policy.disclosure == "occurrences_public":
+        loss = accountants.likely_occurrences(sampling_rate, steps) / z**2
+        return accountants.epsilon_occurrences(4 * loss if replace else loss, delta, policy.accountant)
+    count = accountants.epsilon_replace if replace else accountants.epsilon
+    return count(z, sampling_rate, steps, delta, policy.accountant)
+
+
 def bound_plan(
     policy: Policy, rule: ClassRule, sigma_micro: int, clip_micro: int, stds: list[float], *, hasty: bool = False
 ) -> BoundPlan:
     """What a contribution of a class gets that signed these bounds, in units of 1e-6."""
-    effective = schedule.effective_multiplier(sigma_micro, clip_micro, stds)
-    q, delta = float(rule.sampling_rate), float(policy.delta)
-    if hasty and _hopeless(effective, q, policy.steps):
+    per_sample = policy.noise_injection == "per_sample"  # then all that is sure beforehand is what was signed
+    effective = from_micro(sigma_micro) if per_sample else schedule.effective_multiplier(sigma_micro, clip_micro, stds)
+    q = float(rule.sampling_rate)
+    if policy.disclosure == "secret_poisson" and hasty and _hopeless(effective, q, policy.steps):
         q = 1.0
     signed, clip = from_micro(sigma_micro), from_micro(clip_micro)
     return BoundPlan(
@@ -183,9 +197,9 @@ def bound_plan(
         effective_multiplier=effective,
         waste=schedule.waste(effective, signed),
         sufficient_variance=schedule.sufficient_variance(signed, clip),
-        epsilon=accountants.epsilon(effective, q, policy.steps, delta, policy.accountant),
-        epsilon_replace=accountants.epsilon_replace(effective, q, policy.steps, delta, policy.accountant),
-        epsilon_with_redo=accountants.epsilon(effective, q, policy.steps + policy.redo_steps, delta, policy.accountant),
+        epsilon=spent_by(policy, effective, q, policy.steps),
+        epsilon_replace=spent_by(policy, effective, q, policy.steps, replace=True),
+        epsilon_with_redo=spent_by(policy, effective, q, policy.steps + policy.redo_steps),
     )
 
 

@@ -72,9 +72,13 @@ class FastSums:
         self.float_margin = FLOAT_MARGIN[precision]
         self._schedule = schedule
         self._tensors = tensors
-        # A block without noise is one that no private contribution may touch: there its whitened norm is zero.
+        # A block without noise is one that no private contribution touches: there its whitened norm is zero.
         self._stds = torch.tensor([block.std or torch.inf for block in schedule.blocks], dtype=torch.float64)
         self._sums: list[torch.Tensor | None] = [None] * len(tensors)
+
+    def use(self, stds: Sequence[float]) -> None:
+        """Standard deviations of the noise per block in the step that begins, where they are not the schedule's; public."""
+        self._stds = torch.tensor([std or torch.inf for std in stds], dtype=torch.float64)
 
     def require_capacity(self, contributions: int) -> None:
         """Sums in floating point hold any number of contributions; see ``CertifiedSums``."""

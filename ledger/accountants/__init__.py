@@ -80,6 +80,53 @@ def epsilon_capped(
     return min(sampled, gaussian.epsilon_of_mu(mu, float(delta)))
 
 
+def epsilon_occurrences(loss: float, delta: float, accountant: str = "pld") -> float:
+    """Returns epsilon of a contribution whose occurrences are public: counted one by one, nothing hidden by sampling.
+
+    Guarantee:
+        An upper bound under zero-out adjacency for Gaussian releases whose noise multipliers z_t depend on what is public
+        alone: exact for the composition, mu = sqrt(sum over its occurrences of 1/z_t^2).
+
+    Args:
+        loss: mu^2, the sum over its occurrences.
+        delta: the delta of the policy.
+        accountant: ``"pld"``, whose value for releases that are not sampled is that of the exact Gaussian.
+
+    Source:
+        Balle and Wang (2018), Theorem 8; mu^2 of Gaussian mechanisms adds up (Dong, Roth and Su 2022, Corollary 3.3).
+    """
+    _checked(1.0, 1.0, 0, delta, accountant)
+    if not _is_real(loss) or not loss >= 0.0:
+        raise AccountantError("LOSS", f"mu^2 is a number >= 0, got {loss!r}")
+    return gaussian.epsilon_of_mu(math.sqrt(loss), float(delta))
+
+
+def likely_occurrences(sampling_rate: float, steps: int, tail: float = 1e-6) -> int:
+    """Returns a number of draws that a contribution exceeds with probability at most ``tail``.
+
+    For planning where occurrences are public, and known only once they have happened. A Chernoff bound on the binomial
+    tail: P[X >= n] <= exp(-T KL(n/T || q)).
+    """
+    _, q = _checked(1.0, sampling_rate, steps, 0.5, "pld")
+    if q in (0.0, 1.0):
+        return steps if q else 0
+
+    def within(n: int) -> bool:
+        a = (n + 1) / steps
+        if a <= q:
+            return False
+        if a >= 1.0:
+            return n >= steps or steps * math.log(q) <= math.log(tail)
+        divergence = a * math.log(a / q) + (1 - a) * math.log((1 - a) / (1 - q))
+        return -steps * divergence <= math.log(tail)
+
+    low, high = 0, steps
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if within(middle) else (middle + 1, high)
+    return low
+
+
 def calibrate(epsilon: float, sampling_rate: float, steps: int, delta: float, accountant: str = "pld") -> float:
     """Returns the smallest safe noise multiplier for a target epsilon, on a grid of 1e-6.
 

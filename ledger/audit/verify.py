@@ -149,6 +149,8 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
     unsettled = len(run.unsettled) + (run.open_window is not None)
     if unsettled:
         notes.append(f"{unsettled} windows were charged and never settled; they count in full")
+    if header.occurrences_public:
+        notes.append("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
     for rule in policy.classes:
         if rule.public:
             alone = sum(block.classes != () and block.std == 0 and rule.name in block.classes for block in header.blocks)

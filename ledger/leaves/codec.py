@@ -9,7 +9,7 @@ from attest.errors import AttestError
 from attest.policy import Policy
 from ledger.errors import LeafRefused
 from ledger.leaves import records
-from ledger.leaves.header import AMPLIFICATION_POISSON, SCHEMA, AccountantInfo, Header, HeaderBlock
+from ledger.leaves.header import SCHEMA, AccountantInfo, Header, HeaderBlock
 
 Record = (
     records.Admit
@@ -20,6 +20,7 @@ Record = (
     | records.Epoch
     | records.Resume
     | records.Close
+    | records.Draw
 )
 Leaf = Header | Record
 
@@ -37,6 +38,7 @@ _RECORDS: Final[dict[int, type[Any]]] = {
         records.Epoch,
         records.Resume,
         records.Close,
+        records.Draw,
     )
 }
 _ROWS: Final[dict[tuple[int, str], type[Any]]] = {
@@ -156,8 +158,8 @@ def _header(value: dict[int, Any]) -> Header:
         raise LeafRefused("SCHEMA", f"the ledger has the schema {value.get(3)!r:.40}, this version reads {SCHEMA}")
     if len(value) != 21:
         raise LeafRefused("SCHEMA", f"a header has 21 fields, got {len(value)}")
-    if (value[0], value[11]) != (0, AMPLIFICATION_POISSON) or type(value[0]) is not int:
-        raise LeafRefused("SCHEMA", f"expected leaf 0 and amplification {AMPLIFICATION_POISSON}")
+    if value[0] != 0 or type(value[0]) is not int:
+        raise LeafRefused("SCHEMA", "expected leaf 0")
     names = _class_names(value[5])
     header = Header(
         time=value[2],
@@ -177,6 +179,9 @@ def _header(value: dict[int, Any]) -> Header:
         caps_enforced=value[19],
         registry_root=value[20],
     )
+    if value[11] != header.amplification:
+        expected = f"expected amplification {header.amplification} with disclosure {header.policy.disclosure}"
+        raise LeafRefused("SCHEMA", f"{expected}, got {value[11]!r:.40}")
     return header
 
 

@@ -14,13 +14,15 @@ from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 
 SCHEMA: Final = "dptrain.ledger/2"
 AMPLIFICATION_POISSON: Final = "poisson"
+AMPLIFICATION_NONE: Final = "none"
+"""Of a run whose occurrences are public: each is counted in full."""
 
 _SUPPORTED: Final = (
     ("accountant", ("pld",)),
     ("adjacency", ("zero-out",)),
-    ("disclosure", ("secret_poisson",)),
+    ("disclosure", ("secret_poisson", "occurrences_public")),
     ("noise_family", ("gaussian",)),
-    ("noise_injection", ("scheduled", "per_microbatch")),  # M draws of variance s^2/M are one draw of variance s^2
+    ("noise_injection", ("scheduled", "per_microbatch", "per_sample")),  # M draws of s^2/M are one draw of s^2
 )
 
 
@@ -153,8 +155,18 @@ class Header:
 
     @property
     def amplification(self) -> str:
-        """The only sampling this version accounts for: secret Poisson draws."""
-        return AMPLIFICATION_POISSON
+        """Whether the accounting counts on draws that stay secret; it must not where the ledger publishes them."""
+        return AMPLIFICATION_NONE if self.occurrences_public else AMPLIFICATION_POISSON
+
+    @property
+    def occurrences_public(self) -> bool:
+        """Whether DRAW leaves say who was drawn."""
+        return self.policy.disclosure == "occurrences_public"
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether every occurrence brings noise of its own, so that a step has the variance of those drawn in it."""
+        return self.policy.noise_injection == "per_sample"
 
     @property
     def delta(self) -> float:

@@ -4,8 +4,10 @@ Key 1 is the kind, ``KIND``. Kinds 6 (SUMMARY), 7 (KEY) and 10 (RELEASE) are res
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
+from ledger.errors import LeafRefused
 from ledger.leaves import checks
 
 HASH = 32
@@ -301,6 +303,41 @@ class Resume:
         if self.pinned_size is not None or self.pinned_root is not None:
             checks.uint(self.pinned_size, "pinned size", low=1)
             checks.octets(self.pinned_root, "pinned root", HASH)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Who takes part in a step, written before the step runs; in a ledger whose policy makes occurrences public, and no other.
+
+    Attributes:
+        seq: position in the ledger.
+        time: POSIX seconds.
+        window: number of the window that pays for the step.
+        step: the logical step.
+        drawn: who was drawn, ascending: contributions by the number of their admission, counted from 0.
+        variances: per class, the smallest noise variance of the step over its blocks.
+    """
+
+    KIND: ClassVar = 12
+    seq: int
+    time: int
+    window: int
+    step: int
+    drawn: tuple[int, ...]
+    variances: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_place(self.seq, self.time)
+        checks.uint(self.window, "window", low=1)
+        checks.uint(self.step, "step", low=1)
+        checks.rows(self.drawn, "drawn", int)
+        for number in self.drawn:
+            checks.uint(number, "number of a contribution")
+        if any(a >= b for a, b in pairwise(self.drawn)):
+            raise LeafRefused("ORDER", f"step {self.step}: those drawn are not in ascending order, each once")
+        checks.rows(self.variances, "variances", float, least=1)
+        for variance in self.variances:
+            checks.real(variance, "realised variance")
 
 
 @dataclass(frozen=True, slots=True)

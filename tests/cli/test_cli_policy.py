@@ -44,7 +44,10 @@ def test_check_warns_of_what_promises_little_or_wastes_noise(shell, corpus):
     ("old", "new"),
     [
         ("steps = 20", 'steps = 20\naccountant = "rdp"'),
-        ("steps = 20", 'steps = 20\ndisclosure = "occurrences_public"'),
+        (
+            "steps = 20",
+            'steps = 20\nexactness = "certified"\ndisclosure = "occurrences_public"\nnoise = { injection = "per_sample" }',
+        ),
     ],
 )
 def test_check_fails_for_a_policy_that_this_build_cannot_honour(shell, corpus, old, new):

@@ -95,3 +95,21 @@ def test_show_gives_back_the_policy(world):
     shown = world.json("policy", "show", "policy.cose")["policy"]
     assert shown["noise_microbatches"] == 3
     assert [(rule["public"], rule["clip_norm"]) for rule in shown["classes"]] == [(False, 0.5), (True, None)]
+
+
+def test_nothing_is_amplified_where_occurrences_are_public(world):
+    """The same policy with public draws: each occurrence in full, and not a word about secrecy."""
+    private = POLICY.split("[noise]")[0] + "\n".join(["[[class]]" + part for part in POLICY.split("[[class]]")[1:2]])
+    secret = private.replace("sampling_rate = 1.0", "sampling_rate = 0.1")
+    world.write("secret.toml", secret)
+    world.write("open.toml", secret.replace("steps = 20", 'steps = 20\ndisclosure = "occurrences_public"'))
+    literal = secret.replace("steps = 20", 'steps = 20\ndisclosure = "occurrences_public"\nnoise.injection = "per_sample"')
+    world.write("literal.toml", literal)
+    hidden, told, each = (
+        world.json("plan", name)["classes"][0]["preset"]["epsilon"] for name in ("secret.toml", "open.toml", "literal.toml")
+    )
+    assert told > 3 * hidden and each == told
+    for name in ("open.toml", "literal.toml"):
+        text = " ".join(item["sentence"] for item in world.json("policy", "check", name)["consequences"])
+        assert "each occurrence counts in full" in text and "draws staying secret" not in text
+    assert "brings its own noise" in text

@@ -207,9 +207,7 @@ def test_headers_that_contradict_themselves_are_refused(case):
     "changes",
     [
         {"accountant": "rdp"},
-        {"disclosure": "occurrences_public"},
         {"noise_family": "laplace"},
-        {"noise_injection": "per_sample", "disclosure": "occurrences_public"},
     ],
 )
 def test_mechanisms_without_accounting_are_refused(changes):

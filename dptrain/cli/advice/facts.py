@@ -27,7 +27,8 @@ def facts(case: Case) -> Iterator[Consequence]:
     for public in case.plan.public:
         yield _reach(case, public)
         yield _public(case, public)
-    yield _unit()
+    yield _unit(case)
+    yield from _disclosure(case)
     yield from _size(case)
     yield _delta(case)
     yield from _noise(case.plan)
@@ -117,12 +118,24 @@ def _signal(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     )
 
 
-def _unit() -> Consequence:
+def _disclosure(case: Case) -> Iterator[Consequence]:
+    if case.policy.disclosure != "occurrences_public":
+        return
+    yield fact(
+        "OCCURRENCES",
+        "the ledger says who was drawn in every step, for everybody to read, and each occurrence counts in full: sampling "
+        "hides nothing. What one contribution spends is known only afterwards; every epsilon here is for as many draws as one "
+        "contribution in a million exceeds",
+    )
+
+
+def _unit(case: Case) -> Consequence:
+    counts = " It counts on the draws staying secret." if case.policy.disclosure == "secret_poisson" else ""
     return fact(
         "UNIT",
         "every epsilon here is of one contribution, not of a person: for k contributions of one person the bound is up to k "
-        "times as large, at a larger delta. It counts on the draws staying secret. Who signed stricter bounds than the preset "
-        "has the same or a smaller one (dptrain plan POLICY.cose CORPUS)",
+        f"times as large, at a larger delta.{counts} Who signed stricter bounds than the preset has the same or a smaller one "
+        "(dptrain plan POLICY.cose CORPUS)",
     )
 
 
@@ -168,6 +181,13 @@ def _noise(plan: Plan) -> Iterator[Consequence]:
 
 def _injection(case: Case) -> Iterator[Consequence]:
     count = case.policy.noise_microbatches
+    if case.policy.noise_injection == "per_sample":
+        yield fact(
+            "INJECTION",
+            "every contribution that is drawn brings its own noise, (sigma C)^2 of variance: a block's noise grows with those "
+            "drawn who may touch it, and is none where nobody was. The noise shown per block is what the most demanding class "
+            "brings, once",
+        )
     if count is not None:
         yield fact(
             "INJECTION",

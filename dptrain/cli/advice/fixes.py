@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from attest.policy import Policy
 from dptrain.cli.advice.consequence import Change
-from ledger import accountants
+from dptrain.cli.planning import spent_by
 
 _CLOSE_ENOUGH = 0.9
 """A suggested multiplier may undershoot its target epsilon by a tenth; `dptrain calibrate` finds the last digit."""
@@ -37,7 +37,7 @@ def multiplier_for(target: float, sampling_rate: float, policy: Policy, start: f
     """
 
     def spent(text: str) -> float:
-        return accountants.epsilon(float(text), sampling_rate, policy.steps, float(policy.delta), policy.accountant)
+        return spent_by(policy, float(text), sampling_rate, policy.steps)
 
     # Log epsilon is nearly a line in log z, with a slope between -1 and -2: secant steps, kept inside the bracket.
     low, high, guess, slope = 0.0, math.inf, rounded(start, 3, up=True), -1.3

@@ -1,0 +1,266 @@
+"""Ledgers whose occurrences are public: every occurrence counted in full, recomputed by the auditor, nothing by sampling."""
+
+import math
+
+import pytest
+
+from attest.errors import ValueRefused
+from attest.schedule import occurrence_loss, realised_std, realised_variance
+from ledger import accountants
+from ledger.audit import verify_export
+from ledger.errors import LeafRefused
+from ledger.leaves import Draw, Settle, Spend, decode_leaf, encode_leaf
+from ledger.log import Ledger
+from ledger.report import write_report
+from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+
+PUBLIC = {"disclosure": "occurrences_public"}
+LITERAL = PUBLIC | {"noise_injection": "per_sample"}
+
+# Number, class, and what was signed in 1e-6: clip norm, noise multiplier.
+SIGNED = [
+    ("open", 10**6, 10**6),
+    ("open", 10**6, 2 * 10**6),
+    ("sensitive", 500_000, 3_000_000),
+    ("sensitive", 250_000, 4_000_000),
+]
+DRAWS = [(0, 1), (), (2,), (0, 1, 2, 3), (3,), (1,), (0, 2), (0,)]
+
+
+@pytest.fixture
+def driver(tmp_path, request):
+    changes = getattr(request, "param", PUBLIC)
+    header = header_spec(signed_policy(**changes), caps_enforced=True)
+    made = Driver(Ledger.create(tmp_path / "ledger.db", header, SIGNER, now=START))
+    made.admit(
+        *(
+            admission(n, name, clip_micro=clip, sigma_micro=sigma, max_occurrences=6)
+            for n, (name, clip, sigma) in enumerate(SIGNED)
+        )
+    )
+    yield made
+    made.ledger.close()
+
+
+def run(driver, draws=DRAWS, windows=2):
+    """Windows of four steps, every step drawn, then the close of an epoch."""
+    steps = iter(enumerate(draws, start=1))
+    for _ in range(windows):
+        window = driver.charge(4)
+        for step, drawn in (next(steps) for _ in range(4)):
+            driver.ledger.draw(step, drawn, now=driver.tick())
+        driver.ledger.settle(window, 4, now=driver.tick())
+    driver.epoch()
+
+
+def literal_variances(drawn):
+    """V of the blocks of class open alone, and of the block that both may touch, in plain numbers."""
+    own = [(SIGNED[n][1] * SIGNED[n][2] / 1e12) ** 2 for n in drawn]
+    alone = sum(v for n, v in zip(drawn, own, strict=True) if SIGNED[n][0] == "open")
+    return alone, sum(own)
+
+
+def expected_loss(number, literal):
+    """mu^2 from first principles: the sum over occurrences of (C / least noise)^2."""
+    name, clip, sigma = SIGNED[number]
+    total = 0.0
+    for drawn in DRAWS:
+        if number in drawn:
+            alone, shared = literal_variances(drawn)
+            if literal:
+                least = min(alone, shared) if name == "open" else shared
+                total += (clip / 1e6) ** 2 / least
+            else:
+                std = 1.0 if name == "open" else 1.5  # the schedule: sigma C of the most demanding class
+                total += 1.0 / max(sigma / 1e6, std / (clip / 1e6)) ** 2
+    return total
+
+
+@pytest.mark.parametrize("driver, literal", [(PUBLIC, False), (LITERAL, True)], indirect=["driver"])
+def test_epsilon_is_that_of_the_counted_occurrences(driver, literal, tmp_path):
+    run(driver)
+    delta = 1e-6
+    for n in range(4):
+        expected = accountants.gaussian.epsilon_of_mu(math.sqrt(expected_loss(n, literal)), delta)
+        assert driver.ledger.epsilon(descriptor(n)) == pytest.approx(expected, rel=1e-9)
+    # What amplification would have claimed is far less; that it is not claimed is the point.
+    assert driver.ledger.epsilon(descriptor(0)) > 2 * accountants.epsilon(1.0, 0.02, 8, delta)
+    assert driver.ledger.header.amplification == "none"
+    driver.ledger.finish(now=driver.tick())
+    exported = driver.ledger.export(tmp_path / "export")
+    report = verify_export(exported, [SIGNER.vkey])
+    assert report.verdict == "FULL", report.findings
+    assert [c.occurrences for c in report.classes] == [4, 3]
+    assert any("public in this ledger" in note for note in report.notes)
+    assert report.classes[0].epsilon_replace > report.classes[0].epsilon
+    assert "ε" in write_report(exported, tmp_path / "r.html", report=report).read_text()
+
+
+@pytest.mark.parametrize("driver", [PUBLIC, LITERAL], indirect=True)
+def test_spend_leaves_hold_the_epsilon_and_are_recomputed(driver, tmp_path):
+    run(driver)
+    with driver.ledger.rows() as rows:
+        leaves = [decode_leaf(row.body) for row in rows]
+    spent = {leaf.descriptor_hash: leaf.epsilon_micro for leaf in leaves if isinstance(leaf, Spend)}
+    for n in range(4):
+        exact = driver.ledger.epsilon(descriptor(n)) * 1e6
+        assert exact <= spent[descriptor(n)] <= exact + 2
+    settled = [leaf.variances for leaf in leaves if isinstance(leaf, Settle)]
+    if driver.ledger.header.per_sample:
+        # In step 2 nobody was drawn, in step 5 nobody of class open.
+        assert settled == [(0.0, 0.0), (0.0, pytest.approx(1.0))]
+    else:
+        assert settled == [(1.0, 2.25)] * 2
+
+
+def test_the_variance_of_a_step_is_that_of_those_drawn():
+    assert realised_variance([]) == 0 and realised_std(0) == 0.0
+    variance = realised_variance([(10**6, 10**6), (3_000_000, 500_000)])
+    assert realised_std(variance) == pytest.approx(math.sqrt(1 + 2.25))
+    assert occurrence_loss(500_000, variance) == pytest.approx(0.25 / 3.25)
+    with pytest.raises(ValueRefused):
+        occurrence_loss(500_000, 0)
+
+
+@pytest.mark.parametrize("driver", [LITERAL], indirect=True)
+def test_an_occurrence_never_costs_more_than_was_signed(driver):
+    """z >= sigma_i at every occurrence, since a contribution that is drawn brings its own variance."""
+    run(driver)
+    for n, (_, _, sigma) in enumerate(SIGNED):
+        found = driver.ledger.state.contributions[descriptor(n)]
+        assert found.loss <= found.occurrences / (sigma / 1e6) ** 2 * (1 + 1e-12)
+
+
+def refused(driver, *arguments):
+    with pytest.raises(LeafRefused) as caught:
+        driver.ledger.draw(*arguments, now=driver.tick())
+    return caught.value.code
+
+
+def test_draws_are_recorded_step_by_step_inside_an_open_window(driver):
+    assert refused(driver, 1, (0,)) == "DRAW"
+    driver.charge(4)
+    assert refused(driver, 2, (0,)) == "DRAW"
+    driver.ledger.draw(1, (0,), now=driver.tick())
+    assert refused(driver, 1, (0,)) == "DRAW"
+    for step in (2, 3, 4):
+        driver.ledger.draw(step, (), now=driver.tick())
+    assert refused(driver, 5, (0,)) == "DRAW"
+
+
+def test_a_released_step_without_a_draw_is_refused(driver):
+    window = driver.charge(4)
+    driver.ledger.draw(1, (0,), now=driver.tick())
+    with pytest.raises(LeafRefused) as caught:
+        driver.ledger.settle(window, 2, now=driver.tick())
+    assert caught.value.code == "DRAW_MISSING"
+    driver.ledger.settle(window, 1, now=driver.tick())
+
+
+def test_what_was_drawn_counts_after_a_crash_and_what_was_not_does_not(driver):
+    driver.charge(4)
+    driver.ledger.draw(1, (0,), now=driver.tick())
+    driver.ledger.resume(0, None, now=driver.tick())
+    driver.charge(4)
+    driver.ledger.draw(1, (0, 1), now=driver.tick())
+    state = driver.ledger.state.contributions
+    assert [state[descriptor(n)].occurrences for n in range(4)] == [2, 1, 0, 0]
+    assert state[descriptor(0)].loss == 2.0
+    assert driver.ledger.epsilon(descriptor(2)) == 0.0
+
+
+def test_who_was_withdrawn_or_has_reached_its_cap_is_drawn_no_more(driver):
+    driver.withdraw(2)
+    window = driver.charge(4)
+    assert refused(driver, 1, (2,)) == "WITHDRAWN"
+    driver.ledger.draw(1, (0,), now=driver.tick())
+    for step in (2, 3, 4):
+        driver.ledger.draw(step, (0,), now=driver.tick())
+    driver.ledger.settle(window, 4, now=driver.tick())
+    driver.charge(4)
+    driver.ledger.draw(5, (0,), now=driver.tick())
+    driver.ledger.draw(6, (0,), now=driver.tick())
+    assert refused(driver, 7, (0,)) == "CAP"
+
+
+def test_a_ledger_that_keeps_draws_secret_takes_none(tmp_path):
+    """H12: a leaf that told a draw would void every epsilon of the ledger."""
+    driver = Driver(Ledger.create(tmp_path / "l.db", header_spec(), SIGNER, now=START))
+    driver.admit(admission(0))
+    driver.charge(4)
+    assert refused(driver, 1, (0,)) == "DRAW_SECRET"
+    driver.ledger.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"drawn": (1, 0)},
+        {"drawn": (0, 0)},
+        {"drawn": (True,)},
+        {"drawn": (-1,)},
+        {"drawn": [0]},
+        {"step": 0},
+        {"variances": ()},
+        {"variances": (float("nan"),)},
+    ],
+    ids=str,
+)
+def test_malformed_draws_are_refused(changes):
+    fields = {"seq": 3, "time": START, "window": 1, "step": 1, "drawn": (0, 1), "variances": (1.0, 2.25)}
+    leaf = Draw(**fields)
+    assert decode_leaf(encode_leaf(leaf)) == leaf
+    with pytest.raises(LeafRefused):
+        Draw(**fields | changes)
+
+
+@pytest.mark.parametrize("driver", [PUBLIC, LITERAL], indirect=True)
+@pytest.mark.parametrize("changes, code", [({"variances": (9.0, 9.0)}, "VARIANCE"), ({"drawn": (0, 4)}, "DRAW")])
+def test_an_auditor_finds_a_draw_that_contradicts_the_record(driver, changes, code):
+    from ledger.replay import Replay
+
+    run(driver)
+    with driver.ledger.rows() as rows:
+        leaves = [decode_leaf(row.body) for row in rows]
+    again, found = Replay(leaves[0], lambda size: b""), []
+    first = next(leaf for leaf in leaves if isinstance(leaf, Draw))
+    for leaf in leaves[1:]:
+        if leaf is first:
+            fields = {name: getattr(leaf, name) for name in leaf.__slots__} | changes
+            leaf = Draw(**fields)
+        found += [problem.code for problem in again.apply(leaf)]
+    assert code in found
+
+
+def test_hiding_an_occurrence_is_found_by_the_epsilon(driver):
+    """Whoever leaves a contribution out of a DRAW leaf has to lower its SPEND too, and the variances say what was drawn."""
+    from ledger.replay import Replay
+
+    run(driver)
+    with driver.ledger.rows() as rows:
+        leaves = [decode_leaf(row.body) for row in rows]
+    again, found = Replay(leaves[0], lambda size: b""), []
+    for leaf in leaves[1:]:
+        if isinstance(leaf, Draw) and leaf.step == 1:
+            leaf = Draw(leaf.seq, leaf.time, leaf.window, leaf.step, leaf.drawn[1:], leaf.variances)
+        found += [problem.code for problem in again.apply(leaf)]
+    assert "SPEND_EPSILON" in found
+
+
+@pytest.mark.parametrize("q, steps", [(0.01, 1000), (0.5, 40), (0.001, 100), (1.0, 7), (1e-9, 10)])
+def test_likely_occurrences_are_rarely_exceeded(q, steps):
+    from scipy.stats import binom
+
+    likely = accountants.likely_occurrences(q, steps)
+    assert q * steps <= likely + 1 <= steps + 1
+    assert binom.sf(likely, steps, q) <= 1e-6
+    assert accountants.likely_occurrences(0.0, steps) == 0
+
+
+def test_counted_occurrences_are_dearer_than_secret_ones():
+    """MECHANISM: z = 1, q = 0.01, T = 1000, delta 1e-5: 1.83 secret; ten occurrences in public are 17.86."""
+    assert accountants.epsilon_occurrences(10.0, 1e-5) == pytest.approx(17.86, abs=0.01)
+    assert accountants.epsilon_occurrences(0.0, 1e-5) == 0.0
+    for bad in (-1.0, math.nan, "1", True):
+        with pytest.raises(accountants.AccountantError):
+            accountants.epsilon_occurrences(bad, 1e-5)
