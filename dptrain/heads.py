@@ -10,12 +10,12 @@ them. Whatever else lies in the attention module (bias of the output projection,
 factor of a LoRA adapter that all heads share) needs all heads.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
-from dptrain.parts import Division, divided, shared
+from dptrain.parts import Division, Kind, Run, divided, shared
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,27 @@ def _contains_known(model: nn.Module, path: str, counts: dict[str, int]) -> bool
     return bool(known) and all(p.dim() == 1 or any(name.startswith(own) for own in known) for name, p in named)
 
 
+@dataclass(frozen=True)
+class Projections:
+    """The projections of a known attention module: owners of their outputs by name, and the name of the output projection."""
+
+    heads: int
+    outputs: Mapping[str, tuple[Run, ...]]
+    output: str
+
+
+def projections(module: nn.Module) -> Projections | None:
+    """The projections of an attention module of transformers that :func:`find_heads` knows, None for any other."""
+    layout = _layout(module)
+    if layout is None:
+        return None
+    heads, own = _of_layout(module, layout)
+    names = dict(_projections(layout))
+    output = names.pop("output")
+    weights = {name: _Projection(name, _find(module, name)).path for name in names.values()}
+    return Projections(heads, {name: own[f"{path}.weight"].runs for name, path in weights.items()}, output)
+
+
 class _Mismatch(Exception):
     """What does not fit the layout."""
 
@@ -235,7 +256,7 @@ class _Projection:
         self.outputs = weight.shape[self.output_dim]
         self.inputs = weight.shape[1 - self.output_dim]
 
-    def rows(self, kind, count: int, owners: list[tuple[frozenset[int], int]]) -> dict[str, Division]:
+    def rows(self, kind: Kind, count: int, owners: list[tuple[frozenset[int], int]]) -> dict[str, Division]:
         """What makes an output: rows of the weight and the bias, and of LoRA's second factor."""
         if sum(length for _, length in owners) != self.outputs:
             raise _Mismatch(f"{self.outputs} outputs of {self.outer!r}, expected {sum(length for _, length in owners)}")
@@ -248,7 +269,7 @@ class _Projection:
             found[f"{self.outer}.lora_B.{adapter}.bias"] = divided(kind, count, 0, owners)
         return found
 
-    def columns(self, kind, count: int, owners: list[tuple[frozenset[int], int]]) -> dict[str, Division]:
+    def columns(self, kind: Kind, count: int, owners: list[tuple[frozenset[int], int]]) -> dict[str, Division]:
         """What an input meets: columns of the weight, and of LoRA's first factor."""
         found = {f"{self.path}.weight": divided(kind, count, 1 - self.output_dim, owners)}
         for adapter in self.adapters:

@@ -11,6 +11,7 @@ from dptrain.errors import NonFinite
 from dptrain.feeding import spread
 from dptrain.gradients import Phase
 from dptrain.microbatch import Microbatch
+from dptrain.routing.head_probe import HeadProbe
 from dptrain.routing.probes import ProbeRecord, check_buffers, check_exact, check_order, check_replacement, snapshot_buffers
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Probe:
             parameter.requires_grad_(True)
         handles = [p.register_post_accumulate_grad_hook(_drop_grad) for p in parameters]
         engine.router.arm(rows.contributions, rows.examples, everything)
+        self._heads = HeadProbe(engine.model, engine.schedule)
         self.active = True
         engine.current = rows
         try:
@@ -116,6 +118,7 @@ class Probe:
             engine.require_consumed(0)
         finally:
             self.active = False
+            self._heads.close()
             engine.router.disarm()
             for parameter in parameters:
                 parameter.requires_grad_(False)
@@ -129,6 +132,7 @@ class Probe:
         engine.router.require_losses(losses)
         self._ran.update(engine.router.order)
         check_order(engine.router.order, engine.schedule.stack, engine.router)
+        self._heads.check()
         half = torch.is_autocast_enabled("cpu") or engine.mixed_precision
         self._norms = check_exact(engine.router, losses, rows.weight, half)
         weighted = losses.detach().double().cpu() * rows.weight

@@ -107,10 +107,10 @@ def tiny(name: str, settings: dict) -> nn.Module:
     return model
 
 
-def forward(model: nn.Module) -> None:
+def forward(model: nn.Module, grad: bool = False) -> None:
     ids = torch.randint(2, 50, (2, 6), generator=torch.Generator().manual_seed(3))
     config = model.config
-    with torch.no_grad():
+    with torch.set_grad_enabled(grad):
         if model.main_input_name == "pixel_values":
             generator = torch.Generator().manual_seed(3)
             model(torch.randn(2, config.num_channels, config.image_size, config.image_size, generator=generator).double())
