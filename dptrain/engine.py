@@ -27,7 +27,7 @@ from dptrain.recording import Recorder
 from dptrain.registry_watch import RegistryWatch
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router, bounds_of
-from dptrain.routing.levels import least_multiplier, refuse_uncertifiable
+from dptrain.routing.levels import least_multiplier, refuse_skipped_masks, refuse_uncertifiable
 from dptrain.routing.public import PublicSums, is_public, own_randomness
 from dptrain.routing.scan import refuse_coupled
 from dptrain.routing.single import Spread
@@ -217,6 +217,7 @@ class PrivateTraining:
         self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)
         self.feeder = Feeder(self.pool, collate, self.device, self._microbatch_rows)
         self.feeder.check()
+        refuse_skipped_masks(self.policy.exactness, self.model, self.feeder.names)
         guards.warn_delta(self.policy, len(slots))
         guards.refuse_long_draws(self.policy, [slot.resolution.class_name for slot in slots])
         attempt = self.recorder.open(describe.header_for(self, self._test_key), slots, self.gate.now)
@@ -294,6 +295,7 @@ class PrivateTraining:
         """What must hold at every step, since a user can change it at any time: no known coupling, full float32 products, and
         the parameters that were bound."""
         refuse_coupled(self.model)
+        refuse_skipped_masks(self.policy.exactness, self.model, self.feeder.names)
         guards.refuse_low_precision()
         self.gradients.require_bound()
 

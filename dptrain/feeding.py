@@ -32,6 +32,11 @@ class Feeder:
         self._rows = rows
         self._shapes: dict[str, tuple[int, ...]] | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the collated tensors, once something was collated."""
+        return tuple(self._shapes or ())
+
     def planned(self, planned: Planned) -> Microbatch:
         """Reads and collates a microbatch of a step.
 
@@ -45,12 +50,14 @@ class Feeder:
         contents = [self.pool.examples(i) for i in slots]
         return self._collated(Planned(tuple(slots), max(map(len, contents))), contents)
 
-    def probe(self, slots: Sequence[int]) -> Microbatch:
-        """Of every contribution as many examples as the limit leaves room for, one at least: for the start-up probes."""
-        contents = [self.pool.examples(i) for i in slots]
-        room = max(map(len, contents)) if self._rows is None else max(1, self._rows // len(slots))
-        contents = [examples[:room] for examples in contents]
-        return self._collated(Planned(tuple(slots), max(map(len, contents))), contents)
+    def probe(self, slots: Sequence[int], among: Sequence[int]) -> Microbatch:
+        """Of every contribution as many examples as the limit leaves room for, one at least: for the start-up probes.
+
+        All microbatches of slots ``among`` the same ones have one shape, so that kernels take the same path in each.
+        """
+        widest = max(self.pool.size(i) for i in among)
+        each = widest if self._rows is None else min(widest, max(1, self._rows // len(slots)))
+        return self._collated(Planned(tuple(slots), each), [self.pool.examples(i)[:each] for i in slots])
 
     def check(self) -> None:
         """Decodes and collates every contribution before the ledger opens.

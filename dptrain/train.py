@@ -65,6 +65,10 @@ def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> O
     tools = task(config.task)
     model, collate = tools.build(config.model)
     with open_run(config, accelerator, resume=resume, privacy=privacy) as run:
+        if run.policy.exactness == "certified":
+            for module in model.modules():
+                if hasattr(module, "set_attn_implementation"):
+                    module.set_attn_implementation("eager")  # other kinds skip masks by content (dptrain.routing.levels)
         optimizer = make_optimizer(model, config.optimizer, layers=config.model.layers, private=privacy)
         scheduler = make_scheduler(optimizer, config.optimizer, run.policy.steps)
         model, optimizer = accelerator.prepare(model, optimizer)

@@ -35,6 +35,8 @@ class Trainer:
         options.setdefault("progress", False)
         options.setdefault("microbatch", 3)
         self.private = PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, **options)
+        if self.private.policy.exactness == "certified" and hasattr(self.model, "set_attn_implementation"):
+            self.model.set_attn_implementation("eager")  # other kinds are refused where a mask is collated
         _, _, self.steps = self.private.prepare(self.model, self.optimizer, collate_tokens)
 
     def losses(self, rows: Any) -> torch.Tensor:

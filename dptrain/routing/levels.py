@@ -1,9 +1,10 @@
 """The exactness levels of a policy, and the sums that keep them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from attest.policy import Policy
 from dptrain.depth import LayerStack, Tensor
@@ -56,6 +57,32 @@ def refuse_uncertifiable(exactness: str, stack: LayerStack) -> None:
             "depend on the content of the whole microbatch, and so does the rounding of everybody's gradient; sign exactness = "
             '"fast", or train a model without experts',
         )
+
+
+def refuse_skipped_masks(exactness: str, model: nn.Module, names: Iterable[str]) -> None:
+    """Refuses, at ``certified``, attention that takes another path when no row of the microbatch is padded.
+
+    ``transformers`` leaves a mask out for its faster kinds of attention if it is true everywhere: whether one contribution is
+    padded then decides which kernel computes the others, and moves their integers by rounding.
+
+    Args:
+        names: of the collated tensors.
+
+    Raises:
+        UnsupportedPolicy: a mask is collated, and the model's attention may leave it out.
+    """
+    mask = next((name for name in names if "mask" in name), None)
+    if exactness != "certified" or mask is None:
+        return
+    for name, module in model.named_modules():
+        kind = getattr(getattr(module, "config", None), "_attn_implementation", None)
+        if kind not in (None, "eager"):
+            raise UnsupportedPolicy(
+                "MASK_SKIPPED",
+                f"the policy asks for exactness 'certified', but attention of kind {kind!r} ({name or 'the model'}) skips "
+                f"{mask!r} when no row is padded, so that one contribution's padding changes how others are rounded; call "
+                'model.set_attn_implementation("eager")',
+            )
 
 
 def sums_for(

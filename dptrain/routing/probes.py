@@ -160,15 +160,17 @@ def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tu
             )
 
 
-def check_replacement(first: ProbeRecord, second: ProbeRecord, replaced: int, dtype: torch.dtype) -> None:
-    """P2: all contributions but ``replaced`` must show the same losses and norms in both records.
+def check_replacement(
+    first: ProbeRecord, second: ProbeRecord, replaced: int, dtype: torch.dtype, *, exact: bool = False
+) -> None:
+    """P2: all contributions but ``replaced`` must show the same losses and norms in both records; ``exact``: to the last bit.
 
     Raises:
         CoupledModel: code REPLACEMENT.
     """
     keep = torch.ones(len(first.losses), dtype=torch.bool)
     keep[replaced] = False
-    tolerance = P2_TOLERANCE[dtype]
+    tolerance = 0.0 if exact else P2_TOLERANCE[dtype]
     for what, a, b in (("loss", first.losses, second.losses), ("gradient norm", first.norms_sq, second.norms_sq)):
         gap, size = (a - b)[keep].abs(), a[keep].abs()
         # Every block on its own scale, or a small block's coupling would hide behind a large one.

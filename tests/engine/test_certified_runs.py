@@ -7,9 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dptrain import PrivateTraining  # noqa: E402
-from dptrain.errors import UnsupportedPolicy  # noqa: E402
+from dptrain.errors import CoupledModel, UnsupportedPolicy  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
+from tests.guarantees import peers  # noqa: E402
 from tests.reference import naive_certified, streams  # noqa: E402
+from tests.reference.families import FAMILIES  # noqa: E402
 from tests.reference.zoo import ZOO  # noqa: E402
 from tests.trainers import Trainer, collate_tokens  # noqa: E402
 from tests.worlds import World, make_world, token_record  # noqa: E402
@@ -133,3 +135,43 @@ def test_experts_are_refused_by_name_even_if_frozen(world: World, name: str) -> 
         pytest.raises(UnsupportedPolicy, match="EXPERTS_CERTIFIED"),
     ):
         private.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), collate_tokens)
+
+
+def test_attention_that_skips_masks_is_refused_by_name(world: World) -> None:
+    """One contribution's padding would decide which kernel computes the others; eager attention always takes the mask."""
+    torch.manual_seed(0)
+    model = FAMILIES["llama"]().model
+    assert model.config._attn_implementation == "sdpa"
+    with (
+        PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private,
+        pytest.raises(UnsupportedPolicy, match=r"MASK_SKIPPED.*eager"),
+    ):
+        private.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), collate_tokens)
+
+
+def test_attention_that_is_switched_during_a_run_is_refused(world: World) -> None:
+    trainer = Trainer(world)
+    iterator = iter(trainer.steps)
+    trainer.one(next(iterator))
+    trainer.model.set_attn_implementation("sdpa")
+    with pytest.raises(UnsupportedPolicy, match="MASK_SKIPPED"):
+        trainer.one(next(iterator))
+    trainer.close()
+
+
+class Faint(torch.nn.Module):
+    """Adds a trace of the batch mean that no gradient shows: below every tolerance, and not nothing."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1e-13 * x.mean(0, keepdim=True).detach()
+
+
+def test_at_this_level_contributions_must_not_move_each_other_by_one_bit(tmp_path) -> None:
+    for level in ("fast", "certified"):
+        world = peers.small_world(tmp_path / level, policy_extra=f'exactness = "{level}"')
+        with peers.Run(world, peers.net(Faint)) as run:
+            if level == "fast":
+                run.gradients(next(iter(run.steps)))
+                continue
+            with pytest.raises(CoupledModel, match="REPLACEMENT"):
+                run.gradients(next(iter(run.steps)))

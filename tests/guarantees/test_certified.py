@@ -158,6 +158,21 @@ def test_integers_do_not_depend_on_what_else_is_in_the_microbatch() -> None:
             assert torch.equal(a, b - c)
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt2_tied", "llama"])
+def test_integers_do_not_depend_on_the_padding_of_others(family: str) -> None:
+    """With eager attention, which a run demands where a mask is collated; llama's sdpa skips a mask that is true everywhere."""
+
+    def integers(kind: str, padded: bool) -> list[torch.Tensor]:
+        scene = Scene(family, torch.float32)
+        scene.model.set_attn_implementation(kind)
+        scene.batch["attention_mask"] = torch.ones_like(scene.batch["attention_mask"])
+        if padded:
+            scene.batch["attention_mask"][scene.examples : 2 * scene.examples, -1] = 0
+        return scene.integers(scene.sums([0, 1, 2], scale=torch.tensor([1.0, 0.0, 1.0])))
+
+    assert all(torch.equal(a, b) for a, b in zip(integers("eager", False), integers("eager", True), strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_input_stays_within_its_signed_bounds_exactly(dtype: torch.dtype) -> None:
     """Gradients over the whole range of the type, subnormal to infinite: the certificate holds in exact arithmetic."""
