@@ -18,7 +18,7 @@ import torch._inductor
 import torch._inductor.config
 from torch import nn
 from torch.func import functional_call
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dptrain.microbatch import Microbatch
@@ -114,6 +114,7 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
     if random.getstate() != drawn:
         raise NotTraceable("the forward draws from Python's random, and a graph would repeat one draw for ever")
     _require_no_constants(graph, state)
+    free_views(graph)
     if values[0].device.type == "cpu":
         use_onednn(graph)
     try:
@@ -184,6 +185,30 @@ def _require_no_constants(graph: GraphModule, state: Mapping[str, torch.Tensor])
         value = getattr(graph, node.target)
         if not isinstance(value, torch.Tensor) or value.numel() > 64 or any(value is other for other in state.values()):
             raise NotTraceable(f"a tensor of shape {tuple(getattr(value, 'shape', ()))} would be frozen into the graph")
+
+
+def free_views(graph: GraphModule) -> None:
+    """Lets a view be a copy where inductor chooses strides of its own, under which it is no view any more.
+
+    Views of anything that is changed in place stay as they are: there, view and copy are not the same.
+    """
+    aten = torch.ops.aten
+    roots: dict[Node, Node] = {}
+    changed: set[Node] = set()
+    for node in graph.graph.nodes:
+        roots[node] = node
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for spec, value in zip(node.target._schema.arguments, node.args, strict=False):
+            if spec.alias_info is None or not isinstance(value, Node):
+                continue
+            roots[node] = roots[value]
+            if spec.alias_info.is_write:
+                changed.add(roots[value])
+    for node in graph.graph.nodes:
+        if node.target in (aten.view.default, aten._unsafe_view.default) and roots[node] not in changed:
+            node.target = aten.reshape.default
+    graph.recompile()
 
 
 # ------------------------------------------------------------------------------------------------------ products by oneDNN
