@@ -105,3 +105,50 @@ def test_plan_says_that_name_patterns_need_a_model(shell, corpus):
     answer = shell.json("plan", "other.toml")
     assert answer["lower_bounds"] and answer["classes"][0]["blocks"] == ["set vision.*"]
     assert "until a model is seen" in shell.run("plan", "other.toml").stdout
+
+
+MASKED = {"from = 0.75, to = 1.0": "from = 0.75, to = 1.0, heads = [0, 1, 3], experts = [2]"}
+
+
+def masked(shell) -> None:
+    text = (shell.directory / "policy.toml").read_text()
+    for old, new in MASKED.items():
+        assert old in text
+        text = text.replace(old, new, 1)
+    shell.write("policy.toml", text)
+
+
+def test_plan_counts_what_masks_divide_as_blocks_of_their_own(shell, corpus):
+    """The class without a mask alone may touch what heads share, so it cannot count on the other's noise there."""
+    corpus()
+    masked(shell)
+    answer = shell.json("plan", "policy.toml", "--layers", "4")
+    blocks = {block["name"]: (block["std"], block["classes"]) for block in answer["blocks"] if "layer.3" in block["name"]}
+    both = ["sensitive", "public"]
+    assert blocks == {
+        "layer.3": (0.6, both),
+        "layer.3 heads 0-1+3": (0.6, both),
+        "layer.3 attention": (0.4, ["public"]),
+        "layer.3 experts 2": (0.6, both),
+        "layer.3 router": (0.4, ["public"]),
+    }
+    shown = shell.run("plan", "policy.toml", "--layers", "4").stdout
+    assert "layer.3 heads 0-1+3" in shown and "multipliers are lower bounds" in shown
+
+
+def test_check_says_which_heads_a_class_may_touch(shell, corpus):
+    corpus()
+    masked(shell)
+    shown = " ".join(shell.run("policy", "check", "policy.toml", "--layers", "4").stdout.split())
+    assert "there only heads 0-1+3 and experts 2 where it has such" in shown
+    answer = shell.json("plan", "policy.toml", "--layers", "4")
+    assert answer["classes"][0]["preset"]["effective_multiplier"] == 1.2
+
+
+def test_show_gives_masks_back_as_they_were_signed(shell, corpus):
+    corpus()
+    masked(shell)
+    shell.run("policy", "sign", "policy.toml", "--key", "owner.key", "--registry", "registry.cbor", "--out", "masked.cose")
+    assert "heads = [0, 1, 3], experts = [2]" in shell.run("policy", "show", "masked.cose").stdout
+    depth = shell.json("policy", "show", "masked.cose")["policy"]["classes"][0]["depth"]
+    assert depth == {"from": 0.75, "to": 1.0, "heads": [0, 1, 3], "experts": [2]}

@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn  # noqa: E402
 from attest.policy import DepthRule  # noqa: E402
 from dptrain import heads as heads_module  # noqa: E402
 from dptrain import masks  # noqa: E402
+from dptrain.cli.planning import lay_out  # noqa: E402
 from dptrain.depth import layer_stack  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
 from dptrain.parts import Part  # noqa: E402
@@ -22,7 +24,7 @@ from dptrain.routing.narrow import narrow  # noqa: E402
 from dptrain.routing.uses import Dense, Gather, Outer, add_weighted, merge, norm_sq  # noqa: E402
 from tests.reference import families  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
-from tests.reference.masked import ALL, biased_llama, by_hand_gpt2, by_hand_llama, covered, random_masks  # noqa: E402
+from tests.reference.masked import ALL, biased_llama, by_hand_gpt2, by_hand_llama, covered, random_masks, subset  # noqa: E402
 from tests.reference.zoo import ZOO  # noqa: E402
 from tests.routing.test_depth_and_resolver import policy_of  # noqa: E402
 
@@ -228,6 +230,26 @@ def test_without_a_mask_nothing_is_split_and_no_name_changes() -> None:
         schedule = bind(policy_of(**rules), layer_stack(model))
         assert all(t.part is None for block in schedule.blocks for t in block.tensors)
         assert {block.name for block in schedule.blocks} == {"embeddings", "layer.0", "layer.1", "head"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_plan_without_a_model_promises_no_more_noise_than_there_is(seed: int) -> None:
+    """Its blocks are a guess at those of the model; the least noise of a class's blocks must not be guessed too high."""
+    rng = random.Random(seed)
+    model = ZOO["mixtral"].build()
+    depths = {}
+    for name in "abcd":
+        low = Fraction(rng.randint(0, 1), 2)
+        own = {what: subset(rng, 4) for what in ("heads", "experts") if rng.random() < 0.6}
+        depths[name] = DepthRule(band=(low, low + Fraction(1, 2) if rng.random() < 0.5 else Fraction(1)), **own)
+    policy = policy_of(**depths)
+    policy = replace(policy, classes=tuple(rng.sample(policy.classes, 4)))
+    schedule = bind(policy, layer_stack(model))
+    touched, blocks = lay_out(policy, 2)
+    planned = {block.name: block.std for block in blocks}
+    for name, profile in schedule.profiles.items():
+        least = min(schedule.blocks[index].std for index in profile)
+        assert min(planned[block] for block in touched[name]) <= least
 
 
 def test_a_tied_tensor_that_its_uses_divide_differently_is_needed_whole() -> None:
