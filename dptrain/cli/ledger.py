@@ -343,7 +343,9 @@ def _print_audit(audited: "AuditReport") -> None:
 
 
 def _print_classes(classes: list[dict[str, Any]]) -> None:
-    rows = table("class", "active", "withdrawn", "q", "least z", "steps", "epsilon", "if content replaced", "parameters")
+    counted = any(item["occurrences"] is not None for item in classes)
+    steps = ("steps", "occurrences") if counted else ("steps",)
+    rows = table("class", "active", "withdrawn", "q", "least z", *steps, "epsilon", "if content replaced", "parameters")
     for item in classes:
         rows.add_row(
             item["name"],
@@ -351,7 +353,7 @@ def _print_classes(classes: list[dict[str, Any]]) -> None:
             str(item["withdrawn"]),
             number(item["sampling_rate"]),
             "" if item["noise_multiplier"] is None and not item["public"] else promised(item["noise_multiplier"]),
-            str(item["steps"]),
+            *(str(item[name]) for name in steps),
             promised(item["epsilon"], 6),
             promised(item["epsilon_replace"], 6),
             str(item["coordinates"]),

@@ -89,9 +89,7 @@ def _verdict(report: AuditReport) -> str:
         ("run", ("closed" if report.finished else "open") if report.steps else None),
         ("model digest", report.model_digest),
     ]
-    rows = [
-        (f"<th scope='row'>{escape(name)}</th>", _cell(value, code=True)) for name, value in facts if value is not None
-    ]
+    rows = [(f"<th scope='row'>{escape(name)}</th>", _cell(value, code=True)) for name, value in facts if value is not None]
     parts = [
         "<h1>Privacy ledger report</h1>",
         f"<p class='verdict {'full' if good else 'failed'}' role='status'>{escape(sign)}</p>",
@@ -109,12 +107,15 @@ def _verdict(report: AuditReport) -> str:
 def _classes(report: AuditReport) -> str:
     if not report.classes:
         return ""
-    head = ("class", "active", "withdrawn", "sampling rate", "noise multiplier", "steps", "ε", "ε, content replacement")
-    rows = []
+    counted = any(c.occurrences is not None for c in report.classes)
+    steps = ("steps", "occurrences") if counted else ("steps",)
+    head = ("class", "active", "withdrawn", "sampling rate", "noise multiplier", *steps, "ε", "ε, content replacement")
+    rows: list[tuple[Any, ...]] = []
     for c in report.classes:
         spent = [_PUBLIC if value is None else rounded_up(value) for value in (c.epsilon, c.epsilon_replace)]
         multiplier = _PUBLIC if c.public else c.noise_multiplier
-        rows.append((c.name, c.active, c.withdrawn, c.sampling_rate, multiplier, c.steps, *spent))
+        taken = (c.steps, c.occurrences) if counted else (c.steps,)
+        rows.append((c.name, c.active, c.withdrawn, c.sampling_rate, multiplier, *taken, *spent))
     table = _table(head, rows, "Largest value of one contribution per class; ε rounded up")
     return f"<h2>What contributions have spent</h2>{table}{_MEANING}"
 
@@ -125,9 +126,7 @@ def _epochs(report: AuditReport) -> str:
     names = [c.name for c in report.classes]
     # Steps charged, not step numbers: re-executed steps count again, and the line never runs back.
     series = {
-        c.name: [row.epsilons[place] or 0.0 for row in report.epochs]
-        for place, c in enumerate(report.classes)
-        if not c.public
+        c.name: [row.epsilons[place] or 0.0 for row in report.epochs] for place, c in enumerate(report.classes) if not c.public
     }
     chart = step_chart(
         [row.charged for row in report.epochs], series, x_label="steps charged", y_label="largest ε of a contribution"
@@ -209,9 +208,7 @@ def _checkpoint(export_dir: Path) -> str:
     except FileRefused:
         return ""
     text = escape(note.decode("utf-8", "replace"))
-    return (
-        f"<h2>Signed checkpoint</h2><p class='soft'>Compare it with the one published elsewhere.</p><pre>{text}</pre>"
-    )
+    return f"<h2>Signed checkpoint</h2><p class='soft'>Compare it with the one published elsewhere.</p><pre>{text}</pre>"
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from attest import cbor, keys, sign1
 from attest.attestation import Attestation, read_at, read_places
-from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, ContributionDescriptor
+from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor
 from attest.errors import AttestError, CborError
 from attest.policy import ClassRule, DepthRule, Policy, sign_policy, verify_policy
 from attest.registry import Create, Enrol, Entry, Grant, KeyStatement, Revoke, RevokeOwn, Rotate
@@ -60,22 +60,36 @@ DEPTHS = st.one_of(
     ),
     st.text("abz._-09", min_size=1, max_size=64).map(lambda name: DepthRule(adapter=name)),
 )
+SAYS_PUBLIC = (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
 CLASSES = st.builds(
-    ClassRule,
+    lambda bounds, **fields: ClassRule(
+        clip_norm_micro=bounds[0], noise_multiplier_micro=bounds[1], public=bounds == SAYS_PUBLIC, **fields
+    ),
+    st.tuples(MICROS, MICROS) | st.just(SAYS_PUBLIC),
     name=IDS,
-    clip_norm_micro=MICROS,
-    noise_multiplier_micro=MICROS,
     sampling_rate=FRACTIONS.filter(bool),
     depth=DEPTHS,
     max_window=st.none() | st.integers(1, 10**9),
 )
+INJECTIONS = st.sampled_from(
+    [
+        {},
+        {"noise_injection": "per_microbatch", "noise_microbatches": 1},
+        {"noise_injection": "per_microbatch", "noise_microbatches": 65536},
+        {"noise_injection": "per_sample", "disclosure": "occurrences_public"},
+        {"disclosure": "occurrences_public"},
+    ]
+)
 POLICIES = st.builds(
-    Policy,
+    lambda injection, **fields: Policy(**injection, **fields),
+    INJECTIONS,
     corpus=IDS,
     delta=st.fractions(Fraction(1, 10**12), Fraction(1, 2), max_denominator=10**12),
     steps=st.integers(1, 10**9),
     normalizer=COUNTS,
-    classes=st.lists(CLASSES, min_size=1, max_size=4, unique_by=lambda rule: rule.name).map(tuple),
+    classes=st.lists(CLASSES, min_size=1, max_size=4, unique_by=lambda rule: rule.name)
+    .filter(lambda rules: not all(rule.public for rule in rules))
+    .map(tuple),
     accountant=st.sampled_from(["pld", "rdp", "moments", "prv"]),
     max_window=st.integers(1, 10**9),
     contributor_cap=COUNTS,

@@ -51,6 +51,11 @@ def test_the_total_variance_is_the_scheduled_one_however_many_were_drawn(tmp_pat
     assert worst_score(Trainer(world, microbatch=2)) < ALARM
 
 
+def test_it_goes_with_certified_sums(tmp_path) -> None:
+    extra = policy(3) + '\nexactness = "certified"'
+    assert worst_score(Trainer(make_world(tmp_path, steps=STEPS, rate="0.5", per_class=2, policy_extra=extra))) < ALARM
+
+
 def realised(self, step, lane, offset, count, draws=1):
     """M4: one injection per microbatch that ran, which is a function of the draw."""
     total = torch.zeros(count, dtype=torch.float64)

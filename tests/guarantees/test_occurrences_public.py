@@ -99,6 +99,34 @@ def test_literal_noise_has_the_variance_of_those_drawn(tmp_path, rate) -> None:
     assert bare or rate == "0.6"
 
 
+def test_public_contributions_bring_no_noise_and_need_none(tmp_path) -> None:
+    """All modes at once: public draws, noise per sample, and a public class, whose sums are added after the noise."""
+    classes = """
+[[class]]
+name = "sensitive"
+clip_norm = 0.5
+noise_multiplier = 1.5
+sampling_rate = {q}
+depth = {{ from = 0.67, to = 1.0 }}
+[[class]]
+name = "encyclopedia"
+public = true
+sampling_rate = {q}
+depth = {{ from = 0.0, to = 1.0 }}
+"""
+    world = make_world(tmp_path, steps=3, rate="0.5", per_class=3, policy_extra=LITERAL, classes=classes)
+    trainer = Trainer(world)
+    trainer.run()
+    assert any(leaf.drawn for leaf in draws_of(trainer))
+    for leaf in draws_of(trainer):
+        drawn = sum(not trainer.private.pool.slots[number].resolution.public for number in leaf.drawn)
+        assert leaf.variances == (pytest.approx(drawn * 0.75**2), 0.0)
+    export = trainer.private.export(tmp_path / "export")
+    trainer.close()
+    report = verify_export(export, [world.ledger.with_suffix(".pub").read_text().strip()])
+    assert report.verdict == "FULL" and report.classes[1].epsilon is None, report.findings
+
+
 def presets(self, drawn):
     """The noise of the schedule, whoever was drawn, while the ledger counts what those drawn bring."""
     return tuple(block.std for block in self.blocks)
