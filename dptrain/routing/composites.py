@@ -3,13 +3,14 @@
 from collections.abc import Callable
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from dptrain.adapters import tuner_runs_whole
 from dptrain.errors import UnsupportedModule
 from dptrain.routing.attention import AttentionRule, serves
 from dptrain.routing.fallback import GenericRule
 
-WHOLE = {"OPTDecoderLayer", "DisentangledSelfAttention", "MambaMixer"}
+WHOLE = {"OPTDecoderLayer", "DisentangledSelfAttention", "MambaMixer", "Mamba2Mixer"}
 """Modules of transformers that give inner modules all tokens of a batch in one dimension, one row for the whole batch, or use
 tensors of inner modules without calling them."""
 
@@ -28,7 +29,7 @@ def composite_rule(name: str, module: nn.Module, scheduled: Callable[[Tensor], b
     if isinstance(module, nn.RNNBase):
         _require_batch_first(name, module, module.batch_first)
         return GenericRule(name, module, whole=True, other=1)
-    if tuner_runs_whole(module):
+    if tuner_runs_whole(module) or is_parametrized(module):
         return GenericRule(name, module, whole=True)
     if type(module).__name__ in WHOLE and _from_transformers(module):
         return GenericRule(name, module, whole=True)

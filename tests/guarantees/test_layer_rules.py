@@ -451,6 +451,48 @@ def test_experts_with_dropless_routing(examples: int) -> None:
     compare(model, batch_of(5, 4, rows=8 * examples), cross_entropy, examples=examples, layers="layers")
 
 
+class LowRank(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.randn(4, 2))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + self.b @ self.a
+
+
+def low_rank() -> nn.Module:
+    module = nn.Linear(4, 4)
+    nn.utils.parametrize.register_parametrization(module, "weight", LowRank())
+    return module
+
+
+PARAMETRIZED = {
+    "weight norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+    "weight norm of an embedding's kin": lambda: nn.utils.parametrizations.weight_norm(nn.LayerNorm(4), dim=None),
+    "orthogonal": lambda: nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)),
+    "low rank": low_rank,
+    "convolution": lambda: nn.utils.parametrizations.weight_norm(nn.Conv1d(5, 5, 3, groups=5, padding=1), dim=2),
+}
+
+
+@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
+@pytest.mark.parametrize("examples", [1, 2])
+@pytest.mark.parametrize("case", PARAMETRIZED)
+def test_parametrized_modules(case: str, examples: int) -> None:
+    """Their tensors are used by modules that make the weight, which see no examples."""
+    torch.manual_seed(0)
+    model = Stack([nn.Linear(4, 4), PARAMETRIZED[case](), PARAMETRIZED[case]()], 4, lambda x: x.mean(1)).double()
+    compare(model, batch_of(5, 4, rows=9 * examples), cross_entropy, examples=examples, layers="layers")
+
+
+@pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
+def test_parametrized_recurrent_networks_are_refused() -> None:
+    layer = Recurrent("LSTM", False)
+    nn.utils.parametrizations.weight_norm(layer.rnn, "weight_hh_l0")
+    with pytest.raises(UnsupportedModule):
+        compare(Stack([layer], 6, lambda x: x).double(), batch_of(4, 5), cross_entropy, layers="layers")
+
+
 class Several(nn.Module):
     """Returns a value and what the value was made of; the caller uses both."""
 

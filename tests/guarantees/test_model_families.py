@@ -12,6 +12,7 @@ from dptrain.errors import CoupledModel, UnsupportedModule  # noqa: E402
 from dptrain.routing import FallbackNotice  # noqa: E402
 from tests.reference.compare import Found, compare  # noqa: E402
 from tests.reference.zoo import ZOO, Entry  # noqa: E402
+from tests.reference.zoo_more import MORE  # noqa: E402
 
 ROWS = 7
 
@@ -33,11 +34,20 @@ def exact(entry: Entry, model: torch.nn.Module, seed: str, *, examples: int = 1,
 def _in_double(monkeypatch) -> None:
     """Norms that compute in float32 whatever the model's type (Gemma's) would round the naive loop's own gradient."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    to = torch.Tensor.to
+
+    def in_double(value: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+        single = value.dtype == torch.float64 and any(x is torch.float32 for x in (*args, kwargs.get("dtype")))
+        return value if single else to(value, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", in_double)
+    kind = torch.Tensor.type
+    monkeypatch.setattr(torch.Tensor, "type", lambda value, *args: value if args == (torch.float32,) else kind(value, *args))
 
 
-@pytest.mark.parametrize("family", list(ZOO))
+@pytest.mark.parametrize("family", [*ZOO, *MORE])
 def test_a_family_is_exact_or_refused(family: str) -> None:
-    entry = ZOO[family]
+    entry = (ZOO | MORE)[family]
     model = entry.build()
     with warnings.catch_warnings(record=True) as noticed:
         warnings.simplefilter("ignore")
@@ -78,6 +88,9 @@ DROPOUT = {
     "mixtral": {"attention_dropout": 0.1},
     "vit": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
     "convnext": {"drop_path_rate": 0.3},
+    "dinov2": {"drop_path_rate": 0.3, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+    "mt5": {"dropout_rate": 0.1},
+    "mbart": {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1},
 }
 """Families of which a part takes the generic path, with the dropout that they are trained with."""
 
@@ -87,7 +100,8 @@ DROPOUT = {
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore::UserWarning")
 def test_a_family_with_dropout_is_exact(family: str, examples: int) -> None:
     """Against one forward without hooks that draws the same masks."""
-    entry = replace(ZOO[family], options={**ZOO[family].options, **DROPOUT[family]})
+    entry = (ZOO | MORE)[family]
+    entry = replace(entry, options={**entry.options, **DROPOUT[family]})
     exact(entry, entry.build(), family, examples=examples, redraw=5)
 
 
