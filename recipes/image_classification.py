@@ -43,9 +43,10 @@ def main() -> int:
         run.register_for_checkpointing(scheduler)
         model, optimizer, steps = run.prepare(model, optimizer, collate)
 
+        loss = run.compile(per_example_loss) if config.run.compile else per_example_loss
         for step in steps:  # every logical step of the policy, each charged before it runs
             for rows in step:  # microbatches of whole contributions
-                run.backward(per_example_loss(model, rows), rows)
+                run.backward(loss(model, rows), rows)
             optimizer.step()
             scheduler.step()
             if config.run.checkpoint_every and step.number % config.run.checkpoint_every == 0:
