@@ -252,7 +252,12 @@ class PrivateTraining:
             raise StepOrder("COMPILE_EARLY", "compile() was called before prepare(), which binds the model; call it after")
         from dptrain.routing.compiled import CompiledLoss
 
-        self._compiled.append(CompiledLoss(self.router, self.model, loss, self._microbatch, self._microbatch_rows))
+        self._compiled.append(
+            CompiledLoss(
+                self.router, self.model, loss, self._microbatch, self._microbatch_rows,
+                whole=self.policy.exactness == "certified",
+            )
+        )  # fmt: skip
         return self._compiled[-1]
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:

@@ -20,7 +20,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from dptrain.errors import CompileRefused, LossShape
 from dptrain.microbatch import Microbatch
 from dptrain.routing import pystate
-from dptrain.routing.graphs import Loss, NotTraceable, StepGraph, armed_for, first, make_graph, state_of, values_of
+from dptrain.routing.graphs import Armed, Loss, NotTraceable, StepGraph, armed_for, first, make_graph, state_of, values_of
 from dptrain.routing.router import Router
 from dptrain.routing.sums import Pieces
 
@@ -78,15 +78,20 @@ class CompiledLoss:
         loss: ``(model, rows) -> losses`` of shape (B,). full: the most contributions in a microbatch. limit: the most rows in
             one, None for no limit. Smaller microbatches are filled up with rows of weight zero, so that few sizes are
             compiled; those less than half full run in the hook form.
+        whole: compile for all blocks, whatever a microbatch may touch. Then the graph that a contribution goes through hangs on
+            the shape of its microbatch, and not on who else is in it, as exactness ``certified`` asks for.
     """
 
-    def __init__(self, router: Router, model: nn.Module, loss: Loss, full: int, limit: int | None = None) -> None:
+    def __init__(
+        self, router: Router, model: nn.Module, loss: Loss, full: int, limit: int | None = None, *, whole: bool = False
+    ) -> None:
         require_compiler(next(model.parameters()).device)
         self._router = router
         self._model = model
         self._loss = loss
         self._full = full
         self._limit = limit
+        self._whole = _all_armed(router) if whole else None
         self._entries: dict[tuple[Hashable, Hashable], _Entry] = {}
         self._told: set[str] = set()
         self._found: tuple[torch.Tensor, object, Pieces] | None = None
@@ -165,13 +170,13 @@ class CompiledLoss:
         if sum(known[0] == key[0] for known in self._entries) > STATES:
             self._tell("Python state that the loss or the model can see changes from call to call (a counter, say)")
             return entry, padded
-        if len(self._entries) > GRAPHS:
+        if len(self._entries) > GRAPHS and self._whole is None:  # where rounding must not depend on what came before
             self._tell(f"{GRAPHS} kinds of microbatches were compiled already, and others still come")
             return entry, padded
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of torch's own, about its use of itself
-                made = make_graph(self._router, self._model, model, self._loss, padded)
+                made = make_graph(self._router, self._model, model, self._loss, padded, self._like())
             if self._key(model, padded) != key:
                 raise NotTraceable("the forward changes Python state of a module or of the loss, which a graph would not see")
             entry.graph = made
@@ -203,8 +208,7 @@ class CompiledLoss:
             torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         python = tuple(pystate.of_model(model)), tuple(pystate.of_function(self._loss))
-        armed = self._router._armed
-        assert armed is not None
+        armed = self._like()
         return (rows.contributions, rows.examples, armed.active, armed.blocks, kinds, inputs, setting), python
 
     def _compare(self, model: nn.Module, rows: Microbatch, losses: torch.Tensor, pieces: Pieces, contributions: int) -> None:
@@ -214,7 +218,7 @@ class CompiledLoss:
         one contribution alone, built so that rounding decides about it, cannot stop a run.
         """
         router = self._router
-        with armed_for(router, rows):
+        with armed_for(router, rows, self._like()):
             expected = self._loss(model, rows)
             router.require_losses(expected)
             router.backward(expected, rows.weight)
@@ -230,11 +234,26 @@ class CompiledLoss:
                 "nothing of it was used; train without compile, and report it with the model",
             )
 
+    def _like(self) -> Armed:
+        """What says which blocks are active."""
+        armed = self._whole or self._router._armed
+        assert armed is not None
+        return armed
+
     def _tell(self, reason: str) -> bool:
         if reason not in self._told:
             self._told.add(reason)
             warnings.warn(f"runs in the hook form, with the same result: {reason}", CompileNotice, stacklevel=4)
         return False
+
+
+def _all_armed(router: Router) -> Armed:
+    """A microbatch that may touch everything."""
+    router.arm(1, 1, torch.ones(1, len(router.schedule.blocks), dtype=torch.bool))
+    armed = router._armed
+    assert armed is not None
+    router.disarm()
+    return armed
 
 
 def require_compiler(device: torch.device) -> None:

@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dptrain.microbatch import Microbatch
 from dptrain.routing import products
 from dptrain.routing.router import Router
+from dptrain.routing.router import _Armed as Armed
 from dptrain.routing.sums import Pieces
 
 Loss = Callable[[nn.Module, Microbatch], torch.Tensor]
@@ -78,8 +79,8 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
 
 
-def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, rows: Microbatch) -> StepGraph:
-    """Traces and compiles the step for microbatches like ``rows``, with the active blocks of the armed microbatch.
+def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, rows: Microbatch, armed: Armed) -> StepGraph:
+    """Traces and compiles the step for microbatches like ``rows`` and the active blocks of ``armed``.
 
     Args:
         model: the module whose parameters are scheduled. outer: what the loss is given, the model or what wraps it.
@@ -98,7 +99,7 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
         inputs = {**rows.inputs, **{key: next(given) for key in tensors}}
         fake = dataclasses.replace(rows, inputs=inputs, weight=next(given))
         slots.clear()
-        holder.body = lambda: _one_backward(router, loss, outer, fake, slots)
+        holder.body = lambda: _one_backward(router, loss, outer, fake, armed, slots)
         return functional_call(holder, swapped, ())
 
     values = values_of(state, rows)
@@ -143,9 +144,11 @@ class _Holder(nn.Module):
         return self.body()
 
 
-def _one_backward(router: Router, loss: Loss, outer: nn.Module, rows: Microbatch, slots: list[_Slot]) -> list[torch.Tensor]:
+def _one_backward(
+    router: Router, loss: Loss, outer: nn.Module, rows: Microbatch, armed: Armed, slots: list[_Slot]
+) -> list[torch.Tensor]:
     """Forward and backward pass of one microbatch; losses and the tensors of all pieces, which ``slots`` describes."""
-    with armed_for(router, rows):
+    with armed_for(router, rows, armed):
         losses = loss(outer, rows)
         router.require_losses(losses)
         router.backward(losses, rows.weight)
@@ -162,13 +165,12 @@ def _one_backward(router: Router, loss: Loss, outer: nn.Module, rows: Microbatch
 
 
 @contextmanager
-def armed_for(router: Router, rows: Microbatch) -> Iterator[None]:
-    """Arms the router for other rows, with the active blocks of the armed microbatch; that one comes back untouched."""
+def armed_for(router: Router, rows: Microbatch, like: Armed) -> Iterator[None]:
+    """Arms the router for other rows, with the active blocks of ``like``; the armed microbatch comes back untouched."""
     armed, anchor = router._armed, router._anchor
-    assert armed is not None
     router._serial += 1
     router._armed = dataclasses.replace(
-        armed, serial=router._serial, contributions=rows.contributions, examples=rows.examples, pieces={}, taps=[], order=[]
+        like, serial=router._serial, contributions=rows.contributions, examples=rows.examples, pieces={}, taps=[], order=[]
     )
     router._anchor = torch.zeros((), requires_grad=True)  # fake inside a trace
     try:

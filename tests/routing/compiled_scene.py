@@ -76,7 +76,7 @@ class Scene:
         names = list(self.schedule.profiles)
         self.rows = [(10 ** rng.uniform(-2, 0), rng.uniform(0.5, 4.0), self.schedule.profiles[names[i % 3]]) for i in range(n)]
         self.losses = losses or self.family.losses
-        self.compiled = CompiledLoss(self.router, self.model, self.losses, full)
+        self.compiled = CompiledLoss(self.router, self.model, self.losses, full, whole=exactness == "certified")
 
     def microbatch(self, seed: int = 3, n: int | None = None) -> Microbatch:
         n = n or self.n

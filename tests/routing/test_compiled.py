@@ -84,6 +84,22 @@ def test_certified_integers_are_those_of_the_hook_form(traced: None) -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, compiled, strict=True))
 
 
+def test_certified_integers_go_through_one_graph_whoever_else_is_there(traced: None) -> None:
+    """What the others may touch, and what they hold, decides neither the graph nor an integer."""
+    scene = Scene(mlp(), exactness="certified")
+    top = len(scene.schedule.blocks) - 1
+    rows = scene.microbatch()
+    mine = (0.1, 1.0, (top,))
+    found = []
+    for others in ((0.1, 1.0, (top,)), (1e-9, 1.0, tuple(range(top)))):
+        found.append(scene.run(rows, compiled=True, bounds=scene.bounds(rows=[mine, *[others] * 4])))
+        rows["x"][1:] = rows["x"][1:].flip(0) * 1e-3
+    assert scene.compiled.graphs == 1
+    alone = scene.run(rows, compiled=True, bounds=scene.bounds(rows=[mine, *[(1e-9, 1.0, ())] * 4]))
+    for (block, _), a, b in zip(scene.router.tensors, alone, found[1], strict=True):
+        assert block != top or torch.equal(a, b)
+
+
 def test_masks_and_bounds_are_no_part_of_a_graph(traced: None) -> None:
     """Two microbatches with the same active blocks but other masks and bounds share one graph, each under its own."""
     scene = Scene(mlp())
