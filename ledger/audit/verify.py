@@ -26,7 +26,8 @@ def verify_export(path: str | Path, keys: Sequence[str], *, owner_key: bytes | N
         The verdict FULL means: the directory holds exactly the files that its signed size calls for; they are the tree
         whose root a pinned key signed; the policy in the header is signed by the header's owner key (and that is
         ``owner_key``, if given); the noise schedule is the max rule's; the charged windows tile every attempt within
-        the horizon, each over the pool of its moment and under a fresh noise stream; and every recorded epsilon is at
+        the horizon, each over the pool of its moment and under a fresh noise stream; draws are recorded step by step where
+        the policy makes them public, with the variances that they give, and nowhere else; and every recorded epsilon is at
         least the one recomputed here from admissions, charges and withdrawals, and at most 2e-6 above it. It cannot
         tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
