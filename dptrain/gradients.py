@@ -9,8 +9,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.depth import Tensor
-from dptrain.errors import NotPrivateUse, StepOrder
+from dptrain.errors import NotPrivateUse, StepOrder, UnsupportedPolicy
 from dptrain.noise import LatticeGaussian
+from dptrain.noise.lattice import TAIL_LANE
 from dptrain.routing import Router
 from dptrain.routing.public import PublicSums
 
@@ -46,6 +47,12 @@ class PrivateGradients:
         self._model = model
         self._router = router
         self._normalizer = float(normalizer)
+        if draws * len(router.tensors) > TAIL_LANE:
+            raise UnsupportedPolicy(
+                "ADDRESSES",
+                f"noise.microbatches = {draws} over {len(router.tensors)} tensors needs more addresses of noise than the "
+                f"{TAIL_LANE} that there are; sign a smaller number",
+            )
         self._draws = draws
         self.stds: Sequence[float] = [block.std for block in router.schedule.blocks]
         self._released: list[tuple[nn.Parameter, torch.Tensor]] = []

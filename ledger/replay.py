@@ -244,8 +244,15 @@ class Replay:
         self.charged_attempt = self.attempt
 
     def numbered(self, numbers: Iterable[int]) -> list[Contribution]:
-        """Returns contributions by the number of their admission, counted from 0."""
-        return [self._by_number[number] for number in numbers]
+        """Returns contributions by the number of their admission, counted from 0.
+
+        Raises:
+            LeafRefused: fewer were admitted.
+        """
+        wanted = list(numbers)
+        if any(not 0 <= number < len(self._by_number) for number in wanted):
+            raise LeafRefused("DRAW", f"number {max(wanted)} was drawn, {len(self._by_number)} were admitted")
+        return [self._by_number[number] for number in wanted]
 
     def draw_variances(self, numbers: Iterable[int]) -> tuple[float, ...]:
         """Returns the variances that the DRAW leaf of a step must carry in which these take part."""
@@ -268,10 +275,11 @@ class Replay:
             if window is None:
                 return
         self._drawn_to = leaf.step
-        if leaf.drawn and leaf.drawn[-1] >= len(self._by_number):
-            yield LeafRefused("DRAW", f"number {leaf.drawn[-1]} was drawn, {len(self._by_number)} were admitted")
+        try:
+            drawn = self.numbered(leaf.drawn)
+        except LeafRefused as error:
+            yield error
             return
-        drawn = self.numbered(leaf.drawn)
         variances = self.expenditure.variances(drawn)
         if leaf.variances != self.expenditure.stds_squared(variances):
             expected_variances = self.expenditure.stds_squared(variances)

@@ -7,6 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest.keys import public_bytes  # noqa: E402
+from dptrain.errors import UnsupportedPolicy  # noqa: E402
+from dptrain.gradients import PrivateGradients  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian  # noqa: E402
 from dptrain.sampling import groups  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
@@ -96,6 +98,14 @@ def test_no_draw_of_a_group_meets_another_one() -> None:
     assert len(seen) == len(set(seen)) == 20
     with pytest.raises(ValueError, match="already drawn"):
         noise.release_(torch.zeros(40), 1.0, 1.0, step=3, lane=2, draws=4)
+
+
+def test_more_injections_than_addresses_are_refused_before_a_step(tmp_path) -> None:
+    trainer = Trainer(make_world(tmp_path, steps=1, per_class=1))
+    private = trainer.private
+    with pytest.raises(UnsupportedPolicy, match="addresses"):
+        PrivateGradients(trainer.model, trainer.optimizer, private.router, 4, 1 << 31)
+    trainer.close()
 
 
 def test_draws_are_added_before_they_are_rounded() -> None:

@@ -143,6 +143,8 @@ def test_draws_are_recorded_step_by_step_inside_an_open_window(driver):
     assert refused(driver, 1, (0,)) == "DRAW"
     driver.charge(4)
     assert refused(driver, 2, (0,)) == "DRAW"
+    assert refused(driver, 1, (0, 4)) == "DRAW"
+    assert refused(driver, 1, (-1,)) == "DRAW"
     driver.ledger.draw(1, (0,), now=driver.tick())
     assert refused(driver, 1, (0,)) == "DRAW"
     for step in (2, 3, 4):
