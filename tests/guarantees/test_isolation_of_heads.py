@@ -216,6 +216,31 @@ def test_the_compiled_form_keeps_the_parts_apart(monkeypatch) -> None:
     assert touched == permitted
 
 
+PUBLIC = """
+[[class]]
+name = "clinic"
+clip_norm = 0.5
+noise_multiplier = 1.5
+sampling_rate = {q}
+depth = {{ from = 0.0, to = 1.0, heads = [0, 1] }}
+[[class]]
+name = "lab"
+public = true
+sampling_rate = {q}
+depth = {{ from = 0.0, to = 1.0, heads = [1, 2] }}
+"""
+
+
+@pytest.mark.parametrize(("changed", "heads"), [("clinic", {0, 1}), ("lab", {1, 2})])
+def test_private_and_public_contributions_stay_in_their_heads(tmp_path, changed: str, heads: set) -> None:
+    """Parts that public contributions alone may touch have no noise, and nothing private in them."""
+
+    def permitted(model: nn.Module) -> dict[str, torch.Tensor]:
+        return by_hand_llama(model, heads)
+
+    assert isolated(tmp_path, "biased_llama", PUBLIC, changed, permitted) > 100
+
+
 def test_a_masked_run_resumes_and_its_export_verifies(tmp_path) -> None:
     world = make_world(tmp_path, steps=4, rate="1", per_class=2, classes=APART)
     first = Trainer(world, "biased_llama")
