@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dptrain.routing.draws import Replay, plain_attention, rows_of
 from dptrain.routing.fallback import GenericRule
 from dptrain.routing.rules import Call
 from dptrain.routing.uses import Dense, Outer, Piece, outer
@@ -109,34 +108,24 @@ class AttentionRule(GenericRule):
         rows, heads, width = call.rows, module.num_heads, module.embed_dim // module.num_heads
         # (rows * heads, T, width) each, heads of an example beside each other
         q, k, v = (x.unflatten(-1, (heads, width)).transpose(1, 2).flatten(0, 1) for x in qkv)
-        dropout = module.dropout if call.draws else 0.0
         mask, causal = self._mask(call, given, q.shape[1], k.shape[1])
-        if not call.draws:
-            return self._product(given, q, k, v, mask, dropout, causal, rows)
-        with plain_attention(module), Replay(call.draws, rows_of(0, rows, rows)):
-            return self._product(given, q, k, v, mask, dropout, causal, rows)
-
-    def _product(
-        self,
-        given: dict[str, Any],
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: torch.Tensor | None,
-        dropout: float,
-        causal: bool,
-        rows: int,
-    ) -> torch.Tensor:
-        if given["need_weights"]:
-            q = q * math.sqrt(1.0 / q.shape[-1])
-            scores = torch.bmm(q, k.mT) if mask is None else torch.baddbmm(mask, q, k.mT)
+        if not call.draws and not given["need_weights"]:
+            if mask is not None:
+                mask = mask[None] if mask.shape[0] == 1 else mask.unflatten(0, (rows, heads))
+            q, k, v = (x.unflatten(0, (rows, heads)) for x in (q, k, v))
+            return functional.scaled_dot_product_attention(q, k, v, mask, 0.0, causal).transpose(1, 2).flatten(2)
+        q = q * math.sqrt(1.0 / width)
+        if causal:
+            mask = _as_float(torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).triu(1), q.dtype)
+        scores = torch.bmm(q, k.mT) if mask is None else torch.baddbmm(mask, q, k.mT)
+        if mask is None or given["need_weights"]:
             weights = scores.softmax(dim=-1)
-            out = torch.bmm(functional.dropout(weights, dropout) if dropout else weights, v)
-            return out.unflatten(0, (rows, -1)).transpose(1, 2).flatten(2)
-        if mask is not None:
-            mask = mask[None] if mask.shape[0] == 1 else mask.unflatten(0, (rows, -1))
-        q, k, v = (x.unflatten(0, (rows, -1)) for x in (q, k, v))
-        return functional.scaled_dot_product_attention(q, k, v, mask, dropout, causal).transpose(1, 2).flatten(2)
+        else:  # where everything is masked, the product of torch gives zero, not NaN
+            nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
+            weights = scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
+        for draw in call.draws:
+            weights = weights * draw.value.reshape(weights.shape) * (1.0 / (1.0 - module.dropout))
+        return torch.bmm(weights.to(v.dtype), v).unflatten(0, (rows, heads)).transpose(1, 2).flatten(2)
 
     def _mask(self, call: Call, given: dict[str, Any], length: int, source: int) -> tuple[torch.Tensor | None, bool]:
         """The sum of the masks, (1 or rows * heads, T or 1, S), and whether the hint of a causal mask stands for it."""

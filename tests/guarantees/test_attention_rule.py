@@ -83,6 +83,8 @@ CASES = {
     "dropout": {"dropout": 0.3},
     "dropout with weights": {"dropout": 0.3, "weights": True, "masks": "padding causal"},
     "dropout of cross": {"dropout": 0.3, "kind": "cross", "masks": "padding"},
+    "dropout of a causal hint": {"dropout": 0.3, "masks": "causal hint"},
+    "dropout of every head": {"dropout": 0.3, "masks": "heads padding"},
     "one head": {"num_heads": 1},
 }  # fmt: skip
 
