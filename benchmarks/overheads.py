@@ -29,7 +29,7 @@ TARGETS = {"routing": 1.02, "ledger": 1.01, "noise": 16.0}
 WINDOW, EPOCH = 16, 10_000
 """Steps per charge and per epoch over which the ledger's cost is spread: the defaults of a policy of 100 000 steps."""
 
-COORDINATES = 1 << 23
+COORDINATES = 1 << 25
 
 
 def routing(rounds: int, threads: int, configs: Mapping[str, Config] = ROUTING) -> dict[str, Any]:
