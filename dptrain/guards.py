@@ -82,8 +82,8 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule, model
     if split is not None and type(optimizer) not in COORDINATE_WISE:
         raise NotPrivateUse(
             "OPTIMIZER_MIXES",
-            f"parts of {split!r} belong to different classes (a mask of heads or experts), and {type(optimizer).__name__} is not "
-            "known to move every coordinate by its own gradient alone, so that one class would move the part of another; use "
+            f"parts of {split!r} belong to different classes (a mask of heads or experts), and {type(optimizer).__name__} is "
+            "not known to move every coordinate by its own gradient alone, so one class would move the part of another; use "
             f"{', '.join(kind.__name__ for kind in COORDINATE_WISE[:3])} or another such optimizer of torch.optim",
         )
     own = {id(p) for p in model.parameters()}

@@ -145,4 +145,3 @@ def _without(kind: Kind, touched: Sequence[str], stack: LayerStack) -> str | Non
 
 def _within(name: str, path: str) -> bool:
     return not path or name == path or name.startswith(path + ".")
-

@@ -97,8 +97,8 @@ def _print(policy: Policy, planned: Plan, report: GateReport | None, bounds: dic
             )
     if planned.lower_bounds:
         out.print(
-            "bound to names, an adapter, heads or experts: multipliers are lower bounds, epsilons upper bounds, until a model is "
-            "seen"
+            "bound to names, an adapter, heads or experts: multipliers are lower bounds, epsilons upper bounds, until a "
+            "model is seen"
         )
     if report is not None:
         _print_corpus(policy, report, bounds)
