@@ -36,7 +36,7 @@ from ledger.leaves import (
 )
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, sign_note
-from ledger.replay import Replay
+from ledger.readings import Readings
 from ledger.storage import highwater
 from ledger.storage.appender import Appender
 from ledger.storage.store import Row, Store
@@ -44,7 +44,7 @@ from ledger.storage.store import Row, Store
 _admission = attrgetter(*(field.name for field in fields(AdmitSpec)))
 
 
-class Ledger:
+class Ledger(Readings):
     """An open ledger.
 
     Every method that appends returns once its leaves are on disk and the signer's high-water file knows of them. When
@@ -138,71 +138,6 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @property
-    def path(self) -> Path:
-        """The ledger file."""
-        return self._file.store.path
-
-    @property
-    def header(self) -> Header:
-        """Leaf 0."""
-        return self.state.header
-
-    @property
-    def size(self) -> int:
-        """Number of leaves."""
-        return self._file.size
-
-    @property
-    def root(self) -> bytes:
-        """Root of the tree over all leaves."""
-        return self._file.frontier.root()
-
-    @property
-    def state(self) -> Replay:
-        """The replayed run, for reading: windows, epochs, contributions, totals."""
-        return self._file.replay
-
-    @property
-    def admitted(self) -> frozenset[bytes]:
-        """Descriptor hashes of all contributions ever admitted."""
-        return frozenset(self.state.contributions)
-
-    @property
-    def withdrawn(self) -> frozenset[bytes]:
-        """Descriptor hashes of all withdrawals, those that matched no contribution included."""
-        return frozenset(self.state.withdrawals)
-
-    @property
-    def windows(self) -> list[Charge]:
-        """All CHARGE leaves."""
-        return list(self.state.windows)
-
-    @property
-    def charged_steps(self) -> int:
-        """Steps charged over all attempts."""
-        return self.state.charged
-
-    @property
-    def attempt(self) -> int:
-        """Number of the running attempt."""
-        return self.state.attempt
-
-    @property
-    def header_digest(self) -> bytes:
-        """SHA-256 of leaf 0."""
-        return self._file.header_digest
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run was closed."""
-        return self.state.closed
-
-    @property
-    def checkpoint(self) -> bytes:
-        """The latest signed checkpoint note."""
-        return self._file.checkpoints[max(self._file.checkpoints)]
 
     def epsilon(self, descriptor_hash: bytes) -> float:
         """Returns what an admitted contribution has spent by now.
