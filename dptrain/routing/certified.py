@@ -123,6 +123,14 @@ class CertifiedSums:
         self._sums: list[torch.Tensor | None] = [None] * len(tensors)
         self._limits: dict[tuple[float, float, tuple[int, ...]], Limits] = {}
 
+    def use(self, stds: Sequence[float]) -> None:
+        """Standard deviations of the noise per block in the step that begins, where they are not the schedule's; public.
+
+        The lattice follows them: a step's sums and its noise are integers of the same ``s_l * 2^-32``.
+        """
+        self._stds = list(stds)
+        self._limits.clear()
+
     def require_capacity(self, contributions: int) -> None:
         """Raises UnsupportedPolicy for a pool of which a step could draw more than add up exactly; a public number decides."""
         if contributions > MOST_CONTRIBUTIONS:

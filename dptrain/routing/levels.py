@@ -23,6 +23,9 @@ class Sums(Protocol):
     note: str
     """What the level guarantees and what it assumes, for the header."""
 
+    def use(self, stds: Sequence[float]) -> None:
+        """Standard deviations of the noise per block in the step that begins, where they are not the schedule's; public."""
+
     def require_capacity(self, contributions: int) -> None:
         """Raises UnsupportedPolicy for a pool of which a step could draw more than the sums can hold."""
 

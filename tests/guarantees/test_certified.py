@@ -345,6 +345,22 @@ def test_integers_are_formed_in_full_precision_under_autocast() -> None:
     assert torch.equal(in_steps(plainly, schedule)[0], in_steps(under, schedule)[0])
 
 
+def test_noise_of_a_step_moves_lattice_and_certificate_with_it() -> None:
+    torch.manual_seed(0)
+    g = torch.randn(1, 40, 30)
+    bounds = bounds_of([(1.0, 1.0, (0,))], 1)
+    sums, _ = plain(std=0.8)
+    sums.add({0: [Dense(g)]}, bounds)  # limits for 0.8 are known from here on
+    list(sums.take())
+    sums.use([0.5])
+    sums.add({0: [Dense(g)]}, bounds)
+    other, schedule = plain(std=0.5)
+    other.add({0: [Dense(g)]}, bounds)
+    k = in_steps(sums, schedule)
+    assert torch.equal(k[0], in_steps(other, schedule)[0])
+    assert naive_certified.holds(k, [0.5], Fraction(1), Fraction(1), sums.bits)
+
+
 def test_one_contribution_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     import weakref
 
