@@ -13,11 +13,13 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from dptrain import PrivateTraining  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.routing import Router, draws  # noqa: E402
 from dptrain.routing.probes import check_exact  # noqa: E402
-from tests.guarantees.test_layer_rules import Stack, batch_of, cross_entropy  # noqa: E402
+from tests.guarantees.test_layer_rules import Net, Stack, batch_of, collate, cross_entropy  # noqa: E402
 from tests.reference.compare import compare, random_schedule  # noqa: E402
+from tests.worlds import make_world  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore:enable_nested_tensor is True")
 
@@ -322,3 +324,31 @@ def test_copies_of_a_model_under_way_carry_no_draws(monkeypatch) -> None:
     assert len(copies) == 2 and all(take(tape) == () for tape in copies)
     assert len(copy.deepcopy(model)["layers"]) == len(pickle.loads(pickle.dumps(model))["layers"]) == 1
     router.detach()
+
+
+class Dropping(nn.Module):
+    """A generic site and torch's attention, both with dropout, between the layers of a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.2, batch_first=True)
+        self.scaled = Scaled(nn.Dropout(0.2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.scaled(self.attention(x.unflatten(1, (2, 4)))).flatten(1)
+
+
+def test_a_run_with_dropout_passes_its_probes_and_releases(tmp_path) -> None:
+    """P2 replaces contributions and draws the same masks in both forwards."""
+    world = make_world(tmp_path, per_class=3, steps=2, rate="1")
+    torch.manual_seed(0)
+    model = Net()
+    model.extra = Dropping()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private:
+        _, _, steps = private.prepare(model, optimizer, collate, layers="layers")
+        for step in steps:
+            for rows in step:
+                private.backward(cross_entropy(model, rows), rows)
+            assert all(bool(p.grad.any()) for p in model.parameters())
+            optimizer.step()
