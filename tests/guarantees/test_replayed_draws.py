@@ -76,6 +76,7 @@ MODULES = {
     "stochastic depth": lambda: Scaled(DropPath()),
     "additive noise": lambda: Scaled(lambda x: x + torch.randn_like(x)),
     "everything dropped": lambda: Scaled(nn.Dropout(1.0)),
+    "as on a GPU": lambda: Scaled(lambda x: torch.native_dropout(x, 0.4, True)[0]),
     "a shared table": OfTheTable,
     "attention with weights": torch_attention,
     "attention without weights": lambda: torch_attention(need_weights=False),
