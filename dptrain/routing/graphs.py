@@ -50,6 +50,8 @@ class StepGraph:
 
     run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
     slots: tuple[_Slot, ...]
+    random: bool = False
+    """Whether it draws random numbers."""
 
     def __call__(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, Pieces]:
         """Losses (B,) and pieces."""
@@ -116,6 +118,8 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
         raise NotTraceable("the forward draws from Python's random, and a graph would repeat one draw for ever")
     _require_no_constants(graph, state)
     free_views(graph)
+    seeded = torch.Tag.nondeterministic_seeded
+    random_numbers = any(seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
     if values[0].device.type == "cpu":
         use_onednn(graph)
     try:
@@ -123,7 +127,7 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
             run = torch._inductor.compile(graph, [values])
     except Exception as error:
         raise NotTraceable(f"inductor: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}") from error
-    return StepGraph(run, tuple(slots))
+    return StepGraph(run, tuple(slots), random_numbers)
 
 
 def values_of(state: Mapping[str, torch.Tensor], rows: Microbatch) -> list[torch.Tensor]:

@@ -361,6 +361,27 @@ def test_one_contribution_alone_stops_no_run(traced: None) -> None:
                 scene.run(rows, compiled=True)
 
 
+def test_random_numbers_in_another_order_fall_back_to_the_hook_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first comparison cannot be made, the kind is given up; a graph without random numbers is refused."""
+
+    def shifted(graph, values):
+        def run(given):
+            torch.rand(1)
+            return graph(given)
+
+        return run
+
+    monkeypatch.setattr(torch._inductor, "compile", shifted)
+    scene = Scene(mlp(dropout=0.5), full=5)
+    rows = scene.microbatch()
+    state = torch.get_rng_state()
+    plain = scene.run(rows, compiled=False)
+    torch.set_rng_state(state)
+    with pytest.warns(CompileNotice, match="order of its own"):
+        assert all(torch.equal(a, b) for a, b in zip(plain, scene.run(rows, compiled=True), strict=True))
+    assert scene.compiled.graphs == 0
+
+
 def test_schedules_share_no_graph(traced: None) -> None:
     """Two runs, alike but for their schedules: each compiles its own."""
     one, two = Scene(mlp()), Scene(mlp(), bounds_seed=8)
