@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,9 @@ def test_a_run_file_asks_for_the_compiled_form(
     made: list[compiled.CompiledLoss] = []
     whole = compiled.CompiledLoss.__init__
 
-    def noted(self: compiled.CompiledLoss, *args: object) -> None:
+    def noted(self: compiled.CompiledLoss, *args: Any, **options: Any) -> None:
         made.append(self)
-        whole(self, *args)  # type: ignore[arg-type]
+        whole(self, *args, **options)
 
     monkeypatch.setattr(compiled.CompiledLoss, "__init__", noted)
     digits_world.change_run("microbatch = 16", "microbatch = 16\ncompile = true")
