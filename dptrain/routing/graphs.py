@@ -118,8 +118,7 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
         raise NotTraceable("the forward draws from Python's random, and a graph would repeat one draw for ever")
     _require_no_constants(graph, state)
     free_views(graph)
-    seeded = torch.Tag.nondeterministic_seeded
-    random_numbers = any(seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
+    random_numbers = any(_draws(node) for node in graph.graph.nodes)
     if values[0].device.type == "cpu":
         use_onednn(graph)
     try:
@@ -191,6 +190,17 @@ def _require_no_constants(graph: GraphModule, state: Mapping[str, torch.Tensor])
         value = getattr(graph, node.target)
         if not isinstance(value, torch.Tensor) or value.numel() > 64 or any(value is other for other in state.values()):
             raise NotTraceable(f"a tensor of shape {tuple(getattr(value, 'shape', ()))} would be frozen into the graph")
+
+
+def _draws(node: Node) -> bool:
+    """Whether an operation draws random numbers; attention without dropout only could."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    for place, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return given != 0.0
+    return True
 
 
 def free_views(graph: GraphModule) -> None:
