@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,33 +14,28 @@ from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
 from dptrain import checkpoints, describe, guards
-from dptrain.batching import Drawn, Planned, plan
+from dptrain.batching import Planned
 from dptrain.depth import layer_stack
+from dptrain.drawing import Drawing
 from dptrain.errors import ConfigError, StepOrder
 from dptrain.feeding import Feeder
 from dptrain.gradients import Phase, PrivateGradients
 from dptrain.inbox import Inbox
 from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
-from dptrain.pool import Pool, in_ledger_order, slots_for
+from dptrain.pool import Pool, in_ledger_order, settle, slots_for
 from dptrain.recording import Recorder
 from dptrain.registry_watch import RegistryWatch
 from dptrain.resolver import Schedule, bind
-from dptrain.routing import Router, bounds_of
+from dptrain.routing import Router
+from dptrain.routing.folding import Folding
 from dptrain.routing.levels import least_multiplier, refuse_skipped_masks, refuse_uncertifiable
-from dptrain.routing.public import PublicSums, is_public, own_randomness
 from dptrain.routing.scan import refuse_coupled
-from dptrain.routing.single import Spread
-from dptrain.routing.sums import full_precision
-from dptrain.sampling import groups
 from dptrain.steps import Probe, Steps, check_parameters
 from dptrain.streams import open_streams
 
 if TYPE_CHECKING:
     from dptrain.routing.compiled import CompiledLoss
     from dptrain.routing.graphs import Loss
-
-NOTHING = (1.0, 1.0, ())
-"""Bounds and profile of a contribution that only fills up a microbatch: it may touch no block."""
 
 
 class PrivateTraining:
@@ -96,7 +90,6 @@ class PrivateTraining:
         self._prepared = False
         self._step = 0
         self._registered: list[Any] = []
-        self._compiled: list[CompiledLoss] = []
 
     @classmethod
     def open(
@@ -228,7 +221,11 @@ class PrivateTraining:
         if attempt is None:
             attempt = self.recorder.resume(self.start_step, pin, self._clock())
         self.streams = open_streams(self.recorder, self.pool, self.policy, attempt, self._test_key)
-        self.public = PublicSums(self.schedule, self.router.tensors, self.router.precision)
+        self.drawing = Drawing(
+            self.policy, self.schedule, self.pool, self.streams, self.device,
+            contributions=self._microbatch, rows=self._microbatch_rows,
+        )  # fmt: skip
+        self.folding = Folding(self.router)
         self.gradients = PrivateGradients(
             self.model, self.optimizer, self.router, self.policy.normalizer, self.policy.noise_microbatches or 1
         )
@@ -252,13 +249,10 @@ class PrivateTraining:
             raise StepOrder("COMPILE_EARLY", "compile() was called before prepare(), which binds the model; call it after")
         from dptrain.routing.compiled import CompiledLoss
 
-        self._compiled.append(
-            CompiledLoss(
-                self.router, self.model, loss, self._microbatch, self._microbatch_rows,
-                whole=self.policy.exactness == "certified",
-            )
-        )  # fmt: skip
-        return self._compiled[-1]
+        whole = self.policy.exactness == "certified"
+        made = CompiledLoss(self.router, self.model, loss, self._microbatch, self._microbatch_rows, whole=whole)
+        self.folding.compiled.append(made)
+        return made
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """Backward pass of one microbatch: per-contribution gradients, masked, clipped, and added to the step's sums.
@@ -278,23 +272,8 @@ class PrivateTraining:
         else:
             self.gradients.require_detached()
             refuse_coupled(self.model)
-            if not any([form.deliver(losses) for form in self._compiled]):
-                self.router.require_losses(losses)
-                self.router.backward(losses, rows.weight)
-            self._fold()
+            self.folding.backward(losses, rows)
         self.current = None
-
-    def _fold(self) -> None:
-        """Adds what the backward pass found to the sums it belongs to; a part of a contribution waits for the others."""
-        pieces = self.router.pieces
-        if self._planned.part is not None:
-            with full_precision(self.device):
-                self._spread.add(pieces, self.router.tensors, self.router.precision)
-            pieces = self._spread.take() if self._planned.last else {}
-        sums = self.public if is_public(self._bounds) else self.router.sums
-        if self._planned.last:
-            sums.add(pieces, self._bounds)
-        self.router.disarm()
 
     def check(self) -> None:
         """What must hold at every step, since a user can change it at any time: no known coupling, full float32 products, and
@@ -307,37 +286,20 @@ class PrivateTraining:
     def begin_step(self, number: int) -> list[Planned]:
         """Charges the window of a step if it is not charged yet, draws, and splits the draw into microbatches.
 
-        Public contributions come last, in microbatches of their own; how the others are split does not depend on them.
-
         Raises:
             RegistryRefused: before anything is charged: the registry changed to one that does not verify or extend it.
         """
         self.gradients.clear()
         if self.recorder.needs_charge(number):
-            self._settle_the_pool(now := self._clock())
+            settle(self.pool, self.registry, self.inbox, self.recorder, now := self._clock())
             self.recorder.charge(number, now)
-            self.streams.sampler.close(self.pool.indices(self.recorder.withdrawn()))
+            self.drawing.close(self.pool.indices(self.recorder.withdrawn()))
         self._step = number
         self.gradients.phase = Phase.DRAWING
-        self._spread = Spread()
-        lowest = {name: self.schedule.lowest_position(name) for name in self.schedule.profiles}
-        drawn = sorted(
-            (int(i) for i in self.streams.sampler.draw(number)),
-            key=lambda i: (lowest[self.pool.slots[i].resolution.class_name], i),
-        )
+        self.folding.begin()
+        drawn = self.drawing.draw(number)
         self._publish(number, drawn)
-        public = [slot for slot in drawn if self.pool.slots[slot].resolution.public]
-        private = [slot for slot in drawn if not self.pool.slots[slot].resolution.public]
-        return [
-            planned
-            for group in (*groups(private, self.policy.noise_microbatches or 1), public)
-            for planned in plan(
-                [Drawn(i, lowest[self.pool.slots[i].resolution.class_name], self.pool.size(i)) for i in group],
-                self._microbatch,
-                self._microbatch_rows,
-                fill=group is not public and self.policy.exactness == "certified",
-            )
-        ]
+        return self.drawing.planned(drawn)
 
     def _publish(self, number: int, drawn: list[int]) -> None:
         """Where occurrences are public, records who takes part, durably, before the step runs; sets noise that follows it."""
@@ -349,36 +311,13 @@ class PrivateTraining:
             self.gradients.stds = self.schedule.realised_stds(descriptors)
             self.router.sums.use(self.gradients.stds)
 
-    def randomness(self, number: int, slots: Sequence[int], left: int) -> AbstractContextManager[None]:
-        """Under which random numbers a microbatch of a step runs: a public one under numbers of its own.
-
-        They depend on the step and on how many microbatches are ``left`` from this one on, all of them public: not on what
-        private ones have used up, nor on how many there were.
-        """
-        if not all(self.pool.slots[slot].resolution.public for slot in slots):
-            return nullcontext()
-        return own_randomness(self.streams.public_seed(number, left), self.device)
-
-    def _settle_the_pool(self, now: int) -> None:
-        """Takes out, before a charge, what was withdrawn, has expired, or lost the support of the registry."""
-        self.registry.refresh()
-        known = self.registry.current
-        self.inbox.take(self.pool.descriptors, known, lambda *what: self.recorder.withdraw(*what, now=now), now)
-        self.recorder.expire(self.pool.expired(now), now)
-        self.recorder.bar(self.registry.barred(self.pool.admissions, now), known.root(), now)
-
     def arm(self, planned: Planned) -> Microbatch:
         """Collates a microbatch and sets its bounds and masks."""
-        resolutions = [self.pool.slots[i].resolution for i in planned.slots]
-        bounds = [(r.clip_norm, r.noise_multiplier, r.profile) for r in resolutions] + [NOTHING] * planned.fill
-        self._planned, self._bounds = planned, bounds_of(bounds, len(self.schedule.blocks))
+        bounds = self.drawing.bounds(planned)
+        self.folding.expect(planned, bounds)
         self.current = self.feeder.planned(planned)
-        self.router.arm(self.current.contributions, self.current.examples, self._bounds.permitted_NG)
+        self.router.arm(self.current.contributions, self.current.examples, bounds.permitted_NG)
         return self.current
-
-    def collated(self, slots: Sequence[int]) -> Microbatch:
-        """Whole contributions, read and collated; every microbatch of a run has the same shapes per example."""
-        return self.feeder.whole(slots)
 
     def require_consumed(self, number: int) -> None:
         """Raises if the loop moved on without a backward pass for its microbatch."""
@@ -391,7 +330,7 @@ class PrivateTraining:
 
     def release(self, number: int) -> None:
         """Turns the step's sums into private gradients in ``p.grad``, and adds those of public contributions."""
-        self.gradients.release(self.streams.noise, number, self.public if self.schedule.public else None)
+        self.gradients.release(self.streams.noise, number, self.folding.public if self.schedule.public else None)
 
     def end_step(self, number: int) -> None:
         """Settles the window at its end, closes epochs, and checks that the optimizer took the step."""

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attest.admission import Admission
 from attest.corpus import Corpus
@@ -12,6 +12,11 @@ from attest.gate import Admitted
 from dptrain.errors import ContentChanged, ResumeRefused
 from dptrain.microbatch import Decode
 from dptrain.resolver import Resolution, Schedule
+
+if TYPE_CHECKING:
+    from dptrain.inbox import Inbox
+    from dptrain.recording import Recorder
+    from dptrain.registry_watch import RegistryWatch
 
 
 @dataclass(frozen=True)
@@ -125,3 +130,16 @@ def in_ledger_order(slots: Sequence[Slot], recorded: Sequence[bytes]) -> list[Sl
             f"the corpus (first: descriptor {missing[0].hex()[:16]}...); restore the corpus, policy and registry of the run",
         )
     return [found[digest] for digest in recorded]
+
+
+def settle(pool: Pool, registry: "RegistryWatch", inbox: "Inbox", recorder: "Recorder", now: int) -> None:
+    """Records, before a charge, what was withdrawn, has expired, or lost the support of the registry.
+
+    Raises:
+        RegistryRefused: the registry changed to one that does not verify or extend the last one.
+    """
+    registry.refresh()
+    known = registry.current
+    inbox.take(pool.descriptors, known, lambda *what: recorder.withdraw(*what, now=now), now)
+    recorder.expire(pool.expired(now), now)
+    recorder.bar(registry.barred(pool.admissions, now), known.root(), now)

@@ -57,7 +57,7 @@ class LogicalStep:
             engine.probed = True
         chosen = engine.begin_step(self.number)
         for done, planned in enumerate(chosen):
-            with engine.randomness(self.number, planned.slots, len(chosen) - done):
+            with engine.drawing.randomness(self.number, planned, len(chosen) - done):
                 rows = engine.arm(planned)
                 yield rows
                 engine.require_consumed(self.number)

@@ -1,5 +1,6 @@
 """The split of a draw into microbatches: whole, ordered, within its limits, and a function of public shapes."""
 
+import itertools
 import random
 
 import pytest
@@ -59,7 +60,7 @@ def test_every_example_is_planned_once_within_the_limits(seed: int) -> None:
     assert seen.keys() == size.keys()
     for slot, parts in seen.items():
         assert parts[0][0] == 0 and parts[-1][1] == size[slot]
-        assert all(a[1] == b[0] for a, b in zip(parts, parts[1:], strict=False)), "parts lie one after the other"
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(parts)), "parts lie one after the other"
     order = [slot for p in planned for slot in p.slots]
     assert [depth[slot] for slot in order] == sorted(depth[slot] for slot in order)
     for slot, parts in seen.items():

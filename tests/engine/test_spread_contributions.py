@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from dptrain.errors import ConfigError  # noqa: E402
 from dptrain.routing import single  # noqa: E402
+from dptrain.routing.folding import Folding  # noqa: E402
 from tests.guarantees import peers  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import World, make_world, token_record  # noqa: E402
@@ -86,13 +87,11 @@ def test_a_spread_contribution_is_clipped_once(tmp_path, level: str) -> None:
 @pytest.mark.parametrize("level", ["fast", "certified"])
 def test_clipping_every_part_shows(tmp_path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault built in: every part is clipped and added by itself."""
-    from dptrain.engine import PrivateTraining
 
-    def apart(self: PrivateTraining) -> None:
-        self.router.sums.add(self.router.pieces, self._bounds)
-        self.router.disarm()
+    def apart(self: Folding) -> None:
+        self._router.fold(self._bounds)
 
-    monkeypatch.setattr(PrivateTraining, "_fold", apart)
+    monkeypatch.setattr(Folding, "fold", apart)
     peers.must_fail(lambda: check_one_clip(tmp_path, level))
 
 

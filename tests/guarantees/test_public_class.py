@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO  # noqa: E402
 from attest.keys import public_bytes  # noqa: E402
-from dptrain import engine as engine_module  # noqa: E402
+from dptrain import drawing  # noqa: E402
 from dptrain.batching import Planned  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
-from dptrain.routing import bounds_of  # noqa: E402
+from dptrain.routing import bounds_of, folding  # noqa: E402
 from dptrain.routing.public import PublicSums  # noqa: E402
 from dptrain.routing.sums import FastSums  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
@@ -127,8 +127,8 @@ def test_a_private_payload_changes_nothing_in_the_public_sums(tmp_path, exactnes
     alone, seen, changed = public_only(a), {}, 0
     for trainer in (a, b):
         seen[trainer] = []
-        take = trainer.private.public.take
-        trainer.private.public.take = lambda take=take, kept=seen[trainer]: iter(_kept(take(), kept))
+        take = trainer.private.folding.public.take
+        trainer.private.folding.public.take = lambda take=take, kept=seen[trainer]: iter(_kept(take(), kept))
     steps = iter(a.steps), iter(b.steps)
     for _ in range(3):
         b.model.load_state_dict(a.model.state_dict())
@@ -154,7 +154,7 @@ def _kept(values, kept: list) -> list[torch.Tensor]:
 
 def test_a_private_contribution_cannot_be_routed_to_the_public_sums(tmp_path, monkeypatch) -> None:
     """Mutation: an engine that takes every microbatch for public is stopped by the bounds that were signed."""
-    monkeypatch.setattr(engine_module, "is_public", lambda bounds: True)
+    monkeypatch.setattr(folding, "is_public", lambda bounds: True)
     trainer = Trainer(world_of(tmp_path, per_class=2, steps=1))
     with pytest.raises(NotPrivateUse) as refused:
         gradients(trainer)
@@ -189,7 +189,7 @@ def test_only_the_bounds_that_say_public_come_to_the_public_sums(tmp_path, clip,
     trainer = Trainer(world_of(tmp_path, per_class=1, steps=1))
     bounds = bounds_of([(PUBLIC_CLIP_MICRO / 1e6, PUBLIC_NOISE_MICRO / 1e6, (0,)), (clip, sigma, (0,))], 1)
     with pytest.raises(NotPrivateUse):
-        trainer.private.public.add({}, bounds)
+        trainer.private.folding.public.add({}, bounds)
     trainer.close()
 
 
@@ -247,7 +247,7 @@ def test_public_gradients_do_not_show_how_many_private_ones_were_drawn(tmp_path,
     Without generators of their own (the control) public gradients, which carry no noise, show that.
     """
     if not isolated:
-        monkeypatch.setattr(engine_module, "own_randomness", lambda seed, device: contextlib.nullcontext())
+        monkeypatch.setattr(drawing, "own_randomness", lambda seed, device: contextlib.nullcontext())
     released = []
     for name in ("all", "half"):
         trainer = Trainer(world_of(tmp_path / name, per_class=4, steps=1), insecure_test_key=KEY, microbatch=1)
@@ -343,10 +343,10 @@ def test_public_sums_keep_to_the_profile_of_their_class(tmp_path) -> None:
     trainer = Trainer(make_world(tmp_path, classes=classes, rate="1", per_class=2, steps=1))
     assert not public_only(trainer)
     kept: list[torch.Tensor] = []
-    take = trainer.private.public.take
-    trainer.private.public.take = lambda: iter(_kept(take(), kept))
+    take = trainer.private.folding.public.take
+    trainer.private.folding.public.take = lambda: iter(_kept(take(), kept))
     gradients(trainer)
-    assert isinstance(trainer.private.public, PublicSums)
+    assert isinstance(trainer.private.folding.public, PublicSums)
     for (g, tensor), total in zip(trainer.private.router.tensors, kept, strict=True):
         inside = "encyclopedia" in trainer.private.schedule.blocks[g].classes
         assert inside or not total.any(), tensor.name

@@ -1,0 +1,96 @@
+"""Who takes part in a step, in which microbatches, under which bounds and random numbers."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from attest.policy import Policy
+from dptrain.batching import Drawn, Planned, plan
+from dptrain.pool import Pool
+from dptrain.resolver import Resolution, Schedule
+from dptrain.routing import Bounds, bounds_of
+from dptrain.routing.public import own_randomness
+from dptrain.sampling import groups
+from dptrain.streams import Streams
+
+NOTHING = (1.0, 1.0, ())
+"""Bounds and profile of a contribution that only fills up a microbatch: it may touch no block."""
+
+
+class Drawing:
+    """Draws of the run, and what follows from a draw by public numbers alone.
+
+    Args:
+        contributions: the most in one microbatch. rows: the most rows in one, or None.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        schedule: Schedule,
+        pool: Pool,
+        streams: Streams,
+        device: torch.device,
+        *,
+        contributions: int,
+        rows: int | None,
+    ) -> None:
+        self._pool = pool
+        self._schedule = schedule
+        self._sampler = streams.sampler
+        self._public_seed = streams.public_seed
+        self._device = device
+        self._contributions = contributions
+        self._rows = rows
+        self._groups = policy.noise_microbatches or 1
+        self._fill = policy.exactness == "certified"
+        self._lowest = {name: schedule.lowest_position(name) for name in schedule.profiles}
+
+    def close(self, indices: Iterable[int]) -> None:
+        """Draws these slots no more."""
+        self._sampler.close(indices)
+
+    def draw(self, number: int) -> list[int]:
+        """Slots that take part in a step, those that may reach lowest first."""
+        return sorted((int(i) for i in self._sampler.draw(number)), key=lambda i: (self._depth(i), i))
+
+    def planned(self, drawn: Sequence[int]) -> list[Planned]:
+        """Microbatches of a draw.
+
+        Public contributions come last, in microbatches of their own; how the others are split does not depend on them.
+        """
+        public = [slot for slot in drawn if self._resolution(slot).public]
+        private = [slot for slot in drawn if not self._resolution(slot).public]
+        return [
+            planned
+            for group in (*groups(private, self._groups), public)
+            for planned in plan(
+                [Drawn(i, self._depth(i), self._pool.size(i)) for i in group],
+                self._contributions,
+                self._rows,
+                fill=group is not public and self._fill,
+            )
+        ]
+
+    def bounds(self, planned: Planned) -> Bounds:
+        """Signed bounds and masks of the rows of a microbatch."""
+        found = [self._resolution(slot) for slot in planned.slots]
+        rows = [(r.clip_norm, r.noise_multiplier, r.profile) for r in found] + [NOTHING] * planned.fill
+        return bounds_of(rows, len(self._schedule.blocks))
+
+    def randomness(self, number: int, planned: Planned, left: int) -> AbstractContextManager[None]:
+        """Under which random numbers a microbatch of a step runs: a public one under numbers of its own.
+
+        They depend on the step and on how many microbatches are ``left`` from this one on, all of them public: not on what
+        private ones have used up, nor on how many there were.
+        """
+        if not all(self._resolution(slot).public for slot in planned.slots):
+            return nullcontext()
+        return own_randomness(self._public_seed(number, left), self._device)
+
+    def _resolution(self, slot: int) -> Resolution:
+        return self._pool.slots[slot].resolution
+
+    def _depth(self, slot: int) -> int:
+        return self._lowest[self._resolution(slot).class_name]

@@ -1,0 +1,61 @@
+"""Where the pieces of a microbatch go: to the private sums, to the public ones, or to the other parts of a contribution."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from dptrain.batching import Planned
+from dptrain.microbatch import Microbatch
+from dptrain.routing.public import PublicSums, is_public
+from dptrain.routing.router import Router
+from dptrain.routing.single import Spread
+from dptrain.routing.sums import Bounds, full_precision
+
+if TYPE_CHECKING:
+    from dptrain.routing.compiled import CompiledLoss
+
+
+class Folding:
+    """The sums of one logical step, private and public, from microbatch to microbatch.
+
+    Guarantee: a contribution reaches the sums once per step, whole: where its examples lie in several microbatches, their
+    gradients are added up before the one norm and clip. Public contributions never reach the private sums, nor private ones
+    the public sums.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self.public = PublicSums(router.schedule, router.tensors, router.precision)
+        self.compiled: list[CompiledLoss] = []
+        self._router = router
+        self._spread = Spread()
+        self._planned: Planned | None = None
+        self._bounds: Bounds | None = None
+
+    def begin(self) -> None:
+        """Starts a logical step."""
+        self._spread = Spread()
+
+    def expect(self, planned: Planned, bounds: Bounds) -> None:
+        """Says what the microbatch that is armed now holds."""
+        self._planned, self._bounds = planned, bounds
+
+    def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
+        """Backward pass of the armed microbatch, or what a compiled loss found in its place; then :meth:`fold`."""
+        if not any([form.deliver(losses) for form in self.compiled]):  # every form forgets what it holds
+            self._router.require_losses(losses)
+            self._router.backward(losses, rows.weight)
+        self.fold()
+
+    def fold(self) -> None:
+        """Adds what the backward pass found to the sums it belongs to; a part of a contribution waits for the others."""
+        planned, bounds, pieces = self._planned, self._bounds, self._router.pieces
+        assert planned is not None and bounds is not None
+        if planned.part is not None:
+            device = bounds.clip_N.device if not pieces else self._router.tensors[next(iter(pieces))][1].parameter.device
+            with full_precision(device):
+                self._spread.add(pieces, self._router.tensors, self._router.precision)
+            pieces = self._spread.take() if planned.last else {}
+        sums = self.public if is_public(bounds) else self._router.sums
+        if planned.last:
+            sums.add(pieces, bounds)
+        self._router.disarm()
