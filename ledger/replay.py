@@ -77,6 +77,7 @@ class Replay:
         self._attempt_ended = False
         self._by_number: list[Contribution] = []
         self._drawn_to = 0
+        self._draws: list[tuple[int, int]] = []  # (seq, step) of every DRAW leaf that reached further than all before it
         self._window_variances: list[tuple[float, ...]] = []
         self._noise_streams: set[bytes] = set()
         self._pools: list[set[bytes]] = [set() for _ in header.profiles]
@@ -275,6 +276,8 @@ class Replay:
             if window is None:
                 return
         self._drawn_to = leaf.step
+        if not self._draws or leaf.step > self._draws[-1][1]:
+            self._draws.append((leaf.seq, leaf.step))
         try:
             drawn = self.numbered(leaf.drawn)
         except LeafRefused as error:
@@ -372,9 +375,12 @@ class Replay:
         elif leaf.pinned_size > self.size or self._root_at(leaf.pinned_size) != leaf.pinned_root:
             yield LeafRefused("RESUME", f"the pinned root at size {leaf.pinned_size} is not this ledger's")
         covered = leaf.pinned_size or 0
-        reached = max((window.last_step for window in self.windows if window.seq < covered), default=0)
+        # Charged steps count in full where draws are secret; where they are public only drawn ones do.
+        public, paid = self.header.occurrences_public, ((window.seq, window.last_step) for window in self.windows)
+        reached = max((step for seq, step in (self._draws if public else paid) if seq < covered), default=0)
         if leaf.from_step > reached:
-            yield LeafRefused("RESUME", f"step {leaf.from_step} was not charged by the pinned size {covered}")
+            event = "drawn" if public else "charged"
+            yield LeafRefused("RESUME", f"step {leaf.from_step} was not {event} by the pinned size {covered}")
         if self.open_window is not None:
             self.unsettled.append(self.open_window)
         self.open_window = None

@@ -149,7 +149,8 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
         notes.append(f"{run.charged - accounted} charged steps are in no epoch yet; the figures here count them")
     unsettled = len(run.unsettled) + (run.open_window is not None)
     if unsettled:
-        notes.append(f"{unsettled} windows were charged and never settled; they count in full")
+        what = "of their steps those with a draw count" if header.occurrences_public else "they count in full"
+        notes.append(f"{unsettled} windows were charged and never settled; {what}")
     if header.occurrences_public:
         notes.append("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
     for rule in policy.classes:

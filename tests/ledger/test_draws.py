@@ -173,6 +173,35 @@ def test_what_was_drawn_counts_after_a_crash_and_what_was_not_does_not(driver):
     assert driver.ledger.epsilon(descriptor(2)) == 0.0
 
 
+@pytest.mark.parametrize("driver", [PUBLIC, LITERAL], indirect=True)
+def test_a_run_does_not_resume_after_a_step_that_nobody_saw_drawn(driver):
+    """A charge costs nobody anything here: were it enough, whole windows could be passed over without one DRAW leaf."""
+    driver.charge(4)
+    driver.ledger.draw(1, (0,), now=driver.tick())
+    early = driver.ledger.pin()
+    driver.ledger.draw(2, (1,), now=driver.tick())
+    for step, pin in ((4, driver.ledger.pin()), (3, driver.ledger.pin()), (2, early)):
+        with pytest.raises(LeafRefused) as caught:
+            driver.ledger.resume(step, pin, now=driver.tick())
+        assert caught.value.code == "RESUME"
+    driver.ledger.resume(2, driver.ledger.pin(), now=driver.tick())
+    driver.charge(4)
+    driver.ledger.draw(3, (), now=driver.tick())
+    driver.ledger.resume(2, driver.ledger.pin(), now=driver.tick())
+    driver.ledger.resume(3, driver.ledger.pin(), now=driver.tick())
+
+
+@pytest.mark.parametrize("driver", [PUBLIC], indirect=True)
+def test_an_auditor_says_what_a_window_without_an_end_costs(driver, tmp_path):
+    driver.charge(4)
+    driver.ledger.draw(1, (0,), now=driver.tick())
+    driver.ledger.resume(0, None, now=driver.tick())
+    run(driver)
+    report = verify_export(driver.ledger.export(tmp_path / "export"), [SIGNER.vkey])
+    assert report.verdict == "FULL", report.findings
+    assert any("never settled; of their steps those with a draw count" in note for note in report.notes)
+
+
 def test_who_was_withdrawn_or_has_reached_its_cap_is_drawn_no_more(driver):
     driver.withdraw(2)
     window = driver.charge(4)
