@@ -263,6 +263,7 @@ def test_a_failed_certificate_is_mended_or_the_contribution_counts_as_zero(monke
         k = in_steps(sums, schedule)
         assert naive_certified.holds(k, [0.8], Fraction(1), Fraction(1), sums.bits)
         assert bool(k[0].any()) == (wrong <= 1e30)
+    monkeypatch.setattr(CertifiedSums, "coefficient", right)
     monkeypatch.setattr(Limits, "admit", lambda self, squares: False)
     sums, schedule = plain()
     sums.add({0: [Dense(torch.randn(1, 40, 30))]}, bounds_of([(1.0, 1.0, (0,))], 1))
@@ -280,6 +281,54 @@ def test_the_certificate_is_exact_to_the_unit() -> None:
         assert limits.admit({0: float(square)}) == fits
     for broken in (math.nan, math.inf, 2.0**53, 2.0**60):
         assert not limits.admit({0: broken})
+
+
+def test_either_half_of_the_certificate_refuses_alone() -> None:
+    """Two blocks, of noise 1 and 10, at C = 1 and sigma = 4: the one is held by its whitened norm, the other by its norm."""
+    sums, _ = plain(std=1.0)
+    sums.use([1.0, 10.0])
+    limits = sums.limits(1.0, 4.0, (0, 1))
+    steps = 1 << 2 * sums.bits
+    white, flat = steps // 16, steps // 100
+    assert limits.admit({0: float(white), 1: 0.0}) and not limits.admit({0: float(white + 1), 1: 0.0})
+    assert limits.admit({0: 0.0, 1: float(flat)}) and not limits.admit({0: 0.0, 1: float(flat + 1)})
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_certified_is_what_is_added_on_every_device(dtype: torch.dtype) -> None:
+    """Squares are formed beside the integers, never in their place: ``double()`` of a float64 tensor is the tensor itself."""
+    torch.manual_seed(0)
+    sums, _ = plain(dtype)
+    gradient = torch.randn(40, 30, dtype=dtype)
+    here, there = gradient.clone(), gradient.clone().as_subclass(Elsewhere)
+    steps = {0: 1000.0}
+    assert sums._truncate({0: here}, steps) == sums._truncate({0: there}, steps)
+    assert torch.equal(there.as_subclass(torch.Tensor), here) and torch.equal(here, (gradient * 1000.0).trunc())
+
+
+def test_limits_follow_the_noise_of_the_step_they_are_for() -> None:
+    """Looked up once at noise 1, then at noise 8: the multiplier that is accounted is 8, and so is the certificate's."""
+    sums, _ = plain(std=1.0)
+    for std in (1.0, 8.0, 2.0):
+        sums.use([std])
+        limits = sums.limits(1.0, 1.0, (0,))
+        assert 0.999 < limits.whitened * std**2 / 4.0**sums.bits <= 1.0
+
+
+def test_sums_are_limited_to_what_the_release_recovers() -> None:
+    sums, _ = plain(std=1.0, shape=(1, 3))
+    far = float(1 << 18 + sums.bits)
+    sums._sums[0] = torch.tensor([[far + 1.0, -3.0 * far, far - 1.0]], dtype=torch.float64)
+    (total,) = sums.take()
+    assert (total * 2.0**sums.bits).tolist() == [[far, -far, far - 1.0]]
 
 
 def test_the_certificate_bounds_the_multiplier_that_is_accounted() -> None:
