@@ -27,6 +27,9 @@ NOTE = (
     "stays within that margin; sums over microbatches are float64."
 )
 
+_SMALLEST = torch.finfo(torch.float32).tiny
+"""A smaller coefficient counts as zero: as a float32 weight it would be rounded by more than the margin."""
+
 Pieces = dict[int, list[Piece]]
 """What a microbatch found, by index of the tensor in the schedule."""
 
@@ -127,7 +130,7 @@ class FastSums:
         factor = torch.minimum(
             keep * bounds.clip_N / norm.clamp_min(tiny), keep / (bounds.sigma_N * whitened).clamp_min(tiny)
         ).clamp_max(1.0)
-        factor = torch.where(finite, factor, zero)
+        factor = torch.where(finite & (factor >= _SMALLEST), factor, zero)
         return torch.where(bounds.permitted_NG, factor[:, None], zero)
 
     def accumulate(self, pieces: Pieces, coefficients_NG: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from dptrain.depth import layer_stack  # noqa: E402
 from dptrain.resolver import Block, Schedule  # noqa: E402
 from dptrain.routing import Bounds, Router, bounds_of  # noqa: E402
+from dptrain.routing.sums import FastSums  # noqa: E402
 from dptrain.routing.uses import Dense, Outer, add_weighted, gather, norm_sq  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 
@@ -119,6 +120,43 @@ def test_norms_of_long_gradients_do_not_read_low() -> None:
     """Squares of millions of coordinates added in float32 lose a percent; the margin is a fifth of one."""
     g = torch.full((1, 1 << 24), 0.37)
     assert float(norm_sq([Dense(g)])) >= float(g.double().square().sum()) * (1 - 1e-5)
+
+
+def test_a_coefficient_that_float32_cannot_hold_counts_as_zero() -> None:
+    """A gradient of 1e37 under a clip norm of 1e-6: the coefficient is subnormal there, and would be rounded up by a fifth."""
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8)))
+    tensor = next(t for t in layer_stack(model, "0").tensors if t.name == "0.0.weight")
+    schedule = Schedule(layer_stack(model, "0"), (Block("b", tensor.positions, (tensor,), ("a",), 1e-6),), {"a": (0,)}, ())
+    for size in range(100, 185):
+        a = torch.zeros(1, 1, 8)
+        a[0, 0, 0] = size * 1e17
+        sums = FastSums(schedule, [(0, tensor)], torch.float32)
+        sums.add({0: [Outer(a, a.clone())]}, bounds_of([(1e-6, 1.0, (0,))], 1))
+        (total,) = sums.take()
+        assert float(total.norm()) <= 1e-6
+
+
+def test_inputs_whose_squares_vanish_do_not_hide_behind_large_output_gradients() -> None:
+    """Kernels may flush what is subnormal: Gram entries of 5e-20 are zero then, and beside 1e18 the gradient is not."""
+    a, b = torch.full((1, 2, 64), 5e-20), torch.full((1, 2, 64), 1e18)
+    true = b[0].double().t() @ a[0].double()
+    torch.set_flush_denormal(True)
+    try:
+        found = [float(norm_sq([Outer(x, y)])) for x, y in ((a, b), (b, a))]
+    finally:
+        torch.set_flush_denormal(False)
+    assert min(found) >= float(true.square().sum())
+
+
+def test_the_margin_pays_for_the_lattice_at_the_accounted_multiplier() -> None:
+    """One lattice step of 2^-32 per coordinate, beside a whitened bound of 1/z with z = max(sigma, s/C)."""
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)))
+    schedule = schedule_of(model, [0.5])
+    tensors = [(0, tensor) for tensor in schedule.blocks[0].tensors]
+    sums = FastSums(schedule, tensors, torch.float64)
+    bounds = bounds_of([(0.25, 7.0, (0,)), (0.001, 7.0, (0,))], len(schedule.blocks))
+    step = 2.0**-32 * schedule.coordinates**0.5
+    assert (sums.margins(bounds) - sums.float_margin).tolist() == pytest.approx([7.0 * step, 500.0 * step], rel=1e-6)
 
 
 def test_a_microbatch_is_forgotten_when_it_ends() -> None:
