@@ -21,7 +21,7 @@ import torch
 from benchmarks.configs import CONFIGS, ROUTING, Config
 from benchmarks.step import take_turns
 from benchmarks.variants import ours, ours_fast
-from dptrain import describe
+from dptrain import describe, engine
 from dptrain.noise import KeyStream, LatticeGaussian
 
 TARGETS = {"routing": 1.02, "ledger": 1.01, "noise": 16.0}
@@ -48,7 +48,7 @@ def routing(rounds: int, threads: int, configs: Mapping[str, Config] = ROUTING) 
 
 @contextmanager
 def timed(owner: Any, names: tuple[str, ...], seconds: dict[str, list[float]]) -> Iterator[None]:
-    """Counts the CPU seconds of every call of these methods."""
+    """Counts the CPU seconds of every call of these methods or functions."""
 
     def wrapped(name: str, method: Callable) -> Callable:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -60,13 +60,14 @@ def timed(owner: Any, names: tuple[str, ...], seconds: dict[str, list[float]]) -
 
         return call
 
-    for name in names:
-        setattr(owner, name, wrapped(name, getattr(owner, name)))
+    before = {name: getattr(owner, name) for name in names}
+    for name, method in before.items():
+        setattr(owner, name, wrapped(name, method))
     try:
         yield
     finally:
-        for name in names:
-            delattr(owner, name)
+        for name, method in before.items():
+            setattr(owner, name, method)
 
 
 def ledger(rounds: int, threads: int, config: Config = CONFIGS["bert_full"]) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def ledger(rounds: int, threads: int, config: Config = CONFIGS["bert_full"]) -> 
     steps = []
     with ours(config, window=1) as (private, step):
         step()
-        with timed(private, ("_settle_the_pool",), seconds), timed(private.recorder, ("charge", "settle"), seconds):
+        with timed(engine, ("settle_pool",), seconds), timed(private.recorder, ("charge", "settle"), seconds):
             for _ in range(rounds):
                 start = time.process_time()
                 step()
@@ -87,7 +88,7 @@ def ledger(rounds: int, threads: int, config: Config = CONFIGS["bert_full"]) -> 
         start = time.process_time()
         private.finish()  # settles, closes the epoch (with a digest of its own) and the run
         closing = time.process_time() - start
-    per_window = sum(statistics.median(seconds[call]) for call in ("_settle_the_pool", "charge", "settle"))
+    per_window = sum(statistics.median(seconds[call]) for call in ("settle_pool", "charge", "settle"))
     taken = statistics.median(steps)
     without = taken - per_window
     return {

@@ -22,7 +22,7 @@ from dptrain.feeding import Feeder
 from dptrain.gradients import Phase, PrivateGradients
 from dptrain.inbox import Inbox
 from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
-from dptrain.pool import Pool, in_ledger_order, settle, slots_for
+from dptrain.pool import Pool, in_ledger_order, settle_pool, slots_for
 from dptrain.recording import Recorder
 from dptrain.registry_watch import RegistryWatch
 from dptrain.resolver import Schedule, bind
@@ -291,7 +291,7 @@ class PrivateTraining:
         """
         self.gradients.clear()
         if self.recorder.needs_charge(number):
-            settle(self.pool, self.registry, self.inbox, self.recorder, now := self._clock())
+            settle_pool(self.pool, self.registry, self.inbox, self.recorder, now := self._clock())
             self.recorder.charge(number, now)
             self.drawing.close(self.pool.indices(self.recorder.withdrawn()))
         self._step = number

@@ -132,7 +132,7 @@ def in_ledger_order(slots: Sequence[Slot], recorded: Sequence[bytes]) -> list[Sl
     return [found[digest] for digest in recorded]
 
 
-def settle(pool: Pool, registry: "RegistryWatch", inbox: "Inbox", recorder: "Recorder", now: int) -> None:
+def settle_pool(pool: Pool, registry: "RegistryWatch", inbox: "Inbox", recorder: "Recorder", now: int) -> None:
     """Records, before a charge, what was withdrawn, has expired, or lost the support of the registry.
 
     Raises:

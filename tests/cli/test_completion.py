@@ -60,9 +60,9 @@ def test_classes_come_from_the_policy_on_the_line_or_the_one_at_hand(ask, shell)
     other = (shell.directory / "policy.toml").read_text().replace('"sensitive"', '"secret"')
     shell.write("elsewhere/other.toml", other)
     sign = ("dptrain", "attest", "sign", "notes.jsonl")
-    assert ask(*sign, "--class", "") == ["sensitive", "public"]
+    assert ask(*sign, "--class", "") == ["sensitive", "general"]
     assert ask(*sign, "--policy", "elsewhere/other.toml", "--class", "se") == ["secret"]
-    assert ask("dptrain", "policy", "check", "policy.toml", "--contributions", "p") == ["public="]
+    assert ask("dptrain", "policy", "check", "policy.toml", "--contributions", "g") == ["general="]
 
 
 def test_names_classes_and_keys_come_from_the_registry_on_the_line(ask, shell, corpus):

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 
 from attest.errors import PolicyRefused  # noqa: E402
 from attest.policy import Policy  # noqa: E402
-from dptrain import PrivateTraining, describe, engine  # noqa: E402
+from dptrain import PrivateTraining, describe, drawing, engine  # noqa: E402
 from dptrain.errors import CoupledModel, LossShape, NotPrivateUse, ResumeRefused  # noqa: E402
 from dptrain.gradients import PrivateGradients  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian  # noqa: E402
@@ -59,7 +59,7 @@ def test_clip_and_noise_follow_one_bound(tmp_path, monkeypatch, clip: str) -> No
 
     check()
     # The whitened clip alone would still hold the bound: a fault must get past both clips.
-    monkeypatch.setattr(engine, "bounds_of", lambda rows, g: bounds_of([(10 * c, s / 10, p) for c, s, p in rows], g))
+    monkeypatch.setattr(drawing, "bounds_of", lambda rows, g: bounds_of([(10 * c, s / 10, p) for c, s, p in rows], g))
     must_fail(check)
 
 
