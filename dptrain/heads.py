@@ -162,6 +162,8 @@ def _layout(module: nn.Module) -> Separate | Fused | None:
         return Fused("query_key_value", "dense", grouped)
     if kind.__name__ == "GPTBigCodeAttention" and not getattr(module, "is_cross_attention", False):
         return Fused("c_attn", "c_proj", grouped=not getattr(module, "multi_query", False))
+    if kind.__name__ == "GPT2Attention" and getattr(module, "is_cross_attention", False):
+        return None  # its c_attn has keys and values alone
     return LAYOUTS.get(kind.__name__)
 
 

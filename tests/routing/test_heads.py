@@ -290,6 +290,13 @@ def test_attention_that_is_not_known_is_told(kind: str, settings: dict) -> None:
     assert not counts and unknown and "Attention" in unknown[0].sentence
 
 
+def test_cross_attention_of_gpt2_is_not_known() -> None:
+    """Its fused projection has no queries; read as one of twice as many query as key-value heads, it would fit."""
+    _, counts, unknown = find_heads(tiny("gpt2", {**GPT, "add_cross_attention": True}))
+    assert set(counts) == {"h.0.attn", "h.1.attn"}
+    assert [entry.path for entry in unknown] == ["h.0.crossattention", "h.1.crossattention"]
+
+
 def test_a_class_of_the_same_name_from_elsewhere_is_not_known() -> None:
     class LlamaAttention(nn.Module):
         def __init__(self) -> None:
