@@ -104,7 +104,7 @@ def norm_sq(pieces: list[Piece]) -> torch.Tensor:
     square = _gram_norm_sq(head) + _sum_sq(table.b_NTD.reshape(table.b_NTD.shape[0], -1)) + _cross(head, table)
     a_NT, b_NT = _lengths(head.a_NTD), _lengths(head.b_NTP)
     reach = _reach(a_NT, b_NT) + _lengths(table.b_NTD).sum(1)
-    return square.clamp_(min=0.0) + _slack(head, a_NT, b_NT, reach)
+    return _not_negative(square) + _slack(head, a_NT, b_NT, reach)
 
 
 def add_weighted(pieces: list[Piece], weight_N: torch.Tensor, total: torch.Tensor) -> None:
@@ -227,7 +227,12 @@ def _gram_norm_sq(piece: Outer) -> torch.Tensor:
     """<A A^T, B B^T> per contribution."""
     if piece.a_NTD.shape[1] == 1:
         return _reach(_lengths(piece.a_NTD), _lengths(piece.b_NTP)).square()
-    return products.gram_product_sums(piece.a_NTD, piece.b_NTP, _GRAM_ELEMENTS).clamp_(min=0.0)
+    return _not_negative(products.gram_product_sums(piece.a_NTD, piece.b_NTP, _GRAM_ELEMENTS))
+
+
+def _not_negative(square_N: torch.Tensor) -> torch.Tensor:
+    """What rounding took below zero is zero; minus infinity is an overflow of terms that cancel, and no norm of zero."""
+    return square_N.clamp(min=0.0).masked_fill_(torch.isneginf(square_N), torch.inf)
 
 
 def _cross(head: Outer, table: Gather) -> torch.Tensor:

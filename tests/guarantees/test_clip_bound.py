@@ -10,7 +10,7 @@ from dptrain.depth import layer_stack  # noqa: E402
 from dptrain.resolver import Block, Schedule  # noqa: E402
 from dptrain.routing import Bounds, Router, bounds_of  # noqa: E402
 from dptrain.routing.sums import FastSums  # noqa: E402
-from dptrain.routing.uses import Dense, Outer, add_weighted, gather, norm_sq  # noqa: E402
+from dptrain.routing.uses import Dense, Gather, Outer, add_weighted, gather, norm_sq  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 
 
@@ -134,6 +134,16 @@ def test_a_coefficient_that_float32_cannot_hold_counts_as_zero() -> None:
         sums.add({0: [Outer(a, a.clone())]}, bounds_of([(1e-6, 1.0, (0,))], 1))
         (total,) = sums.take()
         assert float(total.norm()) <= 1e-6
+
+
+def test_a_gram_norm_that_overflows_below_zero_is_no_norm_of_zero() -> None:
+    """The row of one giant overflows to minus infinity where the terms that cancel it do not: such a contribution is zeroed."""
+    a, b = torch.zeros(1, 61, 128), torch.zeros(1, 61, 128)
+    a[0, :, 0], b[0, 0, 0], b[0, 1:, 0] = 1.0, 1.8e19, -2e18
+    assert not bool(torch.isfinite(norm_sq([Outer(a, b)])))
+    head = Outer(torch.full((1, 1, 1), 1.5e19), torch.full((1, 1, 1), 8.0))
+    table = Gather(torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1, 1), -1.7e19))
+    assert not bool(torch.isfinite(norm_sq([head, table])))
 
 
 def test_inputs_whose_squares_vanish_do_not_hide_behind_large_output_gradients() -> None:
