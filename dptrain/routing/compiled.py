@@ -1,8 +1,8 @@
 """The compiled form of a microbatch: what the hook form does, as one graph per kind of microbatch.
 
-A graph is made when a microbatch of its kind first comes, and its first result is compared with the hook form's before any
-of it is used; so is the first after the parameters changed, and now and then a later one. What a graph depends on is in its
-key: sizes, types and devices of all tensors, the active blocks, autocast, and the plain Python state of the modules, their
+A graph is made when a microbatch of its kind first comes, and its first two results are compared with the hook form's before
+any of them is used; so is the first after the parameters changed, and now and then a later one. What a graph depends on is in
+its key: sizes, types and devices of all tensors, the active blocks, autocast, and the plain Python state of the modules, their
 configuration and the loss function (train or eval, a temperature). What cannot be made into a graph runs in the hook form,
 with a notice that says why.
 """
@@ -58,6 +58,9 @@ class _Entry:
         if self.ran == 1:
             self.version = version
             return True
+        if self.ran == 2:  # the first was the microbatch that was traced, and cannot show what of it was frozen into the graph
+            self.moved = version != self.version
+            return True
         if not self.moved and version != self.version:
             self.moved = True
             return True
@@ -94,7 +97,7 @@ class CompiledLoss:
         self._whole = _all_armed(router) if whole else None
         self._entries: dict[tuple[Hashable, Hashable], _Entry] = {}
         self._told: set[str] = set()
-        self._found: tuple[torch.Tensor, object, Pieces] | None = None
+        self._found: tuple[torch.Tensor, int, object, Pieces] | None = None
 
     @property
     def graphs(self) -> int:
@@ -135,28 +138,28 @@ class CompiledLoss:
                 )
             _set_random_states(after, rows)
         losses = losses.view(padded.contributions, padded.examples)[: rows.contributions, : rows.examples].reshape(-1).clone()
-        self._found = losses, self._router._armed, first(pieces, rows.contributions)
+        self._found = losses, losses._version, self._router._armed, first(pieces, rows.contributions)
         return losses
 
     def deliver(self, losses: torch.Tensor) -> bool:
         """Hands the pieces of these losses to the router, in the place of a backward pass; False if they are not its own.
 
         Raises:
-            LossShape: code COMPILED_LOSSES, these losses were made from the compiled ones.
+            LossShape: code COMPILED_LOSSES, these losses were made from the compiled ones, or are these, changed in place.
         """
         found, self._found = self._found, None
-        if found is None or not self._router.armed or found[1] is not self._router._armed:
+        if found is None or not self._router.armed or found[2] is not self._router._armed:
             return False
-        if losses is found[0]:
+        if losses is found[0] and losses._version == found[1]:
             self._router.pieces.clear()
-            self._router.pieces.update(found[2])
+            self._router.pieces.update(found[3])
             return True
         if isinstance(losses, torch.Tensor) and losses.requires_grad:
             return False  # computed beside the compiled loss, in the hook form
         raise LossShape(
             "COMPILED_LOSSES",
-            "backward() got losses that are not the very tensor that the compiled loss returned; what scales a loss or adds to "
-            "it belongs inside the function given to compile()",
+            "backward() got losses that are not the very tensor that the compiled loss returned, unchanged; what scales a "
+            "loss or adds to it belongs inside the function given to compile()",
         )
 
     def _covers(self, model: nn.Module, rows: Microbatch) -> bool:

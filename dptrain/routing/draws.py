@@ -5,12 +5,15 @@ a module without hooks. What was drawn is written down beside it, and a run for 
 that. Drawn numbers do not depend on data, so a contribution's gradient stays a function of its own rows and of them.
 """
 
+import pickle
+import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -199,6 +202,11 @@ def _numbers(func: Any, kind: str, args: tuple) -> tuple[float, ...]:
     if not kind or not isinstance(args[0], torch.Tensor):
         return ()
     return tuple(float(x) for x in args[1:] if isinstance(x, (int, float)))
+
+
+def host_random_state() -> tuple[object, bytes]:
+    """Where the common generators of Python and numpy stand; what they draw is not written down."""
+    return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
 
 
 def _training(module: nn.Module) -> bool:

@@ -7,7 +7,6 @@ next cannot be recorded and raises.
 """
 
 import dataclasses
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dptrain.microbatch import Microbatch
 from dptrain.routing import products
+from dptrain.routing.draws import host_random_state
 from dptrain.routing.router import Router
 from dptrain.routing.router import _Armed as Armed
 from dptrain.routing.sums import Pieces
@@ -106,7 +106,7 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
 
     values = values_of(state, rows)
     loops = {id(site): dict(vars(site.rule)) for site in router.sites}
-    drawn = random.getstate()
+    drawn = host_random_state()
     try:
         graph = make_fx(step, tracing_mode="fake")(values)
     except Exception as error:
@@ -114,8 +114,8 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
     finally:
         for site in router.sites:
             vars(site.rule).update(loops[id(site)])  # what a rule learns from a trace is not what it learns from a run
-    if random.getstate() != drawn:
-        raise NotTraceable("the forward draws from Python's random, and a graph would repeat one draw for ever")
+    if host_random_state() != drawn:
+        raise NotTraceable("the forward draws from Python's random or numpy's, and a graph would repeat one draw for ever")
     _require_no_constants(graph, state)
     free_views(graph)
     random_numbers = any(_draws(node) for node in graph.graph.nodes)

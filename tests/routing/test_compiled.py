@@ -8,6 +8,7 @@ import sys
 import warnings
 from types import SimpleNamespace
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -215,14 +216,15 @@ def test_what_depends_on_values_runs_in_the_hook_form_with_a_notice() -> None:
     assert scene.compiled.graphs == 0
 
 
-@pytest.mark.parametrize("source", ["python", "tensor", "counter"])
+@pytest.mark.parametrize("source", ["python", "numpy", "tensor", "counter"])
 def test_what_a_graph_would_freeze_runs_in_the_hook_form(source: str) -> None:
     held = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     calls = []
 
     def losses(model, rows):
         calls.append(0)
-        factor = {"python": random.random, "tensor": lambda: held[1], "counter": lambda: 1.0}[source]()
+        draws = {"python": random.random, "numpy": numpy.random.rand, "tensor": lambda: held[1], "counter": lambda: 1.0}
+        factor = draws[source]()
         model.count = getattr(model, "count", 0) + (source == "counter")
         return mlp_losses(model, rows) * factor
 
@@ -297,6 +299,38 @@ def test_losses_that_were_made_from_compiled_ones_are_refused(traced: None) -> N
         scene.router.require_losses(losses)
 
 
+def test_compiled_losses_that_were_changed_in_place_are_refused(traced: None) -> None:
+    """The pieces are already there, so a scale or a mask put on the losses afterwards would have no effect."""
+    scene = Scene(mlp())
+    rows, bounds = scene.microbatch(), scene.bounds()
+    scene.router.arm(5, 1, bounds.permitted_NG)
+    losses = scene.compiled(scene.model, rows)
+    losses[2] = 0.0
+    with pytest.raises(LossShape) as caught:
+        scene.compiled.deliver(losses)
+    assert caught.value.code == "COMPILED_LOSSES"
+
+
+def test_content_frozen_into_the_graph_is_found_in_the_next_microbatch(traced: None) -> None:
+    """A loss that reads labels past the collated rows, as numbers: the graph would train others on those of the first."""
+    past = SimpleNamespace(inside=SimpleNamespace(labels=[]))
+
+    def losses(model, rows):
+        labels = torch.tensor(past.inside.labels)
+        return torch.nn.functional.cross_entropy(model(rows["x"]), labels, reduction="none")
+
+    scene = Scene(mlp(), n=6, losses=losses)
+    rows = scene.microbatch()
+    for label, refused in ((0, False), (1, True)):
+        past.inside.labels = [label] * 6
+        if refused:
+            with pytest.raises(CompileRefused, match="COMPILED_MISMATCH"):
+                scene.run(rows, compiled=True)
+        else:
+            scene.run(rows, compiled=True)
+            assert scene.compiled.graphs == 1
+
+
 def altered(scene: Scene, change) -> None:
     """Puts a fault into the one graph of a scene."""
     (entry,) = scene.compiled._entries.values()
@@ -335,7 +369,7 @@ def test_a_graph_of_other_active_blocks_is_found(traced: None, monkeypatch: pyte
 def test_comparisons_come_first_after_a_change_and_now_and_then() -> None:
     entry = form._Entry(None)
     due = [entry.due(version=k // 4) for k in range(1100)]
-    assert [k + 1 for k, compared in enumerate(due) if compared] == [1, 5, 8, 64, 512]
+    assert [k + 1 for k, compared in enumerate(due) if compared] == [1, 2, 5, 8, 64, 512]
 
 
 def test_one_contribution_alone_stops_no_run(traced: None) -> None:
