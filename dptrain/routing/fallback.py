@@ -17,7 +17,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dptrain.errors import UnsupportedModule
-from dptrain.routing.draws import Replay, Tape, Unmatched, every_row, plain_attention, rows_of
+from dptrain.routing.draws import Replay, Tape, Unmatched, every_row, host_random_state, plain_attention, rows_of
 from dptrain.routing.rules import Call, promote
 from dptrain.routing.uses import Dense, Piece
 
@@ -49,6 +49,9 @@ class GenericRule:
         self._kind = f"module {name!r} ({type(module).__name__})"
         self._loop = isinstance(module, nn.RNNBase)
         self._batched: dict[str, bool] = {}
+        self._quiet: set[bool] = set()
+        self._one: set[str] = set()
+        """Inputs that came with one row for all where they were first seen."""
         self.tape = Tape()
 
     def dimension(self, output: int) -> int:
@@ -66,7 +69,7 @@ class GenericRule:
         tensors = {key: names[key].detach() for key in distinct.values()}
         # A tensor used under two names within the site enters once, under both.
         alias = {key: distinct[id(value)] for key, value in names.items() if id(value) in distinct}
-        found = None
+        found, drawn = None, host_random_state()
         if not self._loop:
             try:
                 found = self._vectorised(call, leaves, spec, dims, tensors, alias, grad_output)
@@ -83,6 +86,7 @@ class GenericRule:
                     f"{self._kind} holds trainable tensors {sorted(wanted)} and cannot be run again for one contribution alone "
                     f"({error}); freeze these tensors or move them into a supported layer",
                 ) from error
+        self._refuse_host_draws(drawn)
         return {key: Dense(value) for key, value in found.items()}
 
     def _dimensions(self, call: Call, leaves: list[Any]) -> list[int | None]:
@@ -108,7 +112,16 @@ class GenericRule:
                 continue
             key = f"{place}/{len(leaves)}/{value.dim()}"
             fits = value.shape[dim] == call.rows
+            if key not in self._batched and value.shape[dim] == 1:
+                self._one.add(key)
             batched = self._batched.setdefault(key, fits)
+            if fits and key in self._one:
+                raise UnsupportedModule(
+                    "BATCH_DIMENSION",
+                    f"input {place} of {self._kind} had one row for the whole microbatch and has one per example now, so that "
+                    "its shape follows content; give it the same number of rows in every call, or freeze the tensors of the "
+                    "module",
+                )
             if batched and not fits:
                 raise UnsupportedModule(
                     "BATCH_DIMENSION",
@@ -129,7 +142,10 @@ class GenericRule:
         def product(own: dict, inputs: tuple, grad_one: torch.Tensor) -> torch.Tensor:
             given = iter(v if d is None else v.unsqueeze(d) for v, d in zip(inputs, value_dims, strict=True))
             again = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            return (promote(self._run(call, own, alias, again, spec)) * grad_one.unsqueeze(dim)).sum()
+            out, grad_out = promote(self._run(call, own, alias, again, spec)), grad_one.unsqueeze(dim)
+            if out.shape != grad_out.shape:  # more than this example's rows; multiplied, they would spread over its gradient
+                raise ValueError(f"its output for one example has shape {tuple(out.shape)}, expected {tuple(grad_out.shape)}")
+            return (out * grad_out).sum()
 
         mapped = vmap(grad(product), in_dims=(None, value_dims, dim), randomness="different" if call.draws else "error")
         with self._again(call, every_row(call.rows)):
@@ -187,6 +203,14 @@ class GenericRule:
             else:
                 out = functional_call(self.module, swapped, args, kwargs, tie_weights=False)
         return tree_leaves(out)[call.output]
+
+    def _refuse_host_draws(self, before: object) -> None:
+        """Refuses a module whose other run drew from Python or numpy, which is not written down; looks at the first run of each
+        mode of training alone, since a thread beside this one may draw too."""
+        training = any(child.training for child in self.module.modules())
+        if training not in self._quiet and host_random_state() != before:
+            raise self._dropout("draws from Python's random or numpy's in its forward")
+        self._quiet.add(training)
 
     def _refuse_dropout(self, call: Call) -> None:
         if call.draws and self.gathers:

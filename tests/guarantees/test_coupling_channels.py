@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain.errors import ConfigError, CoupledModel, DptrainError, NotPrivateUse, StepOrder, UnsupportedModule  # noqa: E402
-from tests.guarantees.peers import Run, collate, first_release, net, per_example, small_world  # noqa: E402
+from dptrain.routing import Router  # noqa: E402
+from tests.guarantees.peers import Run, collate, first_release, net, per_example, small_world, whole_schedule  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 
@@ -290,3 +291,52 @@ def test_a_step_skipped_for_its_loss_is_refused(tmp_path) -> None:
 def test_dropout_is_no_coupling(tmp_path) -> None:
     """The probes compare runs under the same masks, so a model with dropout passes them."""
     first_release(small_world(tmp_path), net(lambda: nn.Dropout(0.5)))
+
+
+# --- shapes inside the model that follow content ------------------------------------------------------------------------
+
+
+class Padded(nn.Module):
+    """Adds a bias where an example is padded, with one row for all where no example is: whether one is padded, another's shape
+    follows."""
+
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(8))
+
+        def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(x * self.scale + bias) * self.scale
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.biased = self.Biased()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = -3.0 * (x[..., :1] > 100.0).to(x)
+        return self.biased(self.layers[1](self.layers[0](x)), bias if bool(bias.any()) else bias[:1]).mean((1, 2))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_input_that_has_a_row_per_example_only_sometimes_is_refused(known: bool) -> None:
+    """Else all rows would go to everybody as what the microbatch shares, and spread over each one's gradient."""
+    torch.manual_seed(0)
+    model = Padded().double()
+    schedule = whole_schedule(model, "layers")
+    model.requires_grad_(False)
+    router = Router(model, schedule)
+    router.attach()
+    x = torch.randn(4, 5, 8, dtype=torch.float64)
+
+    def backward() -> None:
+        router.arm(4, 1, torch.ones(4, 1, dtype=torch.bool))
+        router.backward(model(x), torch.ones(4, dtype=torch.float64))
+
+    backward()
+    x[0, 3:, 0] = 200.0
+    if not known:
+        next(site.rule for site in router.sites if site.module is model.biased)._one.clear()
+    with pytest.raises(UnsupportedModule, match="BATCH_DIMENSION.*follows content" if known else "NO_RULE"):
+        backward()
+    router.detach()

@@ -7,6 +7,7 @@ import copy
 import pickle
 import random
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -258,6 +259,15 @@ def test_draws_that_have_no_rows_are_refused(draw) -> None:
     model = Stack([Lopsided(draw)], 4, lambda x: x.mean(1)).double()
     with pytest.raises(UnsupportedModule, match=r"DROPOUT_IN_FALLBACK.*set its dropout to 0"):
         compare(model, batch_of(5, 4), cross_entropy, layers="layers", redraw=7)
+
+
+@pytest.mark.parametrize("draw", [random.random, numpy.random.rand])
+def test_draws_of_python_and_numpy_are_refused(draw) -> None:
+    """They are not written down, and another run would take others; a rare one would pass the probes."""
+    torch.manual_seed(0)
+    model = Stack([Scaled(lambda x: x * 2.0 if draw() < 1e-9 else x)], 4, lambda x: x.mean(1)).double()
+    with pytest.raises(UnsupportedModule, match=r"DROPOUT_IN_FALLBACK.*numpy's in its forward"):
+        compare(model, batch_of(5, 4), cross_entropy, layers="layers")
 
 
 class DroppedExperts(nn.Module):
