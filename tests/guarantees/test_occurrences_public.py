@@ -58,6 +58,12 @@ def test_a_run_is_recorded_counted_and_audited(tmp_path, mode) -> None:
     assert report.verdict == "FULL", report.findings
     assert [c.epsilon for c in report.classes] == pytest.approx([row["epsilon"] for row in rows])
     assert all(row["epsilon_planned"] >= row["epsilon"] for row in rows)
+    for summed, row in zip(report.classes, rows, strict=True):
+        spent = [c for c in ledger.state.contributions.values() if c.admit.class_name == summed.name]
+        replaced = accountants.gaussian.epsilon_of_mu(2 * math.sqrt(max(c.loss for c in spent)), 1e-5)
+        assert summed.epsilon_replace == pytest.approx(replaced) and row["epsilon_replace"] == pytest.approx(replaced)
+        if mode == LITERAL:  # all that holds of every step, whoever else is drawn
+            assert summed.noise_multiplier == min(c.admit.sigma_micro for c in spent) / 1e6
 
 
 def scores(trainer: Trainer, gradient: float = 0.0) -> tuple[list[float], int]:
@@ -121,6 +127,8 @@ depth = {{ from = 0.0, to = 1.0 }}
     for leaf in draws_of(trainer):
         drawn = sum(not trainer.private.pool.slots[number].resolution.public for number in leaf.drawn)
         assert leaf.variances == (pytest.approx(drawn * 0.75**2), 0.0)
+    everybody = trainer.private.schedule.realised_stds(trainer.private.pool.descriptors.values())
+    assert max(everybody) == pytest.approx(math.sqrt(3) * 0.75)
     export = trainer.private.export(tmp_path / "export")
     trainer.close()
     report = verify_export(export, [world.ledger.with_suffix(".pub").read_text().strip()])

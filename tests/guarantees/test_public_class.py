@@ -14,6 +14,7 @@ from attest.keys import public_bytes  # noqa: E402
 from dptrain import drawing  # noqa: E402
 from dptrain.batching import Planned  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
+from dptrain.noise import LatticeGaussian  # noqa: E402
 from dptrain.routing import bounds_of, folding  # noqa: E402
 from dptrain.routing.public import PublicSums  # noqa: E402
 from dptrain.routing.sums import FastSums  # noqa: E402
@@ -62,15 +63,16 @@ def public_only(trainer: Trainer) -> set[str]:
     return {t.name for g, t in trainer.private.router.tensors if trainer.private.schedule.blocks[g].std == 0.0}
 
 
-def naive_public_sum(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Gradients of every public contribution, one backward pass of plain autograd each, added up; no clipping anywhere."""
+def naive_public_sum(trainer: Trainer, *classes: str) -> dict[str, torch.Tensor]:
+    """Gradients of every public contribution (of some classes), one backward pass of plain autograd each, added up; no
+    clipping anywhere."""
     private, found = trainer.private, {}
     parameters = [t.parameter for _, t in private.router.tensors]
     private.router.detach()
     for parameter in parameters:
         parameter.requires_grad_(True)
     for slot, entry in enumerate(private.pool.slots):
-        if entry.resolution.public:
+        if entry.resolution.public and (not classes or entry.resolution.class_name in classes):
             rows = collate_tokens(private.pool.examples(slot))
             grads = torch.autograd.grad(trainer.losses(rows).mean(), parameters, allow_unused=True)
             for (_, tensor), grad in zip(private.router.tensors, grads, strict=True):
@@ -112,6 +114,42 @@ def test_a_public_gradient_needs_no_bound(tmp_path) -> None:
         assert torch.allclose(million[name], 1e6 * one[name], rtol=1e-4, atol=1e-2), name
     small.close()
     large.close()
+
+
+def test_noise_is_added_to_private_sums_alone(tmp_path, monkeypatch) -> None:
+    """Rounding and the limit of the lattice would move private bits by the size of a public sum that came before the noise."""
+    seen, release = [], LatticeGaussian.release_
+
+    def listening(self, clipped_sum, *args, **options):
+        seen.append(float(clipped_sum.square().sum()))
+        return release(self, clipped_sum, *args, **options)
+
+    monkeypatch.setattr(LatticeGaussian, "release_", listening)
+    trainer = Trainer(world_of(tmp_path, per_class=2, steps=1))
+    trainer.family.losses = lambda model, rows, plain=trainer.family.losses: 1e6 * plain(model, rows)
+    gradients(trainer)
+    trainer.close()
+    assert 0.0 < math.sqrt(sum(seen)) <= 2 * 0.5
+
+
+def test_public_classes_of_other_bands_keep_apart_in_one_microbatch(tmp_path) -> None:
+    leaflet = CLASSES.split("[[class]]")[2].replace("encyclopedia", "leaflet").replace("from = 0.0", "from = 0.67")
+    world = make_world(tmp_path, classes=f"{CLASSES}[[class]]{leaflet}", rate="1", per_class=2, steps=1)
+    trainer = Trainer(world, dtype=torch.float64, microbatch=8)
+    alone = public_only(trainer)
+    blocks = {t.name: trainer.private.schedule.blocks[g].classes for g, t in trainer.private.router.tensors}
+    assert alone and all(blocks[name] == ("encyclopedia",) for name in alone)
+    expected, released = naive_public_sum(trainer, "encyclopedia"), gradients(trainer)
+    for name in alone:
+        assert torch.allclose(released[name].double(), expected[name] / 4, rtol=1e-9, atol=1e-12), name
+    trainer.close()
+
+
+def test_every_public_microbatch_has_random_numbers_of_its_own(tmp_path) -> None:
+    trainer = Trainer(world_of(tmp_path, per_class=1, steps=1))
+    seed = trainer.private.streams.public_seed
+    assert len({seed(step, left) for step in (1, 2, 3) for left in (1, 2, 3)}) == 9
+    trainer.close()
 
 
 def other_private(seed: int) -> dict:
