@@ -73,23 +73,54 @@ def per_contribution(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
     return out
 
 
+RUN = 1024
+"""Terms that a Gram product adds in one call; longer ones are added up call by call, so that rounding stays bounded."""
+
+
+def gram_terms(width: int) -> int:
+    """Most roundings that a term of a Gram product of this width goes through, in whatever order a kernel adds: see ``RUN``."""
+    return min(width, RUN) + -(-width // RUN)
+
+
 def gram_product_sums(a_NTD: torch.Tensor, b_NTP: torch.Tensor, elements: int) -> torch.Tensor:
     """sum_{t,s} (a_it . a_is)(b_it . b_is), float64 (N,); ``elements`` bounds the Gram matrices that exist at a time.
 
-    Products and the sum over a row are float32, the sum of rows float64.
+    Products are float32, of :func:`gram_terms` roundings each; their sums are float64.
     """
     n, t = a_NTD.shape[:2]
     a, b = a_NTD.contiguous(), b_NTP.contiguous()
     if _fits(a, b, t * t * min(a.shape[2], b.shape[2])):
-        rows = [_rows(a[i], a[i]).mul_(_rows(b[i], b[i])).sum(1) for i in range(n)]
-        return torch.stack(rows).sum(1, dtype=torch.float64) if rows else a.new_zeros(0, dtype=torch.float64)
+        found = [_gram(a[i]).mul_(_gram(b[i])).sum(dtype=torch.float64) for i in range(n)]
+        return torch.stack(found) if found else a.new_zeros(0, dtype=torch.float64)
     out = torch.empty(n, dtype=torch.float64, device=a.device)
     step = max(1, elements // (t * t))
     for start in range(0, n, step):
         a_i, b_i = a[start : start + step], b[start : start + step]
-        gram = torch.bmm(a_i, a_i.mT).mul_(torch.bmm(b_i, b_i.mT))
-        out[start : start + step] = gram.sum(2).sum(1, dtype=torch.float64)
+        gram = inner(a_i, a_i).mul_(inner(b_i, b_i))
+        out[start : start + step] = gram.sum(dim=(1, 2), dtype=torch.float64)
     return out
+
+
+def _gram(x_TD: torch.Tensor) -> torch.Tensor:
+    """x x^T by oneDNN, at most ``RUN`` terms at a time."""
+    if x_TD.shape[1] <= RUN:
+        return _rows(x_TD, x_TD)
+    total: torch.Tensor | None = None
+    for part in x_TD.split(RUN, dim=1):
+        part = part.contiguous()
+        found = _rows(part, part)
+        total = found if total is None else total.add_(found)
+    assert total is not None
+    return total
+
+
+def inner(x_NSD: torch.Tensor, y_NTD: torch.Tensor) -> torch.Tensor:
+    """x y^T of every contribution, (N, S, T), by torch: at most ``RUN`` terms at a time."""
+    total: torch.Tensor | None = None
+    for x, y in zip(x_NSD.split(RUN, dim=2), y_NTD.split(RUN, dim=2), strict=True):
+        total = torch.bmm(x, y.mT) if total is None else total.baddbmm_(x, y.mT)
+    assert total is not None
+    return total
 
 
 def outer_of_one(a_TD: torch.Tensor, b_TP: torch.Tensor) -> torch.Tensor:

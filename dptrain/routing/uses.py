@@ -210,17 +210,20 @@ def _reach(a_NT: torch.Tensor, b_NT: torch.Tensor) -> torch.Tensor:
 
 
 def _slack(piece: Outer, a_NT: torch.Tensor, b_NT: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
-    """Bound on the rounding of a squared norm from Gram matrices.
+    """Bound on the rounding of a squared norm from Gram matrices, whatever the values and the order of additions.
 
-    One product of Gram entries, and its sum over a row, is off by about 2 sqrt(D+P+T) u |a_t||a_s||b_t||b_s| (Higham and
-    Mary 2019, probabilistic bound), so the squared norm by at most 2 sqrt(D+P+T) u (sum_t |a_t||b_t|)^2. Without it a
-    contribution built to cancel could show a norm far below its own. What underflows is lost on top: at most the smallest
-    normal number per product, so that tiny inputs cannot hide behind a large output gradient.
+    A float32 dot product of k roundings is off by at most k u / (1 - k u) times the sum of its absolute terms (Higham 2002,
+    section 3.1), so a product of two Gram entries by (k_D + k_P + 1) u |a_t||a_s||b_t||b_s| and a little more, and the squared
+    norm by that times (sum_t |a_t||b_t|)^2; sums of entries are float64. Kernels add up to :data:`products.RUN` terms one after
+    the other, and a contribution can be built for which each is lost, so a bound that expects errors to cancel would not hold.
+    What underflows is lost on top: at most the smallest normal number per product, so that tiny inputs cannot hide behind a
+    large output gradient.
     """
     t, d, p = piece.a_NTD.shape[1], piece.a_NTD.shape[2], piece.b_NTP.shape[2]
     numbers = torch.finfo(piece.a_NTD.dtype)
     lost = d * (b_NT.sum(1) + t).square() + p * a_NT.sum(1).square()
-    return math.sqrt(d + p + t) * numbers.eps * reach.square() + numbers.tiny * lost
+    roundings = products.gram_terms(d) + products.gram_terms(p) + 4
+    return 1.01 * roundings * (numbers.eps / 2) * reach.square() + numbers.tiny * lost
 
 
 def _gram_norm_sq(piece: Outer) -> torch.Tensor:
@@ -237,7 +240,7 @@ def _not_negative(square_N: torch.Tensor) -> torch.Tensor:
 
 def _cross(head: Outer, table: Gather) -> torch.Tensor:
     """2 <head gradient, table gradient> of a tied V x D tensor: 2 sum_{t,s} b_s[x_t] (e_t . a_s)."""
-    products_NTS = torch.bmm(table.b_NTD, head.a_NTD.mT)
+    products_NTS = products.inner(table.b_NTD, head.a_NTD)
     ids_NST = table.ids_NT[:, None, :].expand(-1, head.b_NTP.shape[1], -1)
     picked_NTS = head.b_NTP.gather(2, ids_NST).mT
     return 2.0 * (products_NTS * picked_NTS).sum(dim=(1, 2), dtype=torch.float64)

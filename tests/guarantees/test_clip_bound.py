@@ -86,6 +86,20 @@ def test_a_cancelling_gradient_does_not_hide_from_the_gram_norm() -> None:
     assert float(found) >= float(true)
 
 
+@pytest.mark.parametrize("t, d, p", [(64, 512, 512), (32, 2048, 2048), (64, 768, 3072), (16, 4096, 32)])
+def test_terms_that_are_lost_one_by_one_do_not_hide_from_the_gram_norm(t: int, d: int, p: int) -> None:
+    """One large term and many that just vanish beside it: added in sequence all are lost, and the Gram product reads half."""
+    small = (0.999 * 2.0**-24) ** 0.5
+    v, x = torch.full((d,), small), torch.full((p,), small)
+    v[0] = x[0] = 1.0
+    e, f = torch.zeros(d), torch.zeros(p)
+    e[0] = f[0] = 1.0
+    a = torch.stack([v] * (t // 2) + [e] * (t // 2))[None] * 1024
+    b = torch.stack([x] * (t // 2) + [-f] * (t // 2))[None]
+    true = torch.bmm(b.double().mT, a.double()).square().sum()
+    assert float(norm_sq([Outer(a, b)])) >= float(true)
+
+
 def test_later_contributions_cannot_amplify_one_by_rounding_the_sum() -> None:
     """Thousands of others after it: in float32 the running sum would round one contribution to several times its bound."""
     grown = torch.zeros(64, dtype=torch.float64)
@@ -137,10 +151,13 @@ def test_a_coefficient_that_float32_cannot_hold_counts_as_zero() -> None:
 
 
 def test_a_gram_norm_that_overflows_below_zero_is_no_norm_of_zero() -> None:
-    """The row of one giant overflows to minus infinity where the terms that cancel it do not: such a contribution is zeroed."""
+    """Terms of one giant overflow where those that cancel them do not: such a contribution is zeroed, or has its true norm."""
     a, b = torch.zeros(1, 61, 128), torch.zeros(1, 61, 128)
     a[0, :, 0], b[0, 0, 0], b[0, 1:, 0] = 1.0, 1.8e19, -2e18
-    assert not bool(torch.isfinite(norm_sq([Outer(a, b)])))
+    true = torch.bmm(b.double().mT, a.double()).square().sum()
+    assert float(norm_sq([Outer(a, b)])) >= float(true), "sums of rows are float64, which holds them"
+    a[0, 0, 0], a[0, 1:, 0] = 2.0, -2.0
+    assert not bool(torch.isfinite(norm_sq([Outer(a, b * 2)])))
     head = Outer(torch.full((1, 1, 1), 1.5e19), torch.full((1, 1, 1), 8.0))
     table = Gather(torch.zeros(1, 1, dtype=torch.long), torch.full((1, 1, 1), -1.7e19))
     assert not bool(torch.isfinite(norm_sq([head, table])))
