@@ -50,11 +50,20 @@ def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *,
     Args:
         drawn: in any order; the order of equals is that of their slots. contributions: the most in one microbatch.
         rows: the most rows in one microbatch, a matter of memory; None for no limit.
-        fill: bring every microbatch of whole contributions to as many as its row size allows.
+        fill: let the shape in which a contribution is processed follow from itself alone, not from who else was drawn: rows
+            per contribution are the next power of two above its examples, contributions of other sizes are kept apart, and
+            every microbatch is filled up to as many contributions as its row size allows.
     """
     if contributions < 1 or (rows is not None and rows < 1):
         raise ValueError(f"a microbatch of {contributions} contributions and {rows} rows holds nothing; both must be 1 or more")
     order = sorted(drawn, key=lambda item: (item.depth, item.examples, item.slot))
+
+    def width(item: Drawn) -> int:
+        """Rows that a contribution takes up."""
+        if not fill:
+            return item.examples
+        return min(1 << (item.examples - 1).bit_length(), rows or item.examples << 1)
+
     planned: list[Planned] = []
     waiting: list[Drawn] = []
 
@@ -63,7 +72,7 @@ def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *,
 
     def close() -> None:
         if waiting:
-            largest = max(item.examples for item in waiting)
+            largest = max(map(width, waiting))
             missing = room(largest) - len(waiting) if fill else 0
             planned.append(Planned(tuple(item.slot for item in waiting), largest, missing))
             waiting.clear()
@@ -73,7 +82,9 @@ def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *,
             close()
             planned += _spread(item, rows)
             continue
-        if waiting and len(waiting) + 1 > room(max(item.examples, *(other.examples for other in waiting))):
+        if waiting and (
+            len(waiting) + 1 > room(max(width(item), *map(width, waiting))) or (fill and width(item) != width(waiting[0]))
+        ):
             close()
         waiting.append(item)
     close()

@@ -30,10 +30,25 @@ def test_parts_are_of_nearly_equal_size() -> None:
     assert [(p.examples, p.part) for p in planned] == [(5, (0, 5)), (5, (5, 10))]
 
 
+def test_when_filling_the_shape_of_a_contribution_follows_from_itself_alone() -> None:
+    """Or the integers of others would show, at the level certified, whether one that is larger or smaller was drawn."""
+
+    def shape_of(slot: int, drawn: list[Drawn]) -> tuple[int, int]:
+        return next((p.rows, p.examples) for p in plan(drawn, 4, 16, fill=True) if slot in p.slots)
+
+    sizes = (1, 2, 3, 5, 8, 9, 16, 16, 1, 4)
+    everybody = [Drawn(i, i % 2, size) for i, size in enumerate(sizes)]
+    for one in everybody:
+        alone = shape_of(one.slot, [one])
+        others = [other for other in everybody if other is not one]
+        assert all(shape_of(one.slot, [d for d in everybody if d is not other]) == alone for other in others)
+        assert shape_of(one.slot, everybody) == alone
+
+
 def test_filling_gives_one_shape_for_one_size() -> None:
     planned = plan([Drawn(i, 0, 1) for i in range(5)], 4, fill=True)
     assert [(p.slots, p.fill, p.rows) for p in planned] == [((0, 1, 2, 3), 0, 4), ((4,), 3, 4)]
-    assert [p.rows for p in plan([Drawn(i, 0, 3) for i in range(3)], 8, 7, fill=True)] == [6, 6]
+    assert [p.rows for p in plan([Drawn(i, 0, 3) for i in range(3)], 8, 7, fill=True)] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -51,7 +66,8 @@ def test_every_example_is_planned_once_within_the_limits(seed: int) -> None:
         assert 1 <= len(p.slots) + p.fill <= contributions
         assert rows is None or p.rows <= rows
         if p.part is None:
-            assert p.last and p.examples == max(size[slot] for slot in p.slots)
+            widest = max(size[slot] for slot in p.slots)
+            assert p.last and (widest <= p.examples < 2 * widest if fill else p.examples == widest)
         else:
             assert len(p.slots) == 1 and p.fill == 0 and 0 < p.part[1] - p.part[0] <= p.examples
             assert p.last == (p.part[1] == size[p.slots[0]])
