@@ -19,7 +19,7 @@ from dptrain.depth import layer_stack
 from dptrain.drawing import Drawing
 from dptrain.errors import ConfigError, StepOrder
 from dptrain.feeding import Feeder
-from dptrain.gradients import Phase, PrivateGradients
+from dptrain.gradients import Phase, PrivateGradients, refuse_addresses
 from dptrain.inbox import Inbox
 from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.pool import Pool, in_ledger_order, settle_pool, slots_for
@@ -207,6 +207,7 @@ class PrivateTraining:
             self.model, self.schedule, exactness=self.policy.exactness, least_multiplier=least_multiplier(self.policy)
         )
         self.router.sums.require_capacity(len(slots))
+        refuse_addresses(self.router, self.policy.noise_microbatches or 1)
         self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)
         self.feeder = Feeder(self.pool, collate, self.device, self._microbatch_rows)
         self.feeder.check()
@@ -250,7 +251,9 @@ class PrivateTraining:
         from dptrain.routing.compiled import CompiledLoss
 
         whole = self.policy.exactness == "certified"
-        made = CompiledLoss(self.router, self.model, loss, self._microbatch, self._microbatch_rows, whole=whole)
+        made = CompiledLoss(
+            self.router, self.model, loss, self._microbatch, self._microbatch_rows, whole=whole, plain=self.folding.holds_public
+        )
         self.folding.compiled.append(made)
         return made
 

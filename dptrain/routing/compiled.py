@@ -9,7 +9,7 @@ with a notice that says why.
 
 import dataclasses
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -83,15 +83,26 @@ class CompiledLoss:
             compiled; those less than half full run in the hook form.
         whole: compile for all blocks, whatever a microbatch may touch. Then the graph that a contribution goes through hangs on
             the shape of its microbatch, and not on who else is in it, as exactness ``certified`` asks for.
+        plain: whether the armed microbatch runs in the hook form whatever it is. So do public ones: their sums are released
+            without noise, and which graphs there are hangs on which private microbatches came before.
     """
 
     def __init__(
-        self, router: Router, model: nn.Module, loss: Loss, full: int, limit: int | None = None, *, whole: bool = False
+        self,
+        router: Router,
+        model: nn.Module,
+        loss: Loss,
+        full: int,
+        limit: int | None = None,
+        *,
+        whole: bool = False,
+        plain: Callable[[], bool] = lambda: False,
     ) -> None:
         require_compiler(next(model.parameters()).device)
         self._router = router
         self._model = model
         self._loss = loss
+        self._plain = plain
         self._full = full
         self._limit = limit
         self._whole = _all_armed(router) if whole else None
@@ -166,7 +177,7 @@ class CompiledLoss:
         """Whether a graph is worth making for these rows, with a notice where it cannot be."""
         if not isinstance(rows, Microbatch):
             return self._tell(f"the loss is called with {type(rows).__name__} in place of the microbatch")
-        if 2 * rows.contributions < self._size(rows)[0]:
+        if 2 * rows.contributions < self._size(rows)[0] or self._plain():
             return False
         if not any(part is self._model for part in model.modules()):
             return self._tell("the loss is called with another model than the one given to prepare()")

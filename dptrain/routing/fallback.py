@@ -73,6 +73,8 @@ class GenericRule:
         if not self._loop:
             try:
                 found = self._vectorised(call, leaves, spec, dims, tensors, alias, grad_output)
+            except torch.OutOfMemoryError:
+                raise  # says nothing about the module, and what is learnt of it must not hang on who was drawn
             except (RuntimeError, TypeError, ValueError, NotImplementedError):
                 self._loop = True  # vmap does not know an operation of this module; one by one is exact too, or raises below
         if found is None:

@@ -39,6 +39,10 @@ class Folding:
         """Says what the microbatch that is armed now holds."""
         self._planned, self._bounds = planned, bounds
 
+    def holds_public(self) -> bool:
+        """Whether the microbatch that is armed is one of public contributions."""
+        return self._bounds is not None and is_public(self._bounds)
+
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """Backward pass of the armed microbatch, or what a compiled loss found in its place; then :meth:`fold`."""
         if not any([form.deliver(losses) for form in self.compiled]):  # every form forgets what it holds

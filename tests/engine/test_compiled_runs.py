@@ -7,6 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dptrain.errors import CompileRefused, LossShape, StepOrder  # noqa: E402
+from dptrain.routing import graphs  # noqa: E402
+from tests.guarantees.test_public_class import CLASSES as PUBLIC_AND_PRIVATE  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import World, make_world, token_record  # noqa: E402
 
@@ -46,11 +48,11 @@ def releases(world: World, tmp_path, *, compiled: bool, **options) -> tuple[list
             trainer.private.backward(loss(trainer.model, rows), rows)
         found.append([t.parameter.grad.clone() for _, t in trainer.private.router.tensors])
         trainer.optimizer.step()
-    graphs = loss.graphs if compiled else 0
+    made = loss.graphs if compiled else 0
     trainer.close()
     for path in (world.ledger, *world.root.glob("ledger.*")):
         path.unlink(missing_ok=True)
-    return found, graphs
+    return found, made
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2_tied"])
@@ -60,8 +62,8 @@ def test_every_release_of_a_run_is_the_same_bit_for_bit(family: str, traced: Non
         tmp_path / "world", per_class=4, steps=4, rate="0.7", record=examples_of, policy_extra="[gate]\nmax_examples = 4\n"
     )
     plain, _ = releases(world, tmp_path, compiled=False, family=family)
-    compiled, graphs = releases(world, tmp_path, compiled=True, family=family)
-    assert graphs >= 2
+    compiled, made = releases(world, tmp_path, compiled=True, family=family)
+    assert made >= 2
     assert len(plain) == 4
     for one, other in zip(plain, compiled, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
@@ -108,3 +110,27 @@ def test_a_mismatch_ends_the_run_before_anything_is_released(traced: None, tmp_p
     assert not any(character.isdigit() for character in caught.value.sentence)
     assert all(p.grad is None and torch.equal(p, old) for p, old in zip(trainer.model.parameters(), before, strict=True))
     trainer.close()
+
+
+def test_public_microbatches_run_in_the_hook_form(traced: None, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sums carry no noise, and which graphs there are tells which private microbatches came before."""
+    world = make_world(tmp_path / "world", classes=PUBLIC_AND_PRIVATE, per_class=4, steps=2, rate="1")
+    trainer = Trainer(world, dtype=torch.float64, insecure_test_key=KEY, microbatch=2)
+    loss = trainer.private.compile(lambda model, rows: trainer.family.losses(model, dict(rows)))
+    ran: list[bool] = []
+    run = graphs.StepGraph.__call__
+
+    def watched(self: graphs.StepGraph, values: dict) -> tuple:
+        ran.append(trainer.private.folding.holds_public())
+        return run(self, values)
+
+    monkeypatch.setattr(graphs.StepGraph, "__call__", watched)
+    public = 0
+    for step in trainer.steps:
+        for rows in step:
+            public += trainer.private.folding.holds_public() and not trainer.private.probe.active
+            trainer.private.backward(loss(trainer.model, rows), rows)
+        trainer.optimizer.step()
+    trainer.close()
+    assert public == 4
+    assert ran and not any(ran)
