@@ -1,10 +1,10 @@
 """The compiled form of a microbatch: what the hook form does, as one graph per kind of microbatch.
 
 A graph is made when a microbatch of its kind first comes, and its first two results are compared with the hook form's before
-any of them is used; so is the first after the parameters changed, and now and then a later one. What a graph depends on is in
-its key: sizes, types and devices of all tensors, the active blocks, autocast, and the plain Python state of the modules, their
-configuration and the loss function (train or eval, a temperature). What cannot be made into a graph runs in the hook form,
-with a notice that says why.
+any of them is used; so are later ones, at every doubling of its runs and of the changes of the parameters that it met, and at
+least every 64th. What a graph depends on is in its key: sizes, types and devices of all tensors, the active blocks, autocast,
+and the plain Python state of the modules, their configuration and the loss function (train or eval, a temperature). What cannot
+be made into a graph runs in the hook form, with a notice that says why.
 """
 
 import dataclasses
@@ -43,28 +43,39 @@ class CompileNotice(UserWarning):
     """Some microbatches run in the hook form, with the same result."""
 
 
+EVERY = 64
+"""Of as many runs of a graph in a row, one at least is compared with the hook form: some 2 % of the time of a long run."""
+
+
 @dataclass
 class _Entry:
-    """One kind of microbatch: its graph, or None for the hook form; how often it ran, and with which parameters first."""
+    """One kind of microbatch: its graph, or None for the hook form; how often it ran, and what it met."""
 
     graph: StepGraph | None
     ran: int = 0
     version: int = 0
-    moved: bool = False
+    changes: int = 0
+    differed: bool = False
 
     def due(self, version: int) -> bool:
-        """Whether this run is to be compared with the hook form."""
+        """Whether this run is to be compared with the hook form.
+
+        The first is the microbatch that was traced, and cannot show what of it was frozen into the graph; the second can.
+        """
+        changed = self.ran > 0 and version != self.version
         self.ran += 1
-        if self.ran == 1:
-            self.version = version
-            return True
-        if self.ran == 2:  # the first was the microbatch that was traced, and cannot show what of it was frozen into the graph
-            self.moved = version != self.version
-            return True
-        if not self.moved and version != self.version:
-            self.moved = True
-            return True
-        return self.ran in (8, 64, 512) or self.ran % 4096 == 0
+        self.version = version
+        self.changes += changed
+        return self.ran % EVERY == 0 or _power_of_two(self.ran) or (changed and _power_of_two(self.changes))
+
+    def systematic(self, others: int) -> bool:
+        """Whether the losses of two contributions or more differ in this comparison and did in the one before."""
+        before, self.differed = self.differed, others >= 2
+        return before and self.differed
+
+
+def _power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 class CompiledLoss:
@@ -134,7 +145,7 @@ class CompiledLoss:
         if check:
             after = _random_states(rows)
             _set_random_states(states, rows)
-            agrees = self._agrees(model, padded, losses, pieces, rows.contributions)
+            agrees, others = self._agrees(model, padded, losses, pieces, rows.contributions)
             if not agrees and entry.graph.random and entry.ran == 1:
                 # Inductor may lay random numbers out in another order, so that nothing can be compared.
                 entry.graph = None
@@ -147,6 +158,12 @@ class CompiledLoss:
                     "the compiled form of the step does not give the losses and gradients of the hook form on this microbatch, "
                     "so nothing of it was used; train without compile, and report it with the model",
                 )
+            if entry.systematic(others):
+                self._tell("the compiled form gives some contributions other losses than the hook form, time and again")
+                if self._whole is None:  # else nobody's content may decide which form a contribution goes through
+                    entry.graph = None
+                    _set_random_states(states, rows)
+                    return self._loss(model, rows)
             _set_random_states(after, rows)
         losses = losses.view(padded.contributions, padded.examples)[: rows.contributions, : rows.examples].reshape(-1).clone()
         self._found = losses, losses._version, self._router._armed, first(pieces, rows.contributions)
@@ -192,13 +209,14 @@ class CompiledLoss:
         entry = self._entries.get(key)
         if entry is not None:
             return entry, padded
-        entry = self._entries[key] = _Entry(None)
-        if sum(known[0] == key[0] for known in self._entries) > STATES:
+        entry = _Entry(None)
+        if sum(known[0] == key[0] for known in self._entries) >= STATES:  # and is not kept: a key holds what it speaks of
             self._tell("Python state that the loss or the model can see changes from call to call (a counter, say)")
             return entry, padded
-        if len(self._entries) > GRAPHS and self._whole is None:  # where rounding must not depend on what came before
+        if len(self._entries) >= GRAPHS and self._whole is None:  # where rounding must not depend on what came before
             self._tell(f"{GRAPHS} kinds of microbatches were compiled already, and others still come")
             return entry, padded
+        self._entries[key] = entry
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of torch's own, about its use of itself
@@ -237,11 +255,16 @@ class CompiledLoss:
         armed = self._like()
         return (rows.contributions, rows.examples, armed.active, armed.blocks, kinds, inputs, setting), python
 
-    def _agrees(self, model: nn.Module, rows: Microbatch, losses: torch.Tensor, pieces: Pieces, contributions: int) -> bool:
+    def _agrees(
+        self, model: nn.Module, rows: Microbatch, losses: torch.Tensor, pieces: Pieces, contributions: int
+    ) -> tuple[bool, int]:
         """Whether the hook form gives the same for this microbatch; what that found is forgotten.
 
         Each of the ``contributions`` that are not filling has one vote. A graph that is wrong is wrong for all of them, and
         one contribution alone, built so that rounding decides about it, cannot stop a run.
+
+        Returns:
+            Whether more than half agree, and how many have other losses, on the scale of the median where theirs are smaller.
         """
         router = self._router
         with armed_for(router, rows, self._like()):
@@ -253,7 +276,10 @@ class CompiledLoss:
         tolerance = HALF_AGREEMENT if half else AGREEMENT[router.precision]
         losses_NM, expected_NM = (value.detach().view(rows.contributions, -1) for value in (losses, expected))
         agrees_N = _alike(losses_NM, expected_NM, torch.zeros(()), tolerance) & agreement(pieces, truth, tolerance)
-        return 2 * int(agrees_N[:contributions].sum()) > contributions
+        sizes_N = torch.linalg.vector_norm(expected_NM[:contributions].double(), dim=1).nan_to_num(0.0, 0.0, 0.0)
+        typical_N = sizes_N.median().expand(contributions)
+        same_N = _alike(losses_NM[:contributions], expected_NM[:contributions], typical_N, tolerance)
+        return 2 * int(agrees_N[:contributions].sum()) > contributions, 0 if half else int((~same_N).sum())
 
     def _like(self) -> Armed:
         """What says which blocks are active."""
