@@ -129,6 +129,35 @@ def test_what_the_rule_computes_is_what_the_module_returns(case: str, dtype: tor
     torch.testing.assert_close(attention.out_proj(context), attention(*args, **kwargs)[0])
 
 
+@pytest.mark.parametrize("mask", ["key_padding_mask", "attn_mask", "both"])
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_row_that_may_attend_to_nothing_gets_zero_where_torch_gives_zero(mask: str, backward: bool) -> None:
+    """Without weights torch's product gives zero there, not NaN, forward and backward; with weights both give NaN."""
+    torch.manual_seed(0)
+    attention = randomized(nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)).double()
+    x = batch_of(LENGTH, WIDTH)["x"].double()
+    rule = AttentionRule("attention", attention)
+    padding = torch.zeros(8, LENGTH, dtype=torch.bool)
+    padding[1] = mask != "attn_mask"
+    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(0)  # the first position sees nothing
+    kwargs = {
+        "key_padding_mask": None if mask == "attn_mask" else padding,
+        "attn_mask": None if mask == "key_padding_mask" else causal,
+        "need_weights": False,
+    }
+    given = _SIGNATURE.bind(attention, x, x, x, **kwargs)
+    given.apply_defaults()
+    grad = torch.randn(8, LENGTH, WIDTH, dtype=torch.float64)
+    maps, context = rule._between(Call((x, x, x), kwargs, 8, 1), given.arguments, grad, backward=backward)
+    expected = attention(x, x, x, **kwargs)[0]
+    assert bool(torch.isfinite(expected).all()), "torch gives zero to such a row"
+    torch.testing.assert_close(attention.out_proj(context), expected)
+    if backward:
+        expected.backward(grad)
+        found = sum(b.flatten(0, 1).T @ a.flatten(0, 1) for a, b in maps)
+        torch.testing.assert_close(found, attention.in_proj_weight.grad)
+
+
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("examples", [1, 2])
 def test_the_transformer_of_torch_takes_no_generic_path(norm_first: bool, examples: int) -> None:

@@ -307,6 +307,28 @@ def test_dropout_that_is_switched_on_after_a_silent_start_is_refused() -> None:
     router.detach()
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x, share: nn.functional.dropout(x, share),
+        lambda x, share: torch.native_dropout(x, share, True)[0],
+        lambda x, share: torch.empty_like(x).bernoulli_(share),
+        lambda x, share: torch.empty_like(x).uniform_(0.0, 2 * share),
+        lambda x, share: torch.empty_like(x).normal_(0.0, share),
+    ],
+)
+def test_a_second_run_with_another_share_is_given_nothing(draw) -> None:
+    """The same kind of draw of the same shape, but from another distribution: its numbers would not be those asked for."""
+    x = torch.ones(3, 4, dtype=torch.float64)
+    with draws._Recorder() as tape:
+        first = draw(x, 0.4)
+    assert [len(drawn.numbers) for drawn in tape.draws] != [0]
+    with draws.Replay(tape.draws, draws.rows_of(0, 3, 3)):
+        torch.testing.assert_close(draw(x, 0.4), first, rtol=0, atol=1e-12)
+    with pytest.raises(draws.Unmatched, match="other random numbers"), draws.Replay(tape.draws, draws.rows_of(0, 3, 3)):
+        draw(x, 0.3)
+
+
 def test_the_probes_see_the_same_masks_as_autograd() -> None:
     """P0 compares with autograd's own gradient of the very same forward."""
     torch.manual_seed(0)
