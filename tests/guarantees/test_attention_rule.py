@@ -11,6 +11,7 @@ from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.routing import FallbackNotice  # noqa: E402
 from dptrain.routing.attention import _SIGNATURE, AttentionRule, serves  # noqa: E402
 from dptrain.routing.composites import composite_rule  # noqa: E402
+from dptrain.routing.draws import _Recorder  # noqa: E402
 from dptrain.routing.fallback import GenericRule  # noqa: E402
 from dptrain.routing.rules import Call  # noqa: E402
 from tests.guarantees.test_layer_rules import Stack, batch_of, cross_entropy  # noqa: E402
@@ -131,10 +132,11 @@ def test_what_the_rule_computes_is_what_the_module_returns(case: str, dtype: tor
 
 @pytest.mark.parametrize("mask", ["key_padding_mask", "attn_mask", "both"])
 @pytest.mark.parametrize("backward", [True, False])
-def test_a_row_that_may_attend_to_nothing_gets_zero_where_torch_gives_zero(mask: str, backward: bool) -> None:
-    """Without weights torch's product gives zero there, not NaN, forward and backward; with weights both give NaN."""
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_row_that_may_attend_to_nothing_gets_zero_where_torch_gives_zero(mask: str, backward: bool, dropout: float) -> None:
+    """Without weights torch's product gives zero there, not NaN, forward and backward, and with dropout too."""
     torch.manual_seed(0)
-    attention = randomized(nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)).double()
+    attention = randomized(nn.MultiheadAttention(WIDTH, HEADS, dropout=dropout, batch_first=True)).double()
     x = batch_of(LENGTH, WIDTH)["x"].double()
     rule = AttentionRule("attention", attention)
     padding = torch.zeros(8, LENGTH, dtype=torch.bool)
@@ -148,8 +150,11 @@ def test_a_row_that_may_attend_to_nothing_gets_zero_where_torch_gives_zero(mask:
     given = _SIGNATURE.bind(attention, x, x, x, **kwargs)
     given.apply_defaults()
     grad = torch.randn(8, LENGTH, WIDTH, dtype=torch.float64)
-    maps, context = rule._between(Call((x, x, x), kwargs, 8, 1), given.arguments, grad, backward=backward)
-    expected = attention(x, x, x, **kwargs)[0]
+    with _Recorder() as tape:
+        expected = attention(x, x, x, **kwargs)[0]
+    call = Call((x, x, x), kwargs, 8, 1, draws=tuple(tape.draws))
+    assert rule._fits(call, given.arguments) and bool(call.draws) is (dropout > 0)
+    maps, context = rule._between(call, given.arguments, grad, backward=backward)
     assert bool(torch.isfinite(expected).all()), "torch gives zero to such a row"
     torch.testing.assert_close(attention.out_proj(context), expected)
     if backward:
