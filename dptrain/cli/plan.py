@@ -83,12 +83,25 @@ def _print(policy: Policy, planned: Plan, report: GateReport | None, bounds: dic
     for public in planned.public:
         rows.add_row(public.name, *["public"] * 6, number(public.expected_draws))
     out.print(rows)
-    out.print("sigma: noise multiplier asked for; z: what the schedule gives; waste: z / sigma")
+    literal = policy.noise_injection == "per_sample"
+    given = "what is sure beforehand" if literal else "what the schedule gives"
+    out.print(f"sigma: noise multiplier asked for; z: {given}; waste: z / sigma")
+    if policy.disclosure == "occurrences_public":
+        out.print(
+            "occurrences are public: the ledger says who was drawn, and each occurrence counts in full. Epsilons here are for "
+            "as many draws as one contribution in a million exceeds; what each spends is known only afterwards"
+        )
     blocks = table("block", "noise std on the sum", "classes")
     for block in planned.blocks:
         blocks.add_row(block.name, number(block.std) if block.std else "none: public", ", ".join(block.classes))
     out.print(blocks)
-    out.print(f"noise energy against uniform noise in the same blocks: {planned.noise_energy_ratio:.0%}")
+    if literal:
+        out.print(
+            "noise is brought by those drawn, (sigma C)^2 of variance each: the noise of a step follows its draw, and the "
+            "noise per block above is what the most demanding class brings, once"
+        )
+    else:
+        out.print(f"noise energy against uniform noise in the same blocks: {planned.noise_energy_ratio:.0%}")
     for rule in policy.classes:
         if rule.depth.adapter is not None:
             out.print(
@@ -147,6 +160,8 @@ def _as_json(
         "delta": float(policy.delta),
         "accountant": policy.accountant,
         "adjacency": policy.adjacency,
+        "disclosure": policy.disclosure,
+        "noise_injection": policy.noise_injection,
         "steps": policy.steps,
         "redo_steps": policy.redo_steps,
         **asdict(planned),

@@ -56,6 +56,7 @@ class AuditReport:
         classes: per class, recomputed from the leaves.
         epochs: the recorded epochs.
         blocks: the noise schedule.
+        noise_follows_draw: whether the noise of a step is what those drawn brought, rather than the schedule's.
         owner: id of the policy's owner.
         model_digest: hex of the model digest in the last epoch, None without one.
     """
@@ -76,6 +77,7 @@ class AuditReport:
     classes: tuple[ClassSummary, ...] = ()
     epochs: tuple[EpochRow, ...] = ()
     blocks: tuple[HeaderBlock, ...] = ()
+    noise_follows_draw: bool = False
     owner: str | None = None
     model_digest: str | None = None
 

@@ -153,6 +153,11 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
         notes.append(f"{unsettled} windows were charged and never settled; {what}")
     if header.occurrences_public:
         notes.append("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
+    if header.per_sample:
+        notes.append(
+            "the noise of a step follows its draw: everybody drawn brings (sigma C)^2 of variance to every block that they may "
+            "touch, and a block that nobody drawn may touch has none; epsilon counts the noise of each step as it was drawn"
+        )
     for rule in policy.classes:
         if rule.public:
             alone = sum(block.classes != () and block.std == 0 and rule.name in block.classes for block in header.blocks)
@@ -183,6 +188,7 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
             for epoch in run.epochs
         ),
         blocks=header.blocks,
+        noise_follows_draw=header.per_sample,
         owner=header.owner,
         model_digest=run.epochs[-1].model_digest.hex() if run.epochs else None,
     )

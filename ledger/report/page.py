@@ -158,10 +158,18 @@ def _schedule(report: AuditReport) -> str:
             for std in stds
         )
         rows.append(f"<tr><th scope='row'>{escape(label)}</th><td class='num'>{coordinates:,}</td>{cells}</tr>")
+    if report.noise_follows_draw:
+        what, when = (
+            "Standard deviation of the noise that one contribution of the most demanding class brings to the sum of clipped "
+            "gradients when it is drawn,",
+            "The noise of a step follows its draw: the variances of those drawn add up, and nobody drawn, no noise.",
+        )
+    else:
+        what = "Standard deviation of the noise on the sum of clipped gradients"
+        when = "Fixed by the signed policy before the first step."
     return (
-        "<h2>Layers and classes</h2><div class='scroll'><table><caption>Standard deviation of the noise on the sum of "
-        f"clipped gradients where a class may touch a layer; {_NONE} where it may not, {_PUBLIC} where only public "
-        "classes may. Fixed by the signed policy before the first step.</caption><thead><tr><th scope='col'>layer</th>"
+        f"<h2>Layers and classes</h2><div class='scroll'><table><caption>{what} where a class may touch a layer; {_NONE} where "
+        f"it may not, {_PUBLIC} where only public classes may. {when}</caption><thead><tr><th scope='col'>layer</th>"
         f"<th scope='col' class='num'>parameters</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 

@@ -99,6 +99,60 @@ def test_signal_and_batch_follow_from_the_size():
     assert "a step draws 60 of 4,000 contributions" in sentence(found, "BATCH")
 
 
+LITERAL = ("steps = 1000", 'steps = 1000\ndisclosure = "occurrences_public"\nnoise.injection = "per_sample"')
+
+
+def test_with_noise_per_sample_the_signal_stands_beside_the_noise_of_those_drawn():
+    found = check(LITERAL)
+    # 20 drawn of class sensitive bring (1.2 * 0.5)^2 each, 40 of class public (0.8 * 0.5)^2.
+    alone, shared = math.sqrt(40 * 0.4**2), math.sqrt(20 * 0.6**2 + 40 * 0.4**2)
+    text = sentence(found, "SIGNAL", "sensitive")
+    assert f"length 10, beside noise of standard deviation {shared:.4g} in every direction (that of" in text
+    assert f"{10 / shared:.4g} to 1 at best" in text
+    assert f"{alone:.4g} to {shared:.4g} in every direction" in sentence(found, "SIGNAL", "public")
+    assert "NOISE" not in {item.code for item in found}
+    partly = check(LITERAL, size={"public": 2000})
+    assert {item.class_name for item in partly if item.code == "SIGNAL"} == set(), (
+        "their noise is unknown where they share blocks"
+    )
+    assert ("WASTE", "public") not in warned(check(LITERAL, ("clip_norm = 0.5", "clip_norm = 5.0")))
+
+
+def test_with_noise_per_sample_a_faint_class_is_told_how_many_would_do():
+    changes = LITERAL, ("steps = 1000", "steps = 20"), ("noise_multiplier = 1.2", "noise_multiplier = 5")
+    size = {"sensitive": 100, "public": 2000}
+    found = check(*changes, size=size)
+    text = sentence(found, "SIGNAL_FAINT", "sensitive")
+    noise = math.sqrt(1 * 2.5**2 + 40 * 0.4**2)
+    assert f"would be {0.5 / noise * math.sqrt(20):.4g} times the noise" in text
+    enough = int(text.split("About ")[1].split(" contributions")[0].replace(",", ""))
+    assert ("SIGNAL_FAINT", "sensitive") not in warned(check(*changes, size=size | {"sensitive": enough}))
+    assert ("SIGNAL_FAINT", "sensitive") in warned(check(*changes, size=size | {"sensitive": enough - 1}))
+
+
+def test_with_noise_per_sample_noise_dominates_by_who_is_drawn():
+    assert not any(code == "NOISE_DOMINATED" for code, _ in warned(check(LITERAL)))
+    rare = LITERAL, ("noise_multiplier = 1.2", "noise_multiplier = 3.0")
+    found = check(*rare)
+    # 20 * 1.5^2 against 40 * 0.4^2 of variance: 2.65 times; beside it stand its own.
+    text = sentence(found, "NOISE_DOMINATED", "public")
+    assert f"in 4 of its 14 blocks the noise of a step is on average up to {math.sqrt(1 + 45 / 6.4):.4g} times" in text
+    clip = warned(found)["NOISE_DOMINATED", "public"]["clip_norm of class sensitive"]
+    assert 20 * (3 * float(clip)) ** 2 == pytest.approx(6.4, rel=0.01)
+    assert ("NOISE_DOMINATED", "public") not in warned(check(*rare, ("clip_norm = 0.5", f"clip_norm = {clip}")))
+    few = check(*rare, size={"sensitive": 100, "public": 2000})
+    assert ("NOISE_DOMINATED", "public") not in warned(few), "one drawn per step brings little"
+
+
+def test_with_noise_per_sample_who_is_not_drawn_brings_none():
+    found = check(LITERAL, size={"sensitive": 0, "public": 2000})
+    assert "its noise is added" not in sentence(found, "CLASS_UNUSED", "sensitive")
+    assert "carry its noise" not in sentence(check(LITERAL, size={"sensitive": 20, "public": 2000}), "CLASS_RARE", "sensitive")
+    assert "its noise is added" in sentence(check(size={"sensitive": 0, "public": 2000}), "CLASS_UNUSED", "sensitive")
+    same = check(LITERAL, ("from = 0.75", "from = 0.0"))
+    assert "the noise that everybody drawn brings" in sentence(same, "DEPTH_SAME")
+
+
 def test_without_sizes_nothing_is_made_up_and_the_gap_is_named():
     rules = Policy.from_toml(SOUND)
     found = list(consequences(Case(rules, make_plan(rules, 12))))

@@ -5,6 +5,7 @@ import pytest
 from attest.keys import load_public_key
 from attest.policy import open_policy
 from dptrain.cli.policy_text import as_toml
+from ledger import accountants
 
 POLICY = """
 corpus = "clinic-notes-2026"
@@ -109,7 +110,39 @@ def test_nothing_is_amplified_where_occurrences_are_public(world):
         world.json("plan", name)["classes"][0]["preset"]["epsilon"] for name in ("secret.toml", "open.toml", "literal.toml")
     )
     assert told > 3 * hidden and each == told
+    told_all = world.json("plan", "open.toml")["classes"][0]["preset"]
+    likely, redone = (accountants.likely_occurrences(0.1, steps) for steps in (20, 40))
+    assert redone > likely > 2
+    assert told_all["epsilon"] == accountants.epsilon_occurrences(likely / 1.2**2, 1e-6)
+    assert told_all["epsilon_replace"] == accountants.epsilon_occurrences(4 * likely / 1.2**2, 1e-6)
+    assert told_all["epsilon_with_redo"] == accountants.epsilon_occurrences(redone / 1.2**2, 1e-6)
     for name in ("open.toml", "literal.toml"):
         text = " ".join(item["sentence"] for item in world.json("policy", "check", name)["consequences"])
         assert "each occurrence counts in full" in text and "draws staying secret" not in text
     assert "brings its own noise" in text
+
+
+MODES = {
+    "secret": ("secret_poisson", "scheduled", ""),
+    "open": ("occurrences_public", "scheduled", 'disclosure = "occurrences_public"'),
+    "literal": ("occurrences_public", "per_sample", 'disclosure = "occurrences_public"\nnoise.injection = "per_sample"'),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_plan_says_who_sees_the_draws_and_what_the_noise_follows(shell, mode):
+    disclosure, injection, extra = MODES[mode]
+    private = POLICY.split("[noise]")[0] + "[[class]]" + POLICY.split("[[class]]")[1]
+    shell.write("policy.toml", private.replace("steps = 20", f"steps = 20\n{extra}"))
+    planned = shell.json("plan", "policy.toml")
+    assert (planned["disclosure"], planned["noise_injection"]) == (disclosure, injection)
+    text = " ".join(shell.run("plan", "policy.toml").output.split())
+    public, literal = mode != "secret", mode == "literal"
+    assert ("occurrences are public" in text) is public
+    assert ("as many draws as one contribution in a million exceeds" in text) is public
+    assert ("the noise of a step follows its draw" in text) is literal
+    assert ("noise energy against uniform noise" in text) is not literal
+    assert ("z: what the schedule gives" in text) is not literal
+    checked = " ".join(item["sentence"] for item in shell.json("policy", "check", "policy.toml")["consequences"])
+    assert ("count up to 16 steps that never ran" in checked) is not public
+    assert ("count the occurrences of at most one step that never ran" in checked) is public

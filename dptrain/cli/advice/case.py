@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from attest.policy import Policy
-from dptrain.cli.planning import BlockPlan, Plan, Reach
+from dptrain.cli.planning import BlockPlan, ClassPlan, Plan, Reach
 
 _DAY = 86400
 
@@ -83,6 +83,30 @@ class Case:
     def blocks_of(self, planned: Reach) -> list[BlockPlan]:
         """The blocks that a class may touch."""
         return [block for block in self.plan.blocks if planned.name in block.classes]
+
+    def brings(self, planned: ClassPlan) -> float | None:
+        """With noise per sample: the variance that those drawn of a class bring on average, None if their number is unknown."""
+        draws = self.draws_per_step(planned)
+        return None if draws is None else draws * (planned.preset.noise_multiplier * planned.preset.clip_norm) ** 2
+
+    def noise_of(self, planned: Reach) -> list[BlockPlan] | None:
+        """The blocks that a class may touch, with the noise of a step.
+
+        With noise per sample it grows with those drawn: the root of the variance that a step brings on average; None if the
+        number of contributions of any class that may touch such a block is unknown.
+        """
+        found = self.blocks_of(planned)
+        if self.policy.noise_injection != "per_sample":
+            return found
+        brought = {item.name: self.brings(item) for item in self.plan.classes}
+        brought |= {item.name: 0.0 for item in self.plan.public}
+        blocks = []
+        for block in found:
+            own = [variance for name in block.classes if (variance := brought[name]) is not None]
+            if len(own) < len(block.classes):
+                return None
+            blocks.append(replace(block, std=math.sqrt(sum(own))))
+        return blocks
 
     @property
     def days_of_training(self) -> float:

@@ -74,6 +74,9 @@ def waste(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
             class_name=planned.name,
         )
         return
+    if case.policy.noise_injection == "per_sample":
+        yield from _dominated_per_sample(case, planned)
+        return
     loudest = max(shared, key=lambda block: block.std)
     if loudest.std < DOMINATED * asked:
         return
@@ -89,6 +92,30 @@ def waste(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
         f"because class {strict.name} may touch them too. It gets no better promise for that. A clip_norm of {clip} for class "
         f"{strict.name} makes both ask for the same, or move the depths apart",
         in_class(strict.name, "clip_norm", clip),
+        class_name=planned.name,
+    )
+
+
+def _dominated_per_sample(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
+    """Noise that those drawn of other classes bring, against what those drawn of this class bring themselves."""
+    variance, blocks = case.brings(planned), case.noise_of(planned)
+    if not variance or blocks is None:
+        return
+    own = math.sqrt(variance)
+    most = {item.name: case.brings(item) or 0.0 for item in case.plan.classes}
+    most |= {item.name: 0.0 for item in case.plan.public}
+    louder = [block for block in blocks if max(most[name] for name in block.classes) >= DOMINATED**2 * variance]
+    if not louder:
+        return
+    loudest = max(louder, key=lambda block: block.std)
+    name = max(loudest.classes, key=lambda item: most[item])
+    clip = rounded(case.policy.class_rule(name).clip_norm * math.sqrt(variance / most[name]), 3, up=False)
+    yield warning(
+        "NOISE_DOMINATED",
+        f"in {len(louder)} of its {len(blocks)} blocks the noise of a step is on average up to {number(loudest.std / own)} "
+        f"times what its own contributions bring, because those of class {name} bring theirs too. No forecast here counts that "
+        f"for its privacy. A clip_norm of {clip} for class {name} makes both bring the same, or move the depths apart",
+        in_class(name, "clip_norm", clip),
         class_name=planned.name,
     )
 
@@ -147,10 +174,11 @@ def rare_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     rate = rounded(Fraction(1, count), 2, up=True)
     start = max(planned.preset.effective_multiplier * float(rate) / planned.sampling_rate / 2, 0.3)
     multiplier, epsilon = multiplier_for(_comparable(planned), float(rate), case.policy, start)
+    idle = "" if case.policy.noise_injection == "per_sample" else ", and carry its noise all the same"
     yield warning(
         "CLASS_RARE",
         f"a step draws {amount(per_step)} of its {count:,} contributions on average: {100 * math.exp(-per_step):.0f} of 100 "
-        f"steps draw none, and carry its noise all the same. sampling_rate {rate} draws one per step; noise_multiplier "
+        f"steps draw none{idle}. sampling_rate {rate} draws one per step; noise_multiplier "
         f"{multiplier} gives epsilon {number(epsilon)} then",
         in_class(planned.name, "sampling_rate", rate),
         in_class(planned.name, "noise_multiplier", multiplier),
@@ -160,14 +188,19 @@ def rare_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
 
 def faint_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     """A class whose signal drowns even if everything goes its way."""
-    per_step = case.draws_per_step(planned)
-    if not per_step:
+    per_step, blocks = case.draws_per_step(planned), case.noise_of(planned)
+    if not per_step or blocks is None:
         return
-    least = min(block.std for block in case.blocks_of(planned))
+    least = min(block.std for block in blocks)
     best = per_step * planned.preset.clip_norm / least * math.sqrt(case.policy.steps)
     if best >= FAINT:
         return
-    enough = math.ceil(FAINT / best * (case.contributions(planned.name) or 0))
+    # f times as many contributions give f times the signal; with noise per sample, their own part of the variance grows by f
+    # too: f best / FAINT = sqrt(f share + 1 - share).
+    share = (case.brings(planned) or 0.0) / least**2 if case.policy.noise_injection == "per_sample" else 0.0
+    short = (FAINT / best) ** 2
+    more = 0.5 * (short * share + math.sqrt((short * share) ** 2 + 4 * short * (1 - share)))
+    enough = math.ceil(more * (case.contributions(planned.name) or 0))
     yield warning(
         "SIGNAL_FAINT",
         f"even if all its gradients agreed in every step, its signal over the whole run would be {number(best)} times the "
@@ -181,10 +214,14 @@ def unused_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     """A class without contributions still sets noise."""
     if case.contributions(planned.name) != 0:
         return
+    idle = (
+        ""
+        if case.policy.noise_injection == "per_sample"
+        else ", and its noise is added to the blocks it may touch all the same"
+    )
     yield warning(
         "CLASS_UNUSED",
-        "the corpus holds no contribution of it, and its noise is added to the blocks it may touch all the same; take the "
-        "class out unless contributions are still to come",
+        f"the corpus holds no contribution of it{idle}; take the class out unless contributions are still to come",
         class_name=planned.name,
     )
 

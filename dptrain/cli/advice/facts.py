@@ -31,7 +31,7 @@ def facts(case: Case) -> Iterator[Consequence]:
     yield from _disclosure(case)
     yield from _size(case)
     yield _delta(case)
-    yield from _noise(case.plan)
+    yield from _noise(case)
     yield from _injection(case)
     yield from _horizon(case)
 
@@ -103,19 +103,23 @@ def _attacker(case: Case, planned: ClassPlan) -> Consequence:
 
 
 def _signal(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
-    per_step = case.draws_per_step(planned)
-    if not per_step:
+    per_step, blocks = case.draws_per_step(planned), case.noise_of(planned)
+    if not per_step or blocks is None:
         return
-    stds = [block.std for block in case.blocks_of(planned)]
+    stds = [block.std for block in blocks]
     noise = number(min(stds)) if min(stds) == max(stds) else f"{number(min(stds))} to {number(max(stds))}"
     strongest = per_step * planned.preset.clip_norm
     yield fact(
         "SIGNAL",
         f"if all the gradients drawn in a step pointed the same way, their sum would have length {amount(strongest)}, beside "
-        f"noise of standard deviation {noise} in every direction: {amount(strongest / min(stds))} to 1 at best, "
-        f"{amount(strongest / min(stds) * math.sqrt(case.policy.steps))} to 1 over all {case.policy.steps:,} steps together",
+        f"noise of standard deviation {noise} in every direction{_on_average(case)}: {amount(strongest / min(stds))} to 1 at "
+        f"best, {amount(strongest / min(stds) * math.sqrt(case.policy.steps))} to 1 over all {case.policy.steps:,} steps together",
         planned.name,
     )
+
+
+def _on_average(case: Case) -> str:
+    return " (that of the contributions that a step draws on average)" if case.policy.noise_injection == "per_sample" else ""
 
 
 def _disclosure(case: Case) -> Iterator[Consequence]:
@@ -160,12 +164,14 @@ def _delta(case: Case) -> Consequence:
     return fact("DELTA", f"delta {float(case.policy.delta):g} suits corpora of at most {largest:,} contributions (1 in 10 N)")
 
 
-def _noise(plan: Plan) -> Iterator[Consequence]:
-    yield fact(
-        "NOISE",
-        f"noise energy is {plan.noise_energy_ratio:.0%} of what the same noise in every touched block would be, "
-        f"blocks counted as equally large, {plan.layers} layers assumed",
-    )
+def _noise(case: Case) -> Iterator[Consequence]:
+    plan = case.plan
+    if case.policy.noise_injection != "per_sample":  # there it follows the draws, and no schedule says how much it is
+        yield fact(
+            "NOISE",
+            f"noise energy is {plan.noise_energy_ratio:.0%} of what the same noise in every touched block would be, "
+            f"blocks counted as equally large, {plan.layers} layers assumed",
+        )
     touched = {block.name for block in plan.blocks}
     frozen = [name for name in ("embeddings", "head") if name not in touched]
     frozen += [f"layer.{index}" for index in range(plan.layers) if f"layer.{index}" not in touched]
@@ -203,7 +209,15 @@ def _horizon(case: Case) -> Iterator[Consequence]:
         "REDO",
         f"steps done again after crashes are charged again, {policy.redo_steps} at most; then epsilon ends at: {worst}",
     )
-    yield fact("CRASH", f"a crash can make the ledger count up to {policy.window_steps} steps that never ran, never too few")
+    if policy.disclosure == "occurrences_public":
+        yield fact(
+            "CRASH",
+            "a crash can make the ledger count the occurrences of at most one step that never ran, never too few; of "
+            f"redo_steps it can take up to {policy.window_steps}, what one charge pays for",
+        )
+    else:
+        most = policy.window_steps
+        yield fact("CRASH", f"a crash can make the ledger count up to {most} steps that never ran, never too few")
     yield fact("CHECKPOINT", f"the ledger signs a checkpoint every {policy.epoch_steps} steps")
 
 

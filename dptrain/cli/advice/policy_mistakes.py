@@ -71,13 +71,15 @@ def same_depth(case: Case) -> Iterator[Consequence]:
     top = plan.layers - math.floor(0.75 * plan.layers) + 1
     count = len(plan.classes[0].blocks)
     saved = ""
-    if count > top and second < noises[strict]:
+    literal = case.policy.noise_injection == "per_sample"
+    brought = "everybody drawn brings" if literal else f"class {strict} asks for"
+    if count > top and second < noises[strict] and not literal:
         energy = (top + (count - top) * (second / noises[strict]) ** 2) / count
         saved = f", and noise energy falls to {energy:.0%}"
     yield warning(
         "DEPTH_SAME",
         "all classes may touch the same blocks: routing buys nothing, no block is out of anyone's reach, and every block "
-        f"carries the noise that class {strict} asks for. If class {strict} may touch the upper quarter alone, the rest of the "
+        f"carries the noise that {brought}. If class {strict} may touch the upper quarter alone, the rest of the "
         f"model is out of its reach within each step{saved}",
         in_class(strict, "depth", "{ from = 0.75, to = 1.0 }"),
     )
@@ -206,7 +208,8 @@ def long_charges(case: Case) -> Iterator[Consequence]:
         yield warning(
             "WINDOW_STEPS",
             f"one charge pays for {policy.window_steps} steps, the whole horizon: a withdrawal takes effect at the next "
-            "charge, that is never, and a crash leaves all of it charged",
+            "charge, that is never, and a crash leaves all of it charged"
+            + (", against redo_steps" if policy.disclosure == "occurrences_public" else ""),
             Change("window_steps", str(min(16, max(1, policy.steps // 10)))),
         )
 
