@@ -108,6 +108,17 @@ def test_more_injections_than_addresses_are_refused_before_a_step(tmp_path) -> N
     trainer.close()
 
 
+def test_too_few_addresses_are_refused_before_there_is_a_ledger(tmp_path, monkeypatch) -> None:
+    """A refusal after the ledger was made would leave a retry with a ledger that exists."""
+    world = make_world(tmp_path, steps=1, per_class=1, policy_extra=policy(8))
+    with monkeypatch.context() as changed:
+        changed.setattr("dptrain.gradients.TAIL_LANE", 8)
+        with pytest.raises(UnsupportedPolicy) as refused:
+            Trainer(world)
+    assert refused.value.code == "ADDRESSES" and not world.ledger.exists()
+    Trainer(world).close()
+
+
 def test_draws_are_added_before_they_are_rounded() -> None:
     """A sum of rounded draws would not be the ideal mechanism, post-processed: one rounding, at the scheduled lattice."""
     noise = LatticeGaussian(KeyStream("noise", b"r" * 16, 0, b"k" * 32))

@@ -155,9 +155,16 @@ def test_the_test_of_literal_noise_sees(tmp_path, monkeypatch, fault) -> None:
     assert max(found) > 2 * ALARM
 
 
-def test_gradients_are_clipped_to_what_was_signed_under_literal_noise(tmp_path) -> None:
-    """One contribution of huge gradient alone: the sum has norm at most C_i, and C_i / least noise is at most 1/sigma_i."""
-    world = make_world(tmp_path, steps=1, rate="1", per_class=1, policy_extra=LITERAL)
+@pytest.mark.parametrize("sigma", ["", "6.0"])
+def test_gradients_are_clipped_to_what_was_signed_under_literal_noise(tmp_path, sigma) -> None:
+    """One contribution of huge gradient alone: the sum has norm at most C_i, and C_i / least noise is at most 1/sigma_i.
+
+    Who signs more noise brings it, and is not scaled down below its clip norm for want of noise in the schedule.
+    """
+    world = make_world(
+        tmp_path, steps=1, rate="1", per_class=1, policy_extra=LITERAL,
+        signed_bounds=lambda name: {"noise_multiplier_micro": sigma} if sigma else {},
+    )  # fmt: skip
     trainer = Trainer(world, microbatch=1)
     kept = []
     take = trainer.private.router.sums.take
@@ -167,6 +174,7 @@ def test_gradients_are_clipped_to_what_was_signed_under_literal_noise(tmp_path) 
     for rows in next(iter(trainer.steps)):
         trainer.private.backward(1e6 * trainer.losses(rows), rows)
     slot = trainer.private.pool.slots[draws_of(trainer)[0].drawn[0]].resolution
+    assert not sigma or slot.noise_multiplier == float(sigma)
     norm = math.sqrt(sum(float(total.square().sum()) for total in kept))
     assert 0.9 * slot.clip_norm < norm <= slot.clip_norm
     trainer.close()

@@ -16,7 +16,7 @@ from dptrain.batching import Planned  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
 from dptrain.noise import LatticeGaussian  # noqa: E402
 from dptrain.routing import bounds_of, folding  # noqa: E402
-from dptrain.routing.public import PublicSums  # noqa: E402
+from dptrain.routing.public import PublicSums, own_randomness  # noqa: E402
 from dptrain.routing.sums import FastSums  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LeafRefused  # noqa: E402
@@ -301,6 +301,25 @@ def test_public_gradients_do_not_show_how_many_private_ones_were_drawn(tmp_path,
     same = all(torch.equal(released[0][name], released[1][name]) for name in alone)
     assert same is isolated
     assert not all(torch.equal(x, y) for x, y in zip(released[0].values(), released[1].values(), strict=True))
+
+
+@pytest.mark.parametrize("of", ["torch", "numpy", "python"])
+def test_no_common_generator_reaches_a_public_microbatch(of) -> None:
+    """What torch, numpy and Python draw inside is a function of the seed alone, wherever they stood before."""
+    import random
+
+    import numpy as np
+
+    draw = {"torch": lambda: float(torch.rand(())), "numpy": np.random.random, "python": random.random}[of]
+    seen, states = {}, []
+    for seed in (7, 8):
+        for _ in range(2):
+            states.append(draw())
+            with own_randomness(seed, torch.device("cpu")):
+                seen.setdefault(seed, set()).add((draw(), draw()))
+    assert len(set(states)) == 4
+    assert all(len(found) == 1 for found in seen.values())
+    assert seen[7] != seen[8]
 
 
 def test_common_generators_stand_where_they_stood_after_a_public_microbatch(tmp_path) -> None:

@@ -2,17 +2,21 @@
 
 import math
 import re
+from fractions import Fraction
 
 import pytest
 from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
+from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.errors import ValueRefused
+from attest.policy import ClassRule, DepthRule
 from attest.schedule import occurrence_loss, realised_std, realised_variance
 from ledger import accountants
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused
-from ledger.leaves import Draw, Settle, Spend, decode_leaf, encode_leaf
+from ledger.leaves import Admit, Draw, HeaderBlock, Settle, Spend, decode_leaf, encode_leaf
 from ledger.log import Ledger
+from ledger.replay import Replay
 from ledger.report import write_report
 
 PUBLIC = {"disclosure": "occurrences_public"}
@@ -93,9 +97,13 @@ def test_epsilon_is_that_of_the_counted_occurrences(driver, literal, tmp_path):
     assert report.verdict == "FULL", report.findings
     assert [c.occurrences for c in report.classes] == [4, 3]
     assert any("public in this ledger" in note for note in report.notes)
+    assert any("noise of a step follows its draw" in note for note in report.notes) is literal
+    assert report.to_json()["noise_follows_draw"] is literal
     assert report.classes[0].epsilon_replace > report.classes[0].epsilon
     page = write_report(exported, tmp_path / "r.html", report=report).read_text()
     assert re.search(r"<th scope='col'[^>]*>occurrences</th>", page)
+    assert ("Fixed by the signed policy before the first step" in page) is not literal
+    assert ("The noise of a step follows its draw" in page) is literal
 
 
 @pytest.mark.parametrize("driver", [PUBLIC, LITERAL], indirect=True)
@@ -297,3 +305,25 @@ def test_counted_occurrences_are_dearer_than_secret_ones():
     for bad in (-1.0, math.nan, "1", True):
         with pytest.raises(accountants.AccountantError):
             accountants.epsilon_occurrences(bad, 1e-5)
+
+
+@pytest.mark.parametrize("clip, sigma, codes", [(0, 0, []), (-1, 0, ["PUBLIC"]), (0, 1, ["PUBLIC"]), (-1, 1, ["PUBLIC"])])
+def test_an_auditor_admits_to_a_public_class_only_who_signed_that(tmp_path, clip, sigma, codes):
+    """Bounds one unit stricter than those that say public would do in a private class: they ask for a clip and for noise."""
+    private = signed_policy().policy.classes[0]
+    bounds = PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+    band = DepthRule(band=(Fraction(1, 2), Fraction(1)))
+    public = ClassRule(
+        name="sensitive",
+        clip_norm_micro=bounds[0],
+        noise_multiplier_micro=bounds[1],
+        sampling_rate=Fraction(1, 100),
+        depth=band,
+        public=True,
+    )
+    blocks = (HeaderBlock("a", 100, ("open",), 1.0), HeaderBlock("b", 100, ("open", "sensitive"), 1.0))
+    header = header_spec(signed_policy(classes=(private, public)), blocks=blocks)
+    with Ledger.create(tmp_path / "ledger.db", header, SIGNER, now=START) as ledger:
+        run = Replay(ledger.header, lambda size: b"")
+    leaf = Admit(1, START, descriptor(9), "sensitive", 1, bounds[0] + clip, bounds[1] + sigma, 0, bytes(32), b"key00009")
+    assert [problem.code for problem in run.apply(leaf)] == codes
