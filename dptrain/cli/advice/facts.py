@@ -112,8 +112,8 @@ def _signal(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     yield fact(
         "SIGNAL",
         f"if all the gradients drawn in a step pointed the same way, their sum would have length {amount(strongest)}, beside "
-        f"noise of standard deviation {noise} in every direction{_on_average(case)}: {amount(strongest / min(stds))} to 1 at "
-        f"best, {amount(strongest / min(stds) * math.sqrt(case.policy.steps))} to 1 over all {case.policy.steps:,} steps together",
+        f"noise of standard deviation {noise} in every direction{_on_average(case)}: {amount(strongest / min(stds))} to 1 "
+        f"at best, {amount(strongest / min(stds) * math.sqrt(case.policy.steps))} to 1 over all {case.policy.steps:,} steps together",
         planned.name,
     )
 
