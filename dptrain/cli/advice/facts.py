@@ -109,11 +109,12 @@ def _signal(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     stds = [block.std for block in blocks]
     noise = number(min(stds)) if min(stds) == max(stds) else f"{number(min(stds))} to {number(max(stds))}"
     strongest = per_step * planned.preset.clip_norm
+    best, steps = strongest / min(stds), case.policy.steps
     yield fact(
         "SIGNAL",
         f"if all the gradients drawn in a step pointed the same way, their sum would have length {amount(strongest)}, beside "
-        f"noise of standard deviation {noise} in every direction{_on_average(case)}: {amount(strongest / min(stds))} to 1 "
-        f"at best, {amount(strongest / min(stds) * math.sqrt(case.policy.steps))} to 1 over all {case.policy.steps:,} steps together",
+        f"noise of standard deviation {noise} in every direction{_on_average(case)}: {amount(best)} to 1 at best, "
+        f"{amount(best * math.sqrt(steps))} to 1 over all {steps:,} steps together",
         planned.name,
     )
 
