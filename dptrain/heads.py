@@ -158,7 +158,7 @@ def _layout(module: nn.Module) -> Separate | Fused | None:
         return None
     config = getattr(module, "config", None)
     if kind.__name__ == "FalconAttention":
-        grouped = bool(config.new_decoder_architecture) or not config.multi_query  # type: ignore[union-attr]
+        grouped = bool(config.new_decoder_architecture) or not config.multi_query
         return Fused("query_key_value", "dense", grouped)
     if kind.__name__ == "GPTBigCodeAttention" and not getattr(module, "is_cross_attention", False):
         return Fused("c_attn", "c_proj", grouped=not getattr(module, "multi_query", False))
@@ -230,7 +230,7 @@ def _readers(heads: int, groups: float) -> list[frozenset[int]]:
 
 def _find(module: nn.Module, path: str) -> nn.Module:
     for name in path.split("."):
-        module = getattr(module, name, None)  # type: ignore[assignment]
+        module = getattr(module, name, None)
         if not isinstance(module, nn.Module):
             raise _Mismatch(f"it has no {path!r}")
     return module
@@ -245,7 +245,7 @@ class _Projection:
         if type(module).__module__.startswith("peft.tuners.lora.") and isinstance(
             getattr(module, "base_layer", None), nn.Module
         ):
-            self.adapters = list(module.lora_A)  # type: ignore[arg-type]
+            self.adapters = list(module.lora_A)
             module, self.path = module.base_layer, f"{path}.base_layer"
         self.outer = path
         kind = type(module)
