@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.configs import CONFIGS, Config, by_name, few
-from benchmarks.variants import VARIANTS, Step, absent_from, names_for
+from benchmarks.variants import VARIANTS, WARM_UP, Step, absent_from, names_for
 from dptrain.routing import products
 
 
@@ -39,7 +39,8 @@ def take_turns(
         for name, make in makers.items():
             try:
                 step = stack.enter_context(make())
-                step()  # warm-up: lazy state of optimizers, probes at start, compilation
+                for _ in range(WARM_UP.get(name, 1)):
+                    step()  # lazy state of optimizers, probes at start, compilation
             except Exception as error:
                 failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
                 continue

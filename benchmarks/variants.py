@@ -212,6 +212,11 @@ VARIANTS: dict[str, Callable] = {
     "opacus_ghost": opacus_ghost,
 }
 
+WARM_UP = {"ours_compiled": 4}
+"""Steps before the first round where one is not enough: the compiled form is compared with the hook form at runs 1, 2, 4, 8,
+16, 32 and every 64th of a kind of microbatch. Three rounds after four steps hold no comparison; a long run pays one in 64."""
+
+
 def names_for(config: Config) -> list[str]:
     """Variants that can run a configuration."""
     return [name for name in VARIANTS if name not in absent_from(config)]

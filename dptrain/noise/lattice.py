@@ -13,7 +13,7 @@ import torch
 
 from dptrain.noise.keystream import KeyStream
 from dptrain.noise.normals import TAIL_LANE, BoxMuller
-from dptrain.noise.threads import Threads
+from dptrain.threads import Threads
 
 LATTICE_BITS = 32
 """gamma = s * 2^-LATTICE_BITS. Every integer below 2^52 is exact in float64, which bounds |sum| by 2^20 * s."""

@@ -69,7 +69,7 @@ def per_contribution(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
     a, b = a_NTD.contiguous(), b_NTP.contiguous()
     out = a.new_empty(n, p, d)
     for i in range(n):
-        out[i] = _rows(b[i].t(), a[i].t())
+        out[i] = _product(a[i], b[i])
     return out
 
 
@@ -131,8 +131,14 @@ def outer_of_one(a_TD: torch.Tensor, b_TP: torch.Tensor) -> torch.Tensor:
     """
     a, b = _settled(a_TD), _settled(b_TP)
     if _fits(a, b, a.shape[0] * a.shape[1] * b.shape[1]):
-        return _rows(b.t(), a.t())
+        return _product(a, b).contiguous()
     return b.t() @ a
+
+
+def _product(a_TD: torch.Tensor, b_TP: torch.Tensor) -> torch.Tensor:
+    """b^T a by oneDNN, which is three times as fast on a much narrower first factor as on a second one."""
+    narrow = 8 * a_TD.shape[1] <= b_TP.shape[1]
+    return _rows(a_TD.t(), b_TP.t()).t() if narrow else _rows(b_TP.t(), a_TD.t())
 
 
 def _settled(x: torch.Tensor) -> torch.Tensor:

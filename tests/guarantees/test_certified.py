@@ -147,6 +147,40 @@ def test_sums_do_not_depend_on_the_order_of_microbatches_or_contributions(family
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+@pytest.mark.parametrize("family", FOUR)
+def test_sums_do_not_depend_on_the_number_of_threads(family: str) -> None:
+    """Threads take one contribution each; torch works on one inside, so that no product rounds by how many there are."""
+    before, found = torch.get_num_threads(), []
+    scene = Scene(family, torch.float32)
+    try:
+        for threads in (1, 2, 4):
+            scene.router.attach()
+            torch.set_num_threads(1)  # forward and backward pass are not what is looked at
+            scene.arm(scene.router, list(range(scene.n)))
+            torch.set_num_threads(threads)
+            scene.router.fold(scene.bounds)
+            assert torch.get_num_threads() == threads
+            scene.router.detach()
+            found.append(list(scene.router.sums.take()))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_a_contribution_alone_is_formed_on_one_thread_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, seen = torch.get_num_threads(), []
+    whole = level.gradient_of
+    monkeypatch.setattr(level, "gradient_of", lambda *args: seen.append(torch.get_num_threads()) or whole(*args))
+    try:
+        torch.set_num_threads(2)
+        scene = Scene("bert", torch.float32)
+        scene.sums([0], [1, 2], [3, 4, 5])
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
+
+
 def test_integers_do_not_depend_on_what_else_is_in_the_microbatch() -> None:
     """The others may be anything, giant and not finite too."""
     scene = Scene("bert", torch.float32)
@@ -436,7 +470,7 @@ def must_fail(check) -> None:
 
 
 def test_without_truncation_sums_leave_the_lattice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "trunc_", lambda self: self)
+    monkeypatch.setattr(level, "_truncated", lambda part: part)
     must_fail(lambda: test_integers_equal_the_naive_transcription_in_float64("bert"))
 
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from dptrain.noise import KeyStream, LatticeGaussian, lattice  # noqa: E402
 from dptrain.noise.lattice import CHUNK  # noqa: E402
 from dptrain.noise.normals import TAIL_LANE, BoxMuller  # noqa: E402
-from dptrain.noise.threads import Threads  # noqa: E402
+from dptrain.threads import Threads  # noqa: E402
 
 STREAM = KeyStream("noise", b"r" * 16, 0, bytes(range(32)))
 
@@ -155,3 +155,21 @@ def test_no_thread_and_no_key_stream_are_left_after_destroy() -> None:
     assert threading.active_count() == before + 1
     gaussian.destroy()
     assert threading.active_count() == before
+
+
+def test_torch_works_on_one_thread_inside_and_on_as_many_as_before_outside() -> None:
+    """A helper from which torch shared work would keep threads for good, and every small product of the caller would be slow."""
+    torch.set_num_threads(3)
+    threads, seen = Threads(3), []
+    for pieces in (1, 12):
+        threads.each(lambda _: seen.append((threading.get_ident(), torch.get_num_threads())), range(pieces))
+    assert {count for _, count in seen} == {1} and torch.get_num_threads() == 3
+    with pytest.raises(ZeroDivisionError):
+        threads.each(lambda piece: 1 // piece, range(12))
+    assert torch.get_num_threads() == 3
+    fresh: list[int] = []
+    late = threading.Thread(target=lambda: fresh.append(torch.get_num_threads()))
+    late.start()
+    late.join()
+    assert fresh == [3], "threads to come begin with the setting of before"
+    threads.close()

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from dptrain.routing import products  # noqa: E402
 from dptrain.routing.uses import Outer, norm_sq  # noqa: E402
 
-SHAPES = [(3, 128, 96, 160), (2, 130, 160, 96), (5, 1, 1024, 1024), (2, 64, 16, 768), (1, 300, 64, 64), (0, 8, 512, 512)]
+SHAPES = [(3, 128, 96, 160), (2, 130, 160, 96), (5, 1, 1024, 1024), (2, 64, 16, 768), (1, 300, 64, 64), (2, 128, 16, 1536), (0, 8, 512, 512)]
 
 
 def factors(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -26,6 +26,10 @@ def test_every_product_is_the_float64_one_to_float32_rounding(
     a, b, weight = factors(shape)
     full = torch.einsum("ntp,ntd->npd", b.double(), a.double())
     torch.testing.assert_close(products.per_contribution(a, b).double(), full, rtol=1e-4, atol=1e-3)
+    for one, a_TD, b_TP in zip(full, a, b, strict=True):
+        alone = products.outer_of_one(a_TD, b_TP)
+        torch.testing.assert_close(alone.double(), one, rtol=1e-4, atol=1e-3)
+        assert alone.is_contiguous() or not products.ENABLED
     summed = torch.einsum("n,npd->pd", weight, full)
     torch.testing.assert_close(products.weighted_outer(a, b, weight).double(), summed, rtol=1e-4, atol=1e-3)
     sums = products.gram_product_sums(a, b, 1 << 20)
