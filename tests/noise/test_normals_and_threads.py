@@ -158,7 +158,7 @@ def test_no_thread_and_no_key_stream_are_left_after_destroy() -> None:
 
 
 def test_torch_works_on_one_thread_inside_and_on_as_many_as_before_outside() -> None:
-    """A helper from which torch shared work would keep threads for good, and every small product of the caller would be slow."""
+    """A helper from which torch shared work would keep threads for good, and slow the caller."""
     torch.set_num_threads(3)
     threads, seen = Threads(3), []
     for pieces in (1, 12):

@@ -7,7 +7,10 @@ torch = pytest.importorskip("torch")
 from dptrain.routing import products  # noqa: E402
 from dptrain.routing.uses import Outer, norm_sq  # noqa: E402
 
-SHAPES = [(3, 128, 96, 160), (2, 130, 160, 96), (5, 1, 1024, 1024), (2, 64, 16, 768), (1, 300, 64, 64), (2, 128, 16, 1536), (0, 8, 512, 512)]
+SHAPES = [
+    (3, 128, 96, 160), (2, 130, 160, 96), (5, 1, 1024, 1024), (2, 64, 16, 768), (1, 300, 64, 64), (2, 128, 16, 1536),
+    (0, 8, 512, 512),
+]  # fmt: skip
 
 
 def factors(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
