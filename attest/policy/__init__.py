@@ -1,10 +1,11 @@
 """The corpus policy: everything that a guarantee rests on, fixed by the corpus owner and signed.
 
-`rules` holds the data classes, `codec` their CBOR form, `toml` the file that a person writes, `signed`
+`rules` and `noise` hold the data classes, `codec` their CBOR form, `toml` the file that a person writes, `signed`
 the `.cose` file.
 """
 
+from attest.policy.noise import NoisePhase
 from attest.policy.rules import ClassRule, DepthRule, Policy
 from attest.policy.signed import SignedPolicy, open_policy, sign_policy, verify_policy
 
-__all__ = ["ClassRule", "DepthRule", "Policy", "SignedPolicy", "open_policy", "sign_policy", "verify_policy"]
+__all__ = ["ClassRule", "DepthRule", "NoisePhase", "Policy", "SignedPolicy", "open_policy", "sign_policy", "verify_policy"]

@@ -5,6 +5,7 @@ from typing import Any
 
 from attest import cbor
 from attest.errors import CborError, PolicyRefused
+from attest.policy.noise import NoisePhase
 from attest.policy.rules import ClassRule, DepthRule, Policy
 from attest.signed_file import MAX_PAYLOAD
 
@@ -34,7 +35,7 @@ _POLICY_FIELDS = {
     21: "registry_root",
     22: "classes",
 }
-_POLICY_OPTIONAL = {23: "noise_microbatches"}
+_POLICY_OPTIONAL = {23: "noise_microbatches", 24: "noise_phases", 25: "noise_budgets"}
 _CLASS_FIELDS = {
     1: "name",
     2: "clip_norm_micro",
@@ -57,9 +58,15 @@ _DEPTH_FIELDS = {
 
 
 def encode_policy(policy: Policy) -> bytes:
-    """Encode a policy; every field is present, None is null. Labels 23 and, in a class, 7 are left out where not stated."""
+    """Encode a policy; every field is present, None is null. Labels 23 to 25 and, in a class, 7 are left
+    out where not stated, so that a policy without them has the bytes that it always had.
+    """
     plain = {key: getattr(policy, name) for key, name in _POLICY_FIELDS.items() if name != "schema"}
-    plain |= {key: value for key, name in _POLICY_OPTIONAL.items() if (value := getattr(policy, name)) is not None}
+    plain |= {key: value for key, name in _POLICY_OPTIONAL.items() if (value := getattr(policy, name)) not in (None, ())}
+    if policy.noise_phases:
+        plain[24] = [[phase.first_step, phase.scale_micro] for phase in policy.noise_phases]
+    if policy.noise_budgets is not None:
+        plain[25] = list(policy.noise_budgets)
     plain[1] = SCHEMA
     plain[3] = _pair(policy.delta)
     plain[22] = [_encode_class(rule) for rule in policy.classes]
@@ -85,10 +92,27 @@ def decode_policy(data: bytes) -> Policy:
     if type(fields["classes"]) is not list:
         raise PolicyRefused("TYPE", "classes is not an array")
     fields["classes"] = tuple(_decode_class(item) for item in fields["classes"])
+    if "noise_phases" in fields:
+        fields["noise_phases"] = _decode_phases(fields["noise_phases"])
+    if "noise_budgets" in fields:
+        fields["noise_budgets"] = _tuple(fields["noise_budgets"], "noise budgets")
     policy = Policy(**fields)
     if encode_policy(policy) != data:
         raise PolicyRefused("CBOR_NONCANONICAL", "policy does not encode to the bytes received")
     return policy
+
+
+def _decode_phases(value: Any) -> tuple[NoisePhase, ...]:
+    pairs = [_tuple(item, "noise phase") for item in _tuple(value, "noise phases")]
+    if any(len(pair) != 2 for pair in pairs):
+        raise PolicyRefused("TYPE", "noise phase is not a pair of a step and a scale in 1e-6")
+    return tuple(NoisePhase(*pair) for pair in pairs)
+
+
+def _tuple(value: Any, what: str) -> tuple[Any, ...]:
+    if type(value) is not list:
+        raise PolicyRefused("TYPE", f"{what} is {type(value).__name__}, expected an array")
+    return tuple(value)
 
 
 def _encode_class(rule: ClassRule) -> dict[int, Any]:

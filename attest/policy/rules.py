@@ -11,6 +11,7 @@ from attest.descriptor import MAX_COUNT, MAX_MICRO, PUBLIC_CLIP_MICRO, PUBLIC_NO
 from attest.errors import PolicyRefused
 from attest.ids import check_id
 from attest.micro import from_micro
+from attest.policy.noise import MAX_STEPS, NoisePhase, check_noise
 
 ACCOUNTANTS = ("pld", "rdp", "moments", "prv")
 DISCLOSURES = ("secret_poisson", "occurrences_public")
@@ -22,7 +23,6 @@ ADJACENCY = "zero-out"
 MIN_DELTA = Fraction(1, 10**12)
 """Below this, privacy-loss distributions lose their tail to truncation."""
 
-MAX_STEPS = 10**9
 MAX_MICROBATCHES = 1 << 16
 """Most noise injections per step; each costs a draw for every scheduled coordinate."""
 
@@ -232,6 +232,9 @@ class Policy:
         noise_family: One of `NOISE_FAMILIES`.
         noise_injection: One of `NOISE_INJECTIONS`.
         noise_microbatches: Noise injections per logical step, M; stated exactly with `per_microbatch` injection, else None.
+        noise_phases: Phases of the run with more noise than the presets ask for; steps before the first have scale 1.
+        noise_budgets: Weights in 1e-6 of embeddings, layers and head, by which the clip norm of a class is divided among its
+            blocks; None for one clip over all of them.
         min_clip_norm_micro: Smallest clip norm that any contribution may sign, in 1e-6.
         min_noise_multiplier_micro: Smallest noise multiplier that any contribution may sign, in 1e-6.
         max_window: Longest validity of an attestation in seconds.
@@ -263,6 +266,8 @@ class Policy:
     retention_epochs: int = 0
     registry_root: bytes | None = None
     noise_microbatches: int | None = None
+    noise_phases: tuple[NoisePhase, ...] = ()
+    noise_budgets: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         check_id(self.corpus, "corpus", error=PolicyRefused)
@@ -341,6 +346,7 @@ class Policy:
                 " 'occurrences_public' or use noise.injection = 'scheduled'",
             )
         self._check_microbatches()
+        check_noise(self)
 
     def _check_microbatches(self) -> None:
         count, injection = self.noise_microbatches, self.noise_injection

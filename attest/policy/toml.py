@@ -10,6 +10,7 @@ from typing import Any
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.errors import PolicyRefused, ValueRefused
 from attest.micro import to_fraction, to_micro
+from attest.policy.noise import NoisePhase
 from attest.policy.rules import ClassRule, DepthRule, Policy
 
 _MAX_TEXT = 1 << 20
@@ -31,7 +32,9 @@ _TOP = (
     "gate",
 )
 _PLAIN = tuple(name for name in _TOP if name not in {"delta", "class", "noise", "floors", "gate"})
-_NOISE = ("family", "injection", "microbatches")
+_NOISE = ("family", "injection", "microbatches", "phase", "budgets")
+_PHASE = ("from_step", "scale")
+_BUDGETS = ("embeddings", "layers", "head")
 _FLOORS = ("clip_norm", "noise_multiplier")
 _GATE = ("max_window_days", "contributor_cap", "max_examples")
 _BOUNDS = ("clip_norm", "noise_multiplier")
@@ -60,7 +63,11 @@ def parse_policy(text: str) -> Policy:
     fields: dict[str, Any] = {name: table[name] for name in _PLAIN if name in table}
     fields["delta"] = _exact(table["delta"], "delta")
     noise = _subtable(table, "noise", _NOISE)
-    fields.update({f"noise_{name}": noise[name] for name in noise})
+    fields.update({f"noise_{name}": noise[name] for name in _NOISE[:3] if name in noise})
+    if "phase" in noise:
+        fields["noise_phases"] = _parse_phases(noise["phase"])
+    if "budgets" in noise:
+        fields["noise_budgets"] = _parse_budgets(noise["budgets"])
     floors = _subtable(table, "floors", _FLOORS)
     fields.update({f"min_{name}_micro": _micro(floors[name], f"floors.{name}") for name in floors})
     gate = _subtable(table, "gate", _GATE)
@@ -74,6 +81,28 @@ def parse_policy(text: str) -> Policy:
         raise PolicyRefused("TYPE", "class is not an array of tables; write [[class]] with double brackets")
     fields["classes"] = tuple(_parse_class(item) for item in classes)
     return Policy(**fields)
+
+
+def _parse_phases(tables: Any) -> tuple[NoisePhase, ...]:
+    if type(tables) is not list or not tables:
+        raise PolicyRefused(
+            "TYPE", "noise.phase is not an array of tables; write [[noise.phase]] with double brackets, or leave it out"
+        )
+    phases = []
+    for table in tables:
+        if type(table) is not dict:
+            raise PolicyRefused("TYPE", "noise.phase is not a table; write [[noise.phase]] followed by its keys")
+        _check_keys(table, _PHASE, _PHASE, "[[noise.phase]]")
+        step = table["from_step"]
+        phases.append(NoisePhase(step, _micro(table["scale"], f"scale of the noise phase from step {ascii(step)[:40]}")))
+    return tuple(phases)
+
+
+def _parse_budgets(table: Any) -> tuple[int, ...]:
+    if type(table) is not dict:
+        raise PolicyRefused("TYPE", "noise.budgets is not a table; write [noise.budgets] followed by its keys")
+    _check_keys(table, _BUDGETS, _BUDGETS, "[noise.budgets]")
+    return tuple(_micro(table[name], f"noise.budgets.{name}") for name in _BUDGETS)
 
 
 def _parse_class(table: Any) -> ClassRule:

@@ -197,6 +197,10 @@ class Header:
             if found not in supported:
                 sentence = f"{name} {found!r} has no accounting in this version, expected {' or '.join(map(repr, supported))}"
                 raise LeafRefused("POLICY_UNSUPPORTED", sentence)
+        for name in ("noise_phases", "noise_budgets"):
+            if getattr(signed.policy, name):
+                sentence = f"{name} have no accounting in this version, expected none"
+                raise LeafRefused("POLICY_UNSUPPORTED", sentence)
         return signed.policy
 
     def _check_schedule(self) -> tuple[Profile, ...]:
