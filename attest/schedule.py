@@ -1,12 +1,15 @@
 """From signed bounds to noise: the arithmetic that training and audit share.
 
 Notation: class k has preset noise multiplier sigma_k and clip norm C_k; a contribution i signed sigma_i and C_i; s_l is
-the public standard deviation of the noise on the sum of clipped gradients in block l. Bounds come in units of 1e-6.
+the public standard deviation of the noise on the sum of clipped gradients in block l; s_{t,l} that of step t, s_l times the
+scale of the phase that t lies in. Bounds and scales come in units of 1e-6.
 Products of bounds are formed in integers and turned into a double once, so that every reader gets the same double.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 from attest.errors import ValueRefused
@@ -53,6 +56,88 @@ def block_std(presets: Sequence[tuple[int, int]]) -> float:
         _check_bound(sigma_micro, "noise multiplier")
         _check_bound(clip_micro, "clip norm")
     return max(sigma * clip for sigma, clip in presets) / (MICRO * MICRO)
+
+
+def phase_std(std: float, scale_micro: int) -> float:
+    """Noise standard deviation of a block in a phase: s_{t,l} = scale_t s_l.
+
+    Guarantee: the exact product of the double and the scale, rounded once, so that every reader gets the same double; that of
+    scale 1 is the double itself. It grows with either factor, so the smallest over blocks is that of the smallest s_l.
+
+    Args:
+        std: s_l, of the schedule; 0.0 of a block without noise stays 0.0.
+        scale_micro: Scale of the phase in 1e-6.
+
+    Raises:
+        ValueRefused: A scale below 1, or a standard deviation that is negative or not finite.
+    """
+    if type(scale_micro) is not int or scale_micro < MICRO:
+        raise ValueRefused("RANGE", f"scale of a noise phase is {scale_micro} in 1e-6, expected an int of at least {MICRO}")
+    if not (math.isfinite(std) and std >= 0):
+        raise ValueRefused("RANGE", f"noise of a block is {std}, expected a finite number of at least 0")
+    return float(Fraction(std) * scale_micro / MICRO)
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Which steps of a run have how much noise; see `of`. Phases are counted from 0, and there is always one.
+
+    Args:
+        firsts: First step of each phase, ascending, the first of them 1.
+        scales: Scale of each in 1e-6.
+        steps: Horizon of the run.
+    """
+
+    firsts: tuple[int, ...]
+    scales: tuple[int, ...]
+    steps: int
+
+    @classmethod
+    def of(cls, policy: Policy) -> "Phases":
+        """The phases of a policy: those stated, after one of scale 1 if they leave steps before them."""
+        stated = [(phase.first_step, phase.scale_micro) for phase in policy.noise_phases]
+        if not stated or stated[0][0] > 1:
+            stated.insert(0, (1, MICRO))
+        return cls(tuple(first for first, _ in stated), tuple(scale for _, scale in stated), policy.steps)
+
+    def index(self, step: int) -> int:
+        """Phase of a step; the last one goes on past the horizon.
+
+        Raises:
+            ValueRefused: Code RANGE, there is no step before 1.
+        """
+        if step < 1:
+            raise ValueRefused("RANGE", f"step is {step}, expected at least 1: steps count from 1")
+        return bisect_right(self.firsts, step) - 1
+
+    def scale_micro(self, step: int) -> int:
+        """Scale of a step in 1e-6."""
+        return self.scales[self.index(step)]
+
+    def last_step(self, step: int) -> int:
+        """Last step of the phase that a step lies in; the horizon in the last one."""
+        after = self.index(step) + 1
+        return self.firsts[after] - 1 if after < len(self.firsts) else self.steps
+
+    def count(self, first_step: int, n_steps: int) -> tuple[int, ...]:
+        """How many of `n_steps` steps from `first_step` on lie in each phase; they add up to `n_steps`."""
+        end = first_step + n_steps
+        bounds = zip(self.firsts, (*self.firsts[1:], end), strict=True)
+        return tuple(max(0, min(end, stop) - max(first_step, start)) for start, stop in bounds)
+
+    @property
+    def horizon(self) -> tuple[int, ...]:
+        """Steps of the whole run in each phase, none done again."""
+        return self.count(1, self.steps)
+
+
+def phase_multipliers(sigma_micro: int, clip_micro: int, stds: Iterable[float]) -> tuple[float, ...]:
+    """Effective multiplier of a contribution in each phase, from the noise of its class in each: z_{i,t} of Theorem 1.
+
+    Raises:
+        ValueRefused: As `effective_multiplier`.
+    """
+    return tuple(effective_multiplier(sigma_micro, clip_micro, [std]) for std in stds)
 
 
 def realised_variance(bounds: Iterable[tuple[int, int]]) -> int:

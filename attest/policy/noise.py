@@ -37,8 +37,8 @@ class NoisePhase:
         if type(self.scale_micro) is int and self.scale_micro < MICRO:
             raise PolicyRefused(
                 "RANGE",
-                f"scale of the noise phase from step {self.first_step} is {from_micro(self.scale_micro):g}, expected at least 1:"
-                " class presets are the least noise of a run. For less noise later, lower the presets to the least, and give the"
+                f"scale of the noise phase from step {self.first_step} is {from_micro(self.scale_micro):g}, expected at least"
+                " 1: class presets are the least noise of a run. For less noise later, lower the presets to that, and give the"
                 " steps before a larger scale",
             )
         check_int(
