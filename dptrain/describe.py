@@ -11,6 +11,7 @@ from torch import nn
 from attest.policy import ClassRule
 from attest.schedule import waste
 from dptrain.depth import places_name
+from dptrain.noise.device import NOTE as DEVICE_NOTE
 from dptrain.pool import Slot
 from dptrain.resolver import Schedule
 from dptrain.routing import Router
@@ -39,7 +40,7 @@ def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
         registry_root=engine.gate.registry_root,
         model_fingerprint=fingerprint(engine.model, engine.schedule),
         blocks=tuple(blocks),
-        exactness_note=engine.router.sums.note,
+        exactness_note=engine.router.sums.note + (DEVICE_NOTE if engine.noise_generator == "device" else ""),
         private=test_key is None,
         clip_margin=engine.router.sums.float_margin,
         caps_enforced=True,

@@ -66,6 +66,7 @@ class PrivateTraining:
         checkpoint_dir: Path,
         show_progress: bool | None,
         insecure_test_key: bytes | None,
+        noise_generator: str,
     ) -> None:
         self.signed = signed
         self.policy: Policy = signed.policy
@@ -87,6 +88,7 @@ class PrivateTraining:
         self._checkpoint_dir = checkpoint_dir
         self.show_progress = show_progress
         self._test_key = insecure_test_key
+        self.noise_generator = noise_generator
         self._prepared = False
         self._step = 0
         self._registered: list[Any] = []
@@ -111,6 +113,7 @@ class PrivateTraining:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
         insecure_test_key: bytes | None = None,
+        noise_generator: str = "host",
     ) -> "PrivateTraining":
         """Verifies the policy, admits the corpus, and opens or reserves the ledger.
 
@@ -126,6 +129,7 @@ class PrivateTraining:
             resume: continue a run that already has a ledger. checkpoint_dir: default ``<ledger>.checkpoints``.
             progress: show a bar on standard error; default only on a terminal.
             insecure_test_key: 32 bytes that fix noise and sampling; the ledger is stamped NOT PRIVATE and cannot be exported.
+            noise_generator: "host" draws noise on the processor, "device" where the gradients are; see :class:`DeviceGaussian`.
 
         Raises:
             PolicyRefused, RegistryRefused, CorpusRefused: input that does not verify; for a resumed run also a registry that
@@ -139,10 +143,8 @@ class PrivateTraining:
         signed = open_policy(policy, public)
         guards.refuse_policy(signed.policy)
         guards.refuse_accelerator(accelerator)
-        if microbatch < 1:
-            raise ConfigError("MICROBATCH", f"microbatch is {microbatch}, expected at least 1 contribution")
-        if microbatch_rows is not None and microbatch_rows < 1:
-            raise ConfigError("MICROBATCH", f"microbatch_rows is {microbatch_rows}, expected at least 1 example, or None")
+        guards.refuse_generator(noise_generator, signed.policy, accelerator)
+        guards.refuse_microbatch(microbatch, microbatch_rows)
         watch = RegistryWatch(registry or beside / "registry.cbor", public)
         data = open_corpus(corpus)
         ledger_path = Path(ledger)
@@ -171,6 +173,7 @@ class PrivateTraining:
             checkpoint_dir=Path(checkpoint_dir or f"{ledger_path}.checkpoints"),
             show_progress=progress,
             insecure_test_key=insecure_test_key,
+            noise_generator=noise_generator,
         )
 
     def prepare(
@@ -221,7 +224,7 @@ class PrivateTraining:
             self.start_step = self._step = pin.step
         if attempt is None:
             attempt = self.recorder.resume(self.start_step, pin, self._clock())
-        self.streams = open_streams(self.recorder, self.pool, self.policy, attempt, self._test_key)
+        self.streams = open_streams(self.recorder, self.pool, self.policy, attempt, self._test_key, self.noise_generator)
         self.drawing = Drawing(
             self.policy, self.schedule, self.pool, self.streams, self.device,
             contributions=self._microbatch, rows=self._microbatch_rows,

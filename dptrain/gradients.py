@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dptrain.depth import Tensor
 from dptrain.errors import NotPrivateUse, StepOrder, UnsupportedPolicy
-from dptrain.noise import LatticeGaussian
+from dptrain.noise import DeviceGaussian, LatticeGaussian
 from dptrain.noise.lattice import TAIL_LANE
 from dptrain.routing import Router
 from dptrain.routing.public import PublicSums
@@ -80,7 +80,7 @@ class PrivateGradients:
             parameter.grad = None
         self._released = []
 
-    def release(self, noise: LatticeGaussian, step: int, public: PublicSums | None = None) -> None:
+    def release(self, noise: LatticeGaussian | DeviceGaussian, step: int, public: PublicSums | None = None) -> None:
         """Adds the noise of the step, that of ``stds``, to its sums and puts the private gradients into ``p.grad``.
 
         The sums of public contributions, where there are any, are added to what has been released, after the noise.

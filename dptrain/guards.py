@@ -10,6 +10,7 @@ from torch import nn
 
 from attest.policy import Policy
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedPolicy
+from dptrain.noise import selftest
 from dptrain.resolver import Schedule
 from dptrain.support import unsupported
 
@@ -18,6 +19,14 @@ def refuse_policy(policy: Policy) -> None:
     """Raises UnsupportedPolicy for the first setting that this build does not carry."""
     for sentence in unsupported(policy):
         raise UnsupportedPolicy("NOT_IN_THIS_BUILD", sentence)
+
+
+def refuse_microbatch(contributions: int, rows: int | None) -> None:
+    """Raises ConfigError for a microbatch without room."""
+    if contributions < 1:
+        raise ConfigError("MICROBATCH", f"microbatch is {contributions}, expected at least 1 contribution")
+    if rows is not None and rows < 1:
+        raise ConfigError("MICROBATCH", f"microbatch_rows is {rows}, expected at least 1 example, or None")
 
 
 def refuse_accelerator(accelerator: Any | None) -> None:
@@ -41,6 +50,21 @@ def refuse_accelerator(accelerator: Any | None) -> None:
             f"mixed precision {accelerator.mixed_precision!r} skips steps or shares scales by looking at private gradients; "
             "use bf16",
         )
+
+
+def refuse_generator(generator: str, policy: Policy, accelerator: Any | None) -> None:
+    """Raises ConfigError for a generator of noise that there is not, or that the device or the family of noise does not carry."""
+    if generator not in ("host", "device"):
+        raise ConfigError("NOISE_GENERATOR", f"noise_generator is {generator!r}, expected 'host' or 'device'")
+    if generator == "host":
+        return
+    if policy.noise_family != "gaussian":
+        raise ConfigError(
+            "NOISE_GENERATOR",
+            f"noise_generator = 'device' draws Gaussian noise, and the policy asks for noise.family = {policy.noise_family!r}; "
+            "leave it at 'host'",
+        )
+    selftest.require(accelerator.device if accelerator is not None else torch.device("cpu"))
 
 
 COORDINATE_WISE = (

@@ -246,12 +246,13 @@ def _require_same(ledger: Ledger, header: HeaderSpec) -> None:
         ("policy", found.policy_payload, header.policy.payload),
         ("model structure", found.model_fingerprint, header.model_fingerprint),
         ("schedule of blocks", found.blocks, header.blocks),
+        ("account of its numerics", found.exactness_note, header.exactness_note),
         ("privacy mode", found.private, header.private),
         ("state of the registry", found.registry_root, header.registry_root),
     ):
         if old != new:
             raise ResumeRefused(
                 "ANOTHER_RUN",
-                f"the ledger was opened with another {what}; resume with the policy and model that started the "
-                "run, or start a new one",
+                f"the ledger was opened with another {what}; resume with the policy, model and noise_generator that "
+                "started the run, or start a new one",
             )

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attest.policy import Policy
-from dptrain.noise import KeyStream, LatticeGaussian
+from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian
+from dptrain.noise.chacha import ChaChaStream
 from dptrain.pool import Pool
 from dptrain.recording import Recorder
 from dptrain.sampling import PoissonSampler
@@ -17,7 +18,7 @@ from dptrain.sealed import SealedStore
 class Streams:
     """Noise, sampler, sealed store, and the randomness of public microbatches of one attempt."""
 
-    noise: LatticeGaussian
+    noise: LatticeGaussian | DeviceGaussian
     sampler: PoissonSampler
     sealed: SealedStore
     public: KeyStream
@@ -27,7 +28,9 @@ class Streams:
         return int.from_bytes(self.public.read(step, left, 0, 1)[:8], "little")
 
 
-def open_streams(recorder: Recorder, pool: Pool, policy: Policy, attempt: int, test_key: bytes | None) -> Streams:
+def open_streams(
+    recorder: Recorder, pool: Pool, policy: Policy, attempt: int, test_key: bytes | None, generator: str = "host"
+) -> Streams:
     """Draws fresh keys (or takes the test key), commits to the noise key, and replays the draws of earlier attempts.
 
     Guarantee: noise and sampling keys of an attempt come from the operating system and were never used before; only a hiding
@@ -58,6 +61,10 @@ def open_streams(recorder: Recorder, pool: Pool, policy: Policy, attempt: int, t
             sampler.occurrences[:] = earlier.occurrences
         sealed.add(attempt, sampling_key)
     sampler.close(pool.indices(recorder.withdrawn()))
-    noise = LatticeGaussian(KeyStream("noise", recorder.run_id, attempt, noise_key))
+    noise: LatticeGaussian | DeviceGaussian
+    if generator == "device":
+        noise = DeviceGaussian(ChaChaStream("noise on a device", recorder.run_id, attempt, noise_key))
+    else:
+        noise = LatticeGaussian(KeyStream("noise", recorder.run_id, attempt, noise_key))
     public = KeyStream("public", recorder.run_id, attempt, test_key or KeyStream.fresh_master())
     return Streams(noise, sampler, sealed, public)

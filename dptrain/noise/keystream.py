@@ -19,14 +19,10 @@ _MAX_LANE = 1 << 32
 
 
 @dataclass(frozen=True)
-class KeyStream:
-    """Random bytes that are a function of (key, purpose, run, attempt, step, lane, block).
+class Keyed:
+    """A 256-bit key for one purpose in one attempt of one run, derived from a master by HMAC-SHA-256.
 
-    The 128-bit AES counter is ``step (32 bits) | lane (32 bits) | block (64 bits)``; purpose, run and attempt enter the
-    key, which is derived from a 256-bit master by HMAC-SHA-256. A lane is a tensor (noise) or a pool (sampling).
-
-    Guarantee: two different addresses never share a cipher block, so no random byte is used twice within an attempt;
-    a new attempt has a fresh master from the operating system, so re-executed steps never see old noise.
+    Guarantee: purpose, run and attempt each change the key; it is never pickled, copied, shown, or used in a forked process.
     """
 
     purpose: str
@@ -48,6 +44,26 @@ class KeyStream:
         """32 bytes from the operating system; never written to disk for noise."""
         return os.urandom(32)
 
+    def _require_own_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError("a key stream belongs to the process that made it; it is not read in a forked one")
+
+    def __reduce__(self) -> NoReturn:
+        """A key stream is never written anywhere."""
+        raise TypeError("a key stream cannot be pickled or copied: its key must not leave the process")
+
+
+@dataclass(frozen=True)
+class KeyStream(Keyed):
+    """Random bytes that are a function of (key, purpose, run, attempt, step, lane, block).
+
+    The 128-bit AES counter is ``step (32 bits) | lane (32 bits) | block (64 bits)``; purpose, run and attempt enter the key.
+    A lane is a tensor (noise) or a pool (sampling).
+
+    Guarantee: two different addresses never share a cipher block, so no random byte is used twice within an attempt;
+    a new attempt has a fresh master from the operating system, so re-executed steps never see old noise.
+    """
+
     def read(self, step: int, lane: int, first_block: int, blocks: int) -> bytes:
         """``blocks`` 16-byte blocks of the stream of (step, lane), from ``first_block`` on.
 
@@ -55,8 +71,7 @@ class KeyStream:
             ValueError: an address outside 32-bit step or lane, or a block range outside 64 bits.
             RuntimeError: read in a forked process, where the same bytes could be used twice.
         """
-        if os.getpid() != self._process:
-            raise RuntimeError("a key stream belongs to the process that made it; it is not read in a forked one")
+        self._require_own_process()
         if not 0 <= step < _MAX_STEP or not 0 <= lane < _MAX_LANE:
             raise ValueError(f"address outside the stream: step {step}, lane {lane}; both must be below 2^32")
         if first_block < 0 or blocks < 0 or first_block + blocks > 1 << 64:
@@ -65,7 +80,3 @@ class KeyStream:
         encryptor = Cipher(algorithms.AES(self._key), modes.CTR(counter)).encryptor()
         size = blocks * BLOCK_BYTES
         return encryptor.update(memoryview(_ZEROS)[:size] if size <= len(_ZEROS) else bytes(size))
-
-    def __reduce__(self) -> NoReturn:
-        """A key stream is never written anywhere."""
-        raise TypeError("a key stream cannot be pickled or copied: its key must not leave the process")

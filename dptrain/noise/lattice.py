@@ -25,7 +25,8 @@ torch does not share work of this size among threads of its own."""
 MOST_THREADS = 6
 """Threads that draw at a time: a sixth of the work, the cipher above all, lets no other thread of the interpreter run."""
 
-_SUM_LIMIT = float(1 << 51)
+SUM_LIMIT = float(1 << 51)
+"""Lattice steps beyond which a sum is cut: 2^19 standard deviations, where nothing that is clipped gets."""
 
 
 def rounding_margin(coordinates: int, multiplier: float) -> float:
@@ -42,6 +43,32 @@ def rounding_margin(coordinates: int, multiplier: float) -> float:
     return multiplier * math.sqrt(coordinates) * 2.0**-LATTICE_BITS
 
 
+def require_std(std: float) -> None:
+    """Raises ValueError for what is no standard deviation."""
+    if not (math.isfinite(std) and std > 0.0):
+        raise ValueError(f"noise standard deviation must be finite and positive, got {std}")
+
+
+class Claims:
+    """The addresses at which noise was drawn in this attempt; each is claimed once, and steps only ascend."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._lanes: set[int] = set()
+
+    def claim(self, step: int, lane: int) -> None:
+        """Takes an address.
+
+        Raises:
+            ValueError: it was taken before, or a later step was.
+        """
+        if step < self._step or (step == self._step and lane in self._lanes):
+            raise ValueError(f"noise of step {step}, tensor {lane} was already drawn in this attempt; it is never used twice")
+        if step > self._step:
+            self._step, self._lanes = step, set()
+        self._lanes.add(lane)
+
+
 class LatticeGaussian:
     """Adds N(0, s^2) on the lattice to a clipped sum, reading noise from a :class:`KeyStream`.
 
@@ -52,7 +79,7 @@ class LatticeGaussian:
 
     def __init__(self, stream: KeyStream) -> None:
         self._stream = stream
-        self._drawn: tuple[int, set[int]] = (-1, set())
+        self._claims = Claims()
         self._threads = Threads(MOST_THREADS)
         self._kept = threading.local()
 
@@ -104,11 +131,10 @@ class LatticeGaussian:
         Raises:
             ValueError: std not finite and positive, tensor not contiguous, or an address released twice.
         """
-        if not (math.isfinite(std) and std > 0.0):
-            raise ValueError(f"noise standard deviation must be finite and positive, got {std}")
+        require_std(std)
         if not clipped_sum.is_contiguous():
             raise ValueError("the clipped sum must be contiguous: noise is addressed by flat offset")
-        self._claim(step, lane)
+        self._claims.claim(step, lane)
         gamma = std * 2.0**-LATTICE_BITS
         host = clipped_sum.to("cpu", torch.float64)  # the sum itself where it lies there
         flat, scale = host.view(-1).numpy(), gamma / normalizer
@@ -116,7 +142,7 @@ class LatticeGaussian:
         def draw(start: int) -> None:
             part = flat[start : start + CHUNK]
             np.divide(part, gamma, out=part)
-            np.clip(np.rint(part, out=part), -_SUM_LIMIT, _SUM_LIMIT, out=part)
+            np.clip(np.rint(part, out=part), -SUM_LIMIT, SUM_LIMIT, out=part)
             noise = self.gaussian(step, lane, start, len(part), draws).numpy()
             noise *= 2.0**LATTICE_BITS
             np.add(part, np.rint(noise, out=noise), out=part)
@@ -132,11 +158,3 @@ class LatticeGaussian:
         self._threads.close()
         self._kept = threading.local()
         del self._stream
-
-    def _claim(self, step: int, lane: int) -> None:
-        current, lanes = self._drawn
-        if step < current or (step == current and lane in lanes):
-            raise ValueError(f"noise of step {step}, tensor {lane} was already drawn in this attempt; it is never used twice")
-        if step > current:
-            self._drawn = (step, lanes := set())
-        lanes.add(lane)

@@ -19,7 +19,9 @@ _LOW = np.uint64((1 << 11) - 1)
 _HALF_LOW = np.uint64((1 << 10) - 1)
 _ONE = np.uint64(1)
 _TEN = np.uint64(10)
-_TAIL = 2.0**-21
+TAIL = 2.0**-21
+"""Where x is smaller, it has 53 further bits."""
+
 _CENTRE = 2.0**-12
 
 
@@ -80,7 +82,7 @@ class BoxMuller:
         np.bitwise_and(second, _ONE, out=fine)
         _to_float(fine, square)  # one where u = 1 - x
         small = np.flatnonzero(np.less(x, _CENTRE, out=mask))  # a few in a thousand
-        for index in small[x[small] < _TAIL].tolist():
+        for index in small[x[small] < TAIL].tolist():
             more = stream.read(step, lane | TAIL_LANE, offset // 2 + index, 1)
             x[index] += (int.from_bytes(more[:8], "little") >> 11) * 2.0**-128
         centre = small[square[small] == 1.0]

@@ -1,0 +1,126 @@
+"""Gaussian noise on the integer lattice, drawn on the device where the sum lies: no noise crosses the bus.
+
+The same law as :mod:`dptrain.noise.lattice`, from another cipher: ChaCha20 in torch operations, then the transform of Box and
+Muller in float64 with radii as fine. The numbers are not those of the processor's generator. torch's own generators, Philox
+among them, are never read: their keys are 64 bits and belong to the user.
+"""
+
+import math
+
+import torch
+
+from dptrain.noise import selftest
+from dptrain.noise.chacha import ChaChaStream
+from dptrain.noise.lattice import LATTICE_BITS, SUM_LIMIT, Claims, require_std
+from dptrain.noise.normals import TAIL, TAIL_LANE
+
+PER_BLOCK = 8
+"""Coordinates made of one block: four pairs of 128 bits."""
+
+BLOCKS = {"cpu": 1 << 12}
+"""Blocks per turn; on a processor their words stay in the cache of one core."""
+
+MOST_BLOCKS = 1 << 19
+"""The same on other devices: 2^22 coordinates, for which some 200 MiB are held for a moment."""
+
+NOTE = " Noise is drawn on the device of the sums, by ChaCha20 and float64 functions within 4 units in the last place."
+"""What the header of a ledger says of it, after the sentences on sums."""
+
+_LOW = (1 << 32) - 1
+
+
+class DeviceGaussian:
+    """Adds N(0, s^2) on the lattice to a clipped sum, on the device of that sum.
+
+    Guarantee: the output of :meth:`release_` is ``gamma/normaliser`` times an integer per coordinate; the noise integer of
+    coordinate ``o`` of tensor ``lane`` at ``step`` is a function of (key, step, lane, o) and of how the device rounds log, sin
+    and cos, is used once, and comes from 256-bit keyed ChaCha20; radii are finer than the lattice, up to 13 s. Assumption: the
+    float64 functions of the device are within 4 units in the last place (docs/mechanism.md, Theorem 2), which is checked on
+    some thousand arguments of every device before its first release.
+    """
+
+    def __init__(self, stream: ChaChaStream) -> None:
+        self._stream = stream
+        self._claims = Claims()
+
+    def normals(self, step: int, lane: int, offset: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Standard normals (float64, shape (count,)) of coordinates [offset, offset + count), on ``device``.
+
+        Args:
+            step, lane: the address; ``lane`` is the index of a tensor, below 2^31.
+        """
+        if not 0 <= lane < TAIL_LANE:
+            raise ValueError(f"lane {lane} is not the index of a tensor, expected 0 to 2^31 - 1")
+        first, last = offset // PER_BLOCK, -(-(offset + count) // PER_BLOCK)
+        block = torch.arange(first, last, dtype=torch.int64, device=device)
+        words = self._stream.words(step, lane, block).view(4, 4, -1)
+        x = _small(words)
+        pair, place = torch.nonzero(x < TAIL, as_tuple=True)
+        if len(pair):  # one pair in a million
+            more = self._stream.words(step, lane | TAIL_LANE, block[place] * 4 + pair)
+            x[pair, place] += _fifty_three(more[0], more[1]).mul_(2.0**-128)
+        skip = offset % PER_BLOCK
+        return _box_muller(words, x)[skip : skip + count]
+
+    def gaussian(
+        self, step: int, lane: int, offset: int, count: int, draws: int = 1, device: torch.device | str = "cpu"
+    ) -> torch.Tensor:
+        """Standard normals made of ``draws`` draws of variance 1/draws each, added up in float64 and not rounded.
+
+        Draw g is read at lane ``lane * draws + g``, as :meth:`dptrain.noise.lattice.LatticeGaussian.gaussian` does.
+        """
+        total = self.normals(step, lane * draws, offset, count, device)
+        for place in range(lane * draws + 1, (lane + 1) * draws):
+            total += self.normals(step, place, offset, count, device)
+        return total.mul_(draws**-0.5) if draws > 1 else total
+
+    def release_(
+        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
+    ) -> torch.Tensor:
+        """Turns a clipped sum into its private release, in place and on its device.
+
+        Arguments, result and ValueError are those of :meth:`dptrain.noise.lattice.LatticeGaussian.release_`.
+
+        Raises:
+            ConfigError: the device does not compute as the RFC or as float64 asks for, code NOISE_DEVICE.
+        """
+        require_std(std)
+        if not clipped_sum.is_contiguous():
+            raise ValueError("the clipped sum must be contiguous: noise is addressed by flat offset")
+        device = clipped_sum.device
+        selftest.require(device)
+        self._claims.claim(step, lane)
+        gamma = std * 2.0**-LATTICE_BITS
+        divisor = torch.tensor(gamma, dtype=torch.float64, device=device)  # by a number, a GPU would multiply by its inverse
+        flat = clipped_sum.view(-1)
+        for start in range(0, len(flat), size := PER_BLOCK * BLOCKS.get(device.type, MOST_BLOCKS)):
+            part = flat[start : start + size]
+            released = torch.div(part.to(torch.float64), divisor).round_().clamp_(-SUM_LIMIT, SUM_LIMIT)
+            noise = self.gaussian(step, lane, start, len(part), draws, device).mul_(2.0**LATTICE_BITS).round_()
+            part.copy_(released.add_(noise).mul_(gamma / normalizer))
+        return clipped_sum
+
+    def destroy(self) -> None:
+        """Forgets the key, and overwrites it where devices hold it; nothing can be drawn again."""
+        self._stream.forget()
+        del self._stream
+
+
+def _small(words: torch.Tensor) -> torch.Tensor:
+    """x, uniform on (0, 1/2] in steps of 2^-75: float64, shape (4, N), from words of shape (4 pairs, 4, N)."""
+    fine = ((words[:, 0] & 0x7FF) << 10) + ((words[:, 2] >> 1) & 0x3FF) + 1
+    return _fifty_three(words[:, 0], words[:, 1]).mul_(2.0**-54).add_(fine.to(torch.float64).mul_(2.0**-75))
+
+
+def _box_muller(words: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Pairs of normals, one after the other: -2 log of x, or of 1 - x where a bit says so, and an angle of 53 bits."""
+    mirrored = (words[:, 2] & 1).bool()
+    radius = torch.where(mirrored, torch.log1p(-x), torch.log(x)).mul_(-2.0).sqrt_()
+    angle = _fifty_three(words[:, 2], words[:, 3]).mul_(2.0**-53 * 2.0 * math.pi)
+    pairs = torch.stack((radius * angle.cos(), radius * angle.sin()), -1)
+    return pairs.transpose(0, 1).reshape(-1)  # (N blocks, 4 pairs, 2)
+
+
+def _fifty_three(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """The upper 53 of 64 bits as float64, exactly."""
+    return (((high.to(torch.int64) & _LOW) << 21) | ((low.to(torch.int64) & _LOW) >> 11)).to(torch.float64)
