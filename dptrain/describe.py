@@ -15,7 +15,7 @@ from dptrain.noise.device import NOTE as DEVICE_NOTE
 from dptrain.pool import Slot
 from dptrain.resolver import Schedule
 from dptrain.routing import Router
-from ledger.accountants import epsilon, epsilon_occurrences, epsilon_replace, likely_occurrences
+from ledger.accountants import likely_occurrences
 from ledger.leaves import HeaderBlock, HeaderSpec
 
 if TYPE_CHECKING:
@@ -81,12 +81,13 @@ def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
     """Public figures per class, for tables: epsilon of a contribution with the class's preset bounds.
 
     Those of a public class about privacy are None: no number would be true. Where occurrences are public, epsilons so far are
-    those of the contribution that spent most, and the planned one is for as many draws as one in a million exceeds.
+    those of the contribution that spent most, and the planned one is for as many draws as one in a million exceeds. Where noise
+    varies over the run, multipliers are the least of its phases, and epsilons count the steps of each at its own.
     """
     policy = engine.policy
     charged = engine.recorder.ledger.charged_steps
     rows = []
-    for rule in policy.classes:
+    for place, rule in enumerate(policy.classes):
         members = [slot for slot in engine.pool.slots if slot.resolution.class_name == rule.name]
         row = {
             "class": rule.name,
@@ -97,7 +98,7 @@ def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
             "steps_charged": charged,
             "delta": float(policy.delta),
         }
-        rows.append(row | (dict.fromkeys(PROMISES) if rule.public else _promises(engine, rule, members, charged)))
+        rows.append(row | (dict.fromkeys(PROMISES) if rule.public else _promises(engine, place, rule, members)))
     return rows
 
 
@@ -113,30 +114,29 @@ PROMISES = (
 """Figures of :func:`summary` about the privacy of a class: None in a public one, which has none."""
 
 
-def _promises(engine: "PrivateTraining", rule: ClassRule, members: Sequence[Slot], charged: int) -> dict[str, float]:
-    policy = engine.policy
-    stds = [engine.schedule.blocks[index].std for index in engine.schedule.profiles[rule.name]]
-    z = max(rule.noise_multiplier, min(stds) / rule.clip_norm)
-    weakest = min((slot.resolution.multiplier or z for slot in members), default=z)
-    q, delta = float(rule.sampling_rate), float(policy.delta)
-    if policy.noise_injection == "per_sample":
-        z = weakest = rule.noise_multiplier
+def _promises(engine: "PrivateTraining", place: int, rule: ClassRule, members: Sequence[Slot]) -> dict[str, float]:
+    policy, run = engine.policy, engine.recorder.ledger.state
+    preset = (rule.noise_multiplier_micro, rule.clip_norm_micro)
+    descriptors = [slot.admitted.admission.descriptor for slot in members]
+    signed = {(found.noise_multiplier_micro, found.clip_norm_micro) for found in descriptors} or {preset}
+    # Per phase the weakest of all members, whose epsilon is at least that of any of them.
+    weakest = tuple(map(min, zip(*(run.expenditure.multipliers(place, *bounds) for bounds in signed), strict=True)))
+    phases = run.header.phases
     if policy.disclosure == "occurrences_public":
-        found = engine.recorder.ledger.state.contributions
-        loss = max((found[slot.descriptor_hash].loss for slot in members), default=0.0)
-        planned = likely_occurrences(q, policy.steps) / weakest**2
-        spent = [epsilon_occurrences(value, delta, policy.accountant) for value in (loss, 4 * loss, planned)]
+        loss = max((run.contributions[slot.descriptor_hash].loss for slot in members), default=0.0)
+        planned = likely_occurrences(float(rule.sampling_rate), policy.steps) / min(weakest) ** 2
+        spent = [run.expenditure.of_loss(value) for value in (loss, 4 * loss, planned)]
     else:
         spent = [
-            epsilon(weakest, q, charged, delta, policy.accountant),
-            epsilon_replace(weakest, q, charged, delta),
-            epsilon(weakest, q, policy.steps, delta, policy.accountant),
+            run.expenditure.of_group(place, weakest, run.charged_phases),
+            run.expenditure.replace_of_group(place, weakest, run.charged_phases),
+            run.expenditure.of_group(place, weakest, phases.horizon),
         ]
     values = (
         rule.clip_norm,
         rule.noise_multiplier,
-        weakest,
-        waste(z, rule.noise_multiplier),
+        min(weakest),
+        waste(min(run.expenditure.multipliers(place, *preset)), rule.noise_multiplier),
         *spent,
     )
     return dict(zip(PROMISES, values, strict=True))

@@ -1,4 +1,4 @@
-"""Who takes part in a step, in which microbatches, under which bounds and random numbers."""
+"""Who takes part in a step, in which microbatches, under which bounds, noise and random numbers."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from attest.policy import Policy
+from attest.schedule import Phases, phase_std
 from dptrain.batching import Drawn, Planned, plan
 from dptrain.pool import Pool
 from dptrain.resolver import Resolution, Schedule
@@ -45,6 +46,9 @@ class Drawing:
         self._rows = rows
         self._groups = policy.noise_microbatches or 1
         self._fill = policy.exactness == "certified"
+        self._per_sample = policy.noise_injection == "per_sample"
+        self._phases = Phases.of(policy)
+        self._scheduled: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {}
         self._lowest = {name: schedule.lowest_position(name) for name in schedule.profiles}
 
     def close(self, indices: Iterable[int]) -> None:
@@ -72,6 +76,21 @@ class Drawing:
                 fill=group is not public and self._fill,
             )
         ]
+
+    def noise(self, number: int, drawn: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...] | None]:
+        """Standard deviations of the noise of a step: per block, and effective ones per class, in the order of the policy.
+
+        They are the schedule's in the phase of the step. With injection per sample those drawn bring them, and there is nothing
+        per class to hold against what was charged: None.
+        """
+        if self._per_sample:
+            descriptors = [self._pool.slots[slot].admitted.admission.descriptor for slot in drawn]
+            return self._schedule.realised_stds(descriptors), None
+        scale = self._phases.scale_micro(number)
+        if scale not in self._scheduled:
+            stds = tuple(phase_std(block.std, scale) for block in self._schedule.blocks)
+            self._scheduled[scale] = stds, tuple(self._schedule.class_std(name, stds) for name in self._schedule.profiles)
+        return self._scheduled[scale]
 
     def bounds(self, planned: Planned) -> Bounds:
         """Signed bounds and masks of the rows of a microbatch."""

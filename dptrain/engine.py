@@ -292,6 +292,8 @@ class PrivateTraining:
     def begin_step(self, number: int) -> list[Planned]:
         """Charges the window of a step if it is not charged yet, draws, and splits the draw into microbatches.
 
+        Where occurrences are public, they are recorded, durably, before the step runs. Noise is that of the step from here on.
+
         Raises:
             RegistryRefused: before anything is charged: the registry changed to one that does not verify or extend it.
         """
@@ -304,18 +306,12 @@ class PrivateTraining:
         self.gradients.phase = Phase.DRAWING
         self.folding.begin()
         drawn = self.drawing.draw(number)
-        self._publish(number, drawn)
+        if self.recorder.draws_public:
+            self.recorder.draw(number, drawn, self._clock())
+        stds, of_classes = self.drawing.noise(number, drawn)
+        self.recorder.require_noise(number, of_classes)
+        self.gradients.use(stds)
         return self.drawing.planned(drawn)
-
-    def _publish(self, number: int, drawn: list[int]) -> None:
-        """Where occurrences are public, records who takes part, durably, before the step runs; sets noise that follows it."""
-        if not self.recorder.draws_public:
-            return
-        self.recorder.draw(number, drawn, self._clock())
-        if self.policy.noise_injection == "per_sample":
-            descriptors = [self.pool.slots[slot].admitted.admission.descriptor for slot in drawn]
-            self.gradients.stds = self.schedule.realised_stds(descriptors)
-            self.router.sums.use(self.gradients.stds)
 
     def arm(self, planned: Planned) -> Microbatch:
         """Collates a microbatch and sets its bounds and masks."""

@@ -47,7 +47,7 @@ class PrivateGradients:
         normalizer: the public constant that divides noised sums. draws: noise injections per step, fixed by the policy.
 
     Attributes:
-        stds: noise per block, by default the schedule's; set before a step where the policy lets it follow the public draw.
+        stds: noise per block of the step under way, by default the schedule's; set by :meth:`use`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PrivateGradients:
         self._normalizer = float(normalizer)
         refuse_addresses(router, draws)
         self._draws = draws
-        self.stds: Sequence[float] = [block.std for block in router.schedule.blocks]
+        self.stds: tuple[float, ...] = tuple(block.std for block in router.schedule.blocks)
         self._released: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._untouched = [(t.parameter, t.part) for t in router.schedule.frozen if t.part is not None]
         self._kept: list[torch.Tensor] = []
@@ -73,6 +73,12 @@ class PrivateGradients:
             optimizer.register_step_post_hook(self._after_step),
         ]
         router.attach()
+
+    def use(self, stds: tuple[float, ...]) -> None:
+        """Sets the noise per block of the step that begins, which is public; sums are clipped for it, and released under it."""
+        if stds != self.stds:
+            self._router.sums.use(stds)
+            self.stds = stds
 
     def clear(self) -> None:
         """Drops the gradients of the last step."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attest.admission import Admission
 from attest.keys import generate, load_private_key, save_private_key
-from dptrain.errors import ResumeRefused
+from dptrain.errors import NotPrivateUse, ResumeRefused
 from dptrain.pin import PinRecord
 from dptrain.pool import Slot
 from dptrain.registry_watch import REASONS
@@ -119,12 +119,29 @@ class Recorder:
         return self._window is not None and step == self._window.first_step + self._window.n_steps - 1
 
     def charge(self, step: int, now: int) -> None:
-        """Durably charges the window that starts at ``step``: to the end of the window, the epoch or the run."""
+        """Durably charges the window that starts at ``step``: to the end of the window, the epoch or the phase."""
         epoch_end = -(-step // self._steps.epoch_steps) * self._steps.epoch_steps
         left = self._steps.steps + self._steps.redo_steps - self.ledger.charged_steps
-        count = min(self._steps.window_steps, epoch_end - step + 1, self._steps.steps - step + 1, max(1, left))
+        phase_end = self.ledger.header.phases.last_step(step)  # of the last phase: the horizon
+        count = min(self._steps.window_steps, epoch_end - step + 1, phase_end - step + 1, max(1, left))
         stream = hashlib.sha256(self._commitment + step.to_bytes(8, "big")).digest()[:16]
         self._window = self.ledger.charge(step, count, now=now, noise_stream=stream)
+
+    def require_noise(self, step: int, stds: Sequence[float] | None) -> None:
+        """Holds the noise that a step is about to run with against what the ledger charged for it.
+
+        Args:
+            stds: effective standard deviation per class, in the policy's order; None where the draw decides it.
+
+        Raises:
+            NotPrivateUse: the step would run with other noise than it is accounted with.
+        """
+        window = self.ledger.state.open_window
+        charged = () if window is None else tuple(row.min_std for row in window.classes)
+        if stds is not None and tuple(stds) != charged:
+            raise NotPrivateUse(
+                "NOISE_OF_STEP", f"step {step} would run with noise {tuple(stds)} per class, the ledger charged {charged}"
+            )
 
     @property
     def draws_public(self) -> bool:

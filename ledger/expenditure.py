@@ -1,11 +1,13 @@
 """What one contribution has spent: a function of its admission, the charges, and its withdrawal. Nothing else."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from attest import schedule
 from attest.micro import from_micro
 from ledger import accountants
+from ledger.accountants import gaussian
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Header
 
@@ -17,9 +19,9 @@ class Contribution:
     Attributes:
         admit: its ADMIT leaf.
         class_index: place of its class in the policy.
-        charged_before: steps charged in the ledger before it was admitted.
+        charged_before: steps charged in the ledger before it was admitted, per phase of the noise.
         attempt_before: attempt that was running when it was admitted.
-        charged_until: steps charged when it was withdrawn, None while active.
+        charged_until: steps charged when it was withdrawn, per phase, None while active.
         attempt_until: last attempt that had charged a step when it was withdrawn, None while active.
         occurrences: steps in which it took part, where the ledger says so.
         loss: sum over them of 1/z^2.
@@ -27,9 +29,9 @@ class Contribution:
 
     admit: Admit
     class_index: int
-    charged_before: int
+    charged_before: tuple[int, ...]
     attempt_before: int
-    charged_until: int | None = None
+    charged_until: tuple[int, ...] | None = None
     attempt_until: int | None = None
     occurrences: int = 0
     loss: float = 0.0
@@ -43,33 +45,43 @@ class Contribution:
 class Expenditure:
     """Epsilon per contribution, computed once per group of contributions with equal bounds and equal charges."""
 
-    def __init__(self, header: Header) -> None:
-        """Takes schedule, sampling rates, delta and accountant from the header."""
+    def __init__(self, header: Header, accountant: str | None = None) -> None:
+        """Takes schedule, sampling rates and delta from the header, and its accountant unless another is named."""
         self._header = header
-        self._min_std = [header.min_std(index) for index in range(len(header.profiles))]
+        self._accountant = accountant or header.accountant.name
+        self.phases = header.phases
+        self._stds = [
+            tuple(header.min_std(index, scale) for scale in header.phases.scales) for index in range(len(header.profiles))
+        ]
         order = {rule.name: index for index, rule in enumerate(header.policy.classes)}
         self._touching = {tuple(order[name] for name in block.classes) for block in header.blocks if block.classes}
         self._rates = [float(rule.sampling_rate) for rule in header.policy.classes]
-        self._multipliers: dict[tuple[int, int, int], float] = {}
-        self._epsilons: dict[tuple[float, int, int, int], float] = {}
+        self._multipliers: dict[tuple[int, int, int], tuple[float, ...]] = {}
+        self._epsilons: dict[tuple[int, tuple[float, ...], tuple[int, ...], int], float] = {}
+        self._of_losses: dict[float, float] = {}
 
-    def min_std(self, class_index: int) -> float:
-        """Smallest noise standard deviation over the blocks of a class."""
-        return self._min_std[class_index]
+    def min_std(self, class_index: int, step: int) -> float:
+        """Smallest scheduled noise standard deviation of a step over the blocks of a class."""
+        return self._stds[class_index][self.phases.index(step)]
 
-    def multiplier(self, class_index: int, sigma_micro: int, clip_micro: int) -> float:
-        """Effective noise multiplier z = max(sigma_i, min over the blocks of s_l / C_i).
+    def multipliers(self, class_index: int, sigma_micro: int, clip_micro: int) -> tuple[float, ...]:
+        """Effective noise multiplier in each phase: z = max(sigma_i, min over the blocks of s_{t,l} / C_i).
 
         With injection per sample s_l is that of each step, and all that is known beforehand is z >= sigma_i.
         """
         if self._header.per_sample:
-            return from_micro(sigma_micro)
+            return (from_micro(sigma_micro),) * len(self.phases.scales)
         key = (class_index, sigma_micro, clip_micro)
         found = self._multipliers.get(key)
         if found is None:
-            found = schedule.effective_multiplier(sigma_micro, clip_micro, [self._min_std[class_index]])
+            found = schedule.phase_multipliers(sigma_micro, clip_micro, self._stds[class_index])
             self._multipliers[key] = found
         return found
+
+    def of_contribution(self, contribution: Contribution) -> tuple[float, ...]:
+        """Effective noise multiplier of a contribution in each phase."""
+        admit = contribution.admit
+        return self.multipliers(contribution.class_index, admit.sigma_micro, admit.clip_micro)
 
     def variances(self, drawn: Iterable[Contribution]) -> tuple[int, ...] | None:
         """Per class the smallest variance over its blocks with injection per sample, in 1e-24; None where it is scheduled.
@@ -89,42 +101,52 @@ class Expenditure:
             min(total for places, total in totals.items() if place in places) for place in range(len(classes))
         )
 
-    def stds_squared(self, variances: tuple[int, ...] | None) -> tuple[float, ...]:
-        """What a DRAW leaf records of `variances`: the schedule's where they are None."""
+    def stds_squared(self, variances: tuple[int, ...] | None, step: int) -> tuple[float, ...]:
+        """What a DRAW leaf of a step records of `variances`: the schedule's where they are None."""
         if variances is None:
-            return tuple(std**2 for std in self._min_std)
+            return tuple(self.min_std(place, step) ** 2 for place in range(len(self._stds)))
         return tuple(schedule.realised_std(variance) ** 2 for variance in variances)
 
-    def count(self, contribution: Contribution, variances: tuple[int, ...] | None) -> None:
-        """Counts one occurrence of a contribution in a step with these variances."""
+    def count(self, contribution: Contribution, variances: tuple[int, ...] | None, step: int) -> None:
+        """Counts one occurrence of a contribution in a step, with these variances or, where they are None, its phase's."""
         contribution.occurrences += 1
         admit, place = contribution.admit, contribution.class_index
         if self._header.policy.classes[place].public:
             return
         if variances is None:
-            contribution.loss += 1.0 / self.multiplier(place, admit.sigma_micro, admit.clip_micro) ** 2
+            contribution.loss += 1.0 / self.of_contribution(contribution)[self.phases.index(step)] ** 2
         else:
             contribution.loss += schedule.occurrence_loss(admit.clip_micro, variances[place])
 
-    def steps(self, contribution: Contribution, charged: int) -> int:
-        """Charged steps in whose pool the contribution was, re-executed and unsettled ones included."""
-        until = contribution.charged_until
-        return (charged if until is None else until) - contribution.charged_before
+    def phase_steps(self, contribution: Contribution, charged: tuple[int, ...]) -> tuple[int, ...]:
+        """Charged steps per phase in whose pool the contribution was, re-executed and unsettled ones included."""
+        until = charged if contribution.charged_until is None else contribution.charged_until
+        return tuple(after - before for after, before in zip(until, contribution.charged_before, strict=True))
 
-    def epsilon(self, contribution: Contribution, charged: int, attempt: int) -> float:
+    def steps(self, contribution: Contribution, charged: tuple[int, ...]) -> int:
+        """The same over all phases."""
+        return sum(self.phase_steps(contribution, charged))
+
+    def variance(self, contribution: Contribution, charged: tuple[int, ...]) -> float:
+        """Smallest scheduled noise variance over its blocks and the steps charged to it; of any phase if there are none."""
+        steps, stds = self.phase_steps(contribution, charged), self._stds[contribution.class_index]
+        return min((std for std, count in zip(stds, steps, strict=True) if count), default=min(stds)) ** 2
+
+    def epsilon(self, contribution: Contribution, charged: tuple[int, ...], attempt: int) -> float:
         """Returns what a contribution has spent.
 
         Guarantee:
             An upper bound on its epsilon at the policy's delta under zero-out adjacency, for a sampler that draws it
             with its class's rate from the steps charged between its admission and its withdrawal, and a mechanism that
             clips to its signed norm and, whitened, to 1/sigma. Steps that were charged and not run, or run twice,
-            count each time. Where occurrences are public, the occurrences recorded count and nothing else, each in full.
+            count each time, at the multiplier of their own phase. Where occurrences are public, the occurrences recorded
+            count and nothing else, each in full.
             If the header says that caps are enforced, its cap counts anew in every attempt, since
             what was drawn in an abandoned attempt is not known afterwards.
 
         Args:
             contribution: the contribution.
-            charged: steps charged in the ledger so far.
+            charged: steps charged in the ledger so far, per phase.
             attempt: last attempt that has charged a step.
 
         Raises:
@@ -135,33 +157,71 @@ class Expenditure:
             raise LeafRefused("PUBLIC", f"class {admit.class_name} is public: no epsilon is claimed for its contributions")
         if self._header.occurrences_public:
             return self.of_loss(contribution.loss)
-        z = self.multiplier(contribution.class_index, admit.sigma_micro, admit.clip_micro)
-        steps = self.steps(contribution, charged)
+        steps = self.phase_steps(contribution, charged)
         occurrences = 0
-        if self._header.caps_enforced and admit.max_occurrences and steps:
+        if self._header.caps_enforced and admit.max_occurrences and any(steps):
             first = contribution.attempt_before
             last = attempt if contribution.attempt_until is None else contribution.attempt_until
             occurrences = admit.max_occurrences * (max(last, first) - first + 1)
-        return self.of_group(contribution.class_index, z, steps, min(occurrences, steps))
+        z = self.of_contribution(contribution)
+        return self.of_group(contribution.class_index, z, steps, min(occurrences, sum(steps)))
 
     def of_loss(self, loss: float) -> float:
         """Epsilon of all contributions with this sum of 1/z^2 over public occurrences."""
-        key = (loss, -1, 0, 0)
-        found = self._epsilons.get(key)
+        found = self._of_losses.get(loss)
         if found is None:
-            found = accountants.epsilon_occurrences(loss, self._header.delta, self._header.accountant.name)
-            self._epsilons[key] = found
+            found = accountants.epsilon_occurrences(loss, self._header.delta, self._accountant)
+            self._of_losses[loss] = found
         return found
 
-    def of_group(self, class_index: int, z: float, steps: int, occurrences: int = 0) -> float:
-        """Epsilon of all contributions of a class with this multiplier, step count and occurrence cap (0: none)."""
-        key = (z, class_index, steps, occurrences)
+    def of_group(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...], occurrences: int = 0) -> float:
+        """Epsilon of all contributions of a class with these multipliers and step counts per phase, and this cap (0: none)."""
+        key = (class_index, z, steps, occurrences)
         found = self._epsilons.get(key)
         if found is None:
-            q, delta, name = self._rates[class_index], self._header.delta, self._header.accountant.name
-            if occurrences:
-                found = accountants.epsilon_capped(z, q, steps, occurrences, delta, name)
-            else:
-                found = accountants.epsilon(z, q, steps, delta, name)
-            self._epsilons[key] = found
+            phases = self.charged_phases(class_index, z, steps)
+            delta, name = self._header.delta, self._accountant
+            found = self._epsilons[key] = epsilon_within(phases, occurrences, delta, name)
         return found
+
+    def replace_of_group(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...]) -> float:
+        """The same under content replacement: one payload against another. Caps do not enter."""
+        phases, delta = self.charged_phases(class_index, z, steps), self._header.delta
+        if len(phases) > 1:
+            return accountants.epsilon_of_phases(phases, delta, self._accountant, replace=True)
+        return max((accountants.epsilon_replace(*_plain(phase), delta, self._accountant) for phase in phases), default=0.0)
+
+    def charged_phases(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...]) -> list["accountants.Phase"]:
+        """What the accountant composes: the phases in which steps were charged, those of equal noise as one."""
+        merged: dict[float, int] = {}
+        for multiplier, count in zip(z, steps, strict=True):
+            if count:
+                merged[multiplier] = merged.get(multiplier, 0) + count
+        return [accountants.Phase(multiplier, self._rates[class_index], count) for multiplier, count in merged.items()]
+
+
+def epsilon_within(phases: Sequence["accountants.Phase"], occurrences: int, delta: float, accountant: str) -> float:
+    """Epsilon of a contribution that takes part in at most so many steps of all phases together (0: no cap).
+
+    Guarantee:
+        As `accountants.epsilon_capped`: the smaller of the sampled bound and the Gaussian of the worst participation,
+        mu^2 = the largest sum of 1/z_t^2 over as many charged steps as the cap admits.
+    """
+    if not phases:
+        return 0.0
+    if len(phases) == 1:
+        if occurrences:
+            return accountants.epsilon_capped(*_plain(phases[0]), occurrences, delta, accountant)
+        return accountants.epsilon(*_plain(phases[0]), delta, accountant)
+    sampled = accountants.epsilon_of_phases(phases, delta, accountant)
+    if not occurrences or sampled == 0.0:
+        return sampled
+    left, loss = occurrences, 0.0
+    for phase in sorted(phases, key=lambda phase: phase.noise_multiplier):
+        loss += min(left, phase.steps) / phase.noise_multiplier**2
+        left -= min(left, phase.steps)
+    return min(sampled, gaussian.epsilon_of_mu(math.sqrt(loss), delta))
+
+
+def _plain(phase: "accountants.Phase") -> tuple[float, float, int]:
+    return phase.noise_multiplier, phase.sampling_rate, phase.steps

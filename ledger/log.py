@@ -211,7 +211,7 @@ class Ledger(Readings):
         with self._running(now) as time:
             window, numbers = self.state.open_window, tuple(sorted(drawn))
             place = 0 if window is None else window.window
-            variances = self.state.draw_variances(numbers)
+            variances = self.state.draw_variances(numbers, step)
             self._file.stage(Draw(self.size, time, place or 1, step, numbers, variances))
 
     def settle(
@@ -282,8 +282,8 @@ class Ledger(Readings):
             run, seq = self.state, self.size
             for contribution in run.spends_due():
                 admit, place = contribution.admit, contribution.class_index
-                steps = run.expenditure.steps(contribution, run.charged)
-                variance = run.expenditure.min_std(place) ** 2
+                steps = run.expenditure.steps(contribution, run.charged_phases)
+                variance = run.expenditure.variance(contribution, run.charged_phases)
                 spent = accountants.to_micro_up(run.epsilon(contribution))
                 self._file.stage(Spend(seq, time, admit.descriptor_hash, admit.seq, place, steps, variance, spent))
                 seq += 1

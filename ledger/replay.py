@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from ledger.accountants import MICRO
-from ledger.errors import HorizonExceeded, LeafRefused
+from ledger.errors import LeafRefused
 from ledger.expenditure import Contribution, Expenditure
 from ledger.leaves import (
     Admit,
@@ -24,6 +24,7 @@ from ledger.leaves import (
     Spend,
     Withdraw,
 )
+from ledger.limits import admission_problems, window_problems
 from ledger.merkle import root as merkle_root
 
 SPEND_TOLERANCE_MICRO: Final = 2
@@ -41,7 +42,7 @@ class Replay:
         last_time: time of the last leaf.
         attempt: running attempt, 0 before the first resume.
         position: last released step of the running attempt.
-        charged: steps charged over all attempts.
+        charged_phases: steps charged over all attempts, per phase of the noise.
         charged_attempt: last attempt that has charged a step.
         windows: all CHARGE leaves.
         open_window: the window that has been charged and not settled in this attempt.
@@ -64,7 +65,8 @@ class Replay:
         self.recompute = recompute
         self.size = 1
         self.last_time = header.time
-        self.attempt = self.position = self.charged = self.charged_attempt = 0
+        self.attempt = self.position = self.charged_attempt = 0
+        self.charged_phases = (0,) * len(header.phases.scales)
         self.windows: list[Charge] = []
         self.open_window: Charge | None = None
         self.unsettled: list[Charge] = []
@@ -89,6 +91,11 @@ class Replay:
         self._spends_left = 0
         self._places = {rule.name: index for index, rule in enumerate(header.policy.classes)}
 
+    @property
+    def charged(self) -> int:
+        """Steps charged over all attempts."""
+        return sum(self.charged_phases)
+
     def apply(self, leaf: Leaf) -> list[LeafRefused]:
         """Applies the next leaf.
 
@@ -111,19 +118,23 @@ class Replay:
         return len(self._pools[class_index]), found
 
     def charge_classes(self) -> tuple[ChargeClass, ...]:
-        """Returns the class rows that a CHARGE leaf must carry now."""
+        """Returns the class rows that a CHARGE leaf must carry now, with the noise of the next step's phase."""
         rows = []
         for index, rule in enumerate(self.header.policy.classes):
             count, root = self.pool(index)
             q = rule.sampling_rate
-            std = self.expenditure.min_std(index)
+            std = self.expenditure.min_std(index, self._next_step)
             presets = (rule.noise_multiplier_micro, rule.clip_norm_micro)
             rows.append(ChargeClass(rule.name, q.numerator, q.denominator, *presets, std, count, root))
         return tuple(rows)
 
     def scheduled_variances(self) -> tuple[float, ...]:
-        """Returns per class the smallest noise variance of the schedule over its blocks."""
-        return tuple(self.expenditure.min_std(index) ** 2 for index in range(len(self._places)))
+        """Returns per class the smallest scheduled noise variance over its blocks: of the open window, or of the next."""
+        return self.expenditure.stds_squared(None, self._next_step)
+
+    @property
+    def _next_step(self) -> int:
+        return self.position + 1 if self.open_window is None else self.open_window.first_step
 
     def spends_due(self) -> list[Contribution]:
         """Returns the contributions that need a SPEND leaf at the next epoch, in the order of their admission.
@@ -134,7 +145,7 @@ class Replay:
 
     def epsilon(self, contribution: Contribution) -> float:
         """Returns what a contribution has spent by now."""
-        return self.expenditure.epsilon(contribution, self.charged, self.charged_attempt)
+        return self.expenditure.epsilon(contribution, self.charged_phases, self.charged_attempt)
 
     def totals(self) -> tuple[EpochClass, ...]:
         """Returns the class rows that an EPOCH leaf must carry now."""
@@ -178,33 +189,22 @@ class Replay:
         if place is None:
             yield LeafRefused("CLASS_UNKNOWN", f"the policy has no class {leaf.class_name}")
             return
-        rule, policy = self.header.policy.classes[place], self.header.policy
-        if leaf.profile_id != place:
-            yield LeafRefused("PROFILE", f"class {leaf.class_name} has profile {place}, not {leaf.profile_id}")
-        if not policy.min_clip_norm_micro <= leaf.clip_micro <= rule.clip_norm_micro:
-            allowed = f"{policy.min_clip_norm_micro}..{rule.clip_norm_micro}"
-            yield LeafRefused("CLIP", f"clip norm {leaf.clip_micro} is outside {allowed} (1e-6)")
-        if leaf.sigma_micro < rule.noise_multiplier_micro:
-            preset = rule.noise_multiplier_micro
-            yield LeafRefused("NOISE", f"noise multiplier {leaf.sigma_micro} is below the class's {preset} (1e-6)")
-        if rule.public and (leaf.clip_micro, leaf.sigma_micro) != (rule.clip_norm_micro, rule.noise_multiplier_micro):
-            yield LeafRefused("PUBLIC", f"class {leaf.class_name} is public, and the contribution signed bounds of its own")
+        yield from admission_problems(leaf, self.header, place)
         if leaf.descriptor_hash in self.withdrawals:
             yield LeafRefused("WITHDRAWN", f"{leaf.descriptor_hash.hex()} was withdrawn before")
             return
         if leaf.descriptor_hash in self.contributions:
             yield LeafRefused("REPLAYED", f"{leaf.descriptor_hash.hex()} is admitted already")
             return
-        contribution = Contribution(leaf, place, self.charged, self.attempt)
+        contribution = Contribution(leaf, place, self.charged_phases, self.attempt)
         self.contributions[leaf.descriptor_hash] = contribution
         self._by_number.append(contribution)
-        if not rule.public:
+        if not self.header.policy.classes[place].public:
             self._due[leaf.descriptor_hash] = contribution
         self._pools[place].add(leaf.descriptor_hash)
         self._pool_roots[place] = None
 
     def _charge(self, leaf: Charge) -> Problems:
-        policy = self.header.policy
         if leaf.window != len(self.windows) + 1:
             yield LeafRefused("WINDOW", f"window {leaf.window} follows window {len(self.windows)}")
         if leaf.attempt != self.attempt:
@@ -216,17 +216,7 @@ class Replay:
             yield LeafRefused("ATTEMPT_ENDED", "the last window released fewer steps than charged; resume first")
         if leaf.first_step != self.position + 1:
             yield LeafRefused("TILE", f"windows tile the run: expected step {self.position + 1}, got {leaf.first_step}")
-        if leaf.n_steps > policy.window_steps:
-            yield LeafRefused(
-                "WINDOW_LONG", f"{leaf.n_steps} steps, the policy allows {policy.window_steps} in a window"
-            )
-        if leaf.last_step > policy.steps:
-            yield HorizonExceeded("HORIZON", f"step {leaf.last_step} is past the policy's {policy.steps} steps")
-        horizon = policy.steps + policy.redo_steps
-        if self.charged + leaf.n_steps > horizon:
-            total = self.charged + leaf.n_steps
-            sentence = f"{total} steps would be charged, re-executed ones included; the policy allows {horizon}"
-            yield HorizonExceeded("HORIZON", sentence)
+        yield from window_problems(leaf, self.header, self.position, self.charged)
         if leaf.noise_stream in self._noise_streams:
             sentence = f"noise stream {leaf.noise_stream.hex()} was used before; the noise of two releases would cancel"
             yield LeafRefused("NOISE_REUSED", sentence)
@@ -241,7 +231,8 @@ class Replay:
         self._drawn_to, self._window_variances = leaf.first_step - 1, []
         self.windows.append(leaf)
         self.open_window = leaf
-        self.charged += leaf.n_steps
+        counts = self.header.phases.count(leaf.first_step, leaf.n_steps)
+        self.charged_phases = tuple(map(int.__add__, self.charged_phases, counts))
         self.charged_attempt = self.attempt
 
     def numbered(self, numbers: Iterable[int]) -> list[Contribution]:
@@ -255,9 +246,9 @@ class Replay:
             raise LeafRefused("DRAW", f"number {max(wanted)} was drawn, {len(self._by_number)} were admitted")
         return [self._by_number[number] for number in wanted]
 
-    def draw_variances(self, numbers: Iterable[int]) -> tuple[float, ...]:
+    def draw_variances(self, numbers: Iterable[int], step: int) -> tuple[float, ...]:
         """Returns the variances that the DRAW leaf of a step must carry in which these take part."""
-        return self.expenditure.stds_squared(self.expenditure.variances(self.numbered(numbers)))
+        return self.expenditure.stds_squared(self.expenditure.variances(self.numbered(numbers)), step)
 
     def settle_variances(self) -> tuple[float, ...]:
         """Returns the variances that the SETTLE leaf of the open window must carry: of its steps, the smallest per class."""
@@ -284,15 +275,15 @@ class Replay:
             yield error
             return
         variances = self.expenditure.variances(drawn)
-        if leaf.variances != self.expenditure.stds_squared(variances):
-            expected_variances = self.expenditure.stds_squared(variances)
+        expected_variances = self.expenditure.stds_squared(variances, leaf.step)
+        if leaf.variances != expected_variances:
             yield LeafRefused("VARIANCE", f"recorded variances {leaf.variances}, those drawn give {expected_variances}")
         self._window_variances.append(leaf.variances)
         for contribution in drawn:
             admit = contribution.admit
             if not contribution.active:
                 yield LeafRefused("WITHDRAWN", f"{admit.descriptor_hash.hex()} was drawn after it was withdrawn")
-            self.expenditure.count(contribution, variances)
+            self.expenditure.count(contribution, variances, leaf.step)
             if self.header.caps_enforced and 0 < admit.max_occurrences < contribution.occurrences:
                 sentence = f"{admit.descriptor_hash.hex()} was drawn {contribution.occurrences} times, it signed"
                 yield LeafRefused("CAP", f"{sentence} {admit.max_occurrences} at most")
@@ -324,8 +315,8 @@ class Replay:
             name = "none" if expected is None else expected.admit.descriptor_hash.hex()
             yield LeafRefused("SPEND_ORDER", f"expected the SPEND of {name}, got {leaf.descriptor_hash.hex()}")
             return
-        steps = self.expenditure.steps(expected, self.charged)
-        variance = self.expenditure.min_std(expected.class_index) ** 2
+        steps = self.expenditure.steps(expected, self.charged_phases)
+        variance = self.expenditure.variance(expected, self.charged_phases)
         fields = (expected.admit.seq, expected.class_index, steps, variance)
         if (leaf.admit_seq, leaf.profile_id, leaf.steps, leaf.variance) != fields:
             yield LeafRefused("SPEND", f"expected (admit seq, profile, steps, variance) {fields}, got {leaf}")
@@ -360,7 +351,7 @@ class Replay:
         self.withdrawals[leaf.descriptor_hash] = self.size
         if contribution is None:
             return
-        contribution.charged_until, contribution.attempt_until = self.charged, self.charged_attempt
+        contribution.charged_until, contribution.attempt_until = self.charged_phases, self.charged_attempt
         place = contribution.class_index
         self._pools[place].discard(leaf.descriptor_hash)
         self._pool_roots[place] = None

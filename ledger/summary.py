@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from ledger import accountants
 from ledger.replay import Replay
 
 
@@ -16,7 +15,8 @@ class ClassSummary:
         active: contributions in the pool.
         withdrawn: contributions that were withdrawn.
         sampling_rate: probability of being drawn per step.
-        noise_multiplier: smallest effective noise multiplier over its contributions, None without any.
+        noise_multiplier: smallest effective noise multiplier over its contributions and the phases charged to them, None
+            without any.
         steps: most charged steps of one contribution.
         occurrences: most steps in which one contribution took part; None where draws are secret.
         epsilon: largest epsilon of one contribution, under zero-out adjacency, recomputed from the charges.
@@ -42,27 +42,26 @@ class ClassSummary:
 def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
     """Returns one summary per class of the policy, charges after the last epoch included."""
     header, spent = run.header, run.expenditure
-    groups: list[dict[tuple[float, int], float]] = [{} for _ in header.profiles]
+    groups: list[dict[tuple[tuple[float, ...], tuple[int, ...]], float]] = [{} for _ in header.profiles]
     public_steps: dict[int, int] = {}
     occurrences, losses = [0] * len(header.profiles), [0.0] * len(header.profiles)
     for contribution in run.contributions.values():
-        place, admit = contribution.class_index, contribution.admit
+        place = contribution.class_index
         occurrences[place] = max(occurrences[place], contribution.occurrences)
         losses[place] = max(losses[place], contribution.loss)
         if header.policy.classes[place].public:
-            public_steps[place] = max(public_steps.get(place, 0), spent.steps(contribution, run.charged))
+            public_steps[place] = max(public_steps.get(place, 0), spent.steps(contribution, run.charged_phases))
             continue
-        z = spent.multiplier(place, admit.sigma_micro, admit.clip_micro)
-        key = (z, spent.steps(contribution, run.charged))
+        key = (spent.of_contribution(contribution), spent.phase_steps(contribution, run.charged_phases))
         groups[place][key] = max(groups[place].get(key, 0.0), run.epsilon(contribution))
     summaries = []
     for place, (rule, totals) in enumerate(zip(header.policy.classes, run.totals(), strict=True)):
         worst = max(groups[place], key=groups[place].__getitem__, default=None)
         q, replaced = float(rule.sampling_rate), 0.0
         if worst is not None and header.occurrences_public:
-            replaced = accountants.epsilon_occurrences(4 * losses[place], header.delta, header.accountant.name)
+            replaced = spent.of_loss(4 * losses[place])
         elif worst is not None:
-            replaced = accountants.epsilon_replace(worst[0], q, worst[1], header.delta, header.accountant.name)
+            replaced = spent.replace_of_group(place, *worst)
         blocks = header.profiles[place].blocks
         summaries.append(
             ClassSummary(
@@ -70,8 +69,8 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
                 active=totals.active,
                 withdrawn=totals.withdrawn,
                 sampling_rate=q,
-                noise_multiplier=min((z for z, _ in groups[place]), default=None),
-                steps=public_steps.get(place, max((steps for _, steps in groups[place]), default=0)),
+                noise_multiplier=min((_least(z, steps) for z, steps in groups[place]), default=None),
+                steps=public_steps.get(place, max((sum(steps) for _, steps in groups[place]), default=0)),
                 epsilon=None if rule.public else max(groups[place].values(), default=0.0),
                 epsilon_replace=None if rule.public else replaced,
                 blocks=len(blocks),
@@ -81,3 +80,8 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
             )
         )
     return tuple(summaries)
+
+
+def _least(z: tuple[float, ...], steps: tuple[int, ...]) -> float:
+    """The smallest multiplier over the phases in which steps were charged; over all, if there are none."""
+    return min((multiplier for multiplier, count in zip(z, steps, strict=True) if count), default=min(z))

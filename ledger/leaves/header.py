@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 
 from attest import schedule
 from attest.errors import AttestError
+from attest.micro import MICRO
 from attest.policy import Policy, SignedPolicy, verify_policy
 from ledger import accountants
 from ledger.errors import LeafRefused, NoteError
@@ -93,7 +94,7 @@ class Header:
         registry_root: root of the contributor registry under which contributions were admitted; the one that the policy
             names or a later state of the same log, which only who has the registry can tell.
         model_fingerprint: SHA-256 over the model's structure: names, shapes and types of parameters, and their blocks.
-        blocks: the schedule, block by block.
+        blocks: the schedule, block by block; in a phase of the policy, with that factor on every standard deviation.
         accountant: the accountant of record.
         exactness_note: what the numerics guarantee, in words.
         private: False for a run with a fixed test key: such a ledger is never exported.
@@ -120,6 +121,7 @@ class Header:
     clip_margin: float
     caps_enforced: bool
     policy: Policy = field(init=False, repr=False, compare=False)
+    phases: schedule.Phases = field(init=False, repr=False, compare=False)
     profiles: tuple[Profile, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -143,6 +145,7 @@ class Header:
         checks.flag(self.caps_enforced, "caps enforced")
         self._check_log_key()
         object.__setattr__(self, "policy", self._open_policy())
+        object.__setattr__(self, "phases", schedule.Phases.of(self.policy))
         if self.accountant.name != self.policy.accountant:
             found, expected = self.accountant.name, self.policy.accountant
             raise LeafRefused("ACCOUNTANT", f"the header accounts with {found}, the policy with {expected}")
@@ -173,9 +176,9 @@ class Header:
         """The policy's delta, as the accountant takes it."""
         return float(self.policy.delta)
 
-    def min_std(self, class_index: int) -> float:
-        """Returns the smallest noise standard deviation over the blocks of a class's profile."""
-        return min(self.blocks[index].std for index in self.profiles[class_index].blocks)
+    def min_std(self, class_index: int, scale_micro: int = MICRO) -> float:
+        """Returns the smallest noise standard deviation over the blocks of a class's profile, in a phase of this scale."""
+        return schedule.phase_std(min(self.blocks[index].std for index in self.profiles[class_index].blocks), scale_micro)
 
     def _check_log_key(self) -> None:
         try:
@@ -197,10 +200,8 @@ class Header:
             if found not in supported:
                 sentence = f"{name} {found!r} has no accounting in this version, expected {' or '.join(map(repr, supported))}"
                 raise LeafRefused("POLICY_UNSUPPORTED", sentence)
-        for name in ("noise_phases", "noise_budgets"):
-            if getattr(signed.policy, name):
-                sentence = f"{name} have no accounting in this version, expected none"
-                raise LeafRefused("POLICY_UNSUPPORTED", sentence)
+        if signed.policy.noise_budgets is not None:
+            raise LeafRefused("POLICY_UNSUPPORTED", "noise budgets have no accounting in this version, expected none")
         return signed.policy
 
     def _check_schedule(self) -> tuple[Profile, ...]:

@@ -1,0 +1,51 @@
+"""What the signed policy permits a leaf: bounds that may be admitted, and steps that a window may charge."""
+
+from collections.abc import Iterator
+
+from ledger.errors import HorizonExceeded, LeafRefused
+from ledger.leaves import Admit, Charge, Header
+
+
+def admission_problems(leaf: Admit, header: Header, place: int) -> Iterator[LeafRefused]:
+    """Yields what is wrong with the bounds of a contribution to the class at ``place``."""
+    policy, rule = header.policy, header.policy.classes[place]
+    if leaf.profile_id != place:
+        yield LeafRefused("PROFILE", f"class {leaf.class_name} has profile {place}, not {leaf.profile_id}")
+    if not policy.min_clip_norm_micro <= leaf.clip_micro <= rule.clip_norm_micro:
+        allowed = f"{policy.min_clip_norm_micro}..{rule.clip_norm_micro}"
+        yield LeafRefused("CLIP", f"clip norm {leaf.clip_micro} is outside {allowed} (1e-6)")
+    if leaf.sigma_micro < rule.noise_multiplier_micro:
+        preset = rule.noise_multiplier_micro
+        yield LeafRefused("NOISE", f"noise multiplier {leaf.sigma_micro} is below the class's {preset} (1e-6)")
+    if rule.public and (leaf.clip_micro, leaf.sigma_micro) != (rule.clip_norm_micro, rule.noise_multiplier_micro):
+        yield LeafRefused("PUBLIC", f"class {leaf.class_name} is public, and the contribution signed bounds of its own")
+
+
+def window_problems(leaf: Charge, header: Header, position: int, charged: int) -> Iterator[LeafRefused]:
+    """Yields what is wrong with the steps of a window, each with the nearest that would be right.
+
+    Args:
+        leaf: the window.
+        header: with policy and phases. A window has the noise of one phase, so that its rows say what each of its steps has.
+        position: last released step of the running attempt.
+        charged: steps charged before, over all attempts.
+    """
+    policy, phases = header.policy, header.phases
+    if leaf.n_steps > policy.window_steps:
+        yield LeafRefused("WINDOW_LONG", f"{leaf.n_steps} steps, the policy allows {policy.window_steps} in a window")
+    if phases.index(leaf.first_step) != phases.index(leaf.last_step):
+        last = phases.last_step(leaf.first_step)
+        sentence = f"steps {leaf.first_step} to {leaf.last_step} lie in several phases of the noise; the first ends with {last}"
+        yield LeafRefused("PHASE", f"{sentence}: charge {last - leaf.first_step + 1} at most")
+    if leaf.last_step > policy.steps:
+        sentence = f"step {leaf.last_step} is past the policy's {policy.steps} steps"
+        left = max(0, policy.steps - leaf.first_step + 1)
+        yield HorizonExceeded("HORIZON", f"{sentence}; {left} are left from step {leaf.first_step}, more need a new policy")
+    horizon = policy.steps + policy.redo_steps
+    if charged + leaf.n_steps > horizon:
+        total, left = charged + leaf.n_steps, max(0, horizon - charged)
+        sentence = f"{total} steps would be charged, re-executed ones included; the policy allows {horizon}"
+        if position + left < policy.steps:
+            reach = f"{left} are left, which reach step {position + left}; the last step is in reach of a checkpoint at step"
+            sentence = f"{sentence}. {reach} {policy.steps - left} or later, or of a new policy with more redo_steps"
+        yield HorizonExceeded("HORIZON", sentence)
