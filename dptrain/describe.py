@@ -28,7 +28,7 @@ def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
 
     With a fixed test key the run id is fixed too, so that two runs draw the same numbers, and the header says NOT PRIVATE.
     """
-    blocks = [HeaderBlock(block.name, block.coordinates, block.classes, block.std) for block in engine.schedule.blocks]
+    blocks = [HeaderBlock(b.name, b.coordinates, b.classes, b.std, b.share) for b in engine.schedule.blocks]
     untouched: dict[str, int] = {}
     for tensor in engine.schedule.frozen:
         name = places_name(tensor.places) + " (frozen)"

@@ -9,10 +9,13 @@ import fnmatch
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from fractions import Fraction
 
+from attest import allocation
 from attest.descriptor import ContributionDescriptor
+from attest.errors import ValueRefused
 from attest.gate import Admission
 from attest.policy import ClassRule, DepthRule, Policy
 from attest.schedule import effective_multiplier, realised_std, realised_variance, scheduled_std, sufficient_variance
@@ -27,7 +30,8 @@ class Block:
     """Tensors, or parts of them, masked as one. ``std`` is s_l, the noise standard deviation on the SUM of clipped gradients.
 
     It is 0.0 if only public classes may touch the block, and then no gradient of a private contribution is ever in it.
-    ``adapter`` names the adapter that all tensors belong to, if the policy binds a class to it; else None.
+    ``adapter`` names the adapter that all tensors belong to, if the policy binds a class to it; else None. ``share`` is the weight,
+    in 1e-6, by which the clip norm of a class is divided among its blocks; 0 where the policy divides none.
     """
 
     name: str
@@ -36,6 +40,7 @@ class Block:
     classes: tuple[str, ...]
     std: float
     adapter: str | None = None
+    share: int = 0
 
     @property
     def coordinates(self) -> int:
@@ -67,8 +72,9 @@ class Schedule:
 
     Every trainable coordinate is in exactly one block, or frozen.
 
-    Guarantee: for every private class k and every block l of its profile, ``std_l >= sigma_k * C_k``; so a contribution clipped
-    to its signed bounds is protected at its signed noise multiplier or better (docs/mechanism.md, Theorem 1).
+    Guarantee: for every private class k the effective noise, of :meth:`class_std`, is at least ``sigma_k * C_k``, up to one
+    rounding: the least std of its blocks, or S_k where the policy has budgets. So a contribution clipped to its signed bounds is
+    protected at its signed noise multiplier or better (docs/mechanism.md, Theorems 1 and 7).
     """
 
     stack: LayerStack
@@ -84,6 +90,20 @@ class Schedule:
     def lowest_position(self, class_name: str) -> int:
         """Depth of the lowest position that a class may touch: what its backward pass costs."""
         return min(min(self.blocks[index].positions) for index in self.profiles[class_name])
+
+    def class_std(self, class_name: str, stds: Sequence[float] | None = None) -> float:
+        """Effective noise of a class: the S in its multiplier, max(sigma_i, S / C_i).
+
+        Args:
+            stds: noise per block, where it is not the schedule's.
+        """
+        own = self.profiles[class_name]
+        shares = [] if class_name in self.public else [self.blocks[index].share for index in own]
+        return allocation.effective_std([self.blocks[index].std if stds is None else stds[index] for index in own], shares)
+
+    @cached_property
+    def _class_stds(self) -> dict[str, float]:
+        return {name: self.class_std(name) for name in self.profiles}
 
     def realised_stds(self, drawn: Iterable[ContributionDescriptor]) -> tuple[float, ...]:
         """Noise per block of a step in which these are drawn, with injection per sample: each brings (sigma_i C_i)^2.
@@ -121,7 +141,7 @@ class Schedule:
             stds=stds,
             clip_norm=descriptor.clip_norm,
             noise_multiplier=descriptor.noise_multiplier,
-            multiplier=None if public else effective_multiplier(*signed, stds),
+            multiplier=None if public else effective_multiplier(*signed, [self._class_stds[descriptor.admissibility_class]]),
             variance=None if public else sufficient_variance(descriptor.noise_multiplier, descriptor.clip_norm),
             public=public,
         )
@@ -178,7 +198,27 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
         if not profiles[rule.name]:
             raise UnsupportedPolicy("EMPTY_PROFILE", _why_empty(rule, stack))
     public = frozenset(rule.name for rule in policy.classes if rule.public)
+    if policy.noise_budgets is not None:
+        blocks = _budgeted(policy, policy.noise_budgets, blocks)
     return Schedule(stack, tuple(blocks), profiles, tuple(frozen), public)
+
+
+def _budgeted(policy: Policy, budgets: tuple[int, int, int], blocks: Sequence[Block]) -> list[Block]:
+    """The same blocks with their shares, and with the noise that these need.
+
+    Raises:
+        UnsupportedPolicy: code PROGRAMME, the bounds of the classes are too far apart to be settled.
+    """
+    kinds = {EMBEDDINGS: "embeddings", HEAD: "head"}
+    shared = [
+        replace(block, share=allocation.share_of([kinds.get(p, "layers") for p in block.positions], budgets) if block.std else 0)
+        for block in blocks
+    ]
+    try:
+        stds = allocation.budget_stds(policy.classes, shared).stds
+    except ValueRefused as error:
+        raise UnsupportedPolicy(error.code, f"[noise.budgets]: {error.sentence}") from error
+    return [replace(block, std=std) for block, std in zip(shared, stds, strict=True)]
 
 
 def _require_bindable(rule: ClassRule, stack: LayerStack) -> None:

@@ -7,13 +7,14 @@ into, and nothing else: from there on the certificate, the sums and the release 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from threading import Lock
 
 import numpy as np
 import torch
 
+from attest.allocation import effective_std
 from dptrain.depth import Tensor
 from dptrain.errors import UnsupportedPolicy
 from dptrain.noise.lattice import LATTICE_BITS, MOST_THREADS
@@ -67,7 +68,8 @@ class Limits:
     """What the certificate of a contribution asks, as integers; and the clip bounds in floating point that aim at it.
 
     With ``S_l`` the sum of squares of the integers in block l: ``sum_l S_l <= whitened`` and
-    ``sum_l weights[l] S_l <= euclidean``, where ``weights[l]`` is proportional to s_l^2.
+    ``sum_l weights[l] S_l <= euclidean``, where ``weights[l]`` is proportional to s_l^2. ``caps`` are clip norms of single blocks,
+    where the policy divides those of classes; the certificate does not ask for them, as no bound rests on them (Theorem 7).
     """
 
     whitened: int
@@ -75,6 +77,7 @@ class Limits:
     weights: dict[int, int]
     clip: float
     multiplier: float
+    caps: dict[int, float] = field(default_factory=dict)
 
     def admit(self, squares: dict[int, float]) -> bool:
         """The certificate: whether integers with these sums of squares per block keep the signed bounds. Exact.
@@ -124,6 +127,7 @@ class CertifiedSums:
         self._precision = precision
         self._tensors = tensors
         self._stds = [block.std for block in schedule.blocks]
+        self._shares = [block.share for block in schedule.blocks]
         self._sums: list[torch.Tensor | None] = [None] * len(tensors)
         self._limits: dict[tuple[float, float, tuple[int, ...]], Limits] = {}
         self._locks = [Lock() for _ in tensors]
@@ -183,7 +187,8 @@ class CertifiedSums:
         """The certificate's bounds for signed bounds (C_i, sigma_i) and permitted blocks, from exact rationals.
 
         Signed bounds come in units of 1e-6, and the doubles that stand for them may lie on the wrong side; the stricter of both
-        counts. The multiplier is at least the double that the accountant uses, max(sigma_i, min s_l / C_i).
+        counts. The multiplier is at least the double that the accountant uses, max(sigma_i, S / C_i) with S the effective noise of
+        the class: the least s_l, or S_k where blocks have shares of the clip norm (Theorem 7).
         """
         key = (clip, sigma, profile)
         known = self._limits.get(key)
@@ -191,7 +196,10 @@ class CertifiedSums:
             return known
         norm, signed = min(_readings(clip)), max(_readings(sigma))
         stds = {block: Fraction(self._stds[block]) for block in profile}
-        multiplier = max(signed, min(stds.values()) / norm * (1 + Fraction(1, 1 << 52)), Fraction(1 << self.bits, WIDEST))
+        shares = [self._shares[block] for block in profile]
+        effective = Fraction(effective_std([self._stds[block] for block in profile], shares))
+        multiplier = max(signed, effective / norm * (1 + Fraction(1, 1 << 52)), Fraction(1 << self.bits, WIDEST))
+        whole = math.sqrt(sum(share * share for share in shares))
         scale = math.lcm(*(std.denominator for std in stds.values()))
         steps = 1 << 2 * self.bits
         found = self._limits[key] = Limits(
@@ -200,6 +208,7 @@ class CertifiedSums:
             weights={block: int(std * scale) ** 2 for block, std in stds.items()},
             clip=clip,
             multiplier=float(multiplier),
+            caps={} if 0 in shares else {block: clip * self._shares[block] / whole for block in profile},
         )
         return found
 
@@ -208,10 +217,12 @@ class CertifiedSums:
 
         A contribution whose norm is not finite, or that does not pass after a few attempts, counts as zero, silently.
         """
-        factor = self.coefficient(found, limits)
-        if not math.isfinite(factor):
+        factors = self.coefficients(found, limits)
+        if not factors:
             return False
-        steps = {index: factor / self._stds[self._tensors[index][0]] * 2.0**self.bits for index in found}
+        steps = {
+            index: factors[block] / self._stds[block] * 2.0**self.bits for index in found for block in (self._tensors[index][0],)
+        }
         for _ in range(TRIES):
             squares = self._truncate(found, steps)
             if limits.admit(squares):
@@ -222,22 +233,32 @@ class CertifiedSums:
             steps = dict.fromkeys(found, less)
         return False
 
-    def coefficient(self, found: dict[int, Single], limits: Limits) -> float:
-        """Dual-clip coefficient of one contribution; NaN if its norm is not finite."""
-        if not found:
-            return math.nan
+    def coefficients(self, found: dict[int, Single], limits: Limits) -> dict[int, float]:
+        """Clip coefficient of one contribution per block: to the cap of the block, and the dual clip after it, one for all.
+
+        Empty if its norm is not finite.
+        """
+        keep = 1.0 - self.float_margin
         square = {index: _norm_sq(gradient) for index, gradient in found.items()}
+        blocks = {index: self._tensors[index][0] for index in found}
+        within = dict.fromkeys(blocks.values(), 1.0)
+        if limits.caps:
+            whole = dict.fromkeys(within, 0.0)
+            for index, value in square.items():
+                whole[blocks[index]] += float(value)
+            within = {b: min(1.0, keep * limits.caps[b] / math.sqrt(v)) if v > 0 else 1.0 for b, v in whole.items()}
         flat = white = 0.0
         for index, value in square.items():
-            number = float(value)
+            block = blocks[index]
+            number = float(value) * within[block] ** 2
             flat += number
-            white += number / self._stds[self._tensors[index][0]] ** 2
+            white += number / self._stds[block] ** 2
         if not (math.isfinite(flat) and math.isfinite(white)):
-            return math.nan
-        keep = 1.0 - self.float_margin
+            return {}
         clipped = keep * limits.clip / math.sqrt(flat) if flat > 0 else math.inf
         whitened = keep / (limits.multiplier * math.sqrt(white)) if white > 0 else math.inf
-        return min(1.0, clipped, whitened)
+        factor = min(1.0, clipped, whitened)
+        return {block: factor * own for block, own in within.items()}
 
     def _truncate(self, found: dict[int, Single], steps: dict[int, float]) -> dict[int, float]:
         """Scales every tensor by its factor and truncates it towards zero, in place; sums of squares per block."""

@@ -63,7 +63,8 @@ class FastSums:
 
     Guarantee: the change of every sum due to contribution i is ``c_i m_il g_il`` with
     ``c_i = min(1, (1-eta_i) C_i / |g_i|, (1-eta_i) / (sigma_i |g_i|_s))``, both norms over the permitted blocks; up to the
-    float rounding that ``eta_i`` pays for (docs/mechanism.md, Theorems 1 and 2).
+    float rounding that ``eta_i`` pays for (docs/mechanism.md, Theorems 1 and 2). Where blocks have shares of the clip norm, every
+    block is clipped to its own before, and z_i stands in the place of sigma_i (Theorem 7).
 
     Args:
         tensors: (block, tensor) of every index. precision: the lowest type among their parameters.
@@ -77,6 +78,8 @@ class FastSums:
         self._tensors = tensors
         # A block without noise is one that no private contribution touches: there its whitened norm is zero.
         self._stds = torch.tensor([block.std or torch.inf for block in schedule.blocks], dtype=torch.float64)
+        shares = torch.tensor([block.share for block in schedule.blocks], dtype=torch.float64)
+        self._squares = shares.square() if bool(shares.any()) else None
         self._sums: list[torch.Tensor | None] = [None] * len(tensors)
 
     def use(self, stds: Sequence[float]) -> None:
@@ -113,24 +116,45 @@ class FastSums:
         The lattice's share grows with the multiplier at which a contribution is accounted, max(sigma_i, min s_l / C_i); it is
         taken from that contribution alone.
         """
-        infinite = torch.full((), torch.inf, dtype=torch.float64)
-        least = torch.where(bounds.permitted_NG, self._stds, infinite).amin(1)
-        multiplier = torch.maximum(bounds.sigma_N, least / bounds.clip_N)
-        return self.float_margin + rounding_margin(self._schedule.coordinates, 1.0) * multiplier
+        return self.float_margin + rounding_margin(self._schedule.coordinates, 1.0) * self._multipliers(bounds)
+
+    def _multipliers(self, bounds: Bounds) -> torch.Tensor:
+        """Multiplier at which each contribution is accounted, float64 (N,)."""
+        if self._squares is None:
+            infinite = torch.full((), torch.inf, dtype=torch.float64)
+            effective = torch.where(bounds.permitted_NG, self._stds, infinite).amin(1)
+        else:
+            effective = (self._parts(bounds, self._squares) / self._stds.square()).sum(1).rsqrt()
+        return torch.maximum(bounds.sigma_N, effective / bounds.clip_N)
+
+    @staticmethod
+    def _parts(bounds: Bounds, squares: torch.Tensor) -> torch.Tensor:
+        """What part of a contribution's squared clip norm each block has, float64 (N, G); rows add up to 1."""
+        own = torch.where(bounds.permitted_NG, squares, 0.0)
+        return own / own.sum(1, keepdim=True).clamp_min(1.0)
 
     def coefficients(self, norms_sq_NG: torch.Tensor, bounds: Bounds) -> torch.Tensor:
         """Dual-clip coefficient per contribution and block, float64 (N, G), zero where a block is not permitted."""
         zero = torch.zeros((), dtype=torch.float64)
         masked = torch.where(bounds.permitted_NG, norms_sq_NG, zero)
+        keep = (1.0 - self.margins(bounds)).clamp_min(0.0)
+        tiny = torch.finfo(torch.float64).tiny
+        sigma, within = bounds.sigma_N, None
+        if self._squares is not None:  # Theorem 7: each block to its share, then all of it to the multiplier that is accounted
+            caps = (keep * bounds.clip_N)[:, None] * self._parts(bounds, self._squares).sqrt()
+            within = (caps / masked.sqrt().clamp_min(tiny)).clamp_max(1.0)
+            masked = masked * within.square()
+            sigma = self._multipliers(bounds)
         norm = masked.sum(1).sqrt()
         whitened = (masked / self._stds.square()).sum(1).sqrt()
         finite = torch.isfinite(norm) & torch.isfinite(whitened)
-        keep = (1.0 - self.margins(bounds)).clamp_min(0.0)
-        tiny = torch.finfo(torch.float64).tiny
         factor = torch.minimum(
-            keep * bounds.clip_N / norm.clamp_min(tiny), keep / (bounds.sigma_N * whitened).clamp_min(tiny)
+            keep * bounds.clip_N / norm.clamp_min(tiny), keep / (sigma * whitened).clamp_min(tiny)
         ).clamp_max(1.0)
         factor = torch.where(finite & (factor >= _SMALLEST), factor, zero)
+        if within is not None:
+            each = factor[:, None] * within
+            return torch.where(bounds.permitted_NG & (each >= _SMALLEST), each, zero)
         return torch.where(bounds.permitted_NG, factor[:, None], zero)
 
     def accumulate(self, pieces: Pieces, coefficients_NG: torch.Tensor) -> None:

@@ -122,11 +122,15 @@ def _tuple_of(row_type: Callable[..., Any] | None, items: list[Any]) -> tuple[An
 
 
 def _header_map(header: Header) -> dict[int, Any]:
-    """Blocks refer to groups, one per distinct set of classes: a model has hundreds of blocks and few sets."""
+    """Blocks refer to groups, one per distinct set of classes, noise and share: a model has hundreds of blocks and few of these.
+
+    Groups say their share where the policy has budgets.
+    """
     order = {rule.name: index for index, rule in enumerate(header.policy.classes)}
-    groups: dict[tuple[tuple[str, ...], float], int] = {}
+    groups: dict[tuple[tuple[str, ...], float, int], int] = {}
     for block in header.blocks:
-        groups.setdefault((block.classes, block.std), len(groups))
+        groups.setdefault((block.classes, block.std, block.share), len(groups))
+    budgets = header.policy.noise_budgets is not None
     values = (
         0,
         Header.KIND,
@@ -141,8 +145,8 @@ def _header_map(header: Header) -> dict[int, Any]:
         header.run_id,
         header.amplification,
         header.model_fingerprint,
-        [[[order[name] for name in classes], std] for classes, std in groups],
-        [[block.name, block.coordinates, groups[block.classes, block.std]] for block in header.blocks],
+        [[[order[name] for name in classes], std, *([share] if budgets else [])] for classes, std, share in groups],
+        [[block.name, block.coordinates, groups[block.classes, block.std, block.share]] for block in header.blocks],
         list(astuple(header.accountant)),
         header.exactness_note,
         header.private,
@@ -160,7 +164,7 @@ def _header(value: dict[int, Any]) -> Header:
         raise LeafRefused("SCHEMA", f"a header has 21 fields, got {len(value)}")
     if value[0] != 0 or type(value[0]) is not int:
         raise LeafRefused("SCHEMA", "expected leaf 0")
-    names = _class_names(value[5])
+    policy = _policy(value[5])
     header = Header(
         time=value[2],
         origin=value[4],
@@ -171,7 +175,7 @@ def _header(value: dict[int, Any]) -> Header:
         log_vkey=value[9],
         run_id=value[10],
         model_fingerprint=value[12],
-        blocks=_blocks(value[13], value[14], names),
+        blocks=_blocks(value[13], value[14], policy),
         accountant=AccountantInfo(*_row(value[15], 4)),
         exactness_note=value[16],
         private=value[17],
@@ -185,27 +189,28 @@ def _header(value: dict[int, Any]) -> Header:
     return header
 
 
-def _class_names(payload: Any) -> list[str]:
+def _policy(payload: Any) -> Policy:
     try:
-        return [rule.name for rule in Policy.from_cbor(payload).classes]
+        return Policy.from_cbor(payload)
     except AttestError as error:
         raise LeafRefused("POLICY", f"the policy in the header is refused: {error.sentence}") from error
 
 
-def _blocks(groups: Any, rows: Any, names: list[str]) -> tuple[HeaderBlock, ...]:
+def _blocks(groups: Any, rows: Any, policy: Policy) -> tuple[HeaderBlock, ...]:
     if type(groups) is not list or type(rows) is not list:
         raise LeafRefused("SCHEMA", "groups and blocks are arrays")
-    sets: list[tuple[tuple[str, ...], Any]] = []
+    names = [rule.name for rule in policy.classes]
+    sets: list[tuple[tuple[str, ...], list[Any]]] = []
     for group in groups:
-        indices, std = _row(group, 2)
+        indices, *noise = _row(group, 2 if policy.noise_budgets is None else 3)
         if type(indices) is not list:
             raise LeafRefused("SCHEMA", "a group lists class indices")
-        sets.append((tuple(names[_index(index, len(names))] for index in indices), std))
+        sets.append((tuple(names[_index(index, len(names))] for index in indices), noise))
     blocks = []
     for row in rows:
         name, coordinates, group = _row(row, 3)
-        classes, std = sets[_index(group, len(sets))]
-        blocks.append(HeaderBlock(name, coordinates, classes, std))
+        classes, noise = sets[_index(group, len(sets))]
+        blocks.append(HeaderBlock(name, coordinates, classes, *noise))
     return tuple(blocks)
 
 

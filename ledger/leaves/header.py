@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from attest import schedule
+from attest import allocation, schedule
 from attest.errors import AttestError
 from attest.micro import MICRO
 from attest.policy import Policy, SignedPolicy, verify_policy
@@ -37,18 +37,22 @@ class HeaderBlock:
         classes: the classes whose profile has the block, in the policy's order; empty for a frozen block.
         std: standard deviation of the noise on the sum of clipped gradients; 0.0 for a block that is frozen, or that only
             public classes may touch.
+        share: weight in 1e-6 by which the clip norm of a class is divided among its blocks; 0 where the policy has no
+            budgets, and where std is 0.0.
     """
 
     name: str
     coordinates: int
     classes: tuple[str, ...]
     std: float
+    share: int = 0
 
     def __post_init__(self) -> None:
         checks.text(self.name, "block name", longest=200)
         checks.uint(self.coordinates, f"coordinates of block {self.name}", low=1)
         checks.rows(self.classes, f"classes of block {self.name}", str)
         checks.real(self.std, f"noise of block {self.name}")
+        checks.uint(self.share, f"share of block {self.name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,9 @@ class Header:
 
     Guarantee:
         A header exists only if its policy is signed by ``owner_key`` under ``owner``, the noise of every block is the
-        max rule's over the presets of the private classes that touch it, every class touches a block, and the policy asks for
-        a mechanism that this version can account for.
+        max rule's over the presets of the private classes that touch it (with budgets, what
+        `attest.allocation.check_budgets` demands), every class touches a block, and the policy asks for a mechanism that this
+        version can account for.
 
     Attributes:
         time: POSIX seconds.
@@ -177,8 +182,13 @@ class Header:
         return float(self.policy.delta)
 
     def min_std(self, class_index: int, scale_micro: int = MICRO) -> float:
-        """Returns the smallest noise standard deviation over the blocks of a class's profile, in a phase of this scale."""
-        return schedule.phase_std(min(self.blocks[index].std for index in self.profiles[class_index].blocks), scale_micro)
+        """Returns the effective noise of a class in a phase of this scale: the S in its multiplier, max(sigma_i, S / C_i).
+
+        It is the smallest standard deviation over the blocks of its profile, or what budgets make of all of them.
+        """
+        own = [self.blocks[index] for index in self.profiles[class_index].blocks]
+        shares = [] if self.policy.classes[class_index].public else [block.share for block in own]
+        return allocation.effective_std([schedule.phase_std(block.std, scale_micro) for block in own], shares)
 
     def _check_log_key(self) -> None:
         try:
@@ -200,8 +210,6 @@ class Header:
             if found not in supported:
                 sentence = f"{name} {found!r} has no accounting in this version, expected {' or '.join(map(repr, supported))}"
                 raise LeafRefused("POLICY_UNSUPPORTED", sentence)
-        if signed.policy.noise_budgets is not None:
-            raise LeafRefused("POLICY_UNSUPPORTED", "noise budgets have no accounting in this version, expected none")
         return signed.policy
 
     def _check_schedule(self) -> tuple[Profile, ...]:
@@ -218,13 +226,18 @@ class Header:
             if places != sorted(set(places)):
                 raise LeafRefused("BLOCK", f"block {block.name} lists its classes twice or out of the policy's order")
             expected = schedule.scheduled_std([self.policy.classes[place] for place in places])
-            if block.std != expected:
+            if self.policy.noise_budgets is None and (block.std, block.share) != (expected, 0):
                 raise LeafRefused("SCHEDULE", f"block {block.name}: noise {block.std}, the max rule gives {expected}")
             for place in places:
                 touched[place].append(index)
         for name, place in order.items():
             if not touched[place]:
                 raise LeafRefused("BLOCK", f"class {name} touches no block; its depth rule fits nothing in this model")
+        if self.policy.noise_budgets is not None:
+            try:
+                allocation.check_budgets(self.policy.classes, self.policy.noise_budgets, self.blocks)
+            except AttestError as error:
+                raise LeafRefused("SCHEDULE", error.sentence) from error
         return tuple(Profile(name, tuple(touched[place])) for name, place in order.items())
 
 

@@ -513,6 +513,8 @@ def test_a_certificate_per_tensor_breaks_the_bound(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         Limits, "admit", lambda self, squares: all(right(self, {block: square}) for block, square in squares.items())
     )
-    coefficient = CertifiedSums.coefficient
-    monkeypatch.setattr(CertifiedSums, "coefficient", lambda self, f, lim: coefficient(self, f, lim) * 1.05)
+    right_ones = CertifiedSums.coefficients
+    monkeypatch.setattr(
+        CertifiedSums, "coefficients", lambda self, f, lim: {b: 1.05 * c for b, c in right_ones(self, f, lim).items()}
+    )
     must_fail(lambda: test_integers_equal_the_naive_transcription_in_float64("bert"))
