@@ -6,6 +6,7 @@ install; `PrivateTraining` is loaded on first use.
 
 from typing import TYPE_CHECKING, Any
 
+from dptrain.accounting import register as _register_prv
 from dptrain.extras import how_to_install, is_missing_extra
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["PrivateTraining", "__version__"]
+
+_register_prv()
 
 
 def __getattr__(name: str) -> Any:

@@ -67,7 +67,16 @@ class ExportRefused(LedgerError):
 
 
 class AccountantError(LedgerError, ValueError):
-    """An accountant was asked for a number it cannot give."""
+    """An accountant was asked for a number it cannot give.
+
+    Attributes:
+        nearest: the nearest value that can be reached, where there is one: the smallest epsilon, the smallest delta, the
+            longest horizon.
+    """
+
+    def __init__(self, code: str, sentence: str, *, nearest: float | None = None) -> None:
+        super().__init__(code, sentence)
+        self.nearest = nearest
 
 
 class LeafRefused(LedgerError, ValueError):

@@ -1,0 +1,73 @@
+"""Opacus's PRV accountant as the source of the accountant `prv`. Importing this imports neither opacus nor torch."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Final
+
+from ledger import accountants
+from ledger.accountants import Phase, renyi
+
+EPS_ERROR: Final = 0.01
+"""Half width of the error bars in epsilon that the library is asked for; what it returns is their upper end."""
+
+DELTA_ERROR: Final = 1e-3
+"""Share of delta that it may be off by, in the same sense."""
+
+MAX_POINTS: Final = 1 << 22
+"""Longer grids are not computed on: seconds and a few hundred megabytes. The top of the bracket counts then."""
+
+LEAST_MULTIPLIER: Final = 0.3
+"""Below it losses are too large for the library's domain and its series of fractional orders; the top of the bracket counts."""
+
+
+def register() -> None:
+    """Makes opacus's accountant the source of `prv`. Cheap; opacus is loaded when a value is asked for."""
+    accountants.register_prv(epsilon, about)
+
+
+def about() -> tuple[str, str, str] | None:
+    """Returns (library, version, parameters); None if opacus is not installed."""
+    from importlib import metadata
+
+    try:
+        version = metadata.version("opacus")
+    except metadata.PackageNotFoundError:
+        return None
+    return "opacus", version, f"eps_error={EPS_ERROR} delta_error=delta*{DELTA_ERROR} points<={MAX_POINTS}"
+
+
+def epsilon(phases: Sequence[Phase], delta: float) -> float | None:
+    """Returns opacus's upper end of epsilon for phases in normal form, None where it has none or would take too long.
+
+    Guarantee:
+        A function of its arguments and the library's version alone: what is too long is decided by the size of the grid, not by
+        a clock, so that the same schedule has the same value on every machine. No error of the library passes.
+        By itself it is no bound: `ledger.accountants.prv` holds it against that of `pld`.
+    """
+    if min(phase.noise_multiplier for phase in phases) < LEAST_MULTIPLIER or points(phases, delta) > MAX_POINTS:
+        return None
+    try:
+        from opacus.accountants import PRVAccountant
+    except ImportError:
+        return None
+    accountant = PRVAccountant()
+    accountant.history = [(phase.noise_multiplier, phase.sampling_rate, phase.steps) for phase in phases]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = float(accountant.get_epsilon(delta, eps_error=EPS_ERROR, delta_error=DELTA_ERROR * delta))
+    except (ArithmeticError, MemoryError, RuntimeError, ValueError):
+        return None
+    return found if math.isfinite(found) else None
+
+
+def points(phases: Sequence[Phase], delta: float) -> float:
+    """Returns about how many points the library's grid will have: twice the Renyi epsilon and 3, by its mesh.
+
+    Source: Gopi, Lee and Wutschitz (2021), Theorem 5.5, and Remark 5.6 on the domain.
+    """
+    error = DELTA_ERROR * delta
+    steps = sum(phase.steps for phase in phases)
+    mesh = EPS_ERROR / math.sqrt(steps * math.log(12.0 / error) / 2.0)
+    return 2.0 * (renyi.epsilon(phases, error / 4.0) + 3.0) / mesh

@@ -1,0 +1,233 @@
+"""Epsilon of a schedule of phases by the accountant of record; `ledger.accountants` is the name to import it from."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace as _with
+from functools import lru_cache
+from typing import Final
+
+from ledger.accountants import gaussian, pld, prv, renyi
+from ledger.accountants.phases import Phase, check_delta, is_real, loss_of, merged
+from ledger.errors import AccountantError
+
+ACCOUNTANTS: Final = ("pld", "rdp", "moments", "prv")
+"""The accountants that a policy may name."""
+
+
+def epsilon(
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    delta: float,
+    accountant: str = "pld",
+    *,
+    family: str = "gaussian",
+    coordinates: int | None = None,
+) -> float:
+    """Returns epsilon spent by ``steps`` Poisson-sampled releases.
+
+    Guarantee:
+        An upper bound on the epsilon at ``delta`` under zero-out adjacency, for a noise multiplier and a sampling rate
+        fixed before the first step.
+
+    Args:
+        noise_multiplier: standard deviation of the noise on the sum over the clip norm (z).
+        sampling_rate: probability q that the contribution takes part in a step.
+        steps: number of charged steps.
+        delta: the delta of the policy, at least 1e-12.
+        accountant: one of `ACCOUNTANTS`.
+        family: the noise; what ``noise_multiplier`` means for other families is said in `ledger.accountants.families`.
+        coordinates: number of noised coordinates, where a family's bound depends on it.
+
+    Returns:
+        Epsilon >= 0; 0.0 without steps or sampling; inf without noise.
+
+    Raises:
+        AccountantError: for an unknown accountant or arguments that are no such numbers.
+
+    Source:
+        dp-accounting `PLDAccountant`; Balle and Wang (2018), Theorem 8, when every step releases (q = 1); `renyi`; `prv`.
+    """
+    phases = (Phase(noise_multiplier, sampling_rate, steps),)
+    return epsilon_of_phases(phases, delta, accountant, family=family, coordinates=coordinates)
+
+
+def epsilon_replace(
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    delta: float,
+    accountant: str = "pld",
+    *,
+    family: str = "gaussian",
+    coordinates: int | None = None,
+) -> float:
+    """Returns epsilon under content replacement: one payload against another, not against a null.
+
+    Two clipped payloads differ by up to twice the clip norm, so this is larger than `epsilon`. Printed beside it.
+    """
+    phases = (Phase(noise_multiplier, sampling_rate, steps),)
+    return epsilon_of_phases(phases, delta, accountant, family=family, replace=True, coordinates=coordinates)
+
+
+def epsilon_of_phases(
+    phases: Sequence[Phase],
+    delta: float,
+    accountant: str = "pld",
+    *,
+    family: str = "gaussian",
+    replace: bool = False,
+    coordinates: int | None = None,
+) -> float:
+    """Returns epsilon of a run whose noise or sampling differs between phases that were fixed before the first step.
+
+    Guarantee:
+        As `epsilon`; the order of the phases does not matter, equal ones count as one, and one phase gives the bits of
+        `epsilon`. Values are cached by schedule, so contributions with equal schedules share one computation.
+
+    Args:
+        phases: the phases, in any order.
+        delta: the delta of the policy, at least 1e-12.
+        accountant: one of `ACCOUNTANTS`.
+        family: as in `epsilon`.
+        replace: content replacement in the place of zero-out. There the loss distribution is the one tight tool at hand:
+            `rdp`, `moments` and `prv` give its value, or their own under zero-out if that is larger.
+        coordinates: as in `epsilon`.
+
+    Raises:
+        AccountantError: for an unknown accountant, something that is no phase, or a delta below 1e-12.
+    """
+    check_accountant(accountant)
+    return cached(merged(phases), check_delta(delta), accountant, family, replace, coordinates)
+
+
+def epsilon_capped(
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    occurrences: int,
+    delta: float,
+    accountant: str = "pld",
+    *,
+    family: str = "gaussian",
+) -> float:
+    """Returns epsilon when the contribution takes part in at most ``occurrences`` of the steps; see the next function."""
+    phases = (Phase(noise_multiplier, sampling_rate, steps),)
+    return epsilon_of_phases_capped(phases, occurrences, delta, accountant, family=family)
+
+
+def epsilon_of_phases_capped(
+    phases: Sequence[Phase], occurrences: int, delta: float, accountant: str = "pld", *, family: str = "gaussian"
+) -> float:
+    """Returns epsilon when the contribution takes part in at most ``occurrences`` of the steps of all phases together.
+
+    Guarantee:
+        An upper bound if the sampler silently stops drawing the contribution after that many occurrences: the smaller
+        of the sampled bound and the Gaussian with mu^2 = sum of 1/z^2 over the dearest ``occurrences`` steps (joint
+        convexity over participation patterns). The cap must not be published as it takes effect.
+    """
+    if type(occurrences) is not int or occurrences < 1:
+        raise AccountantError("OCCURRENCES", f"the cap is a positive integer, got {occurrences!r}", nearest=1.0)
+    sampled = epsilon_of_phases(phases, delta, accountant, family=family)
+    normal = merged(phases)
+    if not normal or sampled == math.inf:
+        return sampled
+    if family != "gaussian":
+        from ledger.accountants import families
+
+        return families.epsilon_capped(family, normal, occurrences, float(delta), accountant)
+    left, dearest = occurrences, []
+    for phase in normal:  # ascending in z
+        dearest.append(_with(phase, steps=min(left, phase.steps)))
+        left -= dearest[-1].steps
+    if len(normal) == 1 and accountant in ("pld", "prv"):
+        return min(sampled, gaussian.epsilon_of_mu(math.sqrt(dearest[0].steps) / normal[0].noise_multiplier, float(delta)))
+    return min(sampled, epsilon_occurrences(loss_of(dearest), delta, accountant))
+
+
+def epsilon_occurrences(loss: float, delta: float, accountant: str = "pld", *, family: str = "gaussian") -> float:
+    """Returns epsilon of a contribution whose occurrences are public: counted one by one, nothing hidden by sampling.
+
+    Guarantee:
+        An upper bound under zero-out adjacency for Gaussian releases whose noise multipliers z_t depend on what is public
+        alone: for `pld` and `prv` exact for the composition, mu = sqrt(sum over its occurrences of 1/z_t^2); for `rdp` and
+        `moments` their own bound on the same.
+
+    Args:
+        loss: mu^2, the sum over its occurrences.
+        delta: the delta of the policy.
+        accountant: one of `ACCOUNTANTS`.
+        family: as in `epsilon`; refused where its epsilon is no function of that sum.
+
+    Source:
+        Balle and Wang (2018), Theorem 8; mu^2 of Gaussian mechanisms adds up (Dong, Roth and Su 2022, Corollary 3.3).
+    """
+    check_accountant(accountant)
+    delta = check_delta(delta)
+    if not is_real(loss) or not loss >= 0.0:
+        raise AccountantError("LOSS", f"mu^2 is a number >= 0, got {loss!r}")
+    if family != "gaussian":
+        from ledger.accountants import families
+
+        return families.epsilon_occurrences(family, float(loss), delta, accountant)
+    if accountant == "rdp":
+        return renyi.epsilon_of_loss(float(loss), delta)
+    if accountant == "moments":
+        return renyi.moments_of_loss(float(loss), delta)[0]
+    return gaussian.epsilon_of_mu(math.sqrt(loss), delta)
+
+
+def likely_occurrences(sampling_rate: float, steps: int, tail: float = 1e-6) -> int:
+    """Returns a number of draws that a contribution exceeds with probability at most ``tail``.
+
+    For planning where occurrences are public, and known only once they have happened. A Chernoff bound on the binomial
+    tail: P[X >= n] <= exp(-T KL(n/T || q)).
+    """
+    q = Phase(1.0, sampling_rate, steps).sampling_rate
+    if q in (0.0, 1.0):
+        return steps if q else 0
+
+    def within(n: int) -> bool:
+        a = (n + 1) / steps
+        if a <= q:
+            return False
+        if a >= 1.0:
+            return n >= steps or steps * math.log(q) <= math.log(tail)
+        divergence = a * math.log(a / q) + (1 - a) * math.log((1 - a) / (1 - q))
+        return -steps * divergence <= math.log(tail)
+
+    low, high = 0, steps
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if within(middle) else (middle + 1, high)
+    return low
+
+
+@lru_cache(maxsize=65536)
+def cached(
+    phases: tuple[Phase, ...], delta: float, accountant: str, family: str, replace: bool, coordinates: int | None
+) -> float:
+    """Returns epsilon of phases in normal form; every argument is checked before. One value per schedule: an accounting group."""
+    if not phases:
+        return 0.0
+    if phases[0].noise_multiplier == 0.0:
+        return math.inf
+    if family != "gaussian":
+        from ledger.accountants import families
+
+        return families.epsilon_of_phases(family, phases, delta, accountant, replace=replace, coordinates=coordinates)
+    if replace and accountant != "pld":
+        own = cached(phases, delta, accountant, family, False, coordinates)
+        return max(own, cached(phases, delta, "pld", family, True, coordinates))
+    if accountant == "rdp":
+        return renyi.epsilon(phases, delta)
+    if accountant == "moments":
+        return renyi.moments(phases, delta)[0]
+    value = pld.epsilon_of_phases(phases, delta, replace=replace)
+    return prv.epsilon(phases, delta, value) if accountant == "prv" else value
+
+
+def check_accountant(accountant: str) -> None:
+    """Raises AccountantError for a name that is none of `ACCOUNTANTS`."""
+    if accountant not in ACCOUNTANTS:
+        raise AccountantError("ACCOUNTANT", f"no accountant is named {accountant!r}; there are {', '.join(ACCOUNTANTS)}")

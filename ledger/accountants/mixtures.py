@@ -1,0 +1,116 @@
+"""Several draws of one person in one step: mixtures of Gaussians, by dp-accounting's loss distributions.
+
+Two uses, one mathematics. Several contributions of one principal are drawn independently, so a step holds the sum of those
+that were; and where contribution-level clipping is declined, the examples of one contribution are clipped and drawn by themselves.
+The figures are those of the loss distribution whatever the accountant of record.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from ledger.accountants.gaussian import epsilon_of_mu
+from ledger.accountants.phases import Phase, check_delta
+from ledger.accountants.pld import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
+from ledger.errors import AccountantError
+
+MAX_MEMBERS: Final = 10_000
+"""Larger groups are refused; a bound on so many would say nothing."""
+
+_SUPPORT: Final = 256
+_RARE: Final = 1e-12
+
+
+def epsilon_group(noise_multiplier: float, sampling_rate: float, steps: int, group_size: int, delta: float) -> float:
+    """Returns epsilon for all of ``group_size`` alike contributions of one person together.
+
+    Guarantee:
+        As `epsilon_of_principal`.
+    """
+    if type(group_size) is not int or not 1 <= group_size <= MAX_MEMBERS:
+        nearest = float(min(max(group_size, 1), MAX_MEMBERS)) if type(group_size) is int else None
+        sentence = f"the number of contributions is an integer in 1..{MAX_MEMBERS}, got {group_size!r}"
+        raise AccountantError("GROUP", sentence, nearest=nearest)
+    return epsilon_of_principal([Phase(noise_multiplier, sampling_rate, steps)] * group_size, delta)
+
+
+def epsilon_examples(noise_multiplier: float, sampling_rate: float, steps: int, examples: int, delta: float) -> float:
+    """Returns epsilon of a contribution whose examples are drawn and clipped one by one, each to the whole clip norm.
+
+    For comparison: dptrain clips a contribution once (docs/mechanism.md), which costs what one example does here.
+
+    Guarantee:
+        As `epsilon_of_principal`.
+    """
+    return epsilon_group(noise_multiplier, sampling_rate, steps, examples, delta)
+
+
+def epsilon_of_principal(contributions: Sequence[Phase], delta: float) -> float:
+    """Returns epsilon for all contributions of one person together, null against present.
+
+    Guarantee:
+        An upper bound under zero-out adjacency of the whole set, for contributions that are drawn independently and a noise
+        that is fixed before the first step; both directions. Whitened, contribution j shifts a step by at most 1/z_j where it
+        is drawn, so the step is dominated by N(S, 1) against N(0, 1) with S the sum of 1/z_j over those drawn. Contributions
+        of fewer steps count as if they were there in all (a smaller rate is a larger one, post-processed). Never above the
+        unsampled Gaussian with mu = sum of sqrt(steps_j) / z_j.
+
+    Args:
+        contributions: one phase per contribution: its noise multiplier, sampling rate and steps.
+        delta: the delta of the policy.
+
+    Source:
+        Choquette-Choo, Ganesh, Steinke and Thakurta (2023), Corollary 4.7 (vectors are dominated by their norms); for
+        occurrences that are public, mu adds up (Dong, Roth and Su 2022): `epsilon_occurrences((sum of mu_j)^2)`.
+    """
+    delta = check_delta(delta)
+    members = sorted((p for p in contributions if p.steps and p.sampling_rate), key=lambda p: (p.noise_multiplier, p.sampling_rate))
+    if len(members) > MAX_MEMBERS:
+        raise AccountantError("GROUP", f"{len(members)} contributions exceed {MAX_MEMBERS}", nearest=float(MAX_MEMBERS))
+    if not members:
+        return 0.0
+    if members[0].noise_multiplier == 0.0:
+        return math.inf
+    unsampled = epsilon_of_mu(math.fsum(math.sqrt(p.steps) / p.noise_multiplier for p in members), delta)
+    if all(p.sampling_rate == 1.0 for p in members) or members[0].noise_multiplier < UNSAMPLED_BELOW:
+        return unsampled
+    shifts = _sums([(1.0 / p.noise_multiplier, p.sampling_rate) for p in members])
+    return min(unsampled, _mixture(shifts, max(p.steps for p in members), delta))
+
+
+def _sums(draws: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Returns the distribution of the sum of independent shifts as (value, probability), values ascending and rounded up.
+
+    Rounding shifts up is post-processed back (a smaller shift is dominated by a larger one), so the bound stays one.
+    """
+    grid = math.fsum(shift for shift, _ in draws) / _SUPPORT
+    alike = len({shift for shift, _ in draws}) == 1 and len(draws) <= _SUPPORT
+    unit = draws[0][0] if alike else grid
+    units = [1 if alike else math.ceil(shift / grid) for shift, _ in draws]
+    chances = [1.0]
+    for (_, q), step in zip(draws, units, strict=True):
+        grown = [(1.0 - q) * chance for chance in chances] + [0.0] * step
+        for place, chance in enumerate(chances):
+            grown[place + step] += q * chance
+        chances = grown
+    return tuple((place * unit, chance) for place, chance in enumerate(chances) if chance > 0.0)
+
+
+@lru_cache(maxsize=4096)
+def _mixture(shifts: tuple[tuple[float, float], ...], steps: int, delta: float) -> float:
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    total = math.fsum(chance for _, chance in shifts)
+    above, typical = 1.0, shifts[-1][0]
+    for value, chance in shifts:
+        above -= chance / total
+        if above < _RARE:
+            typical = value
+            break
+    interval = INTERVAL * max(1.0, (COARSE_BELOW * typical) ** 2)
+    accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=interval)
+    event = dp_accounting.MixtureOfGaussiansDpEvent(1.0, [value for value, _ in shifts], [chance / total for _, chance in shifts])
+    accountant.compose(event, steps)
+    return max(0.0, float(accountant.get_epsilon(delta)))

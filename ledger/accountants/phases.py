@@ -1,0 +1,105 @@
+"""Phases of a run: stretches of steps with one noise multiplier and one sampling rate, and their normal form."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ledger.errors import AccountantError
+
+MAX_STEPS: Final = 1 << 40
+"""Longer horizons are refused: no policy has them, and a float no longer tells neighbouring ones apart."""
+
+MAX_MULTIPLIER: Final = 1e12
+"""Larger noise multipliers are refused: at 1e12 not even the longest horizon spends anything that could be told from 0."""
+
+MIN_DELTA: Final = 1e-12
+"""Smaller deltas drown in the truncated tails of the loss grid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Steps of a contribution that are alike to the accountant.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise on the sum over the clip norm (z), in [0, 1e12].
+        sampling_rate: probability q of taking part in a step, in [0, 1].
+        steps: number of charged steps, >= 0.
+
+    Raises:
+        AccountantError: for anything that is no such number.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        z, q, steps = self.noise_multiplier, self.sampling_rate, self.steps
+        if not is_real(z) or not 0.0 <= z < math.inf:
+            raise AccountantError("NOISE_MULTIPLIER", f"the noise multiplier is a finite number >= 0, got {z!r}")
+        if z > MAX_MULTIPLIER:
+            sentence = f"the noise multiplier {z:.6g} exceeds {MAX_MULTIPLIER:g}, the largest that is accounted for"
+            raise AccountantError("NOISE_MULTIPLIER", sentence, nearest=MAX_MULTIPLIER)
+        if not is_real(q) or not 0.0 <= q <= 1.0:
+            nearest = min(max(float(q), 0.0), 1.0) if is_real(q) and not math.isnan(q) else None
+            raise AccountantError("SAMPLING_RATE", f"the sampling rate is a number in [0, 1], got {q!r}", nearest=nearest)
+        if type(steps) is not int or steps < 0:
+            raise AccountantError("STEPS", f"the number of steps is an integer >= 0, got {steps!r}")
+        if steps > MAX_STEPS:
+            sentence = f"{steps} steps exceed the longest horizon, {MAX_STEPS}; account for at most that many"
+            raise AccountantError("STEPS", sentence, nearest=float(MAX_STEPS))
+        object.__setattr__(self, "noise_multiplier", float(z))
+        object.__setattr__(self, "sampling_rate", float(q))
+
+
+def merged(phases: Iterable[Phase]) -> tuple[Phase, ...]:
+    """Returns the normal form of a schedule: equal phases as one, empty ones gone, ascending in (z, q).
+
+    Guarantee:
+        Two schedules that differ in the order of their phases only have the same normal form. Epsilon of non-adaptive
+        phases does not depend on their order, so it is a function of the normal form, and cached by it.
+
+    Raises:
+        AccountantError: for something that is no phase, or more steps together than `MAX_STEPS`.
+    """
+    steps: dict[tuple[float, float], int] = {}
+    for phase in phases:
+        if not isinstance(phase, Phase):
+            raise AccountantError("PHASE", f"expected a Phase(noise_multiplier, sampling_rate, steps), got {phase!r}")
+        if phase.steps and phase.sampling_rate:
+            key = (phase.noise_multiplier, phase.sampling_rate)
+            steps[key] = steps.get(key, 0) + phase.steps
+    if sum(steps.values()) > MAX_STEPS:
+        sentence = f"{sum(steps.values())} steps exceed the longest horizon, {MAX_STEPS}; account for at most that many"
+        raise AccountantError("STEPS", sentence, nearest=float(MAX_STEPS))
+    return tuple(Phase(z, q, steps[z, q]) for z, q in sorted(steps))
+
+
+def loss_of(phases: Iterable[Phase]) -> float:
+    """Returns mu^2 of the phases without sampling: the sum of 1/z^2 over all steps, correctly rounded; inf without noise."""
+    terms = []
+    for phase in phases:
+        if phase.noise_multiplier == 0.0:
+            return math.inf
+        inverse = 1.0 / phase.noise_multiplier
+        terms.append(phase.steps * (inverse * inverse))
+    return math.inf if math.inf in terms else math.fsum(terms)
+
+
+def check_delta(delta: object) -> float:
+    """Returns delta as a float.
+
+    Raises:
+        AccountantError: unless it lies in [1e-12, 1).
+    """
+    if not is_real(delta) or not MIN_DELTA <= delta < 1.0:  # type: ignore[operator]
+        nearest = MIN_DELTA if is_real(delta) and delta < MIN_DELTA else None  # type: ignore[operator]
+        hint = "; the smallest that can be accounted for is 1e-12" if nearest else ""
+        raise AccountantError("DELTA", f"delta lies in [1e-12, 1), got {delta!r}{hint}", nearest=nearest)
+    return float(delta)  # type: ignore[arg-type]
+
+
+def is_real(value: object) -> bool:
+    """Whether a value is an int or a float, bool excluded. NaN is; it fails every comparison that follows."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,53 @@
+"""The accountant `prv`: privacy random variables composed by FFT (Gopi, Lee and Wutschitz 2021), in a bracket of `pld`.
+
+The value of record is that of opacus's PRVAccountant, which needs torch; so it is plugged in from outside (`register`). Its error
+bars are 0.01 in epsilon, and what it gives lies in [pld, pld + 0.02]; whatever does not (the domain it chooses can be too small, or
+too large to compute on) is replaced by the top of that bracket, as is everything where nothing is plugged in. An auditor without
+torch can therefore check a recorded value: it is a valid bound if it is not below `pld`, and honest if it is at most 0.02 above.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ledger.accountants import pld
+from ledger.accountants.phases import Phase
+
+WIDTH: Final = 0.02
+"""A recorded value of `prv` lies at most so much above `pld`'s."""
+
+Source = Callable[[Sequence[Phase], float], float | None]
+"""Takes phases in normal form and delta; None where it has no value."""
+
+About = Callable[[], tuple[str, str, str] | None]
+"""Returns (library, version, parameters) of a source, None if its library is not installed."""
+
+_plugged: list[tuple[Source, About]] = []
+
+
+def register(source: Source, about: About) -> None:
+    """Plugs in what computes values, in the place of what was plugged in before."""
+    _plugged[:] = [(source, about)]
+
+
+def epsilon(phases: Sequence[Phase], delta: float, pld_value: float) -> float:
+    """Returns the value of record of `prv`, given that of `pld` for the same phases.
+
+    Guarantee:
+        Never below ``pld_value``, which is an upper bound by itself; at most `WIDTH` above. Where nothing is sampled, it is
+        ``pld_value``, which then is exact.
+    """
+    if all(p.sampling_rate == 1.0 or p.noise_multiplier < pld.UNSAMPLED_BELOW for p in phases):
+        return pld_value
+    found = _plugged[0][0](phases, delta) if _plugged else None
+    if found is None or not pld_value <= found <= pld_value + WIDTH:
+        return pld_value + WIDTH
+    return found
+
+
+def describe() -> tuple[str, str, str]:
+    """Returns (library, version, parameters) for the ledger's header."""
+    about = _plugged[0][1]() if _plugged else None
+    if about is None:
+        return "dp-accounting", pld.version(), f"pld+{WIDTH} rounding=up-1e-6"
+    library, version, parameters = about
+    return library, version, f"{parameters} bracket=pld..pld+{WIDTH} else=pld+{WIDTH} rounding=up-1e-6"
