@@ -28,7 +28,8 @@ def verify_export(path: str | Path, keys: Sequence[str], *, owner_key: bytes | N
         ``owner_key``, if given); the noise schedule is the max rule's; the charged windows tile every attempt within
         the horizon, each over the pool of its moment and under a fresh noise stream; draws are recorded step by step where
         the policy makes them public, with the variances that they give, and nowhere else; and every recorded epsilon is at
-        least the one recomputed here from admissions, charges and withdrawals, and at most 2e-6 above it. It cannot
+        least the one recomputed here from admissions, charges and withdrawals, and at most 2e-6 above it (for the accountant
+        `prv`: at least what `pld` gives, and at most 0.02 above it). It cannot
         tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
     Args:
@@ -118,7 +119,7 @@ def _check_header(
         notes.append(f"the policy is signed by key {header.owner_key.hex()} of {header.owner}, which was not pinned")
     elif header.owner_key != owner_key:
         fault("OWNER", "seq 0", f"the policy is signed by {header.owner_key.hex()}, {owner_key.hex()} was pinned")
-    here = describe()
+    here = describe(header.accountant.name, header.policy.noise_family)
     there = (header.accountant.name, header.accountant.library, header.accountant.version, header.accountant.parameters)
     if there != here:
         notes.append(f"recorded with {' '.join(there)}; recomputed with {' '.join(here)}")

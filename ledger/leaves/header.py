@@ -19,7 +19,7 @@ AMPLIFICATION_NONE: Final = "none"
 """Of a run whose occurrences are public: each is counted in full."""
 
 _SUPPORTED: Final = (
-    ("accountant", ("pld",)),
+    ("accountant", accountants.ACCOUNTANTS),
     ("adjacency", ("zero-out",)),
     ("disclosure", ("secret_poisson", "occurrences_public")),
     ("noise_family", ("gaussian",)),
@@ -273,7 +273,7 @@ class HeaderSpec:
             registry_root=self.registry_root,
             model_fingerprint=self.model_fingerprint,
             blocks=self.blocks,
-            accountant=AccountantInfo(*accountants.describe()),
+            accountant=AccountantInfo(*accountants.describe(self.policy.policy.accountant, self.policy.policy.noise_family)),
             exactness_note=self.exactness_note,
             private=self.private,
             clip_margin=self.clip_margin,
