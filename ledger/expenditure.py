@@ -1,13 +1,11 @@
 """What one contribution has spent: a function of its admission, the charges, and its withdrawal. Nothing else."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attest import schedule
 from attest.micro import from_micro
 from ledger import accountants
-from ledger.accountants import gaussian
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Header
 
@@ -49,6 +47,7 @@ class Expenditure:
         """Takes schedule, sampling rates and delta from the header, and its accountant unless another is named."""
         self._header = header
         self._accountant = accountant or header.accountant.name
+        self._family = header.policy.noise_family
         self.phases = header.phases
         self._stds = [
             tuple(header.min_std(index, scale) for scale in header.phases.scales) for index in range(len(header.profiles))
@@ -170,7 +169,7 @@ class Expenditure:
         """Epsilon of all contributions with this sum of 1/z^2 over public occurrences."""
         found = self._of_losses.get(loss)
         if found is None:
-            found = accountants.epsilon_occurrences(loss, self._header.delta, self._accountant)
+            found = accountants.epsilon_occurrences(loss, self._header.delta, self._accountant, family=self._family)
             self._of_losses[loss] = found
         return found
 
@@ -179,49 +178,21 @@ class Expenditure:
         key = (class_index, z, steps, occurrences)
         found = self._epsilons.get(key)
         if found is None:
-            phases = self.charged_phases(class_index, z, steps)
-            delta, name = self._header.delta, self._accountant
-            found = self._epsilons[key] = epsilon_within(phases, occurrences, delta, name)
+            phases, delta = self.charged_phases(class_index, z, steps), self._header.delta
+            if occurrences:
+                found = accountants.epsilon_of_phases_capped(phases, occurrences, delta, self._accountant, family=self._family)
+            else:
+                found = accountants.epsilon_of_phases(phases, delta, self._accountant, family=self._family)
+            self._epsilons[key] = found
         return found
 
     def replace_of_group(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...]) -> float:
         """The same under content replacement: one payload against another. Caps do not enter."""
         phases, delta = self.charged_phases(class_index, z, steps), self._header.delta
-        if len(phases) > 1:
-            return accountants.epsilon_of_phases(phases, delta, self._accountant, replace=True)
-        return max((accountants.epsilon_replace(*_plain(phase), delta, self._accountant) for phase in phases), default=0.0)
+        return accountants.epsilon_of_phases(phases, delta, self._accountant, family=self._family, replace=True)
 
-    def charged_phases(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...]) -> list["accountants.Phase"]:
-        """What the accountant composes: the phases in which steps were charged, those of equal noise as one."""
-        merged: dict[float, int] = {}
-        for multiplier, count in zip(z, steps, strict=True):
-            if count:
-                merged[multiplier] = merged.get(multiplier, 0) + count
-        return [accountants.Phase(multiplier, self._rates[class_index], count) for multiplier, count in merged.items()]
-
-
-def epsilon_within(phases: Sequence["accountants.Phase"], occurrences: int, delta: float, accountant: str) -> float:
-    """Epsilon of a contribution that takes part in at most so many steps of all phases together (0: no cap).
-
-    Guarantee:
-        As `accountants.epsilon_capped`: the smaller of the sampled bound and the Gaussian of the worst participation,
-        mu^2 = the largest sum of 1/z_t^2 over as many charged steps as the cap admits.
-    """
-    if not phases:
-        return 0.0
-    if len(phases) == 1:
-        if occurrences:
-            return accountants.epsilon_capped(*_plain(phases[0]), occurrences, delta, accountant)
-        return accountants.epsilon(*_plain(phases[0]), delta, accountant)
-    sampled = accountants.epsilon_of_phases(phases, delta, accountant)
-    if not occurrences or sampled == 0.0:
-        return sampled
-    left, loss = occurrences, 0.0
-    for phase in sorted(phases, key=lambda phase: phase.noise_multiplier):
-        loss += min(left, phase.steps) / phase.noise_multiplier**2
-        left -= min(left, phase.steps)
-    return min(sampled, gaussian.epsilon_of_mu(math.sqrt(loss), delta))
-
-
-def _plain(phase: "accountants.Phase") -> tuple[float, float, int]:
-    return phase.noise_multiplier, phase.sampling_rate, phase.steps
+    def charged_phases(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...]) -> list[accountants.Phase]:
+        """What the accountant composes: every phase with charged steps; a multiplier beyond its range counts as less."""
+        counted = [(multiplier, count) for multiplier, count in zip(z, steps, strict=True) if count]
+        most, rate = accountants.MAX_MULTIPLIER, self._rates[class_index]
+        return [accountants.Phase(min(multiplier, most), rate, count) for multiplier, count in counted]

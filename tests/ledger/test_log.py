@@ -124,7 +124,8 @@ def test_a_window_released_in_part_is_charged_whole_and_ends_the_attempt(run):
     assert refused.value.code == "ATTEMPT_ENDED"
     run.ledger.resume(2, run.ledger.pin(), now=run.tick())
     run.steps()
-    assert run.ledger.state.expenditure.steps(run.ledger.state.contributions[descriptor(1)], 8) == 8
+    state = run.ledger.state
+    assert state.expenditure.steps(state.contributions[descriptor(1)], state.charged_phases) == 8
 
 
 @pytest.mark.parametrize("variances", [(1.0, 2.2499999), (1.5, 2.25)], ids=["less", "more"])
