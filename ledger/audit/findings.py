@@ -57,6 +57,7 @@ class AuditReport:
         epochs: the recorded epochs.
         blocks: the noise schedule.
         noise_follows_draw: whether the noise of a step is what those drawn brought, rather than the schedule's.
+        noise_phases: first step, factor on the schedule, and charged steps of each phase, where the noise varies over the run.
         owner: id of the policy's owner.
         model_digest: hex of the model digest in the last epoch, None without one.
     """
@@ -78,6 +79,7 @@ class AuditReport:
     epochs: tuple[EpochRow, ...] = ()
     blocks: tuple[HeaderBlock, ...] = ()
     noise_follows_draw: bool = False
+    noise_phases: tuple[tuple[int, float, int], ...] = ()
     owner: str | None = None
     model_digest: str | None = None
 

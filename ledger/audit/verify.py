@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from attest.micro import from_micro
 from ledger import layout, tiles
 from ledger.accountants import MICRO, describe
 from ledger.audit.files import Export
@@ -25,8 +26,9 @@ def verify_export(path: str | Path, keys: Sequence[str], *, owner_key: bytes | N
     Guarantee:
         The verdict FULL means: the directory holds exactly the files that its signed size calls for; they are the tree
         whose root a pinned key signed; the policy in the header is signed by the header's owner key (and that is
-        ``owner_key``, if given); the noise schedule is the max rule's; the charged windows tile every attempt within
-        the horizon, each over the pool of its moment and under a fresh noise stream; draws are recorded step by step where
+        ``owner_key``, if given); the noise schedule is the one that the policy's rule
+        gives; the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
+        moment and under a fresh noise stream; draws are recorded step by step where
         the policy makes them public, with the variances that they give, and nowhere else; and every recorded epsilon is at
         least the one recomputed here from admissions, charges and withdrawals, and at most 2e-6 above it (for the accountant
         `prv`: at least what `pld` gives, and at most 0.02 above it). It cannot
@@ -154,6 +156,11 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
         notes.append(f"{unsettled} windows were charged and never settled; {what}")
     if header.occurrences_public:
         notes.append("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
+    varying = header.phases.scales != (MICRO,)
+    phases = tuple(zip(header.phases.firsts, map(from_micro, header.phases.scales), run.charged_phases, strict=True))
+    if varying:
+        told = ", ".join(f"{scale:g} times from step {first} ({charged} charged)" for first, scale, charged in phases)
+        notes.append(f"noise varies over the run, by signed policy: {told}; epsilon counts every step at its own noise")
     if header.per_sample:
         notes.append(
             "the noise of a step follows its draw: everybody drawn brings (sigma C)^2 of variance to every block that they may "
@@ -190,6 +197,7 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
         ),
         blocks=header.blocks,
         noise_follows_draw=header.per_sample,
+        noise_phases=phases if varying else (),
         owner=header.owner,
         model_digest=run.epochs[-1].model_digest.hex() if run.epochs else None,
     )

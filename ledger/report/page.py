@@ -167,6 +167,9 @@ def _schedule(report: AuditReport) -> str:
     else:
         what = "Standard deviation of the noise on the sum of clipped gradients"
         when = "Fixed by the signed policy before the first step."
+    if report.noise_phases:
+        told = ", ".join(f"{scale:g} from step {first:,}" for first, scale, _ in report.noise_phases)
+        when += f" The noise of a step is that of the table times the factor of its phase: {told}."
     return (
         f"<h2>Layers and classes</h2><div class='scroll'><table><caption>{what} where a class may touch a layer; {_NONE} where "
         f"it may not, {_PUBLIC} where only public classes may. {when}</caption><thead><tr><th scope='col'>layer</th>"

@@ -17,6 +17,7 @@ from ledger.errors import HorizonExceeded, LeafRefused
 from ledger.leaves import Charge, Draw, Settle, Spend, decode_leaf
 from ledger.log import Ledger
 from ledger.replay import Replay
+from ledger.report import write_report
 from ledger.summary import class_summaries
 
 DELTA = 1e-6
@@ -337,3 +338,12 @@ def test_an_auditor_who_counts_rightly_refuses_what_a_faulty_writer_recorded(dri
         export = driver.ledger.export(tmp_path / "export")
     report = verify_export(export, VKEYS)
     assert report.verdict == "FAILED" and "SPEND_EPSILON" in codes(report)
+
+
+def test_audit_and_report_say_that_noise_varies(export, tmp_path):
+    report = verify_export(export, VKEYS)
+    assert report.noise_phases == ((1, 2.0, 12), (11, 1.25, 10))
+    assert any("2 times from step 1 (12 charged), 1.25 times from step 11 (10 charged)" in note for note in report.notes)
+    page = tmp_path / "report.html"
+    write_report(report, page)
+    assert "2 from step 1, 1.25 from step 11" in page.read_text()
