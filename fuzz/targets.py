@@ -28,7 +28,7 @@ from attest.corpus import Item, Locator
 from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError
 from attest.gate import Admission, Gate, Seen, decide
-from attest.policy import Policy
+from attest.policy import NoisePhase, Policy
 from attest.registry import Enrol, Entry, Grant, KeyStatement, RegistryReader, Revoke, RevokeOwn, Rotate
 from attest.registry.entries import join
 from attest.registry.statements import read_statement
@@ -339,6 +339,8 @@ _MASKED = replace(
         for rule in SCENE.policy.classes
     ),
 ).to_cbor()
+_PHASES = (NoisePhase(1, 2_000_000), NoisePhase(2, 1_000_000))
+_VARIED = replace(SCENE.policy, noise_phases=_PHASES, noise_budgets=(200_000, 1_000_000, 2_000_000)).to_cbor()
 
 _KEY_LINE = b"dptrain-key-v1 alice " + base64.b64encode(RAW["alice"]) + b"\n"
 
@@ -364,7 +366,7 @@ TARGETS: dict[str, Target] = {
     "descriptor": Target(
         _document(ContributionDescriptor), [o.attestation.descriptor for o in ORIGINALS[: len(TRICKY)]], 20000
     ),
-    "policy": Target(_document(Policy), [_POLICY, _MASKED]),
+    "policy": Target(_document(Policy), [_POLICY, _MASKED, _VARIED]),
     "withdrawal": Target(_document(Withdrawal), [_WITHDRAWAL]),
     "key_statement": Target(_document(KeyStatement), key_statements(), 1200),
     "statement_file": Target(

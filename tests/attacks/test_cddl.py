@@ -1,12 +1,14 @@
 """`docs/attestation.cddl` against real documents and bad ones, by an independent implementation of CDDL (`pycddl`)."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pycddl
 import pytest
 
 from attest import cbor, sign1
+from attest.policy import NoisePhase
 from fuzz.targets import ORIGINALS, SCENE, key_statements, registry_entries
 from tests.attacks.scene import CORPUS, LEFT_OUT, MICRO, NOW, descriptor, header_fields, registry_bytes, signed, with_fields
 from tests.interop.interop import documents
@@ -68,6 +70,9 @@ def test_every_form_of_each_document_is_an_instance():
     for statement in key_statements():
         assert valid("key-statement", statement)
     assert valid("policy", SCENE.policy.to_cbor())
+    phases = (NoisePhase(1, 2 * MICRO), NoisePhase(2, MICRO))
+    varied = replace(SCENE.policy, noise_phases=phases, noise_budgets=(1, 10**9, MICRO))
+    assert valid("policy", varied.to_cbor())
     at, data = 0, registry_bytes()
     while at < len(data):
         item, at = cbor.decode_prefix(data, at)
@@ -122,6 +127,10 @@ def test_a_bad_header_is_no_instance(name):
     assert not valid("protected-header", cbor.encode(with_fields(header_fields(descriptor()), BAD_HEADERS[name])))
 
 
+NO_NOISE = [{24: [[1]]}, {24: [[0, MICRO]]}, {24: [[1, MICRO - 1]]}, {24: [[1, MICRO, 1]]}, {25: [1, 2]}, {25: [0, 1, 1]}]
+"""Fields that are no phases, and no budgets."""
+
+
 def test_bad_messages_policies_and_entries_are_no_instances():
     message = ATTESTATION.sign1
     assert not valid("cose-sign1", message[1:])
@@ -130,7 +139,7 @@ def test_bad_messages_policies_and_entries_are_no_instances():
     assert not valid("attestation", cbor.encode([ATTESTATION.descriptor]))
     assert not valid("attestation", cbor.encode([ATTESTATION.descriptor, message, b""]))
     policy = cbor.decode(SCENE.policy.to_cbor())
-    for changes in ({3: [0.5, 1]}, {5: "add-remove"}, {15: 0}, {21: None}, {22: []}, {23: 0}, {24: 1}):
+    for changes in ({3: [0.5, 1]}, {5: "add-remove"}, {15: 0}, {21: None}, {22: []}, {23: 0}, {24: 1}, {26: 1}, *NO_NOISE):
         assert not valid("policy", cbor.encode(with_fields(policy, changes)))
     entry = cbor.decode(registry_entries()[0])
     for changes in ({2: -1}, {3: bytes(31)}, {5: [[6]]}, {5: [[1, "carol"]]}, {6: 1}):
@@ -139,7 +148,8 @@ def test_bad_messages_policies_and_entries_are_no_instances():
 
 def test_the_limits_of_the_schema_are_those_of_the_code():
     from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME
-    from attest.policy.rules import MAX_STEPS, MAX_WINDOW
+    from attest.policy.noise import MAX_BUDGET_MICRO, MAX_STEPS
+    from attest.policy.rules import MAX_WINDOW
 
     for name, low, high in (
         ("micro", 1, MAX_MICRO),
@@ -147,6 +157,7 @@ def test_the_limits_of_the_schema_are_those_of_the_code():
         ("seconds", 1, MAX_WINDOW),
         ("count", 1, MAX_COUNT),
         ("positive", 1, MAX_STEPS),
+        ("weight", 1, MAX_BUDGET_MICRO),
     ):
         assert re.search(rf"^{name} = {low}\.\.{high}\b", TEXT, re.MULTILINE), name
     assert valid("descriptor", descriptor({5: MAX_MICRO, 6: MICRO}))

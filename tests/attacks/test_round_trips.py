@@ -12,7 +12,7 @@ from attest import cbor, keys, sign1
 from attest.attestation import Attestation, read_at, read_places
 from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor
 from attest.errors import AttestError, CborError
-from attest.policy import ClassRule, DepthRule, Policy, sign_policy, verify_policy
+from attest.policy import ClassRule, DepthRule, NoisePhase, Policy, sign_policy, verify_policy
 from attest.registry import Create, Enrol, Entry, Grant, KeyStatement, Revoke, RevokeOwn, Rotate
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
 from tests.attacks.scene import ALICE, OWNER, RAW
@@ -78,10 +78,11 @@ INJECTIONS = st.sampled_from(
         {"noise_injection": "per_microbatch", "noise_microbatches": 65536},
         {"noise_injection": "per_sample", "disclosure": "occurrences_public"},
         {"disclosure": "occurrences_public"},
+        {"noise_phases": (NoisePhase(1, 10**6), NoisePhase(2, 10**15)), "noise_budgets": (1, 10**6, 10**9)},
     ]
 )
 POLICIES = st.builds(
-    lambda injection, **fields: Policy(**injection, **fields),
+    lambda injection, steps, **fields: Policy(steps=max(steps, len(injection.get("noise_phases", ()))), **injection, **fields),
     INJECTIONS,
     corpus=IDS,
     delta=st.fractions(Fraction(1, 10**12), Fraction(1, 2), max_denominator=10**12),

@@ -345,5 +345,5 @@ def test_audit_and_report_say_that_noise_varies(export, tmp_path):
     assert report.noise_phases == ((1, 2.0, 12), (11, 1.25, 10))
     assert any("2 times from step 1 (12 charged), 1.25 times from step 11 (10 charged)" in note for note in report.notes)
     page = tmp_path / "report.html"
-    write_report(report, page)
+    write_report(export, page, report=report)
     assert "2 from step 1, 1.25 from step 11" in page.read_text()
