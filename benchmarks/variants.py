@@ -212,9 +212,10 @@ VARIANTS: dict[str, Callable] = {
     "opacus_ghost": opacus_ghost,
 }
 
-WARM_UP = {"ours_compiled": 4}
-"""Steps before the first round where one is not enough: the compiled form is compared with the hook form at runs 1, 2, 4, 8,
-16, 32 and every 64th of a kind of microbatch. Three rounds after four steps hold no comparison; a long run pays one in 64."""
+WARM_UP = {"ours_compiled": 9}
+"""Steps before the first round where one is not enough. The compiled form is compared with the hook form at every doubling of
+the runs of a kind of microbatch and of the steps that it met, and at every 64th run: three rounds after nine steps hold none,
+and a long run pays for one in 64."""
 
 
 def names_for(config: Config) -> list[str]:
