@@ -206,8 +206,8 @@ def test_headers_that_contradict_themselves_are_refused(case):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"accountant": "rdp"},
         {"noise_family": "laplace"},
+        {"noise_family": "correlated"},
     ],
 )
 def test_mechanisms_without_accounting_are_refused(changes):
