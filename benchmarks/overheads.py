@@ -7,7 +7,6 @@ Noise: nanoseconds per coordinate of a release, beside generators that promise l
 
 import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,14 +14,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
+from benchmarks import noise as generators
 from benchmarks.configs import CONFIGS, ROUTING, Config
 from benchmarks.step import take_turns
 from benchmarks.variants import ours, ours_fast
 from dptrain import describe, engine
-from dptrain.noise import KeyStream, LatticeGaussian
 
 TARGETS = {"routing": 1.02, "ledger": 1.01, "noise": 16.0}
 
@@ -102,40 +100,9 @@ def ledger(rounds: int, threads: int, config: Config = CONFIGS["bert_full"]) -> 
 
 
 def noise(rounds: int, threads: int) -> dict[str, dict[str, float]]:
-    """Nanoseconds per coordinate, the best of some repetitions: CPU and wall."""
-    torch.set_num_threads(threads)
-    total = torch.zeros(COORDINATES, dtype=torch.float64)
-    fast, generator = torch.empty(COORDINATES), np.random.Generator(np.random.Philox(1))
-    out = np.empty(COORDINATES, np.float32)
-    lattice = LatticeGaussian(KeyStream("noise", b"benchmark", 0, os.urandom(32)))
-    counter = iter(range(1, 1 << 30))
-    makers: dict[str, Callable[[], object]] = {
-        "release": lambda: lattice.release_(total, 1.0, 1.0, step=next(counter), lane=0),
-        "torch_randn_float32": lambda: fast.normal_(),
-        "numpy_philox_float32": lambda: generator.standard_normal(dtype=np.float32, out=out),
-        "urandom_box_muller_float32": urandom_box_muller,
-    }
-    found = {}
-    for name, make in makers.items():
-        make()
-        best = [float("inf"), float("inf")]
-        for _ in range(max(3, rounds)):
-            wall, cpu = time.perf_counter(), time.process_time()
-            make()
-            taken = time.process_time() - cpu, time.perf_counter() - wall
-            best = [min(a, b) for a, b in zip(best, taken, strict=True)]
-        found[name] = {"cpu_ns": best[0] / COORDINATES * 1e9, "wall_ns": best[1] / COORDINATES * 1e9}
-    lattice.destroy()
-    return found
-
-
-def urandom_box_muller() -> torch.Tensor:
-    """Bytes of the operating system, turned into float32 normals without further care."""
-    words = torch.frombuffer(bytearray(os.urandom(COORDINATES * 4)), dtype=torch.int32).view(-1, 2)
-    uniform = words.to(torch.float32).mul_(2.0**-32).add_(0.5)
-    radius = uniform[:, 0].clamp_min(2.0**-32).log().mul_(-2.0).sqrt()
-    angle = uniform[:, 1] * (2.0 * np.pi)
-    return torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
+    """Nanoseconds per coordinate of a release and three generators beside it; all of them: ``python -m benchmarks.noise``."""
+    names = ("release", "torch_randn_float32", "numpy_philox_float32", "urandom_box_muller_float32")
+    return generators.measure(max(3, rounds), threads, names, COORDINATES)
 
 
 def run(rounds: int, threads: int) -> dict[str, Any]:

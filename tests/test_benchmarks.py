@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from attest.policy import Policy  # noqa: E402
-from benchmarks import gpu, overheads  # noqa: E402
+from benchmarks import gpu, noise, overheads  # noqa: E402
 from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, replace  # noqa: E402
 from benchmarks.step import render, run  # noqa: E402
 from benchmarks.variants import _policy, absent_from, names_for  # noqa: E402
@@ -98,6 +98,21 @@ def test_rows_of_routing_ledger_and_noise_are_measured_beside_their_targets(monk
     assert found["ledger"]["cpu_ratio_windows_of_one"] > found["ledger"]["cpu_ratio"] > 1
     text = overheads.render(found)
     assert all(f"target {target:g}" in text for target in overheads.TARGETS.values()) and "numpy philox" in text
+
+
+def test_every_generator_of_noise_is_measured_on_each_number_of_threads() -> None:
+    found = noise.run(1, (1, 2), coordinates=1 << 17)
+    assert all(cell["cpu_ns"] > 0 for rows in found["threads"].values() for cell in rows.values())
+    text = noise.render(found)
+    for name in (
+        "dptrain release",
+        "dptrain release device",
+        "torch randn float64",
+        "numpy pcg64",
+        "urandom box muller float64",
+    ):
+        assert name in text
+    assert "2 threads" in text and json.loads(json.dumps(found))["coordinates"] == 1 << 17
 
 
 def test_memory_is_measured_on_two_microbatches_of_every_class_at_most() -> None:

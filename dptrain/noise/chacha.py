@@ -73,8 +73,9 @@ class ChaChaStream(Keyed):
     def _head(self, device: torch.device) -> torch.Tensor:
         """Constants and key, int32, shape (12, 1)."""
         if device not in self._heads:
-            words = torch.frombuffer(bytearray(_CONSTANTS + self._key), dtype=torch.int32)
-            self._heads[device] = words.to(device).view(12, 1)
+            with torch.inference_mode(False):  # or it could not be overwritten outside that mode
+                words = torch.frombuffer(bytearray(_CONSTANTS + self._key), dtype=torch.int32)
+                self._heads[device] = words.to(device).view(12, 1)
         return self._heads[device]
 
 

@@ -74,7 +74,8 @@ class LatticeGaussian:
 
     Guarantee: the output of :meth:`release_` is ``gamma/normaliser`` times an integer per coordinate, the noise integer of
     coordinate ``o`` of tensor ``lane`` at ``step`` is a function of (key, step, lane, o) alone and is used once, and the
-    noise is normal with standard deviation ``s`` up to a radius of 13 s (mass 1e-37), with radii finer than the lattice.
+    noise is normal with standard deviation ``s``. Radii are finer than the lattice up to 11.7 s (mass beyond: 2e-30), and end
+    at 13.3 s.
     """
 
     def __init__(self, stream: KeyStream) -> None:

@@ -37,7 +37,7 @@ class BoxMuller:
     One 16-byte block gives the pair of coordinates (2k, 2k+1), by radius and angle (Box and Muller, 1958). The radius must be
     finer than the lattice everywhere, or a release that no radius can produce would tell two worlds apart. So x is uniform
     on (0, 1/2] in steps of 2^-75, one bit says whether u = x or u = 1 - x, and where x < 2^-21 a second block adds 53 more
-    bits: the logarithm keeps its relative precision at both ends, to a radius of 13.
+    bits: the logarithm keeps its relative precision at both ends, and the largest radius is 13.3.
     """
 
     def __init__(self) -> None:

@@ -30,8 +30,8 @@ def require(device: torch.device) -> None:
     if wrong:
         raise ConfigError(
             "NOISE_DEVICE",
-            f'noise cannot be drawn on device {str(device)!r}: {wrong}; leave run.noise_generator at "host", which draws on the '
-            "processor",
+            f"noise cannot be drawn on device {str(device)!r}: {wrong}; leave run.noise_generator at 'host', which draws on "
+            "the processor",
         )
     _passed.add(device)
 
