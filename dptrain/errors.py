@@ -60,3 +60,15 @@ class ResumeRefused(DptrainError):
 
 class CompileRefused(DptrainError):
     """The compiled form of the step cannot be made here, or does not give what the hook form gives."""
+
+
+class TargetUnreachable(DptrainError):
+    """No value of what was solved for reaches the target.
+
+    Attributes:
+        nearest: The nearest epsilon that can be reached.
+    """
+
+    def __init__(self, code: str, sentence: str, *, nearest: float) -> None:
+        super().__init__(code, sentence)
+        self.nearest = nearest

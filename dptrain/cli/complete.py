@@ -29,6 +29,20 @@ WITHDRAWAL_REASONS = {
 }
 """Reason codes of withdrawals that are common; any identifier is one."""
 
+ACCOUNTANTS = {
+    "pld": "privacy loss distributions; the default, and the tightest that is a bound by itself",
+    "rdp": "Rényi divergences",
+    "moments": "the moments accountant of Abadi et al. (2016)",
+    "prv": "privacy random variables, by opacus",
+}
+
+FAMILIES = {
+    "gaussian": "the default",
+    "laplace": "clipped in the L1 norm",
+    "discrete_gaussian": "on integers",
+    "skellam": "on integers, closed under sums",
+}
+
 _SUFFIXES = {
     "POLICY": (".cose", ".toml"),
     "POLICY.toml": (".toml",),
@@ -43,6 +57,8 @@ _SUFFIXES = {
     "REPORT.html": (".html",),
     "RUN.toml": (".toml",),
     "JSON": (".json",),
+    "NORMS.json": (".json",),
+    "FIGURE": (".svg", ".html", ".png"),
     "CORPUS": (),
     "EXPORT": (),
     "DIR": (),
@@ -111,6 +127,15 @@ def class_counts(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
     return ((f"{name}=", note) for name, note in classes(ctx, incomplete.partition("=")[0]))
 
 
+def settings(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
+    """The last assignment of a list of changes: settings of the policy, and of its classes."""
+    done, comma, last = incomplete.rpartition(",")
+    keys = ["steps", "delta", "normalizer", "redo_steps", "accountant", "disclosure", "noise.injection"]
+    of_class = ("noise_multiplier", "clip_norm", "sampling_rate")
+    keys += [f"class.{name}.{key}" for name, _ in classes(ctx, "") for key in of_class]
+    return ((f"{done}{comma}{key}=", "") for key in keys if key.startswith(last.lstrip()))
+
+
 def contributors(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
     """Names in the registry on the line."""
     known = _registry(_given(ctx, "registry"))
@@ -140,7 +165,10 @@ _BY_OPTION: dict[str, Proposals] = {
     "--contributor": contributors,
     "--key-id": key_ids,
     "--reason": reasons,
-    "--accountant": lambda ctx, incomplete: [("pld", "privacy loss distributions")],
+    "--accountant": lambda ctx, incomplete: (item for item in ACCOUNTANTS.items() if item[0].startswith(incomplete)),
+    "--family": lambda ctx, incomplete: (item for item in FAMILIES.items() if item[0].startswith(incomplete)),
+    "--target-epsilon": class_counts,
+    "--what-if": settings,
 }
 
 

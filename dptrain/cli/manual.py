@@ -25,8 +25,10 @@ PANELS = {
         "--data-class",
         "--principal",
     ),
-    "Assumptions": ("--layers", "--seconds-per-step"),
-    "Output": ("--out", "--limit", "--refusals", "--history", "--json"),
+    "Assumptions": ("--layers", "--contributions", "--seconds-per-step"),
+    "To change": ("--target-epsilon", "--solve", "--what-if"),
+    "To look closer": ("--gradient-norms", "--measure", "--compare", "--curve"),
+    "Output": ("--out", "--limit", "--refusals", "--history", "--plot", "--json"),
 }
 """Options that are about the same, under one heading in the help of every command."""
 

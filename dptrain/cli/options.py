@@ -1,8 +1,11 @@
 """Options that name files."""
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+
+from dptrain.planning.canvas import SUFFIXES, require_matplotlib
 
 
 def existing_file(flag: str, metavar: str, text: str, **settings: Any) -> Any:
@@ -13,3 +16,26 @@ def existing_file(flag: str, metavar: str, text: str, **settings: Any) -> Any:
         settings: further arguments of `typer.Option`.
     """
     return typer.Option(flag, metavar=metavar, exists=True, dir_okay=False, help=text, **settings)
+
+
+PlotFile = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FIGURE", dir_okay=False, help="Draw it: FILE.svg, FILE.html with tables, or FILE.png."),
+]
+
+
+def require_plot(path: Path | None) -> None:
+    """Says before anything is computed if a figure cannot be written.
+
+    Raises:
+        typer.BadParameter: Another suffix, or the file exists. ConfigError: matplotlib is missing for a .png.
+    """
+    if path is None:
+        return
+    if path.suffix not in SUFFIXES:
+        raise typer.BadParameter(f"{path} is no figure; name a file that ends in {', '.join(SUFFIXES)}")
+    if path.exists():
+        raise typer.BadParameter(f"{path} exists; choose another name or move it away")
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no directory {path.parent} to write {path.name} to")
+    require_matplotlib(path)

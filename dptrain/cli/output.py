@@ -3,11 +3,15 @@
 Exit codes: 0 done, 1 refused or failed check, 2 wrong use.
 """
 
+import codecs
 import contextlib
 import errno
+import io
 import json as json_text
 import math
+import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -23,9 +27,12 @@ from typer.core import TyperGroup
 from attest.errors import AttestError
 from dptrain.cli import complete, hints, manual
 from dptrain.errors import DptrainError
+from dptrain.planning.glyphs import ASCII, PLAIN, UNICODE, Glyphs, Line
 from ledger.errors import LedgerError
 
 _JSON = "dptrain.json"
+
+_IN_PLAIN = "dptrain.plain"
 
 _FROM_NOW = re.compile(r"([+-][0-9]{1,5})([dh])")
 
@@ -60,10 +67,11 @@ class RootGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; typed errors and I/O errors end here, anything else is a fault and propagates."""
+        nearest = None
         try:
             return super().invoke(ctx)
         except (AttestError, LedgerError, DptrainError) as error:
-            code, sentence = error.code, error.sentence
+            code, sentence, nearest = error.code, error.sentence, getattr(error, "nearest", None)
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
@@ -75,7 +83,8 @@ class RootGroup(TyperGroup):
             print_json({"error": {"code": "USAGE", "sentence": error.format_message()}})
             raise typer.Exit(2) from error
         if ctx.meta.get(_JSON):
-            print_json({"error": {"code": str(code), "sentence": sentence}})
+            told = {"code": str(code), "sentence": sentence}
+            print_json({"error": told if nearest is None else told | {"nearest": nearest}})
         else:
             Console(stderr=True, highlight=False).print(styled("bold red", str(code), f": {sentence}"), soft_wrap=True)
         raise typer.Exit(1)
@@ -87,7 +96,27 @@ def console() -> Console:
     screen = Console(soft_wrap=True, highlight=False, markup=False)
     if not screen.is_terminal:
         screen.width = _PIPE_WIDTH
+    if screen.options.ascii_only and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors=_IN_PLAIN)
     return screen
+
+
+def _in_plain(error: UnicodeError) -> tuple[str, int]:
+    """What stands for characters that the standard output does not take."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(PLAIN.get(char, "?") for char in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(_IN_PLAIN, _in_plain)
+
+
+def print_picture(draw: Callable[[Glyphs], list[Line]]) -> None:
+    """Print a picture of characters, plain ones where the screen takes no others."""
+    out = console()
+    plain = out.options.ascii_only or os.environ.get("TERM") == "dumb"
+    for line in draw(ASCII if plain else UNICODE):
+        out.print(Text.assemble(*line), no_wrap=True)
 
 
 def styled(style: str, text: str, rest: str = "") -> Text:
@@ -144,6 +173,26 @@ def promised(value: float | None, digits: int = 4) -> str:
 def amount(value: float) -> str:
     """A count, or a ratio of any size, for a person: no exponents above one, thousands set off."""
     return f"{value:,.0f}" if value >= 1000 else number(value)
+
+
+def duration(seconds: float) -> str:
+    """A length of time for a person: `3.2 ms`, `14 s`, `2 h 5 min`."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs" if seconds else "0 s"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+def size(count: int) -> str:
+    """A number of bytes for a person."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def counted(count: int, thing: str) -> str:

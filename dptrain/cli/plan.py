@@ -1,7 +1,10 @@
 """`dptrain plan`: schedule, effective multipliers, epsilon and waste, before anything is spent."""
 
-from collections import Counter
+import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict
+from decimal import Decimal
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,11 +12,28 @@ import typer
 
 from attest.gate import GateReport
 from attest.policy import Policy
+from dptrain.cli import plan_show as show
+from dptrain.cli.counts import count_of, goals_of
 from dptrain.cli.files import OwnerKey, PolicyFile, RegistryFile, read_policy, read_signed_policy
 from dptrain.cli.gate import judge
-from dptrain.cli.output import JsonFlag, console, moment, number, print_json, styled, table
-from dptrain.cli.planning import BoundPlan, Plan, bound_plan, class_stds, make_plan
+from dptrain.cli.options import PlotFile, existing_file, require_plot
+from dptrain.cli.output import JsonFlag, counting, moment, print_json
+from dptrain.cli.policy_text import as_toml
+from dptrain.cli.train import load_training
+from dptrain.planning import changes, figures, targets
+from dptrain.planning.bounds import GroupPlan, signed_groups
+from dptrain.planning.plan import Plan, make_plan
+from dptrain.planning.signal import Signal, as_json, read_norms, signals
 from dptrain.support import unsupported
+
+
+class Quantity(StrEnum):
+    """What `--solve` finds."""
+
+    MULTIPLIER = "multiplier"
+    STEPS = "steps"
+    RATE = "rate"
+    NORMALIZER = "normalizer"
 
 
 def plan(
@@ -22,6 +42,36 @@ def plan(
         Path | None, typer.Argument(metavar="CORPUS", exists=True, help="Count and judge this corpus as well.")
     ] = None,
     layers: Annotated[int, typer.Option(min=1, max=4096, help="Layers of the model.")] = 12,
+    contributions: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS=N", help="Contributions of a class, where there is no corpus; repeat. Others have none."),
+    ] = None,
+    gradient_norms: Annotated[
+        Path | None,
+        existing_file(
+            "--gradient-norms", "NORMS.json", "Norms of PUBLIC gradients per block, or class/block: shows signal against noise."
+        ),
+    ] = None,
+    measure: Annotated[
+        Path | None,
+        existing_file("--measure", "RUN.toml", "Time a few steps of this run on random payloads; needs the train extra."),
+    ] = None,
+    target_epsilon: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[CLASS=]E", help="Say what to change for an epsilon of at most E, of all or of one; repeat."),
+    ] = None,
+    solve: Annotated[
+        Quantity | None,
+        typer.Option(
+            metavar="WHAT",
+            help="multiplier (default), steps or rate; or normalizer, which touches no guarantee and needs no target.",
+        ),
+    ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHANGES", help="Compare with a policy that says KEY=VALUE,KEY=VALUE; repeat for more."),
+    ] = None,
+    plot: PlotFile = None,
     owner_key: OwnerKey = None,
     registry: RegistryFile = None,
     now: Annotated[int | None, moment("Moment of admission; default: now.")] = None,
@@ -31,15 +81,57 @@ def plan(
 
     With a corpus, contributions are admitted as in training and their own signed bounds are accounted; the policy must
     be signed for that. Layers are counted without loading a model: blocks are embeddings, layer.0 ..., head.
+
+    Nothing is written but what `--plot` names, and nothing is charged.
     """
     rules = read_signed_policy(policy, owner_key).policy if corpus else read_policy(policy, owner_key)[0]
-    planned = make_plan(rules, layers)
+    goals = _goals(target_epsilon or [], solve, rules)
+    others = _others(rules, what_if or [])
+    require_plot(plot)
+    run = _run_file(measure)
+    norms = None if gradient_norms is None else read_norms(gradient_norms)
+    by_hand = dict(count_of(text, rules) for text in contributions or [])
     report = judge(rules, policy, corpus, registry, now, None, owner_key) if corpus else None
-    bounds = _signed_bounds(rules, planned, report) if report else {}
+    counts = _counts(report, by_hand)
+    with counting("computing epsilon"):
+        planned = make_plan(rules, layers)
+        groups = signed_groups(rules, planned, report) if report else {}
+        ratios = None if norms is None else signals(rules, planned, norms, counts)
+        solution = _solve(rules, goals, solve, counts, layers)
+        compared = [(text, other, make_plan(other, layers)) for text, other in others]
+    cost = None if run is None else load_training("dptrain.planning.measure").measure(rules, run, counts)
+    if plot is not None:
+        figures.plan_figure(planned, f"{rules.corpus}: {rules.steps:,} steps").write(plot, figures.plan_tables(planned))
     if json:
-        print_json(_as_json(rules, planned, report, bounds))
+        data = _as_json(rules, planned, report, groups, ratios, counts)
+        data |= {} if solution is None else {"solution": solution.as_json()}
+        data |= {} if cost is None else {"measured": asdict(cost)}
+        if compared:
+            data["what_if"] = [
+                {
+                    "change": text,
+                    **_as_json(other, plan_then, None, {}, None, None),
+                    "differences": show.differences_json(rules, planned, other, plan_then),
+                }
+                for text, other, plan_then in compared
+            ]
+        print_json(data)
+        return
+    if compared:
+        show.print_comparison(rules, planned, compared)
+    elif solution is not None:
+        show.print_solution(solution, policy)
     else:
-        _print(rules, planned, report, bounds)
+        show.print_plan(rules, planned)
+        if report is not None:
+            show.print_corpus(rules, report, groups)
+    if ratios is not None:
+        show.print_signals(planned, ratios)
+    if cost is not None:
+        show.print_cost(rules, cost)
+    if plot is not None:
+        show.print_written(plot)
+    show.print_unsupported(unsupported(rules))
 
 
 def register(app: typer.Typer) -> None:
@@ -47,113 +139,53 @@ def register(app: typer.Typer) -> None:
     app.command()(plan)
 
 
-def _signed_bounds(policy: Policy, planned: Plan, report: GateReport) -> dict[str, list[tuple[int, BoundPlan]]]:
-    """Per class: how many admitted contributions signed which bounds, most exposed first."""
-    groups: dict[str, Counter[tuple[int, int]]] = {}
-    for item in report.admitted:
-        signed = item.admission.descriptor
-        if signed.public:
-            continue
-        pair = (signed.noise_multiplier_micro, signed.clip_norm_micro)
-        groups.setdefault(signed.admissibility_class, Counter())[pair] += 1
-    bounds = {}
-    for name, pairs in groups.items():
-        rule, stds = policy.class_rule(name), class_stds(planned, name)
-        found = [(count, bound_plan(policy, rule, sigma, clip, stds)) for (sigma, clip), count in pairs.items()]
-        bounds[name] = sorted(found, key=lambda item: item[1].effective_multiplier)
-    return bounds
+def _goals(texts: list[str], solve: Quantity | None, rules: Policy) -> dict[str, float]:
+    if solve is Quantity.NORMALIZER and texts:
+        raise typer.BadParameter("the normalizer touches no epsilon; leave out --target-epsilon, or solve for another quantity")
+    if solve not in (None, Quantity.NORMALIZER) and not texts:
+        raise typer.BadParameter(f"--solve {solve} needs a --target-epsilon")
+    return goals_of(texts, rules)
 
 
-def _print(policy: Policy, planned: Plan, report: GateReport | None, bounds: dict[str, list[tuple[int, BoundPlan]]]) -> None:
-    out = console()
-    out.print(f"corpus {policy.corpus}, {policy.steps} steps, delta {float(policy.delta):g}, {policy.accountant}")
-    rows = table("class", "sigma", "z", "waste", "epsilon", "if content replaced", "if all redone", "draws of each")
-    for item in planned.classes:
-        preset = item.preset
-        rows.add_row(
-            item.name,
-            number(preset.noise_multiplier),
-            number(preset.effective_multiplier),
-            f"{preset.waste:.2f}",
-            number(preset.epsilon),
-            number(preset.epsilon_replace),
-            number(preset.epsilon_with_redo),
-            number(item.expected_draws),
-        )
-    for public in planned.public:
-        rows.add_row(public.name, *["public"] * 6, number(public.expected_draws))
-    out.print(rows)
-    literal = policy.noise_injection == "per_sample"
-    given = "what is sure beforehand" if literal else "what the schedule gives"
-    out.print(f"sigma: noise multiplier asked for; z: {given}; waste: z / sigma")
-    if policy.disclosure == "occurrences_public":
-        out.print(
-            "occurrences are public: the ledger says who was drawn, and each occurrence counts in full. Epsilons here are for "
-            "as many draws as one contribution in a million exceeds; what each spends is known only afterwards"
-        )
-    blocks = table("block", "noise std on the sum", "classes")
-    for block in planned.blocks:
-        blocks.add_row(block.name, number(block.std) if block.std else "none: public", ", ".join(block.classes))
-    out.print(blocks)
-    if literal:
-        out.print(
-            "noise is brought by those drawn, (sigma C)^2 of variance each: the noise of a step follows its draw, and the "
-            "noise per block above is what the most demanding class brings, once"
-        )
-    else:
-        out.print(f"noise energy against uniform noise in the same blocks: {planned.noise_energy_ratio:.0%}")
-    for rule in policy.classes:
-        if rule.depth.adapter is not None:
-            out.print(
-                f"class {rule.name} is bound to adapter {rule.depth.adapter!r}: it touches the parameters of that adapter "
-                "alone, in every layer that has them; the ledger names it in their blocks"
-            )
-    if planned.lower_bounds:
-        out.print(
-            "bound to names, an adapter, heads or experts: multipliers are lower bounds, epsilons upper bounds, until a "
-            "model is seen"
-        )
-    if report is not None:
-        _print_corpus(policy, report, bounds)
-    for sentence in unsupported(policy):
-        out.print(styled("red", "✗", f" {sentence}"))
+def _others(rules: Policy, texts: list[str]) -> list[tuple[str, Policy]]:
+    """The policies to compare with."""
+    text_of_rules = as_toml(rules)
+    return [(text, changes.changed(rules, tomllib.loads(text_of_rules, parse_float=Decimal), text)) for text in texts]
 
 
-def _print_corpus(policy: Policy, report: GateReport, bounds: dict[str, list[tuple[int, BoundPlan]]]) -> None:
-    out = console()
-    rows = table("class", "signed by", "sigma", "clip norm", "z", "epsilon", "if content replaced")
-    for name, groups in sorted(bounds.items()):
-        for count, bound in groups:
-            rows.add_row(
-                name,
-                str(count),
-                number(bound.noise_multiplier),
-                number(bound.clip_norm),
-                number(bound.effective_multiplier),
-                number(bound.epsilon),
-                number(bound.epsilon_replace),
-            )
-    public = sum(item.admission.descriptor.public for item in report.admitted)
-    if public:
-        rows.add_row("public classes", str(public), *["public"] * 5)
-    out.print(rows)
-    per_step = _expected_per_step(policy, report)
-    out.print(f"{len(report.admitted)} admitted, {len(report.refused)} refused; {number(per_step)} drawn per step on average")
-    if not 0.1 <= per_step / policy.normalizer <= 10:
-        far = f" sums are divided by the normalizer {policy.normalizer}, far from {number(per_step)}; this scales the learning "
-        out.print(styled("yellow", "!", far + "rate and touches no guarantee"))
+def _run_file(path: Path | None) -> Any:
+    if path is None:
+        return None
+    from dptrain.runconfig import RunConfig
+
+    return RunConfig.load(path)
 
 
-def _expected_per_step(policy: Policy, report: GateReport) -> float:
-    counts = report.counts()["admitted"]
-    return float(sum(policy.class_rule(name).sampling_rate * count for name, count in counts.items()))
+def _counts(report: GateReport | None, by_hand: Mapping[str, int]) -> dict[str, int] | None:
+    """Contributions per class: admitted ones, corrected by what was given by hand; None if nobody said."""
+    if report is None and not by_hand:
+        return None
+    admitted = report.counts()["admitted"] if report is not None else {}
+    return {**admitted, **by_hand}
+
+
+def _solve(
+    rules: Policy, goals: dict[str, float], solve: Quantity | None, counts: dict[str, int] | None, layers: int
+) -> targets.Solution | None:
+    if solve is Quantity.NORMALIZER:
+        if counts is None:
+            raise typer.BadParameter("--solve normalizer needs a CORPUS, or --contributions CLASS=N for its classes")
+        return targets.solve_normalizer(rules, counts, layers)
+    return targets.solve(rules, goals, (solve or Quantity.MULTIPLIER).value, layers) if goals else None
 
 
 def _as_json(
     policy: Policy,
     planned: Plan,
     report: GateReport | None,
-    bounds: dict[str, list[tuple[int, BoundPlan]]],
+    groups: Mapping[str, list[GroupPlan]],
+    ratios: list[Signal] | None,
+    counts: Mapping[str, int] | None,
 ) -> dict[str, Any]:
     data: dict[str, Any] = {
         "corpus": policy.corpus,
@@ -161,16 +193,22 @@ def _as_json(
         "accountant": policy.accountant,
         "adjacency": policy.adjacency,
         "disclosure": policy.disclosure,
+        "noise_family": policy.noise_family,
         "noise_injection": policy.noise_injection,
         "steps": policy.steps,
         "redo_steps": policy.redo_steps,
+        "normalizer": policy.normalizer,
         **asdict(planned),
         "unsupported": list(unsupported(policy)),
     }
+    if counts is not None:
+        data["expected_contributions_per_step"] = show.expected_per_step(policy, counts)
     if report is not None:
         data["gate"] = report.counts()
-        data["expected_contributions_per_step"] = _expected_per_step(policy, report)
         data["signed_bounds"] = {
-            name: [{"contributions": count, **asdict(bound)} for count, bound in groups] for name, groups in bounds.items()
+            name: [{"contributions": item.contributions, **asdict(item.bound)} for item in found]
+            for name, found in groups.items()
         }
+    if ratios is not None:
+        data["signals"] = as_json(ratios)
     return data

@@ -15,6 +15,7 @@ from attest.signer import as_signer
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.show import print_check
 from dptrain.cli.advice.survey import admitted, attested
+from dptrain.cli.counts import count_of
 from dptrain.cli.files import (
     OwnerKey,
     PassphraseFile,
@@ -29,8 +30,8 @@ from dptrain.cli.files import (
 )
 from dptrain.cli.gate import judge
 from dptrain.cli.output import JsonFlag, console, counting, print_json
-from dptrain.cli.planning import make_plan
 from dptrain.cli.policy_text import as_toml
+from dptrain.planning.plan import make_plan
 from dptrain.support import unsupported
 
 app = typer.Typer(
@@ -184,6 +185,12 @@ def _depth(depth: DepthRule) -> dict[str, Any]:
     )
 
 
+def _budgets(policy: Policy) -> dict[str, float] | None:
+    if policy.noise_budgets is None:
+        return None
+    return {name: weight / 1e6 for name, weight in zip(("embeddings", "layers", "head"), policy.noise_budgets, strict=True)}
+
+
 def _size(
     path: Path,
     rules: Policy,
@@ -194,7 +201,7 @@ def _size(
     owner_key: Path | None,
 ) -> CorpusSize | None:
     """The size of the corpus: counted, then corrected by what was given by hand."""
-    by_hand = dict(_count_of(text, rules) for text in given)
+    by_hand = dict(count_of(text, rules) for text in given)
     if corpus is None:
         return CorpusSize("given", by_hand) if given else None
     if signed:
@@ -203,14 +210,6 @@ def _size(
         with counting("counting") as progress:
             size = attested(corpus, rules, progress)
     return replace(size, classes={**size.classes, **by_hand})
-
-
-def _count_of(text: str, rules: Policy) -> tuple[str, int]:
-    name, _, count = text.partition("=")
-    if not (count.isascii() and count.isdigit()):
-        raise typer.BadParameter(f"{text!r} is not CLASS=N, for example {rules.classes[0].name}=10000")
-    rules.class_rule(name)
-    return name, int(count)
 
 
 def _grants(path: Path, registry: Path | None, owner_key: Path | None) -> tuple[frozenset[str] | None, int]:
@@ -242,6 +241,8 @@ def _as_json(signed: SignedPolicy) -> dict[str, Any]:
             "noise_family": policy.noise_family,
             "noise_injection": policy.noise_injection,
             "noise_microbatches": policy.noise_microbatches,
+            "noise_phases": [{"from_step": item.first_step, "scale": item.scale_micro / 1e6} for item in policy.noise_phases],
+            "noise_budgets": _budgets(policy),
             "min_clip_norm": policy.min_clip_norm_micro / 1e6,
             "min_noise_multiplier": policy.min_noise_multiplier_micro / 1e6,
             "max_window_seconds": policy.max_window,

@@ -32,6 +32,7 @@ def as_toml(policy: Policy) -> str:
     noise = {"family": _text(policy.noise_family), "injection": _text(policy.noise_injection)}
     if policy.noise_microbatches is not None:
         noise["microbatches"] = str(policy.noise_microbatches)
+    phases = [{"from_step": str(phase.first_step), "scale": _micro(phase.scale_micro)} for phase in policy.noise_phases]
     floors = {
         "clip_norm": _micro(policy.min_clip_norm_micro),
         "noise_multiplier": _micro(policy.min_noise_multiplier_micro),
@@ -41,7 +42,11 @@ def as_toml(policy: Policy) -> str:
         "contributor_cap": str(policy.contributor_cap),
         "max_examples": str(policy.max_examples),
     }
-    tables = [_table("", top), _table("[noise]", noise), _table("[floors]", floors), _table("[gate]", gate)]
+    tables = [_table("", top), _table("[noise]", noise), *(_table("[[noise.phase]]", phase) for phase in phases)]
+    if policy.noise_budgets is not None:
+        weights = zip(("embeddings", "layers", "head"), map(_micro, policy.noise_budgets), strict=True)
+        tables.append(_table("[noise.budgets]", dict(weights)))
+    tables += [_table("[floors]", floors), _table("[gate]", gate)]
     return "\n".join([*tables, *(_table("[[class]]", _class(rule)) for rule in policy.classes)])
 
 

@@ -12,7 +12,12 @@ from dptrain.errors import ConfigError
 from dptrain.extras import how_to_install, is_missing_extra
 
 
-def _load(module: str) -> ModuleType:
+def load_training(module: str) -> ModuleType:
+    """A module that imports torch.
+
+    Raises:
+        ConfigError: Code TRAIN_EXTRA_MISSING, with what to install.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -31,7 +36,7 @@ def train(
     Nothing in a run file can weaken the guarantee: everything it rests on is in the signed policy.
     """
     arguments = [str(run), *(["--resume"] if resume else []), *(["--json"] if json else [])]
-    raise typer.Exit(_load("dptrain.train").main(arguments))
+    raise typer.Exit(load_training("dptrain.train").main(arguments))
 
 
 def demo(
@@ -40,7 +45,7 @@ def demo(
 ) -> None:
     """The whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report."""
     arguments = ["--dir", str(directory), *(["--json"] if json else [])]
-    raise typer.Exit(_load("dptrain.demo").main(arguments))
+    raise typer.Exit(load_training("dptrain.demo").main(arguments))
 
 
 def register(app: typer.Typer) -> None:

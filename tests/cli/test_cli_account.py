@@ -27,7 +27,7 @@ def test_calibrate_never_exceeds_its_target_and_account_agrees(shell):
 
 @pytest.mark.parametrize(
     ("option", "value", "code"),
-    [("--accountant", "rdp", "ACCOUNTANT"), ("--delta", "1e-13", "DELTA"), ("--sampling-rate", "1.5", "SAMPLING_RATE")],
+    [("--accountant", "gdp", "ACCOUNTANT"), ("--delta", "1e-13", "DELTA"), ("--sampling-rate", "1.5", "SAMPLING_RATE")],
 )
 def test_what_cannot_be_accounted_is_refused_with_a_code(shell, option, value, code):
     answer = shell.json("account", "--noise-multiplier", "1", *RUN, option, value, code=1)

@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_written_is_an_expected_error(shell):
 
 
 def test_an_unexpected_error_is_not_swallowed(shell, monkeypatch):
-    monkeypatch.setattr("dptrain.cli.account.accountants.epsilon", lambda *_: 1 / 0)
+    monkeypatch.setattr("dptrain.cli.account.accountants.epsilon_of_phases", lambda *_, **__: 1 / 0)
     arguments = ["account", "--noise-multiplier", "1", "--sampling-rate", "0.01", "--steps", "10", "--delta", "1e-5"]
     assert isinstance(shell.run(*arguments, code=1).exception, ZeroDivisionError)
 

@@ -10,7 +10,7 @@ from attest.policy import Policy
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.facts import detection_limit
 from dptrain.cli.advice.fixes import multiplier_for, power_of_ten_below, rounded
-from dptrain.cli.planning import make_plan
+from dptrain.planning.plan import make_plan
 from ledger import accountants
 
 NOW = 1_800_000_000

@@ -14,10 +14,10 @@ from torch import nn  # noqa: E402
 from attest.policy import DepthRule  # noqa: E402
 from dptrain import heads as heads_module  # noqa: E402
 from dptrain import masks  # noqa: E402
-from dptrain.cli.planning import lay_out  # noqa: E402
 from dptrain.depth import layer_stack  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
 from dptrain.parts import Part  # noqa: E402
+from dptrain.planning.layout import lay_out  # noqa: E402
 from dptrain.resolver import bind  # noqa: E402
 from dptrain.routing import rules as layer_rules  # noqa: E402
 from dptrain.routing.narrow import narrow  # noqa: E402

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from attest.policy import Policy
-from dptrain.cli.planning import BlockPlan, ClassPlan, Plan, Reach
+from dptrain.planning.layout import BlockPlan
+from dptrain.planning.plan import ClassPlan, Plan, Reach
 
 _DAY = 86400
 

@@ -12,7 +12,7 @@ from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Change, Consequence, warning
 from dptrain.cli.advice.fixes import in_class, multiplier_for, rounded
 from dptrain.cli.output import amount, number
-from dptrain.cli.planning import ClassPlan, Reach
+from dptrain.planning.plan import ClassPlan, Reach
 
 WEAK_EPSILON = 10.0
 """Above this an epsilon says little about a worst-case attacker."""

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Consequence, fact
 from dptrain.cli.output import amount, number
-from dptrain.cli.planning import ClassPlan, Plan, Reach, stack
+from dptrain.planning.layout import stack
+from dptrain.planning.plan import ClassPlan, Plan, Reach
 from dptrain.ranges import numbers
 
 FALSE_ALARMS = 0.05
@@ -179,11 +180,27 @@ def _noise(case: Case) -> Iterator[Consequence]:
     if frozen and not plan.lower_bounds:
         yield fact("FROZEN", f"frozen, since no class may touch them: {', '.join(frozen)}")
     if plan.lower_bounds:
+        yield fact("MODEL_NEEDED", _why_a_model(case))
+    if len(plan.phases) > 1:
+        told = ", ".join(f"from step {phase.first_step} {phase.scale:g} times" for phase in plan.phases)
         yield fact(
-            "MODEL_NEEDED",
-            "a class is bound to names or an adapter; where it overlaps with layers only the model tells, so its "
-            "multipliers may turn out larger and its epsilons smaller than shown",
+            "PHASES",
+            f"the noise changes over the run: {told} what the presets ask for. Every epsilon counts each phase at its own "
+            "noise; a preset is the least noise of the run",
         )
+
+
+def _why_a_model(case: Case) -> str:
+    if case.policy.noise_budgets is not None:
+        return (
+            "clip norms are divided among blocks by budgets, and the noise that suits them depends on how large the "
+            "blocks of a model are: every class has the multiplier that it asks for, and may turn out to have more. Blocks are "
+            "counted as equally large here"
+        )
+    return (
+        "a class is bound to names or an adapter; where it overlaps with layers only the model tells, so its multipliers may "
+        "turn out larger and its epsilons smaller than shown"
+    )
 
 
 def _injection(case: Case) -> Iterator[Consequence]:

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from attest.policy import Policy
 from dptrain.cli.advice.consequence import Change
-from dptrain.cli.planning import spent_by
+from dptrain.planning.plan import spent_by
 
 _CLOSE_ENOUGH = 0.9
 """A suggested multiplier may undershoot its target epsilon by a tenth; `dptrain calibrate` finds the last digit."""

@@ -1,0 +1,151 @@
+"""What if a policy said something else: `steps=4000, class.sensitive.noise_multiplier=1.2`."""
+
+import difflib
+import re
+import tomllib
+from decimal import Decimal
+from typing import Any
+
+from attest.policy import Policy
+from dptrain.errors import ConfigError
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_OPENING, _CLOSING = "[{", "]}"
+
+_SETTINGS = (
+    "corpus", "delta", "steps", "normalizer", "accountant", "adjacency", "disclosure", "exactness", "redo_steps",
+    "window_steps", "epoch_steps", "retention_epochs", "noise.family", "noise.injection", "noise.microbatches", "noise.phase",
+    "noise.budgets", "floors.clip_norm", "floors.noise_multiplier", "gate.max_window_days", "gate.contributor_cap",
+    "gate.max_examples",
+)  # fmt: skip
+_OF_BUDGETS = ("embeddings", "layers", "head")
+_OF_CLASSES = ("clip_norm", "noise_multiplier", "sampling_rate", "depth", "max_window_days", "public")
+_OF_DEPTH = ("from", "to", "layers", "set", "adapter", "embeddings", "head", "heads", "experts")
+_FOLLOWING = {"redo_steps": lambda steps: steps, "epoch_steps": lambda steps: max(1, steps // 10)}
+"""Settings that a policy derives from its steps where it does not state them."""
+
+
+def changed(policy: Policy, table: dict[str, Any], text: str) -> Policy:
+    """The policy with some of its settings replaced; nothing is written.
+
+    Settings that stand at a default derived from `steps` follow it.
+
+    Args:
+        policy: The rules.
+        table: The same as TOML gives it, numbers with a point as `Decimal`.
+        text: Assignments, separated by commas: `key=value` as in policy.toml, tables by dots, a class by its name.
+
+    Raises:
+        ConfigError: Code WHAT_IF for text that is no list of assignments, WHAT_IF_KEY for an unknown key: says the nearest.
+        PolicyRefused: The policy that would come of it is none.
+    """
+    known = _known(policy)
+    for name, default in _FOLLOWING.items():
+        if table.get(name) == default(policy.steps):
+            del table[name]
+    for assignment in _split(text):
+        key, value = _assignment(assignment)
+        path = _path(key)
+        if ".".join(path) not in known:
+            near = _nearest(".".join(path), known)
+            raise ConfigError("WHAT_IF_KEY", f"a policy has no {key}; the nearest known key is {near}")
+        target = table
+        if path[0] == "class":
+            target = next(item for item in table["class"] if item["name"] == path[1])
+            path = path[2:]
+        for step in path[:-1]:
+            target = target.setdefault(step, {})
+            if step == "depth":
+                _make_room(target, path[-1])
+        target[path[-1]] = value
+    return Policy.from_toml("\n".join(f"{key} = {as_toml_value(value)}" for key, value in table.items()))
+
+
+def _make_room(depth: dict[str, Any], key: str) -> None:
+    """Drops what says in another form which blocks a class may touch."""
+    forms = [("from", "to"), ("layers",), ("set",), ("adapter",)]
+    if any(key in form for form in forms):
+        for other in [name for form in forms if key not in form for name in form]:
+            depth.pop(other, None)
+
+
+def as_toml_value(value: Any) -> str:
+    """A value as TOML takes it on one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(key)} = {as_toml_value(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(as_toml_value, value)) + "]"
+    if isinstance(value, str):
+        return '"' + "".join(f"\\u{ord(c):04x}" if c in '"\\' or ord(c) < 32 else c for c in value) + '"'
+    if isinstance(value, Decimal):
+        # TOML wants digits on both sides of a point, and a point or an exponent in what is no integer.
+        text = f"{value:e}" if value.is_finite() else str(value).lower().replace("infinity", "inf")
+        return text.replace("E", "e")
+    return str(value)
+
+
+def _known(policy: Policy) -> list[str]:
+    of_class = [*_OF_CLASSES, *(f"depth.{key}" for key in _OF_DEPTH)]
+    return [
+        *_SETTINGS,
+        *(f"noise.budgets.{key}" for key in _OF_BUDGETS),
+        *(f"class.{rule.name}.{key}" for rule in policy.classes for key in of_class),
+    ]
+
+
+def _nearest(path: str, known: list[str]) -> str:
+    """The known key that looks most like this one; the last part counts where the whole has little in common."""
+    found = difflib.get_close_matches(path, known, n=1, cutoff=0.75)
+    if not found:
+        tails = {key.rpartition(".")[2]: key for key in reversed(known)}
+        tail = difflib.get_close_matches(path.rpartition(".")[2], tails, n=1, cutoff=0.6)
+        found = [next((key for key in known if key.endswith(path)), tails[tail[0]])] if tail else []
+    return (found or difflib.get_close_matches(path, known, n=1, cutoff=0.0))[0]
+
+
+def _split(text: str) -> list[str]:
+    """The assignments, split at commas that stand in no brackets, braces or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "\"'":
+            quote = char
+        depth += (char in _OPENING) - (char in _CLOSING) if not quote else 0
+        if char == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += char
+    found = [part.strip() for part in parts]
+    if not all("=" in part for part in found):
+        raise ConfigError(
+            "WHAT_IF", f"{text!r} is no list of assignments; write steps=4000, class.NAME.noise_multiplier=1.2, say"
+        )
+    return found
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    key, _, written = (part.strip() for part in text.partition("="))
+    if _WORD.fullmatch(written) and written not in ("true", "false", "inf", "nan"):
+        return key, written  # a word needs no quotes here, which a shell would take away
+    try:
+        return key, tomllib.loads(f"value = {written}", parse_float=Decimal)["value"]
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        raise ConfigError("WHAT_IF", f"{written!r} is no value of {key}; write it as in policy.toml") from error
+
+
+def _path(key: str) -> tuple[str, ...]:
+    """The parts of a dotted key; names of classes may hold dots."""
+    if key.startswith("class."):
+        name, _, rest = key[6:].partition(".depth.")
+        if rest:
+            return ("class", name, "depth", rest)
+        name, _, last = key[6:].rpartition(".")
+        return ("class", name, last)
+    return tuple(key.split("."))
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else as_toml_value(key)

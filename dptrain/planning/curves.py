@@ -1,0 +1,117 @@
+"""Epsilon over the steps of a run or over delta, and by all accountants."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from dptrain.planning.canvas import Canvas
+from dptrain.planning.figures import curve_figure
+from dptrain.planning.rounding import rounded_up
+from ledger import accountants
+from ledger.accountants import MIN_DELTA, AccountantError, Phase
+
+POINTS = 15
+"""About how many points a curve has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Epsilon per accountant, zero-out and for replaced content, over steps or delta."""
+
+    over: Literal["steps", "delta"]
+    xs: tuple[float, ...]
+    epsilon: dict[str, tuple[float, ...]]
+    epsilon_replace: dict[str, tuple[float, ...]]
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "over": self.over,
+            "points": [
+                {
+                    self.over: x,
+                    **{
+                        name: {"epsilon": values[index], "epsilon_replace": self.epsilon_replace[name][index]}
+                        for name, values in self.epsilon.items()
+                    },
+                }
+                for index, x in enumerate(self.xs)
+            ],
+        }
+
+    def figure(self) -> Canvas:
+        """A line per accountant; with one alone, also that of replaced content."""
+        series: dict[str, Sequence[float]] = dict(self.epsilon)
+        if len(series) == 1:
+            name = next(iter(series))
+            series[f"{name}, content replaced"] = self.epsilon_replace[name]
+        return curve_figure(
+            self.xs, series, title=f"Epsilon over {self.over}", x_label=self.over, y_label="epsilon, zero-out unless said"
+        )
+
+    def tables(self) -> list[tuple[str, list[list[str]]]]:
+        """The points."""
+        head = [self.over, *(f"{name}{note}" for name in self.epsilon for note in ("", ", content replaced"))]
+        rows = [
+            [
+                f"{x:g}",
+                *(rounded_up(part[name][index], 6) for name in self.epsilon for part in (self.epsilon, self.epsilon_replace)),
+            ]
+            for index, x in enumerate(self.xs)
+        ]
+        return [("Epsilon", [head, *rows])]
+
+
+def curve(
+    phases: Sequence[Phase], delta: float, names: Sequence[str], family: str, *, over: Literal["steps", "delta"]
+) -> Curve:
+    """Epsilon of the run so far, phase after phase, or of the whole run at other deltas.
+
+    Raises:
+        AccountantError: As the accountants.
+    """
+    if over == "steps":
+        total = sum(phase.steps for phase in phases)
+        xs = sorted({max(1, round(total ** (index / (POINTS - 1)))) for index in range(POINTS)}) if total else [1]
+        runs = [(first_steps(phases, x), delta) for x in xs]
+    else:
+        low, high = math.log10(MIN_DELTA), -2.0
+        grid = [max(MIN_DELTA, 10.0 ** (low + index * (high - low) / (POINTS - 1))) for index in range(POINTS)]
+        xs = sorted({*grid, delta})
+        runs = [(list(phases), x) for x in xs]
+
+    def values(name: str, *, replaced: bool) -> tuple[float, ...]:
+        return tuple(accountants.epsilon_of_phases(run, at, name, family=family, replace=replaced) for run, at in runs)
+
+    return Curve(
+        over,
+        tuple(xs),
+        {name: values(name, replaced=False) for name in names},
+        {name: values(name, replaced=True) for name in names},
+    )
+
+
+def first_steps(phases: Sequence[Phase], count: int) -> list[Phase]:
+    """The phases up to a step."""
+    found, left = [], count
+    for phase in phases:
+        if left > 0:
+            found.append(replace(phase, steps=min(left, phase.steps)))
+            left -= phase.steps
+    return found
+
+
+def compared(phases: Sequence[Phase], delta: float, family: str) -> dict[str, dict[str, Any]]:
+    """Both figures by every accountant, and whose code computes them; why not, where one has none."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in accountants.ACCOUNTANTS:
+        try:
+            library = accountants.describe(name, family)
+            own = accountants.epsilon_of_phases(phases, delta, name, family=family)
+            replaced = accountants.epsilon_of_phases(phases, delta, name, family=family, replace=True)
+        except AccountantError as error:
+            found[name] = {"epsilon": None, "epsilon_replace": None, "library": None, "refused": error.sentence}
+            continue
+        found[name] = {"epsilon": own, "epsilon_replace": replaced, "library": f"{library[1]} {library[2]}", "refused": None}
+    return found

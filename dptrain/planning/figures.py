@@ -1,0 +1,163 @@
+"""The pictures of `--plot`: the plan over the layer stack, and epsilon as a curve."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from dptrain.planning.canvas import DASHES, FAINT, GRID, INK, PALETTE, Canvas, Rect, Stroke, Words
+from dptrain.planning.layout import stack
+from dptrain.planning.plan import PhasePlan, Plan
+from dptrain.planning.rounding import rounded_up
+
+_WIDTH = 860.0
+_LEFT, _STACK, _ROW, _TOP, _NOISE = 130.0, 440.0, 34.0, 76.0, 90.0
+_MOST_LABELS = 16
+
+
+def plan_figure(plan: Plan, title: str) -> Canvas:
+    """A bar per class over the blocks that it may touch, what it gets beside it, and the noise of every block below.
+
+    Blocks that are bound to names or adapters have no place in the stack before a model is seen, and stand to the right of it.
+    """
+    known = stack(plan.layers)
+    others = [block.name for block in plan.blocks if block.name not in known]
+    names = [*known, *others]
+    rows = len(plan.reaches)
+    floor = _TOP + rows * _ROW + _NOISE + 24
+    phases = 150.0 if len(plan.phases) > 1 else 0.0
+    canvas = Canvas(_WIDTH, floor + 40 + phases, title)
+    cell = _STACK / len(names)
+    canvas.add(Words(16, 28, title, size=17, bold=True))
+    told = "input on the left, output on the right; each bar is what contributions of a class may touch"
+    canvas.add(Words(16, 48, told, colour=FAINT))
+    for row, reach in enumerate(plan.reaches):
+        y, colour = _TOP + row * _ROW, PALETTE[row % len(PALETTE)]
+        public = reach.name in {item.name for item in plan.public}
+        canvas.add(Words(_LEFT - 10, y + 19, reach.name, anchor="end", bold=True))
+        canvas.add(Rect(_LEFT, y + 4, _STACK, _ROW - 10, GRID, 0.45))
+        for index, name in enumerate(names):
+            if name in reach.blocks:
+                gap = min(1.5, cell / 6)
+                canvas.add(
+                    Rect(_LEFT + index * cell + gap / 2, y + 4, cell - gap, _ROW - 10, colour, 0.35 if public else 1.0, name)
+                )
+        canvas.add(Words(_LEFT + _STACK + 14, y + 19, _promise(plan, reach.name), colour=INK, size=11.5))
+    _noise_bars(canvas, plan, names, cell, _TOP + rows * _ROW + 12, floor)
+    if phases:
+        _phase_bars(canvas, plan.phases, floor + 52, floor + phases)
+    return canvas
+
+
+def plan_tables(plan: Plan) -> list[tuple[str, list[list[str]]]]:
+    """The figures of the plan's picture."""
+    head = ["class", "clip norm", "noise multiplier", "z", "epsilon", "content replaced", "draws of each"]
+    classes = [
+        [
+            item.name,
+            f"{item.preset.clip_norm:g}",
+            f"{item.preset.noise_multiplier:g}",
+            f"{item.preset.effective_multiplier:.4g}",
+            rounded_up(item.preset.epsilon),
+            rounded_up(item.preset.epsilon_replace),
+            f"{item.expected_draws:.4g} ({item.draws.low} to {item.draws.high})",
+        ]
+        for item in plan.classes
+    ]
+    classes += [[item.name, *["public"] * 5, f"{item.expected_draws:.4g}"] for item in plan.public]
+    blocks = [[item.name, f"{item.std:.4g}" if item.std else "none", ", ".join(item.classes)] for item in plan.blocks]
+    return [
+        ("Classes", [head, *classes]),
+        ("Noise on the sum of clipped gradients", [["block", "standard deviation", "classes"], *blocks]),
+    ]
+
+
+def curve_figure(
+    xs: Sequence[float], series: Mapping[str, Sequence[float]], *, title: str, x_label: str, y_label: str
+) -> Canvas:
+    """Lines over a logarithmic abscissa; values that are not finite are left out.
+
+    Args:
+        xs: Ascending, above 0. series: Values per name, one per abscissa.
+    """
+    canvas = Canvas(760.0, 460.0, title)
+    left, right, top, bottom = 70.0, 560.0, 60.0, 400.0
+    finite = [value for values in series.values() for value in values if math.isfinite(value)]
+    high = max(finite, default=1.0) or 1.0
+    y_ticks = _ticks(high)
+    low_x, high_x = math.log10(xs[0]), math.log10(xs[-1]) if xs[-1] > xs[0] else math.log10(xs[0]) + 1.0
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across = (math.log10(x) - low_x) / (high_x - low_x)
+        return left + (right - left) * across, bottom - (bottom - top) * y / y_ticks[-1]
+
+    canvas.add(Words(16, 28, title, size=16, bold=True))
+    for tick in y_ticks:
+        y = at(xs[0], tick)[1]
+        canvas.add(Stroke(((left, y), (right, y)), GRID))
+        canvas.add(Words(left - 8, y + 4, f"{tick:g}", anchor="end", size=11, colour=FAINT))
+    for exponent in range(math.ceil(low_x - 1e-9), math.floor(high_x + 1e-9) + 1):
+        x = at(10.0**exponent, 0)[0]
+        canvas.add(Stroke(((x, top), (x, bottom)), GRID))
+        canvas.add(Words(x, bottom + 18, f"1e{exponent}", anchor="middle", size=11, colour=FAINT))
+    canvas.add(Words((left + right) / 2, bottom + 42, x_label, anchor="middle"))
+    canvas.add(Words(18, (top + bottom) / 2, y_label, anchor="middle", upright=True))
+    label_y = top - 16.0
+    ends = []
+    for place, (name, values) in enumerate(series.items()):
+        points = tuple(at(x, y) for x, y in zip(xs, values, strict=True) if math.isfinite(y))
+        if len(points) > 1:
+            canvas.add(Stroke(points, PALETTE[place % len(PALETTE)], 2.0, DASHES[place % len(DASHES)]))
+        if points:
+            ends.append((points[-1][1], place, name))
+    for y, place, name in sorted(ends):
+        label_y = max(y + 4, label_y + 16)
+        canvas.add(Words(right + 12, label_y, name, colour=PALETTE[place % len(PALETTE)], bold=True))
+    return canvas
+
+
+def _promise(plan: Plan, name: str) -> str:
+    found = next((item.preset for item in plan.classes if item.name == name), None)
+    if found is None:
+        return "public: nothing is promised"
+    return (
+        f"clip {found.clip_norm:.4g}, z {found.effective_multiplier:.4g}, ε {rounded_up(found.epsilon, 3)}"
+        f" ({rounded_up(found.epsilon_replace, 3)} replaced)"
+    )
+
+
+def _noise_bars(canvas: Canvas, plan: Plan, names: Sequence[str], cell: float, top: float, floor: float) -> None:
+    stds = {block.name: block.std for block in plan.blocks}
+    most = max(stds.values())
+    canvas.add(Words(_LEFT - 10, (top + floor) / 2, "noise", anchor="end", bold=True))
+    every = max(1, -(-len(names) // _MOST_LABELS))
+    for index, name in enumerate(names):
+        std = stds.get(name, 0.0)
+        height = (floor - top - 14) * std / most if most else 0.0
+        x = _LEFT + index * cell
+        if height:
+            canvas.add(Rect(x + cell * 0.1, floor - height, cell * 0.8, height, FAINT, 0.8, f"{name}: {std:.4g}"))
+        if index % every == 0 or name == "head":
+            label = {"embeddings": "E", "head": "H"}.get(name, name.removeprefix("layer."))
+            canvas.add(Words(x + cell / 2, floor + 16, label[:12], anchor="middle", size=10.5, colour=FAINT))
+    canvas.add(Stroke(((_LEFT, floor), (_LEFT + _STACK, floor)), INK))
+    canvas.add(Words(_LEFT + _STACK + 14, floor - 4, f"std up to {most:.4g} on the sum of a step", size=11.5, colour=FAINT))
+
+
+def _phase_bars(canvas: Canvas, phases: Sequence[PhasePlan], top: float, floor: float) -> None:
+    steps, most = sum(phase.steps for phase in phases), max(phase.scale for phase in phases)
+    canvas.add(Words(_LEFT - 10, (top + floor) / 2 - 8, "over steps", anchor="end", bold=True))
+    for phase in phases:
+        x, width = _LEFT + _STACK * (phase.first_step - 1) / steps, _STACK * phase.steps / steps
+        height = (floor - top - 34) * phase.scale / most
+        canvas.add(Rect(x, floor - 20 - height, max(width - 0.5, 0.5), height, FAINT, 0.8, f"from step {phase.first_step}"))
+        if width > 30:
+            canvas.add(Words(x + width / 2, floor - 24 - height, f"×{phase.scale:g}", anchor="middle", size=10.5))
+    for step, place in ((1, "start"), (steps, "end")):
+        x = _LEFT if place == "start" else _LEFT + _STACK
+        canvas.add(Words(x, floor - 4, f"step {step:,}", anchor=place, size=10.5, colour=FAINT))
+
+
+def _ticks(top: float) -> list[float]:
+    """Round numbers from 0 to at least `top`, five or so."""
+    step = 10.0 ** math.floor(math.log10(top / 4))
+    step = next(step * factor for factor in (1, 2, 2.5, 5, 10) if top / (step * factor) <= 5)
+    return [step * count for count in range(math.ceil(top / step - 1e-9) + 1)]

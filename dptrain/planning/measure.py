@@ -1,0 +1,285 @@
+"""What a run costs, measured: a few steps on random payloads through the engine's own parts.
+
+There is no ledger, no private data is read, and nothing is charged: the model, the schedule, the router, the sums, the noise
+and the optimizer are those of training, the contributions are made up here. This module imports torch; planning imports it
+only when a run is measured.
+"""
+
+import os
+import random
+import resource
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from attest import allocation
+from attest.policy import ClassRule, Policy
+from attest.schedule import effective_multiplier
+from dptrain import guards
+from dptrain.batching import Drawn, plan
+from dptrain.command import quiet_libraries
+from dptrain.depth import layer_stack
+from dptrain.gradients import Phase, PrivateGradients
+from dptrain.microbatch import Collate, build
+from dptrain.noise import KeyStream
+from dptrain.resolver import Schedule, bind
+from dptrain.routing import Router, bounds_of
+from dptrain.routing.folding import Folding
+from dptrain.routing.levels import level_of, refuse_uncertifiable
+from dptrain.routing.scan import refuse_coupled
+from dptrain.runconfig import ImageModel, RunConfig, TextModel
+from dptrain.streams import noise_of
+from dptrain.tasks import task
+from dptrain.tasks.classification import make_optimizer
+
+ROUNDS = 3
+"""Steps that are timed, after one that is not; the median counts."""
+
+_WORDS = ("alpha", "river", "seven", "quiet", "stone", "green", "letter", "window")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCost:
+    """What one class costs.
+
+    Attributes:
+        contributions_per_step: Expected, or assumed.
+        seconds_per_contribution: Forward pass, backward pass and clip, in a full microbatch.
+        share: Part of the time of a step.
+        coordinates: Parameters that the class may touch.
+        layers: Layers whose backward pass it needs, from the output down.
+        effective_multiplier: z at the class's presets under the schedule of this model, where the noise is least; None in a
+            public class.
+    """
+
+    name: str
+    contributions_per_step: float
+    seconds_per_contribution: float
+    seconds_per_step: float
+    share: float
+    coordinates: int
+    layers: int
+    effective_multiplier: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Cost of a run on this machine.
+
+    Attributes:
+        assumed: True if nobody said how many contributions there are: the normalizer's number is drawn per step then, shared
+            among the classes in proportion to their sampling rates.
+        fixed_seconds: Noise, release and optimizer of a step, whatever is drawn.
+        peak_bytes: Of the process, its libraries included; on a GPU of what torch holds there.
+        noise_energy_ratio: Of the schedule of this model, against uniform noise in the same blocks.
+    """
+
+    device: str
+    threads: int
+    microbatch: int
+    layers: int
+    parameters: int
+    trained: int
+    assumed: bool
+    classes: tuple[ClassCost, ...]
+    fixed_seconds: float
+    seconds_per_step: float
+    seconds_per_run: float
+    peak_bytes: int
+    noise_energy_ratio: float
+
+
+def measure(policy: Policy, config: RunConfig, counts: Mapping[str, int] | None, rounds: int = ROUNDS) -> Measured:
+    """Time and memory of a logical step, and of the run.
+
+    Args:
+        policy: The rules. config: Model, optimizer and machine. counts: Contributions per class, None if unknown.
+        rounds: Steps that are timed.
+
+    Raises:
+        UnsupportedPolicy, UnsupportedModule, CoupledModel, ConfigError: What training would refuse before its ledger opens.
+    """
+    quiet_libraries()
+    guards.refuse_policy(policy)
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
+    expected, assumed = _expected(policy, counts)
+    accelerator = Accelerator(cpu=config.run.device == "cpu", mixed_precision=config.run.mixed_precision)
+    if accelerator.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(accelerator.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        steps = _Steps(policy, config, accelerator)
+        try:
+            taken, fixed = steps.run(expected, rounds)
+        finally:
+            steps.close()
+    schedule = steps.schedule
+    per_step = {name: taken[name] * expected[name] for name in expected}
+    total = sum(per_step.values()) + fixed
+    classes = tuple(
+        ClassCost(
+            name=rule.name,
+            contributions_per_step=expected[rule.name],
+            seconds_per_contribution=taken[rule.name],
+            seconds_per_step=per_step[rule.name],
+            share=per_step[rule.name] / total,
+            coordinates=sum(schedule.blocks[index].coordinates for index in schedule.profiles[rule.name]),
+            layers=max(0, len(schedule.stack.layers) - max(0, schedule.lowest_position(rule.name))),
+            effective_multiplier=_multiplier(rule, schedule),
+        )
+        for rule in policy.classes
+    )
+    return Measured(
+        device=str(accelerator.device),
+        threads=torch.get_num_threads(),
+        microbatch=config.run.microbatch,
+        layers=len(schedule.stack.layers),
+        parameters=sum(parameter.numel() for parameter in steps.model.parameters()),
+        trained=schedule.coordinates,
+        assumed=assumed,
+        classes=classes,
+        fixed_seconds=fixed,
+        seconds_per_step=total,
+        seconds_per_run=total * policy.steps,
+        peak_bytes=_peak(accelerator.device),
+        noise_energy_ratio=allocation.energies(policy.classes, schedule.blocks).of_uniform,
+    )
+
+
+class _Steps:
+    """The parts of the engine that a step runs through, without draw and ledger."""
+
+    def __init__(self, policy: Policy, config: RunConfig, accelerator: Accelerator) -> None:
+        self._policy, self._config, self._device = policy, config, accelerator.device
+        tools = task(config.task)
+        torch.manual_seed(config.run.seed)
+        model, self._collate = tools.build(config.model)
+        if policy.exactness == "certified":
+            for module in model.modules():
+                if hasattr(module, "set_attn_implementation"):
+                    module.set_attn_implementation("eager")
+        optimizer = make_optimizer(model, config.optimizer, layers=config.model.layers)
+        prepared, self._optimizer = accelerator.prepare(model, optimizer)
+        self._called = prepared
+        self._loss: Any = tools.per_example_loss
+        self.model: nn.Module = accelerator.unwrap_model(prepared)
+        refuse_coupled(self.model)
+        self.schedule: Schedule = bind(policy, layer_stack(self.model, config.model.layers))
+        refuse_uncertifiable(policy.exactness, self.schedule.stack)
+        self._router = Router(self.model, self.schedule, **level_of(policy))
+        self._folding = Folding(self._router)
+        if config.run.compile:
+            self._loss = self._compiled(self._loss)
+        draws = policy.noise_microbatches or 1
+        inner = getattr(self._optimizer, "optimizer", self._optimizer)
+        self._gradients = PrivateGradients(self.model, inner, self._router, policy.normalizer, draws)
+        self._noise = noise_of(
+            policy, os.urandom(16), 0, KeyStream.fresh_master(), config.run.noise_generator, bits=self._router.sums.bits
+        )
+        self._number = 0
+
+    def run(self, expected: Mapping[str, float], rounds: int) -> tuple[dict[str, float], float]:
+        """Seconds per contribution of every class, and of what a step costs beside."""
+        size = max(1, min(self._config.run.microbatch, round(sum(expected.values()))))
+        rules = [rule for rule in self._policy.classes if expected[rule.name]]
+        examples = _examples(self._config.model, size)
+        taken: dict[str, list[float]] = {rule.name: [] for rule in rules}
+        fixed: list[float] = []
+        for _ in range(rounds + 1):
+            self._gradients.clear()
+            self._gradients.phase = Phase.DRAWING
+            self._folding.begin()
+            for rule in rules:
+                taken[rule.name].append(self._timed(lambda rule=rule: self._microbatches(rule, examples)) / size)
+            fixed.append(self._timed(self._release))
+        middle = {name: statistics.median(times[1:]) for name, times in taken.items()}
+        return {rule.name: middle.get(rule.name, 0.0) for rule in self._policy.classes}, statistics.median(fixed[1:])
+
+    def close(self) -> None:
+        self._gradients.close()
+        self._noise.destroy()
+
+    def _microbatches(self, rule: ClassRule, examples: Sequence[Any]) -> None:
+        drawn = [Drawn(slot, 0, 1) for slot in range(len(examples))]
+        most, rows = self._config.run.microbatch, self._config.run.microbatch_rows
+        signed = (rule.clip_norm, rule.noise_multiplier, self.schedule.profiles[rule.name])
+        fill = self._policy.exactness == "certified" and not rule.public
+        for planned in plan(drawn, most, rows, fill=fill):
+            contents = [[examples[slot]] for slot in planned.slots]
+            collate: Collate = self._collate
+            batch = build(contents, collate, self._device, rows_each=planned.examples, fill=planned.fill)
+            bounds = bounds_of([signed] * len(planned.slots) + [(1.0, 1.0, ())] * planned.fill, len(self.schedule.blocks))
+            self._folding.expect(planned, bounds)
+            self._router.arm(batch.contributions, batch.examples, bounds.permitted_NG)
+            self._folding.backward(self._loss(self._called, batch), batch)
+
+    def _compiled(self, loss: Any) -> Any:
+        from dptrain.routing.compiled import CompiledLoss
+
+        most, rows = self._config.run.microbatch, self._config.run.microbatch_rows
+        whole = self._policy.exactness == "certified"
+        made = CompiledLoss(self._router, self.model, loss, most, rows, whole=whole, plain=self._folding.holds_public)
+        self._folding.compiled.append(made)
+        return made
+
+    def _release(self) -> None:
+        self._number += 1
+        public = self._folding.public if self.schedule.public else None
+        self._gradients.release(self._noise, self._number, public)
+        self._optimizer.step()
+        self._gradients.phase = Phase.IDLE
+
+    def _timed(self, work: Callable[[], None]) -> float:
+        start = time.perf_counter()
+        work()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter() - start
+
+
+def _expected(policy: Policy, counts: Mapping[str, int] | None) -> tuple[dict[str, float], bool]:
+    """Contributions of every class that a step draws on average, and whether they are an assumption."""
+    if counts is not None:
+        return {rule.name: float(rule.sampling_rate) * counts.get(rule.name, 0) for rule in policy.classes}, False
+    whole = float(sum(rule.sampling_rate for rule in policy.classes))
+    return {rule.name: policy.normalizer * float(rule.sampling_rate) / whole for rule in policy.classes}, True
+
+
+def _examples(model: TextModel | ImageModel, count: int) -> list[dict[str, Any]]:
+    """Random examples of the right shape; nobody's data."""
+    draw = random.Random(0)
+    labels = len(model.labels)
+    if isinstance(model, TextModel):
+        return [
+            {"text": " ".join(draw.choices(_WORDS, k=model.max_length)), "label": draw.randrange(labels)} for _ in range(count)
+        ]
+    side, channels = model.image_size, model.channels
+    return [
+        {
+            "pixels": [[[draw.uniform(0, model.pixel_max) for _ in range(channels)] for _ in range(side)] for _ in range(side)],
+            "label": draw.randrange(labels),
+        }
+        for _ in range(count)
+    ]
+
+
+def _multiplier(rule: ClassRule, schedule: Schedule) -> float | None:
+    if rule.public:
+        return None
+    return effective_multiplier(rule.noise_multiplier_micro, rule.clip_norm_micro, [schedule.class_std(rule.name)])
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

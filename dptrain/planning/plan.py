@@ -1,0 +1,234 @@
+"""What a policy costs and promises, before any model is loaded: schedule, effective multipliers, epsilon.
+
+Where classes are bound to names, adapters, heads or experts, the multiplier shown is a lower bound, since overlap can only
+add noise.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attest import allocation, schedule
+from attest.micro import from_micro
+from attest.policy import ClassRule, Policy
+from dptrain.planning.draws import DrawRange, draw_range
+from dptrain.planning.layout import BlockPlan, lay_out, needs_model, sure_stds
+from ledger import accountants
+from ledger.accountants import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """Steps of a run with one scale on every standard deviation of the schedule."""
+
+    first_step: int
+    steps: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class BoundPlan:
+    """What one pair of signed bounds gets under the schedule.
+
+    Attributes:
+        effective_multiplier: The smallest z over the phases, z = max(sigma, s_k / C): s_k is the smallest noise of a block of
+            the class, or with budgets what `attest.allocation.effective_std` makes of all of them.
+        waste: z / sigma; above 1 the class gets more privacy than it signed for, paid in usefulness.
+        epsilon: Over the planned horizon, zero-out adjacency.
+        epsilon_replace: Over the planned horizon, content replaced by other content.
+        epsilon_with_redo: Zero-out, if every step that may be done again is done again; a cap counts anew then and is left out.
+        max_occurrences: Signed cap on occurrences, 0 for none.
+        multipliers: z in every phase of the policy.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    effective_multiplier: float
+    waste: float
+    sufficient_variance: float
+    epsilon: float
+    epsilon_replace: float
+    epsilon_with_redo: float
+    max_occurrences: int = 0
+    multipliers: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What one class may touch, and how often its contributions are drawn; all that there is to say of a public one."""
+
+    name: str
+    blocks: tuple[str, ...]
+    sampling_rate: float
+    expected_draws: float
+    draws: DrawRange
+
+
+@dataclass(frozen=True, slots=True)
+class ClassPlan(Reach):
+    """One private class under the schedule; `preset` is what a contribution at the class's own bounds gets."""
+
+    preset: BoundPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole plan.
+
+    Attributes:
+        classes: The private ones.
+        noise_energy_ratio: Sum of s_l^2 over the blocks with noise divided by what uniform noise in the same blocks would need
+            for the same multipliers, blocks counted as equally large.
+        noise_energy_of_max_rule: The same against one clip for all blocks of a class (1 without budgets).
+        noise_energy_gap: How far the noise is from the least that was shown to be possible, relative.
+        lower_bounds: True if some multiplier may turn out larger once a model is seen.
+        phases: The run in order, at least one.
+    """
+
+    layers: int
+    blocks: tuple[BlockPlan, ...]
+    classes: tuple[ClassPlan, ...]
+    noise_energy_ratio: float
+    noise_energy_of_max_rule: float
+    noise_energy_gap: float
+    lower_bounds: bool
+    phases: tuple[PhasePlan, ...]
+    public: tuple[Reach, ...] = ()
+
+    @property
+    def reaches(self) -> tuple[Reach, ...]:
+        """All classes, public ones last."""
+        return (*self.classes, *self.public)
+
+
+HOPELESS = 1000.0
+"""Half the squared Gaussian parameter above which an epsilon of some hundreds or more is not worth its computation, which
+takes gigabytes then."""
+
+
+def make_plan(policy: Policy, layers: int, *, hasty: bool = False) -> Plan:
+    """Lay a policy over a stack of `layers` layers.
+
+    Args:
+        policy: The rules.
+        layers: Layers of the model.
+        hasty: Take the bound without sampling, which is an upper bound too, for an epsilon that is hopelessly large.
+
+    Raises:
+        ConfigError: Code LAYERS if a class names a layer that the stack does not have.
+        AccountantError: The accountant has no number for what the policy asks for.
+    """
+    touched, blocks = lay_out(policy, layers)
+    energies = allocation.energies(policy.classes, blocks)
+    return Plan(
+        layers=layers,
+        blocks=tuple(blocks),
+        classes=tuple(
+            _class_plan(policy, rule, touched[rule.name], blocks, hasty) for rule in policy.classes if not rule.public
+        ),
+        noise_energy_ratio=energies.of_uniform,
+        noise_energy_of_max_rule=energies.scheduled / energies.routed,
+        noise_energy_gap=energies.gap,
+        lower_bounds=needs_model(policy),
+        phases=phases_of(policy),
+        public=tuple(Reach(*_reach(policy, rule, touched[rule.name])) for rule in policy.classes if rule.public),
+    )
+
+
+def phases_of(policy: Policy) -> tuple[PhasePlan, ...]:
+    """The run as phases: steps before the first that the policy names have scale 1."""
+    phases = schedule.Phases.of(policy)
+    ends = itertools.accumulate(phases.horizon)
+    return tuple(
+        PhasePlan(end - steps + 1, steps, from_micro(scale))
+        for scale, steps, end in zip(phases.scales, phases.horizon, ends, strict=True)
+    )
+
+
+def spent_by(policy: Policy, z: float, sampling_rate: float, steps: int, *, replace: bool = False) -> float:
+    """Epsilon of a contribution with multiplier z in every one of so many steps; see `spent`."""
+    return spent(policy, [Phase(z, sampling_rate, steps)], replace=replace)
+
+
+def spent(policy: Policy, phases: Sequence[Phase], *, replace: bool = False, cap: int = 0) -> float:
+    """Epsilon of a contribution over phases of a run, by the accounting that the policy's disclosure allows.
+
+    Where occurrences are public it is known only afterwards: this one is for as many draws as one in a million exceeds, all
+    of them where its noise is least.
+
+    Args:
+        policy: Gives delta, accountant, disclosure and the family of the noise.
+        phases: Effective multiplier, sampling rate and steps of every phase; one sampling rate.
+        replace: For content replaced by other content, instead of the null contribution.
+        cap: The most occurrences that the contribution signed, 0 for any number; counts under zero-out alone where draws are
+            secret.
+    """
+    delta, name, family = float(policy.delta), policy.accountant, policy.noise_family
+    if policy.disclosure == "occurrences_public":
+        weakest, steps = min(phase.noise_multiplier for phase in phases), sum(phase.steps for phase in phases)
+        draws = accountants.likely_occurrences(phases[0].sampling_rate, steps)
+        loss = (min(draws, cap) if cap else draws) / weakest**2
+        return accountants.epsilon_occurrences(4.0 * loss if replace else loss, delta, name, family=family)
+    if cap and not replace:
+        return accountants.epsilon_of_phases_capped(phases, cap, delta, name, family=family)
+    return accountants.epsilon_of_phases(phases, delta, name, family=family, replace=replace)
+
+
+def bound_plan(
+    policy: Policy,
+    rule: ClassRule,
+    sigma_micro: int,
+    clip_micro: int,
+    blocks: Sequence[BlockPlan],
+    *,
+    cap: int = 0,
+    hasty: bool = False,
+) -> BoundPlan:
+    """What a contribution of a class gets that signed these bounds, in units of 1e-6, over the blocks that it may touch."""
+    if policy.noise_injection == "per_sample":  # then all that is sure beforehand is what was signed
+        multipliers = [from_micro(sigma_micro)]
+    else:
+        multipliers = list(schedule.phase_multipliers(sigma_micro, clip_micro, sure_stds(policy, rule, blocks)))
+    q, effective = float(rule.sampling_rate), min(multipliers)
+    if policy.disclosure == "secret_poisson" and hasty and hopeless(effective, q, policy.steps):
+        q = 1.0
+    lengths = [phase.steps for phase in phases_of(policy)]
+    phases = [Phase(z, q, steps) for z, steps in zip(multipliers, lengths, strict=True)]
+    # A step that is done again may be one of the phase with the least noise.
+    redone = [*phases, Phase(effective, q, policy.redo_steps)] if policy.redo_steps else phases
+    signed, clip = from_micro(sigma_micro), from_micro(clip_micro)
+    return BoundPlan(
+        clip_norm=clip,
+        noise_multiplier=signed,
+        effective_multiplier=effective,
+        waste=schedule.waste(effective, signed),
+        sufficient_variance=schedule.sufficient_variance(signed, clip),
+        epsilon=spent(policy, phases, cap=cap),
+        epsilon_replace=spent(policy, phases, replace=True, cap=cap),
+        epsilon_with_redo=spent(policy, redone),
+        max_occurrences=cap,
+        multipliers=tuple(multipliers),
+    )
+
+
+def class_blocks(plan: Plan, name: str) -> list[BlockPlan]:
+    """The blocks that a class may touch."""
+    return [block for block in plan.blocks if name in block.classes]
+
+
+def hopeless(z: float, q: float, steps: int) -> bool:
+    """Whether the central limit of subsampled Gaussians, and the Gaussian without sampling, both put epsilon far too high."""
+    sampled = 0.5 * q * q * steps * math.expm1(min(1 / (z * z), 700.0))
+    return min(sampled, 0.5 * steps / (z * z)) > HOPELESS
+
+
+def _reach(policy: Policy, rule: ClassRule, names: tuple[str, ...]) -> tuple[str, tuple[str, ...], float, float, DrawRange]:
+    draws = draw_range(policy.steps, rule.sampling_rate)
+    return rule.name, names, float(rule.sampling_rate), float(rule.sampling_rate * policy.steps), draws
+
+
+def _class_plan(policy: Policy, rule: ClassRule, names: tuple[str, ...], blocks: list[BlockPlan], hasty: bool) -> ClassPlan:
+    own = [block for block in blocks if block.name in names]
+    preset = bound_plan(policy, rule, rule.noise_multiplier_micro, rule.clip_norm_micro, own, hasty=hasty)
+    return ClassPlan(*_reach(policy, rule, names), preset)
