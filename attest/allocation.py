@@ -1,8 +1,8 @@
 """Which block gets how much noise: the max rule, budgets per block, what either saves, and what a class wastes.
 
 Notation as in `attest.schedule`; D_k are the blocks that class k may touch, d_l the coordinates of block l. With budgets the
-policy gives every block a weight w_l, its share, and divides the clip norm of a contribution among its blocks:
-``C_il = C_i u_kl`` with ``u_kl = w_l / sqrt(sum over D_k of w^2)``, so that ``sum_l C_il^2 = C_i^2``. Then the whitened norm of a
+policy gives every block a weight w_l, its share, and divides the clip norm of a contribution by them:
+``C_il = C_i u_kl`` with ``u_kl = w_l / sqrt(sum over D_k of w^2)``, so ``sum_l C_il^2 = C_i^2``. Then the whitened norm of a
 contribution is at most ``C_i / S_k`` with the *effective noise* of its class,
 
     S_k = (sum over D_k of u_kl^2 / s_l^2)^(-1/2),
@@ -68,7 +68,9 @@ def effective_std(stds: Sequence[float], shares: Sequence[int] = ()) -> float:
         ValueRefused: No block, or a block whose noise is no finite number of at least 0.
     """
     if not stds or not all(math.isfinite(std) and std >= 0.0 for std in stds):
-        raise ValueRefused("RANGE", f"noise of the blocks of a class is {list(stds)!r:.80}, expected finite numbers, one at least")
+        raise ValueRefused(
+            "RANGE", f"noise of the blocks of a class is {list(stds)!r:.80}, expected finite numbers, one at least"
+        )
     least = min(stds)
     if not shares or 0 in shares or least == 0.0:
         return least
@@ -149,12 +151,16 @@ def check_budgets(classes: Sequence[ClassRule], budgets: tuple[int, int, int], p
                 "BUDGET", f"block {part.name} has the share {part.share}, expected {budgets if touched else 0} of the policy"
             )
         if touched != (part.std > 0.0):
-            raise ValueRefused("BUDGET", f"block {part.name} has noise {part.std}, and {'a' if touched else 'no'} private class")
+            raise ValueRefused(
+                "BUDGET", f"block {part.name} has noise {part.std}, and {'a' if touched else 'no'} private class"
+            )
     wanted = demands(classes, parts)
     stds = [part.std for part in parts]
     for rule, demand in zip((rule for rule in classes if not rule.public), wanted, strict=True):
         if not programme.feasible(stds, [demand]):
-            raise ValueRefused("BUDGET", f"the noise of the blocks of class {rule.name} is below what its bounds and shares need")
+            raise ValueRefused(
+                "BUDGET", f"the noise of the blocks of class {rule.name} is below what its bounds and shares need"
+            )
     best = budget_stds(classes, parts)
     found = noise_energy(parts)
     if found > best.energy * (1.0 + programme.LARGEST_GAP):

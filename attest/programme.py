@@ -94,7 +94,7 @@ def solve(costs: Sequence[float], demands: Sequence[Mapping[int, Fraction]]) -> 
     if not optimum.gap <= LARGEST_GAP:
         raise ValueRefused(
             "PROGRAMME",
-            f"noise under budgets could be brought to within {optimum.gap:.1e} of the optimum, expected {LARGEST_GAP:.0e}; bring "
+            f"noise under budgets came to within {optimum.gap:.1e} of the optimum, expected {LARGEST_GAP:.0e}; bring "
             "the bounds of classes that share blocks closer together, or leave the budgets out",
         )
     return optimum

@@ -10,8 +10,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from fractions import Fraction
+from functools import cached_property
 
 from attest import allocation
 from attest.descriptor import ContributionDescriptor
@@ -30,8 +30,8 @@ class Block:
     """Tensors, or parts of them, masked as one. ``std`` is s_l, the noise standard deviation on the SUM of clipped gradients.
 
     It is 0.0 if only public classes may touch the block, and then no gradient of a private contribution is ever in it.
-    ``adapter`` names the adapter that all tensors belong to, if the policy binds a class to it; else None. ``share`` is the weight,
-    in 1e-6, by which the clip norm of a class is divided among its blocks; 0 where the policy divides none.
+    ``adapter`` names the adapter that all tensors belong to, if the policy binds a class to it; else None. ``share`` weighs,
+    in 1e-6, what part of the clip norms of classes the block gets; 0 where the policy divides none.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Schedule:
     Every trainable coordinate is in exactly one block, or frozen.
 
     Guarantee: for every private class k the effective noise, of :meth:`class_std`, is at least ``sigma_k * C_k``, up to one
-    rounding: the least std of its blocks, or S_k where the policy has budgets. So a contribution clipped to its signed bounds is
+    rounding: the least std of its blocks, or S_k where the policy has budgets. A contribution clipped to its signed bounds is
     protected at its signed noise multiplier or better (docs/mechanism.md, Theorems 1 and 7).
     """
 
@@ -211,7 +211,9 @@ def _budgeted(policy: Policy, budgets: tuple[int, int, int], blocks: Sequence[Bl
     """
     kinds = {EMBEDDINGS: "embeddings", HEAD: "head"}
     shared = [
-        replace(block, share=allocation.share_of([kinds.get(p, "layers") for p in block.positions], budgets) if block.std else 0)
+        replace(
+            block, share=allocation.share_of([kinds.get(p, "layers") for p in block.positions], budgets) if block.std else 0
+        )
         for block in blocks
     ]
     try:

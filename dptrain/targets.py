@@ -112,8 +112,8 @@ def _for_occurrences(epsilon: float, delta: float, count: int, accountant: str) 
             nearest = accountants.epsilon_occurrences(count / (_LARGEST / MICRO) ** 2, delta, accountant)
             raise AccountantError(
                 "EPSILON",
-                f"no noise multiplier below 1e6 keeps {count} public occurrences within epsilon {epsilon}; the nearest that can "
-                f"be reached is {nearest:.3g}",
+                f"no noise multiplier below 1e6 keeps {count} public occurrences within epsilon {epsilon}; the nearest to be "
+                f"reached is {nearest:.3g}",
             )
     while high - low > 1:
         middle = (low + high) // 2

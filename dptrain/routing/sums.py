@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from dptrain.depth import Tensor
-from dptrain.noise.lattice import rounding_margin
+from dptrain.noise.lattice import LATTICE_BITS, rounding_margin
 from dptrain.resolver import Schedule
 from dptrain.routing.uses import Piece, add_weighted, merge, norm_sq, zero_rows
 
@@ -63,7 +63,7 @@ class FastSums:
 
     Guarantee: the change of every sum due to contribution i is ``c_i m_il g_il`` with
     ``c_i = min(1, (1-eta_i) C_i / |g_i|, (1-eta_i) / (sigma_i |g_i|_s))``, both norms over the permitted blocks; up to the
-    float rounding that ``eta_i`` pays for (docs/mechanism.md, Theorems 1 and 2). Where blocks have shares of the clip norm, every
+    float rounding that ``eta_i`` pays for (docs/mechanism.md, Theorems 1 and 2). Where blocks have shares of clip norms, every
     block is clipped to its own before, and z_i stands in the place of sigma_i (Theorem 7).
 
     Args:
@@ -71,6 +71,7 @@ class FastSums:
     """
 
     note = NOTE
+    bits = LATTICE_BITS
 
     def __init__(self, schedule: Schedule, tensors: Sequence[tuple[int, Tensor]], precision: torch.dtype) -> None:
         self.float_margin = FLOAT_MARGIN[precision]
@@ -133,6 +134,10 @@ class FastSums:
         own = torch.where(bounds.permitted_NG, squares, 0.0)
         return own / own.sum(1, keepdim=True).clamp_min(1.0)
 
+    def _caps(self, bounds: Bounds, squares: torch.Tensor) -> torch.Tensor:
+        """Clip norm of a contribution in each block, float64 (N, G)."""
+        return bounds.clip_N[:, None] * self._parts(bounds, squares).sqrt()
+
     def coefficients(self, norms_sq_NG: torch.Tensor, bounds: Bounds) -> torch.Tensor:
         """Dual-clip coefficient per contribution and block, float64 (N, G), zero where a block is not permitted."""
         zero = torch.zeros((), dtype=torch.float64)
@@ -141,8 +146,8 @@ class FastSums:
         tiny = torch.finfo(torch.float64).tiny
         sigma, within = bounds.sigma_N, None
         if self._squares is not None:  # Theorem 7: each block to its share, then all of it to the multiplier that is accounted
-            caps = (keep * bounds.clip_N)[:, None] * self._parts(bounds, self._squares).sqrt()
-            within = (caps / masked.sqrt().clamp_min(tiny)).clamp_max(1.0)
+            caps = self._caps(bounds, self._squares)
+            within = (keep[:, None] * caps / masked.sqrt().clamp_min(tiny)).clamp_max(1.0)
             masked = masked * within.square()
             sigma = self._multipliers(bounds)
         norm = masked.sum(1).sqrt()

@@ -122,7 +122,7 @@ def _tuple_of(row_type: Callable[..., Any] | None, items: list[Any]) -> tuple[An
 
 
 def _header_map(header: Header) -> dict[int, Any]:
-    """Blocks refer to groups, one per distinct set of classes, noise and share: a model has hundreds of blocks and few of these.
+    """Blocks refer to groups, one per distinct set of classes, noise and share; a model has many blocks and few of these.
 
     Groups say their share where the policy has budgets.
     """

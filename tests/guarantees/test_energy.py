@@ -1,4 +1,4 @@
-"""Proposition 3 and the programme of Theorem 7, measured: the energy of released noise, of routed, uniform and budgeted schedules."""
+"""Proposition 3 and the programme of Theorem 7, measured on released noise: routed, uniform and budgeted schedules."""
 
 import math
 from pathlib import Path
@@ -11,12 +11,12 @@ from torch import nn  # noqa: E402
 
 from attest import allocation  # noqa: E402
 from dptrain.gradients import PrivateGradients  # noqa: E402
-from tests.guarantees.peers import NORMALIZER, Run, collate, must_fail, nothing  # noqa: E402
+from tests.guarantees.peers import NORMALIZER, Run, collate, nothing  # noqa: E402
 from tests.worlds import make_world  # noqa: E402
 
-STEPS = 20
+STEPS = 60
 TOLERANCE = 0.01
-"""Of the issue. The relative standard error of every energy below is under 0.0018."""
+"""Of the issue. The relative standard error of every energy below is under 0.0015."""
 
 BANDS = """
 [[class]]
@@ -99,7 +99,7 @@ def test_routed_noise_has_the_energy_of_proposition_3(tmp_path) -> None:
     """Both sides of the inequality are measured: bands, and the same classes without."""
     routed = Measured(tmp_path / "routed", BANDS)
     uniform = Measured(tmp_path / "uniform", EVERYWHERE)
-    assert max(routed.error, uniform.error) < 0.0018
+    assert max(routed.error, uniform.error) < 0.0015
     # By hand: s is 2 in layer 4 and the head, 1 in layers 2 and 3, and 0.5 below; uniform noise is 2 everywhere.
     expected = {2.0: 9312 + 291, 1.0: 2 * 9312, 0.5: 2 * 9312 + 24000}
     by_hand = sum(size * std**2 for std, size in expected.items())
@@ -148,38 +148,42 @@ def optimum(rules, blocks) -> float:
 def test_noise_under_budgets_has_the_energy_of_the_programmes_optimum(tmp_path) -> None:
     budgets = Measured(tmp_path, BANDS, BUDGETS)
     best = optimum(budgets.rules, budgets.blocks)
-    assert budgets.error < 0.0018
+    assert budgets.error < 0.0015
     assert budgets.planned.scheduled == pytest.approx(best, rel=1e-5)
-    assert close(budgets.energy, best)
+    assert close(budgets.energy, best), "energy of the run"
     assert close(budgets.energy, budgets.planned.bound)
     assert budgets.planned.gap < 1e-6
     assert budgets.planned.scheduled < budgets.planned.routed < budgets.planned.uniform
     for block, found in zip(budgets.blocks, budgets.released, strict=True):
         spread = 5 * math.sqrt(2 / (block.coordinates * STEPS))
-        assert abs(found / (block.coordinates * block.std**2) - 1) < spread, block.name
+        assert abs(found / (block.coordinates * block.std**2) - 1) < spread, f"energy of block {block.name}"
     for own in budgets.rules:
         assert budgets.effective[own.name] >= own.noise_multiplier * own.clip_norm
     print(f"energy: budgets {budgets.energy:.0f}, optimum {best:.0f}, max rule {budgets.planned.routed:.0f}, "
           f"uniform {budgets.planned.uniform:.0f}, gap {budgets.planned.gap:.1e}")  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", ["uniform", "two percent", "silent block"])
-def test_the_measurement_sees(tmp_path, monkeypatch, fault) -> None:
-    """Negative controls: uniform noise in place of the schedule's, 1.1 % too much everywhere, one small block without."""
+@pytest.mark.parametrize(
+    ("fault", "seen"),
+    [("uniform", "energy of the run"), ("one percent", "energy of the run"), ("small block", "energy of block head")],
+)
+def test_the_measurement_sees(tmp_path, monkeypatch, fault, seen) -> None:
+    """Negative controls: uniform noise, 1.1 % too much everywhere, 5 % too little in the smallest block."""
     right = PrivateGradients.release
 
     def wrong(self, *args, **kwargs):
         stds = list(self.stds)
         if fault == "uniform":
             self.stds = [max(stds)] * len(stds)
-        elif fault == "two percent":
+        elif fault == "one percent":
             self.stds = [1.011 * std for std in stds]
         else:
-            self.stds = [*stds[:-1], stds[-1] / 2]
+            self.stds = [*stds[:-1], 0.95 * stds[-1]]
         try:
             return right(self, *args, **kwargs)
         finally:
             self.stds = stds
 
     monkeypatch.setattr(PrivateGradients, "release", wrong)
-    must_fail(lambda: test_noise_under_budgets_has_the_energy_of_the_programmes_optimum(tmp_path))
+    with pytest.raises(AssertionError, match=seen):
+        test_noise_under_budgets_has_the_energy_of_the_programmes_optimum(tmp_path)
