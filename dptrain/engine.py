@@ -28,7 +28,7 @@ from dptrain.registry_watch import RegistryWatch
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router
 from dptrain.routing.folding import Folding
-from dptrain.routing.levels import least_multiplier, refuse_skipped_masks, refuse_uncertifiable
+from dptrain.routing.levels import level_of, refuse_skipped_masks, refuse_uncertifiable
 from dptrain.routing.scan import refuse_coupled
 from dptrain.steps import Probe, Steps, check_parameters
 from dptrain.streams import open_streams
@@ -206,9 +206,7 @@ class PrivateTraining:
         guards.refuse_gradient_hooks(self.schedule)
         refuse_uncertifiable(self.policy.exactness, self.schedule.stack)
         slots = slots_for(self.gate.admitted, self.schedule)
-        self.router = Router(
-            self.model, self.schedule, exactness=self.policy.exactness, least_multiplier=least_multiplier(self.policy)
-        )
+        self.router = Router(self.model, self.schedule, **level_of(self.policy))
         self.router.sums.require_capacity(len(slots))
         refuse_addresses(self.router, self.policy.noise_microbatches or 1)
         self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)
@@ -224,7 +222,9 @@ class PrivateTraining:
             self.start_step = self._step = pin.step
         if attempt is None:
             attempt = self.recorder.resume(self.start_step, pin, self._clock())
-        self.streams = open_streams(self.recorder, self.pool, self.policy, attempt, self._test_key, self.noise_generator)
+        self.streams = open_streams(
+            self.recorder, self.pool, self.policy, attempt, self._test_key, self.noise_generator, bits=self.router.sums.bits
+        )
         self.drawing = Drawing(
             self.policy, self.schedule, self.pool, self.streams, self.device,
             contributions=self._microbatch, rows=self._microbatch_rows,

@@ -1,7 +1,7 @@
 """The one owner of ``p.grad``: it holds a private gradient or nothing, at every moment a user can look."""
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import repeat
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dptrain.depth import Tensor
 from dptrain.errors import NotPrivateUse, StepOrder, UnsupportedPolicy
-from dptrain.noise import DeviceGaussian, LatticeGaussian
+from dptrain.noise.families import Noise
 from dptrain.noise.lattice import TAIL_LANE
 from dptrain.routing import Router
 from dptrain.routing.public import PublicSums
@@ -39,7 +39,7 @@ class PrivateGradients:
     """Releases block sums into ``p.grad`` and lets the optimizer use each release exactly once.
 
     Guarantee: from construction to :meth:`close`, no parameter of the model takes part in autograd, so ``p.grad`` is written
-    here alone; what is written is the output of :meth:`LatticeGaussian.release_`, and sums of public gradients added to it. The
+    here alone; what is written is the output of the noise's ``release_``, and sums of public gradients added to it. The
     optimizer is refused before a release, twice after one, or when it would see any other gradient. Of a tensor that is split,
     the coordinates that no class may touch have gradient zero, and no step of the optimizer moves them (weight decay would).
 
@@ -86,7 +86,7 @@ class PrivateGradients:
             parameter.grad = None
         self._released = []
 
-    def release(self, noise: LatticeGaussian | DeviceGaussian, step: int, public: PublicSums | None = None) -> None:
+    def release(self, noise: Noise, step: int, public: PublicSums | None = None) -> None:
         """Adds the noise of the step, that of ``stds``, to its sums and puts the private gradients into ``p.grad``.
 
         The sums of public contributions, where there are any, are added to what has been released, after the noise.

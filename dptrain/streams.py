@@ -8,6 +8,7 @@ from pathlib import Path
 from attest.policy import Policy
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian
 from dptrain.noise.chacha import ChaChaStream
+from dptrain.noise.families import Noise, integer_noise
 from dptrain.pool import Pool
 from dptrain.recording import Recorder
 from dptrain.sampling import PoissonSampler
@@ -18,7 +19,7 @@ from dptrain.sealed import SealedStore
 class Streams:
     """Noise, sampler, sealed store, and the randomness of public microbatches of one attempt."""
 
-    noise: LatticeGaussian | DeviceGaussian
+    noise: Noise
     sampler: PoissonSampler
     sealed: SealedStore
     public: KeyStream
@@ -29,13 +30,23 @@ class Streams:
 
 
 def open_streams(
-    recorder: Recorder, pool: Pool, policy: Policy, attempt: int, test_key: bytes | None, generator: str = "host"
+    recorder: Recorder,
+    pool: Pool,
+    policy: Policy,
+    attempt: int,
+    test_key: bytes | None,
+    generator: str = "host",
+    *,
+    bits: int,
 ) -> Streams:
     """Draws fresh keys (or takes the test key), commits to the noise key, and replays the draws of earlier attempts.
 
     Guarantee: noise and sampling keys of an attempt come from the operating system and were never used before; only a hiding
     commitment, SHA-256 over key and 32 random bytes, reaches the ledger. With caps, every draw that an earlier attempt may
     have made counts, so no contribution is drawn more often than it signed.
+
+    Args:
+        bits: b of the lattice s * 2^-b on which the sums are integers, where the noise is integers of another family.
     """
     noise_key = test_key or KeyStream.fresh_master()
     sampling_key = test_key or KeyStream.fresh_master()
@@ -61,10 +72,19 @@ def open_streams(
             sampler.occurrences[:] = earlier.occurrences
         sealed.add(attempt, sampling_key)
     sampler.close(pool.indices(recorder.withdrawn()))
-    noise: LatticeGaussian | DeviceGaussian
-    if generator == "device":
-        noise = DeviceGaussian(ChaChaStream("noise on a device", recorder.run_id, attempt, noise_key))
-    else:
-        noise = LatticeGaussian(KeyStream("noise", recorder.run_id, attempt, noise_key))
+    noise = noise_of(policy, recorder.run_id, attempt, noise_key, generator, bits=bits)
     public = KeyStream("public", recorder.run_id, attempt, test_key or KeyStream.fresh_master())
     return Streams(noise, sampler, sealed, public)
+
+
+def noise_of(policy: Policy, run_id: bytes, attempt: int, key: bytes, generator: str = "host", *, bits: int) -> Noise:
+    """The noise that a policy asks for, from a key.
+
+    Args:
+        generator: ``host``, or ``device`` for Gaussian noise drawn where the sums are. bits: as for :func:`open_streams`.
+    """
+    if policy.noise_family != "gaussian":
+        return integer_noise(policy.noise_family, KeyStream("noise", run_id, attempt, key), bits)
+    if generator == "device":
+        return DeviceGaussian(ChaChaStream("noise on a device", run_id, attempt, key))
+    return LatticeGaussian(KeyStream("noise", run_id, attempt, key))

@@ -17,6 +17,7 @@ from attest.policy import Policy
 from dptrain.cli.advice.facts import attacker
 from dptrain.cli.advice.fixes import rounded
 from dptrain.cli.output import number
+from dptrain.support import refusal
 from ledger import accountants
 
 _DAY = 86400
@@ -112,14 +113,18 @@ def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool)
     """What the signed bounds amount to under a policy: upper bounds that hold whatever the other classes ask for."""
     rule = policy.class_rule(signed.admissibility_class)
     z, q, delta = signed.noise_multiplier, float(rule.sampling_rate), float(policy.delta)
+    refused = refusal(policy)
+    if refused is not None:
+        return f"Nothing can be trained under the policy given, so no epsilon is claimed: {refused}."
     if policy.disclosure == "occurrences_public":
         return _counted(signed, policy, signed_policy)
+    name, family = policy.accountant, policy.noise_family
     if signed.max_occurrences:
-        own = accountants.epsilon_capped(z, q, policy.steps, signed.max_occurrences, delta, policy.accountant)
+        own = accountants.epsilon_capped(z, q, policy.steps, signed.max_occurrences, delta, name, family=family)
     else:
-        own = accountants.epsilon(z, q, policy.steps, delta, policy.accountant)
-    redone = accountants.epsilon(z, q, policy.steps + policy.redo_steps, delta, policy.accountant)
-    replaced = accountants.epsilon_replace(z, q, policy.steps, delta, policy.accountant)
+        own = accountants.epsilon(z, q, policy.steps, delta, name, family=family)
+    redone = accountants.epsilon(z, q, policy.steps + policy.redo_steps, delta, name, family=family)
+    replaced = accountants.epsilon_replace(z, q, policy.steps, delta, name, family=family)
     source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
     return (
         f"Under {source} ({policy.steps:,} steps, drawn with probability {q:g} in each, delta {delta:g}) epsilon is at most "
@@ -134,7 +139,8 @@ def _counted(signed: ContributionDescriptor, policy: Policy, signed_policy: bool
     z, delta = signed.noise_multiplier, float(policy.delta)
     likely = accountants.likely_occurrences(float(policy.class_rule(signed.admissibility_class).sampling_rate), policy.steps)
     draws = min(likely, signed.max_occurrences or likely)
-    own, replaced = (accountants.epsilon_occurrences(k * draws / z**2, delta, policy.accountant) for k in (1, 4))
+    name, family = policy.accountant, policy.noise_family
+    own, replaced = (accountants.epsilon_occurrences(k * draws / z**2, delta, name, family=family) for k in (1, 4))
     source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
     sure = "as it signed" if draws == signed.max_occurrences else "which one contribution in a million exceeds"
     return (

@@ -17,6 +17,7 @@ import torch
 from attest.allocation import effective_std
 from dptrain.depth import Tensor
 from dptrain.errors import UnsupportedPolicy
+from dptrain.noise.families import POWER, family_bits
 from dptrain.noise.lattice import LATTICE_BITS, MOST_THREADS
 from dptrain.resolver import Schedule
 from dptrain.routing.single import Rows, Single, gradient_of
@@ -33,18 +34,29 @@ EXACT = 1 << 53
 WIDEST = 1 << 26
 """No coordinate of a certified contribution is larger: squares stay below 2^52, whatever was signed."""
 
+WIDEST_L1 = 1 << 30
+"""The same where magnitudes are added up, and not squares: they stay below 2^53 with room for the sum of many."""
+
 MOST_CONTRIBUTIONS = EXACT // (2 * WIDEST)
-"""So many contributions of coordinates up to WIDEST add up exactly in float64."""
+"""So many contributions of coordinates up to WIDEST add up exactly in float64; a sixteenth of them up to WIDEST_L1."""
 
 TRIES = 4
 """How often a contribution that fails its certificate is shrunk before it counts as zero."""
 
 NOTE = (
     "certified: every contribution is truncated to integers on the lattice s*2^-{bits}, and its signed bounds are checked on "
-    "them in exact arithmetic before they are added; integer sums are exact, and integer Gaussian noise on s*2^-32 is added. "
+    "them in exact arithmetic before they are added; integer sums are exact, and {noise} is added. "
     "clip_margin aims below the bounds so that checks pass; no bound rests on it. Remaining assumption: the integers of a "
     "contribution depend on no other's content."
 )
+
+NOISES = {
+    "gaussian": "integer Gaussian noise on s*2^-32",
+    "laplace": "Laplace noise of scale s, rounded to s*2^-{bits} and drawn exactly,",
+    "discrete_gaussian": "discrete Gaussian noise on s*2^-{bits}, sigma = s, drawn exactly,",
+    "skellam": "Skellam noise on s*2^-{bits}, of standard deviation s, drawn exactly,",
+}
+"""What is added to the sums, by family of noise, for the header."""
 
 _CHUNK = {"cpu": 1 << 16}
 """Coordinates widened to float64 at a time; on the CPU they stay in the cache of one core."""
@@ -68,8 +80,10 @@ class Limits:
     """What the certificate of a contribution asks, as integers; and the clip bounds in floating point that aim at it.
 
     With ``S_l`` the sum of squares of the integers in block l: ``sum_l S_l <= whitened`` and
-    ``sum_l weights[l] S_l <= euclidean``, where ``weights[l]`` is proportional to s_l^2. ``caps`` are clip norms of single blocks,
-    where the policy divides those of classes; the certificate does not ask for them, as no bound rests on them (Theorem 7).
+    ``sum_l weights[l] S_l <= euclidean``, where ``weights[l]`` is proportional to s_l^2. ``caps`` are clip norms of single
+    blocks, where the policy divides those of classes; the certificate does not ask for them, as no bound rests on them
+    (Theorem 7). ``power`` is 1 where magnitudes take the place of squares, and s_l that of s_l^2: the norms are then L1 norms
+    (Theorem 9).
     """
 
     whitened: int
@@ -78,6 +92,7 @@ class Limits:
     clip: float
     multiplier: float
     caps: dict[int, float] = field(default_factory=dict)
+    power: int = 2
 
     def admit(self, squares: dict[int, float]) -> bool:
         """The certificate: whether integers with these sums of squares per block keep the signed bounds. Exact.
@@ -99,7 +114,8 @@ class Limits:
         white = sum(squares.values())
         flat = sum(float(self.weights[block]) * square for block, square in squares.items())
         ratio = min(1.0, self.whitened / white if white > 0 else 1.0, self.euclidean / flat if flat > 0 else 1.0)
-        return math.sqrt(ratio) * (1.0 - 2.0**-20) if math.isfinite(white) and math.isfinite(flat) else math.nan
+        root = math.sqrt(ratio) if self.power == 2 else ratio
+        return root * (1.0 - 2.0**-20) if math.isfinite(white) and math.isfinite(flat) else math.nan
 
 
 class CertifiedSums:
@@ -109,21 +125,30 @@ class CertifiedSums:
     its permitted blocks and for which, in exact arithmetic, ``sum_l |gamma_l k_il|^2 <= C_i^2`` and ``sum_l |k_il|^2 <=
     2^2b / z_i^2``, z_i being the multiplier at which i is accounted. This holds for every input, finite or not, and whatever
     the rounding of the products that led to ``k_il`` was. Integers of different contributions add up exactly, in any order.
+    Where the noise is Laplace's, both norms are L1 norms: ``sum_l gamma_l |k_il|_1 <= C_i`` and ``sum_l |k_il|_1 <= 2^b /
+    z_i``.
 
     A contribution's gradient is formed, tensor by tensor, for one contribution at a time on each thread: memory holds one
     of them per thread that torch is told to use, six at most.
 
     Args:
         tensors: (block, tensor) of every index. precision: the type in which gradients are formed.
-        least_multiplier: the least noise multiplier of any class, public; it places the lattice.
+        least_multiplier: the least noise multiplier of any class, public; it places the lattice, as the family of noise does.
     """
 
     def __init__(
-        self, schedule: Schedule, tensors: Sequence[tuple[int, Tensor]], precision: torch.dtype, least_multiplier: float = 1.0
+        self,
+        schedule: Schedule,
+        tensors: Sequence[tuple[int, Tensor]],
+        precision: torch.dtype,
+        least_multiplier: float = 1.0,
+        noise_family: str = "gaussian",
     ) -> None:
         self.float_margin = MARGIN[precision]
-        self.bits = lattice_bits(schedule.coordinates, least_multiplier)
-        self.note = NOTE.format(bits=self.bits)
+        self._power = POWER.get(noise_family, 2)
+        self._widest = WIDEST if self._power == 2 else WIDEST_L1
+        self.bits = family_bits(noise_family, lattice_bits(schedule.coordinates, least_multiplier), least_multiplier)
+        self.note = NOTE.format(bits=self.bits, noise=NOISES[noise_family].format(bits=self.bits))
         self._precision = precision
         self._tensors = tensors
         self._stds = [block.std for block in schedule.blocks]
@@ -143,10 +168,11 @@ class CertifiedSums:
 
     def require_capacity(self, contributions: int) -> None:
         """Raises UnsupportedPolicy for a pool of which a step could draw more than add up exactly; a public number decides."""
-        if contributions > MOST_CONTRIBUTIONS:
+        most = MOST_CONTRIBUTIONS * WIDEST // self._widest
+        if contributions > most:
             raise UnsupportedPolicy(
                 "CAPACITY",
-                f"the pool has {contributions} contributions, expected at most {MOST_CONTRIBUTIONS} at exactness 'certified', "
+                f"the pool has {contributions} contributions, expected at most {most} at exactness 'certified', "
                 'whose sums must stay exact even if all are drawn; split the corpus, or sign exactness = "fast"',
             )
 
@@ -187,8 +213,8 @@ class CertifiedSums:
         """The certificate's bounds for signed bounds (C_i, sigma_i) and permitted blocks, from exact rationals.
 
         Signed bounds come in units of 1e-6, and the doubles that stand for them may lie on the wrong side; the stricter of both
-        counts. The multiplier is at least the double that the accountant uses, max(sigma_i, S / C_i) with S the effective noise of
-        the class: the least s_l, or S_k where blocks have shares of the clip norm (Theorem 7).
+        counts. The multiplier is at least the double that the accountant uses, max(sigma_i, S / C_i) with S the effective
+        noise of the class: the least s_l, or S_k where blocks have shares of the clip norm (Theorem 7).
         """
         key = (clip, sigma, profile)
         known = self._limits.get(key)
@@ -198,17 +224,18 @@ class CertifiedSums:
         stds = {block: Fraction(self._stds[block]) for block in profile}
         shares = [self._shares[block] for block in profile]
         effective = Fraction(effective_std([self._stds[block] for block in profile], shares))
-        multiplier = max(signed, effective / norm * (1 + Fraction(1, 1 << 52)), Fraction(1 << self.bits, WIDEST))
+        multiplier = max(signed, effective / norm * (1 + Fraction(1, 1 << 52)), Fraction(1 << self.bits, self._widest))
         whole = math.sqrt(sum(share * share for share in shares))
         scale = math.lcm(*(std.denominator for std in stds.values()))
-        steps = 1 << 2 * self.bits
+        power, steps = self._power, 1 << self._power * self.bits
         found = self._limits[key] = Limits(
-            whitened=math.floor(steps / multiplier**2),
-            euclidean=math.floor(steps * (norm * scale) ** 2),
-            weights={block: int(std * scale) ** 2 for block, std in stds.items()},
+            whitened=math.floor(steps / multiplier**power),
+            euclidean=math.floor(steps * (norm * scale) ** power),
+            weights={block: int(std * scale) ** power for block, std in stds.items()},
             clip=clip,
             multiplier=float(multiplier),
             caps={} if 0 in shares else {block: clip * self._shares[block] / whole for block in profile},
+            power=power,
         )
         return found
 
@@ -221,7 +248,8 @@ class CertifiedSums:
         if not factors:
             return False
         steps = {
-            index: factors[block] / self._stds[block] * 2.0**self.bits for index in found for block in (self._tensors[index][0],)
+            index: factors[block] / self._stds[block] * 2.0**self.bits for index in found for block in
+            (self._tensors[index][0],)
         }
         for _ in range(TRIES):
             squares = self._truncate(found, steps)
@@ -238,8 +266,8 @@ class CertifiedSums:
 
         Empty if its norm is not finite.
         """
-        keep = 1.0 - self.float_margin
-        square = {index: _norm_sq(gradient) for index, gradient in found.items()}
+        keep, power = 1.0 - self.float_margin, limits.power
+        square = {index: _norm_sq(gradient) if power == 2 else _norm_1(gradient) for index, gradient in found.items()}
         blocks = {index: self._tensors[index][0] for index in found}
         within = dict.fromkeys(blocks.values(), 1.0)
         if limits.caps:
@@ -250,24 +278,28 @@ class CertifiedSums:
         flat = white = 0.0
         for index, value in square.items():
             block = blocks[index]
-            number = float(value) * within[block] ** 2
+            number = float(value) * within[block] ** power
             flat += number
-            white += number / self._stds[block] ** 2
+            white += number / self._stds[block] ** power
         if not (math.isfinite(flat) and math.isfinite(white)):
             return {}
-        clipped = keep * limits.clip / math.sqrt(flat) if flat > 0 else math.inf
-        whitened = keep / (limits.multiplier * math.sqrt(white)) if white > 0 else math.inf
+        if power == 2:
+            flat, white = math.sqrt(flat), math.sqrt(white)
+        clipped = keep * limits.clip / flat if flat > 0 else math.inf
+        whitened = keep / (limits.multiplier * white) if white > 0 else math.inf
         factor = min(1.0, clipped, whitened)
         return {block: factor * own for block, own in within.items()}
 
     def _truncate(self, found: dict[int, Single], steps: dict[int, float]) -> dict[int, float]:
-        """Scales every tensor by its factor and truncates it towards zero, in place; sums of squares per block."""
+        """Scales every tensor by its factor and truncates it towards zero, in place; sums of squares per block, or of
+        magnitudes."""
         squares: dict[int, float] = {}
         for index, gradient in found.items():
             block = self._tensors[index][0]
             for part in _chunks(gradient):
                 wide = _truncated(part.mul_(steps[index])).double()
-                square = torch.dot(wide, wide)  # not in place: of a float64 gradient, double() is the gradient itself
+                # not in place: of a float64 gradient, double() is the gradient itself
+                square = torch.dot(wide, wide) if self._power == 2 else wide.abs().sum()
                 squares[block] = squares.get(block, 0.0) + float(square)
         return squares
 
@@ -321,6 +353,10 @@ def _truncated(part: torch.Tensor) -> torch.Tensor:
 def _norm_sq(gradient: Single) -> torch.Tensor:
     flat = gradient.values_RD if isinstance(gradient, Rows) else gradient
     return norm_sq([Dense(flat.reshape(1, -1))])
+
+
+def _norm_1(gradient: Single) -> float:
+    return math.fsum(float(part.double().abs().sum()) for part in _chunks(gradient))
 
 
 def _chunks(gradient: Single) -> Iterator[torch.Tensor]:

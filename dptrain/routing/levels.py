@@ -1,7 +1,7 @@
 """The exactness levels of a policy, and the sums that keep them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ class Sums(Protocol):
     note: str
     """What the level guarantees and what it assumes, for the header."""
 
+    bits: int
+    """b of the lattice ``s * 2^-b`` on which what :meth:`take` yields is rounded, or integers already."""
+
     def use(self, stds: Sequence[float]) -> None:
         """Standard deviations of the noise per block in the step that begins, where they are not the schedule's; public."""
 
@@ -39,6 +42,15 @@ class Sums(Protocol):
 def least_multiplier(policy: Policy) -> float:
     """The least noise multiplier that any private contribution can be accounted at; the floor that its class signs."""
     return min(rule.noise_multiplier for rule in policy.classes if not rule.public)
+
+
+def level_of(policy: Policy) -> dict[str, Any]:
+    """What a router must know of a policy."""
+    return {
+        "exactness": policy.exactness,
+        "least_multiplier": least_multiplier(policy),
+        "noise_family": policy.noise_family,
+    }
 
 
 def refuse_uncertifiable(exactness: str, stack: LayerStack) -> None:
@@ -94,14 +106,17 @@ def sums_for(
     tensors: Sequence[tuple[int, Tensor]],
     precision: torch.dtype,
     least_multiplier: float,
+    noise_family: str = "gaussian",
 ) -> Sums:
     """The sums of a level that a policy names.
 
     Raises:
-        ValueError: no such level.
+        ValueError: no such level, or a family of noise that it cannot carry.
     """
     if exactness == "fast":
+        if noise_family != "gaussian":
+            raise ValueError(f"noise of family {noise_family!r} is added to integers, which sums at level 'fast' are not")
         return FastSums(schedule, tensors, precision)
     if exactness == "certified":
-        return CertifiedSums(schedule, tensors, precision, least_multiplier)
+        return CertifiedSums(schedule, tensors, precision, least_multiplier, noise_family)
     raise ValueError(f"no exactness level {exactness!r}; there are 'fast' and 'certified'")

@@ -71,7 +71,13 @@ class Router:
     """
 
     def __init__(
-        self, model: nn.Module, schedule: Schedule, *, exactness: str = "fast", least_multiplier: float = 1.0
+        self,
+        model: nn.Module,
+        schedule: Schedule,
+        *,
+        exactness: str = "fast",
+        least_multiplier: float = 1.0,
+        noise_family: str = "gaussian",
     ) -> None:
         self.schedule = schedule
         self.tensors = [(g, tensor) for g, block in enumerate(schedule.blocks) for tensor in block.tensors]
@@ -94,7 +100,7 @@ class Router:
         self._shared = frozenset(index for index, count in owners.items() if count > 1)
         precisions = {tensor.parameter.dtype for _, tensor in self.tensors}
         self.precision = torch.float64 if precisions == {torch.float64} else torch.float32
-        self.sums: Sums = sums_for(exactness, schedule, self.tensors, self.precision, least_multiplier)
+        self.sums: Sums = sums_for(exactness, schedule, self.tensors, self.precision, least_multiplier, noise_family)
         self.verified: frozenset[str] | None = None
         """Sites that the probes have seen run; any other is refused when it first runs. None while nothing was probed."""
 

@@ -1,7 +1,8 @@
 """Accounting of noise families beside the Gaussian, and the one table of what goes with what.
 
-What a noise multiplier z means: for ``laplace`` the scale of the noise over the L1 clip norm, for ``discrete_gaussian`` its parameter
-sigma over the L2 clip norm, for ``skellam`` its standard deviation over the L2 clip norm; all on the sum, block by block.
+What a noise multiplier z means: for ``laplace`` the scale of the noise over the L1 clip norm, for ``discrete_gaussian`` its
+parameter sigma over the L2 clip norm, for ``skellam`` its standard deviation over the L2 clip norm; all on the sum, block by
+block.
 """
 
 import math
@@ -63,8 +64,8 @@ TABLE: Final[dict[str, Combinations]] = {
         ("secret_poisson",),
         {
             "accountant": "its amplification by sampling is accounted for by privacy loss distributions",
-            "exactness": "its sensitivity is an L1 norm, which is clipped and certified on integers alone; clipping the L2 norm would"
-            " fall short by a factor of up to sqrt(d)",
+            "exactness": "its sensitivity is an L1 norm, which is clipped and certified on integers alone; clipping the L2 norm"
+            " would fall short by a factor of up to sqrt(d)",
             "injection": "a sum of Laplace draws is not a Laplace draw",
             "disclosure": "the sum of 1/z^2 over public occurrences does not determine its epsilon",
         },
@@ -121,13 +122,13 @@ def refusal(
             )
     if injection == "per_sample" and exactness != "fast":
         return (
-            f"noise.injection 'per_sample' goes with exactness 'fast', not with {exactness!r}, whose lattice is that of scheduled"
-            " noise; set exactness = 'fast', or noise.injection = 'scheduled'"
+            f"noise.injection 'per_sample' goes with exactness 'fast', not with {exactness!r}, whose lattice is that of"
+            " scheduled noise; set exactness = 'fast', or noise.injection = 'scheduled'"
         )
     if budgets and family != GAUSSIAN:
         return (
-            f"noise.budgets goes with noise.family {GAUSSIAN!r}, not with {family!r}: what divided clip norms are worth is shown for"
-            f" Gaussian noise alone; leave budgets out, or set noise.family = {GAUSSIAN!r}"
+            f"noise.budgets goes with noise.family {GAUSSIAN!r}, not with {family!r}: what divided clip norms are worth is"
+            f" shown for Gaussian noise alone; leave budgets out, or set noise.family = {GAUSSIAN!r}"
         )
     return None
 
@@ -176,7 +177,9 @@ def epsilon_of_phases(
     if not held:
         return 0.0
     if family == "laplace":
-        return _laplace(_merged((p.noise_multiplier, 1.0 if replace else p.sampling_rate, p.steps) for p in held), delta, replace)
+        return _laplace(
+            _merged((p.noise_multiplier, 1.0 if replace else p.sampling_rate, p.steps) for p in held), delta, replace
+        )
     loss = math.fsum(p.steps / p.noise_multiplier**2 for p in held)
     return _of_loss(family, loss * (4.0 if replace else 1.0), delta)
 
@@ -227,9 +230,13 @@ def describe(family: str, accountant: str) -> tuple[str, str, str, str]:
     check(family, accountant)
     version = metadata.version("dp-accounting")
     if family == "laplace":
-        parameters = f"family=laplace interval={LAPLACE_INTERVAL:g} relation=ADD_OR_REMOVE_ONE amplification=poisson rounding=up-1e-6"
+        parameters = (
+            f"family=laplace interval={LAPLACE_INTERVAL:g} relation=ADD_OR_REMOVE_ONE amplification=poisson rounding=up-1e-6"
+        )
         return accountant, "dp-accounting", version, parameters
-    curve = "zcdp=1/(2z^2)" if family == "discrete_gaussian" else f"variance=2^{SKELLAM_VARIANCE.bit_length() - 1} integer-orders"
+    curve = (
+        "zcdp=1/(2z^2)" if family == "discrete_gaussian" else f"variance=2^{SKELLAM_VARIANCE.bit_length() - 1} integer-orders"
+    )
     return accountant, "own", "1", f"family={family} {curve} amplification=none conversion=Canonne2020-12 rounding=up-1e-6"
 
 
@@ -287,7 +294,8 @@ def _merged(phases: Iterable[tuple[float, float, int]]) -> tuple[tuple[float, fl
 
 @lru_cache(maxsize=4096)
 def _laplace(phases: tuple[tuple[float, float, int], ...], delta: float, replace: bool) -> float:
-    """Laplace releases, each dominated by the pair Laplace(0, z) and Laplace(1, z) sampled at rate q (docs/mechanism.md, Theorem 9).
+    """Laplace releases, each dominated by the pair Laplace(0, z) and Laplace(1, z) sampled at rate q (docs/mechanism.md,
+    Theorem 9).
 
     Under replacement two payloads are 2/z apart, and what sampling would add is not counted. Never above pure composition.
     """

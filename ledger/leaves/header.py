@@ -9,6 +9,7 @@ from attest.errors import AttestError
 from attest.micro import MICRO
 from attest.policy import Policy, SignedPolicy, verify_policy
 from ledger import accountants
+from ledger.accountants import families
 from ledger.errors import LeafRefused, NoteError
 from ledger.leaves import checks
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
@@ -22,7 +23,7 @@ _SUPPORTED: Final = (
     ("accountant", accountants.ACCOUNTANTS),
     ("adjacency", ("zero-out",)),
     ("disclosure", ("secret_poisson", "occurrences_public")),
-    ("noise_family", ("gaussian",)),
+    ("noise_family", tuple(families.TABLE)),
     ("noise_injection", ("scheduled", "per_microbatch", "per_sample")),  # M draws of s^2/M are one draw of s^2
 )
 
@@ -210,7 +211,18 @@ class Header:
             if found not in supported:
                 sentence = f"{name} {found!r} has no accounting in this version, expected {' or '.join(map(repr, supported))}"
                 raise LeafRefused("POLICY_UNSUPPORTED", sentence)
-        return signed.policy
+        policy = signed.policy
+        refused = families.refusal(
+            policy.noise_family,
+            policy.accountant,
+            policy.exactness,
+            policy.noise_injection,
+            policy.disclosure,
+            budgets=policy.noise_budgets is not None,
+        )
+        if refused is not None:
+            raise LeafRefused("POLICY_UNSUPPORTED", f"the policy asks for what has no accounting together: {refused}")
+        return policy
 
     def _check_schedule(self) -> tuple[Profile, ...]:
         order = {rule.name: index for index, rule in enumerate(self.policy.classes)}

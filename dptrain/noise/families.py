@@ -1,0 +1,147 @@
+"""Noise of every family that a policy may sign, behind one release.
+
+The lattice Gaussian is the default and stands in :mod:`dptrain.noise.lattice`. The others add integers of their own law to the
+exact integer sums of level ``certified``, on the lattice ``s_l * 2^-b`` of those sums (docs/mechanism.md, Theorems 9 to 11).
+"""
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dptrain.noise.discrete_gaussian import DiscreteGaussian
+from dptrain.noise.exact import CHUNK, ExactSampler, Law
+from dptrain.noise.laplace import RoundedLaplace
+from dptrain.noise.lattice import MOST_THREADS
+from dptrain.noise.normals import Blocks
+from dptrain.noise.skellam import SKELLAM_BITS, Skellam
+from dptrain.threads import Threads
+
+LAWS: dict[str, type[DiscreteGaussian] | type[RoundedLaplace] | type[Skellam]] = {
+    "discrete_gaussian": DiscreteGaussian,
+    "laplace": RoundedLaplace,
+    "skellam": Skellam,
+}
+"""Families beside the Gaussian, by the name that a policy signs."""
+
+POWER = {"laplace": 1}
+"""The norm in which contributions are clipped and whitened, by family; 2 where there is no entry."""
+
+L1_BITS = 30
+"""b where the norm is the sum of magnitudes, before the floor of log2 of the multiplier: a bound of 2^30 steps over d
+coordinates."""
+
+
+class Noise(Protocol):
+    """What turns a clipped sum into a release; the lattice Gaussian too."""
+
+    def release_(
+        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
+    ) -> torch.Tensor: ...
+
+    def destroy(self) -> None: ...
+
+
+class IntegerNoise:
+    """Adds integers of a law to a sum of integers, reading them from a key stream.
+
+    Guarantee: the output of :meth:`release_` is ``s 2^-b / normalizer`` times the sum's integer plus the law's, to the last
+    bit of a float64. The law is exact (:class:`ExactSampler`), and the noise integer of coordinate ``o`` of tensor ``lane`` at
+    ``step`` is a function of (key, step, lane, o) alone and is used once, whatever the number of threads.
+
+    The time that a draw takes depends on the noise, by rejections; see docs/guarantee.md.
+
+    Args:
+        bits: b of the lattice on which the sums are integers.
+    """
+
+    def __init__(self, stream: Blocks, law: Law) -> None:
+        self._stream = stream
+        self.law = law
+        self._sampler = ExactSampler(law)
+        self._drawn: tuple[int, set[int]] = (-1, set())
+        self._threads = Threads(MOST_THREADS)
+        self._limit = float(1 << 18 + law.bits)
+
+    def integers(self, step: int, lane: int, start: int, count: int) -> np.ndarray:
+        """Noise integers of part of a chunk; see :meth:`ExactSampler.integers`."""
+        return self._sampler.integers(self._stream, step, lane, start, count)
+
+    def release_(
+        self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
+    ) -> torch.Tensor:
+        """Turns a clipped sum into its private release, in place.
+
+        Args:
+            clipped_sum: sum of contributions that are integers on ``std * 2^-b``, contiguous, float64 (see
+            ``CertifiedSums.take``). std: s > 0: the scale of Laplace noise, the parameter sigma of the discrete Gaussian, the
+            standard deviation of Skellam
+                noise. normalizer: the public constant that divides the noised sum.
+            step: logical step, 1-based. lane: index of the tensor in the schedule. draws: 1.
+
+        Raises:
+            ValueError: std not finite and positive, tensor not contiguous or not float64, several draws, or an address released
+                twice.
+        """
+        if not (math.isfinite(std) and std > 0.0):
+            raise ValueError(f"the scale of the noise must be finite and positive, got {std}")
+        if not clipped_sum.is_contiguous() or clipped_sum.dtype is not torch.float64:
+            raise ValueError(
+                f"the clipped sum must be contiguous and float64, got {clipped_sum.dtype}: its integers are exact there"
+            )
+        if draws != 1:
+            raise ValueError(f"noise of family {self.law.name} is drawn once per step, got {draws} draws")
+        self._claim(step, lane)
+        gamma = std * 2.0**-self.law.bits
+        host = clipped_sum.to("cpu")
+        flat, scale = host.view(-1).numpy(), gamma / normalizer
+
+        def draw(start: int) -> None:
+            part = flat[start : start + CHUNK]
+            np.divide(part, gamma, out=part)
+            np.clip(np.rint(part, out=part), -self._limit, self._limit, out=part)
+            part += self.integers(step, lane, start, len(part))  # both below 2^51: exact
+            part *= scale
+
+        self._threads.each(draw, range(0, len(flat), CHUNK))
+        if host is not clipped_sum:
+            clipped_sum.copy_(host)
+        return clipped_sum
+
+    def destroy(self) -> None:
+        """Forgets the key; nothing can be drawn again."""
+        self._threads.close()
+        del self._stream
+
+    def _claim(self, step: int, lane: int) -> None:
+        current, lanes = self._drawn
+        if step < current or (step == current and lane in lanes):
+            raise ValueError(f"noise of step {step}, tensor {lane} was already drawn in this attempt; it is never used twice")
+        if step > current:
+            self._drawn = (step, lanes := set())
+        lanes.add(lane)
+
+
+def integer_noise(family: str, stream: Blocks, bits: int) -> IntegerNoise:
+    """Noise of a family beside the Gaussian, on the lattice ``s * 2^-bits``.
+
+    Raises:
+        ValueError: no such family.
+    """
+    if family not in LAWS:
+        raise ValueError(f"no noise family {family!r} on integers; there are {', '.join(LAWS)}")
+    return IntegerNoise(stream, LAWS[family](bits))
+
+
+def family_bits(family: str, gaussian_bits: int, multiplier: float) -> int:
+    """b of the lattice of a family.
+
+    Args:
+        gaussian_bits: of the Gaussian, whose reasons are the discrete Gaussian's too. multiplier: the least of any class.
+    """
+    if family == "skellam":
+        return SKELLAM_BITS
+    if POWER.get(family, 2) == 1:
+        return max(1, min(32, L1_BITS + math.floor(math.log2(multiplier))))
+    return gaussian_bits
