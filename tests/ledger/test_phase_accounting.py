@@ -248,7 +248,7 @@ def test_past_the_horizon_the_sentence_says_what_is_left(driver):
     driver.ledger.resume(38 - 10 + 2, pin, now=driver.tick())
     to_step(driver, 40)
     driver.ledger.resume(34, pin, now=driver.tick())
-    with pytest.raises(HorizonExceeded, match="2 are left, which reach step 36; .* checkpoint at step 38"):
+    with pytest.raises(HorizonExceeded, match=r"2 are left, which reach step 36; .* checkpoint at step 38"):
         driver.charge(4)
 
 
