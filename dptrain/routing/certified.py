@@ -245,12 +245,10 @@ class CertifiedSums:
         A contribution whose norm is not finite, or that does not pass after a few attempts, counts as zero, silently.
         """
         factors = self.coefficients(found, limits)
-        if not factors:
+        if not factors or not all(math.isfinite(factor) for factor in factors.values()):
             return False
-        steps = {
-            index: factors[block] / self._stds[block] * 2.0**self.bits for index in found for block in
-            (self._tensors[index][0],)
-        }
+        blocks = {index: self._tensors[index][0] for index in found}
+        steps = {index: factors[block] / self._stds[block] * 2.0**self.bits for index, block in blocks.items()}
         for _ in range(TRIES):
             squares = self._truncate(found, steps)
             if limits.admit(squares):

@@ -288,16 +288,18 @@ def test_rows_of_a_table_are_certified_as_the_sum_they_are() -> None:
 
 def test_a_failed_certificate_is_mended_or_the_contribution_counts_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coefficient twice too large, as if norms had read low: the bounds hold all the same."""
-    right = CertifiedSums.coefficient
+    right = CertifiedSums.coefficients
     for wrong in (2.0, 1e6, 1e30, math.inf, math.nan):
-        monkeypatch.setattr(CertifiedSums, "coefficient", lambda self, f, lim, by=wrong: right(self, f, lim) * by)
+        monkeypatch.setattr(
+            CertifiedSums, "coefficients", lambda self, f, lim, by=wrong: {b: by * c for b, c in right(self, f, lim).items()}
+        )
         sums, schedule = plain()
         torch.manual_seed(0)
         sums.add({0: [Dense(torch.randn(1, 40, 30))]}, bounds_of([(1.0, 1.0, (0,))], 1))
         k = in_steps(sums, schedule)
         assert naive_certified.holds(k, [0.8], Fraction(1), Fraction(1), sums.bits)
         assert bool(k[0].any()) == (wrong <= 1e30)
-    monkeypatch.setattr(CertifiedSums, "coefficient", right)
+    monkeypatch.setattr(CertifiedSums, "coefficients", right)
     monkeypatch.setattr(Limits, "admit", lambda self, squares: False)
     sums, schedule = plain()
     sums.add({0: [Dense(torch.randn(1, 40, 30))]}, bounds_of([(1.0, 1.0, (0,))], 1))
@@ -321,6 +323,7 @@ def test_either_half_of_the_certificate_refuses_alone() -> None:
     """Two blocks, of noise 1 and 10, at C = 1 and sigma = 4: the one is held by its whitened norm, the other by its norm."""
     sums, _ = plain(std=1.0)
     sums.use([1.0, 10.0])
+    sums._shares = [0, 0]
     limits = sums.limits(1.0, 4.0, (0, 1))
     steps = 1 << 2 * sums.bits
     white, flat = steps // 16, steps // 100
