@@ -275,3 +275,27 @@ def test_a_public_class_has_no_noise_in_any_phase(tmp_path) -> None:
         assert [row.min_std for row in window.classes] == [SCALES[window.first_step - 1], 0.0]
     audited(trainer, world, tmp_path / "export")
     trainer.close()
+
+
+BUDGETS = SCHEDULED.replace("{ phase", "{ budgets = { embeddings = 0.2, layers = 1, head = 2 }, phase")
+FAMILIES = {
+    "laplace": SCHEDULED.replace("{ phase", '{ family = "laplace", phase') + '\nexactness = "certified"',
+    "discrete_gaussian": SCHEDULED.replace("{ phase", '{ family = "discrete_gaussian", phase')
+    + '\nexactness = "certified"\naccountant = "rdp"',
+    "skellam": SCHEDULED.replace("{ phase", '{ family = "skellam", phase') + '\nexactness = "certified"\naccountant = "rdp"',
+}
+
+
+@pytest.mark.parametrize("mode", [BUDGETS, BUDGETS + '\nexactness = "certified"', *FAMILIES.values()])
+def test_phases_go_with_budgets_and_with_every_family(tmp_path, mode) -> None:
+    """Every step passes the comparison with its charge, and the auditor agrees with the writer."""
+    world = make_world(tmp_path, steps=8, per_class=2, policy_extra=mode)
+    trainer = Trainer(world)
+    trainer.run()
+    rows = trainer.private.summary()
+    report = audited(trainer, world, tmp_path / "export")
+    assert [summed.epsilon for summed in report.classes] == pytest.approx([row["epsilon"] for row in rows])
+    first, second = (trainer.private.recorder.ledger.windows[n].classes for n in (0, 3))
+    for twice, once in zip(first, second, strict=True):
+        assert twice.min_std == pytest.approx(2 * once.min_std)
+    trainer.close()
