@@ -19,7 +19,8 @@ import torch
 
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian
 from dptrain.noise.chacha import ChaChaStream
-from dptrain.noise.lattice import CHUNK
+from dptrain.noise.lattice import CHUNK, MOST_THREADS
+from dptrain.threads import Threads
 
 COORDINATES = 1 << 24
 
@@ -38,11 +39,11 @@ def makers(coordinates: int) -> Iterator[dict[str, Callable[[], object]]]:
     single, double = torch.empty(coordinates), torch.empty(coordinates, dtype=torch.float64)
     philox, pcg = np.random.Generator(np.random.Philox(1)), np.random.Generator(np.random.PCG64(1))
     out32, out64 = np.empty(coordinates, np.float32), np.empty(coordinates)
-    pieces = range(0, coordinates, CHUNK)
+    pieces, threads = range(0, coordinates, CHUNK), Threads(MOST_THREADS)
     found: dict[str, Callable[[], object]] = {
         "release": lambda: lattice.release_(total, 1.0, 1.0, step=next(steps), lane=0),
-        "normals": lambda: [lattice.normals(1, 0, start, CHUNK) for start in pieces],
-        "cipher": lambda: [stream.read(1, 0, start // 2, CHUNK // 2) for start in pieces],
+        "normals": lambda: threads.each(lambda start: discard(lattice.normals(1, 0, start, CHUNK)), pieces),
+        "cipher": lambda: threads.each(lambda start: discard(stream.read(1, 0, start // 2, CHUNK // 2)), pieces),
         "release_device": lambda: device.release_(total, 1.0, 1.0, step=next(steps), lane=0),
         "torch_randn_float32": lambda: single.normal_(),
         "torch_randn_float64": lambda: double.normal_(),
@@ -57,6 +58,11 @@ def makers(coordinates: int) -> Iterator[dict[str, Callable[[], object]]]:
     finally:
         lattice.destroy()
         device.destroy()
+        threads.close()
+
+
+def discard(_: object) -> None:
+    """What was made is not needed."""
 
 
 def urandom_box_muller(coordinates: int, dtype: torch.dtype) -> torch.Tensor:

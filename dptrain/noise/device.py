@@ -17,8 +17,8 @@ from dptrain.noise.normals import TAIL, TAIL_LANE
 PER_BLOCK = 8
 """Coordinates made of one block: four pairs of 128 bits."""
 
-BLOCKS = {"cpu": 1 << 12}
-"""Blocks per turn; on a processor their words stay in the cache of one core."""
+BLOCKS = {"cpu": 1 << 15}
+"""Blocks per turn: enough work for the call of an operation, and little enough for the caches of a core."""
 
 MOST_BLOCKS = 1 << 19
 """The same on other devices: 2^22 coordinates, for which some 200 MiB are held for a moment."""
