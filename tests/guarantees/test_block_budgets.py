@@ -10,11 +10,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest.allocation import effective_std  # noqa: E402
+from attest.keys import public_bytes  # noqa: E402
 from attest.schedule import effective_multiplier, phase_std  # noqa: E402
 from dptrain.resolver import Schedule  # noqa: E402
 from dptrain.routing import Bounds, Router, bounds_of  # noqa: E402
 from dptrain.routing.certified import CertifiedSums  # noqa: E402
 from dptrain.routing.sums import FastSums  # noqa: E402
+from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import LeafRefused  # noqa: E402
 from ledger.leaves import decode_leaf, encode_leaf  # noqa: E402
 from tests.guarantees.peers import must_fail  # noqa: E402
@@ -270,3 +272,62 @@ def test_a_run_records_shares_and_an_auditor_finds_the_same_multipliers(tmp_path
     ):
         with pytest.raises(LeafRefused):
             replace(header, blocks=(replace(header.blocks[0], **wrong), *header.blocks[1:]))
+
+
+PUBLIC = """
+[[class]]
+name = "encyclopedia"
+public = true
+sampling_rate = {q}
+depth = {{ from = 0.0, to = 1.0 }}
+[[class]]
+name = "sensitive"
+clip_norm = 0.5
+noise_multiplier = 1.5
+sampling_rate = {q}
+depth = {{ from = 0.67, to = 1.0 }}
+[[class]]
+name = "internal"
+clip_norm = 1.0
+noise_multiplier = 1.0
+sampling_rate = {q}
+depth = {{ from = 0.34, to = 1.0 }}
+"""
+
+MODES = {
+    "fast": {},
+    "certified": {"policy_extra": 'exactness = "certified"\n'},
+    "phases": {"noise": "[[noise.phase]]\nfrom_step = 1\nscale = 2.5\n[[noise.phase]]\nfrom_step = 3\nscale = 1.3\n"},
+    "certified phases": {"policy_extra": 'exactness = "certified"\n', "noise": "[[noise.phase]]\nfrom_step = 1\nscale = 3.0\n"},
+    "public occurrences": {"policy_extra": 'disclosure = "occurrences_public"\n'},
+    "per microbatch": {"noise": '[noise]\ninjection = "per_microbatch"\nmicrobatches = 3\n'},
+    "public class": {"classes": PUBLIC},
+}
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_a_run_with_budgets_is_verified_in_full_by_an_auditor(tmp_path, mode: str) -> None:
+    """Every mode that budgets go with: trained, resumed, exported and audited; multipliers on both sides are the same doubles."""
+    options = dict(MODES[mode])
+    extra = options.pop("policy_extra", "") + options.pop("noise", "") + BUDGETS
+    world = make_world(tmp_path, steps=4, policy_extra=extra, **options)
+    first = Trainer(world)
+    for step, _ in zip(first.steps, range(2), strict=False):
+        first.one(step)
+    first.close()
+    trainer = Trainer(world, resume=True)
+    trainer.run()
+    private = trainer.private
+    state = private.recorder.ledger.state
+    scales = state.header.phases.scales
+    for index, rule in enumerate(private.policy.classes):
+        for scale in scales:
+            stds = [phase_std(block.std, scale) for block in private.schedule.blocks]
+            assert state.header.min_std(index, scale) == private.schedule.class_std(rule.name, stds)
+            asked = rule.noise_multiplier * rule.clip_norm * scale / M
+            assert rule.public or private.schedule.class_std(rule.name, stds) >= asked * (1 - 1e-15)
+    private.export(tmp_path / "export")
+    trainer.close()
+    key = world.ledger.with_suffix(".pub").read_text().strip()
+    report = verify_export(tmp_path / "export", [key], owner_key=public_bytes(world.owner_key))
+    assert report.verdict == "FULL", report.findings
