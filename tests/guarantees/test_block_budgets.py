@@ -307,7 +307,7 @@ MODES = {
 
 @pytest.mark.parametrize("mode", list(MODES))
 def test_a_run_with_budgets_is_verified_in_full_by_an_auditor(tmp_path, mode: str) -> None:
-    """Every mode that budgets go with: trained, resumed, exported and audited; multipliers on both sides are the same doubles."""
+    """Trained, resumed, exported and audited; the noise of a class is the same double on both sides."""
     options = dict(MODES[mode])
     extra = options.pop("policy_extra", "") + options.pop("noise", "") + BUDGETS
     world = make_world(tmp_path, steps=4, policy_extra=extra, **options)
