@@ -47,3 +47,25 @@ def integers_of(
     if not holds(k, stds, c, s, bits):
         raise AssertionError("the margin does not cover this contribution; the reference does not shrink")
     return k
+
+
+def holds_l1(integers: list[torch.Tensor], stds: list[float], clip: Fraction, sigma: Fraction, bits: int) -> bool:
+    """Both signed bounds as L1 norms, in exact arithmetic: sum of s_l 2^-b |k| at most C, sum of 2^-b |k| at most 1 / sigma."""
+    sizes = [sum(abs(v) for v in k.flatten().tolist()) for k in integers]
+    flat = sum(Fraction(std) * size for std, size in zip(stds, sizes, strict=True))
+    return flat <= clip * (1 << bits) and sum(sizes) * sigma <= 1 << bits
+
+
+def integers_of_l1(
+    gradient: list[torch.Tensor], stds: list[float], clip: float, sigma: float, bits: int, margin: float
+) -> list[torch.Tensor]:
+    """As `integers_of`, clipped and certified in L1 norms: what Laplace noise is added to."""
+    c, s = (Fraction(round(v * 10**6), 10**6) for v in (clip, sigma))
+    z = float(multiplier(c, s, stds))
+    sizes = [math.fsum(abs(v) for v in g.double().flatten().tolist()) for g in gradient]
+    flat, white = math.fsum(sizes), math.fsum(size / std for size, std in zip(sizes, stds, strict=True))
+    factor = 1.0 if flat == 0 else min(1.0, (1 - margin) * clip / flat, (1 - margin) / (z * white))
+    k = [torch.trunc(g.double() * (factor / std * 2.0**bits)).to(torch.int64) for g, std in zip(gradient, stds, strict=True)]
+    if not holds_l1(k, stds, c, s, bits):
+        raise AssertionError("the margin does not cover this contribution; the reference does not shrink")
+    return k
