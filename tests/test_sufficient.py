@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dptrain.targets import occurrences_within, sufficient
+from dptrain.sufficient import occurrences_within, sufficient_noise
 from ledger.accountants import epsilon, epsilon_occurrences
 from ledger.errors import AccountantError
 
@@ -13,7 +13,7 @@ from ledger.errors import AccountantError
     ("target", "delta", "count", "clip", "variance"), [(3, 1e-5, 10, 1.0, 19.34), (8, 1e-6, 5, 0.5, 0.5329)]
 )  # fmt: skip
 def test_golden_variances_for_public_occurrences(target, delta, count, clip, variance):
-    found = sufficient(target, delta, count, 1000, clip, disclosure="occurrences_public")
+    found = sufficient_noise(target, delta, count, 1000, clip, disclosure="occurrences_public")
     assert found.variance == pytest.approx(variance, rel=5e-4)
     assert found.sampling_rate == count / 1000
     assert epsilon_occurrences(count / found.multiplier**2, delta) <= target
@@ -23,10 +23,10 @@ def test_golden_variances_for_public_occurrences(target, delta, count, clip, var
 
 
 def test_secret_draws_need_less_and_the_promise_is_kept():
-    found = sufficient(1.0, 1e-5, 10, 1000, 0.5)
+    found = sufficient_noise(1.0, 1e-5, 10, 1000, 0.5)
     assert epsilon(found.multiplier, 0.01, 1000, 1e-5) <= 1.0 < epsilon(found.multiplier - 1e-3, 0.01, 1000, 1e-5)
     assert found.variance == pytest.approx((0.5 * found.multiplier) ** 2)
-    assert found.multiplier < sufficient(1.0, 1e-5, 10, 1000, 0.5, disclosure="occurrences_public").multiplier / 3
+    assert found.multiplier < sufficient_noise(1.0, 1e-5, 10, 1000, 0.5, disclosure="occurrences_public").multiplier / 3
 
 
 def test_more_occurrences_cost_more_and_a_cap_says_when_to_stop():
@@ -54,4 +54,4 @@ def test_more_occurrences_cost_more_and_a_cap_says_when_to_stop():
 )
 def test_what_cannot_be_is_refused(arguments, options):
     with pytest.raises(AccountantError):
-        sufficient(*arguments, **options)
+        sufficient_noise(*arguments, **options)

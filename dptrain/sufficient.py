@@ -18,7 +18,7 @@ _LARGEST = 1_000_000 * MICRO
 
 
 @dataclass(frozen=True, slots=True)
-class Sufficient:
+class SufficientNoise:
     """What suffices for one contribution.
 
     Attributes:
@@ -32,7 +32,7 @@ class Sufficient:
     variance: float
 
 
-def sufficient(
+def sufficient_noise(
     epsilon: float,
     delta: float,
     expected: float,
@@ -41,7 +41,7 @@ def sufficient(
     *,
     disclosure: str = "secret_poisson",
     accountant: str = "pld",
-) -> Sufficient:
+) -> SufficientNoise:
     """The noise that suffices for a target epsilon.
 
     Guarantee: with secret draws at rate ``expected / steps`` the whole horizon costs at most ``epsilon``, however often the
@@ -68,7 +68,7 @@ def sufficient(
         multiplier = _for_occurrences(epsilon, delta, int(expected), accountant)
     else:
         raise AccountantError("DISCLOSURE", f"no disclosure {disclosure!r}; there are secret_poisson and occurrences_public")
-    return Sufficient(expected / steps, multiplier, sufficient_variance(multiplier, clip_norm))
+    return SufficientNoise(expected / steps, multiplier, sufficient_variance(multiplier, clip_norm))
 
 
 def occurrences_within(epsilon: float, multiplier: float, delta: float, accountant: str = "pld") -> int:
