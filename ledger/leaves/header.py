@@ -10,7 +10,7 @@ from attest.micro import MICRO
 from attest.policy import Policy, SignedPolicy, verify_policy
 from ledger import accountants
 from ledger.accountants import families
-from ledger.errors import LeafRefused, NoteError
+from ledger.errors import AccountantError, LeafRefused, NoteError
 from ledger.leaves import checks
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 
@@ -272,7 +272,16 @@ class HeaderSpec:
     run_id: bytes = field(default_factory=lambda: os.urandom(16))
 
     def header(self, *, origin: str, log_vkey: str, time: int) -> Header:
-        """Returns the header leaf."""
+        """Returns the header leaf.
+
+        Raises:
+            LeafRefused: code POLICY_UNSUPPORTED, nothing accounts for the noise of the policy; or as `Header`.
+        """
+        policy = self.policy.policy
+        try:
+            about = AccountantInfo(*accountants.describe(policy.accountant, policy.noise_family))
+        except AccountantError as error:
+            raise LeafRefused("POLICY_UNSUPPORTED", error.sentence) from error
         return Header(
             time=time,
             origin=origin,
@@ -285,7 +294,7 @@ class HeaderSpec:
             registry_root=self.registry_root,
             model_fingerprint=self.model_fingerprint,
             blocks=self.blocks,
-            accountant=AccountantInfo(*accountants.describe(self.policy.policy.accountant, self.policy.policy.noise_family)),
+            accountant=about,
             exactness_note=self.exactness_note,
             private=self.private,
             clip_margin=self.clip_margin,
