@@ -12,7 +12,9 @@ from torch import nn
 
 from benchmarks.configs import Config
 from dptrain.depth import layer_stack
-from dptrain.noise import KeyStream, LatticeGaussian
+from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian
+from dptrain.noise.chacha import ChaChaStream
+from dptrain.noise.lattice import LATTICE_BITS
 from dptrain.resolver import Block, Schedule
 from dptrain.routing import Router, bounds_of
 from dptrain.routing.sums import Bounds
@@ -87,3 +89,12 @@ def same_release(device: str) -> bool:
     total = torch.linspace(-3.0, 3.0, 200_001, dtype=torch.float64)
     there = LatticeGaussian(stream).release_(total.to(device, copy=True), 0.7, 8.0, step=1, lane=0)
     return torch.equal(there.cpu(), LatticeGaussian(stream).release_(total, 0.7, 8.0, step=1, lane=0))
+
+
+def same_device_noise(device: str) -> bool:
+    """Whether the generator of a device draws there what it draws on the processor, but for last bits of one in 10,000."""
+    stream = ChaChaStream("noise on a device", b"benchmark", 0, bytes(32))
+    total = torch.linspace(-3.0, 3.0, 200_001, dtype=torch.float64)
+    there = DeviceGaussian(stream).release_(total.to(device, copy=True), 0.7, 8.0, step=1, lane=0).cpu()
+    steps = (there - DeviceGaussian(stream).release_(total, 0.7, 8.0, step=1, lane=0)).abs() * 8.0 / (0.7 * 2.0**-LATTICE_BITS)
+    return int((steps > 0.5).sum()) <= 20 and float(steps.max()) < 1.5

@@ -75,6 +75,8 @@ def exact(device: str) -> dict[str, float]:
                 raise RuntimeError(f"{name}: sums are {found[name]:.1e} from those of a loop, expected below {tolerance:.0e}")
     if not exactness.same_release(device):
         raise RuntimeError("a sum is released to other numbers on the device than on the CPU")
+    if not exactness.same_device_noise(device):
+        raise RuntimeError("the generator of noise on the device draws other numbers there than on the CPU")
     return found
 
 
@@ -138,7 +140,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--smoke", action="store_true", help="tiny models on the CPU: does the suite run?")
-    parser.add_argument("--variants", nargs="+", default=["ours_fast"], choices=[name for name in VARIANTS if "ours" in name])
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        default=["ours_fast", "ours_device_noise"],
+        choices=[name for name in VARIANTS if "ours" in name],
+    )
     parser.add_argument("--microbatch", type=int, help="contributions per microbatch, in place of each configuration's own")
     parser.add_argument("--only", nargs="+", help="configurations by name")
     parser.add_argument("--out", type=Path, default=Path("bench-gpu.json"))

@@ -97,7 +97,7 @@ def non_private_bands(config: Config) -> Iterator[Step]:
 
 @contextmanager
 def ours(
-    config: Config, *, exactness: str = "fast", compiled: bool = False, window: int = 16
+    config: Config, *, exactness: str = "fast", compiled: bool = False, window: int = 16, generator: str = "host"
 ) -> Iterator[tuple[PrivateTraining, Step]]:
     """The product as a user runs it: signed corpus, gate, ledger on disk, lattice noise from the keyed stream."""
     root = Path(tempfile.mkdtemp(prefix="dptrain-bench-"))
@@ -121,7 +121,7 @@ def ours(
             warnings.simplefilter("ignore")
             private = PrivateTraining.open(
                 root / "policy.cose", root / "corpus", ledger=root / "ledger.db", microbatch=config.microbatch, progress=False,
-                accelerator=accelerator,
+                accelerator=accelerator, noise_generator=generator,
             )  # fmt: skip
         with private:
             _, _, steps = private.prepare(model, optimizer, collate)
@@ -158,6 +158,13 @@ def ours_certified(config: Config) -> Iterator[Step]:
 def ours_compiled(config: Config) -> Iterator[Step]:
     """With the compiled form of the loss; compiling belongs to the warm-up."""
     with ours(config, compiled=True) as (_, step):
+        yield step
+
+
+@contextmanager
+def ours_device_noise(config: Config) -> Iterator[Step]:
+    """With noise drawn on the device of the gradients."""
+    with ours(config, generator="device") as (_, step):
         yield step
 
 
@@ -208,6 +215,7 @@ VARIANTS: dict[str, Callable] = {
     "ours_fast": ours_fast,
     "ours_certified": ours_certified,
     "ours_compiled": ours_compiled,
+    "ours_device_noise": ours_device_noise,
     "opacus_hooks": opacus_hooks,
     "opacus_ghost": opacus_ghost,
 }
@@ -226,7 +234,8 @@ def names_for(config: Config) -> list[str]:
 def absent_from(config: Config) -> dict[str, str]:
     """Variants that cannot run a configuration, each with its reason."""
     unbanded = {} if config.banded else {"non_private_bands": "every contribution trains the whole model"}
-    return config.absent | unbanded
+    on_host = {"ours_device_noise": "the gradients lie on the processor"} if config.device == "cpu" else {}
+    return config.absent | unbanded | on_host
 
 
 @contextmanager

@@ -128,7 +128,8 @@ def test_the_gpu_suite_says_that_there_is_no_cuda_and_succeeds() -> None:
 
 def test_the_code_of_the_gpu_suite_runs_at_tiny_sizes() -> None:
     for config in gpu.configs(smoke=True):
-        assert gpu.measure(config, rounds=1)["ours_fast"]["tokens_per_s"] > 0
+        found = gpu.measure(config, rounds=1, variants=("ours_fast", "ours_device_noise"))
+        assert found["ours_fast"]["tokens_per_s"] > 0 and found["ours_device_noise"]["tokens_per_s"] > 0
 
 
 def test_the_gpu_suite_finds_the_routers_sums_equal_to_a_loop_and_stops_if_they_are_not(monkeypatch) -> None:
@@ -137,4 +138,17 @@ def test_the_gpu_suite_finds_the_routers_sums_equal_to_a_loop_and_stops_if_they_
     exact = sums.FastSums.coefficients
     monkeypatch.setattr(sums.FastSums, "coefficients", lambda self, norms, bounds: exact(self, norms * 1.01, bounds))
     with pytest.raises(RuntimeError, match="from those of a loop"):
+        gpu.exact("cpu")
+
+
+def test_the_gpu_suite_stops_if_noise_of_the_device_is_another_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    normals, calls = gpu.exactness.DeviceGaussian.normals, []
+
+    def drifting(self, *address):  # type: ignore[no-untyped-def]
+        calls.append(1)
+        return normals(self, *address) * (1 + 1e-9 * len(calls))
+
+    monkeypatch.setattr(gpu.exactness.DeviceGaussian, "normals", drifting)
+    monkeypatch.setattr(gpu, "configs", lambda smoke: [])
+    with pytest.raises(RuntimeError, match="draws other numbers there"):
         gpu.exact("cpu")
