@@ -88,4 +88,4 @@ def _noise(data: dict[str, Any]) -> str:
 
 
 def _up(value: float) -> str:
-    return "∞" if value == float("inf") else rounded_up(value, 6)
+    return rounded_up(value, 6)

@@ -26,6 +26,9 @@ from dptrain.planning.plan import Plan, make_plan
 from dptrain.planning.signal import Signal, as_json, read_norms, signals
 from dptrain.support import unsupported
 
+_LAYERS = 12
+"""Layers of a stack where nobody says how many there are."""
+
 
 class Quantity(StrEnum):
     """What `--solve` finds."""
@@ -41,7 +44,9 @@ def plan(
     corpus: Annotated[
         Path | None, typer.Argument(metavar="CORPUS", exists=True, help="Count and judge this corpus as well.")
     ] = None,
-    layers: Annotated[int, typer.Option(min=1, max=4096, help="Layers of the model.")] = 12,
+    layers: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Layers of the model; default: those of --measure's, or 12.")
+    ] = None,
     contributions: Annotated[
         list[str] | None,
         typer.Option(metavar="CLASS=N", help="Contributions of a class, where there is no corpus; repeat. Others have none."),
@@ -93,13 +98,14 @@ def plan(
     by_hand = dict(count_of(text, rules) for text in contributions or [])
     report = judge(rules, policy, corpus, registry, now, None, owner_key) if corpus else None
     counts = _counts(report, by_hand)
+    cost = None if run is None else load_training("dptrain.planning.measure").measure(rules, run, counts)
+    layers = layers or (_LAYERS if cost is None else cost.layers)
     with counting("computing epsilon"):
         planned = make_plan(rules, layers)
         groups = signed_groups(rules, planned, report) if report else {}
         ratios = None if norms is None else signals(rules, planned, norms, counts)
         solution = _solve(rules, goals, solve, counts, layers)
         compared = [(text, other, make_plan(other, layers)) for text, other in others]
-    cost = None if run is None else load_training("dptrain.planning.measure").measure(rules, run, counts)
     if plot is not None:
         figures.plan_figure(planned, f"{rules.corpus}: {rules.steps:,} steps").write(plot, figures.plan_tables(planned))
     if json:
@@ -128,7 +134,7 @@ def plan(
     if ratios is not None:
         show.print_signals(planned, ratios)
     if cost is not None:
-        show.print_cost(rules, cost)
+        show.print_cost(rules, planned, cost)
     if plot is not None:
         show.print_written(plot)
     show.print_unsupported(unsupported(rules))

@@ -37,7 +37,7 @@ def print_plan(policy: Policy, planned: Plan) -> None:
         "if content replaced",
         "if all redone",
         "draws of each",
-        "of 95 in 100",
+        "95 % between",
     )
     for item in planned.classes:
         preset = item.preset
@@ -51,10 +51,10 @@ def print_plan(policy: Policy, planned: Plan) -> None:
             rounded_up(preset.epsilon_replace),
             rounded_up(preset.epsilon_with_redo),
             amount(item.expected_draws),
-            f"{item.draws.low} to {item.draws.high}",
+            f"{item.draws.low} and {item.draws.high}",
         )
     for public in planned.public:
-        draws = f"{public.draws.low} to {public.draws.high}"
+        draws = f"{public.draws.low} and {public.draws.high}"
         rows.add_row(public.name, *["public"] * 7, amount(public.expected_draws), draws)
     out.print(rows)
     literal = policy.noise_injection == "per_sample"
@@ -137,8 +137,8 @@ def print_signals(planned: Plan, found: Sequence[Signal]) -> None:
             number(first.clipped),
             number(first.std),
             number(first.of_one, 3),
-            "?" if first.of_step is None else number(first.of_step, 3),
-            "?" if first.of_run is None else number(first.of_run, 3),
+            "?" if first.of_step is None else amount(first.of_step),
+            "?" if first.of_run is None else amount(first.of_run),
         )
     out.print(rows)
     out.print(
@@ -149,7 +149,7 @@ def print_signals(planned: Plan, found: Sequence[Signal]) -> None:
         out.print("?: give a CORPUS or --contributions CLASS=N, so that it is known how many a step draws")
 
 
-def print_cost(policy: Policy, cost: "Measured") -> None:
+def print_cost(policy: Policy, planned: Plan, cost: "Measured") -> None:
     """Time and memory, per class by the depth of its band."""
     out = console()
     rows = table("class", "layers", "parameters", "drawn per step", "each", "a step", "share")
@@ -176,6 +176,9 @@ def print_cost(policy: Policy, cost: "Measured") -> None:
         f"{amount(cost.trained)} of {amount(cost.parameters)} parameters are trained; noise energy"
         f" {cost.noise_energy_ratio:.0%} of uniform noise, with the sizes of this model"
     )
+    if cost.layers != planned.layers:
+        note = f" the model has {counted(cost.layers, 'layer')}, and the plan above counts {planned.layers}; leave out --layers"
+        out.print(styled("yellow", "!", note))
     if cost.assumed:
         out.print(
             f"nobody said how many contributions there are: {policy.normalizer} per step are assumed, the normalizer; give a "
@@ -229,10 +232,10 @@ def print_comparison(policy: Policy, planned: Plan, others: Sequence[tuple[str, 
             section = key[0]
             rows.add_row(styled("bold", section) if section else "", *[""] * len(names))
         base = columns[0].get(key)
-        cells = [_shown(base)]
+        cells = [_shown(key[1], base)]
         for column in columns[1:]:
             value = column.get(key)
-            text = _shown(value) + _change(base, value)
+            text = _shown(key[1], value) + _change(base, value)
             cells.append(styled("bold yellow", text) if value != base else text)
         rows.add_row(f"  {key[1]}", *cells)
     out.print(rows)
@@ -300,10 +303,12 @@ def _figures(policy: Policy, plan: Plan) -> dict[tuple[str, str], float | str]:
     return found
 
 
-def _shown(value: float | str | None) -> str:
+def _shown(name: str, value: float | str | None) -> str:
     if value is None:
         return "-"
-    return value if isinstance(value, str) else rounded_up(value) if isinstance(value, float) else f"{value:,}"
+    if name.startswith("epsilon"):
+        return rounded_up(float(value))
+    return value if isinstance(value, str) else number(value) if isinstance(value, float) else f"{value:,}"
 
 
 def _change(base: float | str | None, value: float | str | None) -> str:

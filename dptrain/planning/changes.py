@@ -96,12 +96,15 @@ def _known(policy: Policy) -> list[str]:
 
 
 def _nearest(path: str, known: list[str]) -> str:
-    """The known key that looks most like this one; the last part counts where the whole has little in common."""
+    """The known key that is likely meant: one that goes on like this one, or ends so, or looks most like it."""
+    ends = sorted((key for key in known if key.endswith(f".{path}")), key=lambda key: not key.startswith("class."))
+    likely = ends or [key for key in known if key.startswith(path)]
+    if likely:
+        return likely[0]
     found = difflib.get_close_matches(path, known, n=1, cutoff=0.75)
     if not found:
         tails = {key.rpartition(".")[2]: key for key in reversed(known)}
-        tail = difflib.get_close_matches(path.rpartition(".")[2], tails, n=1, cutoff=0.6)
-        found = [next((key for key in known if key.endswith(path)), tails[tail[0]])] if tail else []
+        found = [tails[tail] for tail in difflib.get_close_matches(path.rpartition(".")[2], tails, n=1, cutoff=0.6)]
     return (found or difflib.get_close_matches(path, known, n=1, cutoff=0.0))[0]
 
 

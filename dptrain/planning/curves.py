@@ -76,9 +76,8 @@ def curve(
         xs = sorted({max(1, round(total ** (index / (POINTS - 1)))) for index in range(POINTS)}) if total else [1]
         runs = [(first_steps(phases, x), delta) for x in xs]
     else:
-        low, high = math.log10(MIN_DELTA), -2.0
-        grid = [max(MIN_DELTA, 10.0 ** (low + index * (high - low) / (POINTS - 1))) for index in range(POINTS)]
-        xs = sorted({*grid, delta})
+        decades = range(round(math.log10(MIN_DELTA)), -1)
+        xs = sorted({*(float(f"1e{exponent}") for exponent in decades), delta})
         runs = [(list(phases), x) for x in xs]
 
     def values(name: str, *, replaced: bool) -> tuple[float, ...]:

@@ -26,7 +26,8 @@ def plan_picture(plan: Plan, glyphs: Glyphs) -> list[Line]:
     columns = _columns(plan.layers)
     width = max(len(reach.name) for reach in plan.reaches)
     width = max(width, len("noise"))
-    lines: list[Line] = [[(f"{'':{width}}  {_ruler(plan.layers, columns)}", "dim")]]
+    legend = "  E embeddings, layers by number, H head"
+    lines: list[Line] = [[(f"{'':{width}}  {_ruler(plan.layers, columns)}{legend}", "dim")]]
     names = stack(plan.layers)
     for reach in plan.reaches:
         public = reach.name in {item.name for item in plan.public}

@@ -5,7 +5,7 @@ from decimal import ROUND_CEILING, Context
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
-    """So many significant digits, never below the value; `inf` where nothing is promised."""
+    """So many significant digits, never below the value; the infinity sign where nothing is promised."""
     if math.isinf(value):
-        return "inf"
+        return "∞"
     return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value):g}" if value else "0"

@@ -67,6 +67,12 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
 
 
 @pytest.fixture
+def policy(shell: Shell) -> Path:
+    """An unsigned policy alone."""
+    return shell.write("policy.toml", POLICY)
+
+
+@pytest.fixture
 def corpus(shell: Shell) -> Callable[..., None]:
     """Keys, registry, signed policy and a corpus of five notes; `corpus()` signs the notes as alice."""
     shell.run("attest", "keygen", "alice")

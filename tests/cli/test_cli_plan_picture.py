@@ -1,0 +1,171 @@
+"""`dptrain plan`: the picture, on a screen and in files, and signal against noise."""
+
+import json
+import math
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from attest.policy import Policy
+from dptrain.planning.glyphs import ASCII, UNICODE
+from dptrain.planning.picture import phase_picture, plan_picture
+from dptrain.planning.plan import make_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(text: str, layers: int, glyphs=ASCII) -> list[str]:
+    plan = make_plan(Policy.from_toml(text), layers)
+    return ["".join(piece for piece, _ in line) for line in [*plan_picture(plan, glyphs), *phase_picture(plan.phases, glyphs)]]
+
+
+def test_a_bar_covers_the_blocks_that_a_class_may_touch(policy):
+    _, sensitive, public, noise = drawn(policy.read_text(), 4)
+    assert sensitive.split()[1] == ".|...#|#"
+    assert public.split()[1] == "#|####|#"
+    assert noise.split()[1] == "5|5558|8"  # 0.4 of 0.6, in eighths
+    assert "z 1.2, epsilon 3." in sensitive and "0.4 to 0.6" in noise
+
+
+def test_deep_stacks_share_columns_and_half_a_column_is_marked(policy):
+    _, sensitive, _, _ = drawn(policy.read_text().replace("from = 0.75", "from = 0.76"), 96)
+    bar = sensitive.split()[1]
+    assert len(bar) == 52 and bar == ".|" + "." * 36 + "#" * 12 + "|#"
+    _, sensitive, _, _ = drawn(policy.read_text().replace("from = 0.75", "from = 0.77"), 96)
+    assert sensitive.split()[1] == ".|" + "." * 36 + "+" + "#" * 11 + "|#"
+
+
+def test_public_classes_and_blocks_by_name_are_told_apart(policy):
+    text = policy.read_text()
+    text = text.replace("clip_norm = 0.5\nnoise_multiplier = 0.8\n", "public = true\n").replace(
+        "{ from = 0.75, to = 1.0 }", '{ set = ["vision.*"] }'
+    )
+    lines = drawn(text, 4)
+    assert "and 1 block by name" in lines[1] and lines[1].split()[1] == ".|....|."
+    assert lines[2].split()[1:] == ["o|oooo|o", "public"]
+
+
+def test_phases_are_a_picture_over_steps(policy):
+    text = policy.read_text()
+    assert phase_picture(make_plan(Policy.from_toml(text), 4).phases, ASCII) == []
+    text = text.replace(
+        "[[class]]", "[[noise.phase]]\nfrom_step = 1\nscale = 2\n[[noise.phase]]\nfrom_step = 11\nscale = 1\n[[class]]", 1
+    )
+    lines = drawn(text, 4)
+    assert lines[-2].split()[3] == "|" + "8" * 10 + "4" * 10 + "|"
+    assert lines[-1].strip() == "x2 from step 1, x1 from step 11"
+
+
+@pytest.mark.parametrize(("encoding", "glyphs"), [("utf-8", UNICODE), ("ascii", ASCII), ("latin-1", ASCII)])
+def test_a_screen_without_unicode_gets_plain_characters(policy, encoding, glyphs):
+    """Also an epsilon without bound, which is shown by a character that ASCII lacks."""
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+    for arguments in (
+        ["plan", str(policy)],
+        ["account", *["--noise-multiplier", "0", "--sampling-rate", "1", "--steps", "1", "--delta", "1e-5"]],
+    ):
+        done = subprocess.run([sys.executable, "-m", "dptrain", *arguments], env=environment, capture_output=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, b"")
+        shown = done.stdout.decode(encoding)
+        assert (glyphs.wall + glyphs.outside in shown) or "account" in arguments
+        assert ("∞" in shown, "inf" in shown) == ((encoding == "utf-8"), (encoding != "utf-8")) or "plan" in arguments
+
+
+class Tables(HTMLParser):
+    """Cells of the tables of a page."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells, self.inside = [], False
+
+    def handle_starttag(self, tag, attributes):
+        self.inside = tag in ("td", "th")
+
+    def handle_data(self, data):
+        if self.inside:
+            self.cells.append(data)
+            self.inside = False
+
+
+def test_the_plan_is_drawn_to_files(shell, policy):
+    plan = shell.json("plan", "policy.toml", "--layers", "4")
+    shell.run("plan", "policy.toml", "--layers", "4", "--plot", "plan.svg")
+    root = ElementTree.parse(shell.directory / "plan.svg").getroot()
+    titles = [title.text for rect in root.iter(f"{SVG}rect") for title in rect.findall(f"{SVG}title")]
+    reached = [block for item in plan["classes"] for block in item["blocks"]]
+    assert [title for title in titles if ":" not in title] == reached
+    assert {title.partition(":")[0] for title in titles if ":" in title} == {block["name"] for block in plan["blocks"]}
+    shell.run("plan", "policy.toml", "--layers", "4", "--plot", "plan.html")
+    page = Tables()
+    page.feed((shell.directory / "plan.html").read_text())
+    assert {"sensitive", "epsilon", "layer.3", "0.6"} <= set(page.cells)
+    assert "http" not in (shell.directory / "plan.html").read_text().replace("http://www.w3.org/2000/svg", "")
+
+
+def test_names_from_a_policy_cannot_break_out_of_a_figure(shell, policy):
+    shell.write("odd.toml", policy.read_text().replace("{ from = 0.75, to = 1.0 }", '{ set = ["[!a]*"] }'))
+    shell.run("plan", "odd.toml", "--plot", "odd.svg")
+    ElementTree.parse(shell.directory / "odd.svg")
+
+
+def test_figures_are_refused_before_anything_is_computed(shell, policy, monkeypatch):
+    monkeypatch.setattr("dptrain.cli.plan.make_plan", lambda *_, **__: 1 / 0)
+    shell.write("there.svg", "mine")
+    for name in ("there.svg", "plan.pdf", "plan", "nowhere/plan.svg"):
+        assert shell.json("plan", "policy.toml", "--plot", name, code=2)["error"]["code"] == "USAGE"
+    assert (shell.directory / "there.svg").read_text() == "mine"
+
+
+def test_a_png_without_matplotlib_says_what_to_install(shell, policy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    error = shell.json("plan", "policy.toml", "--plot", "plan.png", code=1)["error"]
+    assert error["code"] == "PLOT_EXTRA_MISSING" and "pip install 'dptrain[plot]'" in error["sentence"]
+
+
+def test_a_png_with_matplotlib(shell, policy):
+    pytest.importorskip("matplotlib")
+    shell.run("plan", "policy.toml", "--plot", "plan.png")
+    assert (shell.directory / "plan.png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def norms(shell, **found: float) -> list[dict]:
+    shell.write("norms.json", json.dumps(found))
+    arguments = ("--gradient-norms", "norms.json", "--contributions", "sensitive=50", "--contributions", "public=3")
+    return shell.json("plan", "policy.toml", "--layers", "4", *arguments)["signals"]
+
+
+def test_signal_is_the_clipped_norm_over_the_noise(shell, policy):
+    """Clipped as training clips, over all blocks of the class together."""
+    found = norms(shell, **{"*": 0.3, "sensitive/head": 0.4})
+    of_class = [item for item in found if item["class"] == "sensitive"]
+    assert [(item["block"], item["gradient_norm"]) for item in of_class] == [("layer.3", 0.3), ("head", 0.4)]
+    assert [item["clipped_norm"] for item in of_class] == [0.3, 0.4]  # norm 0.5 is the clip norm
+    assert of_class[1]["signal_of_one"] == pytest.approx(0.4 / 0.6)
+    assert of_class[1]["signal_of_step"] == pytest.approx(50 * 0.1 * 0.4 / 0.6)
+    assert of_class[1]["signal_of_run"] == pytest.approx(math.sqrt(20) * 50 * 0.1 * 0.4 / 0.6)
+    doubled = [item for item in norms(shell, **{"*": 0.6, "sensitive/head": 0.8}) if item["class"] == "sensitive"]
+    assert [item["clipped_norm"] for item in doubled] == pytest.approx([0.3, 0.4])
+
+
+def test_without_counts_no_step_is_claimed(shell, policy):
+    shell.write("norms.json", '{"*": 0.3}')
+    answer = shell.json("plan", "policy.toml", "--gradient-norms", "norms.json")
+    assert {item["signal_of_step"] for item in answer["signals"]} == {None}
+    assert "?: give a CORPUS" in shell.run("plan", "policy.toml", "--gradient-norms", "norms.json").stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "{", '{"*": NaN}', '{"*": -1}', '{"*": "1"}', '{"*": true}', '{"layer.0": 1}', '{"*": 1, "layre.0": 1}'],
+)
+def test_norms_that_cannot_be_used_are_refused(shell, policy, text):
+    shell.write("norms.json", text)
+    error = shell.json("plan", "policy.toml", "--gradient-norms", "norms.json", code=1)["error"]
+    assert error["code"] == "GRADIENT_NORMS"
+    assert "layer.0" in error["sentence"] or "layre" not in text
