@@ -318,3 +318,32 @@ def test_an_auditor_refuses_a_header_without_accounting(case: str) -> None:
 def test_a_header_names_the_family_s_accounting(family: str) -> None:
     sound = header(noise_family=family, exactness="certified", accountant=BESIDE[family], delta=Fraction(1, 10**5))
     assert sound.accountant.name == BESIDE[family] and f"family={family}" in sound.accountant.parameters
+
+
+@pytest.mark.parametrize("b", [1e-7, 1e-3, 0.5, 3.0, 40.0])
+def test_the_renyi_divergence_of_laplace_noise_is_the_integral(b: float) -> None:
+    """And at most a b^2 / 2 and b, which stand in where the closed form loses digits or overflows."""
+    mpmath = pytest.importorskip("mpmath")
+    for order in (1.016, 1.5, 4.0, 300.0):
+        with mpmath.workdps(60):
+            a, shift = mpmath.mpf(order), mpmath.mpf(b)
+            middle = mpmath.exp((a - 1) * shift) * (1 - mpmath.exp((1 - 2 * a) * shift)) / (2 * a - 1)  # 0 < x < shift
+            true = mpmath.log((mpmath.exp((a - 1) * shift) + middle + mpmath.exp(-a * shift)) / 2) / (a - 1)
+        found = families._laplace_rdp(order, [b], [1])
+        assert float(true) <= found * (1 + 1e-12) and found <= min(b, order * b * b / 2) + 2e-15
+        if order * b > 1e-6 and (order - 1) * b < 600:
+            assert found == pytest.approx(float(true), rel=1e-6, abs=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("z", "steps", "delta"), [(1.0, 10**6, 1e-12), (0.05, 10**5, 1e-6), (20.0, 10**6, 1e-7), (1.0, 10**4, 1e-9)]
+)
+def test_long_laplace_runs_stay_below_their_renyi_bound_and_are_quick(z: float, steps: int, delta: float) -> None:
+    """Where the library's rounding may eat delta, it is not asked; grids never grow beyond a few million points."""
+    import time
+
+    began = time.monotonic()
+    found = spent("laplace", (z, 0.01, steps), delta=delta)
+    assert time.monotonic() - began < 30
+    renyi = families._of_curve(families._REAL_ORDERS, lambda a: families._laplace_rdp(a, [1 / z], [steps]), delta)
+    assert 0 < found <= min(renyi, steps / z)
