@@ -181,7 +181,7 @@ def test_many_classes_over_a_deep_model_are_solved_in_time():
     assert held[0].std == pytest.approx(0.001 * 0.000001 * math.sqrt(0.5), rel=1e-3), "the small class pays for itself alone"
 
 
-@pytest.mark.parametrize("fault", ["less", "more", "share", "silent", "loud"])
+@pytest.mark.parametrize("fault", ["less", "more", "share", "scale", "silent", "loud"])
 def test_an_auditor_refuses_another_schedule(fault):
     rules = [rule("a", 1.0, 1.0), rule("b", 2.0, 1.0)]
     parts = [Part("x", ("a",), 50, M), Part("y", ("a", "b"), 200, M), Part("z", ("b",), 1000, 2 * M), Part("f", (), 5)]
@@ -191,6 +191,7 @@ def test_an_auditor_refuses_another_schedule(fault):
         "less": lambda part: replace(part, std=part.std * (1 - 1e-6)),
         "more": lambda part: replace(part, std=part.std * 1.01),
         "share": lambda part: replace(part, share=3 * M) if part.share else part,
+        "scale": lambda part: replace(part, share=3 * part.share),
         "silent": lambda part: replace(part, std=0.0),
         "loud": lambda part: replace(part, std=1.0) if not part.classes else part,
     }[fault]
@@ -268,6 +269,12 @@ def test_energies_with_budgets_are_bounded_by_the_dual():
 def test_bad_input_is_refused(call):
     with pytest.raises(ValueRefused):
         call()
+
+
+def test_the_exact_check_is_never_true_where_the_constraint_fails_by_less_than_its_grid():
+    for excess, fits in ((Fraction(0), True), (Fraction(1, 2**300), False), (Fraction(-1, 2**300), True)):
+        assert programme.feasible([1.0], [{0: 1 + excess}]) is fits
+        assert programme.feasible([1.0, 2.0], [{0: Fraction(1, 2) + excess, 1: Fraction(2)}]) is fits
 
 
 def test_the_exact_check_is_never_true_where_the_constraint_fails():
