@@ -207,7 +207,7 @@ def likely_occurrences(sampling_rate: float, steps: int, tail: float = 1e-6) -> 
 def cached(
     phases: tuple[Phase, ...], delta: float, accountant: str, family: str, replace: bool, coordinates: int | None
 ) -> float:
-    """Returns epsilon of phases in normal form; every argument is checked before. One value per schedule: an accounting group."""
+    """Returns epsilon of phases in normal form, one value per schedule (an accounting group). Arguments are checked before."""
     if not phases:
         return 0.0
     if phases[0].noise_multiplier == 0.0:

@@ -1,7 +1,7 @@
 """Filters: budgets for runs whose next step is chosen by looking at the released model.
 
 Loss distributions of phases that were fixed beforehand compose; those of phases chosen on the way need a filter (Feldman and
-Zrnic 2021): before every step it is asked whether a step with these public bounds still fits, and once it does not, none is taken.
+Zrnic 2021): before every step it is asked whether a step with these public bounds still fits, and what does not is not taken.
 A filter takes bounds, noise multiplier and sampling rate. Norms that occurred are private, and have no place here.
 """
 
@@ -73,8 +73,9 @@ class RenyiFilter:
         cost = self._cost(step)
         if not self._within([cost]):
             left = self.steps_left(step)
-            sentence = f"{step.steps} steps at z = {step.noise_multiplier:g}, q = {step.sampling_rate:g} exceed the budget of epsilon"
-            raise AccountantError("BUDGET", f"{sentence} {self.epsilon:g}; {left} of them fit", nearest=float(left))
+            asked = f"{step.steps} steps at z = {step.noise_multiplier:g}, q = {step.sampling_rate:g}"
+            sentence = f"{asked} exceed the budget of epsilon {self.epsilon:g}; {left} of them fit"
+            raise AccountantError("BUDGET", sentence, nearest=float(left))
         self._charges.append(cost)
 
     def steps_left(self, step: Phase) -> int:
@@ -131,8 +132,9 @@ class GaussianFilter:
     def charge(self, step: Phase) -> None:
         """Charges a phase before it runs. Raises AccountantError if it does not fit; nothing is charged then."""
         if not self.fits(step):
-            sentence = f"{step.steps} occurrences at z = {step.noise_multiplier:g} exceed the budget of epsilon {self.epsilon:g}"
-            raise AccountantError("BUDGET", f"{sentence}; {self.spent:.6g} is spent", nearest=self.spent)
+            asked = f"{step.steps} occurrences at z = {step.noise_multiplier:g}"
+            sentence = f"{asked} exceed the budget of epsilon {self.epsilon:g}; {self.spent:.6g} is spent"
+            raise AccountantError("BUDGET", sentence, nearest=self.spent)
         self._losses.append(loss_of([step]))
 
 

@@ -39,10 +39,10 @@ class Phase:
         if not is_real(z) or not 0.0 <= z < math.inf:
             raise AccountantError("NOISE_MULTIPLIER", f"the noise multiplier is a finite number >= 0, got {z!r}")
         if z > MAX_MULTIPLIER:
-            sentence = f"the noise multiplier {z:.6g} exceeds {MAX_MULTIPLIER:g}, the largest that is accounted for"
+            sentence = f"the noise multiplier exceeds {MAX_MULTIPLIER:g}, the largest that is accounted for"
             raise AccountantError("NOISE_MULTIPLIER", sentence, nearest=MAX_MULTIPLIER)
         if not is_real(q) or not 0.0 <= q <= 1.0:
-            nearest = min(max(float(q), 0.0), 1.0) if is_real(q) and not math.isnan(q) else None
+            nearest = None if not is_real(q) or q != q else (1.0 if q > 1.0 else 0.0)
             raise AccountantError("SAMPLING_RATE", f"the sampling rate is a number in [0, 1], got {q!r}", nearest=nearest)
         if type(steps) is not int or steps < 0:
             raise AccountantError("STEPS", f"the number of steps is an integer >= 0, got {steps!r}")

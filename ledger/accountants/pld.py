@@ -21,10 +21,14 @@ UNSAMPLED_BELOW: Final = 0.02
 """Below this noise multiplier subsampling is ignored: epsilon is in the thousands, and the bound stays valid."""
 
 MAX_POINTS: Final = 1 << 24
-"""A composed distribution that would have more points is not formed; the smaller of the Renyi and the unsampled bound counts."""
+"""A composed distribution with more points is not formed; the smaller of the Renyi and the unsampled bound counts."""
+
+FFT_ERROR: Final = 1e-15
+"""What the library's composition may have lost of delta per step, fourteen times what was measured."""
 
 _TAIL: Final = 1e-15
 _COARSE_MU: Final = 10.0
+_NEGLIGIBLE: Final = 1e-6
 
 
 def epsilon(z: float, q: float, steps: int, delta: float, *, replace: bool = False) -> float:
@@ -38,18 +42,8 @@ def epsilon(z: float, q: float, steps: int, delta: float, *, replace: bool = Fal
     if q == 1.0 or z < UNSAMPLED_BELOW:
         return unsampled
     interval = INTERVAL * max(1.0, (COARSE_BELOW / z) ** 2)
-    bound = _instead([Phase(z, q, steps)], delta, interval, replace)
-    if bound is not None:
-        return min(bound, unsampled)
-    # The library brings scipy, a second of start-up that commands which account for nothing need not wait for.
-    import dp_accounting
-    from dp_accounting.pld import PLDAccountant
-
-    neighbours = dp_accounting.NeighboringRelation
-    relation = neighbours.REPLACE_ONE if replace else neighbours.ADD_OR_REMOVE_ONE
-    accountant = PLDAccountant(relation, value_discretization_interval=interval)
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), steps)
-    return max(0.0, min(float(accountant.get_epsilon(delta)), unsampled))
+    phases = (Phase(z, q, steps),)
+    return min(unsampled, _composed(phases, phases, 0.0, interval, delta, replace))
 
 
 def epsilon_of_phases(phases: Sequence[Phase], delta: float, *, replace: bool = False) -> float:
@@ -71,18 +65,31 @@ def epsilon_of_phases(phases: Sequence[Phase], delta: float, *, replace: bool = 
     if len(phases) == 1:
         only = phases[0]
         return epsilon(only.noise_multiplier, only.sampling_rate, only.steps, delta, replace=replace)
-    factor = 2.0 if replace else 1.0
-    unsampled = epsilon_of_mu(factor * math.sqrt(loss_of(phases)), delta)
+    unsampled = epsilon_of_mu((2.0 if replace else 1.0) * math.sqrt(loss_of(phases)), delta)
     sampled = [p for p in phases if p.sampling_rate < 1.0 and p.noise_multiplier >= UNSAMPLED_BELOW]
-    if not sampled:
+    if not sampled or math.isinf(unsampled):
         return unsampled
     rest = math.sqrt(loss_of(p for p in phases if p not in sampled))
-    if not math.isfinite(rest) or not math.isfinite(unsampled):
-        return unsampled
     interval = INTERVAL * max(1.0, rest / _COARSE_MU, *((COARSE_BELOW / p.noise_multiplier) ** 2 for p in sampled))
-    bound = _instead(phases, delta, interval, replace)
-    if bound is not None:
-        return min(bound, unsampled)
+    return min(unsampled, _composed(phases, sampled, rest, interval, delta, replace))
+
+
+def _composed(
+    phases: Sequence[Phase], sampled: Sequence[Phase], rest: float, interval: float, delta: float, replace: bool
+) -> float:
+    """Returns the library's epsilon of sampled phases and a Gaussian of mu = ``rest``; a Renyi bound where it is no bound.
+
+    The library composes by a Fourier transform to the power of the number of steps, which multiplies its rounding: measured
+    against exact figures, delta is off by up to 7e-17 per step, in either sense, so that at 10^6 steps and a delta of 1e-12 its
+    epsilon is 0.3 too small. So it is asked for a delta that is smaller by 1e-15 per step, and not at all where that is
+    a tenth of delta, or where the distribution would be too long.
+    """
+    lost = FFT_ERROR * sum(p.steps for p in sampled)
+    matters = lost > _NEGLIGIBLE * delta
+    if lost > 0.1 * delta or _too_long(phases, interval, replace):
+        # Content replacement is two zero-outs, of which no sampled Renyi bound is at hand; unsampled holds.
+        return math.inf if replace else renyi.epsilon(phases, delta)
+    # The library brings scipy, a second of start-up that commands which account for nothing need not wait for.
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
@@ -95,7 +102,21 @@ def epsilon_of_phases(phases: Sequence[Phase], delta: float, *, replace: bool = 
     if rest > 0.0:
         # The accountant itself doubles the shift for content replacement.
         accountant.compose(dp_accounting.GaussianDpEvent(1.0 / rest))
-    return max(0.0, min(float(accountant.get_epsilon(delta)), unsampled))
+    found = max(0.0, float(accountant.get_epsilon(delta - lost if matters else delta)))
+    return min(found, renyi.epsilon(phases, delta)) if matters and not replace else found
+
+
+def _too_long(phases: Sequence[Phase], interval: float, replace: bool) -> bool:
+    """Whether the composed distribution would have more than `MAX_POINTS` points.
+
+    Its length is that of the losses that occur with probability 1e-15 on either side. Without sampling that is mu^2/2 and
+    nine standard deviations mu; sampling shortens it, to about twice the Renyi bound on epsilon at 1e-15.
+    """
+    mu = (2.0 if replace else 1.0) * math.sqrt(loss_of(phases))
+    if 2.0 * (0.5 * mu * mu + 9.0 * mu) <= MAX_POINTS * interval:
+        return False
+    doubled = [Phase(p.noise_multiplier / 2.0, p.sampling_rate, p.steps) for p in phases] if replace else phases
+    return 2.0 * renyi.epsilon(doubled, _TAIL) > MAX_POINTS * interval
 
 
 def version() -> str:
@@ -103,19 +124,3 @@ def version() -> str:
     from importlib import metadata
 
     return metadata.version("dp-accounting")
-
-
-def _instead(phases: Sequence[Phase], delta: float, interval: float, replace: bool) -> float | None:
-    """Returns a valid bound where the composed distribution would have more than `MAX_POINTS` points, else None.
-
-    Its length is that of the losses that occur with probability 1e-15 on either side. Without sampling that is mu^2/2 and
-    nine standard deviations mu; sampling shortens it, to about twice the Renyi bound on epsilon at 1e-15.
-    """
-    mu = (2.0 if replace else 1.0) * math.sqrt(loss_of(phases))
-    if 2.0 * (0.5 * mu * mu + 9.0 * mu) <= MAX_POINTS * interval:
-        return None
-    doubled = [Phase(p.noise_multiplier / 2.0, p.sampling_rate, p.steps) for p in phases] if replace else phases
-    if 2.0 * renyi.epsilon(doubled, _TAIL) <= MAX_POINTS * interval:
-        return None
-    # Replacement is two zero-outs, of which no sampled Renyi bound is at hand; unsampled holds.
-    return math.inf if replace else renyi.epsilon(phases, delta)

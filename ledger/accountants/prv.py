@@ -1,9 +1,9 @@
 """The accountant `prv`: privacy random variables composed by FFT (Gopi, Lee and Wutschitz 2021), in a bracket of `pld`.
 
-The value of record is that of opacus's PRVAccountant, which needs torch; so it is plugged in from outside (`register`). Its error
-bars are 0.01 in epsilon, and what it gives lies in [pld, pld + 0.02]; whatever does not (the domain it chooses can be too small, or
-too large to compute on) is replaced by the top of that bracket, as is everything where nothing is plugged in. An auditor without
-torch can therefore check a recorded value: it is a valid bound if it is not below `pld`, and honest if it is at most 0.02 above.
+The value of record is that of opacus's PRVAccountant, which needs torch; so it is plugged in from outside (`register`). Its
+error bars are 0.01 in epsilon, and what it gives lies in [pld, pld + 0.02]; whatever does not (the domain it chooses can be too
+small, or too large to compute on) is replaced by the top of that bracket, as is everything where nothing is plugged in. So an
+auditor without torch can check a recorded value: it is a bound if not below `pld`, and honest if at most 0.02 above.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Solving for what a target epsilon allows: multiplier, factor, steps, rate. Every answer is computed again and rounded to safety."""
+"""Solving for what a target epsilon allows: multiplier, factor, steps, rate. Answers are computed again, rounded to safety."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -128,22 +128,23 @@ def boundary(log_ratio: Callable[[int], float], bad: int, good: int) -> int:
     """Returns the integer next to the root of a monotone function, on the side where it is not positive.
 
     Secant steps on (log n, log epsilon), which is nearly a line. A guess that hardly moves is stepped over in growing
-    strides, so that the bracket closes from both sides.
+    strides, so that the bracket closes from both sides; every fourth guess halves it, whatever the function.
 
     Args:
         log_ratio: positive at ``bad``, at most 0 at ``good``; what is returned has been computed and found at most 0.
         bad: one end of the bracket, >= 1.
         good: the other end, above or below.
     """
-    f_bad, f_good, stride, previous = log_ratio(bad), log_ratio(good), 1, 0
+    f_bad, f_good, stride, previous, turn = log_ratio(bad), log_ratio(good), 1, 0, 0
     towards = 1 if good > bad else -1
     while abs(good - bad) > 1:
-        weight = f_bad / (f_bad - f_good)
+        turn += 1
+        weight = 0.5 if turn % 4 == 0 else f_bad / (f_bad - f_good)
         guess = round(math.exp((1.0 - weight) * math.log(bad) + weight * math.log(good)))
-        if abs(guess - previous) < stride:
+        if turn % 4 and abs(guess - previous) < stride:
             guess = previous + towards * (stride if previous == bad else -stride)
             stride *= 4
-        else:
+        elif turn % 4:
             stride = 1
         guess = min(max(guess, min(bad, good) + 1), max(bad, good) - 1)
         value = log_ratio(guess)
