@@ -347,3 +347,31 @@ def test_audit_and_report_say_that_noise_varies(export, tmp_path):
     page = tmp_path / "report.html"
     write_report(export, page, report=report)
     assert "2 from step 1, 1.25 from step 11" in page.read_text()
+
+
+def test_a_spend_names_the_least_noise_of_what_was_charged(driver):
+    driver.admit(admission(1), admission(2, "sensitive"))
+    to_step(driver, 8)
+    driver.epoch()
+    to_step(driver, 14)
+    driver.withdraw(2)
+    driver.admit(admission(3))
+    driver.epoch()
+    with driver.ledger.rows() as rows:
+        found = [leaf for row in rows if isinstance(leaf := decode_leaf(row.body), Spend)]
+    assert [(leaf.steps, leaf.variance) for leaf in found] == [
+        (8, 2.0**2),
+        (8, 3.0**2),
+        (14, 1.25**2),
+        (14, 1.875**2),
+        (0, 1.25**2),
+    ]
+
+
+@pytest.mark.parametrize("driver", [{"noise_phases": (NoisePhase(1, 10**15), NoisePhase(2, 10**6))}], indirect=True)
+def test_more_noise_than_an_accountant_reads_counts_as_the_most_that_it_reads(driver):
+    driver.admit(admission(1, clip_micro=1), admission(2))
+    to_step(driver, 8)
+    assert driver.ledger.state.expenditure.multipliers(0, 10**6, 1) == (1e15, 1e6)
+    assert epsilon(driver, 1) == 0.0 < epsilon(driver, 2)
+    driver.epoch()
