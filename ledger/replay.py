@@ -327,7 +327,7 @@ class Replay:
         if self.recompute:
             least = self._least.epsilon(expected, self.charged_phases, self.charged_attempt) * MICRO
             if not least <= leaf.epsilon_micro <= least + self._leeway:
-                sentence = f"recorded {leaf.epsilon_micro}, recomputed {least:.3f}, expected at most {self._leeway:g} more (1e-6)"
+                sentence = f"recorded {leaf.epsilon_micro}, recomputed {least:.3f}, expected up to {self._leeway:g} more (1e-6)"
                 yield LeafRefused("SPEND_EPSILON", sentence)
         place = expected.class_index
         self._max_epsilon[place] = max(self._max_epsilon[place] or 0, leaf.epsilon_micro)
