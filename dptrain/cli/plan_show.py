@@ -201,17 +201,22 @@ def print_solution(solution: Solution, path: Path) -> None:
             "average. It scales the learning rate and touches no guarantee"
         )
         return
-    rows = table("class", "at most", "epsilon now", "epsilon then")
+    rows = table("class", "at most", "epsilon now", "epsilon then", "waste then")
     for item in solution.classes:
         rows.add_row(
             item.name,
             "" if item.target is None else f"{item.target:g}",
             rounded_up(item.epsilon_before, 6),
             rounded_up(item.epsilon, 6),
+            f"{item.waste:.2f}",
         )
     out.print(rows)
     if solution.solve == "multiplier":
-        out.print("multipliers are those that each class brings by itself; noise of others may lower its epsilon further")
+        out.print(
+            "multipliers are those that each class brings by itself; noise of others in blocks that it shares lowers its"
+            " epsilon further. Least is wasted where classes that share blocks have equal products of clip norm and noise"
+            " multiplier"
+        )
     if solution.lines:
         text = ", ".join(line.assignment for line in solution.lines)
         out.print(f"to compare: dptrain plan {shlex.quote(str(path))} --what-if {shlex.quote(text)}")
@@ -236,7 +241,7 @@ def print_comparison(policy: Policy, planned: Plan, others: Sequence[tuple[str, 
         for column in columns[1:]:
             value = column.get(key)
             text = _shown(key[1], value) + _change(base, value)
-            cells.append(styled("bold yellow", text) if value != base else text)
+            cells.append(styled("bold yellow", text) if _differs(base, value) else text)
         rows.add_row(f"  {key[1]}", *cells)
     out.print(rows)
     out.print("*: differs. Nothing was written; a policy that differs must be signed anew")
@@ -248,7 +253,7 @@ def differences_json(policy: Policy, planned: Plan, other: Policy, plan: Plan) -
     return [
         {"class": key[0].removeprefix("class ") or None, "what": key[1], "before": before.get(key), "after": after.get(key)}
         for key in dict.fromkeys([*before, *after])
-        if before.get(key) != after.get(key)
+        if _differs(before.get(key), after.get(key))
     ]
 
 
@@ -312,10 +317,17 @@ def _shown(name: str, value: float | str | None) -> str:
 
 
 def _change(base: float | str | None, value: float | str | None) -> str:
-    if value == base:
+    if not _differs(base, value):
         return ""
     numbers = isinstance(base, int | float) and isinstance(value, int | float) and math.isfinite(base) and math.isfinite(value)
     return f" * ({value / base - 1:+.0%})" if numbers and base else " *"
+
+
+def _differs(base: float | str | None, value: float | str | None) -> bool:
+    """Whether two figures differ by more than the last bits of a product of noise and scale."""
+    if isinstance(base, float) and isinstance(value, float):
+        return not math.isclose(base, value, rel_tol=1e-12)
+    return base != value
 
 
 def _print_blocks(planned: Plan) -> None:

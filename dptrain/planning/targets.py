@@ -55,6 +55,7 @@ class Reached:
     target: float | None
     epsilon_before: float
     epsilon: float
+    waste: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,13 @@ class Solution:
                 for line in self.lines
             ],
             "classes": [
-                {"name": item.name, "target": item.target, "epsilon_before": item.epsilon_before, "epsilon": item.epsilon}
+                {
+                    "name": item.name,
+                    "target": item.target,
+                    "epsilon_before": item.epsilon_before,
+                    "epsilon": item.epsilon,
+                    "waste": item.waste,
+                }
                 for item in self.classes
             ],
         }
@@ -125,20 +132,19 @@ def solve(policy: Policy, goals: Mapping[str, float], quantity: Quantity, layers
             found = with_class(found, changed)
             lines.append(line)
     for attempt in range(4):
-        after = {item.name: item.preset.epsilon for item in make_plan(found, layers, hasty=True).classes}
-        above = [name for name, goal in goals.items() if after[name] > goal]
+        after = {item.name: item.preset for item in make_plan(found, layers, hasty=True).classes}
+        above = [name for name, goal in goals.items() if after[name].epsilon > goal]
         if not above:
             break
         # The last bit of a product of scale and noise may lie below that of the multiplier alone: one unit in 1e-6 more.
         if quantity != "multiplier" or attempt == 3:
-            raise TargetUnreachable(
-                "TARGET", f"class {above[0]} would spend {after[above[0]]:.9g}, above its target", nearest=after[above[0]]
-            )
+            most = after[above[0]].epsilon
+            raise TargetUnreachable("TARGET", f"class {above[0]} would spend {most:.9g}, above its target", nearest=most)
         for name in above:
             rule = found.class_rule(name)
             found = with_class(found, replace(rule, noise_multiplier_micro=rule.noise_multiplier_micro + 1))
         lines = [replace(line, new=decimal(found.class_rule(line.where).noise_multiplier_micro, 6)) for line in lines]
-    reached = tuple(Reached(name, goals.get(name), old, after[name]) for name, old in before.items())
+    reached = tuple(Reached(name, goals.get(name), old, after[name].epsilon, after[name].waste) for name, old in before.items())
     return Solution(quantity, tuple(line for line in lines if line.old != line.new), reached, found)
 
 
@@ -157,8 +163,8 @@ def solve_normalizer(policy: Policy, counts: Mapping[str, int], layers: int) -> 
     value = min(max(1, round(expected)), MAX_COUNT)
     found = replace(policy, normalizer=value)
     line = Line("", "normalizer", str(policy.normalizer), str(value))
-    epsilons = {item.name: item.preset.epsilon for item in make_plan(policy, layers, hasty=True).classes}
-    reached = tuple(Reached(name, None, value, value) for name, value in epsilons.items())
+    planned = make_plan(policy, layers, hasty=True).classes
+    reached = tuple(Reached(item.name, None, item.preset.epsilon, item.preset.epsilon, item.preset.waste) for item in planned)
     return Solution("normalizer", (line,) if line.old != line.new else (), reached, found)
 
 

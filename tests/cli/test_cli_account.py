@@ -33,3 +33,127 @@ def test_what_cannot_be_accounted_is_refused_with_a_code(shell, option, value, c
     answer = shell.json("account", "--noise-multiplier", "1", *RUN, option, value, code=1)
     assert answer["error"]["code"] == code
     assert answer["error"]["sentence"]
+
+
+def test_phases_in_any_order_are_one_run(shell):
+    first, second = ("--phase", "1.5,0.01,500"), ("--phase", "1,0.01,500")
+    answers = [shell.json("account", *order, "--delta", "1e-5") for order in ((*first, *second), (*second, *first))]
+    assert answers[0]["epsilon"] == answers[1]["epsilon"]
+    assert answers[0]["noise_multiplier"] is None and answers[0]["steps"] == 1000
+    whole = shell.json("account", "--noise-multiplier", "1", *RUN)["epsilon"]
+    halves = shell.json("account", *second, *second, "--delta", "1e-5")
+    assert halves["epsilon"] == whole
+    assert shell.json("account", "--noise-multiplier", "1.5", *RUN)["epsilon"] < answers[0]["epsilon"] < whole
+
+
+def test_all_accountants_are_compared_in_one_table(shell):
+    found = shell.json("account", "--noise-multiplier", "1", *RUN, "--compare")["compare"]
+    assert list(found) == ["pld", "rdp", "moments", "prv"]
+    epsilon = {name: item["epsilon"] for name, item in found.items()}
+    assert epsilon["pld"] <= epsilon["prv"] <= epsilon["pld"] + 0.02 and epsilon["pld"] <= epsilon["rdp"] <= epsilon["moments"]
+    shown = shell.run("account", "--noise-multiplier", "1", *RUN, "--compare").stdout
+    assert all(name in shown for name in found)
+    families = shell.json("account", "--noise-multiplier", "1", *RUN, "--family", "laplace", "--compare")["compare"]
+    assert families["pld"]["refused"] is None and families["rdp"]["refused"] and families["rdp"]["epsilon"] is None
+
+
+def test_caps_groups_and_examples_stand_beside_the_figure(shell):
+    run = ("--noise-multiplier", "4", "--sampling-rate", "1", "--steps", "100", "--delta", "1e-5")
+    answer = shell.json("account", *run, "--max-occurrences", "20", "--group-size", "3", "--examples", "2")
+    fewer = shell.json("account", "--noise-multiplier", "4", "--sampling-rate", "1", "--steps", "20", "--delta", "1e-5")
+    assert answer["epsilon_capped"] == pytest.approx(fewer["epsilon"])
+    assert answer["epsilon"] < answer["epsilon_examples"] < answer["epsilon_group"]
+    shown = shell.run("account", *run, "--max-occurrences", "20", "--group-size", "3").stdout
+    assert "drawn at most 20 times" in shown and "3 of one person together" in shown
+
+
+@pytest.mark.parametrize("over", ["steps", "delta"])
+def test_a_curve_ends_at_the_figure_of_the_run(shell, over):
+    run = ("--noise-multiplier", "2", "--sampling-rate", "1", "--steps", "64", "--delta", "1e-5")
+    answer = shell.json("account", *run, "--curve", over, "--plot", "curve.svg")
+    points = answer["curve"]["points"]
+    values = [point["pld"]["epsilon"] for point in points]
+    assert values == sorted(values, reverse=over == "delta")
+    at = next(point for point in points if point[over] == (64 if over == "steps" else 1e-5))
+    assert (at["pld"]["epsilon"], at["pld"]["epsilon_replace"]) == (answer["epsilon"], answer["epsilon_replace"])
+    assert (shell.directory / "curve.svg").read_text().startswith("<svg")
+    assert over in shell.run("account", *run, "--curve", over).stdout
+
+
+@pytest.mark.parametrize("solve", ["steps", "rate"])
+def test_calibrate_finds_steps_and_rates_and_account_agrees(shell, solve):
+    given = {"noise_multiplier": "2", "sampling_rate": "0.5", "steps": "10"}
+    wanted = {"steps": "steps", "rate": "sampling_rate"}[solve]
+    options = [word for key, value in given.items() if key != wanted for word in (f"--{key.replace('_', '-')}", value)]
+    answer = shell.json("calibrate", "--epsilon", "3", "--delta", "1e-5", "--solve", solve, *options)
+    assert answer["epsilon"] <= 3 and answer["solve"] == solve
+    filled = given | {wanted: str(answer[wanted])}
+    options = [word for key, value in filled.items() for word in (f"--{key.replace('_', '-')}", value)]
+    assert shell.json("account", *options, "--delta", "1e-5")["epsilon"] == answer["epsilon"]
+    shell.run("calibrate", "--epsilon", "3", *options, "--delta", "1e-5", "--solve", solve, code=2)
+
+
+def test_calibrate_finds_one_factor_for_all_phases(shell):
+    run = ("--phase", "1.5,1,5", "--phase", "1,1,5", "--delta", "1e-5")
+    answer = shell.json("calibrate", "--epsilon", "2", *run)
+    factor = answer["noise_multiplier"]
+    assert [phase["noise_multiplier"] for phase in answer["phases"]] == [1.5 * factor, factor]
+    phases = [word for phase in answer["phases"] for word in ("--phase", ",".join(map(str, phase.values())))]
+    assert shell.json("account", *phases, "--delta", "1e-5")["epsilon"] == answer["epsilon"] <= 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "code"),
+    [
+        ("--noise-multiplier", "nan", "NOISE_MULTIPLIER"),
+        ("--noise-multiplier", "inf", "NOISE_MULTIPLIER"),
+        ("--noise-multiplier", "-1", "NOISE_MULTIPLIER"),
+        ("--noise-multiplier", "1e300", "NOISE_MULTIPLIER"),
+        ("--sampling-rate", "nan", "SAMPLING_RATE"),
+        ("--sampling-rate", "-0.1", "SAMPLING_RATE"),
+        ("--steps", "-1", "STEPS"),
+        ("--steps", "9" * 30, "STEPS"),
+        ("--delta", "nan", "DELTA"),
+        ("--delta", "0", "DELTA"),
+        ("--delta", "1", "DELTA"),
+        ("--max-occurrences", "0", "OCCURRENCES"),
+        ("--group-size", "0", "GROUP"),
+        ("--group-size", "1000000000", "GROUP"),
+        ("--examples", "-3", "GROUP"),
+    ],
+)
+def test_odd_numbers_are_refused_in_one_line(shell, option, value, code):
+    error = shell.json("account", "--noise-multiplier", "1", *RUN, f"{option}={value}", code=1)["error"]
+    assert error["code"] == code and "\n" not in error["sentence"]
+
+
+def test_the_nearest_value_is_told_where_there_is_one(shell):
+    too_small = shell.json("account", "--noise-multiplier", "1", *RUN, "--delta", "1e-13", code=1)["error"]
+    assert too_small["nearest"] == 1e-12
+    arguments = ("calibrate", "--epsilon", "0.001", "--noise-multiplier", "1", "--sampling-rate", "1", "--delta", "1e-5")
+    unreachable = shell.json(*arguments, "--solve", "steps", code=1)["error"]
+    one = shell.json("account", "--noise-multiplier", "1", "--sampling-rate", "1", "--steps", "1", "--delta", "1e-5")["epsilon"]
+    assert unreachable["nearest"] == pytest.approx(one, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--delta", "1e-5"),
+        ("--delta", "1e-5", "--phase", "1,0.01"),
+        ("--delta", "1e-5", "--phase", "1,0.01,5,6"),
+        ("--delta", "1e-5", "--phase", "1,0.01,x"),
+        ("--delta", "1e-5", "--phase", "1,0.01,5", "--steps", "5"),
+        ("--delta", "1e-5", "--phase", "1,0.01,5", "--group-size", "2", "--family", "laplace"),
+        ("--delta", "1e-5", "--noise-multiplier", "1", "--sampling-rate", "1", "--steps", "1", "--plot", "x.svg"),
+    ],
+)
+def test_a_run_that_is_not_described_is_wrong_use(shell, arguments):
+    assert shell.json("account", *arguments, code=2)["error"]["code"] == "USAGE"
+
+
+def test_figures_are_shown_rounded_up(shell):
+    run = ("--noise-multiplier", "2", "--sampling-rate", "1", "--steps", "10", "--delta", "1e-5")
+    exact = shell.json("account", *run)["epsilon"]
+    shown = float(shell.run("account", *run).stdout.split()[1])
+    assert exact <= shown <= exact * (1 + 1e-5)

@@ -1,6 +1,13 @@
 """`dptrain gate` and `dptrain plan`: judged and counted as training would, before anything is spent."""
 
+from fractions import Fraction
+
 import pytest
+
+from attest.policy import Policy
+from dptrain.planning.draws import TAIL, draw_range
+from dptrain.planning.plan import bound_plan, class_blocks, make_plan
+from ledger.accountants import gaussian
 
 
 def test_the_gate_admits_what_was_signed_for_this_corpus(shell, corpus):
@@ -152,3 +159,72 @@ def test_show_gives_masks_back_as_they_were_signed(shell, corpus):
     assert "heads = [0, 1, 3], experts = [2]" in shell.run("policy", "show", "masked.cose").stdout
     depth = shell.json("policy", "show", "masked.cose")["policy"]["classes"][0]["depth"]
     assert depth == {"from": 0.75, "to": 1.0, "heads": [0, 1, 3], "experts": [2]}
+
+
+PHASED = "[[noise.phase]]\nfrom_step = 1\nscale = 2\n[[noise.phase]]\nfrom_step = 6\nscale = 1\n"
+
+
+def in_policy(shell, text: str) -> None:
+    policy = (shell.directory / "policy.toml").read_text()
+    shell.write("policy.toml", policy.replace("[[class]]", f"{text}[[class]]", 1))
+
+
+def test_every_phase_counts_at_its_own_noise_and_redone_steps_at_the_least(shell, policy):
+    in_policy(shell, PHASED)
+    answer = shell.json("plan", "policy.toml", "--layers", "4")
+    assert [(item["first_step"], item["steps"], item["scale"]) for item in answer["phases"]] == [(1, 5, 2.0), (6, 15, 1.0)]
+    preset = answer["classes"][0]["preset"]
+    assert preset["multipliers"] == [2.4, 1.2] and preset["effective_multiplier"] == 1.2
+    for figure, last in (("epsilon", 15), ("epsilon_with_redo", 25)):
+        run = ("--phase", "2.4,0.1,5", "--phase", f"1.2,0.1,{last}", "--delta", "1e-6")
+        assert preset[figure] == shell.json("account", *run)["epsilon"]
+    assert "x2 from step 1, x1 from step 6" in shell.run("plan", "policy.toml").stdout
+
+
+def test_with_budgets_a_class_is_promised_what_it_asks_for_whatever_the_model(shell, policy):
+    """Where blocks are of other sizes another optimum gives a class less than that of equal ones, and never less than sigma."""
+    budgets = "[noise.budgets]\nembeddings = 0.2\nlayers = 1\nhead = 2\n"
+    without = shell.json("plan", "policy.toml", "--layers", "4")
+    in_policy(shell, budgets)
+    answer = shell.json("plan", "policy.toml", "--layers", "4")
+    assert [item["preset"]["effective_multiplier"] for item in answer["classes"]] == [1.2, 0.8]
+    assert {block["name"]: block["share"] for block in answer["blocks"]}["embeddings"] == 200_000
+    assert answer["noise_energy_of_max_rule"] < 1 and answer["noise_energy_gap"] < 1e-6
+    assert answer["lower_bounds"] and not without["lower_bounds"]
+    assert "weight in clips" in shell.run("plan", "policy.toml").stdout
+
+
+def test_caps_that_contributions_signed_are_accounted(shell, corpus):
+    corpus("--policy", "policy.cose", "--owner-key", "owner.pub", "--max-occurrences", "1")
+    (group,) = shell.json("plan", "policy.cose", "corpus")["signed_bounds"]["sensitive"]
+    run = ("--noise-multiplier", "1.2", "--sampling-rate", "0.1", "--steps", "20", "--delta", "1e-6")
+    account = shell.json("account", *run, "--max-occurrences", "1")
+    assert group["max_occurrences"] == 1
+    assert (group["epsilon"], group["epsilon_replace"]) == (account["epsilon_capped"], account["epsilon_replace"])
+    assert "1 draws" in shell.run("plan", "policy.cose", "corpus").stdout
+
+
+def test_a_cap_bounds_epsilon_by_that_of_so_many_draws(policy):
+    """Lemma 3: drawn in every one of 20 steps, at most 5 times."""
+    rules = Policy.from_toml(policy.read_text())
+    rule, blocks = rules.classes[1], class_blocks(make_plan(rules, 4), "public")
+    capped = bound_plan(rules, rule, rule.noise_multiplier_micro, rule.clip_norm_micro, blocks, cap=5)
+    assert capped.epsilon == pytest.approx(gaussian.epsilon_of_mu(5**0.5 / 0.8, 1e-6))
+    assert capped.epsilon_with_redo == pytest.approx(gaussian.epsilon_of_mu(30**0.5 / 0.8, 1e-6))
+
+
+@pytest.mark.parametrize("steps", [1, 7, 100, 5000, 10**6])
+@pytest.mark.parametrize("rate", ["0.000001", "0.01", "0.3", "0.999", "1"])
+def test_the_range_of_draws_is_binomial(steps, rate):
+    """Against scipy: neither end can be moved inwards without losing more than a fortieth of all contributions."""
+    stats = pytest.importorskip("scipy.stats")
+    found, law = draw_range(steps, Fraction(rate)), stats.binom(steps, float(rate))
+    assert law.cdf(found.low - 1) <= TAIL * (1 + 1e-9) and law.sf(found.high) <= TAIL * (1 + 1e-9)
+    assert law.cdf(found.low) > TAIL * (1 - 1e-9)
+    assert found.high == 0 or law.sf(found.high - 1) > TAIL * (1 - 1e-9)
+
+
+def test_the_range_of_very_many_draws_is_within_one_of_the_binomial():
+    stats = pytest.importorskip("scipy.stats")
+    found, law = draw_range(10**9, Fraction(1, 10)), stats.binom(10**9, 0.1)
+    assert abs(found.low - law.ppf(TAIL)) <= 1 and abs(found.high - law.ppf(1 - TAIL)) <= 1

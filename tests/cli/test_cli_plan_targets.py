@@ -19,8 +19,8 @@ def solved(shell, *arguments: str) -> tuple[dict, dict]:
 
 def add(shell, text: str) -> None:
     """Put lines into the policy, before its first class."""
-    text = (shell.directory / "policy.toml").read_text()
-    shell.write("policy.toml", text.replace("[[class]]", f"{text}[[class]]", 1))
+    rules = (shell.directory / "policy.toml").read_text()
+    shell.write("policy.toml", rules.replace("[[class]]", f"{text}[[class]]", 1))
 
 
 def test_a_multiplier_is_the_smallest_that_keeps_within_the_target(shell, policy):
