@@ -116,4 +116,4 @@ def _mixture(shifts: tuple[tuple[float, float], ...], steps: int, delta: float) 
     values, chances = [value for value, _ in shifts], [chance / total for _, chance in shifts]
     accountant.compose(dp_event.MixtureOfGaussiansDpEvent(1.0, values, chances), steps)
     lost = FFT_ERROR * steps  # what `pld` says of one contribution; no other bound is at hand than the unsampled one
-    return max(0.0, float(accountant.get_epsilon(delta - lost))) if lost < 0.1 * delta else math.inf
+    return max(0.0, float(accountant.get_epsilon(delta - lost))) if lost < 0.5 * delta else math.inf

@@ -198,7 +198,8 @@ def test_bare_toml_wrong_owner_key_and_changed_registry_are_refused(world: World
 
 
 def test_a_policy_beyond_this_build_is_refused_by_name(tmp_path) -> None:
-    world = make_world(tmp_path, policy_extra='exactness = "certified"\ndisclosure = "occurrences_public"\nnoise = { injection = "per_sample" }')
+    certified = 'exactness = "certified"\ndisclosure = "occurrences_public"\nnoise = { injection = "per_sample" }'
+    world = make_world(tmp_path, policy_extra=certified)
     with pytest.raises(UnsupportedPolicy, match="per_sample"):
         PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger)
 

@@ -133,12 +133,6 @@ def test_arguments_that_are_no_such_numbers_are_refused(args):
         accountants.epsilon(*args)
 
 
-@pytest.mark.parametrize("name", ["rdp", "moments", "prv", "PLD", ""])
-def test_other_accountants_are_refused_by_name(name):
-    with pytest.raises(AccountantError, match="pld"):
-        accountants.epsilon(1, 0.1, 1, 1e-5, name)
-
-
 @pytest.mark.parametrize("target", [0, -1, math.nan, math.inf, "1"])
 def test_targets_that_are_no_epsilon_are_refused(target):
     with pytest.raises(AccountantError):

@@ -1,0 +1,107 @@
+"""The accountant prv: opacus's figure where it has one and it lies in the bracket, the top of the bracket where not."""
+
+import math
+
+import pytest
+
+import dptrain.accounting.prv as plugged
+from ledger import accountants
+from ledger.accountants import Phase, prv
+
+opacus = pytest.importorskip("opacus")
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    plugged.register()
+    yield
+    plugged.register()
+
+
+@pytest.mark.parametrize(
+    ("z", "q", "steps", "expected"),
+    [
+        (1.0, 0.01, 1000, 1.838),
+        (2.0, 0.01, 10000, 2.173),
+        (4.0, 0.001, 10000, 0.0866),
+        (4.0, 0.1, 1000, 3.455),
+        (0.6, 0.1, 1000, 78.66),
+    ],
+)
+def test_golden_values(z, q, steps, expected):
+    value = accountants.epsilon(z, q, steps, 1e-5, "prv")
+    assert value == pytest.approx(expected, abs=6e-4 if expected < 10 else 6e-3)
+    assert value == plugged.epsilon((Phase(z, q, steps),), 1e-5), "opacus's own"
+
+
+def test_opacus_s_figure_of_one_unsampled_release_and_ours():
+    assert plugged.epsilon((Phase(1.0, 1.0, 1),), 1e-5) == pytest.approx(4.387, abs=6e-4)
+    assert accountants.epsilon(1.0, 1.0, 1, 1e-5, "prv") == accountants.epsilon(1.0, 1.0, 1, 1e-5), "exact"
+
+
+def test_phases():
+    phases = [Phase(1.0, 0.01, 300), Phase(2.0, 0.05, 100)]
+    least = accountants.epsilon_of_phases(phases, 1e-6)
+    value = accountants.epsilon_of_phases(phases, 1e-6, "prv")
+    assert least < value <= least + prv.WIDTH
+    assert value == plugged.epsilon(accountants.phases.merged(phases), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "found", [None, 0.0, 1e-3, math.inf, -math.inf, math.nan], ids=["none", "zero", "too small", "inf", "-inf", "nan"]
+)
+def test_whatever_lies_outside_the_bracket_becomes_its_top(found):
+    accountants.register_prv(lambda phases, delta: found, plugged.about)
+    least = accountants.epsilon(1.0, 0.01, 1000, 1e-5)
+    assert accountants.epsilon(1.0, 0.01, 1000, 1e-5, "prv") == least + prv.WIDTH
+
+
+def test_a_figure_below_pld_is_never_recorded():
+    """Opacus's domain can be too small for its tails; what it then says is less than is true."""
+    least = accountants.epsilon(1.0, 0.01, 1000, 1e-5)
+    accountants.register_prv(lambda phases, delta: least * (1 - 1e-9), plugged.about)
+    assert accountants.epsilon(1.0, 0.01, 1000, 1e-5, "prv") == least + prv.WIDTH
+
+
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, MemoryError, OverflowError, ZeroDivisionError])
+def test_no_error_of_the_library_passes(monkeypatch, error):
+    from opacus.accountants import PRVAccountant
+
+    def broken(*_, **__):
+        raise error("no")
+
+    monkeypatch.setattr(PRVAccountant, "get_epsilon", broken)
+    assert plugged.epsilon((Phase(1.0, 0.01, 10),), 1e-5) is None
+
+
+@pytest.mark.parametrize("phase", [Phase(0.29, 0.1, 10), Phase(1.0, 0.5, 10**6), Phase(1.0, 0.01, 10**12)])
+def test_what_would_take_too_long_is_not_begun(monkeypatch, phase):
+    from opacus.accountants import PRVAccountant
+
+    monkeypatch.setattr(PRVAccountant, "get_epsilon", lambda *_, **__: pytest.fail("begun"))
+    assert plugged.epsilon((phase,), 1e-5) is None
+
+
+def test_the_grid_is_about_as_long_as_foretold(monkeypatch):
+    from opacus.accountants import prv as module
+
+    seen = []
+    create = module.Domain.create_aligned.__func__
+    monkeypatch.setattr(module.Domain, "create_aligned", classmethod(lambda cls, *a: seen.append(d := create(cls, *a)) or d))
+    for phase in (Phase(1.0, 0.01, 1000), Phase(0.5, 0.2, 50), Phase(5.0, 0.01, 20_000)):
+        plugged.epsilon((phase,), 1e-6)
+        assert 0.5 < seen.pop().size / plugged.points((phase,), 1e-6) < 2.0
+
+
+def test_the_header_tells_who_computed():
+    name, library, version, parameters = accountants.describe("prv")
+    assert (name, library, version) == ("prv", "opacus", opacus.__version__)
+    assert "eps_error=0.01" in parameters and "pld..pld+0.02" in parameters and len(parameters) <= 200
+    prv._plugged.clear()
+    assert accountants.describe("prv")[1] == "dp-accounting"
+
+
+def test_without_opacus_the_top_of_the_bracket_counts(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "opacus.accountants", None)
+    accountants.core.cached.cache_clear()
+    assert accountants.epsilon(1.0, 0.01, 1000, 1e-5, "prv") == accountants.epsilon(1.0, 0.01, 1000, 1e-5) + prv.WIDTH

@@ -1,0 +1,178 @@
+"""Several contributions of one person, examples drawn one by one, and filters for runs that look at themselves."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger import accountants
+from ledger.accountants import Phase, gaussian, mixtures, renyi
+from ledger.accountants.filters import GaussianFilter, RenyiFilter
+from ledger.errors import AccountantError
+
+RUN = (4.0, 0.01, 1000)
+
+
+@pytest.mark.parametrize(("examples", "expected"), [(1, 0.272), (4, 1.24), (16, 5.98)])
+def test_golden_values_of_examples_drawn_one_by_one(examples, expected):
+    found = accountants.epsilon_examples(*RUN, examples, 1e-5)
+    assert found == pytest.approx(expected, abs=0.006 if expected > 1 else 6e-4)
+
+
+def test_a_group_of_one_is_a_contribution():
+    for run in ((1.0, 0.02, 100), (2.0, 1.0, 7)):
+        assert accountants.epsilon_group(*run, 1, 1e-6) == pytest.approx(accountants.epsilon(*run, 1e-6), abs=1e-6)
+
+
+def test_a_group_without_sampling_adds_up_mu():
+    assert accountants.epsilon_group(2.0, 1.0, 9, 3, 1e-6) == gaussian.epsilon_of_mu(3 * 3 / 2.0, 1e-6)
+    unequal = [Phase(2.0, 1.0, 4), Phase(5.0, 1.0, 9)]
+    assert accountants.epsilon_of_principal(unequal, 1e-6) == pytest.approx(gaussian.epsilon_of_mu(1.0 + 0.6, 1e-6))
+
+
+def exact_two(z: float, q: float, delta: float) -> float:
+    """One step, two alike contributions: the hockey-stick of N(0) against the mixture, by bisection on a fine integral."""
+    import numpy as np
+
+    x = np.linspace(-12 * z, 12 * z + 2, 400_001)
+    density = [np.exp(-0.5 * ((x - k) / z) ** 2) / (z * math.sqrt(2 * math.pi)) for k in (0, 1, 2)]
+    null, mixed = density[0], (1 - q) ** 2 * density[0] + 2 * q * (1 - q) * density[1] + q * q * density[2]
+
+    def loss(epsilon: float) -> float:
+        ways = ((mixed, null), (null, mixed))
+        return max(float(np.trapezoid(np.maximum(0.0, p - math.exp(epsilon) * r), x)) for p, r in ways)
+
+    low, high = 0.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if loss(middle) > delta else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize(("z", "q"), [(1.5, 0.1), (2.0, 0.01)])
+def test_a_pair_in_one_step_agrees_with_the_integral(z, q):
+    found, expected = accountants.epsilon_group(z, q, 1, 2, 1e-4), exact_two(z, q, 1e-4)
+    assert expected - 1e-5 <= found <= expected + 1e-3
+
+
+def test_unequal_members_lie_between_groups_of_the_extremes():
+    mild, strict = Phase(4.0, 0.01, 300), Phase(2.0, 0.02, 300)
+    value = accountants.epsilon_of_principal([mild, strict], 1e-6)
+    assert accountants.epsilon_group(4.0, 0.01, 300, 2, 1e-6) < value < accountants.epsilon_group(2.0, 0.02, 300, 2, 1e-6)
+    assert value == accountants.epsilon_of_principal([strict, mild], 1e-6)
+    shorter = accountants.epsilon_of_principal([mild, Phase(2.0, 0.02, 10)], 1e-6)
+    assert accountants.epsilon(4.0, 0.01, 300, 1e-6) < shorter <= value
+
+
+def test_sums_of_shifts_are_a_distribution_and_rounded_up():
+    shifts = mixtures._sums([(0.25, 0.1)] * 3)
+    assert [value for value, _ in shifts] == [0.0, 0.25, 0.5, 0.75]
+    assert [chance for _, chance in shifts] == pytest.approx([0.729, 0.243, 0.027, 0.001])
+    for draws in ([(0.25, 0.1), (1 / 3, 0.2)], [(1.0 / (1 + k / 7), 0.05) for k in range(40)]):
+        shifts = mixtures._sums(draws)
+        assert math.fsum(chance for _, chance in shifts) == pytest.approx(1.0)
+        mean = math.fsum(value * chance for value, chance in shifts)
+        exact = math.fsum(shift * q for shift, q in draws)
+        assert exact <= mean * (1 + 1e-12) and mean <= exact * 1.2, "up, and not by much"
+        assert shifts[-1][0] >= math.fsum(shift for shift, _ in draws) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("size", [0, -1, 10_001, 1.0, True, None])
+def test_what_is_no_group_is_refused(size):
+    with pytest.raises(AccountantError, match="GROUP"):
+        accountants.epsilon_group(*RUN, size, 1e-6)
+
+
+def test_groups_of_nothing_and_without_noise():
+    assert accountants.epsilon_of_principal([], 1e-6) == 0.0
+    assert accountants.epsilon_group(1.0, 0.0, 10, 5, 1e-6) == 0.0
+    assert accountants.epsilon_group(0.0, 0.1, 10, 5, 1e-6) == math.inf
+
+
+def test_a_group_costs_no_more_than_group_privacy_and_no_less_than_a_member():
+    one, four = accountants.epsilon(*RUN, 1e-5), accountants.epsilon_group(*RUN, 4, 1e-5)
+    assert one < four < accountants.epsilon_group(*RUN, 5, 1e-5)
+    assert four <= gaussian.epsilon_of_mu(4 * math.sqrt(1000) / 4.0, 1e-5)
+
+
+# Filters
+
+
+def test_a_filter_lets_through_what_its_order_affords_and_not_one_step_more():
+    step = Phase(1.0, 0.01, 1)
+    budget = RenyiFilter.planned(2.2, 1e-5, [Phase(1.0, 0.01, 1000)])
+    count = 0
+    while budget.fits(step):
+        budget.charge(step)
+        count += 1
+    assert budget.spent <= 2.2
+    assert accountants.epsilon(1.0, 0.01, count, 1e-5, "rdp") <= 2.2
+    # The order was chosen for this plan, so no other order would have let more of it through.
+    assert accountants.epsilon(1.0, 0.01, count + 1, 1e-5, "rdp") > 2.2
+    with pytest.raises(AccountantError, match="BUDGET") as caught:
+        budget.charge(step)
+    assert caught.value.nearest == 0.0 and not budget.fits(step)
+
+
+def test_what_does_not_fit_is_not_charged_and_less_may_still_be():
+    budget = RenyiFilter(4.0, 1e-6, order=16.0)
+    before = budget.spent
+    with pytest.raises(AccountantError) as caught:
+        budget.charge(Phase(2.0, 0.01, 100_000))
+    assert budget.spent == before
+    fitting = int(caught.value.nearest)
+    assert 0 < fitting == budget.steps_left(Phase(2.0, 0.01, 100_000)) < 100_000
+    budget.charge(Phase(2.0, 0.01, fitting))
+    assert not budget.fits(Phase(2.0, 0.01, 1)) and budget.spent <= 4.0
+    assert budget.fits(Phase(1.0, 0.0, 5)) and budget.fits(Phase(1.0, 0.5, 0))
+    assert not budget.fits(Phase(0.0, 0.5, 1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.floats(0.5, 8.0),
+    st.sampled_from((2.0, 5.5, 16.0, 63.0)),
+    st.lists(st.builds(Phase, st.floats(0.4, 5.0), st.floats(0.0, 1.0), st.integers(0, 50)), max_size=30),
+)
+def test_no_sequence_of_charges_passes_the_budget(epsilon, order, steps):
+    try:
+        budget = RenyiFilter(epsilon, 1e-5, order=order)
+    except AccountantError as error:
+        assert error.nearest > epsilon
+        return
+    taken = [step for step in steps if budget.fits(step) and budget.charge(step) is None]
+    assert budget.spent <= epsilon
+    spent = sum(renyi.curve((step,))[renyi.ORDERS.index(order)] for step in taken if step.steps and step.sampling_rate)
+    assert renyi.of_order(spent, order, 1e-5) <= epsilon * (1 + 1e-12)
+
+
+def test_a_filter_has_one_order_and_keeps_it():
+    with pytest.raises(AccountantError, match="ORDER"):
+        RenyiFilter(1.0, 1e-6, order=11.0)
+    with pytest.raises(AccountantError, match="at order 2 ") as caught:
+        RenyiFilter(1.0, 1e-6, order=2.0)
+    assert RenyiFilter(caught.value.nearest, 1e-6, order=2.0).spent == 0.0
+    for plan in ([], [Phase(1.0, 0.1, 0)], [Phase(0.0, 0.1, 1)]):
+        with pytest.raises(AccountantError, match="PHASE"):
+            RenyiFilter.planned(1.0, 1e-6, plan)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf, None])
+def test_budgets_that_are_no_epsilon_are_refused(epsilon):
+    for opened in (lambda: RenyiFilter(epsilon, 1e-6, order=8.0), lambda: GaussianFilter(epsilon, 1e-6)):
+        with pytest.raises(AccountantError, match="EPSILON"):
+            opened()
+
+
+def test_the_gaussian_filter_is_exact():
+    budget = GaussianFilter(3.0, 1e-5)
+    for z in (4.0, 10.0, 7.0, 4.0):
+        budget.charge(Phase(z, 0.01, 1))
+    assert budget.spent == pytest.approx(gaussian.epsilon_of_mu(math.sqrt(2 / 16 + 1 / 100 + 1 / 49), 1e-5))
+    while budget.fits(Phase(4.0, 1.0, 1)):
+        budget.charge(Phase(4.0, 1.0, 1))
+    assert budget.spent <= 3.0 < gaussian.epsilon_of_mu(math.sqrt(math.fsum(budget._losses) + 1 / 16), 1e-5)
+    with pytest.raises(AccountantError, match="BUDGET"):
+        budget.charge(Phase(4.0, 1.0, 1))
+    assert not budget.fits(Phase(0.0, 1.0, 1)) and not budget.fits(Phase(1e-200, 1.0, 1))
