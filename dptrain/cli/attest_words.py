@@ -130,8 +130,15 @@ def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool)
         f"Under {source} ({policy.steps:,} steps, drawn with probability {q:g} in each, delta {delta:g}) epsilon is at most "
         f"{number(own)} against the contribution being empty: {attacker(own, delta)}. If every step that may be repeated after "
         f"crashes is, it is at most {number(redone)}; against other content in its place, without repeated steps, at most "
-        f"{number(replaced)}. All this is of one contribution: for several of one person epsilon is larger."
+        f"{number(replaced)}. All this is of one contribution: for several of one person epsilon is larger.{_l1(policy)}"
     )
+
+
+def _l1(policy: Policy) -> str:
+    """What the clip norm means under Laplace noise: less than elsewhere, since no vector is longer than its L1 norm."""
+    if policy.noise_family != "laplace":
+        return ""
+    return " Under it the clip norm bounds the sum of the magnitudes of the gradient, and so its length too."
 
 
 def _counted(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -> str:

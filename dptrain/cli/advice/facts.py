@@ -33,6 +33,7 @@ def facts(case: Case) -> Iterator[Consequence]:
     yield from _size(case)
     yield _delta(case)
     yield from _noise(case)
+    yield from _family(case)
     yield from _injection(case)
     yield from _horizon(case)
 
@@ -107,7 +108,8 @@ def _signal(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     per_step, blocks = case.draws_per_step(planned), case.noise_of(planned)
     if not per_step or blocks is None:
         return
-    stds = [block.std for block in blocks]
+    unit = math.sqrt(2.0) if case.policy.noise_family == "laplace" else 1.0  # whose schedule names scales
+    stds = [block.std * unit for block in blocks]
     noise = number(min(stds)) if min(stds) == max(stds) else f"{number(min(stds))} to {number(max(stds))}"
     strongest = per_step * planned.preset.clip_norm
     best, steps = strongest / min(stds), case.policy.steps
@@ -187,6 +189,22 @@ def _noise(case: Case) -> Iterator[Consequence]:
             "PHASES",
             f"the noise changes over the run: {told} what the presets ask for. Every epsilon counts each phase at its own "
             "noise; a preset is the least noise of the run",
+        )
+
+
+def _family(case: Case) -> Iterator[Consequence]:
+    family = case.policy.noise_family
+    if family == "laplace":
+        yield fact(
+            "FAMILY",
+            "the noise is Laplace's: every clip norm bounds the sum of the magnitudes of a gradient (L1), which a gradient of "
+            "many coordinates reaches far sooner than its length (L2); a noise multiplier is the scale of the noise over it",
+        )
+    elif family != "gaussian":
+        yield fact(
+            "FAMILY",
+            f"the noise is of the family {family}: every epsilon counts all steps in full, as nothing is known of what the "
+            "secrecy of draws would take off; Gaussian noise by pld costs less at the same multiplier",
         )
 
 

@@ -1,0 +1,75 @@
+"""What the command line says of noise families: the figures of their own accountants, and what they are worth."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from attest.policy import Policy
+from dptrain.cli import attest_words
+from dptrain.cli.advice import consequences
+from dptrain.cli.advice.case import Case
+from dptrain.cli.output import number
+from dptrain.planning.plan import make_plan
+from dptrain.support import unsupported
+from ledger import accountants
+
+TEXT = """
+corpus = "c"
+delta = 1e-6
+steps = 50
+normalizer = 16
+exactness = "certified"
+accountant = "{accountant}"
+[noise]
+family = "{family}"
+[[class]]
+name = "a"
+clip_norm = 1.0
+noise_multiplier = 6.0
+sampling_rate = 0.05
+depth = {{ from = 0.0, to = 1.0 }}
+"""
+BESIDE = {"discrete_gaussian": "rdp", "laplace": "pld", "skellam": "rdp"}
+
+
+@pytest.mark.parametrize("family", BESIDE)
+def test_a_plan_gives_the_epsilon_of_the_family_and_says_what_it_means(family: str) -> None:
+    policy = Policy.from_toml(TEXT.format(family=family, accountant=BESIDE[family]))
+    assert not unsupported(policy)
+    plan = make_plan(policy, 12)
+    own, replaced = (
+        accountants.epsilon(6.0, 0.05, 50, 1e-6, BESIDE[family], family=family),
+        accountants.epsilon_replace(6.0, 0.05, 50, 1e-6, BESIDE[family], family=family),
+    )
+    assert plan.classes[0].preset.epsilon == pytest.approx(own, rel=1e-9)
+    assert plan.classes[0].preset.epsilon_replace == pytest.approx(replaced, rel=1e-9)
+    found = {item.code: item.sentence for item in consequences(Case(policy, plan))}
+    assert ("sum of the magnitudes" in found["FAMILY"]) is (family == "laplace")
+    assert ("counts all steps in full" in found["FAMILY"]) is (family != "laplace")
+
+
+def test_gaussian_noise_needs_no_such_sentence() -> None:
+    policy = Policy.from_toml(TEXT.format(family="gaussian", accountant="pld"))
+    assert "FAMILY" not in {item.code for item in consequences(Case(policy, make_plan(policy, 12)))}
+
+
+@pytest.mark.parametrize("cap", [0, 3])
+@pytest.mark.parametrize("family", BESIDE)
+def test_a_contributor_is_told_the_epsilon_of_the_family(family: str, cap: int) -> None:
+    policy = Policy.from_toml(TEXT.format(family=family, accountant=BESIDE[family]))
+    signed = SimpleNamespace(admissibility_class="a", noise_multiplier=7.5, max_occurrences=cap)
+    told = attest_words.epsilon(signed, policy, True)  # type: ignore[arg-type]
+    phase = accountants.Phase(7.5, 0.05, 50)
+    if cap:
+        own = accountants.epsilon_of_phases_capped([phase], cap, 1e-6, BESIDE[family], family=family)
+    else:
+        own = accountants.epsilon_of_phases([phase], 1e-6, BESIDE[family], family=family)
+    assert f"epsilon is at most {number(own)} against the contribution being empty" in told
+    assert ("sum of the magnitudes" in told) is (family == "laplace")
+
+
+def test_a_contributor_is_told_that_a_policy_without_accounting_claims_nothing() -> None:
+    policy = Policy.from_toml(TEXT.format(family="laplace", accountant="rdp"))
+    signed = SimpleNamespace(admissibility_class="a", noise_multiplier=7.5, max_occurrences=0)
+    told = attest_words.epsilon(signed, policy, True)  # type: ignore[arg-type]
+    assert "no epsilon is claimed" in told and "accountant = 'pld'" in told
