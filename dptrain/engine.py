@@ -46,7 +46,8 @@ class PrivateTraining:
 
     Guarantee: under zero-out adjacency, the sequence of released gradients is (epsilon_i, delta)-differentially private
     with respect to each contribution i, with epsilon_i as the ledger records it: each logical step is a Poisson-subsampled
-    Gaussian mechanism with multiplier z_i >= sigma_i (docs/mechanism.md, Theorem 1), composed over all charged steps.
+    Gaussian mechanism with multiplier z_i >= sigma_i (docs/mechanism.md, Theorem 1), composed over all charged steps; or one of
+    the family of noise that the policy names (Theorems 9 to 11).
     """
 
     def __init__(
