@@ -64,7 +64,8 @@ class ChargeClass:
         q_den: its denominator.
         sigma_micro: preset noise multiplier in 1e-6.
         clip_micro: preset clip norm in 1e-6.
-        min_std: smallest noise standard deviation over the blocks of the class's profile.
+        min_std: effective noise of the class: the smallest standard deviation over the blocks of its profile, or what budgets
+            make of all of them.
         pool_count: number of active contributions.
         pool_root: RFC 6962 root over their sorted descriptor hashes.
     """
