@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import sqlite3
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -90,11 +91,20 @@ class Recorder:
         return [entry.admit.descriptor_hash for entry in self.ledger.state.contributions.values()]
 
     def resume(self, from_step: int, pin: PinRecord | None, now: int) -> int:
-        """Starts a new attempt after ``from_step``; the ledger charges every re-executed step again."""
+        """Starts a new attempt after ``from_step``; every re-executed step is charged again. Warns where they run short."""
         ledger_pin = (
             None if pin is None else Pin(pin.origin, pin.size, bytes.fromhex(pin.root), bytes.fromhex(pin.header_digest))
         )
-        return self.ledger.resume(from_step, ledger_pin, now=now)
+        attempt = self.ledger.resume(from_step, ledger_pin, now=now)
+        left = self._steps.steps + self._steps.redo_steps - self.ledger.charged_steps
+        if from_step + left < self._steps.steps:
+            end, steps = from_step + left, self._steps.steps
+            warnings.warn(
+                f"the policy pays for {left} more steps, so this attempt ends at step {end} of {steps}; only from a checkpoint "
+                f"at step {steps - left} or later is the last step in reach. Another run may sign more redo_steps",
+                stacklevel=3,
+            )
+        return attempt
 
     def check_pin(self, pin: PinRecord) -> None:
         """Refuses a ledger that is behind, forked from, or another than the one a checkpoint was taken with."""

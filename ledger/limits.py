@@ -38,14 +38,14 @@ def window_problems(leaf: Charge, header: Header, position: int, charged: int) -
         sentence = f"steps {leaf.first_step} to {leaf.last_step} lie in several phases of the noise; the first ends with {last}"
         yield LeafRefused("PHASE", f"{sentence}: charge {last - leaf.first_step + 1} at most")
     if leaf.last_step > policy.steps:
-        sentence = f"step {leaf.last_step} is past the policy's {policy.steps} steps"
         left = max(0, policy.steps - leaf.first_step + 1)
-        yield HorizonExceeded("HORIZON", f"{sentence}; {left} are left from step {leaf.first_step}, more need a new policy")
+        sentence = f"step {leaf.last_step} is past the policy's {policy.steps} steps; {left} are left from step {leaf.first_step}"
+        yield HorizonExceeded("HORIZON", f"{sentence}. More are another run, under another policy")
     horizon = policy.steps + policy.redo_steps
     if charged + leaf.n_steps > horizon:
         total, left = charged + leaf.n_steps, max(0, horizon - charged)
         sentence = f"{total} steps would be charged, re-executed ones included; the policy allows {horizon}"
         if position + left < policy.steps:
-            reach = f"{left} are left, which reach step {position + left}; the last step is in reach of a checkpoint at step"
-            sentence = f"{sentence}. {reach} {policy.steps - left} or later, or of a new policy with more redo_steps"
+            sentence = f"{sentence}. {left} are left, which reach step {position + left}; only from a checkpoint at step "
+            sentence += f"{policy.steps - left} or later is the last step in reach"
         yield HorizonExceeded("HORIZON", sentence)

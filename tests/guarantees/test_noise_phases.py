@@ -13,6 +13,7 @@ from dptrain.errors import NotPrivateUse  # noqa: E402
 from dptrain.gradients import PrivateGradients  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
+from ledger.errors import HorizonExceeded  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import World, make_world  # noqa: E402
 
@@ -299,3 +300,24 @@ def test_phases_go_with_budgets_and_with_every_family(tmp_path, mode) -> None:
     for twice, once in zip(first, second, strict=True):
         assert twice.min_std == pytest.approx(2 * once.min_std)
     trainer.close()
+
+
+def test_a_resumed_run_is_told_where_what_is_left_ends(tmp_path) -> None:
+    """More was charged than expected: the attempt says at once how far it gets, and no step beyond that runs."""
+    world = make_world(tmp_path, steps=8, rate=NOBODY, per_class=1, policy_extra=f"redo_steps = 1\n{SCHEDULED}")
+    first = Trainer(world)
+    for step in first.steps:
+        first.one(step)
+        if step.number == 5:
+            break
+    first.close()
+    with pytest.warns(UserWarning, match=r"ends at step 4 of 8; only from a checkpoint at step 4 or later"):
+        second = Trainer(world, resume=True)
+    done = []
+    with pytest.raises(HorizonExceeded, match=r"10 steps would be charged.* 0 are left, which reach step 4"):
+        for step in second.steps:
+            second.one(step)
+            done.append(step.number)
+    assert done == [1, 2, 3, 4]
+    assert second.private.recorder.ledger.state.charged_phases == (6, 3, 0)
+    second.close()
