@@ -39,7 +39,7 @@ def window_problems(leaf: Charge, header: Header, position: int, charged: int) -
         yield LeafRefused("PHASE", f"{sentence}: charge {last - leaf.first_step + 1} at most")
     if leaf.last_step > policy.steps:
         left = max(0, policy.steps - leaf.first_step + 1)
-        sentence = f"step {leaf.last_step} is past the policy's {policy.steps} steps; {left} are left from step {leaf.first_step}"
+        sentence = f"step {leaf.last_step} is past the policy's {policy.steps} steps; {left} are left from {leaf.first_step}"
         yield HorizonExceeded("HORIZON", f"{sentence}. More are another run, under another policy")
     horizon = policy.steps + policy.redo_steps
     if charged + leaf.n_steps > horizon:

@@ -242,7 +242,7 @@ def test_phases_of_scale_one_change_nothing(tmp_path):
 
 def test_past_the_horizon_the_sentence_says_what_is_left(driver):
     to_step(driver, 38)
-    with pytest.raises(HorizonExceeded, match="2 are left from step 39"):
+    with pytest.raises(HorizonExceeded, match="2 are left from 39"):
         driver.charge(3)
     pin = driver.ledger.pin()
     driver.ledger.resume(38 - 10 + 2, pin, now=driver.tick())
