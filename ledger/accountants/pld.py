@@ -5,7 +5,8 @@ The library rounds losses up onto a grid (pessimistically), so its epsilon is an
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 from ledger.accountants import renyi
 from ledger.accountants.gaussian import epsilon_of_mu
@@ -90,20 +91,34 @@ def _composed(
         # Content replacement is two zero-outs, of which no sampled Renyi bound is at hand; unsampled holds.
         return math.inf if replace else renyi.epsilon(phases, delta)
     # The library brings scipy, a second of start-up that commands which account for nothing need not wait for.
+    from dp_accounting.pld import privacy_loss_distribution
+
+    whole = privacy_loss_distribution.identity(value_discretization_interval=interval)
+    for phase in sampled:
+        step = _step(phase.noise_multiplier, phase.sampling_rate, interval, replace)
+        whole = whole.compose(step.self_compose(phase.steps))
+    if rest > 0.0:
+        whole = whole.compose(_step(1.0 / rest, 1.0, interval, replace))
+    found = max(0.0, float(whole.get_epsilon_for_delta(delta - lost if matters else delta)))
+    return min(found, renyi.epsilon(phases, delta)) if matters and not replace else found
+
+
+@lru_cache(maxsize=32)
+def _step(z: float, q: float, interval: float, replace: bool) -> Any:
+    """Returns the loss distribution of one step, most of the work; what a class spends by each epoch starts from the same one.
+
+    These are the calls of the library's `PLDAccountant`, to the same bits. For content replacement it doubles the shift.
+    """
     import dp_accounting
-    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.pld import privacy_loss_distribution
 
     neighbours = dp_accounting.NeighboringRelation
-    relation = neighbours.REPLACE_ONE if replace else neighbours.ADD_OR_REMOVE_ONE
-    accountant = PLDAccountant(relation, value_discretization_interval=interval)
-    for phase in sampled:
-        event = dp_accounting.GaussianDpEvent(phase.noise_multiplier)
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(phase.sampling_rate, event), phase.steps)
-    if rest > 0.0:
-        # The accountant itself doubles the shift for content replacement.
-        accountant.compose(dp_accounting.GaussianDpEvent(1.0 / rest))
-    found = max(0.0, float(accountant.get_epsilon(delta - lost if matters else delta)))
-    return min(found, renyi.epsilon(phases, delta)) if matters and not replace else found
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=z,
+        value_discretization_interval=interval,
+        sampling_prob=q,
+        neighboring_relation=neighbours.REPLACE_ONE if replace else neighbours.ADD_OR_REMOVE_ONE,
+    )
 
 
 def _too_long(phases: Sequence[Phase], interval: float, replace: bool) -> bool:
