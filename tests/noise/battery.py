@@ -19,6 +19,7 @@ _SPAN, _FINE = 8, 4096
 """Cells of width 1/4096 from -8 to 8; what lies beyond goes to the last ones."""
 
 _CELLS = 64
+_FINE_ANGLES = 4096
 _LOW_BITS = 12
 
 
@@ -41,6 +42,7 @@ class Battery:
         self._fine = np.zeros(2 * _SPAN * _FINE, np.int64)
         self._serial = {lag: np.zeros(3) for lag in LAGS}  # products of values, of squares, and how many
         self._polar = np.zeros(_CELLS * _CELLS, np.int64)
+        self._angles = np.zeros(_FINE_ANGLES, np.int64)
         self._low = np.zeros(1 << _LOW_BITS, np.int64)
         self._off_lattice = 0
 
@@ -64,6 +66,8 @@ class Battery:
         cell = np.minimum((radius * _CELLS).astype(np.int64), _CELLS - 1) * _CELLS
         cell += np.minimum((angle * _CELLS).astype(np.int64), _CELLS - 1)
         self._polar += np.bincount(cell, minlength=len(self._polar))
+        cell = np.minimum((angle * _FINE_ANGLES).astype(np.int64), _FINE_ANGLES - 1)
+        self._angles += np.bincount(cell, minlength=_FINE_ANGLES)
         if self._lattice is not None:
             scaled = x * 2.0**self._lattice
             integers = np.rint(scaled).astype(np.int64)
@@ -95,7 +99,7 @@ class Battery:
                 hits = reached[place] if name == "below" else n - reached[len(self._fine) - place]
                 found[f"tail {name} {sigma:g} sigma"] = _binomial(int(hits), n, float(side))
         found["radius and angle"] = _chi_square(self._polar)
-        found["angle"] = _chi_square(self._polar.reshape(_CELLS, _CELLS).sum(0))
+        found["angle"] = _chi_square(self._angles)
         found["radius"] = _chi_square(self._polar.reshape(_CELLS, _CELLS).sum(1))
         if self._lattice is not None:
             found["integers of the lattice"] = 0.0 if self._off_lattice else 1.0

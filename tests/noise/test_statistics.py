@@ -136,7 +136,7 @@ def test_changed_words_raise_the_alarm_meant_for_them(fault: str) -> None:
     assert expected in alarms(noise_of(Changed(change)))
 
 
-@pytest.mark.parametrize("scale", [0.999, 1.001, 0.5])
+@pytest.mark.parametrize("scale", [0.9995, 1.0005, 0.5])
 def test_a_wrong_scale_of_angles_raises_an_alarm(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normals, "math", SimpleNamespace(pi=math.pi * scale))
     assert "angle" in alarms(noise_of(stream()))
@@ -230,6 +230,38 @@ def test_radii_follow_their_law_as_far_into_the_tail_and_the_centre_as_words_rea
     for read in (Deep(zeros), DeepWords(zeros)):
         found, equal = tail_p_values(read, zeros)
         assert min(found.values()) > ALARM and equal < 3, (read, found, equal)
+
+
+class Deepest:
+    """Every bit of x is zero but those read from a second block: x is uniform from 2^-75 to 2^-74."""
+
+    def read(self, step: int, lane: int, first_block: int, blocks: int) -> bytes:
+        words = np.frombuffer(stream().read(step, lane, first_block, blocks), "<u8").reshape(-1, 2).copy()
+        if lane < TAIL_LANE:
+            words[:, 0] = 0
+            words[:, 1] &= ~np.uint64((1 << 11) - 1)
+        return words.tobytes()
+
+
+class DeepestWords:
+    """The same for the device's generator."""
+
+    def words(self, step: int, lane: int, block: torch.Tensor) -> torch.Tensor:
+        found = device_stream().words(step, lane, block)
+        if lane < TAIL_LANE:
+            found[0::4] = found[1::4] = 0
+            found[2::4] &= ~((1 << 11) - 1)
+        return found
+
+
+def test_the_further_bits_of_the_tail_are_uniform_and_in_their_place() -> None:
+    from scipy import stats
+
+    for read in (Deepest(), DeepestWords()):
+        make = DeviceGaussian if isinstance(read, DeepestWords) else LatticeGaussian
+        half_square = make(read).normals(1, 0, 0, 8192).view(-1, 2).square().sum(1).numpy() / 2  # type: ignore[arg-type]
+        place = np.exp(75 * math.log(2.0) - half_square) - 1.0
+        assert stats.kstest(place, "uniform").pvalue > ALARM
 
 
 def test_radii_of_53_bits_are_seen_in_the_tail() -> None:
