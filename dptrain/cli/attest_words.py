@@ -16,7 +16,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.policy import Policy
 from dptrain.cli.advice.facts import attacker
 from dptrain.cli.advice.fixes import rounded
-from dptrain.cli.output import number
+from dptrain.planning.rounding import at_most
 from dptrain.support import refusal
 from ledger import accountants
 
@@ -128,9 +128,9 @@ def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool)
     source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
     return (
         f"Under {source} ({policy.steps:,} steps, drawn with probability {q:g} in each, delta {delta:g}) epsilon is at most "
-        f"{number(own)} against the contribution being empty: {attacker(own, delta)}. If every step that may be repeated after "
-        f"crashes is, it is at most {number(redone)}; against other content in its place, without repeated steps, at most "
-        f"{number(replaced)}. All this is of one contribution: for several of one person epsilon is larger.{_l1(policy)}"
+        f"{at_most(own)} against the contribution being empty: {attacker(own, delta)}. If every step that may be repeated "
+        f"after crashes is, it is at most {at_most(redone)}; against other content in its place, without repeated steps, at "
+        f"most {at_most(replaced)}. All this is of one contribution: for several of one person epsilon is larger.{_l1(policy)}"
     )
 
 
@@ -152,8 +152,8 @@ def _counted(signed: ContributionDescriptor, policy: Policy, signed_policy: bool
     sure = "as it signed" if draws == signed.max_occurrences else "which one contribution in a million exceeds"
     return (
         f"Under {source} the ledger tells everybody in which steps it was drawn, and each occurrence counts in full. Drawn "
-        f"{_count(draws, 'time')} ({sure}), epsilon is at most {number(own)} against the contribution being empty, and at most "
-        f"{number(replaced)} against other content in its place (delta {delta:g}). All this is of one contribution: for "
+        f"{_count(draws, 'time')} ({sure}), epsilon is at most {at_most(own)} against the contribution being empty, and at "
+        f"most {at_most(replaced)} against other content in its place (delta {delta:g}). All this is of one contribution: for "
         "several of one person epsilon is larger."
     )
 

@@ -1,11 +1,22 @@
 """Figures about privacy as text, never smaller than they are."""
 
 import math
-from decimal import ROUND_CEILING, Context
+from decimal import ROUND_CEILING, Context, Decimal
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
     """So many significant digits, never below the value; the infinity sign where nothing is promised."""
     if math.isinf(value):
         return "∞"
-    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value):g}" if value else "0"
+    return f"{_up(value, digits):g}" if value else "0"
+
+
+def at_most(value: float, digits: int = 4) -> str:
+    """The same for a sentence, without zeros at the end: `2`, `1.5`."""
+    if math.isinf(value) or abs(value) >= 1e9 or 0 < abs(value) < 1e-6:
+        return rounded_up(value, digits)
+    return f"{_up(value, digits).normalize():f}"
+
+
+def _up(value: float, digits: int) -> Decimal:
+    return Context(prec=digits, rounding=ROUND_CEILING).create_decimal_from_float(value)

@@ -1,6 +1,10 @@
 """`dptrain account` and `dptrain calibrate` print what the accountants compute."""
 
+import math
+
 import pytest
+
+from dptrain.planning.rounding import at_most, rounded_up
 
 RUN = ("--sampling-rate", "0.01", "--steps", "1000", "--delta", "1e-5")
 
@@ -157,3 +161,10 @@ def test_figures_are_shown_rounded_up(shell):
     exact = shell.json("account", *run)["epsilon"]
     shown = float(shell.run("account", *run).stdout.split()[1])
     assert exact <= shown <= exact * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("value", [9.05733742, 2.2592701, 1.0001, 1234.5001, 99999.1, 1e-7, 0.0001234501, 5e20])
+def test_no_figure_is_shown_smaller_than_it_is(value):
+    for shown in (rounded_up(value), at_most(value)):
+        assert value <= float(shown) <= value * (1 + 1e-3)
+    assert (rounded_up(2.0), at_most(2.0), at_most(10.0), at_most(math.inf), rounded_up(0.0)) == ("2", "2", "10", "∞", "0")

@@ -7,6 +7,7 @@ import pytest
 
 from attest.attestation import read_sequence
 from dptrain.cli.attest_words import readable
+from dptrain.planning.rounding import at_most
 from ledger import accountants
 
 ATTESTATIONS = "corpus/notes.jsonl.attest"
@@ -51,9 +52,9 @@ def test_epsilon_is_told_as_a_bound_of_one_contribution_under_a_named_policy(she
     own, redone = accountants.epsilon(1.2, 0.1, 20, 1e-6), accountants.epsilon(1.2, 0.1, 30, 1e-6)
     replaced = accountants.epsilon_replace(1.2, 0.1, 20, 1e-6)
     assert "this draft of a policy, which is not signed" in shown
-    assert f"epsilon is at most {own:.4g} against the contribution being empty" in shown
-    assert f"repeated after crashes is, it is at most {redone:.4g}" in shown
-    assert f"other content in its place, without repeated steps, at most {replaced:.4g}" in shown
+    assert f"epsilon is at most {at_most(own)} against the contribution being empty" in shown
+    assert f"repeated after crashes is, it is at most {at_most(redone)}" in shown
+    assert f"other content in its place, without repeated steps, at most {at_most(replaced)}" in shown
     assert "of one contribution: for several of one person epsilon is larger" in shown
     assert "Under the signed policy" in flowing(
         shell.run("attest", "show", ATTESTATIONS, "--record", "1", "--policy", "policy.cose").stdout

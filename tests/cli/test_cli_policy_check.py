@@ -11,6 +11,7 @@ from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.facts import detection_limit
 from dptrain.cli.advice.fixes import multiplier_for, power_of_ten_below, rounded
 from dptrain.planning.plan import make_plan
+from dptrain.planning.rounding import at_most
 from ledger import accountants
 
 NOW = 1_800_000_000
@@ -76,8 +77,8 @@ def test_epsilon_is_said_for_one_contribution_under_both_adjacencies():
     other = accountants.epsilon_replace(1.2, 0.01, 1000, 1e-6)
     text = sentence(found, "EPSILON", "sensitive")
     assert "for one contribution at the class's presets" in text
-    assert f"({own:.4g}, 1e-06)-indistinguishable from those with the contribution empty" in text
-    assert f"({other:.4g}, 1e-06)-indistinguishable from those with any other content" in text
+    assert f"({at_most(own)}, 1e-06)-indistinguishable from those with the contribution empty" in text
+    assert f"({at_most(other)}, 1e-06)-indistinguishable from those with any other content" in text
     assert "not of a person" in sentence(found, "UNIT")
 
 

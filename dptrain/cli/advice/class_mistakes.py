@@ -13,6 +13,7 @@ from dptrain.cli.advice.consequence import Change, Consequence, warning
 from dptrain.cli.advice.fixes import in_class, multiplier_for, rounded
 from dptrain.cli.output import amount, number
 from dptrain.planning.plan import ClassPlan, Reach
+from dptrain.planning.rounding import at_most
 
 WEAK_EPSILON = 10.0
 """Above this an epsilon says little about a worst-case attacker."""
@@ -42,15 +43,15 @@ def weak_epsilon(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
         multiplier, epsilon = multiplier_for(BETTER_EPSILON, rate, case.policy, steeper * preset.effective_multiplier)
         yield warning(
             "EPSILON_WEAK",
-            f"epsilon, at most {number(preset.epsilon)}, promises little; more noise, a lower sampling_rate or fewer steps "
-            f"mend it, for example noise_multiplier {multiplier} with epsilon {number(epsilon)}",
+            f"epsilon, at most {at_most(preset.epsilon)}, promises little; more noise, a lower sampling_rate or fewer steps "
+            f"mend it, for example noise_multiplier {multiplier} with epsilon {at_most(epsilon)}",
             in_class(planned.name, "noise_multiplier", multiplier),
             class_name=planned.name,
         )
     elif preset.epsilon_with_redo > WEAK_EPSILON:
         yield warning(
             "REDO_WEAK",
-            f"epsilon grows from {number(preset.epsilon)} to {number(preset.epsilon_with_redo)} if all "
+            f"epsilon grows from {at_most(preset.epsilon)} to {at_most(preset.epsilon_with_redo)} if all "
             f"{case.policy.redo_steps} steps that may be done again are; allow fewer",
             Change("redo_steps", str(case.policy.steps // 10)),
             class_name=planned.name,
@@ -77,6 +78,8 @@ def waste(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     if case.policy.noise_injection == "per_sample":
         yield from _dominated_per_sample(case, planned)
         return
+    if case.policy.noise_budgets is not None:
+        return  # a block may have more noise so that others have less; what counts is all of them together, which is the waste
     loudest = max(shared, key=lambda block: block.std)
     if loudest.std < DOMINATED * asked:
         return
@@ -129,8 +132,8 @@ def no_amplification(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     yield warning(
         "NO_AMPLIFICATION",
         f"sampling_rate is 1: every contribution takes part in every step, and sampling does nothing for its privacy. At "
-        f"sampling_rate 0.1 the noise multiplier {multiplier} gives epsilon {number(epsilon)} instead of "
-        f"{number(planned.preset.epsilon)}",
+        f"sampling_rate 0.1 the noise multiplier {multiplier} gives epsilon {at_most(epsilon)} instead of "
+        f"{at_most(planned.preset.epsilon)}",
         in_class(planned.name, "sampling_rate", "0.1"),
         in_class(planned.name, "noise_multiplier", multiplier),
         class_name=planned.name,
@@ -179,7 +182,7 @@ def rare_class(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
         "CLASS_RARE",
         f"a step draws {amount(per_step)} of its {count:,} contributions on average: {100 * math.exp(-per_step):.0f} of 100 "
         f"steps draw none{idle}. sampling_rate {rate} draws one per step; noise_multiplier "
-        f"{multiplier} gives epsilon {number(epsilon)} then",
+        f"{multiplier} gives epsilon {at_most(epsilon)} then",
         in_class(planned.name, "sampling_rate", rate),
         in_class(planned.name, "noise_multiplier", multiplier),
         class_name=planned.name,

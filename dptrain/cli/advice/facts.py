@@ -12,6 +12,7 @@ from dptrain.cli.advice.consequence import Consequence, fact
 from dptrain.cli.output import amount, number
 from dptrain.planning.layout import stack
 from dptrain.planning.plan import ClassPlan, Plan, Reach
+from dptrain.planning.rounding import at_most
 from dptrain.ranges import numbers
 
 FALSE_ALARMS = 0.05
@@ -87,8 +88,8 @@ def _epsilon(case: Case, planned: ClassPlan) -> Consequence:
     preset, delta = planned.preset, f"{float(case.policy.delta):g}"
     return fact(
         "EPSILON",
-        f"for one contribution at the class's presets, all checkpoints together are ({number(preset.epsilon)}, {delta})-"
-        f"indistinguishable from those with the contribution empty, and ({number(preset.epsilon_replace)}, {delta})-"
+        f"for one contribution at the class's presets, all checkpoints together are ({at_most(preset.epsilon)}, {delta})-"
+        f"indistinguishable from those with the contribution empty, and ({at_most(preset.epsilon_replace)}, {delta})-"
         "indistinguishable from those with any other content in its place",
         planned.name,
     )
@@ -240,7 +241,7 @@ def _injection(case: Case) -> Iterator[Consequence]:
 
 def _horizon(case: Case) -> Iterator[Consequence]:
     policy = case.policy
-    worst = ", ".join(f"{planned.name} {number(planned.preset.epsilon_with_redo)}" for planned in case.plan.classes)
+    worst = ", ".join(f"{planned.name} {at_most(planned.preset.epsilon_with_redo)}" for planned in case.plan.classes)
     yield fact(
         "REDO",
         f"steps done again after crashes are charged again, {policy.redo_steps} at most; then epsilon ends at: {worst}",
