@@ -49,7 +49,7 @@ class AuditReport:
         finished: whether the run was closed.
         corpus: corpus of the policy.
         delta: the policy's delta.
-        accountant: name, library and version that the run was recorded with.
+        accountant: name, library and version that this audit computed with; a note says where the run recorded another.
         steps: the policy's horizon.
         charged: steps charged over all attempts.
         attempts: number of attempts.

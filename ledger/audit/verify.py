@@ -181,7 +181,7 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
         finished=run.closed,
         corpus=policy.corpus,
         delta=header.delta,
-        accountant=f"{header.accountant.name} ({header.accountant.library} {header.accountant.version})",
+        accountant="{} ({} {})".format(*describe(header.accountant.name, policy.noise_family)[:3]),
         steps=policy.steps,
         charged=run.charged,
         attempts=run.attempt + 1,

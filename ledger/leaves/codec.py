@@ -184,7 +184,7 @@ def _header(value: dict[int, Any]) -> Header:
         registry_root=value[20],
     )
     if value[11] != header.amplification:
-        expected = f"expected amplification {header.amplification} with disclosure {header.policy.disclosure}"
+        expected = f"expected amplification {header.amplification} with this disclosure and family of noise"
         raise LeafRefused("SCHEMA", f"{expected}, got {value[11]!r:.40}")
     return header
 

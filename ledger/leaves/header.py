@@ -17,7 +17,10 @@ from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 SCHEMA: Final = "dptrain.ledger/2"
 AMPLIFICATION_POISSON: Final = "poisson"
 AMPLIFICATION_NONE: Final = "none"
-"""Of a run whose occurrences are public: each is counted in full."""
+"""Of a run whose occurrences are public, or of a family that sampling is not shown to amplify: each is counted in full."""
+
+NOT_AMPLIFIED: Final = ("discrete_gaussian", "skellam")
+"""Families whose accountant counts nothing on the draws; see `ledger.accountants.families`."""
 
 _SUPPORTED: Final = (
     ("accountant", accountants.ACCOUNTANTS),
@@ -165,7 +168,8 @@ class Header:
     @property
     def amplification(self) -> str:
         """Whether the accounting counts on draws that stay secret; it must not where the ledger publishes them."""
-        return AMPLIFICATION_NONE if self.occurrences_public else AMPLIFICATION_POISSON
+        unamplified = self.occurrences_public or self.policy.noise_family in NOT_AMPLIFIED
+        return AMPLIFICATION_NONE if unamplified else AMPLIFICATION_POISSON
 
     @property
     def occurrences_public(self) -> bool:

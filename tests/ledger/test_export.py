@@ -344,3 +344,13 @@ def test_verify_runs_where_torch_cannot_be_imported(source):
     root_dir = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], cwd=root_dir, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_headline_names_the_accountant_that_computed_not_the_one_that_is_written(export):
+    """Who holds the log's key may write any library into the header; its words are in a note, and nowhere as a fact."""
+
+    def boast(seq, leaf):
+        return replace(leaf, accountant=replace(leaf.accountant, library="nist", parameters="exact")) if seq == 0 else leaf
+
+    report = verify_export(write(export, rebuilt(export, boast)), VKEYS)
+    assert report.accountant.startswith("pld (dp-accounting ") and any("nist" in note for note in report.notes)

@@ -241,3 +241,19 @@ def test_a_header_has_one_encoding():
         with pytest.raises(LeafRefused) as refused:
             decode_leaf(cbor.encode({**value, **changed}))
         assert refused.value.code == "SCHEMA"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "poisson"),
+        ({"disclosure": "occurrences_public"}, "none"),
+        ({"noise_family": "laplace", "exactness": "certified"}, "poisson"),
+        ({"noise_family": "discrete_gaussian", "exactness": "certified", "accountant": "rdp"}, "none"),
+        ({"noise_family": "skellam", "exactness": "certified", "accountant": "rdp"}, "none"),
+    ],
+    ids=str,
+)
+def test_a_header_says_whether_its_accounting_counts_on_secret_draws(changes, expected):
+    header = header_spec(signed_policy(**changes)).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+    assert header.amplification == expected and decode_leaf(encode_leaf(header)) == header
