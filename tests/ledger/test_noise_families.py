@@ -240,6 +240,8 @@ def test_schedules_behave(family: str) -> None:
     assert spent(family, (2.0, 0.1, 0)) == spent(family, (2.0, 0.0, 9)) == 0.0
     assert spent(family, (0.0, 0.1, 3)) == math.inf
     assert spent(family, a, replace=True) > spent(family, a)
+    unsampled = (1.0, 1.0, 30)  # two payloads are twice as far apart as one and none
+    assert spent(family, (2.0, 1.0, 30), replace=True) == pytest.approx(spent(family, unsampled), rel=1e-3)
     assert spent(family, a, delta=1e-8) > spent(family, a)
     assert spent(family, (1e12, 0.5, 10)) < 1e-2
 

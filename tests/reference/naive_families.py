@@ -55,7 +55,7 @@ def bessel(bits: int, k: int) -> mpmath.mpf:
     z = v / k
     p = 1 / mpmath.sqrt(1 + z * z)
     eta = 1 / p + mpmath.log(z / (1 + 1 / p))
-    series = mpmath.fsum(_polynomial(j, p) / mpmath.mpf(k) ** j for j in range(9))  # terms fall as 1/v
+    series = mpmath.fsum(_polynomial(j, p) / mpmath.mpf(k) ** j for j in range(5))  # terms fall as 1/v
     return mpmath.exp(k * eta - v) * mpmath.sqrt(p / (2 * mpmath.pi * k)) * series / _at_zero(bits)
 
 
