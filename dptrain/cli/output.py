@@ -160,6 +160,21 @@ def table(*columns: str) -> Table:
     return built
 
 
+def print_table(rows: Table) -> None:
+    """Print a table; on a terminal that is too narrow for it, a list per row, so that no number is broken."""
+    out = console()
+    needed = out.measure(rows, options=out.options.update(max_width=10_000)).maximum
+    if not out.is_terminal or needed <= out.width:
+        out.print(rows)
+        return
+    heads = [str(column.header) for column in rows.columns]
+    for cells in zip(*(column.cells for column in rows.columns), strict=True):
+        out.print(cells[0])
+        for head, cell in zip(heads[1:], cells[1:], strict=True):
+            if str(cell):
+                out.print(f"  {head}: {cell}")
+
+
 def number(value: float, digits: int = 4) -> str:
     """A number for a person: significant digits, and the infinity sign for an unbounded epsilon."""
     return "∞" if math.isinf(value) else f"{value:.{digits}g}"

@@ -107,7 +107,9 @@ def plan(
         solution = _solve(rules, goals, solve, counts, layers)
         compared = [(text, other, make_plan(other, layers)) for text, other in others]
     if plot is not None:
-        figures.plan_figure(planned, f"{rules.corpus}: {rules.steps:,} steps").write(plot, figures.plan_tables(planned))
+        terms = f"delta {float(rules.delta):g}, {rules.accountant}, {rules.adjacency}"
+        drawn = figures.plan_figure(planned, f"{rules.corpus}: {rules.steps:,} steps", terms)
+        drawn.write(plot, figures.plan_tables(planned, terms))
     if json:
         data = _as_json(rules, planned, report, groups, ratios, counts)
         data |= {} if solution is None else {"solution": solution.as_json()}

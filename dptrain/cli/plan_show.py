@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attest.gate import GateReport
 from attest.policy import Policy
-from dptrain.cli.output import amount, console, counted, duration, number, print_picture, size, styled, table
+from dptrain.cli.output import amount, console, counted, duration, number, print_picture, print_table, size, styled, table
 from dptrain.planning.bounds import GroupPlan
 from dptrain.planning.layout import BlockPlan
 from dptrain.planning.picture import phase_picture, plan_picture
@@ -56,7 +56,7 @@ def print_plan(policy: Policy, planned: Plan) -> None:
     for public in planned.public:
         draws = f"{public.draws.low} and {public.draws.high}"
         rows.add_row(public.name, *["public"] * 7, amount(public.expected_draws), draws)
-    out.print(rows)
+    print_table(rows)
     literal = policy.noise_injection == "per_sample"
     given = "what is sure beforehand" if literal else "what the schedule gives"
     given += ", where the noise is least" if len(planned.phases) > 1 else ""
@@ -115,7 +115,7 @@ def print_corpus(policy: Policy, report: GateReport, groups: Mapping[str, Sequen
     public = sum(item.admission.descriptor.public for item in report.admitted)
     if public:
         rows.add_row("public classes", str(public), *["public"] * (6 if capped else 5))
-    out.print(rows)
+    print_table(rows)
     per_step = expected_per_step(policy, report.counts()["admitted"])
     out.print(f"{len(report.admitted)} admitted, {len(report.refused)} refused; {number(per_step)} drawn per step on average")
     if not 0.1 <= per_step / policy.normalizer <= 10:
@@ -140,7 +140,7 @@ def print_signals(planned: Plan, found: Sequence[Signal]) -> None:
             "?" if first.of_step is None else amount(first.of_step),
             "?" if first.of_run is None else amount(first.of_run),
         )
-    out.print(rows)
+    print_table(rows)
     out.print(
         "signal over noise in the direction of the signal: of one contribution, of all that a step draws on average, of all "
         "steps, if all gradients pointed the same way. No more is possible; the norms must be of public gradients"
@@ -165,7 +165,7 @@ def print_cost(policy: Policy, planned: Plan, cost: "Measured") -> None:
         )
     noise = cost.fixed_seconds
     rows.add_row("noise, optimizer", "", amount(cost.trained), "", "", duration(noise), f"{noise / cost.seconds_per_step:.0%}")
-    out.print(rows)
+    print_table(rows)
     out.print(
         f"a step takes {duration(cost.seconds_per_step)}, the run of {policy.steps:,} steps {duration(cost.seconds_per_run)};"
         f" peak memory {size(cost.peak_bytes)} on {cost.device}, {counted(cost.threads, 'thread')}, microbatches of"
@@ -210,7 +210,7 @@ def print_solution(solution: Solution, path: Path) -> None:
             rounded_up(item.epsilon, 6),
             f"{item.waste:.2f}",
         )
-    out.print(rows)
+    print_table(rows)
     if solution.solve == "multiplier":
         out.print(
             "multipliers are those that each class brings by itself; noise of others in blocks that it shares lowers its"
@@ -243,7 +243,7 @@ def print_comparison(policy: Policy, planned: Plan, others: Sequence[tuple[str, 
             text = _shown(key[1], value) + _change(base, value)
             cells.append(styled("bold yellow", text) if _differs(base, value) else text)
         rows.add_row(f"  {key[1]}", *cells)
-    out.print(rows)
+    print_table(rows)
     out.print("*: differs. Nothing was written; a policy that differs must be signed anew")
 
 
@@ -343,7 +343,7 @@ def _print_blocks(planned: Plan) -> None:
             *([f"{first.share / 1e6:g}"] if divided else []),
             ", ".join(first.classes),
         )
-    console().print(rows)
+    print_table(rows)
 
 
 def _kind(block: str) -> str:

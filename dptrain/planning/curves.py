@@ -23,6 +23,7 @@ class Curve:
     xs: tuple[float, ...]
     epsilon: dict[str, tuple[float, ...]]
     epsilon_replace: dict[str, tuple[float, ...]]
+    terms: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -47,7 +48,11 @@ class Curve:
             name = next(iter(series))
             series[f"{name}, content replaced"] = self.epsilon_replace[name]
         return curve_figure(
-            self.xs, series, title=f"Epsilon over {self.over}", x_label=self.over, y_label="epsilon, zero-out unless said"
+            self.xs,
+            series,
+            title=f"Epsilon over {self.over}{self.terms}",
+            x_label=self.over,
+            y_label="epsilon, zero-out unless said",
         )
 
     def tables(self) -> list[tuple[str, list[list[str]]]]:
@@ -88,6 +93,7 @@ def curve(
         tuple(xs),
         {name: values(name, replaced=False) for name in names},
         {name: values(name, replaced=True) for name in names},
+        f", at delta {delta:g}" if over == "steps" else "",
     )
 
 

@@ -13,10 +13,13 @@ _LEFT, _STACK, _ROW, _TOP, _NOISE = 130.0, 440.0, 34.0, 76.0, 90.0
 _MOST_LABELS = 16
 
 
-def plan_figure(plan: Plan, title: str) -> Canvas:
+def plan_figure(plan: Plan, title: str, terms: str) -> Canvas:
     """A bar per class over the blocks that it may touch, what it gets beside it, and the noise of every block below.
 
     Blocks that are bound to names or adapters have no place in the stack before a model is seen, and stand to the right of it.
+
+    Args:
+        terms: What every epsilon is about: delta, accountant, adjacency.
     """
     known = stack(plan.layers)
     others = [block.name for block in plan.blocks if block.name not in known]
@@ -27,7 +30,7 @@ def plan_figure(plan: Plan, title: str) -> Canvas:
     canvas = Canvas(_WIDTH, floor + 40 + phases, title)
     cell = _STACK / len(names)
     canvas.add(Words(16, 28, title, size=17, bold=True))
-    told = "input on the left, output on the right; each bar is what contributions of a class may touch"
+    told = f"{terms}; input on the left, output on the right; a bar is what contributions of a class may touch"
     canvas.add(Words(16, 48, told, colour=FAINT))
     for row, reach in enumerate(plan.reaches):
         y, colour = _TOP + row * _ROW, PALETTE[row % len(PALETTE)]
@@ -47,9 +50,9 @@ def plan_figure(plan: Plan, title: str) -> Canvas:
     return canvas
 
 
-def plan_tables(plan: Plan) -> list[tuple[str, list[list[str]]]]:
+def plan_tables(plan: Plan, terms: str) -> list[tuple[str, list[list[str]]]]:
     """The figures of the plan's picture."""
-    head = ["class", "clip norm", "noise multiplier", "z", "epsilon", "content replaced", "draws of each"]
+    head = ["class", "clip norm", "noise multiplier", "z", "epsilon", "content replaced", "all redone", "draws of each"]
     classes = [
         [
             item.name,
@@ -58,15 +61,18 @@ def plan_tables(plan: Plan) -> list[tuple[str, list[list[str]]]]:
             f"{item.preset.effective_multiplier:.4g}",
             rounded_up(item.preset.epsilon),
             rounded_up(item.preset.epsilon_replace),
+            rounded_up(item.preset.epsilon_with_redo),
             f"{item.expected_draws:.4g} ({item.draws.low} to {item.draws.high})",
         ]
         for item in plan.classes
     ]
-    classes += [[item.name, *["public"] * 5, f"{item.expected_draws:.4g}"] for item in plan.public]
+    classes += [[item.name, *["public"] * 6, f"{item.expected_draws:.4g}"] for item in plan.public]
     blocks = [[item.name, f"{item.std:.4g}" if item.std else "none", ", ".join(item.classes)] for item in plan.blocks]
+    phases = [[f"{phase.first_step:,}", f"{phase.steps:,}", f"{phase.scale:g}"] for phase in plan.phases]
     return [
-        ("Classes", [head, *classes]),
+        (f"Classes: {terms}", [head, *classes]),
         ("Noise on the sum of clipped gradients", [["block", "standard deviation", "classes"], *blocks]),
+        ("Phases of the noise", [["from step", "steps", "times the noise"], *phases]),
     ]
 
 

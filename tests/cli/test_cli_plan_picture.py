@@ -1,5 +1,6 @@
 """`dptrain plan`: the picture, on a screen and in files, and signal against noise."""
 
+import io
 import json
 import math
 import subprocess
@@ -9,8 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from attest.policy import Policy
+from dptrain.cli import output
 from dptrain.planning.glyphs import ASCII, UNICODE
 from dptrain.planning.picture import phase_picture, plan_picture
 from dptrain.planning.plan import make_plan
@@ -169,3 +172,20 @@ def test_norms_that_cannot_be_used_are_refused(shell, policy, text):
     error = shell.json("plan", "policy.toml", "--gradient-norms", "norms.json", code=1)["error"]
     assert error["code"] == "GRADIENT_NORMS"
     assert "layer.0" in error["sentence"] or "layre" not in text
+
+
+def test_a_narrow_terminal_gets_a_list_and_no_broken_number(monkeypatch):
+    rows = output.table("class", "epsilon", "if content replaced")
+    rows.add_row("sensitive", "1.500", "2.496")
+    for width, whole in ((20, False), (120, True)):
+        screen = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, soft_wrap=True)
+        monkeypatch.setattr(output, "console", lambda screen=screen: screen)
+        output.print_table(rows)
+        shown = screen.file.getvalue()
+        assert "1.500" in shown and ("  if content replaced: 2.496" in shown) is not whole
+
+
+def test_a_figure_says_what_its_epsilons_are_about(shell, policy):
+    shell.run("plan", "policy.toml", "--plot", "plan.html")
+    page = (shell.directory / "plan.html").read_text()
+    assert page.count("delta 1e-06, pld, zero-out") == 2 and "all redone" in page and "Phases of the noise" in page
