@@ -69,9 +69,7 @@ def test_a_run_trains_its_record_verifies_and_its_epsilon_is_that_of_the_family(
     assert any(not torch.equal(v, before[k]) for k, v in trainer.model.state_dict().items())
     header = ledger.header
     assert header.accountant.name == BESIDE[family] and f"family={family}" in header.accountant.parameters
-    assert (
-        f"noise of scale s, rounded to s*2^-{BITS[family]}" in header.exactness_note or "drawn exactly" in header.exactness_note
-    )
+    assert f"s*2^-{BITS[family]}" in header.exactness_note and "drawn exactly" in header.exactness_note
     for slot in trainer.private.pool.slots:
         z = slot.resolution.multiplier
         steps = [families._Steps(z, 0.7, 4)]
@@ -91,7 +89,7 @@ def test_every_release_is_noise_and_integers_of_the_definition_to_the_last_integ
     private = trainer.private
     named = [(private.schedule.blocks[g].std, g, t) for g, t in private.router.tensors]
     bits = private.router.sums.bits
-    law = Naive(family, bits)
+    law, most = Naive(family, bits), 40 if family == "skellam" else 200  # quotients of Bessel functions take their time
     naive = naive_certified.integers_of_l1 if family == "laplace" else naive_certified.integers_of
     run = hashlib.sha256(KEY).digest()[:16]
     sampling, noise_key = (streams.stream_key(purpose, run, 0, KEY) for purpose in ("sampling", "noise"))
@@ -122,7 +120,7 @@ def test_every_release_is_noise_and_integers_of_the_definition_to_the_last_integ
             steps = t.parameter.grad * private.policy.normalizer / (std * 2.0**-bits)
             whole = torch.round(steps)
             assert float((steps - whole).abs().max()) <= 2.0**-12, "a release lies between lattice points"
-            own = torch.tensor(integers(law, noise_key, step.number, lane, min(t.coordinates, 200)))
+            own = torch.tensor(integers(law, noise_key, step.number, lane, min(t.coordinates, most)))
             gap = (whole.flatten()[: len(own)].long() - own - expected[lane].flatten()[: len(own)]).abs()
             assert int(gap.max()) <= 0 if not drawn else int(gap.max()) <= 2
             assert float((gap > 0).float().mean()) <= 1e-2
