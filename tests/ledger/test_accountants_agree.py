@@ -78,10 +78,13 @@ def test_the_whole_grid_against_the_libraries(z):
         assert rdp <= integers * (1 + 1e-9) + 1e-12, point
         if q < 1.0 and found < 50.0:
             theirs_pld = min(PLDAccountant().compose(event, steps).get_epsilon(delta), accountants.epsilon(z, 1, steps, delta))
-            assert found == pytest.approx(max(0.0, theirs_pld), rel=1e-3 if steps > 1000 else 1e-5, abs=1e-7), point
+            share = pld.FFT_ERROR * steps / delta  # of delta, which is not counted on
+            assert found == pytest.approx(max(0.0, theirs_pld), rel=1e-5 + 2 * share, abs=1e-5 * max(1.0, share / 1e-3)), point
         record = opacus_prv.epsilon((Phase(z, q, steps),), delta)
         if record is not None and q < 1.0 and found < 50.0:
-            assert found <= record <= found + prv.WIDTH, (point, found, record)
+            # Over many steps the grid and the share of delta lift `pld` by more than opacus's error bar; then the top is recorded.
+            slack = 0.0 if steps <= 1000 else prv.WIDTH
+            assert found - slack <= record <= found + prv.WIDTH, (point, found, record)
 
 
 @settings(max_examples=6, deadline=None)
