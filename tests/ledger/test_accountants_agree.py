@@ -82,7 +82,7 @@ def test_the_whole_grid_against_the_libraries(z):
             assert found == pytest.approx(max(0.0, theirs_pld), rel=1e-5 + 2 * share, abs=1e-5 * max(1.0, share / 1e-3)), point
         record = opacus_prv.epsilon((Phase(z, q, steps),), delta)
         if record is not None and q < 1.0 and found < 50.0:
-            # Over many steps the grid and the share of delta lift `pld` by more than opacus's error bar; then the top is recorded.
+            # Over many steps grid and share of delta lift `pld` by more than opacus's error bar; then the top is recorded.
             slack = 0.0 if steps <= 1000 else prv.WIDTH
             assert found - slack <= record <= found + prv.WIDTH, (point, found, record)
 
