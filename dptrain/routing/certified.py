@@ -284,7 +284,8 @@ class CertifiedSums:
         if power == 2:
             flat, white = math.sqrt(flat), math.sqrt(white)
         clipped = keep * limits.clip / flat if flat > 0 else math.inf
-        whitened = keep / (limits.multiplier * white) if white > 0 else math.inf
+        whole = limits.multiplier * white  # zero where white is subnormal: what is so small truncates to zeros
+        whitened = keep / whole if whole > 0 else math.inf
         factor = min(1.0, clipped, whitened)
         return {block: factor * own for block, own in within.items()}
 
@@ -354,7 +355,10 @@ def _norm_sq(gradient: Single) -> torch.Tensor:
 
 
 def _norm_1(gradient: Single) -> float:
-    return math.fsum(float(part.double().abs().sum()) for part in _chunks(gradient))
+    total = 0.0
+    for part in _chunks(gradient):
+        total += float(part.double().abs().sum())  # infinite where it overflows, and then it counts as zero
+    return total
 
 
 def _chunks(gradient: Single) -> Iterator[torch.Tensor]:

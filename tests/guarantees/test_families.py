@@ -255,6 +255,21 @@ def test_what_is_not_finite_counts_as_zero_in_the_l1_norm() -> None:
         assert not sums.certify({0: gradient}, sums.limits(1.0, 1.5, (tensors[0][0],)))
 
 
+def test_no_gradient_raises_in_the_l1_norm_however_large_or_small() -> None:
+    """Whether a run goes on must not follow from content: magnitudes that overflow together, and norms below the normal range."""
+    sums, tensors = l1_sums()
+    place = max(range(len(tensors)), key=lambda j: tensors[j][1].coordinates)
+    profile, shape = (tensors[place][0],), (3, 1 << 16)
+    huge = torch.zeros(shape, dtype=torch.float64)
+    huge[0, 0] = huge[2, 0] = 1.7e308  # in different chunks
+    assert not sums.certify({place: huge}, sums.limits(1.0, 1.5, profile))
+    for value in (5e-324, 1e-310, 1e-300, 1e300, 1.7e308):
+        single = torch.zeros(shape, dtype=torch.float64)
+        single[1, 5] = value
+        assert sums.certify({place: single}, sums.limits(10.0, 0.1, profile))
+        assert int(single.count_nonzero()) == (value > 1.0)
+
+
 def test_without_the_l1_norm_the_bound_of_laplace_noise_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that the table of families exists for: an L2 clip under Laplace noise."""
     monkeypatch.setattr(level, "POWER", {})

@@ -349,3 +349,14 @@ def test_long_laplace_runs_stay_below_their_renyi_bound_and_are_quick(z: float, 
     assert time.monotonic() - began < 30
     renyi = families._of_curve(families._REAL_ORDERS, lambda a: families._laplace_rdp(a, [1 / z], [steps]), delta)
     assert 0 < found <= min(renyi, steps / z)
+
+
+def test_laplace_asks_for_a_smaller_delta_where_the_transform_loses_some_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    phases = [Phase(40.0, 0.2, 20_000)]
+    families._laplace.cache_clear()
+    asked = families.epsilon_of_phases("laplace", phases, 1e-9, "pld")
+    monkeypatch.setattr(families, "FFT_ERROR", 0.0)
+    families._laplace.cache_clear()
+    trusting = families.epsilon_of_phases("laplace", phases, 1e-9, "pld")
+    families._laplace.cache_clear()
+    assert trusting < asked < 1.01 * trusting
