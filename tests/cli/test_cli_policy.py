@@ -7,6 +7,7 @@ import pytest
 from attest.keys import load_public_key
 from attest.policy import Policy, open_policy
 from dptrain.cli.policy_text import as_toml
+from dptrain.planning.rounding import at_most
 
 
 def sentences(answer: dict) -> str:
@@ -25,7 +26,7 @@ def test_check_says_in_words_what_each_class_is_promised(shell):
     text = sentences(shell.json("policy", "check", "policy.toml", "--layers", "8"))
     run = ["--sampling-rate", "0.01", "--steps", "1000", "--delta", "1e-6"]
     epsilon = shell.json("account", "--noise-multiplier", "1.2", *run)["epsilon"]
-    assert f"({epsilon:.4g}, 1e-06)-indistinguishable" in text
+    assert f"({at_most(epsilon)}, 1e-06)-indistinguishable" in text
     assert "only layer.6, layer.7, head" in text
     assert "10 times in all on average" in text
     assert "never too few" in text
