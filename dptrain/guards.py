@@ -53,7 +53,7 @@ def refuse_accelerator(accelerator: Any | None) -> None:
 
 
 def refuse_generator(generator: str, policy: Policy, accelerator: Any | None) -> None:
-    """Raises ConfigError for a generator of noise that there is not, or that the device or the family of noise does not carry."""
+    """Raises ConfigError for an unknown generator of noise, or one that the device or the family of noise does not carry."""
     if generator not in ("host", "device"):
         raise ConfigError("NOISE_GENERATOR", f"noise_generator is {generator!r}, expected 'host' or 'device'")
     if generator == "host":

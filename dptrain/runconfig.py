@@ -174,8 +174,8 @@ class MachineConfig:
             rounding, sooner; each kind of microbatch costs some seconds to a minute when it first comes.
         mixed_precision: ``no`` or ``bf16``.
         device: ``auto`` or ``cpu``.
-        noise_generator: ``host`` draws noise on the processor (AES-256), ``device`` where the gradients are (ChaCha20). Both are
-            cryptographic and of one law, and the ledger's header names the second; their numbers differ.
+        noise_generator: ``host`` draws noise on the processor (AES-256), ``device`` where the gradients are (ChaCha20). Both
+            are cryptographic and of one law, and the ledger's header names the second; their numbers differ.
         threads: threads of torch on the processor; None leaves torch's choice.
         checkpoint_every: steps between model checkpoints; 0 for none.
         seed: seed of the new weights of the head. Noise and draws never come from a seed.

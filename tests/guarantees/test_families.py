@@ -256,7 +256,7 @@ def test_what_is_not_finite_counts_as_zero_in_the_l1_norm() -> None:
 
 
 def test_no_gradient_raises_in_the_l1_norm_however_large_or_small() -> None:
-    """Whether a run goes on must not follow from content: magnitudes that overflow together, and norms below the normal range."""
+    """Whether a run goes on must not follow from content: magnitudes that overflow together, subnormal norms."""
     sums, tensors = l1_sums()
     place = max(range(len(tensors)), key=lambda j: tensors[j][1].coordinates)
     profile, shape = (tensors[place][0],), (3, 1 << 16)
