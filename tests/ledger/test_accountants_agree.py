@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import time
 import warnings
 
 import pytest
@@ -171,3 +172,21 @@ def test_what_the_guard_costs(steps, delta):
         patch.setattr(pld, "FFT_ERROR", 0.0)
         bare = pld.epsilon(50.0, 0.5, steps, delta)
     assert bare <= value <= bare * (1.0 if steps == 1000 else 1.05)
+
+
+def test_a_contribution_that_is_hardly_ever_drawn_spends_nothing_at_that_delta():
+    """P[drawn at all] = 1 - (1 - q)^T bounds the total variation distance between the two worlds."""
+    rate, steps = 1e-9, 9_000
+    ever = -math.expm1(steps * math.log1p(-rate))
+    for replace in (accountants.epsilon, accountants.epsilon_replace):
+        assert replace(1.0, rate, steps, 1.001 * ever) == 0.0
+        assert replace(0.05, rate, steps, 0.5 * ever) > 0.0
+    # Beside a phase without sampling it is drawn for certain.
+    assert accountants.epsilon_of_phases([Phase(1.0, rate, steps), Phase(1.0, 1.0, 1)], 1e-5) > 4.0
+
+
+def test_more_steps_than_are_composed_take_the_renyi_bound_at_once():
+    begun = time.process_time()
+    found = accountants.epsilon(1.0, 1e-9, 10**8, 1e-5)
+    assert time.process_time() - begun < 5.0
+    assert found == accountants.epsilon(1.0, 1e-9, 10**8, 1e-5, "rdp")
