@@ -76,10 +76,13 @@ def test_the_whole_grid_against_the_libraries(z):
             opacus_rdp = max(0.0, analysis.get_privacy_spent(orders=list(renyi.ORDERS), rdp=theirs, delta=delta)[0])
         assert rdp == pytest.approx(opacus_rdp, rel=1e-6, abs=1e-7), point
         integers = RdpAccountant(whole).compose(event, steps).get_epsilon(delta)
-        assert rdp <= integers * (1 + 1e-9) + 1e-12, point
+        # Where little is spent the library says 0 by one more conversion, through the total variation distance.
+        assert integers == 0.0 or rdp <= integers * (1 + 1e-9) + 1e-12, point
         if q < 1.0 and found < 50.0:
             theirs_pld = min(PLDAccountant().compose(event, steps).get_epsilon(delta), accountants.epsilon(z, 1, steps, delta))
             share = pld.FFT_ERROR * steps / delta  # of delta, which is not counted on
+            if share > 1e-6:  # then the Renyi bound counts where it is smaller, as it is over many quiet steps
+                theirs_pld = min(theirs_pld, rdp)
             assert found == pytest.approx(max(0.0, theirs_pld), rel=1e-5 + 2 * share, abs=1e-5 * max(1.0, share / 1e-3)), point
         record = opacus_prv.epsilon((Phase(z, q, steps),), delta)
         if record is not None and q < 1.0 and found < 50.0:
