@@ -79,7 +79,7 @@ def occurrences_within(epsilon: float, multiplier: float, delta: float, accounta
     Raises:
         AccountantError: arguments that are no such numbers.
     """
-    _check_target(epsilon)
+    accountants.check_epsilon(epsilon)
     if not (math.isfinite(multiplier) and multiplier > 0.0):
         raise AccountantError("NOISE_MULTIPLIER", f"the noise multiplier is a positive finite number, got {multiplier!r}")
 
@@ -100,7 +100,7 @@ def occurrences_within(epsilon: float, multiplier: float, delta: float, accounta
 
 def _for_occurrences(epsilon: float, delta: float, count: int, accountant: str) -> float:
     """Smallest multiplier on the grid at which so many public occurrences cost no more."""
-    _check_target(epsilon)
+    accountants.check_epsilon(epsilon)
 
     def fits(micro: int) -> bool:
         return accountants.epsilon_occurrences(count / (micro / MICRO) ** 2, delta, accountant) <= epsilon
@@ -119,8 +119,3 @@ def _for_occurrences(epsilon: float, delta: float, count: int, accountant: str) 
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high / MICRO
-
-
-def _check_target(epsilon: float) -> None:
-    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float) or not 0.0 < epsilon < math.inf:
-        raise AccountantError("EPSILON", f"the target epsilon is a positive finite number, got {epsilon!r}")

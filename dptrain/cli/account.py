@@ -160,7 +160,7 @@ def calibrate(
             else:
                 value = _find(given, solve, epsilon, delta, name, family)
                 filled = given | {wanted: value}
-                run = [Phase(filled["noise_multiplier"], filled["sampling_rate"], filled["steps"])]  # type: ignore[arg-type]
+                run = [Phase(filled["noise_multiplier"], filled["sampling_rate"], filled["steps"])]
             reached = accountants.epsilon_of_phases(run, delta, name, family=family)
             found[name] = {
                 "noise_multiplier": value if phase else run[0].noise_multiplier,

@@ -13,7 +13,7 @@ import torch
 from dptrain.noise.discrete_gaussian import DiscreteGaussian
 from dptrain.noise.exact import CHUNK, ExactSampler, Law
 from dptrain.noise.laplace import RoundedLaplace
-from dptrain.noise.lattice import MOST_THREADS
+from dptrain.noise.lattice import MOST_THREADS, Claims, require_std
 from dptrain.noise.normals import Blocks
 from dptrain.noise.skellam import SKELLAM_BITS, Skellam
 from dptrain.threads import Threads
@@ -60,7 +60,7 @@ class IntegerNoise:
         self._stream = stream
         self.law = law
         self._sampler = ExactSampler(law)
-        self._drawn: tuple[int, set[int]] = (-1, set())
+        self._claims = Claims()
         self._threads = Threads(MOST_THREADS)
         self._limit = float(1 << 18 + law.bits)
 
@@ -75,24 +75,24 @@ class IntegerNoise:
 
         Args:
             clipped_sum: sum of contributions that are integers on ``std * 2^-b``, contiguous, float64 (see
-            ``CertifiedSums.take``). std: s > 0: the scale of Laplace noise, the parameter sigma of the discrete Gaussian, the
-            standard deviation of Skellam
-                noise. normalizer: the public constant that divides the noised sum.
+                ``CertifiedSums.take``).
+            std: s > 0: the scale of Laplace noise, the parameter sigma of the discrete Gaussian, the standard deviation of
+                Skellam noise.
+            normalizer: the public constant that divides the noised sum.
             step: logical step, 1-based. lane: index of the tensor in the schedule. draws: 1.
 
         Raises:
             ValueError: std not finite and positive, tensor not contiguous or not float64, several draws, or an address released
                 twice.
         """
-        if not (math.isfinite(std) and std > 0.0):
-            raise ValueError(f"the scale of the noise must be finite and positive, got {std}")
+        require_std(std)
         if not clipped_sum.is_contiguous() or clipped_sum.dtype is not torch.float64:
             raise ValueError(
                 f"the clipped sum must be contiguous and float64, got {clipped_sum.dtype}: its integers are exact there"
             )
         if draws != 1:
             raise ValueError(f"noise of family {self.law.name} is drawn once per step, got {draws} draws")
-        self._claim(step, lane)
+        self._claims.claim(step, lane)
         gamma = std * 2.0**-self.law.bits
         host = clipped_sum.to("cpu")
         flat, scale = host.view(-1).numpy(), gamma / normalizer
@@ -113,14 +113,6 @@ class IntegerNoise:
         """Forgets the key; nothing can be drawn again."""
         self._threads.close()
         del self._stream
-
-    def _claim(self, step: int, lane: int) -> None:
-        current, lanes = self._drawn
-        if step < current or (step == current and lane in lanes):
-            raise ValueError(f"noise of step {step}, tensor {lane} was already drawn in this attempt; it is never used twice")
-        if step > current:
-            self._drawn = (step, lanes := set())
-        lanes.add(lane)
 
 
 def integer_noise(family: str, stream: Blocks, bits: int) -> IntegerNoise:

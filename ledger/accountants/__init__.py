@@ -21,7 +21,7 @@ from ledger.accountants.core import (
     likely_occurrences,
 )
 from ledger.accountants.mixtures import epsilon_examples, epsilon_group, epsilon_of_principal
-from ledger.accountants.phases import MAX_MULTIPLIER, MAX_STEPS, MIN_DELTA, Phase, check_delta, merged
+from ledger.accountants.phases import MAX_MULTIPLIER, MAX_STEPS, MIN_DELTA, Phase, check_delta, check_epsilon, merged
 from ledger.accountants.solvers import MICRO, calibrate, calibrate_phases, largest_rate, largest_steps
 from ledger.errors import AccountantError
 
@@ -36,6 +36,7 @@ __all__ = [
     "calibrate",
     "calibrate_phases",
     "caveat",
+    "check_epsilon",
     "describe",
     "epsilon",
     "epsilon_capped",

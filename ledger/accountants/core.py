@@ -22,7 +22,6 @@ def epsilon(
     accountant: str = "pld",
     *,
     family: str = "gaussian",
-    coordinates: int | None = None,
 ) -> float:
     """Returns epsilon spent by ``steps`` Poisson-sampled releases.
 
@@ -37,7 +36,6 @@ def epsilon(
         delta: the delta of the policy, at least 1e-12.
         accountant: one of `ACCOUNTANTS`.
         family: the noise; what ``noise_multiplier`` means for other families is said in `ledger.accountants.families`.
-        coordinates: number of noised coordinates, where a family's bound depends on it.
 
     Returns:
         Epsilon >= 0; 0.0 without steps or sampling; inf without noise.
@@ -49,7 +47,7 @@ def epsilon(
         dp-accounting `PLDAccountant`; Balle and Wang (2018), Theorem 8, when every step releases (q = 1); `renyi`; `prv`.
     """
     phases = (Phase(noise_multiplier, sampling_rate, steps),)
-    return epsilon_of_phases(phases, delta, accountant, family=family, coordinates=coordinates)
+    return epsilon_of_phases(phases, delta, accountant, family=family)
 
 
 def epsilon_replace(
@@ -60,14 +58,13 @@ def epsilon_replace(
     accountant: str = "pld",
     *,
     family: str = "gaussian",
-    coordinates: int | None = None,
 ) -> float:
     """Returns epsilon under content replacement: one payload against another, not against a null.
 
     Two clipped payloads differ by up to twice the clip norm, so this is larger than `epsilon`. Printed beside it.
     """
     phases = (Phase(noise_multiplier, sampling_rate, steps),)
-    return epsilon_of_phases(phases, delta, accountant, family=family, replace=True, coordinates=coordinates)
+    return epsilon_of_phases(phases, delta, accountant, family=family, replace=True)
 
 
 def epsilon_of_phases(
@@ -77,7 +74,6 @@ def epsilon_of_phases(
     *,
     family: str = "gaussian",
     replace: bool = False,
-    coordinates: int | None = None,
 ) -> float:
     """Returns epsilon of a run whose noise or sampling differs between phases that were fixed before the first step.
 
@@ -92,13 +88,12 @@ def epsilon_of_phases(
         family: as in `epsilon`.
         replace: content replacement in the place of zero-out. There the loss distribution is the one tight tool at hand:
             `rdp`, `moments` and `prv` give its value, or their own under zero-out if that is larger.
-        coordinates: as in `epsilon`.
 
     Raises:
         AccountantError: for an unknown accountant, something that is no phase, or a delta below 1e-12.
     """
     check_accountant(accountant)
-    return cached(merged(phases), check_delta(delta), accountant, family, replace, coordinates)
+    return cached(merged(phases), check_delta(delta), accountant, family, replace)
 
 
 def epsilon_capped(
@@ -204,9 +199,7 @@ def likely_occurrences(sampling_rate: float, steps: int, tail: float = 1e-6) -> 
 
 
 @lru_cache(maxsize=65536)
-def cached(
-    phases: tuple[Phase, ...], delta: float, accountant: str, family: str, replace: bool, coordinates: int | None
-) -> float:
+def cached(phases: tuple[Phase, ...], delta: float, accountant: str, family: str, replace: bool) -> float:
     """Returns epsilon of phases in normal form, one value per schedule (an accounting group). Arguments are checked before."""
     if not phases:
         return 0.0
@@ -215,10 +208,10 @@ def cached(
     if family != "gaussian":
         from ledger.accountants import families
 
-        return families.epsilon_of_phases(family, phases, delta, accountant, replace=replace, coordinates=coordinates)
+        return families.epsilon_of_phases(family, phases, delta, accountant, replace=replace)
     if replace and accountant != "pld":
-        own = cached(phases, delta, accountant, family, False, coordinates)
-        return max(own, cached(phases, delta, "pld", family, True, coordinates))
+        own = cached(phases, delta, accountant, family, False)
+        return max(own, cached(phases, delta, "pld", family, True))
     if accountant == "rdp":
         return renyi.epsilon(phases, delta)
     if accountant == "moments":

@@ -162,7 +162,6 @@ def epsilon_of_phases(
     accountant: str,
     *,
     replace: bool = False,
-    coordinates: int | None = None,
 ) -> float:
     """Returns epsilon of a run in phases under a family beside the Gaussian.
 
@@ -171,7 +170,7 @@ def epsilon_of_phases(
         Laplace is amplified by sampling, but not under replacement; the discrete Gaussian and Skellam never are.
 
     Args:
-        phases: any order, z >= 0. delta: at least 1e-12. coordinates: not needed by any family; see `skellam_rdp`.
+        phases: any order, z >= 0. delta: at least 1e-12.
 
     Raises:
         AccountantError: no such family, or an accountant that does not account for it.

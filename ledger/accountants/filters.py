@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ledger.accountants import renyi
 from ledger.accountants.gaussian import epsilon_of_mu
-from ledger.accountants.phases import Phase, check_delta, is_real, loss_of, merged
+from ledger.accountants.phases import Phase, check_delta, check_epsilon, loss_of, merged
 from ledger.errors import AccountantError
 
 
@@ -33,7 +33,7 @@ class RenyiFilter:
             AccountantError: for an order that is none of `renyi.ORDERS`, arguments that are no epsilon and delta, or a budget
                 that this order exceeds before the first step; `nearest` is the smallest budget that it can keep.
         """
-        self.epsilon, self.delta = _budget(epsilon), check_delta(delta)
+        self.epsilon, self.delta = check_epsilon(epsilon, "a budget"), check_delta(delta)
         if order not in renyi.ORDERS:
             raise AccountantError("ORDER", f"the order is one of {renyi.PARAMETERS['rdp'].split()[0]}, got {order!r}")
         self.order = float(order)
@@ -47,7 +47,7 @@ class RenyiFilter:
     @classmethod
     def planned(cls, epsilon: float, delta: float, plan: Sequence[Phase]) -> "RenyiFilter":
         """Opens a budget at the order under which a plan could be repeated most often. The plan binds to nothing."""
-        budget, delta = _budget(epsilon), check_delta(delta)
+        budget, delta = check_epsilon(epsilon, "a budget"), check_delta(delta)
         normal = merged(plan)
         if not normal or normal[0].noise_multiplier == 0.0:
             raise AccountantError("PHASE", "a plan has steps that are sampled, and noise; got none to choose an order by")
@@ -116,7 +116,7 @@ class GaussianFilter:
 
     def __init__(self, epsilon: float, delta: float) -> None:
         """Opens a budget. Raises AccountantError for arguments that are no epsilon and delta."""
-        self.epsilon, self.delta = _budget(epsilon), check_delta(delta)
+        self.epsilon, self.delta = check_epsilon(epsilon, "a budget"), check_delta(delta)
         self._losses: list[float] = []
 
     @property
@@ -136,9 +136,3 @@ class GaussianFilter:
             sentence = f"{asked} exceed the budget of epsilon {self.epsilon:g}; {self.spent:.6g} is spent"
             raise AccountantError("BUDGET", sentence, nearest=self.spent)
         self._losses.append(loss_of([step]))
-
-
-def _budget(epsilon: object) -> float:
-    if not is_real(epsilon) or not 0.0 < epsilon < math.inf:  # type: ignore[operator]
-        raise AccountantError("EPSILON", f"a budget is a positive finite epsilon, got {epsilon!r}")
-    return float(epsilon)  # type: ignore[arg-type]

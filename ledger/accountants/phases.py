@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeGuard
 
 from ledger.errors import AccountantError
 
@@ -93,13 +93,24 @@ def check_delta(delta: object) -> float:
     Raises:
         AccountantError: unless it lies in [1e-12, 1).
     """
-    if not is_real(delta) or not MIN_DELTA <= delta < 1.0:  # type: ignore[operator]
-        nearest = MIN_DELTA if is_real(delta) and delta < MIN_DELTA else None  # type: ignore[operator]
+    if not is_real(delta) or not MIN_DELTA <= delta < 1.0:
+        nearest = MIN_DELTA if is_real(delta) and delta < MIN_DELTA else None
         hint = "; the smallest that can be accounted for is 1e-12" if nearest else ""
         raise AccountantError("DELTA", f"delta lies in [1e-12, 1), got {delta!r}{hint}", nearest=nearest)
-    return float(delta)  # type: ignore[arg-type]
+    return float(delta)
 
 
-def is_real(value: object) -> bool:
+def check_epsilon(epsilon: object, what: str = "the target epsilon") -> float:
+    """Returns a target or budget as a float.
+
+    Raises:
+        AccountantError: unless it is a positive finite number.
+    """
+    if not is_real(epsilon) or not 0.0 < epsilon < math.inf:
+        raise AccountantError("EPSILON", f"{what} is a positive finite number, got {epsilon!r}")
+    return float(epsilon)
+
+
+def is_real(value: object) -> TypeGuard[int | float]:
     """Whether a value is an int or a float, bool excluded. NaN is; it fails every comparison that follows."""
     return isinstance(value, int | float) and not isinstance(value, bool)

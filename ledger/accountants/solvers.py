@@ -6,7 +6,7 @@ from dataclasses import replace as _with
 from typing import Final
 
 from ledger.accountants.core import cached, check_accountant, epsilon_of_phases
-from ledger.accountants.phases import MAX_STEPS, Phase, check_delta, is_real, merged
+from ledger.accountants.phases import MAX_STEPS, Phase, check_delta, check_epsilon, merged
 from ledger.errors import AccountantError
 
 MICRO: Final = 1_000_000
@@ -40,7 +40,7 @@ def calibrate_phases(
 
     Guarantee, errors: as `calibrate`.
     """
-    target = _target(epsilon)
+    target = check_epsilon(epsilon)
     delta = check_delta(delta)
     check_accountant(accountant)
     normal = merged(phases)
@@ -51,14 +51,14 @@ def calibrate_phases(
 
     def log_ratio(micro: int) -> float:
         scaled = [_with(phase, noise_multiplier=phase.noise_multiplier * (micro / MICRO)) for phase in normal]
-        return _log_ratio(cached(merged(scaled), delta, accountant, family, False, None), target)
+        return _log_ratio(cached(merged(scaled), delta, accountant, family, False), target)
 
     low, high = MICRO // 2, MICRO
     while log_ratio(high) > 0.0:
         low, high = high, 2 * high
         if high > _LARGEST_FACTOR * MICRO:
             top = [_with(phase, noise_multiplier=phase.noise_multiplier * _LARGEST_FACTOR) for phase in normal]
-            reached = _up(cached(merged(top), delta, accountant, family, False, None))
+            reached = _up(cached(merged(top), delta, accountant, family, False))
             raise _unreachable(target, f"no noise multiplier below {_LARGEST_FACTOR} meets it", reached, accountant, delta)
     while low > 1 and log_ratio(low) <= 0.0:
         low, high = low // 2, low
@@ -80,7 +80,7 @@ def largest_steps(epsilon: float, noise_multiplier: float, sampling_rate: float,
         AccountantError: for arguments that are no such numbers, or if one step spends more already, with its epsilon as
             `nearest`.
     """
-    target = _target(epsilon)
+    target = check_epsilon(epsilon)
     one = Phase(noise_multiplier, sampling_rate, 1)
 
     def log_ratio(steps: int) -> float:
@@ -107,7 +107,7 @@ def largest_rate(epsilon: float, noise_multiplier: float, steps: int, delta: flo
         AccountantError: for arguments that are no such numbers, or if the rate 1e-9 spends more already, with its epsilon
             as `nearest`.
     """
-    target = _target(epsilon)
+    target = check_epsilon(epsilon)
     whole = Phase(noise_multiplier, 1.0, steps)
 
     def log_ratio(grid: int) -> float:
@@ -154,12 +154,6 @@ def boundary(log_ratio: Callable[[int], float], bad: int, good: int) -> int:
             good, f_good = guess, value
         previous = guess
     return good
-
-
-def _target(epsilon: object) -> float:
-    if not is_real(epsilon) or not 0.0 < epsilon < math.inf:  # type: ignore[operator]
-        raise AccountantError("EPSILON", f"the target epsilon is a positive finite number, got {epsilon!r}")
-    return float(epsilon)  # type: ignore[arg-type]
 
 
 def _log_ratio(spent: float, target: float) -> float:

@@ -24,7 +24,7 @@ from tests.reference import naive  # noqa: E402
 from tests.reference.compare import random_schedule  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds import CLASSES, make_world  # noqa: E402
 
 M = 10**6
 BUDGETS = "[noise.budgets]\nembeddings = 0.3\nlayers = 1.0\nhead = 2.0"
@@ -274,25 +274,11 @@ def test_a_run_records_shares_and_an_auditor_finds_the_same_multipliers(tmp_path
             replace(header, blocks=(replace(header.blocks[0], **wrong), *header.blocks[1:]))
 
 
-PUBLIC = """
-[[class]]
-name = "encyclopedia"
-public = true
-sampling_rate = {q}
-depth = {{ from = 0.0, to = 1.0 }}
-[[class]]
-name = "sensitive"
-clip_norm = 0.5
-noise_multiplier = 1.5
-sampling_rate = {q}
-depth = {{ from = 0.67, to = 1.0 }}
-[[class]]
-name = "internal"
-clip_norm = 1.0
-noise_multiplier = 1.0
-sampling_rate = {q}
-depth = {{ from = 0.34, to = 1.0 }}
-"""
+PUBLIC = (
+    '[[class]]\nname = "encyclopedia"\npublic = true\nsampling_rate = {q}\ndepth = {{ from = 0.0, to = 1.0 }}\n'
+    + CLASSES[: CLASSES.index('[[class]]\nname = "open"')]
+)
+"""A public class in the place of the one that may touch everything."""
 
 MODES = {
     "fast": {},
