@@ -53,6 +53,9 @@ class Combinations:
     why: dict[str, str]
 
 
+NOT_AMPLIFIED: Final = ("discrete_gaussian", "skellam")
+"""Families whose accountant counts nothing on draws that stay secret."""
+
 _NO_AMPLIFICATION: Final = "no amplification by sampling is shown for its integers, so only Rényi divergences are composed"
 
 TABLE: Final[dict[str, Combinations]] = {

@@ -19,9 +19,6 @@ AMPLIFICATION_POISSON: Final = "poisson"
 AMPLIFICATION_NONE: Final = "none"
 """Of a run whose occurrences are public, or of a family that sampling is not shown to amplify: each is counted in full."""
 
-NOT_AMPLIFIED: Final = ("discrete_gaussian", "skellam")
-"""Families whose accountant counts nothing on the draws; see `ledger.accountants.families`."""
-
 _SUPPORTED: Final = (
     ("accountant", accountants.ACCOUNTANTS),
     ("adjacency", ("zero-out",)),
@@ -168,7 +165,7 @@ class Header:
     @property
     def amplification(self) -> str:
         """Whether the accounting counts on draws that stay secret; it must not where the ledger publishes them."""
-        unamplified = self.occurrences_public or self.policy.noise_family in NOT_AMPLIFIED
+        unamplified = self.occurrences_public or self.policy.noise_family in families.NOT_AMPLIFIED
         return AMPLIFICATION_NONE if unamplified else AMPLIFICATION_POISSON
 
     @property
