@@ -66,6 +66,10 @@ class ExportRefused(LedgerError):
     """This ledger may not be exported, or not to this place."""
 
 
+class ExportChanged(LedgerError):
+    """A file of an export is no longer what it was when it was authenticated: somebody writes it."""
+
+
 class AccountantError(LedgerError, ValueError):
     """An accountant was asked for a number it cannot give.
 

@@ -4,6 +4,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 
 from ledger import layout, tiles
@@ -39,20 +40,17 @@ def write_export(header: Header, rows: Iterable[Row], checkpoint: bytes, directo
         temporary.mkdir(parents=True)
         _put(temporary, layout.CHECKPOINT, checkpoint)
         _put(temporary, layout.POLICY, tiles.policy_text(header.log_vkey))
-        hashes: list[bytes] = []
-        bundle: list[bytes] = []
-        for row in rows:
-            hashes.append(leaf_hash(row.body))
-            bundle.append(row.body)
-            if len(bundle) == layout.TILE_WIDTH:
-                _put(temporary, layout.entries_path(len(hashes) // layout.TILE_WIDTH - 1), tiles.entry_bundle(bundle))
-                bundle = []
-        if bundle:
-            path = layout.entries_path(len(hashes) // layout.TILE_WIDTH, len(bundle))
-            _put(temporary, path, tiles.entry_bundle(bundle))
-        if parse_checkpoint(open_note(checkpoint, [header.log_vkey]).text).root != root_of_hashes(hashes):
+        roots: list[bytes] = []
+        size, stream = 0, iter(rows)
+        while bodies := [row.body for row in islice(stream, layout.TILE_WIDTH)]:
+            hashes = [leaf_hash(body) for body in bodies]
+            _put(temporary, layout.entries_path(len(roots), len(bodies)), tiles.entry_bundle(bodies))
+            _put(temporary, layout.tile_path(0, len(roots), len(bodies)), b"".join(hashes))
+            roots.append(root_of_hashes(hashes))
+            size += len(bodies)
+        if parse_checkpoint(open_note(checkpoint, [header.log_vkey]).text).root != root_of_hashes(roots):
             raise LedgerCorrupt("EXPORT", "the leaves are not those under the checkpoint; open the ledger again")
-        for path, data in tiles.hash_tiles(hashes):
+        for path, data in tiles.upper_tiles(roots[: size // layout.TILE_WIDTH]):
             _put(temporary, path, data)
         temporary.rename(directory)
     except OSError as error:

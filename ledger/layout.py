@@ -55,6 +55,11 @@ def tile_widths(size: int, level: int = 0) -> Iterator[tuple[int, int]]:
         yield hashes // TILE_WIDTH, hashes % TILE_WIDTH
 
 
+def width_of(n: int, size: int) -> int:
+    """Returns how many leaves the n-th tile of level 0 holds in a tree of ``size`` leaves."""
+    return min(TILE_WIDTH, size - n * TILE_WIDTH)
+
+
 def file_paths(size: int) -> Iterator[str]:
     """Yields the names of all files of an export of this size."""
     yield CHECKPOINT

@@ -9,7 +9,15 @@ from ledger.merkle import root_of_hashes
 
 def hash_tiles(hashes: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
     """Yields (name, content) of all hash tiles of the tree over ``hashes``."""
-    level, row = 0, list(hashes)
+    yield from _tiles(0, list(hashes))
+
+
+def upper_tiles(roots: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yields (name, content) of the hash tiles above level 0, from the roots of its full tiles."""
+    yield from _tiles(1, list(roots))
+
+
+def _tiles(level: int, row: list[bytes]) -> Iterator[tuple[str, bytes]]:
     while row:
         above: list[bytes] = []
         for n, width in layout.tile_widths(len(row)):

@@ -1,20 +1,25 @@
-"""From a directory to authenticated leaves: which files are there, and do they hash to the signed root."""
+"""From a directory to authenticated leaves: which files are there, and do they hash to the signed root.
+
+An export is read twice, a file at a time: `Export.leaves` folds every entry bundle to the root of its tile and holds only
+these, so that memory does not grow with the leaves; iterating over what it returns reads the bundles again for their meaning,
+and folds each again, since the directory may lie where others write.
+"""
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from ledger import layout, tiles
-from ledger.errors import NoteError, ProofError
+from ledger.errors import ExportChanged, NoteError, ProofError
 from ledger.merkle import leaf_hash, root_of_hashes
 from ledger.note import Checkpoint, Note, checkpoint_text, open_note, parse_checkpoint
 
 MAX_NAMED: Final = 50
-"""Missing or unknown files are named up to this many of each."""
+"""Missing, unknown or wrong files are named up to this many of each."""
 
 Report = Callable[[str, str, str], None]
 
@@ -107,59 +112,129 @@ class Export:
             self.report("UNKNOWN_FILE", ascii(name)[1:-1], "this file is no part of an export of the signed size")
         return True
 
-    def leaves(self, checkpoint: Checkpoint) -> list[bytes] | None:
-        """Returns all leaves if they hash to the signed root, or None after naming the files that do not fit.
+    def leaves(self, checkpoint: Checkpoint) -> "Leaves | None":
+        """Returns the leaves if they hash to the signed root, or None after naming the files that do not fit.
 
         Guarantee:
             The leaves returned are exactly those under the signed root, and every hash tile has been compared with the
             tile that they give.
         """
-        entries = self._entries(checkpoint.size)
-        if None not in entries:
-            whole = [entry for entry in entries if entry is not None]
-            hashes = [leaf_hash(entry) for entry in whole]
-            if root_of_hashes(hashes) == checkpoint.root:
-                self._compare_tiles(hashes)
-                return whole
-        self._blame(entries, checkpoint)
+        given: list[bytes | None] = []
+        stored: list[bytes | None] = []
+        unlike: list[str] = []
+        for n, width in layout.tile_widths(checkpoint.size):
+            hashes, name = self._hashes(n, width), layout.tile_path(0, n, width)
+            tile = self.read(name)
+            given.append(None if hashes is None else root_of_hashes(hashes))
+            stored.append(_root_of_tile(tile, width))
+            if hashes is not None and tile is not None and tile != b"".join(hashes):
+                unlike.append(name)
+        roots = [root for root in given if root is not None]
+        if len(roots) == len(given) and root_of_hashes(roots) == checkpoint.root:
+            self._report_tiles(unlike)
+            self._compare_upper(roots, checkpoint.size)
+            return Leaves(self, roots, checkpoint.size)
+        self._blame(given, stored, checkpoint)
         return None
 
-    def _entries(self, size: int) -> list[bytes | None]:
-        entries: list[bytes | None] = []
-        for n, width in layout.tile_widths(size):
-            name = layout.entries_path(n, width)
-            data = self.read(name)
-            try:
-                entries.extend([None] * width if data is None else tiles.split_bundle(data, width))
-            except ProofError as error:
-                self.report("BUNDLE", name, error.sentence)
-                entries.extend([None] * width)
-        return entries
+    def bundle(self, n: int, width: int) -> list[bytes] | None:
+        """Returns the entries of a bundle, or None after reporting why not."""
+        name = layout.entries_path(n, width)
+        data = self.read(name)
+        try:
+            return None if data is None else tiles.split_bundle(data, width)
+        except ProofError as error:
+            self.report("BUNDLE", name, error.sentence)
+            return None
 
-    def _compare_tiles(self, hashes: list[bytes]) -> None:
-        for name, expected in tiles.hash_tiles(hashes):
+    def _hashes(self, n: int, width: int) -> list[bytes] | None:
+        entries = self.bundle(n, width)
+        return None if entries is None else list(map(leaf_hash, entries))
+
+    def _report_tiles(self, names: list[str]) -> None:
+        for name in names[:MAX_NAMED]:
+            self.report("TILE", name, "the tile does not hold the hashes of the signed tree")
+
+    def _compare_upper(self, roots: list[bytes], size: int) -> None:
+        wrong = []
+        for name, expected in tiles.upper_tiles(roots[: size // layout.TILE_WIDTH]):
             data = self.read(name)
             if data is not None and data != expected:
-                self.report("TILE", name, "the tile does not hold the hashes of the signed tree")
+                wrong.append(name)
+        self._report_tiles(wrong)
 
-    def _blame(self, entries: list[bytes | None], checkpoint: Checkpoint) -> None:
+    def _blame(self, given: list[bytes | None], stored: list[bytes | None], checkpoint: Checkpoint) -> None:
         """Names the files at fault when the entries do not give the root: the tiles, if they do, tell which."""
-        stored: list[bytes] = []
-        for n, width in layout.tile_widths(checkpoint.size):
-            data = self.read(layout.tile_path(0, n, width))
-            if data is None or len(data) != layout.HASH_SIZE * width:
-                name = layout.tile_path(0, n, width)
-                self.report("ROOT", name, "neither the entries nor the tiles give the signed root")
-                return
-            stored.extend(data[at : at + layout.HASH_SIZE] for at in range(0, len(data), layout.HASH_SIZE))
-        trusted = root_of_hashes(stored) == checkpoint.root
-        if trusted:
-            self._compare_tiles(stored)
+        known = [root for root in stored if root is not None]
+        if len(known) < len(stored):
+            n = stored.index(None)
+            name = layout.tile_path(0, n, layout.width_of(n, checkpoint.size))
+            self.report("ROOT", name, "neither the entries nor the tiles give the signed root")
+            return
+        if root_of_hashes(known) == checkpoint.root:
+            self._compare_upper(known, checkpoint.size)
         else:
             self.report("ROOT", layout.CHECKPOINT, "neither the entries nor the tiles give the signed root")
-        for seq, (entry, expected) in enumerate(zip(entries, stored, strict=True)):
-            if entry is not None and leaf_hash(entry) != expected:
-                n = seq // layout.TILE_WIDTH
-                width = min(layout.TILE_WIDTH, checkpoint.size - n * layout.TILE_WIDTH)
-                name = layout.entries_path(n, width)
-                self.report("LEAF", name, f"leaf {seq} was changed: it does not hash to its place in the tree")
+        differing = (n for n, (a, b) in enumerate(zip(given, stored, strict=True)) if a is not None and a != b)
+        for n in islice(differing, MAX_NAMED):
+            self._blame_bundle(n, layout.width_of(n, checkpoint.size))
+
+    def _blame_bundle(self, n: int, width: int) -> None:
+        hashes, tile = self._hashes(n, width), self.read(layout.tile_path(0, n, width))
+        if hashes is None or tile is None:
+            return
+        for place, hash_ in enumerate(hashes):
+            if tile[place * layout.HASH_SIZE : (place + 1) * layout.HASH_SIZE] != hash_:
+                seq = n * layout.TILE_WIDTH + place
+                sentence = f"leaf {seq} was changed: it does not hash to its place in the tree"
+                self.report("LEAF", layout.entries_path(n, width), sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """The leaves under a signed root, read from their bundles anew at every use.
+
+    Attributes:
+        export: the directory.
+        roots: the root of every tile of 256 leaves, and of the partial one at the end.
+        size: number of leaves.
+    """
+
+    export: Export
+    roots: list[bytes]
+    size: int
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yields the leaves in order.
+
+        Raises:
+            ExportChanged: a bundle is no longer what was authenticated.
+        """
+        for n in range(len(self.roots)):
+            yield from self._tile(n)
+
+    def root_at(self, size: int) -> bytes:
+        """Returns the root over the first ``size`` leaves.
+
+        Raises:
+            ExportChanged: a bundle is no longer what was authenticated.
+        """
+        whole, rest = divmod(size, layout.TILE_WIDTH)
+        roots = self.roots[:whole]
+        if rest:
+            roots.append(root_of_hashes(list(map(leaf_hash, self._tile(whole)[:rest]))))
+        return root_of_hashes(roots)
+
+    def _tile(self, n: int) -> list[bytes]:
+        width = layout.width_of(n, self.size)
+        entries = self.export.bundle(n, width)
+        if entries is None or root_of_hashes(list(map(leaf_hash, entries))) != self.roots[n]:
+            name = layout.entries_path(n, width)
+            raise ExportChanged("CHANGED", f"{name} changed while it was audited; audit a copy that nobody writes")
+        return entries
+
+
+def _root_of_tile(data: bytes | None, width: int) -> bytes | None:
+    if data is None or len(data) != layout.HASH_SIZE * width:
+        return None
+    return root_of_hashes([data[at : at + layout.HASH_SIZE] for at in range(0, len(data), layout.HASH_SIZE)])

@@ -1,17 +1,17 @@
 """Verifying an export: names, hashes, signatures, and then the meaning of every leaf."""
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from attest.micro import from_micro
 from ledger import layout, tiles
 from ledger.accountants import MICRO, describe
-from ledger.audit.files import Export
+from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import AuditReport, EpochRow, Finding
-from ledger.errors import LeafRefused, NoteError
+from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Header, decode_leaf
-from ledger.merkle import leaf_hash, root_of_hashes
 from ledger.note import Checkpoint, Note, parse_verifier_key
 from ledger.replay import Replay
 from ledger.summary import class_summaries
@@ -71,7 +71,7 @@ def _verify(
     leaves = export.leaves(checkpoint) if export.check_names(checkpoint.size) else None
     if leaves is None:
         return
-    header = _header(leaves[0], fault)
+    header = _header(next(iter(leaves)), fault)
     if header is None:
         return
     if export.read(layout.POLICY) not in (None, tiles.policy_text(header.log_vkey)):
@@ -127,19 +127,20 @@ def _check_header(
         notes.append(f"recorded with {' '.join(there)}; recomputed with {' '.join(here)}")
 
 
-def _replay(header: Header, leaves: list[bytes], findings: list[Finding]) -> Replay:
-    hashes = [leaf_hash(leaf) for leaf in leaves]
-    run = Replay(header, lambda size: root_of_hashes(hashes[:size]))
-    for seq, data in enumerate(leaves[1:], start=1):
-        try:
+def _replay(header: Header, leaves: Leaves, findings: list[Finding]) -> Replay:
+    run = Replay(header, leaves.root_at)
+    try:
+        for seq, data in enumerate(islice(leaves, 1, None), start=1):
             problems = run.apply(decode_leaf(data))
-        except LeafRefused as error:
-            # What follows an unreadable leaf cannot be judged; the run as told so far is still described.
-            findings.append(Finding(error.code, f"seq {seq}", error.sentence))
-            return run
-        findings.extend(Finding(problem.code, f"seq {seq}", problem.sentence) for problem in problems)
-        if len(findings) >= MAX_FINDINGS:
-            return run
+            if problems:
+                findings.extend(Finding(problem.code, f"seq {seq}", problem.sentence) for problem in problems)
+                if len(findings) >= MAX_FINDINGS:
+                    break
+    except LeafRefused as error:
+        # What follows an unreadable leaf cannot be judged; the run as told so far is still described.
+        findings.append(Finding(error.code, f"seq {run.size}", error.sentence))
+    except ExportChanged as error:
+        findings.append(Finding(error.code, f"seq {run.size}", error.sentence))
     return run
 
 
