@@ -84,7 +84,8 @@ def noise_of(policy: Policy, run_id: bytes, attempt: int, key: bytes, generator:
         generator: ``host``, or ``device`` for Gaussian noise drawn where the sums are. bits: as for :func:`open_streams`.
     """
     if policy.noise_family != "gaussian":
-        return integer_noise(policy.noise_family, KeyStream("noise", run_id, attempt, key), bits)
+        stream = KeyStream("noise", run_id, attempt, key)
+        return integer_noise(policy.noise_family, stream, bits, policy.noise_microbatches or 1)
     if generator == "device":
         return DeviceGaussian(ChaChaStream("noise on a device", run_id, attempt, key))
     return LatticeGaussian(KeyStream("noise", run_id, attempt, key))

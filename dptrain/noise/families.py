@@ -53,20 +53,29 @@ class IntegerNoise:
     The time that a draw takes depends on the noise, by rejections; see docs/guarantee.md.
 
     Args:
-        bits: b of the lattice on which the sums are integers.
+        law: of one draw. bits: b of the lattice on which the sums are integers. draws: how many draws make up the noise of a
+            release, as :func:`integer_noise` fits them to the law.
     """
 
-    def __init__(self, stream: Blocks, law: Law) -> None:
+    def __init__(self, stream: Blocks, law: Law, bits: int, draws: int = 1) -> None:
         self._stream = stream
         self.law = law
+        self._bits, self._draws = bits, draws
         self._sampler = ExactSampler(law)
         self._claims = Claims()
         self._threads = Threads(MOST_THREADS)
-        self._limit = float(1 << 18 + law.bits)
+        self._limit = float(1 << 18 + bits)
 
     def integers(self, step: int, lane: int, start: int, count: int) -> np.ndarray:
-        """Noise integers of part of a chunk; see :meth:`ExactSampler.integers`."""
-        return self._sampler.integers(self._stream, step, lane, start, count)
+        """Noise integers of part of a chunk, all draws added up; see :meth:`ExactSampler.integers`.
+
+        Draw g is read at lane ``lane * draws + g``: (tensor, draw) and lane determine each other, so no draw meets another one.
+        """
+        first = lane * self._draws
+        total = self._sampler.integers(self._stream, step, first, start, count)
+        for place in range(first + 1, first + self._draws):
+            total += self._sampler.integers(self._stream, step, place, start, count)
+        return total
 
     def release_(
         self, clipped_sum: torch.Tensor, std: float, normalizer: float, *, step: int, lane: int, draws: int = 1
@@ -79,21 +88,24 @@ class IntegerNoise:
             std: s > 0: the scale of Laplace noise, the parameter sigma of the discrete Gaussian, the standard deviation of
                 Skellam noise.
             normalizer: the public constant that divides the noised sum.
-            step: logical step, 1-based. lane: index of the tensor in the schedule. draws: 1.
+            step: logical step, 1-based. lane: index of the tensor in the schedule. draws: what this noise was made for.
 
         Raises:
-            ValueError: std not finite and positive, tensor not contiguous or not float64, several draws, or an address released
-                twice.
+            ValueError: std not finite and positive, tensor not contiguous or not float64, another number of draws, or an
+                address released twice.
         """
         require_std(std)
         if not clipped_sum.is_contiguous() or clipped_sum.dtype is not torch.float64:
             raise ValueError(
                 f"the clipped sum must be contiguous and float64, got {clipped_sum.dtype}: its integers are exact there"
             )
-        if draws != 1:
-            raise ValueError(f"noise of family {self.law.name} is drawn once per step, got {draws} draws")
+        if draws != self._draws:
+            raise ValueError(
+                f"noise of family {self.law.name} was made for {self._draws} draws per step, got {draws}: another number "
+                "of them has another variance"
+            )
         self._claims.claim(step, lane)
-        gamma = std * 2.0**-self.law.bits
+        gamma = std * 2.0**-self._bits
         host = clipped_sum.to("cpu")
         flat, scale = host.view(-1).numpy(), gamma / normalizer
 
@@ -115,15 +127,22 @@ class IntegerNoise:
         del self._stream
 
 
-def integer_noise(family: str, stream: Blocks, bits: int) -> IntegerNoise:
+def integer_noise(family: str, stream: Blocks, bits: int, draws: int = 1) -> IntegerNoise:
     """Noise of a family beside the Gaussian, on the lattice ``s * 2^-bits``.
 
+    Args:
+        draws: how many draws make up the noise of a release, each with its share of the variance.
+
     Raises:
-        ValueError: no such family.
+        ValueError: no such family, or several draws of one whose law is not that of their sum.
     """
     if family not in LAWS:
         raise ValueError(f"no noise family {family!r} on integers; there are {', '.join(LAWS)}")
-    return IntegerNoise(stream, LAWS[family](bits))
+    if family == Skellam.name:
+        return IntegerNoise(stream, Skellam(bits, draws), bits, draws)
+    if draws != 1:
+        raise ValueError(f"noise of family {family} is drawn once per step, got {draws} draws, whose sum has another law")
+    return IntegerNoise(stream, LAWS[family](bits), bits)
 
 
 def family_bits(family: str, gaussian_bits: int, multiplier: float) -> int:

@@ -87,18 +87,18 @@ TABLE: Final[dict[str, Combinations]] = {
         {
             "accountant": _NO_AMPLIFICATION,
             "exactness": "it is added to integers, which contributions are at that level alone",
-            "injection": "a sum of discrete Gaussian draws is not one",
+            "injection": "a sum of discrete Gaussian draws is not a discrete Gaussian draw, only close to one",
         },
     ),
     "skellam": Combinations(
         ("rdp",),
         ("certified",),
-        ("scheduled",),
+        ("scheduled", "per_microbatch"),
         ("secret_poisson", "occurrences_public"),
         {
             "accountant": _NO_AMPLIFICATION,
             "exactness": "it is added to integers, which contributions are at that level alone",
-            "injection": "this build draws it once per step",
+            "injection": "its variance is tabulated beforehand, and would follow who is drawn",
         },
     ),
 }

@@ -158,8 +158,11 @@ def test_what_no_release_may_be_asked_for_is_refused() -> None:
             source.release_(whole, std, 1.0, step=1, lane=0)
     with pytest.raises(ValueError, match="float64"):
         source.release_(torch.zeros(4), 1.0, 1.0, step=1, lane=0)
-    with pytest.raises(ValueError, match="once per step"):
+    with pytest.raises(ValueError, match="made for 1 draws per step, got 2"):
         source.release_(whole, 1.0, 1.0, step=1, lane=0, draws=2)
+    for family in ("discrete_gaussian", "laplace"):
+        with pytest.raises(ValueError, match="once per step, got 2 draws, whose sum has another law"):
+            integer_noise(family, KeyStream("noise", b"r" * 16, 0, bytes(32)), 20, 2)
     source.release_(whole, 1.0, 1.0, step=2, lane=0)
     for step, lane in ((2, 0), (1, 5)):
         with pytest.raises(ValueError, match="never used twice"):
@@ -296,6 +299,7 @@ VALID = {
     **{("gaussian", a, e, i, d): None for a in ACCOUNTANTS for e in EXACTNESS for i in NOISE_INJECTIONS for d in DISCLOSURES},
     ("laplace", "pld", "certified", "scheduled", "secret_poisson"): None,
     **{(f, "rdp", "certified", "scheduled", d): None for f in ("discrete_gaussian", "skellam") for d in DISCLOSURES},
+    **{("skellam", "rdp", "certified", "per_microbatch", d): None for d in DISCLOSURES},
 }
 
 
@@ -328,10 +332,14 @@ REFUSED = {
         'accountant = "rdp"\n[noise]\nfamily = "discrete_gaussian"',
         "set exactness = 'certified', or noise.family = 'gaussian'",
     ),
-    "skellam per microbatch": (
-        'exactness = "certified"\naccountant = "rdp"\n[noise]\nfamily = "skellam"\n'
+    "discrete gaussian per microbatch": (
+        'exactness = "certified"\naccountant = "rdp"\n[noise]\nfamily = "discrete_gaussian"\n'
         'injection = "per_microbatch"\nmicrobatches = 2',
-        "noise.injection = 'scheduled'",
+        "sum of discrete Gaussian draws is not .*set noise.injection = 'scheduled'",
+    ),
+    "laplace per microbatch": (
+        'exactness = "certified"\n[noise]\nfamily = "laplace"\ninjection = "per_microbatch"\nmicrobatches = 2',
+        "sum of Laplace draws is not a Laplace draw.*set noise.injection = 'scheduled'",
     ),
     "correlated": ('[noise]\nfamily = "correlated"', "correlated"),
     "skellam with budgets": (

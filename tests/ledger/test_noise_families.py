@@ -293,9 +293,12 @@ WITHOUT = {
     "laplace in public": {"noise_family": "laplace", "exactness": "certified", "disclosure": "occurrences_public"},
     "discrete gaussian by pld": {"noise_family": "discrete_gaussian", "exactness": "certified"},
     "skellam, fast": {"noise_family": "skellam", "accountant": "rdp"},
-    "skellam in parts": {
-        "noise_family": "skellam", "accountant": "rdp", "exactness": "certified",
+    "discrete gaussian in parts": {
+        "noise_family": "discrete_gaussian", "accountant": "rdp", "exactness": "certified",
         "noise_injection": "per_microbatch", "noise_microbatches": 3,
+    },
+    "laplace in parts": {
+        "noise_family": "laplace", "exactness": "certified", "noise_injection": "per_microbatch", "noise_microbatches": 3,
     },
     "laplace with budgets": {"noise_family": "laplace", "exactness": "certified", "noise_budgets": (1, 1, 1)},
     "correlated": {"noise_family": "correlated"},
@@ -320,6 +323,12 @@ def test_an_auditor_refuses_a_header_without_accounting(case: str) -> None:
 def test_a_header_names_the_family_s_accounting(family: str) -> None:
     sound = header(noise_family=family, exactness="certified", accountant=BESIDE[family], delta=Fraction(1, 10**5))
     assert sound.accountant.name == BESIDE[family] and f"family={family}" in sound.accountant.parameters
+
+
+def test_an_auditor_takes_skellam_noise_in_parts_at_the_price_of_one_draw() -> None:
+    changes = {"noise_family": "skellam", "exactness": "certified", "accountant": "rdp", "delta": Fraction(1, 10**5)}
+    whole, parts = header(**changes), header(**changes, noise_injection="per_microbatch", noise_microbatches=3)
+    assert parts.accountant == whole.accountant and parts.policy.noise_microbatches == 3
 
 
 @pytest.mark.parametrize("b", [1e-7, 1e-3, 0.5, 3.0, 40.0])

@@ -18,10 +18,16 @@ mpmath.mp.dps = 80
 
 @dataclass(frozen=True)
 class Naive:
-    """family, b; cells per scale 2^h, and how many scales have cells."""
+    """family, b; cells per scale 2^h, and how many scales have cells. Of Skellam noise in parts: the law of one of them."""
 
     family: str
-    bits: int
+    lattice: int
+    parts: int = 1
+
+    @property
+    def bits(self) -> int:
+        """Of the scale: the least power of two that is no less than the standard deviation, where there are parts."""
+        return next(b for b in range(self.lattice + 1) if 4**b * self.parts >= 4**self.lattice)
 
     @property
     def h(self) -> int:
@@ -29,7 +35,8 @@ class Naive:
 
     @property
     def scales(self) -> int:
-        return 60 if self.family == "laplace" else 13
+        reach = 60 if self.family == "laplace" else 13
+        return next(n for n in range(reach, 0, -1) if n**2 * 4**self.bits * self.parts <= reach**2 * 4**self.lattice)
 
     def decay(self, k: int) -> mpmath.mpf:
         """A bound of w that does not grow with k; w itself but for Laplace noise at zero."""
@@ -38,7 +45,7 @@ class Naive:
             return mpmath.exp(-x)
         if self.family == "discrete_gaussian":
             return mpmath.exp(-x * x / 2)
-        return bessel(self.bits, k)
+        return bessel(self.lattice, k, self.parts)
 
     def weight(self, k: int) -> mpmath.mpf:
         if self.family == "laplace" and k == 0:
@@ -47,21 +54,21 @@ class Naive:
 
 
 @cache
-def bessel(bits: int, k: int) -> mpmath.mpf:
-    """I_k(v) / I_0(v) for v = 4^bits: by mpmath, or for large v by the uniform expansion for large orders (DLMF 10.41.3)."""
-    v = mpmath.mpf(4) ** bits
+def bessel(bits: int, k: int, parts: int = 1) -> mpmath.mpf:
+    """I_k(v) / I_0(v), v = 4^bits / parts: by mpmath, or for large v by the uniform expansion for large k (DLMF 10.41.3)."""
+    v = mpmath.mpf(4) ** bits / parts
     if k == 0 or v < 5000:
         return mpmath.besseli(k, v) / mpmath.besseli(0, v)
     z = v / k
     p = 1 / mpmath.sqrt(1 + z * z)
     eta = 1 / p + mpmath.log(z / (1 + 1 / p))
     series = mpmath.fsum(_polynomial(j, p) / mpmath.mpf(k) ** j for j in range(5))  # terms fall as 1/v
-    return mpmath.exp(k * eta - v) * mpmath.sqrt(p / (2 * mpmath.pi * k)) * series / _at_zero(bits)
+    return mpmath.exp(k * eta - v) * mpmath.sqrt(p / (2 * mpmath.pi * k)) * series / _at_zero(bits, parts)
 
 
 @cache
-def _at_zero(bits: int) -> mpmath.mpf:
-    v = mpmath.mpf(4) ** bits
+def _at_zero(bits: int, parts: int) -> mpmath.mpf:
+    v = mpmath.mpf(4) ** bits / parts
     return mpmath.besseli(0, v) * mpmath.exp(-v)
 
 
