@@ -90,21 +90,34 @@ class Recorder:
         """Descriptor hashes in the order of their admission."""
         return [entry.admit.descriptor_hash for entry in self.ledger.state.contributions.values()]
 
+    def admitted_classes(self) -> list[int]:
+        """Place of its class in the policy, per contribution in the order of admission."""
+        return [entry.class_index for entry in self.ledger.state.contributions.values()]
+
+    def occurrences(self) -> list[int]:
+        """How often each was drawn in all attempts, in the order of admission, where the ledger says so."""
+        return [entry.occurrences for entry in self.ledger.state.contributions.values()]
+
     def resume(self, from_step: int, pin: PinRecord | None, now: int) -> int:
         """Starts a new attempt after ``from_step``; every re-executed step is charged again. Warns where they run short."""
         ledger_pin = (
             None if pin is None else Pin(pin.origin, pin.size, bytes.fromhex(pin.root), bytes.fromhex(pin.header_digest))
         )
         attempt = self.ledger.resume(from_step, ledger_pin, now=now)
-        left = self._steps.steps + self._steps.redo_steps - self.ledger.charged_steps
+        left = self._steps_left(from_step)
         if from_step + left < self._steps.steps:
             end, steps = from_step + left, self._steps.steps
+            earliest = self.ledger.state.order.earliest_resume(self.ledger.charged_steps)
             warnings.warn(
                 f"the policy pays for {left} more steps, so this attempt ends at step {end} of {steps}; only from a checkpoint "
-                f"at step {steps - left} or later is the last step in reach. Another run may sign more redo_steps",
+                f"at step {earliest} or later is the last step in reach. Another run may sign more redo_steps",
                 stacklevel=3,
             )
         return attempt
+
+    def _steps_left(self, step: int) -> int:
+        """How many steps the policy still pays for after `step`, over all attempts."""
+        return self.ledger.state.order.steps_left(step, self.ledger.charged_steps)
 
     def check_pin(self, pin: PinRecord) -> None:
         """Refuses a ledger that is behind, forked from, or another than the one a checkpoint was taken with."""
@@ -131,7 +144,7 @@ class Recorder:
     def charge(self, step: int, now: int) -> None:
         """Durably charges the window that starts at ``step``: to the end of the window, the epoch or the phase."""
         epoch_end = -(-step // self._steps.epoch_steps) * self._steps.epoch_steps
-        left = self._steps.steps + self._steps.redo_steps - self.ledger.charged_steps
+        left = self._steps_left(step - 1)
         phase_end = self.ledger.header.phases.last_step(step)  # of the last phase: the horizon
         count = min(self._steps.window_steps, epoch_end - step + 1, phase_end - step + 1, max(1, left))
         stream = hashlib.sha256(self._commitment + step.to_bytes(8, "big")).digest()[:16]

@@ -1,46 +1,38 @@
-"""Poisson sampling over contributions from the keyed stream.
+"""Who takes part in a step: Poisson sampling from the keyed stream or, where occurrences are public, turns in a signed order.
 
-Every contribution of a class is drawn independently at every step with the class's rate. A draw is a function of
-(key, step, slot): no shuffle, no epoch, no loader; an empty draw is a step like any other.
+Under Poisson sampling every contribution of a class is drawn independently at every step with the class's rate. A draw is a
+function of (key, step, slot): no shuffle, no epoch, no loader; an empty draw is a step like any other.
 """
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 import numpy as np
 
+from attest.order import Order
 from dptrain.noise.keystream import KeyStream
 
 _SLOTS_PER_BLOCK = 2
 
 
-class PoissonSampler:
-    """Draws the slots of one logical step.
+class Sampler(ABC):
+    """Draws the slots of one logical step, and counts how often each was drawn.
 
-    Guarantee: given the key is uniform, slot i is drawn at step t with probability ``floor(q_i * 2^64) / 2^64 <= q_i``,
-    independently over slots and steps, except that a slot whose cap is used up or that was closed (withdrawn, expired) is
-    silently not drawn. Both exceptions only lower the conditional probability, so Poisson(q) accounting stays an upper
-    bound (docs/mechanism.md, Lemma 1).
+    Guarantee: a slot whose cap is used up or that was closed (withdrawn, expired) is silently not drawn, and none takes its
+    place.
     """
 
-    def __init__(self, stream: KeyStream, rates: Sequence[Fraction], caps: Sequence[int]) -> None:
-        """``rates[i]`` is the sampling rate of slot i, ``caps[i]`` its maximal number of occurrences, 0 for none."""
-        if len(rates) != len(caps):
-            raise ValueError(f"one cap per slot: {len(rates)} rates, {len(caps)} caps")
-        self._stream = stream
-        distinct = {rate: self._threshold(rate) for rate in set(rates)}
-        self._thresholds = np.array([distinct[rate] for rate in rates], dtype=np.uint64)
-        self._always = np.array([rate == 1 for rate in rates], dtype=bool)
+    def __init__(self, caps: Sequence[int]) -> None:
+        """``caps[i]`` is the maximal number of occurrences of slot i, 0 for none."""
         self._caps = np.array(caps, dtype=np.int64)
-        self._open = np.ones(len(rates), dtype=bool)
-        self.occurrences = np.zeros(len(rates), dtype=np.int64)
+        self._open = np.ones(len(caps), dtype=bool)
+        self.occurrences = np.zeros(len(caps), dtype=np.int64)
 
-    @staticmethod
-    def _threshold(rate: Fraction) -> int:
-        if not 0 < rate <= 1:
-            raise ValueError(f"a sampling rate lies in (0, 1], got {rate}")
-        return min(int(rate * (1 << 64)), (1 << 64) - 1)
+    @abstractmethod
+    def _chosen(self, step: int) -> np.ndarray:
+        """Which slots a step would draw, closed and capped ones included: a boolean per slot."""
 
     @property
     def capped(self) -> bool:
@@ -54,15 +46,63 @@ class PoissonSampler:
 
     def draw(self, step: int) -> np.ndarray:
         """Slots (ascending int64) of logical step ``step``; counts them towards their caps."""
-        count = len(self._thresholds)
-        blocks = -(-count // _SLOTS_PER_BLOCK)
-        words = np.frombuffer(self._stream.read(step, 0, 0, blocks), dtype="<u8")[:count]
-        chosen = ((words < self._thresholds) | self._always) & self._open
+        chosen = self._chosen(step) & self._open
         if self.capped:
             chosen &= (self._caps == 0) | (self.occurrences < self._caps)
         slots = np.flatnonzero(chosen)
         self.occurrences[slots] += 1
         return slots
+
+
+class PoissonSampler(Sampler):
+    """Draws each slot independently of the others.
+
+    Guarantee: given the key is uniform, slot i is drawn at step t with probability ``floor(q_i * 2^64) / 2^64 <= q_i``,
+    independently over slots and steps, except that a slot whose cap is used up or that was closed (withdrawn, expired) is
+    silently not drawn. Both exceptions only lower the conditional probability, so Poisson(q) accounting stays an upper
+    bound (docs/mechanism.md, Lemma 1).
+    """
+
+    def __init__(self, stream: KeyStream, rates: Sequence[Fraction], caps: Sequence[int]) -> None:
+        """``rates[i]`` is the sampling rate of slot i, ``caps[i]`` its maximal number of occurrences, 0 for none."""
+        if len(rates) != len(caps):
+            raise ValueError(f"one cap per slot: {len(rates)} rates, {len(caps)} caps")
+        super().__init__(caps)
+        self._stream = stream
+        distinct = {rate: self._threshold(rate) for rate in set(rates)}
+        self._thresholds = np.array([distinct[rate] for rate in rates], dtype=np.uint64)
+        self._always = np.array([rate == 1 for rate in rates], dtype=bool)
+
+    @staticmethod
+    def _threshold(rate: Fraction) -> int:
+        if not 0 < rate <= 1:
+            raise ValueError(f"a sampling rate lies in (0, 1], got {rate}")
+        return min(int(rate * (1 << 64)), (1 << 64) - 1)
+
+    def _chosen(self, step: int) -> np.ndarray:
+        count = len(self._thresholds)
+        blocks = -(-count // _SLOTS_PER_BLOCK)
+        words = np.frombuffer(self._stream.read(step, 0, 0, blocks), dtype="<u8")[:count]
+        return (words < self._thresholds) | self._always
+
+
+class OrderedSampler(Sampler):
+    """Draws the slots that are due by the order of the policy.
+
+    Guarantee: slots that are neither capped nor closed are drawn exactly once in every period of their class, in the step that
+    `attest.order.Order` says: there is no key, so a step that is done again, and every rank, draws alike. Nothing is amplified:
+    every draw is an occurrence that counts in full (docs/mechanism.md, Theorem 12).
+    """
+
+    def __init__(self, order: Order, caps: Sequence[int]) -> None:
+        """``order`` numbers its contributions as slots, ``caps`` as for `Sampler`."""
+        super().__init__(caps)
+        self._order = order
+
+    def _chosen(self, step: int) -> np.ndarray:
+        chosen = np.zeros(len(self._open), dtype=bool)
+        chosen[self._order.due(step)] = True
+        return chosen
 
 
 def groups(drawn: Sequence[int], count: int) -> list[list[int]]:

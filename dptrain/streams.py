@@ -2,16 +2,20 @@
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
+from attest.order import Order
 from attest.policy import Policy
+from attest.policy.sampling import POISSON
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian
 from dptrain.noise.chacha import ChaChaStream
 from dptrain.noise.families import Noise, integer_noise
 from dptrain.pool import Pool
 from dptrain.recording import Recorder
-from dptrain.sampling import PoissonSampler
+from dptrain.sampling import OrderedSampler, PoissonSampler, Sampler
 from dptrain.sealed import SealedStore
 
 
@@ -20,7 +24,7 @@ class Streams:
     """Noise, sampler, sealed store, and the randomness of public microbatches of one attempt."""
 
     noise: Noise
-    sampler: PoissonSampler
+    sampler: Sampler
     sealed: SealedStore
     public: KeyStream
 
@@ -43,7 +47,8 @@ def open_streams(
 
     Guarantee: noise and sampling keys of an attempt come from the operating system and were never used before; only a hiding
     commitment, SHA-256 over key and 32 random bytes, reaches the ledger. With caps, every draw that an earlier attempt may
-    have made counts, so no contribution is drawn more often than it signed.
+    have made counts, so no contribution is drawn more often than it signed. Turns in an order have no key, and their past is
+    what the ledger recorded.
 
     Args:
         bits: b of the lattice s * 2^-b on which the sums are integers, where the noise is integers of another family.
@@ -54,27 +59,41 @@ def open_streams(
     descriptors = [slot.admitted.admission.descriptor for slot in pool.slots]
     rates = [policy.class_rule(descriptor.admissibility_class).sampling_rate for descriptor in descriptors]
     caps = [descriptor.max_occurrences for descriptor in descriptors]
-
-    def sampler_of(number: int, key: bytes) -> PoissonSampler:
-        return PoissonSampler(KeyStream("sampling", recorder.run_id, number, key), rates, caps)
-
-    sampler = sampler_of(attempt, sampling_key)
     sealed = SealedStore(Path(f"{recorder.path}.sealed"))
-    if sampler.capped:
-        for past in range(attempt):
-            charged = list(recorder.charged_in(past))
-            if not charged:
-                continue  # an attempt that was never charged has drawn nobody, and may have ended before its key was sealed
-            earlier = sampler_of(past, sealed.master(past))
-            earlier.occurrences[:] = sampler.occurrences
-            for step in charged:
-                earlier.draw(step)
-            sampler.occurrences[:] = earlier.occurrences
-        sealed.add(attempt, sampling_key)
+    sampler: Sampler
+    if policy.sampling_order == POISSON:
+        sampler = _poisson_sampler(recorder, sealed, attempt, sampling_key, rates, caps)
+    else:
+        sampler = OrderedSampler(Order(policy, recorder.run_id, recorder.admitted_classes()), caps)
+        sampler.occurrences[:] = recorder.occurrences()
     sampler.close(pool.indices(recorder.withdrawn()))
     noise = noise_of(policy, recorder.run_id, attempt, noise_key, generator, bits=bits)
     public = KeyStream("public", recorder.run_id, attempt, test_key or KeyStream.fresh_master())
     return Streams(noise, sampler, sealed, public)
+
+
+def _poisson_sampler(
+    recorder: Recorder, sealed: SealedStore, attempt: int, key: bytes, rates: Sequence[Fraction], caps: Sequence[int]
+) -> PoissonSampler:
+    """The sampler of an attempt, with the draws of those before counted where a cap asks for it, and its key sealed then."""
+
+    def sampler_of(number: int, key: bytes) -> PoissonSampler:
+        return PoissonSampler(KeyStream("sampling", recorder.run_id, number, key), rates, caps)
+
+    sampler = sampler_of(attempt, key)
+    if not sampler.capped:
+        return sampler
+    for past in range(attempt):
+        charged = list(recorder.charged_in(past))
+        if not charged:
+            continue  # an attempt that was never charged has drawn nobody, and may have ended before its key was sealed
+        earlier = sampler_of(past, sealed.master(past))
+        earlier.occurrences[:] = sampler.occurrences
+        for step in charged:
+            earlier.draw(step)
+        sampler.occurrences[:] = earlier.occurrences
+    sealed.add(attempt, key)
+    return sampler
 
 
 def noise_of(policy: Policy, run_id: bytes, attempt: int, key: bytes, generator: str = "host", *, bits: int) -> Noise:

@@ -1,6 +1,7 @@
 """Which policies this build can train under. Torch-free: the command line says so before anything is signed."""
 
 from attest.policy import Policy
+from attest.policy.sampling import SAMPLING_ORDERS
 from ledger import accountants
 from ledger.accountants import families
 
@@ -11,6 +12,7 @@ BUILT = {
     "exactness": ("fast", "certified"),
     "noise_family": tuple(families.TABLE),
     "noise_injection": ("scheduled", "per_microbatch", "per_sample"),
+    "sampling_order": SAMPLING_ORDERS,
 }
 """What this build carries of what a policy may ask for, by field of the policy."""
 
@@ -21,8 +23,7 @@ def unsupported(policy: Policy) -> tuple[str, ...]:
     What is carried by itself but has no accounting together is one sentence more, by `ledger.accountants.families.refusal`.
     """
     sentences = [
-        f"the policy asks for {name.replace('noise_', 'noise.')} = {getattr(policy, name)!r}; this build carries "
-        f"{', '.join(carried)}"
+        f"the policy asks for {_key(name)} = {getattr(policy, name)!r}; this build carries {', '.join(carried)}"
         for name, carried in BUILT.items()
         if getattr(policy, name) not in carried
     ]
@@ -30,6 +31,11 @@ def unsupported(policy: Policy) -> tuple[str, ...]:
     if together is not None and policy.noise_family in BUILT["noise_family"]:
         sentences.append(f"the policy asks for what has no accounting together: {together}")
     return tuple(sentences)
+
+
+def _key(name: str) -> str:
+    """A field of the policy as policy.toml names it."""
+    return name.replace("noise_", "noise.").replace("sampling_", "sampling.")
 
 
 def refusal(policy: Policy) -> str | None:

@@ -26,6 +26,7 @@ from ledger.leaves import (
 )
 from ledger.limits import admission_problems, window_problems
 from ledger.merkle import root as merkle_root
+from ledger.orders import OrderWatch
 
 SPEND_TOLERANCE_MICRO: Final = 2
 """A recorded epsilon is the recomputed one plus at most this, in 1e-6: rounded up, and machines differ in last bits. What `prv`
@@ -76,6 +77,7 @@ class Replay:
         self.withdrawals: dict[bytes, int] = {}
         self.closed = False
         self.expenditure = Expenditure(header)
+        self.order = OrderWatch(header)
         bracketed = header.accountant.name == "prv"
         self._least = Expenditure(header, "pld") if bracketed else self.expenditure
         self._leeway = SPEND_TOLERANCE_MICRO + (prv.WIDTH * MICRO if bracketed else 0.0)
@@ -200,8 +202,8 @@ class Replay:
         if leaf.descriptor_hash in self.contributions:
             yield LeafRefused("REPLAYED", f"{leaf.descriptor_hash.hex()} is admitted already")
             return
-        contribution = Contribution(leaf, place, self.charged_phases, self.attempt)
-        self.contributions[leaf.descriptor_hash] = contribution
+        yield from self.order.admit()
+        contribution = self.contributions[leaf.descriptor_hash] = Contribution(leaf, place, self.charged_phases, self.attempt)
         self._by_number.append(contribution)
         if not self.header.policy.classes[place].public:
             self._due[leaf.descriptor_hash] = contribution
@@ -221,6 +223,7 @@ class Replay:
         if leaf.first_step != self.position + 1:
             yield LeafRefused("TILE", f"windows tile the run: expected step {self.position + 1}, got {leaf.first_step}")
         yield from window_problems(leaf, self.header, self.position, self.charged)
+        yield from self.order.charge(leaf, self._by_number)
         if leaf.noise_stream in self._noise_streams:
             sentence = f"noise stream {leaf.noise_stream.hex()} was used before; the noise of two releases would cancel"
             yield LeafRefused("NOISE_REUSED", sentence)
@@ -278,6 +281,7 @@ class Replay:
         except LeafRefused as error:
             yield error
             return
+        yield from self.order.draw(leaf, self._by_number)
         variances = self.expenditure.variances(drawn)
         expected_variances = self.expenditure.stds_squared(variances, leaf.step)
         if leaf.variances != expected_variances:

@@ -7,6 +7,7 @@ from attest import cbor
 from attest.errors import CborError, PolicyRefused
 from attest.policy.noise import NoisePhase
 from attest.policy.rules import ClassRule, DepthRule, Policy
+from attest.policy.sampling import POISSON
 from attest.signed_file import MAX_PAYLOAD
 
 SCHEMA = "dptrain.policy/1"
@@ -35,7 +36,7 @@ _POLICY_FIELDS = {
     21: "registry_root",
     22: "classes",
 }
-_POLICY_OPTIONAL = {23: "noise_microbatches", 24: "noise_phases", 25: "noise_budgets"}
+_POLICY_OPTIONAL = {23: "noise_microbatches", 24: "noise_phases", 25: "noise_budgets", 26: "sampling_order"}
 _CLASS_FIELDS = {
     1: "name",
     2: "clip_norm_micro",
@@ -58,11 +59,12 @@ _DEPTH_FIELDS = {
 
 
 def encode_policy(policy: Policy) -> bytes:
-    """Encode a policy; every field is present, None is null. Labels 23 to 25 and, in a class, 7 are left
+    """Encode a policy; every field is present, None is null. Labels 23 to 26 and, in a class, 7 are left
     out where not stated, so that a policy without them has the bytes that it always had.
     """
     plain = {key: getattr(policy, name) for key, name in _POLICY_FIELDS.items() if name != "schema"}
-    plain |= {key: value for key, name in _POLICY_OPTIONAL.items() if (value := getattr(policy, name)) not in (None, ())}
+    stated = {key: getattr(policy, name) for key, name in _POLICY_OPTIONAL.items()}
+    plain |= {key: value for key, value in stated.items() if value not in (None, (), POISSON)}
     if policy.noise_phases:
         plain[24] = [[phase.first_step, phase.scale_micro] for phase in policy.noise_phases]
     if policy.noise_budgets is not None:

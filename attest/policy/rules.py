@@ -12,6 +12,7 @@ from attest.errors import PolicyRefused
 from attest.ids import check_id
 from attest.micro import from_micro
 from attest.policy.noise import MAX_STEPS, NoisePhase, check_noise
+from attest.policy.sampling import POISSON, check_sampling
 
 ACCOUNTANTS = ("pld", "rdp", "moments", "prv")
 DISCLOSURES = ("secret_poisson", "occurrences_public")
@@ -235,6 +236,7 @@ class Policy:
         noise_phases: Phases of the run with more noise than the presets ask for; steps before the first have scale 1.
         noise_budgets: Weights in 1e-6 of embeddings, layers and head, by which the clip norm of a class is divided among its
             blocks; None for one clip over all of them.
+        sampling_order: One of `SAMPLING_ORDERS`: independent draws, or turns in an order that everybody may know.
         min_clip_norm_micro: Smallest clip norm that any contribution may sign, in 1e-6.
         min_noise_multiplier_micro: Smallest noise multiplier that any contribution may sign, in 1e-6.
         max_window: Longest validity of an attestation in seconds.
@@ -268,6 +270,7 @@ class Policy:
     noise_microbatches: int | None = None
     noise_phases: tuple[NoisePhase, ...] = ()
     noise_budgets: tuple[int, int, int] | None = None
+    sampling_order: str = POISSON
 
     def __post_init__(self) -> None:
         check_id(self.corpus, "corpus", error=PolicyRefused)
@@ -281,6 +284,7 @@ class Policy:
         self._check_integers()
         self._check_choices()
         self._check_classes()
+        check_sampling(self)
         if self.registry_root is not None:
             check_bytes(self.registry_root, "registry_root", 32, error=PolicyRefused)
 

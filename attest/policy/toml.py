@@ -1,6 +1,7 @@
 """`policy.toml`, the file that a person writes: decimals are read exactly, unknown keys refused with a suggestion."""
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable
 from decimal import Decimal
@@ -14,6 +15,7 @@ from attest.policy.noise import NoisePhase
 from attest.policy.rules import ClassRule, DepthRule, Policy
 
 _MAX_TEXT = 1 << 20
+_ONE_OVER = re.compile(r"1/[1-9][0-9]{0,17}")
 _DAY = 86400
 
 _REQUIRED = ("corpus", "delta", "steps", "normalizer", "class")
@@ -28,13 +30,15 @@ _TOP = (
     "epoch_steps",
     "retention_epochs",
     "noise",
+    "sampling",
     "floors",
     "gate",
 )
-_PLAIN = tuple(name for name in _TOP if name not in {"delta", "class", "noise", "floors", "gate"})
+_PLAIN = tuple(name for name in _TOP if name not in {"delta", "class", "noise", "sampling", "floors", "gate"})
 _NOISE = ("family", "injection", "microbatches", "phase", "budgets")
 _PHASE = ("from_step", "scale")
 _BUDGETS = ("embeddings", "layers", "head")
+_SAMPLING = ("order",)
 _FLOORS = ("clip_norm", "noise_multiplier")
 _GATE = ("max_window_days", "contributor_cap", "max_examples")
 _BOUNDS = ("clip_norm", "noise_multiplier")
@@ -68,6 +72,7 @@ def parse_policy(text: str) -> Policy:
         fields["noise_phases"] = _parse_phases(noise["phase"])
     if "budgets" in noise:
         fields["noise_budgets"] = _parse_budgets(noise["budgets"])
+    fields.update({f"sampling_{name}": value for name, value in _subtable(table, "sampling", _SAMPLING).items()})
     floors = _subtable(table, "floors", _FLOORS)
     fields.update({f"min_{name}_micro": _micro(floors[name], f"floors.{name}") for name in floors})
     gate = _subtable(table, "gate", _GATE)
@@ -131,7 +136,7 @@ def _parse_class(table: Any) -> ClassRule:
         clip_norm_micro=bounds[0],
         noise_multiplier_micro=bounds[1],
         public=public,
-        sampling_rate=_exact(table["sampling_rate"], f"sampling_rate of {where}"),
+        sampling_rate=_rate(table["sampling_rate"], f"sampling_rate of {where}"),
         depth=_parse_depth(table["depth"], where),
         **_window(table, where),
     )
@@ -199,6 +204,15 @@ def _exact(value: Any, what: str) -> Fraction:
         return to_fraction(_number(value, what))
     except ValueRefused as error:
         raise PolicyRefused(error.code, f"{what}: {error.sentence}") from error
+
+
+def _rate(value: Any, what: str) -> Fraction:
+    """A probability: a number, or in quotes one over a whole number, which need not be a decimal."""
+    if type(value) is not str:
+        return _exact(value, what)
+    if not _ONE_OVER.fullmatch(value):
+        raise PolicyRefused("TYPE", f'{what} is {ascii(value)[:60]}, expected a number, or one over a whole number: "1/30"')
+    return Fraction(value)
 
 
 def _micro(value: Any, what: str) -> int:

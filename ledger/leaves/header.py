@@ -25,6 +25,7 @@ _SUPPORTED: Final = (
     ("disclosure", ("secret_poisson", "occurrences_public")),
     ("noise_family", tuple(families.TABLE)),
     ("noise_injection", ("scheduled", "per_microbatch", "per_sample")),  # M draws of s^2/M are one draw of s^2
+    ("sampling_order", ("poisson", "cyclic", "shuffled")),
 )
 
 

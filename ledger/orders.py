@@ -1,0 +1,87 @@
+"""Holds a ledger against the order that its policy signed: who was due in a step, and how often a step was repeated."""
+
+from collections.abc import Iterator, Sequence
+
+from attest.order import Order
+from attest.policy.sampling import POISSON
+from ledger.errors import HorizonExceeded, LeafRefused
+from ledger.expenditure import Contribution
+from ledger.leaves import Charge, Draw, Header
+
+
+class OrderWatch:
+    """The order of a run, over the leaves of its ledger; without an order nothing is ever wrong.
+
+    Guarantee:
+        Where no problem was found, every contribution took part in exactly those steps with a DRAW leaf in which it was due,
+        unless it was withdrawn or had reached its enforced cap: a leaf that leaves one out is found like one that adds one.
+        Of the charged steps at most `redo_steps` were repetitions, so that a contribution has at most the periods that the run
+        reached and redo_steps occurrences, however the run was interrupted (docs/mechanism.md, Theorem 12).
+    """
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self._ordered = header.policy.sampling_order != POISSON
+        self._order: Order | None = None
+        self._reached = 0
+        self._repeated = 0
+
+    def steps_left(self, step: int, charged: int) -> int:
+        """How many steps may still be charged from the one after `step` on, when `charged` were over all attempts."""
+        policy = self._header.policy
+        left = policy.steps + policy.redo_steps - charged
+        if not self._ordered:
+            return left
+        again, redo_left = max(0, self._reached - step), policy.redo_steps - self._repeated
+        return min(left, policy.steps - step if again <= redo_left else redo_left)
+
+    def earliest_resume(self, charged: int) -> int:
+        """The earliest step after which a new attempt can still reach the horizon."""
+        policy = self._header.policy
+        if not self._ordered:
+            return charged - policy.redo_steps
+        return self._reached - (policy.redo_steps - self._repeated)
+
+    def admit(self) -> Iterator[LeafRefused]:
+        """Yields what is wrong with an admission now: turns are of all of a class, and would shift."""
+        if self._order is not None:
+            what = f"sampling.order {self._header.policy.sampling_order!r}"
+            yield LeafRefused("ADMIT_LATE", f"with {what} all are admitted before the first charge; start another run")
+
+    def charge(self, leaf: Charge, admitted: Sequence[Contribution]) -> Iterator[LeafRefused]:
+        """Yields what is wrong with the steps of a window that were charged before, and counts them."""
+        if not self._ordered:
+            return
+        if self._order is None:
+            places = [contribution.class_index for contribution in admitted]
+            self._order = Order(self._header.policy, self._header.run_id, places)
+        self._repeated += max(0, min(leaf.last_step, self._reached) - leaf.first_step + 1)
+        self._reached = max(self._reached, leaf.last_step)
+        most = self._header.policy.redo_steps
+        if self._repeated > most:
+            sentence = f"{self._repeated} steps would be charged again, redo_steps of the policy allows {most}"
+            sentence += f"; resume from a checkpoint at step {self._reached - most} or later, or start another run"
+            yield HorizonExceeded("HORIZON", sentence)
+
+    def draw(self, leaf: Draw, admitted: Sequence[Contribution]) -> Iterator[LeafRefused]:
+        """Yields how those drawn are not those due; before the occurrences of the step are counted.
+
+        Args:
+            leaf: of an open window, with numbers that were admitted.
+            admitted: everybody, in the order of admission.
+        """
+        if self._order is None:
+            return
+        due = {number for number in self._order.due(leaf.step) if self._takes_part(admitted[number])}
+        drawn = set(leaf.drawn)
+        order = self._header.policy.sampling_order
+        for numbers, told in ((drawn - due, "was drawn and is not due"), (due - drawn, "is due and was not drawn")):
+            if numbers:
+                first = admitted[min(numbers)].admit.descriptor_hash.hex()
+                more = f", and so for {len(numbers) - 1} more" if len(numbers) > 1 else ""
+                sentence = f"step {leaf.step}: number {min(numbers)} ({first}) {told} in the {order} order of the policy{more}"
+                yield LeafRefused("TURN", sentence)
+
+    def _takes_part(self, contribution: Contribution) -> bool:
+        used_up = self._header.caps_enforced and 0 < contribution.admit.max_occurrences <= contribution.occurrences
+        return contribution.active and not used_up
