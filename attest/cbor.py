@@ -123,6 +123,53 @@ def byte_string_pair(data: bytes, at: int) -> tuple[bytes, bytes, int] | None:
     return parts[0], parts[1], at
 
 
+def record_values(data: bytes, *, max_depth: int = MAX_DEPTH) -> list[Any] | None:
+    """The values of a map with the keys 0, 1, 2, ... (at most 23), in order of the keys.
+
+    A shortcut for logs of such maps: what it returns are the values of what `decode` returns, and wherever it returns None it
+    leaves the verdict to `decode`.
+
+    Raises:
+        CborError: As `decode` would, for a value that is neither a small integer nor a short byte string.
+    """
+    values: list[Any] = []
+    try:
+        count, at = data[0] - 0xA0, 1
+        if not 0 < count < 24 or type(data) is not bytes:
+            return None
+        for key in range(count):
+            if data[at] != key:
+                return None
+            head, value, least = data[at + 1], 0, 0
+            at += 2
+            if head < 0x18:
+                values.append(head)
+                continue
+            if head == 0x58:
+                end = at + 1 + data[at]
+                if data[at] < 24 or end > len(data):
+                    return None
+                values.append(data[at + 1 : end])
+                at = end
+                continue
+            if head == 0x1A:
+                value, least, at = int.from_bytes(data[at : at + 4], "big"), 1 << 16, at + 4
+            elif head == 0x19:
+                value, least, at = data[at] << 8 | data[at + 1], 1 << 8, at + 2
+            elif head == 0x18:
+                value, least, at = data[at], 24, at + 1
+            else:
+                item, at = _decode_item(data, at - 1, max_depth - 1)
+                values.append(item)
+                continue
+            if value < least:
+                return None
+            values.append(value)
+    except IndexError:
+        return None
+    return values if at == len(data) else None
+
+
 class _TruncatedError(CborError):
     """The input ended inside an item."""
 

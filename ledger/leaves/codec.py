@@ -71,13 +71,8 @@ def decode_leaf(data: bytes) -> Leaf:
         LeafRefused: if the bytes are not canonical, a field is missing, unknown or of the wrong type, or the kind is
             not one of this version.
     """
-    try:
-        value = cbor.decode(data, max_size=MAX_LEAF_SIZE)
-    except AttestError as error:
-        raise LeafRefused(error.code, f"a leaf is strict CBOR: {error.sentence}") from error
-    if type(value) is not dict or any(type(key) is not int for key in value) or list(value) != list(range(len(value))):
-        raise LeafRefused("SCHEMA", "a leaf is a map with the keys 0, 1, 2, ... and none left out")
-    kind = value.get(1)
+    value = _values(data)
+    kind = value[1] if len(value) > 1 else None
     if type(kind) is int and kind == Header.KIND:
         header = _header(value)
         if encode_leaf(header) != data:
@@ -86,6 +81,19 @@ def decode_leaf(data: bytes) -> Leaf:
     if type(kind) is not int or kind not in _RECORDS:
         raise LeafRefused("KIND", f"this version reads leaf kinds 0 and {sorted(_RECORDS)}, got {kind!r:.40}")
     return _record(kind, value)
+
+
+def _values(data: bytes) -> list[Any]:
+    """The values of the map that a leaf is, in order of its keys 0, 1, 2, ..."""
+    try:
+        if len(data) <= MAX_LEAF_SIZE and (values := cbor.record_values(data)) is not None:
+            return values
+        value = cbor.decode(data, max_size=MAX_LEAF_SIZE)
+    except AttestError as error:
+        raise LeafRefused(error.code, f"a leaf is strict CBOR: {error.sentence}") from error
+    if type(value) is not dict or any(type(key) is not int for key in value) or list(value) != list(range(len(value))):
+        raise LeafRefused("SCHEMA", "a leaf is a map with the keys 0, 1, 2, ... and none left out")
+    return list(value.values())
 
 
 def _record_map(leaf: Record) -> dict[int, Any]:
@@ -99,14 +107,14 @@ def _plain(item: Any) -> Any:
     return item
 
 
-def _record(kind: int, value: dict[int, Any]) -> Record:
+def _record(kind: int, value: list[Any]) -> Record:
     names = _NAMES[kind]
     if len(value) != len(names) + 1:
         raise LeafRefused("SCHEMA", f"a leaf of kind {kind} has {len(names) + 1} fields, got {len(value)}")
-    items = [value[0], *(value[key] for key in range(2, len(value)))]
-    for index, name in enumerate(names):
-        if type(items[index]) is list:
-            items[index] = _tuple_of(_ROWS.get((kind, name)), items[index])
+    items = [value[0], *value[2:]]
+    for index, item in enumerate(items):
+        if type(item) is list:
+            items[index] = _tuple_of(_ROWS.get((kind, names[index])), item)
     record: Record = _RECORDS[kind](*items)
     return record
 
@@ -157,9 +165,10 @@ def _header_map(header: Header) -> dict[int, Any]:
     return dict(enumerate(values))
 
 
-def _header(value: dict[int, Any]) -> Header:
-    if value.get(3) != SCHEMA:
-        raise LeafRefused("SCHEMA", f"the ledger has the schema {value.get(3)!r:.40}, this version reads {SCHEMA}")
+def _header(value: list[Any]) -> Header:
+    schema = value[3] if len(value) > 3 else None
+    if schema != SCHEMA:
+        raise LeafRefused("SCHEMA", f"the ledger has the schema {schema!r:.40}, this version reads {SCHEMA}")
     if len(value) != 21:
         raise LeafRefused("SCHEMA", f"a header has 21 fields, got {len(value)}")
     if value[0] != 0 or type(value[0]) is not int:

@@ -325,3 +325,45 @@ def test_errors_are_one_tree_and_value_errors():
         cbor.decode(b"")
     assert isinstance(caught.value, AttestError)
     assert caught.value.code == "CBOR" and caught.value.sentence
+
+
+RECORD_VALUES = st.lists(st.binary(max_size=300) | st.integers(0, 2**40) | st.sampled_from([23, 24, 255, 256, 65535, 65536]) | VALUES)
+
+
+def assert_the_shortcut_is_the_decoder(data: bytes) -> None:
+    try:
+        values = cbor.record_values(data)
+    except CborError:
+        with pytest.raises(CborError):
+            cbor.decode(data)
+        return
+    if values is not None:
+        assert (found := cbor.decode(data)) == dict(enumerate(values)) and list(found) == list(range(len(values)))
+        assert cbor.encode(dict(enumerate(values))) == data
+
+
+@settings(max_examples=300)
+@given(RECORD_VALUES, st.data())
+def test_the_shortcut_for_records_returns_what_the_decoder_returns(values, data):
+    encoded = cbor.encode(dict(enumerate(values)))
+    assert cbor.record_values(encoded) == (values if 0 < len(values) < 24 else None)
+    changed = bytearray(encoded)
+    changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    for other in (bytes(changed), encoded[:-1], encoded + b"\0", encoded[: data.draw(st.integers(0, len(encoded)))]):
+        assert_the_shortcut_is_the_decoder(other)
+
+
+@pytest.mark.parametrize(
+    "hexed",
+    [
+        "a1001817", "a1001900ff", "a1001a0000ffff", "a1005817" + "00" * 23, "a10058", "a100581800", "a10043ff", "a1001a00010000",
+        "a1001a0001", "a0", "a10100", "a20000000", "a2000001", "a1", "a100c000", "a1009fff", "b80100", "a1005900ff",
+    ],
+)  # fmt: skip
+def test_no_second_encoding_passes_the_shortcut(hexed):
+    data = bytes.fromhex(hexed if len(hexed) % 2 == 0 else hexed[:-1])
+    assert_the_shortcut_is_the_decoder(data)
+
+
+def test_the_shortcut_takes_bytes_alone():
+    assert cbor.record_values(bytearray(b"\xa1\x00\x00")) is None and cbor.record_values(b"\xa1\x00\x00") == [0]
