@@ -358,7 +358,8 @@ def test_the_shortcut_for_records_returns_what_the_decoder_returns(values, data)
     "hexed",
     [
         "a1001817", "a1001900ff", "a1001a0000ffff", "a1005817" + "00" * 23, "a10058", "a100581800", "a10043ff",
-        "a1001a00010000", "a1001a0001", "a0", "a10100", "a20000000", "a2000001", "a1", "a100c000", "a1009fff", "b80100", "a1005900ff",
+        "a1001a00010000", "a1001a0001", "a0", "a10100", "a20000000", "a2000001", "a1", "a100c000",
+        "a1009fff", "b80100", "a1005900ff",
     ],
 )  # fmt: skip
 def test_no_second_encoding_passes_the_shortcut(hexed):
