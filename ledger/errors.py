@@ -62,6 +62,14 @@ class NoteError(LedgerError, ValueError):
     """A signed note, a verifier key or a checkpoint text is malformed or not signed by a pinned key."""
 
 
+class TrustError(LedgerError, ValueError):
+    """A trust policy is malformed, or a checkpoint lacks signatures that it asks for."""
+
+
+class CosignRefused(LedgerError):
+    """An auditor may not cosign this checkpoint: it was not verified in full, or the auditor's memory says otherwise."""
+
+
 class ExportRefused(LedgerError):
     """This ledger may not be exported, or not to this place."""
 

@@ -1,8 +1,8 @@
 """Signed notes and checkpoints: the only bytes by which a ledger commits to its history.
 
-Formats: C2SP signed-note v1.0.0 and tlog-checkpoint v1.0.0. Verifies Ed25519 log signatures (type 0x01) and timestamped
-cosignatures (type 0x04, C2SP tlog-cosignature); signs only the former. Parsing is by anchored ASCII patterns and
-re-encoding, because Python's own ``int`` and ``b64decode`` accept several spellings of one value.
+Formats: C2SP signed-note v1.0.0, tlog-checkpoint v1.0.0 and tlog-cosignature v1. Signs and verifies Ed25519 log signatures
+(type 0x01) and timestamped cosignatures (type 0x04). Parsing is by anchored ASCII patterns and re-encoding, because
+Python's own ``int`` and ``b64decode`` accept several spellings of one value.
 """
 
 import base64
@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.errors import AttestError
 from attest.keys import check_public_key, public_bytes, verify_signature
+from attest.signer import Signer, as_signer
 from ledger.errors import NoteError
 from ledger.merkle import EMPTY_ROOT, HASH_SIZE, MAX_SIZE
 
@@ -109,6 +110,35 @@ class NoteSigner:
         return str(self.verifier)
 
 
+@dataclass(frozen=True, slots=True)
+class Cosigner:
+    """An auditor's key, under the auditor's own name.
+
+    The signed message does not hold the name (C2SP tlog-cosignature, "Ed25519 signed message"), so a key belongs to one
+    cosigner only.
+
+    Attributes:
+        name: as it stands in signature lines; best a URL without its scheme.
+        key: the private key, or what signs with it.
+    """
+
+    name: str
+    key: Signer | Ed25519PrivateKey
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+
+    @property
+    def verifier(self) -> VerifierKey:
+        """The public half."""
+        return VerifierKey(self.name, SIGNATURE_COSIGNATURE_V1, as_signer(self.key).public_key)
+
+    @property
+    def vkey(self) -> str:
+        """The public half as text, to be named in policies."""
+        return str(self.verifier)
+
+
 def parse_verifier_key(vkey: str) -> VerifierKey:
     """Reads ``<name>+<key id>+<base64(type || key)>``.
 
@@ -138,8 +168,72 @@ def sign_note(text: str, signer: NoteSigner) -> bytes:
     _check_text(text)
     if not text.endswith("\n"):
         raise NoteError("TEXT", "the text of a note ends in a newline")
-    signature = signer.verifier.key_id + signer.private_key.sign(text.encode())
-    return f"{text}\n— {signer.name} {base64.b64encode(signature).decode()}\n".encode()
+    return f"{text}\n{_signature_line(signer.verifier, signer.private_key.sign(text.encode()))}\n".encode()
+
+
+def cosign(data: bytes, cosigner: Cosigner, log_keys: Sequence[str], *, time: int) -> bytes:
+    """Adds a cosigner's line to a log's checkpoint.
+
+    Only a cosigner who has checked, against its own memory, that the checkpoint extends every one that it cosigned before
+    may call this; `ledger.cosigning` is the way that does.
+
+    Guarantee:
+        The note returned is ``data``, byte for byte, and one further line, which verifies under ``cosigner.vkey``; or
+        ``data`` itself, if that line is already in it.
+
+    Args:
+        data: a note by the log over a checkpoint without extension lines.
+        cosigner: who signs.
+        log_keys: verifier keys of the log, obtained from a trusted place.
+        time: POSIX seconds of signing; part of what is signed.
+
+    Raises:
+        NoteError: the note is not one by the log, is no plain checkpoint, was cosigned under this name with a signature
+            that does not verify, or the cosigner's key is the log's.
+    """
+    if any(parse_verifier_key(key).public_key == cosigner.verifier.public_key for key in log_keys):
+        raise NoteError("COSIGNER", f"the key of {cosigner.name} is the log's own: a log that cosigns itself proves nothing")
+    note = open_note(data, [*log_keys, cosigner.vkey])
+    checkpoint = parse_checkpoint(note.text)
+    if note.text != checkpoint_text(checkpoint.origin, checkpoint.size, checkpoint.root):
+        raise NoteError("CHECKPOINT", "the checkpoint has extension lines, which no cosigner can vouch for")
+    signed = {signature.key for signature in note.signatures}
+    if not any((key.name, key.kind) == (checkpoint.origin, SIGNATURE_ED25519) for key in signed):
+        raise NoteError("ORIGIN", f"no key named {checkpoint.origin!r} signed this checkpoint of {checkpoint.origin!r}")
+    if cosigner.verifier in signed:
+        return data
+    if type(time) is not int or not 0 <= time < MAX_SIZE:
+        raise NoteError("TIME", f"the time of a cosignature is in 0..2^63-1 seconds, got {time!r}")
+    signature = time.to_bytes(8, "big") + as_signer(cosigner.key).sign(_cosigned_message(time, note.text))
+    return _with_lines(data, [_signature_line(cosigner.verifier, signature)])
+
+
+def merge_notes(base: bytes, others: Sequence[bytes], verifier_keys: Sequence[str]) -> bytes:
+    """Adds to a note the signatures that other copies of it carry.
+
+    Guarantee:
+        The note returned is ``base``, byte for byte, and lines of ``others`` after it, each by one of the keys and verified,
+        none by a key that signed before. Lines by other keys are not taken over. Merging again adds nothing.
+
+    Args:
+        base: the note to add to.
+        others: copies of it, with the same text.
+        verifier_keys: the keys whose lines count, that of ``base`` among them.
+
+    Raises:
+        NoteError: a note is malformed, not signed by one of the keys, or has another text; or there are too many lines.
+    """
+    opened = open_note(base, verifier_keys)
+    seen = {(signature.key.name, signature.key.key_id) for signature in opened.signatures}
+    added: list[str] = []
+    for other in others:
+        note = open_note(other, verifier_keys)
+        if note.text != opened.text:
+            raise NoteError("OTHER_TEXT", f"the notes sign different texts: {opened.text!r:.200} and {note.text!r:.200}")
+        fresh = {(signature.key.name, signature.key.key_id) for signature in note.signatures} - seen
+        added.extend(line for line in _split(other)[1] if _signed_by(line) in fresh)
+        seen |= fresh
+    return _with_lines(base, added)
 
 
 def open_note(data: bytes, verifier_keys: Sequence[str]) -> Note:
@@ -160,14 +254,7 @@ def open_note(data: bytes, verifier_keys: Sequence[str]) -> Note:
     text, lines = _split(data)
     found: dict[tuple[str, bytes], Signature] = {}
     for line in lines:
-        match = _SIGNATURE_LINE.fullmatch(line)
-        if match is None:
-            raise NoteError("SIGNATURE_LINE", f"expected '— <name> <base64>', got {line[:120]!r}")
-        name = match[1]
-        _check_name(name)
-        blob = _decode_base64(match[2], f"signature of {name}")
-        if len(blob) < 5:
-            raise NoteError("SIGNATURE_LINE", f"the signature of {name} is shorter than a key id and a signature")
+        name, blob = _parse_signature_line(line)
         key = keys.get((name, blob[:4]))
         if key is None:
             continue
@@ -231,12 +318,46 @@ def _split(data: bytes) -> tuple[str, list[str]]:
     return text + "\n", lines
 
 
+def _parse_signature_line(line: str) -> tuple[str, bytes]:
+    """Reads a line into the name that it claims, and key id with signature."""
+    match = _SIGNATURE_LINE.fullmatch(line)
+    if match is None:
+        raise NoteError("SIGNATURE_LINE", f"expected '— <name> <base64>', got {line[:120]!r}")
+    name = match[1]
+    _check_name(name)
+    blob = _decode_base64(match[2], f"signature of {name}")
+    if len(blob) < 5:
+        raise NoteError("SIGNATURE_LINE", f"the signature of {name} is shorter than a key id and a signature")
+    return name, blob
+
+
+def _signed_by(line: str) -> tuple[str, bytes]:
+    name, blob = _parse_signature_line(line)
+    return name, blob[:4]
+
+
+def _signature_line(key: VerifierKey, signature: bytes) -> str:
+    return f"— {key.name} {base64.b64encode(key.key_id + signature).decode()}"
+
+
+def _with_lines(data: bytes, lines: Sequence[str]) -> bytes:
+    """A note with further signature lines; refuses what a reader would."""
+    whole = data + "".join(f"{line}\n" for line in lines).encode()
+    _split(whole)
+    return whole
+
+
+def _cosigned_message(timestamp: int, text: str) -> bytes:
+    """What a cosignature signs (C2SP tlog-cosignature, "Ed25519 signed message")."""
+    return f"cosignature/v1\ntime {timestamp}\n{text}".encode()
+
+
 def _verify(key: VerifierKey, signature: bytes, text: str) -> Signature:
     """Checks one signature by a known key; a known key with a bad signature condemns the note."""
     timestamp, message = None, text.encode()
     if key.kind == SIGNATURE_COSIGNATURE_V1:
         timestamp, signature = int.from_bytes(signature[:8], "big"), signature[8:]
-        message = f"cosignature/v1\ntime {timestamp}\n".encode() + message
+        message = _cosigned_message(timestamp, text)
     if len(signature) != 64 or (timestamp is not None and timestamp >= MAX_SIZE):
         raise NoteError("SIGNATURE_BAD", f"the signature of {key.name} is malformed")
     try:
@@ -262,5 +383,9 @@ def _check_text(text: str) -> None:
 
 
 def _check_name(name: str) -> None:
-    if type(name) is not str or not name or "+" in name or any(c.isspace() or c < "!" for c in name):
-        raise NoteError("NAME", f"a key name is not empty and has no spaces, control characters or '+', got {name!r}")
+    if type(name) is not str or not name or "+" in name or any(c.isspace() or c < "!" for c in name) or not _is_utf8(name):
+        raise NoteError("NAME", f"a key name is not empty, UTF-8, without spaces, control characters and '+', got {name!r}")
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
