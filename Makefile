@@ -20,13 +20,13 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types bench bench-scaling bench-gate gpu fuzz mutations interop man clean
+.PHONY: help install demo test slow lint types bench bench-scaling bench-gate bench-ledger gpu fuzz mutations interop man clean
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
 	@echo "make test    the test suite (make slow: the long tests)"
 	@echo "make lint    ruff; make types: mypy; make bench: benchmarks; make clean: remove what make made"
-	@echo "make bench-scaling   cost against sizes; make bench-gate: the gate; make gpu: the step on a CUDA device"
+	@echo "make bench-scaling   cost against sizes; make bench-gate, bench-ledger: these rooms; make gpu: the step on a CUDA device"
 	@echo "make man     man pages of every command, into build/man"
 	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
 	@echo "make mutations   judge a million mutations of valid attestations; make interop: against cwt, pycose and Node"
@@ -74,6 +74,10 @@ gpu: $(STAMP)
 bench-gate: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.signing
+
+# Audits of 10^4, 10^5 and 10^6 leaves with their growth; about ten minutes.
+bench-ledger: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger $(ARGS)
 
 # What it finds lies in build/fuzz/.
 fuzz: $(STAMP)
