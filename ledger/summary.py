@@ -1,8 +1,38 @@
 """A run in a few numbers per class: for the auditor's report, and for the trainer's own."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from ledger.replay import Replay
+
+SPREAD_BINS: Final = 20
+"""Bins of a distribution: enough to show two groups in a class, few enough to read each as a figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How the epsilons of the contributions of a class are distributed, withdrawn ones included.
+
+    Attributes:
+        contributions: how many there are, at least one.
+        least: the smallest epsilon.
+        quarter: a quarter of them, at least, has spent no more than this.
+        median: likewise a half.
+        three_quarters: likewise three quarters.
+        most: the largest epsilon.
+        counts: contributions per bin; `SPREAD_BINS` bins of equal width from 0 to ``most``, each with its lower end and without
+            its upper, the last with both.
+    """
+
+    contributions: int
+    least: float
+    quarter: float
+    median: float
+    three_quarters: float
+    most: float
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +53,7 @@ class ClassSummary:
         epsilon_replace: the same contribution's epsilon under content replacement.
         blocks: number of blocks that the class touches.
         coordinates: number of parameters in them.
+        spread: the distribution of epsilon over its contributions; None for a public class, and without any.
     """
 
     name: str
@@ -37,12 +68,14 @@ class ClassSummary:
     coordinates: int
     public: bool = False
     occurrences: int | None = None
+    spread: Spread | None = None
 
 
 def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
     """Returns one summary per class of the policy, charges after the last epoch included."""
     header, spent = run.header, run.expenditure
     groups: list[dict[tuple[tuple[float, ...], tuple[int, ...]], float]] = [{} for _ in header.profiles]
+    epsilons: list[Counter[float]] = [Counter() for _ in header.profiles]
     public_steps: dict[int, int] = {}
     occurrences, losses = [0] * len(header.profiles), [0.0] * len(header.profiles)
     for contribution in run.contributions.values():
@@ -53,7 +86,9 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
             public_steps[place] = max(public_steps.get(place, 0), spent.steps(contribution, run.charged_phases))
             continue
         key = (spent.of_contribution(contribution), spent.phase_steps(contribution, run.charged_phases))
-        groups[place][key] = max(groups[place].get(key, 0.0), run.epsilon(contribution))
+        epsilon = run.epsilon(contribution)
+        groups[place][key] = max(groups[place].get(key, 0.0), epsilon)
+        epsilons[place][epsilon] += 1
     summaries = []
     for place, (rule, totals) in enumerate(zip(header.policy.classes, run.totals(), strict=True)):
         worst = max(groups[place], key=groups[place].__getitem__, default=None)
@@ -77,9 +112,23 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
                 coordinates=sum(header.blocks[index].coordinates for index in blocks),
                 public=rule.public,
                 occurrences=occurrences[place] if header.occurrences_public else None,
+                spread=spread_of(epsilons[place]) if epsilons[place] else None,
             )
         )
     return tuple(summaries)
+
+
+def spread_of(epsilons: Mapping[float, int]) -> Spread:
+    """Returns the distribution of these values, of which there is at least one, each with the times it occurs."""
+    most, total, below = max(epsilons), sum(epsilons.values()), 0
+    counts = [0] * SPREAD_BINS
+    ranks: list[float] = []
+    for value in sorted(epsilons):
+        counts[min(int(value / most * SPREAD_BINS), SPREAD_BINS - 1) if most else 0] += epsilons[value]
+        below += epsilons[value]
+        ranks += [value] * (4 * below // total - len(ranks))
+    quarter, median, three_quarters, _ = ranks
+    return Spread(total, min(epsilons), quarter, median, three_quarters, most, tuple(counts))
 
 
 def _least(z: tuple[float, ...], steps: tuple[int, ...]) -> float:

@@ -26,12 +26,78 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
-    """One recorded epoch: its number, last step, charged steps, and the largest epsilon per class, None for a public one."""
+    """One recorded epoch.
+
+    Attributes:
+        number: number of the epoch, from 1.
+        step: last released step.
+        charged: steps charged so far, over all attempts.
+        epsilons: largest epsilon per class, None for a public one.
+        seq: position of its EPOCH leaf: a checkpoint of a larger size commits to it.
+        time: POSIX seconds of that leaf.
+        active: contributions in the pool, per class.
+        withdrawn: contributions withdrawn so far, per class.
+        model_digest: hex of the digest of the model state.
+    """
 
     number: int
     step: int
     charged: int
     epsilons: tuple[float | None, ...]
+    seq: int
+    time: int
+    active: tuple[int, ...]
+    withdrawn: tuple[int, ...]
+    model_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A pinned key whose signature on the checkpoint was verified.
+
+    Attributes:
+        name: name of the key.
+        key_id: hex of the key id in the signature line.
+        time: POSIX seconds that a cosignature states; None for a plain signature, as the log's own is.
+        of_log: whether it is the log key of the header.
+    """
+
+    name: str
+    key_id: str
+    time: int | None
+    of_log: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawalCount:
+    """How many withdrawals of a class were entered for a reason; the class is None where nothing was ever admitted."""
+
+    class_name: str | None
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawalRow:
+    """One withdrawal.
+
+    Attributes:
+        seq: position of its WITHDRAW leaf.
+        time: POSIX seconds of that leaf.
+        descriptor_hash: hex of the hash of the descriptor.
+        reason: reason code.
+        class_name: class of the contribution, None when no such contribution was ever admitted.
+        steps: charged steps it was in the pool for, None like the class.
+        epsilon: what it had spent and keeps, None like the class and for a public class.
+    """
+
+    seq: int
+    time: int
+    descriptor_hash: str
+    reason: str
+    class_name: str | None
+    steps: int | None
+    epsilon: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +122,15 @@ class AuditReport:
         classes: per class, recomputed from the leaves.
         epochs: the recorded epochs.
         blocks: the noise schedule.
+        multipliers: per block and class, the noise multiplier of the class's preset bounds on that block alone, as
+            `ledger.posture.block_multipliers` defines it.
         noise_follows_draw: whether the noise of a step is what those drawn brought, rather than the schedule's.
         noise_phases: first step, factor on the schedule, and charged steps of each phase, where the noise varies over the run.
         owner: id of the policy's owner.
         model_digest: hex of the model digest in the last epoch, None without one.
+        signers: who signed the checkpoint, of the keys that were pinned.
+        withdrawal_counts: withdrawals by class and reason, all of them.
+        withdrawals: the last ones, at most `ledger.audit.withdrawals.MAX_LISTED`.
     """
 
     verdict: Verdict
@@ -78,10 +149,14 @@ class AuditReport:
     classes: tuple[ClassSummary, ...] = ()
     epochs: tuple[EpochRow, ...] = ()
     blocks: tuple[HeaderBlock, ...] = ()
+    multipliers: tuple[tuple[float | None, ...], ...] = ()
     noise_follows_draw: bool = False
     noise_phases: tuple[tuple[int, float, int], ...] = ()
     owner: str | None = None
     model_digest: str | None = None
+    signers: tuple[Signer, ...] = ()
+    withdrawal_counts: tuple[WithdrawalCount, ...] = ()
+    withdrawals: tuple[WithdrawalRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns a form that ``json.dumps`` takes."""

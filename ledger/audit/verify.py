@@ -9,10 +9,12 @@ from attest.micro import from_micro
 from ledger import layout, tiles
 from ledger.accountants import MICRO, describe
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import AuditReport, EpochRow, Finding
+from ledger.audit.findings import AuditReport, EpochRow, Finding, Signer
+from ledger.audit.withdrawals import Withdrawals
 from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Header, decode_leaf
 from ledger.note import Checkpoint, Note, parse_verifier_key
+from ledger.posture import block_multipliers
 from ledger.replay import Replay
 from ledger.summary import class_summaries
 
@@ -78,8 +80,15 @@ def _verify(
         fault("POLICY_FILE", layout.POLICY, "the trust policy is not the one of the log key in the header")
     notes: list[str] = []
     _check_header(header, note, checkpoint, owner_key, fault, notes)
-    run = _replay(header, leaves, findings)
+    withdrawals = Withdrawals()
+    run = _replay(header, leaves, findings, withdrawals)
     _describe(run, notes, report)
+    report.update(
+        signers=_signers(note, header.log_vkey),
+        multipliers=block_multipliers(header),
+        withdrawal_counts=withdrawals.counts(),
+        withdrawals=withdrawals.rows(run),
+    )
 
 
 def _check_keys(keys: list[str], fault: Any) -> bool:
@@ -127,11 +136,13 @@ def _check_header(
         notes.append(f"recorded with {' '.join(there)}; recomputed with {' '.join(here)}")
 
 
-def _replay(header: Header, leaves: Leaves, findings: list[Finding]) -> Replay:
+def _replay(header: Header, leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals) -> Replay:
     run = Replay(header, leaves.root_at)
     try:
         for seq, data in enumerate(islice(leaves, 1, None), start=1):
-            problems = run.apply(decode_leaf(data))
+            leaf = decode_leaf(data)
+            problems = run.apply(leaf)
+            withdrawals.see(leaf, run)
             if problems:
                 findings.extend(Finding(problem.code, f"seq {seq}", problem.sentence) for problem in problems)
                 if len(findings) >= MAX_FINDINGS:
@@ -142,6 +153,11 @@ def _replay(header: Header, leaves: Leaves, findings: list[Finding]) -> Replay:
     except ExportChanged as error:
         findings.append(Finding(error.code, f"seq {run.size}", error.sentence))
     return run
+
+
+def _signers(note: Note, log_vkey: str) -> tuple[Signer, ...]:
+    found = ((signature.key, signature.timestamp) for signature in note.signatures)
+    return tuple(Signer(key.name, key.key_id.hex(), time, str(key) == log_vkey) for key, time in found)
 
 
 def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
@@ -193,6 +209,11 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
                 epoch.step,
                 epoch.charged,
                 tuple(None if (spent := row.max_epsilon_micro) is None else spent / MICRO for row in epoch.classes),
+                seq=epoch.seq,
+                time=epoch.time,
+                active=tuple(row.active for row in epoch.classes),
+                withdrawn=tuple(row.withdrawn for row in epoch.classes),
+                model_digest=epoch.model_digest.hex(),
             )
             for epoch in run.epochs
         ),
