@@ -32,6 +32,7 @@ from dptrain.routing.levels import level_of, refuse_skipped_masks, refuse_uncert
 from dptrain.routing.scan import refuse_coupled
 from dptrain.steps import Probe, Steps, check_parameters
 from dptrain.streams import open_streams
+from ledger.storage.place import Place
 
 if TYPE_CHECKING:
     from dptrain.routing.compiled import CompiledLoss
@@ -101,6 +102,7 @@ class PrivateTraining:
         corpus: str | os.PathLike[str] = "corpus",
         *,
         ledger: str | os.PathLike[str] = "ledger.db",
+        ledger_state: str | os.PathLike[str] | None = None,
         accelerator: Any | None = None,
         owner_key: str | os.PathLike[str] | bytes | None = None,
         registry: str | os.PathLike[str] | None = None,
@@ -119,7 +121,9 @@ class PrivateTraining:
         """Verifies the policy, admits the corpus, and opens or reserves the ledger.
 
         Args:
-            policy: signed policy file. corpus: data with its attestations. ledger: SQLite file of the run.
+            policy: signed policy file. corpus: data with its attestations. ledger: SQLite file of the run, or a ``postgresql://``
+                URL. ledger_state: local directory for what a ledger on a server keeps beside it: the signer's own record and
+                key, incoming withdrawals, checkpoints.
             owner_key: public key of the corpus owner, a file or 32 bytes; default ``owner.pub`` beside the policy.
             registry: contributor registry; default ``registry.cbor`` beside the policy.
             ledger_key: private key that signs checkpoints; default ``<ledger>.key``, made on first use.
@@ -148,8 +152,8 @@ class PrivateTraining:
         guards.refuse_microbatch(microbatch, microbatch_rows)
         watch = RegistryWatch(registry or beside / "registry.cbor", public)
         data = open_corpus(corpus)
-        ledger_path = Path(ledger)
-        recorder = Recorder(ledger_path, ledger_key, origin or f"{signed.policy.corpus}/{ledger_path.stem}", resume, public)
+        place = Place.of(ledger, ledger_state)
+        recorder = Recorder(place, ledger_key, origin or f"{signed.policy.corpus}/{place.name}", resume, public)
         try:
             admitting = watch.at_admission(recorder.registry_roots())
             gate = run_gate(data, signed.policy, admitting, now=recorder.admission_time(clock()))
@@ -164,14 +168,14 @@ class PrivateTraining:
             data,
             gate,
             recorder,
-            Inbox(Path(f"{ledger_path}.withdrawals"), signed, public),
+            Inbox(place.side(".withdrawals"), signed, public),
             watch,
             accelerator=accelerator,
             decode=decode,
             microbatch=microbatch,
             microbatch_rows=microbatch_rows,
             clock=clock,
-            checkpoint_dir=Path(checkpoint_dir or f"{ledger_path}.checkpoints"),
+            checkpoint_dir=Path(checkpoint_dir or place.side(".checkpoints")),
             show_progress=progress,
             insecure_test_key=insecure_test_key,
             noise_generator=noise_generator,

@@ -1,9 +1,7 @@
 """The run's side of the ledger: which windows are charged before their steps, when they are settled, when epochs close."""
 
-import contextlib
 import hashlib
 import os
-import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,11 +12,11 @@ from dptrain.errors import NotPrivateUse, ResumeRefused
 from dptrain.pin import PinRecord
 from dptrain.pool import Slot
 from dptrain.registry_watch import REASONS
-from ledger.errors import LedgerCorrupt
 from ledger.leaves import HeaderSpec, Withdraw, decode_leaf
 from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
-from ledger.storage import highwater
+from ledger.storage.opening import exists, set_unfinished_aside
+from ledger.storage.place import Place
 
 
 class Recorder:
@@ -28,20 +26,22 @@ class Recorder:
     """
 
     def __init__(
-        self, path: Path, key_path: str | os.PathLike[str] | None, origin: str, resume: bool, owner_public: bytes
+        self, place: Place, key_path: str | os.PathLike[str] | None, origin: str, resume: bool, owner_public: bytes
     ) -> None:
-        self.path = path
-        if resume and path.exists():
-            _set_unfinished_aside(path)
-        self.resuming = resume and path.exists()
-        if path.exists() and not resume:
+        self._place = place
+        if resume:
+            set_unfinished_aside(place)
+        found = exists(place)
+        self.resuming = resume and found
+        if found and not resume:
             raise ResumeRefused(
                 "LEDGER_EXISTS",
-                f"{path} already holds a run; pass resume=True (--resume) to continue it, or name another ledger for a new run",
+                f"{place.shown} already holds a run; pass resume=True (--resume) to continue it, or name another ledger for a "
+                "new run",
             )
         self.owner_public = owner_public
-        self._signer = _signer(Path(key_path) if key_path else path.with_suffix(".key"), origin, path)
-        self._ledger: Ledger | None = Ledger.open(path, self._signer) if self.resuming else None
+        self._signer = _signer(Path(key_path) if key_path else place.key, origin, place)
+        self._ledger: Ledger | None = Ledger.open(place, self._signer) if self.resuming else None
         self._window: Window | None = None
         self._commitment = b""
 
@@ -78,7 +78,7 @@ class Recorder:
         self._steps = header.policy.policy
         fresh = self._ledger is None
         if self._ledger is None:
-            self._ledger = Ledger.create(self.path, header, self._signer, now=now)
+            self._ledger = Ledger.create(self._place, header, self._signer, now=now)
         else:
             _require_same(self._ledger, header)
         if not self.ledger.state.contributions:
@@ -222,45 +222,12 @@ class Recorder:
             self._ledger.close()
 
 
-def _set_unfinished_aside(path: Path) -> None:
-    """Renames a ledger whose creation was interrupted, so that a resumed run can start it anew.
-
-    Only a ledger without the signer's high-water file, which creation writes last, and with at most its header counts: it
-    cannot hold a charge. Nothing is deleted, and model checkpoints beside a new ledger are refused later.
-    """
-    mark = highwater.path_of(path)
-    if mark.exists():
-        return
-    try:
-        with Ledger.open(path, read_only=True) as ledger:
-            unfinished = ledger.size == 1
-    except LedgerCorrupt as error:
-        unfinished = error.code == "HEADER" or _has_no_tables(path)
-    if not unfinished:
-        return
-    number = 1
-    while (aside := path.with_name(f"{path.name}.unfinished-{number}")).exists():
-        number += 1
-    for suffix in ("-wal", "-shm"):
-        side = path.with_name(path.name + suffix)
-        if side.exists():
-            side.rename(aside.with_name(aside.name + suffix))
-    path.rename(aside)
-
-
-def _has_no_tables(path: Path) -> bool:
-    with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        try:
-            return connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
-        except sqlite3.DatabaseError:
-            return False
-
-
-def _signer(key_path: Path, origin: str, ledger_path: Path) -> NoteSigner:
+def _signer(key_path: Path, origin: str, place: Place) -> NoteSigner:
+    place.make_state_directory()
     if not key_path.exists():
         save_private_key(key_path, generate())
     signer = NoteSigner(origin, load_private_key(key_path))
-    public = ledger_path.with_suffix(".pub")
+    public = place.public
     if not public.exists():
         public.write_text(signer.vkey + "\n")
     return signer

@@ -1,5 +1,6 @@
 """The life of a ledger: created, charged window by window, closed epoch by epoch, finished. The one way to append."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
@@ -39,7 +40,9 @@ from ledger.note import NoteSigner, checkpoint_text, sign_note
 from ledger.readings import Readings
 from ledger.storage import highwater
 from ledger.storage.appender import Appender
-from ledger.storage.store import Row, Store
+from ledger.storage.opening import create_store, open_store
+from ledger.storage.place import Place
+from ledger.storage.store import Row
 
 _admission = attrgetter(*(field.name for field in fields(AdmitSpec)))
 
@@ -47,9 +50,10 @@ _admission = attrgetter(*(field.name for field in fields(AdmitSpec)))
 class Ledger(Readings):
     """An open ledger.
 
-    Every method that appends returns once its leaves are on disk and the signer's high-water file knows of them. When
-    it raises, none of its leaves is in the ledger, except where only the high-water file could not be written, which
-    comes after the leaves are safe. After a failed write the handle refuses everything: open the ledger again.
+    Every method that appends returns once its leaves are durable and the signer's high-water file knows of them. When it
+    raises, none of its leaves is in the ledger, with two exceptions that can only over-count: the high-water file could not
+    be written, which comes after the leaves are safe, or the commit itself failed (codes COMMIT_UNKNOWN and STORAGE) and
+    reopening tells. After a failed write the handle refuses everything: open the ledger again.
     For one thread of one process.
     """
 
@@ -60,31 +64,41 @@ class Ledger(Readings):
         self._may_charge = not appender.replay.windows
 
     @classmethod
-    def create(cls, path: str | Path, header: HeaderSpec, signer: NoteSigner, *, now: int) -> "Ledger":
+    def create(
+        cls,
+        ledger: str | os.PathLike[str] | Place,
+        header: HeaderSpec,
+        signer: NoteSigner,
+        *,
+        now: int,
+        state: str | os.PathLike[str] | None = None,
+    ) -> "Ledger":
         """Creates a ledger with its header leaf.
 
         Args:
-            path: a new file on a local disk.
+            ledger: a new file on a local disk, or a ``postgresql://`` URL (`ledger.storage.place`).
             header: what the run rests on.
             signer: the ledger's key; its name is the ledger's origin.
             now: POSIX seconds.
+            state: local directory for the signer's own record, where the ledger is on a server.
 
         Raises:
-            LedgerError: if the file exists.
+            LedgerError: if the ledger exists, or its URL or state directory will not do.
             LeafRefused: if the header contradicts itself or its policy cannot be accounted for.
         """
         leaf = header.header(origin=signer.name, log_vkey=signer.vkey, time=now)
         body = encode_leaf(leaf)
-        mark = highwater.path_of(Path(path))
+        place = Place.of(ledger, state)
+        mark = highwater.path_of(place)
         if mark.exists():
             raise LedgerError("EXISTS", f"{mark} exists: it belongs to a ledger that is not here")
-        store = Store.create(Path(path))
+        store = create_store(place)
         try:
             frontier = Frontier()
             frontier.append(leaf_hash(body))
             note = sign_note(checkpoint_text(leaf.origin, 1, frontier.root()), signer)
             store.append([Row(0, Header.KIND, None, leaf_hash(body), body)], frontier, note)
-            highwater.write(store.path, signer, 1, frontier.root())
+            highwater.write(place, signer, 1, frontier.root())
             return cls(Appender(store, signer))
         except BaseException:
             store.discard()
@@ -94,31 +108,36 @@ class Ledger(Readings):
     @classmethod
     def open(
         cls,
-        path: str | Path,
+        ledger: str | os.PathLike[str] | Place,
         signer: NoteSigner | None = None,
         *,
+        state: str | os.PathLike[str] | None = None,
         expect_header: bytes | None = None,
         read_only: bool = False,
     ) -> "Ledger":
         """Opens a ledger and checks all of it except the recorded epsilons, which the auditor recomputes.
 
         Args:
-            path: the ledger file.
+            ledger: the ledger file, or a ``postgresql://`` URL (`ledger.storage.place`).
             signer: the ledger's key; without it the ledger is opened for reading.
+            state: local directory of the signer's own record, where the ledger is on a server. Readers may do without it,
+                and then do not compare with that record.
             expect_header: SHA-256 of leaf 0, as pinned elsewhere.
             read_only: open for reading although a signer is given.
 
         Raises:
             LedgerCorrupt: the file contradicts itself.
             LedgerBehind: it is shorter than its own or the signer's record says, or the signer's record is gone.
-            LedgerForked: it has another history than the signer's record; both are written to ``<path>.fork-evidence``.
+            LedgerForked: it has another history than the signer's record; both are written to ``.fork-evidence`` beside it.
             LedgerWrongRun: header or key are not the expected ones.
             LedgerBusy: another process is writing it.
+            StorageFailed: the database cannot be read, or is not set up to keep what it commits.
         """
-        store = Store.open(Path(path), read_only=read_only or signer is None)
+        place, reading = Place.of(ledger, state), read_only or signer is None
+        # Read before the leaves: a writer elsewhere commits leaves first, so the mark is never ahead of them.
+        mark = None if reading and place.beside is None else highwater.read_bytes(place)
+        store = open_store(place, read_only=reading)
         try:
-            # Read before the leaves: a writer elsewhere commits leaves first, so the mark is never ahead of them.
-            mark = highwater.read_bytes(store.path)
             appender = Appender(store, None if read_only else signer)
             appender.check_identity(signer, expect_header)
             appender.check_highwater(mark)
@@ -128,15 +147,13 @@ class Ledger(Readings):
             raise
 
     def close(self) -> None:
-        """Gives up the file and the writer's lock. The run stays open; see `finish`."""
+        """Gives up the database and the writer's lock. The run stays open; see `finish`."""
         self._file.close()
 
     def __enter__(self) -> "Ledger":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def epsilon(self, descriptor_hash: bytes) -> float:
@@ -214,9 +231,7 @@ class Ledger(Readings):
             variances = self.state.draw_variances(numbers, step)
             self._file.stage(Draw(self.size, time, place or 1, step, numbers, variances))
 
-    def settle(
-        self, window: Window, steps_released: int, *, now: int, variances: Sequence[float] | None = None
-    ) -> None:
+    def settle(self, window: Window, steps_released: int, *, now: int, variances: Sequence[float] | None = None) -> None:
         """Records that a window has run.
 
         Args:

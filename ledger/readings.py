@@ -1,10 +1,9 @@
 """What an open ledger says of itself, for reading."""
 
-from pathlib import Path
-
 from ledger.leaves import Charge, Header
 from ledger.replay import Replay
 from ledger.storage.appender import Appender
+from ledger.storage.place import Place
 
 
 class Readings:
@@ -13,9 +12,9 @@ class Readings:
     _file: Appender
 
     @property
-    def path(self) -> Path:
-        """The ledger file."""
-        return self._file.store.path
+    def place(self) -> Place:
+        """Where the ledger lies."""
+        return self._file.store.place
 
     @property
     def header(self) -> Header:

@@ -1,17 +1,16 @@
-"""Appending to a ledger file: stage leaves, check what they mean, commit them whole, remember the new tree outside.
+"""Appending to a ledger: stage leaves, check what they mean, commit them whole, remember the new tree outside.
 
 The mechanics under `ledger.log.Ledger`: it decides what to append, this decides whether and how.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Final
 
 from attest.files import atomic_write
 from ledger.errors import LeafRefused, LedgerBehind, LedgerClosed, LedgerForked, LedgerWrongRun
 from ledger.leaves import Leaf, checks, encode_leaf
-from ledger.merkle import Frontier, leaf_hash, root_of_hashes
+from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, sign_note
 from ledger.storage import fsck, highwater
 from ledger.storage.store import Row, Store
@@ -21,10 +20,10 @@ CLOCK_SLACK_SECONDS: Final = 60
 
 
 class Appender:
-    """A ledger file, its replayed state, and the signer that may extend it.
+    """A ledger's store, its replayed state, and the signer that may extend it.
 
     Attributes:
-        store: the file.
+        store: the open database.
         signer: the ledger's key, None for reading only.
         replay: the state of the run.
         frontier: the frontier of the tree.
@@ -33,7 +32,7 @@ class Appender:
     """
 
     def __init__(self, store: Store, signer: NoteSigner | None) -> None:
-        """Loads and checks the file."""
+        """Loads and checks the ledger."""
         self.store = store
         self.signer = signer
         self._staged: list[Leaf] = []
@@ -47,10 +46,10 @@ class Appender:
 
     def root_at(self, size: int) -> bytes:
         """Returns the root over the first ``size`` leaves."""
-        return self.frontier.root() if size == self.size else root_of_hashes(self._hashes[:size])
+        return self.frontier.root() if size == self.size else self._hashes.root(size)
 
     def close(self) -> None:
-        """Gives up the file."""
+        """Gives up the database."""
         self.store.close()
         self._broken = True
 
@@ -59,9 +58,10 @@ class Appender:
         """Collects leaves staged in its body, then appends them in one transaction.
 
         Guarantee:
-            When the body ends without an error, its leaves are on disk, and then the signer's high-water file. When
-            this raises, the ledger has none of them, unless it was the high-water file that could not be written. A
-            refused leaf leaves the handle as it was; a failed write makes it refuse everything until it is reopened.
+            When the body ends without an error, its leaves are durable, and then the signer's high-water file. When
+            this raises, the ledger has none of them, unless it was the commit itself that failed or the high-water file
+            that could not be written. A refused leaf leaves the handle as it was; a failed write makes it refuse
+            everything until it is reopened.
 
         Args:
             now: POSIX seconds.
@@ -87,7 +87,7 @@ class Appender:
             self._hashes.extend(row.leaf_hash for row in rows)
             if note is not None:
                 self.checkpoints[frontier.size] = note
-            highwater.write(self.store.path, signer, frontier.size, frontier.root())
+            highwater.write(self.store.place, signer, frontier.size, frontier.root())
         except BaseException:
             self._broken = True
             if not writing:
@@ -115,12 +115,12 @@ class Appender:
             raise LedgerWrongRun("WRONG_KEY", f"the ledger is signed by {vkey}, the key given is {signer.vkey}")
 
     def check_highwater(self, note: bytes | None) -> None:
-        """Compares the file with the signer's own memory, and brings that up to date when writing.
+        """Compares the ledger with the signer's own memory, and brings that up to date when writing.
 
         Args:
-            note: the high-water file, read before this file was loaded.
+            note: the high-water file, read before this ledger was loaded.
         """
-        path, origin = self.store.path, self.replay.header.origin
+        place, origin = self.store.place, self.replay.header.origin
         if note is not None:
             mark = highwater.parse(note, self.replay.header.log_vkey)
             if mark.origin != origin:
@@ -128,16 +128,16 @@ class Appender:
             if mark.size > self.size:
                 raise LedgerBehind("BEHIND", f"the signer committed to {mark.size} leaves, the ledger has {self.size}")
             if self.root_at(mark.size) != mark.root:
-                evidence = Path(f"{path}.fork-evidence")
+                evidence = place.side(".fork-evidence")
                 with suppress(OSError):
                     atomic_write(evidence, note + b"\n" + self.checkpoints[max(self.checkpoints)])
                 sentence = f"the signer committed to another history of {mark.size} leaves; both are in {evidence}"
                 raise LedgerForked("FORKED", sentence)
         elif self.signer is not None and self.size > 1:
-            missing = highwater.path_of(path)
+            missing = highwater.path_of(place)
             raise LedgerBehind("HIGHWATER_MISSING", f"{missing} is gone, so a lost tail could not be seen; restore it")
         if self.signer is not None:
-            highwater.write(path, self.signer, self.size, self.frontier.root())
+            highwater.write(place, self.signer, self.size, self.frontier.root())
 
     def _take(self, loaded: fsck.Loaded) -> None:
         self.replay = loaded.replay

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from ledger.errors import LeafRefused, LedgerBehind, LedgerCorrupt, NoteError
 from ledger.leaves import Header, decode_leaf
-from ledger.merkle import Frontier, leaf_hash, root_of_hashes
+from ledger.merkle import Frontier, leaf_hash
 from ledger.note import open_note, parse_checkpoint
 from ledger.replay import Replay
+from ledger.storage.hashes import LeafHashes
 from ledger.storage.store import Row, Snapshot, Store
 
 
@@ -25,13 +26,13 @@ class Loaded:
 
     replay: Replay
     frontier: Frontier
-    hashes: list[bytes]
+    hashes: LeafHashes
     header_digest: bytes
     checkpoints: dict[int, bytes]
 
 
 def load(store: Store, *, recompute: bool) -> Loaded:
-    """Reads a whole ledger file and checks it.
+    """Reads a whole ledger and checks it.
 
     Guarantee:
         Every body hashes to its stored leaf hash and stands at its own seq; head, frontier and index columns agree with
@@ -39,7 +40,7 @@ def load(store: Store, *, recompute: bool) -> Loaded:
         the leaves tell a run without contradiction.
 
     Args:
-        store: the open file.
+        store: the open database.
         recompute: also recompute every recorded epsilon, which takes the accountant's time.
 
     Raises:
@@ -51,7 +52,7 @@ def load(store: Store, *, recompute: bool) -> Loaded:
 
 
 def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
-    hashes: list[bytes] = []
+    hashes = LeafHashes()
     frontier = Frontier()
     notes = snapshot.checkpoints()
     verified = [0]
@@ -73,7 +74,7 @@ def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
             if not isinstance(leaf, Header):
                 raise LedgerCorrupt("HEADER", "leaf 0 is not a header", seq=0)
             digest = hashlib.sha256(row.body).digest()
-            replay = Replay(leaf, lambda size: root_of_hashes(hashes[:size]), recompute=recompute)
+            replay = Replay(leaf, hashes.root, recompute=recompute)
         if (row.kind, row.descriptor_hash) != (leaf.KIND, getattr(leaf, "descriptor_hash", None)):
             raise LedgerCorrupt("INDEX", f"the index columns of leaf {seq} differ from its body", seq=seq)
         if frontier.size in notes:

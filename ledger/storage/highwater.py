@@ -4,20 +4,22 @@ A database can lose its tail (one flipped bit in a write-ahead log drops committ
 back whole, note and all. The signer compares before it signs again, so neither goes unseen.
 """
 
+import os
 from pathlib import Path
 
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
 from ledger.errors import LedgerCorrupt, NoteError, StorageFailed
 from ledger.note import MAX_NOTE_SIZE, Checkpoint, NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
+from ledger.storage.place import Place
 
 
-def path_of(ledger: Path) -> Path:
-    """Returns where the high-water file of a ledger lies: beside it."""
-    return Path(f"{ledger}.highwater")
+def path_of(ledger: Place | str | os.PathLike[str]) -> Path:
+    """Returns where the high-water file of a ledger lies: beside it, or in its state directory."""
+    return Place.of(ledger).side(".highwater")
 
 
-def read_bytes(ledger: Path) -> bytes | None:
+def read_bytes(ledger: Place | str | os.PathLike[str]) -> bytes | None:
     """Reads the high-water file; None if there is none. Raises StorageFailed if it cannot be read."""
     path = path_of(ledger)
     if not path.exists():
@@ -36,7 +38,7 @@ def parse(data: bytes, log_vkey: str) -> Checkpoint:
         raise LedgerCorrupt("HIGHWATER", f"the signer's high-water file is not its own: {error.sentence}") from error
 
 
-def write(ledger: Path, signer: NoteSigner, size: int, root: bytes) -> None:
+def write(ledger: Place | str | os.PathLike[str], signer: NoteSigner, size: int, root: bytes) -> None:
     """Records a new largest tree: written beside, synced, renamed over, directory synced."""
     note = sign_note(checkpoint_text(signer.name, size, root), signer)
     try:

@@ -6,14 +6,15 @@ pytest.importorskip("torch")
 
 from ledger.errors import LedgerError
 from ledger.storage import highwater
-from ledger.storage.store import Store
+from ledger.storage.opening import create_store
+from ledger.storage.place import Place
 from tests.trainers import Trainer
 from tests.worlds import make_world
 
 
 def test_a_ledger_without_header_is_set_aside_and_started_anew(tmp_path) -> None:
     world = make_world(tmp_path, per_class=2, steps=1)
-    Store.create(world.ledger).close()
+    create_store(Place.of(world.ledger)).close()
     trainer = Trainer(world, resume=True)
     trainer.run()
     assert trainer.private.recorder.ledger.finished
@@ -36,7 +37,7 @@ def test_a_header_without_high_water_file_is_set_aside(tmp_path, monkeypatch) ->
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ledger.log.highwater.write", killed)
-    monkeypatch.setattr("ledger.storage.store.Store.discard", lambda self: self.close())
+    monkeypatch.setattr("ledger.storage.sqlite.SqliteStore.discard", lambda self: self.close())
     with pytest.raises(KeyboardInterrupt):
         Trainer(world)
     monkeypatch.undo()

@@ -27,7 +27,9 @@ from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner
 from ledger.storage import fsck, highwater
-from ledger.storage.store import Row, Store
+from ledger.storage.opening import create_store, open_store
+from ledger.storage.place import Place
+from ledger.storage.store import Row
 
 
 @pytest.fixture
@@ -69,7 +71,7 @@ def opens(path: Path) -> Ledger:
         "INSERT INTO entry (seq, kind, leaf, body) SELECT size, 1, NULL, x'00' FROM head",
         "UPDATE head SET size = size - 1",
         "DELETE FROM head",
-        "INSERT INTO head VALUES (1, 0, x'')",
+        "INSERT INTO head VALUES (1, 0, x'', 0)",
         "UPDATE checkpoint SET note = x'00'",
         "DELETE FROM checkpoint",
         "UPDATE meta SET value = '2'",
@@ -311,7 +313,7 @@ def test_a_second_writer_that_got_past_the_lock_is_fenced(run, path):
 
 
 def test_a_moved_head_is_seen_before_anything_is_written(tmp_path):
-    store = Store.create(tmp_path / "s.db")
+    store = create_store(Place.of(tmp_path / "s.db"))
     frontier = Frontier()
     frontier.append(leaf_hash(b"x"))
     store.append([Row(0, 0, None, leaf_hash(b"x"), b"x")], frontier)
@@ -339,7 +341,7 @@ def test_durability_settings_are_on(run):
 
 
 def test_fsck_recomputes_the_recorded_epsilons(closed):
-    store = Store.open(closed, read_only=True)
+    store = open_store(Place.of(closed), read_only=True)
     loaded = fsck.load(store, recompute=True)
     assert loaded.replay.closed and loaded.frontier.size == len(loaded.hashes)
     store.close()

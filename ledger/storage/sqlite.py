@@ -1,0 +1,261 @@
+"""SQLite storage of one ledger: durable, append-only, one writer, and nothing that the tree does not check again.
+
+Life of a leaf: (1) the writer holds ``<path>.lock`` (an advisory lock, released by the kernel if the process dies);
+(2) ``BEGIN IMMEDIATE`` takes SQLite's own write lock; (3) the head is compared with what the writer last saw; (4) rows
+are inserted, each checked by a trigger to be the next one; (5) the frontier of the Merkle tree is stored beside the
+new size; (6) COMMIT with ``synchronous=FULL`` reaches the disk before the call returns. The triggers
+(`ledger.storage.sqlite_schema`) are a seat belt against accidents: whoever can write the file can drop them, and is found
+out by the tree.
+"""
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+import sqlalchemy as sa
+
+from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, ProofError, StorageFailed
+from ledger.merkle import Frontier
+from ledger.storage.place import Place
+from ledger.storage.sqlite_schema import CHECKPOINT, ENTRY, HEAD, LEASE, META, METADATA, TRIGGERS
+from ledger.storage.store import LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Row
+
+READ_BATCH: Final = 4_096
+"""Rows in memory at once while a ledger is read."""
+
+_INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, dhash, leaf, body) VALUES (?, ?, ?, ?, ?)"
+
+
+class SqliteSnapshot:
+    """What the file held at one moment; valid inside `SqliteStore.snapshot`."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        """Takes a connection inside a transaction."""
+        self._connection = connection
+
+    def head(self) -> Frontier:
+        """Returns the stored size and frontier."""
+        row = self._connection.execute(sa.select(HEAD.c.size, HEAD.c.frontier)).one_or_none()
+        if row is None:
+            raise LedgerCorrupt("HEAD", "the stored head is gone")
+        try:
+            return Frontier.from_bytes(row.size, row.frontier)
+        except ProofError as error:
+            raise LedgerCorrupt("HEAD", f"the stored head is not one of a tree: {error.sentence}") from error
+
+    def rows(self) -> Iterator[Row]:
+        """Yields all rows in order of seq."""
+        query = sa.select(ENTRY.c.seq, ENTRY.c.kind, ENTRY.c.dhash, ENTRY.c.leaf, ENTRY.c.body).order_by(ENTRY.c.seq)
+        for row in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+            if row.body is None:
+                raise LedgerCorrupt(
+                    "PRUNED", f"the body of leaf {row.seq} is gone; this version reads whole ledgers", seq=row.seq
+                )
+            yield Row(*row)
+
+    def checkpoints(self) -> dict[int, bytes]:
+        """Returns all stored checkpoint notes by size."""
+        query = sa.select(CHECKPOINT.c.size, CHECKPOINT.c.note).order_by(CHECKPOINT.c.size)
+        return {row.size: row.note for row in self._connection.execute(query)}
+
+
+class SqliteStore:
+    """One SQLite file; a `ledger.storage.store.Store`."""
+
+    def __init__(self, place: Place, engine: sa.Engine, lock: IO[bytes] | None, fence: int) -> None:
+        """Use `create` or `open`."""
+        self.place = place
+        self.fence = fence
+        self._engine = engine
+        self._lock = lock
+
+    @classmethod
+    def create(cls, place: Place) -> "SqliteStore":
+        """Creates an empty ledger file; refuses an existing one."""
+        path = Path(place.target)
+        lock = _take_lock(path)
+        if path.exists():
+            lock.close()
+            raise LedgerError("EXISTS", f"{path} exists; a ledger is never written over, choose another name")
+        store = cls(place, _engine(path, read_only=False), lock, 1)
+        try:
+            with store._transaction("creating the ledger") as connection:
+                METADATA.create_all(connection)
+                for trigger in TRIGGERS:
+                    connection.exec_driver_sql(trigger)
+                connection.execute(sa.insert(META), [{"key": "schema", "value": SCHEMA_VERSION}])
+                connection.execute(sa.insert(HEAD), [{"id": 0, "size": 0, "frontier": b"", "pruned_before": 0}])
+                connection.execute(sa.insert(LEASE), [{"id": 0, "holder": _holder(), "fence": 1}])
+        except BaseException:
+            store.discard()
+            raise
+        return store
+
+    @classmethod
+    def open(cls, place: Place, *, read_only: bool) -> "SqliteStore":
+        """Opens a ledger file, as its only writer unless ``read_only``."""
+        path = Path(place.target)
+        if not path.is_file():
+            raise LedgerError("MISSING", f"there is no ledger at {path}")
+        lock = None if read_only else _take_lock(path)
+        store = cls(place, _engine(path, read_only=read_only), lock, 0)
+        try:
+            with store._transaction("opening the ledger") as connection:
+                version = connection.scalar(sa.select(META.c.value).where(META.c.key == "schema"))
+                if version != SCHEMA_VERSION:
+                    sentence = (
+                        f"{path} has schema {version!r}, this version reads {SCHEMA_VERSION!r}; use the one that wrote it"
+                    )
+                    raise LedgerCorrupt("SCHEMA", sentence)
+                if not read_only:
+                    connection.execute(sa.update(LEASE).values(fence=LEASE.c.fence + 1, holder=_holder()))
+                    store.fence = connection.scalar(sa.select(LEASE.c.fence)) or 0
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def append(self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None) -> None:
+        """Appends rows, all or none, on disk when it returns (WAL, ``synchronous=FULL``)."""
+        expected = frontier.size - len(rows)
+        with self._transaction("appending") as connection:
+            self._check_fence(connection)
+            size = connection.scalar(sa.select(HEAD.c.size))
+            if size != expected:
+                raise LedgerBusy("HEAD_MOVED", f"the ledger has {size} leaves, this writer knows of {expected}")
+            if rows:
+                values = [(row.seq, row.kind, row.descriptor_hash, row.leaf_hash, row.body) for row in rows]
+                connection.exec_driver_sql(_INSERT_ENTRY, values)
+            moved = sa.update(HEAD).where(HEAD.c.size == frontier.size).values(frontier=frontier.to_bytes())
+            if connection.execute(moved).rowcount != 1:
+                raise LedgerCorrupt("HEAD", "the head did not move with the rows; the insert trigger is missing")
+            if note is not None:
+                connection.execute(sa.insert(CHECKPOINT), [{"size": frontier.size, "note": note}])
+
+    def put_note(self, size: int, note: bytes) -> None:
+        """Replaces a stored note by itself with signature lines appended."""
+        with self._transaction("storing signatures") as connection:
+            self._check_fence(connection)
+            changed = sa.update(CHECKPOINT).where(CHECKPOINT.c.size == size).values(note=note)
+            if connection.execute(changed).rowcount != 1:
+                raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {size} leaves")
+
+    @contextmanager
+    def snapshot(self) -> Iterator[SqliteSnapshot]:
+        """Opens one view of the whole file, which a writer elsewhere does not move."""
+        with self._transaction("reading the ledger") as connection:
+            yield SqliteSnapshot(connection)
+
+    def discard(self) -> None:
+        """Closes and removes a ledger that could not be created whole; only for the one who has just created it."""
+        self.close()
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{self.place.target}{suffix}").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Closes the file and gives up the writer's lock."""
+        self._engine.dispose()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _check_fence(self, connection: sa.Connection) -> None:
+        # The advisory lock keeps out processes of this program on this host; fence and size keep out all others.
+        if connection.scalar(sa.select(LEASE.c.fence)) != self.fence:
+            raise LedgerBusy("FENCED", "another writer has taken the ledger over; close this one")
+
+    @contextmanager
+    def _transaction(self, doing: str) -> Iterator[sa.Connection]:
+        with _translated(doing), self._engine.begin() as connection:
+            yield connection
+
+
+def exists(place: Place) -> bool:
+    """Tells whether something lies at the place of a ledger."""
+    return Path(place.target).exists()
+
+
+def is_blank(place: Place) -> bool:
+    """Tells whether a file has no table: its creation ended before the first one was there."""
+    with contextlib.closing(sqlite3.connect(f"{Path(place.target).absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        try:
+            return connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+        except sqlite3.DatabaseError:
+            return False
+
+
+def set_aside(place: Place) -> str:
+    """Renames a ledger file and returns the new name; nothing is deleted."""
+    path, number = Path(place.target), 1
+    while (aside := path.with_name(f"{path.name}.unfinished-{number}")).exists():
+        number += 1
+    for suffix in ("-wal", "-shm", ""):
+        side = path.with_name(path.name + suffix)
+        if side.exists():
+            side.rename(aside.with_name(aside.name + suffix))
+    return str(aside)
+
+
+def _holder() -> str:
+    return f"pid {os.getpid()}"
+
+
+def _take_lock(path: Path) -> IO[bytes]:
+    with _translated("locking the ledger"):
+        lock = open(f"{path}.lock", "ab")  # noqa: SIM115 (held open for the life of the store)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise LedgerBusy("LOCKED", f"another process is writing {path}; wait for it, or open read-only") from error
+    return lock
+
+
+def _engine(path: Path, *, read_only: bool) -> sa.Engine:
+    url = sa.URL.create("sqlite", database=str(path))
+    engine = sa.create_engine(url, poolclass=sa.pool.StaticPool, connect_args={"timeout": LOCK_TIMEOUT_SECONDS})
+
+    @sa.event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, _record: object) -> None:
+        # pysqlite would otherwise begin transactions by itself, deferred, and fail under a second writer.
+        connection.isolation_level = None
+        mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        if mode != ("wal",):
+            raise StorageFailed("WAL", f"{path} cannot use a write-ahead log (found {mode}); put it on a local disk")
+        for pragma in ("synchronous=FULL", "foreign_keys=ON", "recursive_triggers=ON", "trusted_schema=OFF"):
+            connection.execute(f"PRAGMA {pragma}")
+        if read_only:
+            connection.execute("PRAGMA query_only=ON")
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+@contextmanager
+def _translated(doing: str) -> Iterator[None]:
+    """Turns SQLite's and the system's errors into the ledger's."""
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        raise _typed(doing, error.orig) from error
+    except sqlite3.Error as error:
+        raise _typed(doing, error) from error
+    except OSError as error:
+        raise StorageFailed("IO", f"{doing}: {error.strerror or error}") from error
+
+
+def _typed(doing: str, error: BaseException | None) -> LedgerError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return LedgerBusy("LOCKED", f"{doing}: another process holds the database ({error})")
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_ERROR):
+        return LedgerCorrupt("DATABASE", f"{doing}: {error}")
+    return StorageFailed("STORAGE", f"{doing}: {error}; free space or mend the disk, then reopen the ledger")

@@ -1,0 +1,138 @@
+"""Tables and triggers of a ledger in SQLite.
+
+The triggers stop accidents: a statement that would change the past fails, whether it updates, deletes or replaces.
+``REPLACE`` fires no DELETE trigger unless ``recursive_triggers`` is on, so every table also refuses to insert over a row.
+"""
+
+from typing import Final
+
+import sqlalchemy as sa
+
+from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND
+
+METADATA: Final = sa.MetaData()
+
+
+def _id() -> "sa.Column[int]":
+    return sa.Column("id", sa.Integer, sa.CheckConstraint("id = 0"), primary_key=True, autoincrement=False)
+
+
+def _position(name: str) -> "sa.Column[int]":
+    return sa.Column(name, sa.Integer, primary_key=True, autoincrement=False)
+
+
+META: Final = sa.Table(
+    "meta",
+    METADATA,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+    sqlite_strict=True,
+)
+ENTRY: Final = sa.Table(
+    "entry",
+    METADATA,
+    _position("seq"),
+    sa.Column("kind", sa.Integer, nullable=False),
+    sa.Column("dhash", sa.LargeBinary),
+    sa.Column("leaf", sa.LargeBinary, sa.CheckConstraint("length(leaf) = 32"), nullable=False),
+    sa.Column("body", sa.LargeBinary),
+    sa.Index("entry_dhash", "dhash", sqlite_where=sa.text("dhash IS NOT NULL")),
+    sqlite_strict=True,
+)
+HEAD: Final = sa.Table(
+    "head",
+    METADATA,
+    _id(),
+    sa.Column("size", sa.Integer, nullable=False),
+    sa.Column("frontier", sa.LargeBinary, nullable=False),
+    sa.Column("pruned_before", sa.Integer, nullable=False),
+    sqlite_strict=True,
+)
+CHECKPOINT: Final = sa.Table(
+    "checkpoint",
+    METADATA,
+    _position("size"),
+    sa.Column("note", sa.LargeBinary, nullable=False),
+    sqlite_strict=True,
+)
+ANCHOR: Final = sa.Table(
+    "anchor",
+    METADATA,
+    _position("summary_seq"),
+    sa.Column("dhash", sa.LargeBinary, sa.CheckConstraint("length(dhash) = 32"), primary_key=True),
+    sa.Column("class", sa.Integer, nullable=False),
+    sa.Column("first_seq", sa.Integer, nullable=False),
+    sa.Column("last_seq", sa.Integer, nullable=False),
+    sa.Column("spend", sa.Integer, nullable=False),
+    sqlite_strict=True,
+)
+LEASE: Final = sa.Table(
+    "lease",
+    METADATA,
+    _id(),
+    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("fence", sa.Integer, nullable=False),
+    sqlite_strict=True,
+)
+
+
+def _refuse(name: str, before: str, when: str, sentence: str) -> str:
+    return f"CREATE TRIGGER {name} BEFORE {before} WHEN {when}\nBEGIN SELECT RAISE(ABORT, '{sentence}'); END"
+
+
+_KINDS = ", ".join(map(str, PRUNABLE_KINDS))
+_SAME_TABLE_KEYS = {"meta": "key = NEW.key", "head": "id = NEW.id", "lease": "id = NEW.id", "checkpoint": "size = NEW.size",
+                    "anchor": "summary_seq = NEW.summary_seq AND dhash = NEW.dhash"}  # fmt: skip
+
+TRIGGERS: Final = (
+    _refuse(
+        "entry_dense",
+        "INSERT ON entry",
+        "NEW.seq IS NOT (SELECT size FROM head WHERE id = 0) OR NEW.body IS NULL",
+        "entry.seq must be the size of the ledger, and its body there",
+    ),
+    "CREATE TRIGGER entry_bump AFTER INSERT ON entry BEGIN UPDATE head SET size = size + 1 WHERE id = 0; END",
+    _refuse(
+        "entry_only_pruned",
+        "UPDATE ON entry",
+        f"""NEW.body IS NOT NULL OR OLD.kind NOT IN ({_KINDS}) OR OLD.seq >= (SELECT pruned_before FROM head WHERE id = 0)
+        OR NEW.seq IS NOT OLD.seq OR NEW.kind IS NOT OLD.kind OR NEW.dhash IS NOT OLD.dhash OR NEW.leaf IS NOT OLD.leaf""",
+        "entry rows are never changed; only bodies below pruned_before may go",
+    ),
+    _refuse(
+        "head_grows",
+        "UPDATE ON head",
+        f"""NEW.size < OLD.size OR NEW.id IS NOT OLD.id OR NEW.pruned_before < OLD.pruned_before
+        OR (NEW.pruned_before > OLD.pruned_before
+            AND NOT EXISTS (SELECT 1 FROM entry WHERE kind = {SUMMARY_KIND} AND seq >= NEW.pruned_before))""",
+        "the head of the ledger never shrinks, and pruned_before never passes the last summary",
+    ),
+    _refuse(
+        "lease_grows",
+        "UPDATE ON lease",
+        "NEW.fence <= OLD.fence OR NEW.id IS NOT OLD.id",
+        "the fence of the ledger only grows",
+    ),
+    # What is appended begins like a signature line and holds no empty line, so the note's text stays what it was.
+    _refuse(
+        "checkpoint_extends",
+        "UPDATE ON checkpoint",
+        """NEW.size IS NOT OLD.size OR substr(NEW.note, 1, length(OLD.note)) IS NOT OLD.note
+        OR substr(NEW.note, length(OLD.note) + 1, 4) IS NOT x'e2809420' OR substr(NEW.note, -1) IS NOT x'0a'
+        OR instr(substr(NEW.note, length(OLD.note) + 1), x'0a0a') > 0""",
+        "a checkpoint note is never changed; only signature lines may be appended",
+    ),
+    *(
+        _refuse(f"{table}_{name}", f"{verb} ON {table}", when, f"{table} rows are never changed or removed")
+        for table, same in _SAME_TABLE_KEYS.items()
+        for name, verb, when in (
+            ("once", "INSERT", f"EXISTS (SELECT 1 FROM {table} WHERE {same})"),
+            ("no_delete", "DELETE", "1"),
+        )
+    ),
+    _refuse("entry_no_delete", "DELETE ON entry", "1", "entry rows are never changed or removed"),
+    *(
+        _refuse(f"{table}_no_update", f"UPDATE ON {table}", "1", f"{table} rows are never changed or removed")
+        for table in ("meta", "anchor")
+    ),
+)
