@@ -23,6 +23,7 @@ from ledger.accountants.core import (
 from ledger.accountants.mixtures import epsilon_examples, epsilon_group, epsilon_of_principal
 from ledger.accountants.phases import MAX_MULTIPLIER, MAX_STEPS, MIN_DELTA, Phase, check_delta, check_epsilon, merged
 from ledger.accountants.solvers import MICRO, calibrate, calibrate_phases, largest_rate, largest_steps
+from ledger.accountants.versions import leeway
 from ledger.errors import AccountantError
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "gaussian",
     "largest_rate",
     "largest_steps",
+    "leeway",
     "likely_occurrences",
     "register_prv",
     "to_micro_up",
@@ -93,7 +95,7 @@ def caveat(phases: Sequence[Phase], delta: float, accountant: str = "pld") -> st
     """Returns what must be said beside an epsilon of this accountant, None if nothing.
 
     The moments accountant's figure is valid at every lambda, but at either end of its range the range, not the
-    mechanism, decides it.
+    mechanism, decides it; not where its bound on chi^2 does.
     """
     core.check_accountant(accountant)
     normal = merged(phases)
@@ -112,4 +114,3 @@ def register_prv(source: prv.Source, about: Callable[[], tuple[str, str, str] | 
     """Plugs in what computes the values of `prv`; until then they are the top of their bracket, pld + 0.02."""
     prv.register(source, about)
     core.cached.cache_clear()
-

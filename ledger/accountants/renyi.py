@@ -6,7 +6,7 @@ A - 1 is what is computed, so small rates lose no digits. Nothing here needs sci
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -21,15 +21,16 @@ LAMBDAS: Final = tuple(range(1, 33))
 UNSAMPLED_BELOW: Final = 0.02
 """Below this noise multiplier sampling is ignored, which is valid: A_alpha grows with q."""
 
-KERNEL: Final = "renyi-1"
-"""Changes with every change of these numbers."""
+KERNEL: Final = "renyi-2"
+"""Changes with every change of these numbers; what the one before said is in `versions`."""
 
 PARAMETERS: Final = {
-    "rdp": "orders=1.1..10.9/0.1,12..63,128,256,512 conversion=Balle2020",
-    "moments": "lambda=1..32 conversion=Abadi2016",
+    "rdp": "orders=1.1..10.9/0.1,12..63,128,256,512 conversion=Asoodeh2021,Balle2020",
+    "moments": "lambda=1..32 conversion=Abadi2016,chi2",
 }
 """What the ledger's header says of the two accountants."""
 
+_LOG_2: Final = math.log(2.0)
 _SPAN: Final = 12.0
 _BLOCK: Final = 1 << 16
 
@@ -38,19 +39,54 @@ def epsilon(phases: Sequence[Phase], delta: float) -> float:
     """Returns epsilon of phases in normal form, the smallest over `ORDERS`.
 
     Guarantee:
-        An upper bound under zero-out adjacency; 0.0 at least, where the formula goes below.
+        An upper bound under zero-out adjacency; goes to 0 with what is spent, and is 0.0 where the second moment shows that
+        the total variation distance is at most delta.
 
     Source:
-        RDP adds up over adaptive steps (Mironov 2017, Proposition 1); conversion by Balle et al. (2020), Theorem 21.
+        RDP adds up over adaptive steps (Mironov 2017, Proposition 1); conversion: `least_of_order`.
     """
     if not phases:
         return 0.0
-    return max(0.0, min(of_order(spent, order, delta) for spent, order in zip(curve(phases), ORDERS, strict=True)))
+    return _least(zip(curve(phases), ORDERS, strict=True), delta)
 
 
 def of_order(spent: float, order: float, delta: float) -> float:
     """Returns epsilon at delta of a mechanism that is (order, spent)-RDP; may be negative (Balle et al. 2020, Theorem 21)."""
     return spent - (math.log(delta) + math.log(order)) / (order - 1.0) + math.log1p(-1.0 / order)
+
+
+def least_of_order(spent: float, order: float, delta: float) -> float:
+    """Returns epsilon at delta of a mechanism that is (order, spent)-RDP: the least that two points of one curve give.
+
+    With t = dP/dQ and A = E_Q t^a <= exp((a - 1) spent), every tangent of t^a, at any c >= 0, gives a bound: for
+    phi(t) = t^a - c^a - a c^(a-1) (t - c) >= 0 and g = max over t of t - r phi(t), (t - g)+ <= r phi(t), so the hockey-stick
+    divergence at g is at most r E_Q phi, which is delta for the right r. The least over c is what Asoodeh et al. (2021),
+    Theorem 3, shows to be optimal. c = 0 is `of_order`, whose r has A where c = 1 has A - 1: so it has a floor, 0.013 at delta
+    1e-5, however little is spent, and c = 1 has none. c = 1 is within about order * delta of the optimum; at order 2, where
+    the optimum is log(1 + (A - 1) / 4 delta - delta), that is taken. It says 0 as soon as half the root of chi^2 = A - 1,
+    which bounds the total variation distance, is at most delta (Tsybakov 2009, section 2.4; half of what
+    Bretagnolle and Huber's bound asks for).
+
+    Guarantee:
+        An upper bound, 0.0 at least; grows with ``spent``; never above `of_order` where that is not negative.
+    """
+    if spent == 0.0:
+        return 0.0
+    if math.isinf(spent):
+        return math.inf
+    moment = max((order - 1.0) * spent, 1e-300)
+    log_excess = moment + math.log(-math.expm1(-moment))  # log(A - 1)
+    if order == 2.0 and delta <= 0.5:
+        ratio = log_excess - math.log(4.0 * delta)
+        return max(0.0, ratio if ratio > 60.0 else math.log1p(math.exp(ratio) - delta))
+    # phi'(t) = 1 / r at t = (1 + u)^(1 / (a - 1)), u = (A - 1) / (a delta), and there g = t (1 - 1/a) (1 + (1 - 1/t) / u).
+    log_u = log_excess - math.log(order * delta)
+    log_t = _log_1p_exp(log_u) / (order - 1.0)
+    if log_u < -27.0:  # where what is below cancels: phi(t) >= a (a - 1) (t - 1)^2 / 2 there, to 1e-10
+        tangent = 0.5 * log_t * (1.0 + 1e-9)
+    else:
+        tangent = log_t + math.log1p(-1.0 / order) + math.log1p(-math.expm1(-log_t) * math.exp(-log_u))
+    return max(0.0, min(tangent, of_order(spent, order, delta)))
 
 
 def curve(phases: Sequence[Phase]) -> tuple[float, ...]:
@@ -64,32 +100,36 @@ def moments(phases: Sequence[Phase], delta: float) -> tuple[float, int]:
 
     Guarantee:
         An upper bound under zero-out adjacency, whatever lambda turns out best; never below `epsilon`. Where the best
-        lambda is the first or the last, a wider range could give less.
+        lambda is the first or the last, a wider range could give less. Lambda is 0 where chi^2 <= 1 and the first moment
+        gives less as a bound on chi^2, which has no floor (`least_of_order` at order 2).
 
     Source:
         Abadi et al. (2016), Theorem 2 with the moments of the mixture in closed form.
     """
-    if not phases:
-        return 0.0, 1
-    best = (math.inf, 1)
-    for order in LAMBDAS:
-        spent = _sum([p.steps * log_moment(p.noise_multiplier, p.sampling_rate, order + 1) for p in phases])
-        best = min(best, ((spent - math.log(delta)) / order, order))
-    return best
+    return _of_moments([
+        _sum([p.steps * log_moment(p.noise_multiplier, p.sampling_rate, order + 1) for p in phases]) for order in LAMBDAS
+    ], delta)  # fmt: skip
 
 
 def epsilon_of_loss(loss: float, delta: float) -> float:
     """Returns epsilon of unsampled Gaussian releases with this mu^2; they are (alpha, alpha mu^2 / 2)-RDP."""
-    if loss == 0.0:
-        return 0.0
-    return max(0.0, min(of_order(order * (0.5 * loss), order, delta) for order in ORDERS))
+    return _least(((order * (0.5 * loss), order) for order in ORDERS), delta)
 
 
 def moments_of_loss(loss: float, delta: float) -> tuple[float, int]:
     """Returns (epsilon, lambda) of unsampled Gaussian releases with this mu^2 by the moments accountant."""
-    if loss == 0.0:
-        return 0.0, 1
-    return min((((k + 1.0) * (k * (0.5 * loss)) - math.log(delta)) / k, k) for k in LAMBDAS)
+    return _of_moments([(k + 1.0) * (k * (0.5 * loss)) for k in LAMBDAS], delta)
+
+
+def _least(spent: Iterable[tuple[float, float]], delta: float) -> float:
+    """Returns the least epsilon over (RDP, order)."""
+    return min(least_of_order(value, order, delta) for value, order in spent)
+
+
+def _of_moments(logs: Sequence[float], delta: float) -> tuple[float, int]:
+    """Returns (epsilon, lambda) from log A at every lambda of `LAMBDAS`."""
+    least = min(((log - math.log(delta)) / order, order) for log, order in zip(logs, LAMBDAS, strict=True))
+    return min(least, (least_of_order(logs[0], 2.0, delta), 0)) if logs[0] <= _LOG_2 else least
 
 
 @lru_cache(maxsize=4096)
@@ -184,6 +224,11 @@ def _log_sum(logs: Any) -> float:
 
     top = float(np.max(logs))
     return top if math.isinf(top) else top + math.log(float(np.sum(np.exp(logs - top))))
+
+
+def _log_1p_exp(x: float) -> float:
+    """Returns log(1 + e^x)."""
+    return x + math.log1p(math.exp(-x)) if x > 0.0 else math.log1p(math.exp(x))
 
 
 def _sum(values: Sequence[float]) -> float:

@@ -43,7 +43,9 @@ def test_integer_orders_are_exact_and_both_kernels_meet_there(z, q, alpha):
 
     with mpmath.workdps(60):
         terms = (
-            mpmath.binomial(alpha, i) * mpmath.mpf(q) ** i * (1 - mpmath.mpf(q)) ** (alpha - i)
+            mpmath.binomial(alpha, i)
+            * mpmath.mpf(q) ** i
+            * (1 - mpmath.mpf(q)) ** (alpha - i)
             * mpmath.exp(mpmath.mpf(i * i - i) / (2 * mpmath.mpf(z) ** 2))
             for i in range(alpha + 1)
         )
@@ -87,6 +89,77 @@ def test_orders_beyond_63_matter_where_little_is_spent():
     at_63 = renyi.of_order(renyi.curve(phase)[renyi.ORDERS.index(63.0)], 63.0, 1e-5)
     assert 0.0776 < found < 0.09 < at_63
     assert at_63 == pytest.approx(0.1233, abs=6e-4)
+
+
+def optimum(spent: float, order: float, delta: float) -> float:
+    """The least epsilon that (order, spent)-RDP implies at delta: of all pairs of laws on two points, the worst.
+
+    The joint range of two f-divergences is that of two points (Harremoes and Vajda 2011), so epsilon holds if
+    every p, q with p - e^epsilon q = delta has a larger Renyi divergence; at a fixed epsilon it is convex in p.
+    """
+    import mpmath
+
+    with mpmath.workdps(40):
+        order, delta = mpmath.mpf(order), mpmath.mpf(delta)
+        allowed = mpmath.exp((order - 1) * mpmath.mpf(spent))
+
+        def least(g):
+            def moment(p):
+                q = (p - delta) / g
+                return p**order * q ** (1 - order) + (1 - p) ** order * (1 - q) ** (1 - order)
+
+            low, high = delta, mpmath.mpf(1)
+            for _ in range(100):
+                left, right = low + (high - low) * 0.382, low + (high - low) * 0.618
+                low, high = (low, right) if moment(left) < moment(right) else (left, high)
+            return moment((low + high) / 2)
+
+        if least(mpmath.mpf(1)) >= allowed:
+            return 0.0
+        low, high = mpmath.mpf(0), mpmath.mpf(1)
+        while least(mpmath.exp(high)) < allowed:
+            low, high = high, 2 * high
+        for _ in range(45):
+            middle = (low + high) / 2
+            low, high = (low, middle) if least(mpmath.exp(middle)) >= allowed else (middle, high)
+        return float(low)
+
+
+@pytest.mark.parametrize("order", [1.1, 2.0, 12.0, 63.0])
+@pytest.mark.parametrize(("spent", "delta"), [(1e-9, 1e-9), (1e-3, 1e-5), (0.3, 1e-6), (1e-9, 1e-3)])
+def test_the_conversion_is_safe_and_all_but_optimal(order, spent, delta):
+    found, least = renyi.least_of_order(spent, order, delta), optimum(spent, order, delta)
+    assert least * (1 - 1e-11) - 1e-14 <= found <= least * (1 + 1e-11) + order * delta
+    assert found <= max(0.0, renyi.of_order(spent, order, delta))
+    if order == 2.0:
+        assert found == pytest.approx(least, rel=1e-9, abs=1e-15)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(1e-9, 30.0), st.sampled_from([1e-12, 1e-9, 1e-5, 1e-2, 0.3, 0.9]))
+def test_no_gaussian_costs_more_than_either_accountant_says(mu, delta):
+    exact = accountants.epsilon_occurrences(mu * mu, delta)
+    rdp, moments = (accountants.epsilon_occurrences(mu * mu, delta, name) for name in ("rdp", "moments"))
+    assert exact * (1 - 1e-9) - 1e-15 <= rdp <= moments * (1 + 1e-12) + 1e-15
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-11])
+def test_little_spent_is_little_and_nothing_where_the_total_variation_is_below_delta(delta):
+    """Balle's conversion says 0.013 at delta 1e-5 whatever was spent, and Abadi's log(1/delta) / 32."""
+    for name in ("rdp", "moments"):
+        assert accountants.epsilon_occurrences((1.99 * delta) ** 2, delta, name) == 0.0
+        assert 0.0 < accountants.epsilon_occurrences((2.2 * delta) ** 2, delta, name) < delta
+    values = [accountants.epsilon_occurrences((x * delta) ** 2, delta, "rdp") for x in (2.2, 4, 10, 30, 100, 1000)]
+    assert values == sorted(values)
+    truth = accountants.epsilon_occurrences((100 * delta) ** 2, delta)
+    assert truth <= values[4] <= 15 * truth
+    assert renyi.least_of_order(5e-324, 1.1, delta) < 1e-280 and renyi.least_of_order(math.inf, 2.0, delta) == math.inf
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats(1e-14, 5.0), st.sampled_from(renyi.ORDERS), st.floats(1e-12, 0.9))
+def test_more_spent_never_converts_to_less(spent, order, delta):
+    assert renyi.least_of_order(spent, order, delta) <= renyi.least_of_order(spent * 1.01, order, delta) + 1e-13
 
 
 def test_integer_orders_agree_with_dp_accounting():
@@ -145,11 +218,12 @@ def test_gaussian_without_sampling():
 
 
 def test_moments_says_where_its_range_decides():
-    wide = accountants.caveat((Phase(100.0, 0.001, 10),), 1e-6, "moments")
+    wide = accountants.caveat((Phase(20.0, 0.01, 100),), 1e-9, "moments")
     assert "lambda = 32" in wide
     assert "lambda = 1" in accountants.caveat((Phase(0.1, 0.5, 1000),), 1e-6, "moments")
     assert accountants.caveat((Phase(1.0, 0.01, 1000),), 1e-5, "moments") is None
-    assert accountants.caveat((Phase(100.0, 0.001, 10),), 1e-6, "pld") is None
+    assert accountants.caveat((Phase(20.0, 0.01, 100),), 1e-9, "pld") is None
+    assert accountants.caveat((Phase(1000.0, 0.001, 10),), 1e-6, "moments") is None, "bounded by chi^2"
     assert accountants.caveat((), 1e-6, "moments") is None
 
 
