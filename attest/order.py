@@ -16,10 +16,10 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from attest.policy import Policy
 from attest.policy.sampling import SHUFFLED, period
-from attest.schedule import Phases
 
 _CONTEXT = b"dptrain.order/1\x00"
 
@@ -85,43 +85,62 @@ def permutation(run_id: bytes, place: int, number: int, count: int) -> list[int]
     return sorted(range(count), key=words.__getitem__)
 
 
-def most_periods(steps: int, length: int) -> int:
-    """E, the most turns of one contribution in a run without repeated steps: periods that the horizon touches."""
-    return -(-steps // length)
-
-
-def dearest_turns(policy: Policy, length: int, losses: Sequence[float]) -> tuple[int, ...]:
-    """Turns per phase of the noise of a contribution that has the dearest ones which the order allows.
-
-    `cyclic` takes the same step of every period: the dearest of these. `shuffled` may take any: in each period the dearest.
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The dearest turns that an order allows one contribution, in a run without repeated steps.
 
     Args:
-        policy: Gives order, phases and horizon.
-        length: Period P of its class in steps.
-        losses: What one occurrence costs in each phase, 1/z^2.
+        count: E, how many.
+        loss: Sum over them of 1/z^2.
     """
-    phases = Phases.of(policy)
-    starts = [first - 1 for first in phases.firsts]
-    spans = list(zip(starts, [*starts[1:], phases.steps], strict=True))  # steps from 0, ends exclusive
-    if policy.sampling_order == SHUFFLED:
-        return _dearest_of_each(spans, length, losses)
-    # How many of start..end-1 are offset + m P changes only where the offset passes the start or the end modulo P.
+
+    count: int
+    loss: float
+
+
+def dearest_turns(order: str, length: int, steps: Sequence[int], multipliers: Sequence[float], cap: int = 0) -> Turns:
+    """The dearest turns of one contribution over phases of the noise.
+
+    Guarantee: no contribution with these multipliers, or larger ones, and at most `cap` occurrences has turns of a larger loss.
+    One turn per period that the run touches, the last one included if it is cut short: `cyclic` the same step of every period,
+    and the dearest of these; `shuffled` any step of each, and in every period the dearest.
+
+    Args:
+        order: `cyclic` or `shuffled`.
+        length: Period P of its class in steps.
+        steps: Of each phase, in the order of the run.
+        multipliers: z in each phase, above 0.
+        cap: Most occurrences that it signed, 0 for any number; the dearest count.
+    """
+    losses = [1.0 / z**2 for z in multipliers]
+    ends = list(itertools.accumulate(steps))
+    spans = list(zip([0, *ends[:-1]], ends, strict=True))  # steps from 0, ends exclusive
+    counts = (_of_each if order == SHUFFLED else _of_one_offset)(spans, length, losses)
+    most = left = min(cap, sum(counts)) if cap else sum(counts)
+    loss = 0.0
+    for value, count in sorted(zip(losses, counts, strict=True), reverse=True):
+        taken = min(left, count)
+        loss, left = loss + taken * value, left - taken
+    return Turns(most, loss)
+
+
+def _of_one_offset(spans: Sequence[tuple[int, int]], length: int, losses: Sequence[float]) -> tuple[int, ...]:
+    """How many of the turns lie in each span, of the dearest offset: the same step of every period.
+
+    How many of start, ..., end - 1 are offset + m P changes only where the offset passes the start or the end modulo P.
+    """
     offsets = {0, *(edge % length for span in spans for edge in span)}
-    counts = [tuple(_congruent(start, end, offset, length) for start, end in spans) for offset in sorted(offsets)]
+    counts = [
+        tuple((end - 1 - offset) // length - (start - 1 - offset) // length for start, end in spans) for offset in offsets
+    ]
     return max(counts, key=lambda own: sum(count * loss for count, loss in zip(own, losses, strict=True)))
 
 
-def _congruent(start: int, end: int, offset: int, length: int) -> int:
-    """How many of start, ..., end - 1 leave the remainder `offset`."""
-    return -((offset - end) // length) + ((offset - start) // length)
-
-
-def _dearest_of_each(spans: Sequence[tuple[int, int]], length: int, losses: Sequence[float]) -> tuple[int, ...]:
+def _of_each(spans: Sequence[tuple[int, int]], length: int, losses: Sequence[float]) -> tuple[int, ...]:
+    """How many periods have their dearest step in each span."""
     touched = [(start // length, -(-end // length)) for start, end in spans]  # periods from 0, ends exclusive
-    edges = sorted({edge for pair in touched for edge in pair})
     counts = [0] * len(spans)
-    for low, high in itertools.pairwise(edges):
+    for low, high in itertools.pairwise(sorted({edge for pair in touched for edge in pair})):
         within = [index for index, (first, last) in enumerate(touched) if first <= low and high <= last]
-        if within:
-            counts[max(within, key=losses.__getitem__)] += high - low
+        counts[max(within, key=losses.__getitem__)] += high - low
     return tuple(counts)

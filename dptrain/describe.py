@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from attest.order import dearest_turns
 from attest.policy import ClassRule
+from attest.policy.sampling import POISSON, period
 from attest.schedule import waste
 from dptrain.depth import places_name
 from dptrain.noise.device import NOTE as DEVICE_NOTE
@@ -124,7 +126,10 @@ def _promises(engine: "PrivateTraining", place: int, rule: ClassRule, members: S
     phases = run.header.phases
     if policy.disclosure == "occurrences_public":
         loss = max((run.contributions[slot.descriptor_hash].loss for slot in members), default=0.0)
-        planned = likely_occurrences(float(rule.sampling_rate), policy.steps) / min(weakest) ** 2
+        if policy.sampling_order == POISSON:
+            planned = likely_occurrences(float(rule.sampling_rate), policy.steps) / min(weakest) ** 2
+        else:
+            planned = dearest_turns(policy.sampling_order, period(rule.sampling_rate), phases.horizon, weakest).loss
         spent = [run.expenditure.of_loss(value) for value in (loss, 4 * loss, planned)]
     else:
         spent = [

@@ -15,7 +15,7 @@ from attest.policy.noise import NoisePhase
 from attest.policy.rules import ClassRule, DepthRule, Policy
 
 _MAX_TEXT = 1 << 20
-_ONE_OVER = re.compile(r"1/[1-9][0-9]{0,17}")
+_ONE_OVER = re.compile(r"1/[1-9][0-9]{0,18}")
 _DAY = 86400
 
 _REQUIRED = ("corpus", "delta", "steps", "normalizer", "class")

@@ -13,7 +13,9 @@ from typing import Literal
 from attest import sign1
 from attest.attestation import Attestation
 from attest.descriptor import ContributionDescriptor
+from attest.order import dearest_turns
 from attest.policy import Policy
+from attest.policy.sampling import POISSON, period
 from dptrain.cli.advice.facts import attacker
 from dptrain.cli.advice.fixes import rounded
 from dptrain.planning.rounding import at_most
@@ -144,12 +146,18 @@ def _l1(policy: Policy) -> str:
 def _counted(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -> str:
     """The same where the ledger publishes who was drawn: every occurrence counts in full."""
     z, delta = signed.noise_multiplier, float(policy.delta)
-    likely = accountants.likely_occurrences(float(policy.class_rule(signed.admissibility_class).sampling_rate), policy.steps)
+    rate = policy.class_rule(signed.admissibility_class).sampling_rate
+    if policy.sampling_order == POISSON:
+        likely = accountants.likely_occurrences(float(rate), policy.steps)
+        seldom = "which one contribution in a million exceeds"
+    else:
+        likely = dearest_turns(policy.sampling_order, period(rate), [policy.steps], [z]).count
+        seldom = "its turns in the order of the policy, if no step is done again"
     draws = min(likely, signed.max_occurrences or likely)
     name, family = policy.accountant, policy.noise_family
     own, replaced = (accountants.epsilon_occurrences(k * draws / z**2, delta, name, family=family) for k in (1, 4))
     source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
-    sure = "as it signed" if draws == signed.max_occurrences else "which one contribution in a million exceeds"
+    sure = "as it signed" if draws == signed.max_occurrences else seldom
     return (
         f"Under {source} the ledger tells everybody in which steps it was drawn, and each occurrence counts in full. Drawn "
         f"{_count(draws, 'time')} ({sure}), epsilon is at most {at_most(own)} against the contribution being empty, and at "

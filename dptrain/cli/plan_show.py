@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attest.gate import GateReport
 from attest.policy import Policy
+from attest.policy.sampling import POISSON
 from dptrain.cli.output import amount, console, counted, duration, number, print_picture, print_table, size, styled, table
 from dptrain.planning.bounds import GroupPlan
 from dptrain.planning.layout import BlockPlan
@@ -61,7 +62,13 @@ def print_plan(policy: Policy, planned: Plan) -> None:
     given = "what is sure beforehand" if literal else "what the schedule gives"
     given += ", where the noise is least" if len(planned.phases) > 1 else ""
     out.print(f"sigma: noise multiplier asked for; z: {given}; waste: z / sigma; epsilons rounded up")
-    if policy.disclosure == "occurrences_public":
+    if policy.sampling_order != POISSON:
+        out.print(
+            f"turns are public ({policy.sampling_order} order): every contribution takes part once in each period of 1/rate "
+            "steps, and each occurrence counts in full. Epsilons here are for the dearest turns that the order allows; if all "
+            "redone: every step that may be done again is one more"
+        )
+    elif policy.disclosure == "occurrences_public":
         out.print(
             "occurrences are public: the ledger says who was drawn, and each occurrence counts in full. Epsilons here are for "
             "as many draws as one contribution in a million exceeds; what each spends is known only afterwards"

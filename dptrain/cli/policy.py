@@ -243,6 +243,7 @@ def _as_json(signed: SignedPolicy) -> dict[str, Any]:
             "noise_microbatches": policy.noise_microbatches,
             "noise_phases": [{"from_step": item.first_step, "scale": item.scale_micro / 1e6} for item in policy.noise_phases],
             "noise_budgets": _budgets(policy),
+            "sampling_order": policy.sampling_order,
             "min_clip_norm": policy.min_clip_norm_micro / 1e6,
             "min_noise_multiplier": policy.min_noise_multiplier_micro / 1e6,
             "max_window_seconds": policy.max_window,

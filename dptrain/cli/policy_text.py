@@ -4,6 +4,7 @@ from decimal import Context, Decimal
 from fractions import Fraction
 
 from attest.policy import ClassRule, DepthRule, Policy
+from attest.policy.sampling import POISSON
 
 _DAY = 86400
 _EXACT = Context(prec=60)
@@ -46,6 +47,8 @@ def as_toml(policy: Policy) -> str:
     if policy.noise_budgets is not None:
         weights = zip(("embeddings", "layers", "head"), map(_micro, policy.noise_budgets), strict=True)
         tables.append(_table("[noise.budgets]", dict(weights)))
+    if policy.sampling_order != POISSON:
+        tables.append(_table("[sampling]", {"order": _text(policy.sampling_order)}))
     tables += [_table("[floors]", floors), _table("[gate]", gate)]
     return "\n".join([*tables, *(_table("[[class]]", _class(rule)) for rule in policy.classes)])
 
@@ -54,7 +57,7 @@ def _class(rule: ClassRule) -> dict[str, str]:
     fields = {
         "name": _text(rule.name),
         **_bounds(rule),
-        "sampling_rate": _decimal(rule.sampling_rate),
+        "sampling_rate": _rate(rule.sampling_rate),
         "depth": _depth(rule.depth),
     }
     return fields if rule.max_window is None else fields | {"max_window_days": _days(rule.max_window)}
@@ -103,6 +106,11 @@ def _decimal(value: Fraction) -> str:
     written = _EXACT.divide(Decimal(value.numerator), Decimal(value.denominator))
     remark = "" if Fraction(written) == value else f"  # exactly {value}"
     return _plain(written) + remark
+
+
+def _rate(value: Fraction) -> str:
+    decimals = (value * 10**18).denominator == 1
+    return _decimal(value) if decimals or value.numerator != 1 else f'"{value}"'
 
 
 def _plain(value: Decimal) -> str:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from attest import allocation, schedule
 from attest.micro import from_micro
+from attest.order import dearest_turns
 from attest.policy import ClassRule, Policy
+from attest.policy.sampling import POISSON, period
 from dptrain.planning.draws import DrawRange, draw_range
 from dptrain.planning.layout import BlockPlan, lay_out, needs_model, sure_stds
 from ledger import accountants
@@ -151,11 +153,12 @@ def spent_by(policy: Policy, z: float, sampling_rate: float, steps: int, *, repl
     return spent(policy, [Phase(z, sampling_rate, steps)], replace=replace)
 
 
-def spent(policy: Policy, phases: Sequence[Phase], *, replace: bool = False, cap: int = 0) -> float:
+def spent(policy: Policy, phases: Sequence[Phase], *, replace: bool = False, cap: int = 0, redo: int = 0) -> float:
     """Epsilon of a contribution over phases of a run, by the accounting that the policy's disclosure allows.
 
     Where occurrences are public it is known only afterwards: this one is for as many draws as one in a million exceeds, all
-    of them where its noise is least.
+    of them where its noise is least. Under an order it is an upper bound for everybody: the dearest turns that it allows and,
+    of the steps that are done again, every one.
 
     Args:
         policy: Gives delta, accountant, disclosure and the family of the noise.
@@ -163,12 +166,20 @@ def spent(policy: Policy, phases: Sequence[Phase], *, replace: bool = False, cap
         replace: For content replaced by other content, instead of the null contribution.
         cap: The most occurrences that the contribution signed, 0 for any number; counts under zero-out alone where draws are
             secret.
+        redo: Steps beyond these that are done again, with the least noise of all.
     """
     delta, name, family = float(policy.delta), policy.accountant, policy.noise_family
+    least = min(phase.noise_multiplier for phase in phases)
+    if policy.sampling_order != POISSON:
+        steps, multipliers = zip(*((phase.steps, phase.noise_multiplier) for phase in phases), strict=True)
+        turns = dearest_turns(policy.sampling_order, round(1 / phases[0].sampling_rate), steps, multipliers, cap)
+        loss = turns.loss + redo / least**2
+        return accountants.epsilon_occurrences(4.0 * loss if replace else loss, delta, name, family=family)
+    if redo:
+        phases = [*phases, Phase(least, phases[0].sampling_rate, redo)]
     if policy.disclosure == "occurrences_public":
-        weakest, steps = min(phase.noise_multiplier for phase in phases), sum(phase.steps for phase in phases)
-        draws = accountants.likely_occurrences(phases[0].sampling_rate, steps)
-        loss = (min(draws, cap) if cap else draws) / weakest**2
+        draws = accountants.likely_occurrences(phases[0].sampling_rate, sum(phase.steps for phase in phases))
+        loss = (min(draws, cap) if cap else draws) / least**2
         return accountants.epsilon_occurrences(4.0 * loss if replace else loss, delta, name, family=family)
     if cap and not replace:
         return accountants.epsilon_of_phases_capped(phases, cap, delta, name, family=family)
@@ -195,8 +206,6 @@ def bound_plan(
         q = 1.0
     lengths = [phase.steps for phase in phases_of(policy)]
     phases = [Phase(z, q, steps) for z, steps in zip(multipliers, lengths, strict=True)]
-    # A step that is done again may be one of the phase with the least noise.
-    redone = [*phases, Phase(effective, q, policy.redo_steps)] if policy.redo_steps else phases
     signed, clip = from_micro(sigma_micro), from_micro(clip_micro)
     return BoundPlan(
         clip_norm=clip,
@@ -206,7 +215,7 @@ def bound_plan(
         sufficient_variance=schedule.sufficient_variance(signed, clip),
         epsilon=spent(policy, phases, cap=cap),
         epsilon_replace=spent(policy, phases, replace=True, cap=cap),
-        epsilon_with_redo=spent(policy, redone),
+        epsilon_with_redo=spent(policy, phases, redo=policy.redo_steps),
         max_occurrences=cap,
         multipliers=tuple(multipliers),
     )
@@ -225,6 +234,9 @@ def hopeless(z: float, q: float, steps: int) -> bool:
 
 def _reach(policy: Policy, rule: ClassRule, names: tuple[str, ...]) -> tuple[str, tuple[str, ...], float, float, DrawRange]:
     draws = draw_range(policy.steps, rule.sampling_rate)
+    if policy.sampling_order != POISSON:
+        length = period(rule.sampling_rate)
+        draws = DrawRange(policy.steps // length, -(-policy.steps // length))
     return rule.name, names, float(rule.sampling_rate), float(rule.sampling_rate * policy.steps), draws
 
 

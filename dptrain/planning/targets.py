@@ -11,6 +11,7 @@ from attest.descriptor import MAX_COUNT
 from attest.micro import MICRO, from_micro
 from attest.policy import ClassRule, Policy
 from attest.policy.noise import MAX_STEPS
+from attest.policy.sampling import POISSON, period
 from dptrain.errors import ConfigError, TargetUnreachable
 from dptrain.planning.plan import hopeless, make_plan, spent
 from dptrain.planning.rounding import rounded_up
@@ -46,6 +47,11 @@ class Line:
         """The change as `--what-if` takes it."""
         return f"class.{self.where}.{self.key}={self.new}" if self.where else f"{self.key}={self.new}"
 
+    @staticmethod
+    def value(text: str) -> float:
+        """A number of the policy, which may be one over another in quotes."""
+        return float(Fraction(text.strip('"')))
+
 
 @dataclass(frozen=True, slots=True)
 class Reached:
@@ -78,7 +84,7 @@ class Solution:
         return {
             "solve": self.solve,
             "lines": [
-                {"class": line.where or None, "key": line.key, "old": float(line.old), "new": float(line.new)}
+                {"class": line.where or None, "key": line.key, "old": line.value(line.old), "new": line.value(line.new)}
                 for line in self.lines
             ],
             "classes": [
@@ -186,6 +192,12 @@ def decimal(value: int, digits: int) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def rate_text(rate: Fraction) -> str:
+    """A sampling rate as TOML takes it: its decimals or, of one over a number that has none, both in quotes."""
+    scaled = rate * 10**18
+    return decimal(int(scaled), 18) if scaled.denominator == 1 or rate.numerator != 1 else f'"{rate}"'
+
+
 def _multiplier(policy: Policy, rule: ClassRule, goal: float) -> tuple[ClassRule, Line]:
     """The smallest multiplier with which the class's own noise keeps within the goal.
 
@@ -209,12 +221,25 @@ def _rate(policy: Policy, rule: ClassRule, goal: float, multipliers: Sequence[fl
     def epsilon(units: int) -> float:
         return _spent(policy, multipliers, units / RATE_GRID)
 
+    if policy.sampling_order != POISSON:
+        return _period(policy, rule, goal, multipliers)
     start = min(max(int(rule.sampling_rate * RATE_GRID), 1), RATE_GRID)
     found = largest_within(epsilon, goal, start, 1, RATE_GRID)
     what = f"a sampling rate of {found.value / RATE_GRID:g}, the smallest that is tried,"
     _require(found, goal, rule.name, what, "; more noise or fewer steps come nearer")
     line = Line(rule.name, "sampling_rate", decimal(int(rule.sampling_rate * 10**18), 18), decimal(found.value, 9))
     return replace(rule, sampling_rate=Fraction(found.value, RATE_GRID)), line
+
+
+def _period(policy: Policy, rule: ClassRule, goal: float, multipliers: Sequence[float]) -> tuple[ClassRule, Line]:
+    """The same under an order: the shortest period, up to one that is the whole horizon."""
+    start = period(rule.sampling_rate)
+    most = max(policy.steps, start)
+    found = smallest_within(lambda length: _spent(policy, multipliers, 1 / length), goal, start, 1, most)
+    what = f"one turn in {found.value:,} steps, the fewest that are tried,"
+    _require(found, goal, rule.name, what, "; more noise or fewer steps come nearer")
+    rate = Fraction(1, found.value)
+    return replace(rule, sampling_rate=rate), Line(rule.name, "sampling_rate", rate_text(rule.sampling_rate), rate_text(rate))
 
 
 def _steps(policy: Policy, goals: Mapping[str, float], multipliers: Mapping[str, Sequence[float]]) -> tuple[Policy, list[Line]]:

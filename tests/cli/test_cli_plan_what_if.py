@@ -96,9 +96,13 @@ def test_words_tables_and_lists_are_values(shell, policy):
 
 def test_every_key_of_a_policy_may_be_changed():
     """The list of known keys is that of the policy's own reader."""
-    tables = {"noise", "floors", "gate", "class"}
+    tables = {"noise", "sampling", "floors", "gate", "class"}
     top = {key for key in policy_toml._TOP if key not in tables}
-    top |= {f"{table}.{key}" for table in ("noise", "floors", "gate") for key in getattr(policy_toml, f"_{table.upper()}")}
+    top |= {
+        f"{table}.{key}"
+        for table in ("noise", "sampling", "floors", "gate")
+        for key in getattr(policy_toml, f"_{table.upper()}")
+    }
     assert set(changes._SETTINGS) == top
     assert set(changes._OF_CLASSES) == set(policy_toml._CLASS) - {"name"}
     assert set(changes._OF_DEPTH) == set(policy_toml._DEPTH)

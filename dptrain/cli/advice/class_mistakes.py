@@ -53,7 +53,7 @@ def weak_epsilon(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
             "REDO_WEAK",
             f"epsilon grows from {at_most(preset.epsilon)} to {at_most(preset.epsilon_with_redo)} if all "
             f"{case.policy.redo_steps} steps that may be done again are; allow fewer",
-            Change("redo_steps", str(case.policy.steps // 10)),
+            Change("redo_steps", str(min(case.policy.steps // 10, case.policy.redo_steps // 2))),
             class_name=planned.name,
         )
 

@@ -7,6 +7,7 @@ it; docs/guarantee.md is the promise that they repeat.
 import math
 from collections.abc import Iterator
 
+from attest.policy.sampling import POISSON, SHUFFLED
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Consequence, fact
 from dptrain.cli.output import amount, number
@@ -63,10 +64,15 @@ def attacker(epsilon: float, delta: float) -> str:
 def _reach(case: Case, planned: Reach) -> Consequence:
     per_step = case.draws_per_step(planned)
     drawn = "" if per_step is None else f"; a step draws {amount(per_step)} of the class on average"
+    often = (
+        f"is drawn with probability {planned.sampling_rate:g} in each step, {amount(planned.expected_draws)} times in all on "
+        "average"
+        if case.policy.sampling_order == POISSON
+        else f"takes part once in every {round(1 / planned.sampling_rate):,} steps, {planned.draws.high:,} times in all at most"
+    )
     return fact(
         "REACH",
-        f"each contribution is drawn with probability {planned.sampling_rate:g} in each step, "
-        f"{amount(planned.expected_draws)} times in all on average, and its gradient reaches {reach(case, planned)}" + drawn,
+        f"each contribution {often}, and its gradient reaches {reach(case, planned)}{drawn}",
         planned.name,
     )
 
@@ -129,6 +135,14 @@ def _on_average(case: Case) -> str:
 
 def _disclosure(case: Case) -> Iterator[Consequence]:
     if case.policy.disclosure != "occurrences_public":
+        return
+    if case.policy.sampling_order != POISSON:
+        how = "in a new order every time" if case.policy.sampling_order == SHUFFLED else "always in the same step of it"
+        yield fact(
+            "ORDER",
+            f"every contribution takes part once in each period of 1/sampling_rate steps, {how}; everybody can tell when, and "
+            "each occurrence counts in full: an order hides nothing. Epsilons here are for the dearest turns that it allows",
+        )
         return
     yield fact(
         "OCCURRENCES",
@@ -242,9 +256,10 @@ def _injection(case: Case) -> Iterator[Consequence]:
 def _horizon(case: Case) -> Iterator[Consequence]:
     policy = case.policy
     worst = ", ".join(f"{planned.name} {at_most(planned.preset.epsilon_with_redo)}" for planned in case.plan.classes)
+    turns = ", every one of them being the turn of the same contribution" if policy.sampling_order != POISSON else ""
     yield fact(
         "REDO",
-        f"steps done again after crashes are charged again, {policy.redo_steps} at most; then epsilon ends at: {worst}",
+        f"steps done again after crashes are charged again, {policy.redo_steps} at most; then epsilon ends at: {worst}{turns}",
     )
     if policy.disclosure == "occurrences_public":
         yield fact(
