@@ -28,7 +28,7 @@ class Recorder:
     def __init__(
         self, place: Place, key_path: str | os.PathLike[str] | None, origin: str, resume: bool, owner_public: bytes
     ) -> None:
-        self._place = place
+        self.place = place
         if resume:
             set_unfinished_aside(place)
         found = exists(place)
@@ -78,7 +78,7 @@ class Recorder:
         self._steps = header.policy.policy
         fresh = self._ledger is None
         if self._ledger is None:
-            self._ledger = Ledger.create(self._place, header, self._signer, now=now)
+            self._ledger = Ledger.create(self.place, header, self._signer, now=now)
         else:
             _require_same(self._ledger, header)
         if not self.ledger.state.contributions:
@@ -88,7 +88,7 @@ class Recorder:
 
     def admitted(self) -> list[bytes]:
         """Descriptor hashes in the order of their admission."""
-        return [entry.admit.descriptor_hash for entry in self.ledger.state.contributions.values()]
+        return [entry.descriptor_hash for entry in self.ledger.state.contributions.values()]
 
     def admitted_classes(self) -> list[int]:
         """Place of its class in the policy, per contribution in the order of admission."""

@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 
 from attest.order import Order
 from attest.policy import Policy
@@ -59,7 +58,7 @@ def open_streams(
     descriptors = [slot.admitted.admission.descriptor for slot in pool.slots]
     rates = [policy.class_rule(descriptor.admissibility_class).sampling_rate for descriptor in descriptors]
     caps = [descriptor.max_occurrences for descriptor in descriptors]
-    sealed = SealedStore(Path(f"{recorder.path}.sealed"))
+    sealed = SealedStore(recorder.place.side(".sealed"))
     sampler: Sampler
     if policy.sampling_order == POISSON:
         sampler = _poisson_sampler(recorder, sealed, attempt, sampling_key, rates, caps)
