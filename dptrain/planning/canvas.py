@@ -1,6 +1,7 @@
 """A drawing of a few primitives, written as SVG, as a page of HTML, or as PNG through matplotlib (the extra `plot`)."""
 
 import importlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -107,12 +108,12 @@ class Canvas:
             ConfigError: Code PLOT_EXTRA_MISSING for a .png without matplotlib.
         """
         if path.suffix == ".png":
-            self._png(path)
+            atomic_write(path, self._png())
             return
         text = self.html(tables) if path.suffix == ".html" else self.svg()
         atomic_write(path, text.encode())
 
-    def _png(self, path: Path) -> None:
+    def _png(self) -> bytes:
         figures, patches = _matplotlib("figure"), _matplotlib("patches")
         inch = 100.0
         figure = figures.Figure(figsize=(self.width / inch, self.height / inch), dpi=2 * inch, facecolor=PAPER)
@@ -137,7 +138,9 @@ class Canvas:
                     ha={"start": "left", "middle": "center", "end": "right"}[item.anchor], va="baseline",
                     fontweight="bold" if item.bold else "normal", rotation=90 if item.upright else 0,
                 )  # fmt: skip
-        figure.savefig(path)
+        image = io.BytesIO()
+        figure.savefig(image, format="png")
+        return image.getvalue()
 
 
 def require_matplotlib(path: Path) -> None:

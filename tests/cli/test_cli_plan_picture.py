@@ -14,6 +14,7 @@ from rich.console import Console
 
 from attest.policy import Policy
 from dptrain.cli import output
+from dptrain.planning.canvas import PALETTE, Canvas, Rect, Stroke, Words
 from dptrain.planning.glyphs import ASCII, UNICODE
 from dptrain.planning.picture import phase_picture, plan_picture
 from dptrain.planning.plan import make_plan
@@ -131,10 +132,44 @@ def test_a_png_without_matplotlib_says_what_to_install(shell, policy, monkeypatc
     assert error["code"] == "PLOT_EXTRA_MISSING" and "pip install 'dptrain[plot]'" in error["sentence"]
 
 
-def test_a_png_with_matplotlib(shell, policy):
-    pytest.importorskip("matplotlib")
-    shell.run("plan", "policy.toml", "--plot", "plan.png")
-    assert (shell.directory / "plan.png").read_bytes().startswith(b"\x89PNG\r\n")
+def pixels(path: Path) -> list[list[str]]:
+    """Colours of an image, row by row: matplotlib is in the extra `dev`, so this never goes untested."""
+    from matplotlib.image import imread
+
+    return [["#" + "".join(f"{round(255 * float(v)):02x}" for v in dot[:3]) for dot in row] for row in imread(path)]
+
+
+def test_a_png_shows_what_the_svg_shows(tmp_path):
+    canvas = Canvas(60, 40, "title")
+    canvas.add(
+        Rect(10, 10, 20, 8, PALETTE[0]),
+        Rect(40, 10, 10, 8, PALETTE[1], opacity=0.5),
+        Stroke(((5, 30), (55, 30)), PALETTE[2], width=3),
+        Rect(12, 12, 4, 4, PALETTE[3]),
+        Words(30, 38, "$x_1^{", size=6),  # no formula: a name from a policy must not be typeset
+    )
+    canvas.write(tmp_path / "one.png")
+    dots = pixels(tmp_path / "one.png")  # two for every unit
+    assert (len(dots[0]), len(dots)) == (120, 80)
+    assert dots[30][50] == PALETTE[0] and dots[26][28] == PALETTE[3] and dots[60][60] == PALETTE[2]
+    half = [round((int(PALETTE[1][i : i + 2], 16) + 255) / 2) for i in (1, 3, 5)]
+    assert all(abs(int(dots[28][90][i : i + 2], 16) - v) <= 2 for i, v in zip((1, 3, 5), half, strict=True))
+    assert dots[2][2] == dots[50][110] == "#ffffff"
+    assert any(dot != "#ffffff" for row in dots[64:78] for dot in row), "words are drawn too"
+
+
+def test_a_plan_and_a_curve_as_png_have_the_colours_of_the_svg(shell, policy):
+    asked = "account --noise-multiplier 1 --sampling-rate 1 --steps 4 --delta 1e-5 --curve steps"
+    for name, command in (("plan", ["plan", "policy.toml", "--layers", "4"]), ("curve", asked.split())):
+        shell.run(*command, "--plot", f"{name}.svg")
+        shell.run(*command, "--plot", f"{name}.png")
+        root = ElementTree.parse(shell.directory / f"{name}.svg").getroot()
+        dots = pixels(shell.directory / f"{name}.png")
+        assert (len(dots[0]), len(dots)) == (2 * round(float(root.get("width"))), 2 * round(float(root.get("height"))))
+        found = {dot for row in dots for dot in row}
+        lines = {item.get("stroke") for item in root.iter(f"{SVG}polyline")}
+        whole = {item.get("fill") for item in root.iter(f"{SVG}rect") if not item.get("fill-opacity")}
+        assert lines | whole > {"#ffffff"} and lines | whole <= found, name
 
 
 def norms(shell, **found: float) -> list[dict]:
