@@ -115,25 +115,17 @@ def dearest_turns(order: str, length: int, steps: Sequence[int], multipliers: Se
     losses = [1.0 / z**2 for z in multipliers]
     ends = list(itertools.accumulate(steps))
     spans = list(zip([0, *ends[:-1]], ends, strict=True))  # steps from 0, ends exclusive
-    counts = (_of_each if order == SHUFFLED else _of_one_offset)(spans, length, losses)
-    most = left = min(cap, sum(counts)) if cap else sum(counts)
-    loss = 0.0
-    for value, count in sorted(zip(losses, counts, strict=True), reverse=True):
-        taken = min(left, count)
-        loss, left = loss + taken * value, left - taken
-    return Turns(most, loss)
+    counts = [_of_each(spans, length, losses)] if order == SHUFFLED else _of_offsets(spans, length)
+    return max((_capped(own, losses, cap) for own in counts), key=lambda turns: turns.loss)
 
 
-def _of_one_offset(spans: Sequence[tuple[int, int]], length: int, losses: Sequence[float]) -> tuple[int, ...]:
-    """How many of the turns lie in each span, of the dearest offset: the same step of every period.
+def _of_offsets(spans: Sequence[tuple[int, int]], length: int) -> list[tuple[int, ...]]:
+    """How many turns lie in each span for whoever has the same step of every period, once for all who have as many.
 
     How many of start, ..., end - 1 are offset + m P changes only where the offset passes the start or the end modulo P.
     """
     offsets = {0, *(edge % length for span in spans for edge in span)}
-    counts = [
-        tuple((end - 1 - offset) // length - (start - 1 - offset) // length for start, end in spans) for offset in offsets
-    ]
-    return max(counts, key=lambda own: sum(count * loss for count, loss in zip(own, losses, strict=True)))
+    return [tuple((end - 1 - offset) // length - (start - 1 - offset) // length for start, end in spans) for offset in offsets]
 
 
 def _of_each(spans: Sequence[tuple[int, int]], length: int, losses: Sequence[float]) -> tuple[int, ...]:
@@ -144,3 +136,13 @@ def _of_each(spans: Sequence[tuple[int, int]], length: int, losses: Sequence[flo
         within = [index for index, (first, last) in enumerate(touched) if first <= low and high <= last]
         counts[max(within, key=losses.__getitem__)] += high - low
     return tuple(counts)
+
+
+def _capped(counts: Sequence[int], losses: Sequence[float], cap: int) -> Turns:
+    """The dearest `cap` of these turns, all without a cap."""
+    most = left = min(cap, sum(counts)) if cap else sum(counts)
+    loss = 0.0
+    for value, count in sorted(zip(losses, counts, strict=True), reverse=True):
+        taken = min(left, count)
+        loss, left = loss + taken * value, left - taken
+    return Turns(most, loss)
