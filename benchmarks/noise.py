@@ -1,8 +1,9 @@
 """What a coordinate of noise costs, beside generators that promise less: ``python -m benchmarks.noise [--json]``.
 
 Nanoseconds per coordinate, processor time and wall time, on one thread and on two. A release is everything between a clipped
-sum and what may leave: cipher, transform, lattice, sum and normaliser. Each row is the best of some repetitions, taken in turn,
-so that a busy moment of the machine falls on all of them.
+sum and what may leave: cipher, transform or exact sampler, lattice, sum and normaliser; of every family, of Skellam noise in
+two draws per step too. Each row is the best of some repetitions, taken in turn, so that a busy moment of the machine falls on
+all of them. ``--only release release_skellam`` for some rows.
 """
 
 import argparse
@@ -19,12 +20,19 @@ import torch
 
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian
 from dptrain.noise.chacha import ChaChaStream
+from dptrain.noise.families import LAWS, IntegerNoise, family_bits, integer_noise
 from dptrain.noise.lattice import CHUNK, MOST_THREADS
 from dptrain.threads import Threads
 
 COORDINATES = 1 << 24
 
-OURS = ("release", "normals", "cipher", "release_device")
+FAMILIES = {f"release_{family}": (family, 1) for family in LAWS} | {"release_skellam_in_2_draws": ("skellam", 2)}
+"""Rows of the families beside the Gaussian: name and draws per step."""
+
+GAUSSIAN_BITS = 24
+"""Of the lattice on which a model of this many coordinates has its integers at level ``certified``, at z = 1."""
+
+OURS = ("release", "normals", "cipher", "release_device", *FAMILIES)
 
 
 @contextmanager
@@ -35,6 +43,7 @@ def makers(coordinates: int) -> Iterator[dict[str, Callable[[], object]]]:
     stream = KeyStream("noise", b"benchmark", 0, key)
     lattice = LatticeGaussian(stream)
     device = DeviceGaussian(ChaChaStream("noise on a device", b"benchmark", 0, key))
+    others = {row: family_noise(stream, *FAMILIES[row]) for row in FAMILIES}
     steps = iter(range(1, 1 << 30))
     single, double = torch.empty(coordinates), torch.empty(coordinates, dtype=torch.float64)
     philox, pcg = np.random.Generator(np.random.Philox(1)), np.random.Generator(np.random.PCG64(1))
@@ -45,11 +54,14 @@ def makers(coordinates: int) -> Iterator[dict[str, Callable[[], object]]]:
         "normals": lambda: threads.each(lambda start: discard(lattice.normals(1, 0, start, CHUNK)), pieces),
         "cipher": lambda: threads.each(lambda start: discard(stream.read(1, 0, start // 2, CHUNK // 2)), pieces),
         "release_device": lambda: device.release_(total, 1.0, 1.0, step=next(steps), lane=0),
+        **{row: family_release(others[row], total, FAMILIES[row][1], steps) for row in FAMILIES},
         "torch_randn_float32": lambda: single.normal_(),
         "torch_randn_float64": lambda: double.normal_(),
         "numpy_philox_float32": lambda: philox.standard_normal(dtype=np.float32, out=out32),
         "numpy_philox_float64": lambda: philox.standard_normal(out=out64),
         "numpy_pcg64_float64": lambda: pcg.standard_normal(out=out64),
+        "numpy_pcg64_laplace_float64": lambda: pcg.laplace(size=coordinates),
+        "numpy_pcg64_skellam_int64": lambda: pcg.poisson(2.0**31, coordinates) - pcg.poisson(2.0**31, coordinates),
         "urandom_box_muller_float32": lambda: urandom_box_muller(coordinates, torch.float32),
         "urandom_box_muller_float64": lambda: urandom_box_muller(coordinates, torch.float64),
     }
@@ -58,7 +70,19 @@ def makers(coordinates: int) -> Iterator[dict[str, Callable[[], object]]]:
     finally:
         lattice.destroy()
         device.destroy()
+        for noise in others.values():
+            noise.destroy()
         threads.close()
+
+
+def family_noise(stream: KeyStream, family: str, draws: int) -> IntegerNoise:
+    """Noise of a family on the lattice that a large model has at z = 1."""
+    return integer_noise(family, stream, family_bits(family, GAUSSIAN_BITS, 1.0), draws)
+
+
+def family_release(noise: IntegerNoise, total: torch.Tensor, draws: int, steps: Iterator[int]) -> Callable[[], object]:
+    """A release of the next step."""
+    return lambda: noise.release_(total, 1.0, 1.0, step=next(steps), lane=0, draws=draws)
 
 
 def discard(_: object) -> None:
@@ -83,6 +107,9 @@ def measure(
     torch.set_num_threads(threads)
     try:
         with makers(coordinates) as made:
+            unknown = [name for name in names if name not in made]
+            if unknown:
+                raise SystemExit(f"no row {', '.join(unknown)}; there are {', '.join(made)}")
             chosen = {name: made[name] for name in names or made}
             best = {name: [float("inf"), float("inf")] for name in chosen}
             for make in chosen.values():
@@ -100,9 +127,9 @@ def measure(
     }
 
 
-def run(rounds: int, threads: Sequence[int], coordinates: int = COORDINATES) -> dict[str, Any]:
-    """Every row on each number of threads, the load of the machine beside it."""
-    found = {str(count): measure(rounds, count, coordinates=coordinates) for count in threads}
+def run(rounds: int, threads: Sequence[int], coordinates: int = COORDINATES, names: Sequence[str] = ()) -> dict[str, Any]:
+    """Every row, or those of these names, on each number of threads, the load of the machine beside it."""
+    found = {str(count): measure(rounds, count, names, coordinates) for count in threads}
     return {"coordinates": coordinates, "rounds": rounds, "load": os.getloadavg()[0], "threads": found}
 
 
@@ -111,11 +138,11 @@ def render(found: dict[str, Any]) -> str:
     counts = list(found["threads"])
     what = f"{found['coordinates']:,} coordinates, best of {found['rounds']}, load {found['load']:.1f}"
     lines = [f"ns per coordinate, CPU (wall); {what}"]
-    lines.append(f"{'':28}" + "".join(f"{count + ' thread' + 's' * (count != '1'):>18}" for count in counts))
+    lines.append(f"{'':36}" + "".join(f"{count + ' thread' + 's' * (count != '1'):>18}" for count in counts))
     for name in found["threads"][counts[0]]:
         row = [found["threads"][count][name] for count in counts]
         cells = "".join(f"{cell['cpu_ns']:>9.1f} ({cell['wall_ns']:>5.1f}) " for cell in row)
-        lines.append(f"{'dptrain ' * (name in OURS) + name.replace('_', ' '):28}{cells}")
+        lines.append(f"{'dptrain ' * (name in OURS) + name.replace('_', ' '):36}{cells}")
     return "\n".join(lines)
 
 
@@ -124,10 +151,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--coordinates", type=int, default=COORDINATES)
+    parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="these rows alone, named as in the JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--out", type=Path, help="save the JSON here too")
     options = parser.parse_args()
-    found = run(options.rounds, options.threads, options.coordinates)
+    found = run(options.rounds, options.threads, options.coordinates, options.only)
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found) if options.json else render(found))

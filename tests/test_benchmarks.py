@@ -107,11 +107,17 @@ def test_every_generator_of_noise_is_measured_on_each_number_of_threads() -> Non
     for name in (
         "dptrain release",
         "dptrain release device",
+        "dptrain release laplace",
+        "dptrain release discrete gaussian",
+        "dptrain release skellam",
+        "dptrain release skellam in 2 draws",
+        "numpy pcg64 skellam int64",
         "torch randn float64",
         "numpy pcg64",
         "urandom box muller float64",
     ):
         assert name in text
+    assert set(noise.run(1, (1,), 1 << 15, ["release_skellam", "cipher"])["threads"]["1"]) == {"release_skellam", "cipher"}
     assert "2 threads" in text and json.loads(json.dumps(found))["coordinates"] == 1 << 17
 
 
