@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from attest.micro import from_micro
+from attest.policy.sampling import POISSON
 from ledger import layout, tiles
 from ledger.accountants import MICRO, describe
 from ledger.audit.files import Export, Leaves
@@ -31,7 +32,8 @@ def verify_export(path: str | Path, keys: Sequence[str], *, owner_key: bytes | N
         ``owner_key``, if given); the noise schedule is the one that the policy's rule
         gives; the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
         moment and under a fresh noise stream; draws are recorded step by step where
-        the policy makes them public, with the variances that they give, and nowhere else; and every recorded epsilon is at
+        the policy makes them public, with the variances that they give, of exactly those due where it signs an order, and
+        nowhere else; and every recorded epsilon is at
         least the one recomputed here from admissions, charges and withdrawals, and at most 2e-6 above it (for the accountant
         `prv`: at least what `pld` gives, and at most 0.02 above it). It cannot
         tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
@@ -173,6 +175,11 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
         notes.append(f"{unsettled} windows were charged and never settled; {what}")
     if header.occurrences_public:
         notes.append("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
+    if policy.sampling_order != POISSON:
+        notes.append(
+            f"contributions take turns in {policy.sampling_order} order, once in each period of 1/q steps: every recorded draw "
+            "was held against it"
+        )
     varying = header.phases.scales != (MICRO,)
     phases = tuple(zip(header.phases.firsts, map(from_micro, header.phases.scales), run.charged_phases, strict=True))
     if varying:
