@@ -163,10 +163,21 @@ def verify_inclusion(leaf: bytes, index: int, size: int, proof: Sequence[bytes],
 
 def verify_inclusion_hash(hash_: bytes, index: int, size: int, proof: Sequence[bytes], root: bytes) -> None:
     """`verify_inclusion` for a leaf hash."""
+    _check_hashes([root], "root")
+    result = root_of_inclusion(hash_, index, size, proof)
+    if result != root:
+        raise ProofError("INCLUSION", f"the proof leads to root {result.hex()}, expected {root.hex()}")
+
+
+def root_of_inclusion(hash_: bytes, index: int, size: int, proof: Sequence[bytes]) -> bytes:
+    """Returns the root to which a proof leads, which the caller compares, or whose signature it checks.
+
+    Raises:
+        ProofError: if the proof does not have the hashes that leaf ``index`` of ``size`` needs.
+    """
     _check_size(size, "size")
     _check_index(index, size)
-    _check_hashes([hash_, root], "leaf hash and root")
-    _check_hashes(proof, "proof")
+    _check_hashes([hash_, *proof], "leaf hash and proof")
     node, last, result = index, size - 1, hash_
     for sibling in proof:
         if last == 0:
@@ -182,8 +193,7 @@ def verify_inclusion_hash(hash_: bytes, index: int, size: int, proof: Sequence[b
         last >>= 1
     if last != 0:
         raise ProofError("INCLUSION", f"the proof has fewer hashes than leaf {index} of {size} needs")
-    if result != root:
-        raise ProofError("INCLUSION", f"the proof leads to root {result.hex()}, expected {root.hex()}")
+    return result
 
 
 def consistency_proof(leaves: Sequence[bytes], old_size: int) -> list[bytes]:

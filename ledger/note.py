@@ -6,7 +6,6 @@ Python's own ``int`` and ``b64decode`` accept several spellings of one value.
 """
 
 import base64
-import binascii
 import hashlib
 import re
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from attest.keys import check_public_key, public_bytes, verify_signature
 from attest.signer import Signer, as_signer
 from ledger.errors import NoteError
 from ledger.merkle import EMPTY_ROOT, HASH_SIZE, MAX_SIZE
+from ledger.spelling import read_base64, read_decimal
 
 MAX_NOTE_SIZE: Final = 1_000_000
 """Longest note that is looked at, in bytes."""
@@ -32,7 +32,6 @@ SIGNATURE_COSIGNATURE_V1: Final = 0x04
 
 _SIGNATURE_LINE = re.compile(r"— ([^ ]+) ([A-Za-z0-9+/]+={0,2})")
 _VERIFIER_KEY = re.compile(r"([^+]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/]+={0,2})")
-_DECIMAL = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,14 +289,19 @@ def parse_checkpoint(text: str) -> Checkpoint:
     if not all(lines):
         raise NoteError("CHECKPOINT", "a checkpoint has no empty lines")
     origin, decimal, encoded = lines[:3]
-    if _DECIMAL.fullmatch(decimal) is None or int(decimal) >= MAX_SIZE:
+    size, root = read_decimal(decimal), _decode_base64(encoded, "root")
+    if size is None or size >= MAX_SIZE:
         raise NoteError("CHECKPOINT", f"the size is a decimal below 2^63 without leading zeros, got {decimal[:40]!r}")
-    size, root = int(decimal), _decode_base64(encoded, "root")
     if len(root) != HASH_SIZE:
         raise NoteError("CHECKPOINT", f"the root has {HASH_SIZE} bytes, got {len(root)}")
     if size == 0 and root != EMPTY_ROOT:
         raise NoteError("CHECKPOINT", f"the root of an empty tree is {EMPTY_ROOT.hex()}, got {root.hex()}")
     return Checkpoint(origin, size, root)
+
+
+def peek_checkpoint(data: bytes) -> Checkpoint:
+    """Reads what a note claims to commit to, verifying nothing: good for finding the key to verify it with."""
+    return parse_checkpoint(_split(data)[0])
 
 
 def _split(data: bytes) -> tuple[str, list[str]]:
@@ -368,12 +372,9 @@ def _verify(key: VerifierKey, signature: bytes, text: str) -> Signature:
 
 
 def _decode_base64(encoded: str, what: str) -> bytes:
-    try:
-        data = base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise NoteError("BASE64", f"{what}: not base64") from error
-    if base64.b64encode(data).decode() != encoded:
-        raise NoteError("BASE64", f"{what}: not the canonical base64 of its bytes")
+    data = read_base64(encoded)
+    if data is None:
+        raise NoteError("BASE64", f"{what}: not the canonical base64 of any bytes")
     return data
 
 

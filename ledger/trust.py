@@ -158,13 +158,19 @@ def auditors_policy(log_vkey: str, auditors: Sequence[str] = (), quorum: int = 0
         NoteError: a key is malformed.
         TrustError: as `parse_policy`.
     """
-    lines = [f"log {log_vkey}"]
-    lines += [f"witness auditor-{number} {vkey}" for number, vkey in enumerate(auditors, start=1)]
-    if quorum:
-        members = " ".join(f"auditor-{number}" for number in range(1, len(auditors) + 1))
-        lines.append(f"group auditors {quorum} {members}")
-    lines.append(f"quorum {'auditors' if quorum else NO_QUORUM}")
-    return parse_policy("".join(f"{line}\n" for line in lines).encode())
+    return _written([log_vkey], auditors, quorum)
+
+
+def policy_of_keys(vkeys: Sequence[str], quorum: int = 0) -> TrustPolicy:
+    """Returns the policy over verifier keys by their types: logs (0x01), and auditors (0x04) of whom ``quorum`` must cosign.
+
+    Raises:
+        NoteError: a key is malformed.
+        TrustError: as `parse_policy`.
+    """
+    kinds = [(vkey, parse_verifier_key(vkey).kind) for vkey in vkeys]
+    logs = [vkey for vkey, kind in kinds if kind == SIGNATURE_ED25519]
+    return _written(logs, [vkey for vkey, kind in kinds if kind == SIGNATURE_COSIGNATURE_V1], quorum)
 
 
 def parse_policy(data: bytes) -> TrustPolicy:
@@ -189,6 +195,16 @@ def parse_policy(data: bytes) -> TrustPolicy:
         except (NoteError, TrustError) as error:
             raise TrustError(error.code, f"line {number} of the trust policy: {error.sentence}") from error
     return reader.policy()
+
+
+def _written(logs: Sequence[str], auditors: Sequence[str], quorum: int) -> TrustPolicy:
+    lines = [f"log {vkey}" for vkey in logs]
+    lines += [f"witness auditor-{number} {vkey}" for number, vkey in enumerate(auditors, start=1)]
+    if quorum:
+        members = [f"auditor-{number}" for number in range(1, len(auditors) + 1)]
+        lines.append(" ".join(["group auditors", str(quorum), *members]))
+    lines.append(f"quorum {'auditors' if quorum else NO_QUORUM}")
+    return parse_policy("".join(f"{line}\n" for line in lines).encode())
 
 
 def _words(line: str) -> list[str]:

@@ -55,6 +55,7 @@ _SUFFIXES = {
     "LEDGER.db": (".db",),
     "WITHDRAWAL": (".cose",),
     "REPORT.html": (".html",),
+    "PROOF": (".tlog-proof",),
     "RUN.toml": (".toml",),
     "JSON": (".json",),
     "NORMS.json": (".json",),

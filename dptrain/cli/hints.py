@@ -18,6 +18,7 @@ WRITTEN_BY = {
     "LEDGER": "training writes it",
     "LEDGER.db": "training writes it",
     "EXPORT": "'dptrain ledger export' writes it",
+    "PROOF": "'dptrain ledger prove' writes it",
     "RUN.toml": "recipes/ has examples",
 }
 """Where a file comes from, by the metavar of the parameter that takes it."""

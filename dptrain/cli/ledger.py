@@ -17,6 +17,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import RegistryRefused, SignatureRefused
 from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
+from dptrain.cli import ledger_proofs
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.output import JsonFlag, console, number, print_json, promised, styled, table, utc
 from dptrain.cli.signing_keys import read_private_key
@@ -220,18 +221,7 @@ def _audit(export: Path, pinned: list[str], owner_key: Path | None) -> "AuditRep
     owner = None if owner_key is None else keys.load_public_key(owner_key)
     from ledger.audit import verify_export
 
-    return verify_export(export, [vkey for text in pinned for vkey in _verifier_keys(text)], owner_key=owner)
-
-
-def _verifier_keys(text: str) -> list[str]:
-    """Verifier keys of a file, one a line, or the one given itself: `<name>+<key id>+<base64>`."""
-    path = Path(text)
-    if not path.is_file():
-        if text.count("+") < 2:
-            raise typer.BadParameter(f"{text!r} is neither a file nor a verifier key; give the .pub file of the ledger")
-        return [text]
-    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return [line for line in lines if line and not line.startswith("#")]
+    return verify_export(export, [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)], owner_key=owner)
 
 
 def _enter(log: "Ledger", found: Withdrawal, evidence: bytes, now: int) -> dict[str, Any]:
@@ -359,3 +349,6 @@ def _print_classes(classes: list[dict[str, Any]]) -> None:
             str(item["coordinates"]),
         )
     console().print(rows)
+
+
+ledger_proofs.register(app)

@@ -15,7 +15,10 @@ WIDTH = 72
 """Columns of an example, so that none is broken on a terminal of 80."""
 
 PANELS = {
-    "Keys": ("--key", "--new-key", "--passphrase", "--passphrase-file", "--new-passphrase-file", "--owner-key", "--owner"),
+    "Keys": (
+        *("--key", "--new-key", "--passphrase", "--passphrase-file", "--new-passphrase-file", "--owner-key", "--owner"),
+        *("--log-key", "--trust", "--quorum"),
+    ),
     "Validity": ("--at", "--now", "--not-before", "--days", "--old-until"),
     "Bounds and terms": (
         "--clip-norm",

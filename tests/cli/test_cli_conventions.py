@@ -28,7 +28,7 @@ def test_the_command_tree_is_complete():
         *(f"attest {verb}" for verb in ("keygen", "sign", "verify", "show", "withdraw", "rotate", "revoke")),
         *(f"registry {verb}" for verb in ("init", "add", "grant", "rotate", "revoke", "show", "verify")),
         *(f"policy {verb}" for verb in ("init", "check", "sign", "show")),
-        *(f"ledger {verb}" for verb in ("show", "export", "verify", "withdraw", "report")),
+        *(f"ledger {verb}" for verb in ("show", "export", "verify", "prove", "verify-proof", "withdraw", "report")),
         *("gate", "plan", "account", "calibrate", "train", "demo"),
     }
 

@@ -1,0 +1,278 @@
+"""`dptrain ledger prove` and `verify-proof`: one file that shows, offline, that a leaf is in a ledger."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attest.files import atomic_write, read_limited
+from attest.micro import MICRO
+from dptrain.cli.files import refuse_to_overwrite
+from dptrain.cli.output import JsonFlag, console, print_json, styled, utc
+from ledger.errors import ProofError
+
+if TYPE_CHECKING:
+    # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
+    from ledger.leaves import Leaf
+    from ledger.note import Signature
+    from ledger.proof import ProvenLeaf
+    from ledger.prover import Node
+    from ledger.trust import TrustPolicy
+
+
+_HEADER_FIELDS = ("time", "origin", "owner", "owner_key", "run_id", "registry_root", "model_fingerprint", "private")
+
+
+class LeafKind(StrEnum):
+    """Leaves that name a contribution."""
+
+    ADMIT = "admit"
+    SPEND = "spend"
+    WITHDRAW = "withdraw"
+
+
+Source = Annotated[str, typer.Argument(metavar="LEDGER", help="Ledger of a run, or the directory that export wrote.")]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key",
+        metavar="PUB",
+        help="Public key of the ledger, or of an auditor: a file of verifier keys, or one itself; repeat.",
+    ),
+]
+TrustFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trust", metavar="TRUST", exists=True, dir_okay=False, help="Trust policy (C2SP tlog-policy), instead of --key."
+    ),
+]
+Quorum = Annotated[
+    int, typer.Option("--quorum", metavar="N", min=0, help="Ask for cosignatures of N of the auditors whose keys were given.")
+]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A leaf, the tree that it is in, and the note that signs the tree."""
+
+    seq: int
+    data: bytes
+    node: "Node"
+    size: int
+    checkpoint: bytes
+    log_vkey: str
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the group."""
+    app.command()(prove)
+    app.command("verify-proof")(verify_proof)
+
+
+def prove(
+    ledger: Source,
+    proof: Annotated[Path, typer.Argument(metavar="PROOF", help="New file; by custom its name ends in .tlog-proof.")],
+    leaf: Annotated[int | None, typer.Option(metavar="N", min=0, help="Number of the leaf.")] = None,
+    contribution: Annotated[
+        str | None, typer.Option(metavar="HASH", help="The last leaf about this contribution: its descriptor hash, in hex.")
+    ] = None,
+    kind: Annotated[LeafKind | None, typer.Option(help="With --contribution: the last leaf of this kind.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Write a proof that a leaf is in the ledger: the leaf, its path in the tree, and the signed checkpoint, in one file.
+
+    Whoever has the file can check it offline and for ever, whatever becomes of the ledger. Hand contributors theirs.
+    """
+    from ledger.proof import make_proof
+    from ledger.proof import verify_proof as verify
+    from ledger.trust import auditors_policy
+
+    refuse_to_overwrite(proof)
+    wanted = _wanted(leaf, contribution, kind)
+    found = _in_export(Path(ledger), leaf, wanted) if Path(ledger).is_dir() else _in_ledger(ledger, leaf, wanted)
+    data = make_proof(found.node, found.seq, found.size, found.checkpoint, found.data).to_bytes()
+    # What is handed out was verified as its reader will verify it.
+    proven = verify(data, auditors_policy(found.log_vkey))
+    atomic_write(proof, data)
+    if json:
+        print_json({"path": str(proof), "key": found.log_vkey, **_told(proven)})
+        return
+    out = console()
+    out.print(f"wrote {proof}: leaf {found.seq} ({_kind_of(proven.leaf)}) of {found.size}")
+    out.print(f"verify with: dptrain ledger verify-proof {proof} --key {found.log_vkey}")
+
+
+def verify_proof(
+    proof: Annotated[
+        Path, typer.Argument(metavar="PROOF", exists=True, dir_okay=False, help="As prove, or the auditor's tool, wrote it.")
+    ],
+    key: Keys = None,
+    trust: TrustFile = None,
+    quorum: Quorum = 0,
+    leaf: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Bytes of the leaf, for a file without it."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Verify a proof file offline and show the leaf that it proves; exit code 1 if it proves nothing.
+
+    It shows that the leaf is in the ledger, not that the rest of the ledger is in order: that is for `ledger verify`. With
+    --quorum, or a trust policy that names one, auditors have said so.
+    """
+    from ledger.proof import MAX_EXTRA, MAX_PROOF_SIZE
+    from ledger.proof import verify_proof as verify
+
+    policy = read_trust(key or [], trust, quorum)
+    given = None if leaf is None else read_limited(leaf, MAX_EXTRA, "leaf")
+    proven = verify(read_limited(proof, MAX_PROOF_SIZE, "proof"), policy, leaf=given)
+    if json:
+        print_json({"verdict": "PROVEN", **_told(proven)})
+        return
+    out = console()
+    checkpoint = proven.trusted.checkpoint
+    out.print(styled("bold green", "PROVEN", f"  leaf {proven.leaf.seq} of {checkpoint.origin}, {_kind_of(proven.leaf)}"))
+    for name, value in _fields(proven.leaf).items():
+        out.print(f"  {name}: {value}")
+    out.print(f"{checkpoint.size} leaves, root {checkpoint.root.hex()}")
+    print_cosigners(proven.trusted.cosigned)
+
+
+def read_trust(keys: list[str], trust: Path | None, quorum: int) -> "TrustPolicy":
+    """The policy under which checkpoints count: a file, or the keys given.
+
+    Raises:
+        typer.BadParameter: both or neither were given.
+    """
+    from ledger import trust as policies
+
+    if (trust is None) == (not keys):
+        raise typer.BadParameter("give --key, the public key of the ledger, or --trust, a trust policy")
+    if trust is not None:
+        if quorum:
+            raise typer.BadParameter("--quorum goes with --key; a trust policy names its own quorum")
+        return policies.parse_policy(read_limited(trust, policies.MAX_POLICY_SIZE, "trust policy"))
+    return policies.policy_of_keys([vkey for text in keys for vkey in verifier_keys(text)], quorum)
+
+
+def verifier_keys(text: str) -> list[str]:
+    """Verifier keys of a file, one a line, or the one given itself: `<name>+<key id>+<base64>`."""
+    path = Path(text)
+    if not path.is_file():
+        if text.count("+") < 2:
+            raise typer.BadParameter(f"{text!r} is neither a file nor a verifier key; give the .pub file of the ledger")
+        return [text]
+    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def print_cosigners(cosigned: "tuple[Signature, ...]") -> None:
+    """One line per auditor who cosigned."""
+    for item in cosigned:
+        console().print(f"cosigned by {item.key.name} at {utc(item.timestamp or 0)}")
+
+
+def _wanted(leaf: int | None, contribution: str | None, kind: LeafKind | None) -> Callable[[bytes], bool]:
+    """Tells a leaf about the contribution from others, by its bytes."""
+    if (leaf is None) == (contribution is None):
+        raise typer.BadParameter("give --leaf or --contribution")
+    if contribution is None:
+        if kind is not None:
+            raise typer.BadParameter("--kind goes with --contribution")
+        return lambda data: False
+    try:
+        hash_ = bytes.fromhex(contribution)
+    except ValueError:
+        hash_ = b""
+    if len(hash_) != 32:
+        raise typer.BadParameter("--contribution takes a descriptor hash: 64 hexadecimal digits, as attest show prints it")
+    from ledger.leaves import decode_leaf
+
+    def matches(data: bytes) -> bool:
+        if hash_ not in data:
+            return False
+        found = decode_leaf(data)
+        return getattr(found, "descriptor_hash", None) == hash_ and kind in (None, _kind_of(found))
+
+    return matches
+
+
+def _in_export(base: Path, leaf: int | None, wanted: Callable[[bytes], bool]) -> _Found:
+    from ledger.leaves import Header, decode_leaf
+    from ledger.note import open_note, parse_checkpoint
+    from ledger.reader import ExportReader
+
+    reader = ExportReader(base)
+    header = decode_leaf(reader.leaf(0))
+    if not isinstance(header, Header):
+        raise ProofError("HEADER", f"the first leaf of {base} is not a header; verify the export")
+    size = parse_checkpoint(open_note(reader.checkpoint, [header.log_vkey]).text).size
+    if leaf is None:
+        seq, data = next(((seq, data) for seq, data in reader.backwards() if wanted(data)), (-1, b""))
+    else:
+        seq, data = leaf, reader.leaf(leaf)
+    return _checked(_Found(seq, data, reader.node, size, reader.checkpoint, header.log_vkey))
+
+
+def _in_ledger(source: str, leaf: int | None, wanted: Callable[[bytes], bool]) -> _Found:
+    from ledger.log import Ledger
+    from ledger.note import open_note, parse_checkpoint
+    from ledger.prover import HashTree
+
+    found, tree = (-1, b""), HashTree()
+    with Ledger.open(source, read_only=True) as log:
+        note, vkey = log.checkpoint, log.header.log_vkey
+        size = parse_checkpoint(open_note(note, [vkey]).text).size
+        if leaf is not None and size <= leaf < log.size:
+            raise ProofError("NOT_SIGNED", f"the last checkpoint signs {size} leaves, and leaf {leaf} came later; export signs")
+        with log.rows() as rows:
+            for row in islice(rows, size):
+                tree.extend([row.leaf_hash])
+                if row.seq == leaf or (leaf is None and wanted(row.body)):
+                    found = (row.seq, row.body)
+    return _checked(_Found(*found, tree.node, size, note, vkey))
+
+
+def _checked(found: _Found) -> _Found:
+    if found.seq < 0:
+        raise ProofError("NO_LEAF", f"no leaf under the checkpoint of {found.size} leaves is the one asked for")
+    return found
+
+
+def _told(proven: "ProvenLeaf") -> dict[str, Any]:
+    checkpoint = proven.trusted.checkpoint
+    return {
+        "leaf": proven.leaf.seq,
+        "kind": _kind_of(proven.leaf),
+        "fields": _fields(proven.leaf),
+        "origin": checkpoint.origin,
+        "size": checkpoint.size,
+        "root": checkpoint.root.hex(),
+        "cosigners": [{"name": item.key.name, "time": item.timestamp} for item in proven.trusted.cosigned],
+    }
+
+
+def _kind_of(leaf: "Leaf") -> str:
+    return type(leaf).__name__.lower()
+
+
+def _fields(leaf: "Leaf") -> dict[str, Any]:
+    """The fields of a leaf for reading; of a header those that are short."""
+    names = _HEADER_FIELDS if _kind_of(leaf) == "header" else [item.name for item in fields(leaf) if item.name != "seq"]
+    plain = {name: _plain(getattr(leaf, name)) for name in names}
+    plain["time"] = utc(leaf.time)
+    if isinstance(micro := plain.pop("epsilon_micro", None), int):
+        plain["epsilon"] = micro / MICRO
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value

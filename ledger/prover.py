@@ -1,0 +1,156 @@
+"""Making proofs in logarithmic time: from a tree held in memory, or from the few tiles of an export that a proof needs.
+
+Both are the same computation over *nodes*: node (level, index) is the hash of the perfect subtree over the leaves
+[index 2^level, (index + 1) 2^level). Nothing here is trusted: a proof holds or not, whoever made it (`ledger.merkle`).
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from ledger import layout
+from ledger.errors import ProofError
+from ledger.merkle import EMPTY_ROOT, HASH_SIZE, node_hash, root_of_hashes
+
+TILE_HEIGHT: Final = 8
+"""Levels of the tree in one tile: 2^8 = 256 hashes wide (C2SP tlog-tiles)."""
+
+Node = Callable[[int, int], bytes]
+"""Gives the hash of the perfect subtree (level, index)."""
+
+
+class HashTree:
+    """All nodes of a growing tree, 64 bytes a leaf."""
+
+    def __init__(self, hashes: Iterable[bytes] = ()) -> None:
+        """Begins with these leaf hashes."""
+        self._levels: list[bytearray] = [bytearray()]
+        self.extend(hashes)
+
+    @property
+    def size(self) -> int:
+        """Number of leaves."""
+        return len(self._levels[0]) // HASH_SIZE
+
+    def extend(self, hashes: Iterable[bytes]) -> None:
+        """Adds leaf hashes in order."""
+        for hash_ in hashes:
+            level = 0
+            self._levels[0] += hash_
+            while not len(self._levels[level]) % (2 * HASH_SIZE):
+                row = self._levels[level]
+                level += 1
+                if level == len(self._levels):
+                    self._levels.append(bytearray())
+                self._levels[level] += node_hash(bytes(row[-2 * HASH_SIZE : -HASH_SIZE]), bytes(row[-HASH_SIZE:]))
+
+    def node(self, level: int, index: int) -> bytes:
+        """Returns the hash of a perfect subtree; raises ProofError where the tree has none."""
+        row = self._levels[level] if level < len(self._levels) else b""
+        hash_ = bytes(row[index * HASH_SIZE : (index + 1) * HASH_SIZE])
+        if len(hash_) != HASH_SIZE:
+            raise ProofError("NODE", f"a tree of {self.size} leaves has no perfect subtree {index} of {1 << level} leaves")
+        return hash_
+
+
+class TileTree:
+    """The nodes of an export's tree, read from its hash tiles as they are needed."""
+
+    def __init__(self, fetch: Callable[[str], bytes], size: int) -> None:
+        """Takes what reads a file of the export by its name, and the signed size."""
+        self._fetch = fetch
+        self._size = size
+        self._tiles: dict[tuple[int, int], bytes] = {}
+
+    def node(self, level: int, index: int) -> bytes:
+        """Returns the hash of a perfect subtree.
+
+        Raises:
+            ProofError: the tree has none there, or a tile has another length than its width asks for.
+        """
+        if (index + 1) << level > self._size:
+            raise ProofError("NODE", f"a tree of {self._size} leaves has no perfect subtree {index} of {1 << level} leaves")
+        row, height = divmod(level, TILE_HEIGHT)
+        first = index << height
+        tile = self._tile(row, first // layout.TILE_WIDTH)
+        start = first % layout.TILE_WIDTH * HASH_SIZE
+        return root_of_hashes([tile[at : at + HASH_SIZE] for at in range(start, start + (HASH_SIZE << height), HASH_SIZE)])
+
+    def _tile(self, row: int, n: int) -> bytes:
+        if (row, n) not in self._tiles:
+            width = min(layout.TILE_WIDTH, (self._size >> TILE_HEIGHT * row) - n * layout.TILE_WIDTH)
+            name = layout.tile_path(row, n, width)
+            data = self._fetch(name)
+            if len(data) != width * HASH_SIZE:
+                raise ProofError("TILE", f"{name} has {len(data)} bytes, {width} hashes take {width * HASH_SIZE}")
+            self._tiles[row, n] = data
+        return self._tiles[row, n]
+
+
+def tree_root(node: Node, size: int) -> bytes:
+    """Returns the root over the first ``size`` leaves (RFC 6962, 2.1)."""
+    return _range(node, 0, size) if size else EMPTY_ROOT
+
+
+def inclusion_proof(node: Node, index: int, size: int) -> list[bytes]:
+    """Returns the audit path of leaf ``index`` in the tree of ``size`` leaves (RFC 6962, 2.1.1), leaf side first.
+
+    Raises:
+        ProofError: if the index is not in the tree.
+    """
+    if type(index) is not int or not 0 <= index < size:
+        raise ProofError("INDEX", f"a tree of {size} leaves has no leaf {index!r}")
+    path: list[bytes] = []
+    low, high = 0, size
+    while high - low > 1:
+        split = low + _half(high - low)
+        if index < split:
+            path.append(_range(node, split, high))
+            high = split
+        else:
+            path.append(_range(node, low, split))
+            low = split
+    path.reverse()
+    return path
+
+
+def consistency_proof(node: Node, old_size: int, size: int) -> list[bytes]:
+    """Returns the proof that the tree of ``size`` leaves extends that of its first ``old_size`` (RFC 6962, 2.1.2).
+
+    Raises:
+        ProofError: unless 1 <= old_size <= size.
+    """
+    if type(old_size) is not int or not 1 <= old_size <= size:
+        raise ProofError("CONSISTENCY", f"the old size must lie in 1..{size}, got {old_size!r}")
+    path: list[bytes] = []
+    low, high, known = 0, size, True
+    # SUBPROOF(m, D[low:high], known), unrolled from the top; `known` means that the verifier has the old root.
+    while old_size != high:
+        split = low + _half(high - low)
+        if old_size <= split:
+            path.append(_range(node, split, high))
+            high = split
+        else:
+            path.append(_range(node, low, split))
+            low, known = split, False
+    if not known:
+        path.append(_range(node, low, high))
+    path.reverse()
+    return path
+
+
+def _range(node: Node, low: int, high: int) -> bytes:
+    """The root over leaves [low, high), where low is a multiple of a power of two that is at least high - low."""
+    parts: list[bytes] = []
+    while low < high:
+        level = (high - low).bit_length() - 1
+        parts.append(node(level, low >> level))
+        low += 1 << level
+    result = parts.pop()
+    while parts:
+        result = node_hash(parts.pop(), result)
+    return result
+
+
+def _half(n: int) -> int:
+    """The largest power of two smaller than n (n >= 2)."""
+    return 1 << ((n - 1).bit_length() - 1)

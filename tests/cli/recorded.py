@@ -1,0 +1,63 @@
+"""A finished run, recorded by library calls, for the tests of `dptrain ledger`."""
+
+import time
+
+from attest import keys
+from attest.corpus import open_corpus
+from attest.gate import run_gate
+from attest.policy import open_policy
+from attest.registry import open_registry
+from attest.schedule import block_std
+from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.log import AdmitSpec, Ledger
+from ledger.note import NoteSigner
+
+
+def record(shell, *, private: bool = True) -> str:
+    """A run of 20 steps over five admitted notes, in the files ledger.*; returns the verifier key of its ledger."""
+    now = int(time.time())
+    owner_key = keys.load_public_key("owner.pub")
+    signed = open_policy("policy.cose", owner_key)
+    registry = open_registry("registry.cbor", owner_key)
+    admitted = run_gate(open_corpus("corpus"), signed.policy, registry, now=now).admitted
+    key = keys.generate()
+    keys.save_private_key("ledger.key", key)
+    signer = NoteSigner("clinic-notes-2026/ledger", key)
+    shell.write("ledger.pub", f"# the run of November\n{signer.vkey}\n")
+    both = ("sensitive", "public")
+    presets = {rule.name: (rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in signed.policy.classes}
+    header = HeaderSpec(
+        policy=signed,
+        owner_key=owner_key,
+        registry_root=registry.root(),
+        model_fingerprint=bytes(32),
+        blocks=tuple(
+            HeaderBlock(name, 100, classes, block_std([presets[item] for item in classes]))
+            for name, classes in (("layer.0", ("public",)), ("layer.1", both), ("head", both))
+        ),
+        exactness_note="fast",
+        private=private,
+    )
+    with Ledger.create("ledger.db", header, signer, now=now) as log:
+        log.admit([specification(item.admission) for item in admitted], now=now)
+        for step in range(1, 21, 5):
+            window = log.charge(step, 5, now=now, noise_stream=step.to_bytes(16, "big"))
+            log.settle(window, 5, now=now)
+            if step in (6, 16):
+                log.close_epoch(step + 4, bytes(32), now=now)
+        log.finish(now=now)
+    return signer.vkey
+
+
+def specification(admission) -> AdmitSpec:
+    signed = admission.descriptor
+    return AdmitSpec(
+        descriptor_hash=admission.descriptor_hash,
+        class_name=signed.admissibility_class,
+        profile_id=0,
+        clip_micro=signed.clip_norm_micro,
+        sigma_micro=signed.noise_multiplier_micro,
+        max_occurrences=signed.max_occurrences,
+        attestation_hash=admission.attestation_hash,
+        key_id=admission.key_id,
+    )
