@@ -92,6 +92,7 @@ class Ledger(Readings):
         mark = highwater.path_of(place)
         if mark.exists():
             raise LedgerError("EXISTS", f"{mark} exists: it belongs to a ledger that is not here")
+        place.make_state_directory()
         store = create_store(place)
         try:
             frontier = Frontier()
@@ -279,7 +280,7 @@ class Ledger(Readings):
         with self._file.appending(now, checkpoint=self.finished) as time:
             for seq, (descriptor_hash, reason, evidence_hash) in enumerate(fresh.values(), start=self.size):
                 contribution = self.state.contributions.get(descriptor_hash)
-                admit_seq = None if contribution is None else contribution.admit.seq
+                admit_seq = None if contribution is None else contribution.seq
                 self._file.stage(Withdraw(seq, time, descriptor_hash, admit_seq, reason, evidence_hash))
 
     def close_epoch(self, step: int, model_digest: bytes, *, now: int) -> bytes:
@@ -295,12 +296,12 @@ class Ledger(Readings):
         """
         with self._running(now, checkpoint=True) as time:
             run, seq = self.state, self.size
-            for contribution in run.spends_due():
-                admit, place = contribution.admit, contribution.class_index
+            for contribution in run.register.spends_due():
+                place = (contribution.descriptor_hash, contribution.seq, contribution.class_index)
                 steps = run.expenditure.steps(contribution, run.charged_phases)
                 variance = run.expenditure.variance(contribution, run.charged_phases)
                 spent = accountants.to_micro_up(run.epsilon(contribution))
-                self._file.stage(Spend(seq, time, admit.descriptor_hash, admit.seq, place, steps, variance, spent))
+                self._file.stage(Spend(seq, time, *place, steps, variance, spent))
                 seq += 1
             number = len(run.epochs) + 1
             self._file.stage(Epoch(seq, time, number, step, run.charged, run.totals(), model_digest))

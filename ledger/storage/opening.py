@@ -1,24 +1,24 @@
 """Creates and opens the store of a ledger by its place. A backend is imported when a ledger of its kind is met."""
 
-from ledger.errors import LedgerCorrupt
-from ledger.storage import fsck, highwater, sqlite
+from ledger.errors import LedgerCorrupt, StorageFailed
+from ledger.storage import fsck, highwater
 from ledger.storage.place import Place
 from ledger.storage.store import Store
 
 
 def create_store(place: Place) -> Store:
-    """Creates an empty ledger at a place; refuses an existing one (LedgerError, code EXISTS)."""
-    return sqlite.SqliteStore.create(place)
+    """Creates an empty ledger at a place; see `Store.create`."""
+    return _backend(place).create(place)
 
 
 def open_store(place: Place, *, read_only: bool) -> Store:
-    """Opens the ledger at a place, as its only writer unless ``read_only``."""
-    return sqlite.SqliteStore.open(place, read_only=read_only)
+    """Opens the ledger at a place; see `Store.open`."""
+    return _backend(place).open(place, read_only=read_only)
 
 
 def exists(place: Place) -> bool:
     """Tells whether there is anything at the place of a ledger."""
-    return sqlite.exists(place)
+    return _backend(place).exists(place)
 
 
 def set_unfinished_aside(place: Place) -> str | None:
@@ -32,7 +32,7 @@ def set_unfinished_aside(place: Place) -> str | None:
     """
     if not exists(place) or highwater.path_of(place).exists() or not _unfinished(place):
         return None
-    return sqlite.set_aside(place)
+    return _backend(place).set_aside(place)
 
 
 def _unfinished(place: Place) -> bool:
@@ -43,4 +43,17 @@ def _unfinished(place: Place) -> bool:
         finally:
             store.close()
     except LedgerCorrupt as error:
-        return error.code == "HEADER" or sqlite.is_blank(place)
+        return error.code == "HEADER" or _backend(place).is_blank(place)
+
+
+def _backend(place: Place) -> type[Store]:
+    if place.kind == "sqlite":
+        from ledger.storage.sqlite import SqliteStore
+
+        return SqliteStore
+    try:
+        from ledger.storage.postgres import PostgresStore
+    except ImportError as error:
+        sentence = f"a ledger on PostgreSQL needs psycopg ({error}): pip install 'dptrain[postgres]'"
+        raise StorageFailed("DRIVER", sentence) from error
+    return PostgresStore

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import parse_qsl, unquote, urlencode
 
-from ledger.errors import LedgerError
+from ledger.errors import LedgerError, StorageFailed
 
 DEFAULT_SCHEMA: Final = "dptrain"
 """The PostgreSQL schema of a ledger whose URL names none."""
@@ -90,8 +90,13 @@ class Place:
 
     def make_state_directory(self) -> None:
         """Makes the state directory of a ledger on a server, for its owner alone; the directory of a file must be there."""
-        if self.kind != "sqlite":
+        if self.kind == "sqlite":
+            return
+        try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            sentence = f"cannot make the state directory {self.directory}: {error.strerror or error}"
+            raise StorageFailed("STATE", sentence) from error
 
     def side(self, suffix: str) -> Path:
         """Returns the file or directory beside the ledger with a suffix, such as ``.highwater``.

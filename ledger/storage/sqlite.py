@@ -120,6 +120,32 @@ class SqliteStore:
             raise
         return store
 
+    @staticmethod
+    def exists(place: Place) -> bool:
+        """Tells whether something lies at the place of a ledger."""
+        return Path(place.target).exists()
+
+    @staticmethod
+    def is_blank(place: Place) -> bool:
+        """Tells whether a file has no table: its creation ended before the first one was there."""
+        with contextlib.closing(sqlite3.connect(f"{Path(place.target).absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            try:
+                return connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+            except sqlite3.DatabaseError:
+                return False
+
+    @staticmethod
+    def set_aside(place: Place) -> str:
+        """Renames a ledger file and returns the new name; nothing is deleted."""
+        path, number = Path(place.target), 1
+        while (aside := path.with_name(f"{path.name}.unfinished-{number}")).exists():
+            number += 1
+        for suffix in ("-wal", "-shm", ""):
+            side = path.with_name(path.name + suffix)
+            if side.exists():
+                side.rename(aside.with_name(aside.name + suffix))
+        return str(aside)
+
     def append(self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None) -> None:
         """Appends rows, all or none, on disk when it returns (WAL, ``synchronous=FULL``)."""
         expected = frontier.size - len(rows)
@@ -173,32 +199,6 @@ class SqliteStore:
     def _transaction(self, doing: str) -> Iterator[sa.Connection]:
         with _translated(doing), self._engine.begin() as connection:
             yield connection
-
-
-def exists(place: Place) -> bool:
-    """Tells whether something lies at the place of a ledger."""
-    return Path(place.target).exists()
-
-
-def is_blank(place: Place) -> bool:
-    """Tells whether a file has no table: its creation ended before the first one was there."""
-    with contextlib.closing(sqlite3.connect(f"{Path(place.target).absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        try:
-            return connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
-        except sqlite3.DatabaseError:
-            return False
-
-
-def set_aside(place: Place) -> str:
-    """Renames a ledger file and returns the new name; nothing is deleted."""
-    path, number = Path(place.target), 1
-    while (aside := path.with_name(f"{path.name}.unfinished-{number}")).exists():
-        number += 1
-    for suffix in ("-wal", "-shm", ""):
-        side = path.with_name(path.name + suffix)
-        if side.exists():
-            side.rename(aside.with_name(aside.name + suffix))
-    return str(aside)
 
 
 def _holder() -> str:

@@ -7,7 +7,7 @@ opened (`ledger.storage.fsck`), so a store can lose a ledger, but not falsify on
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from ledger.leaves import Admit, Settle, Spend
 from ledger.merkle import Frontier
@@ -60,6 +60,33 @@ class Store(Protocol):
 
     place: Place
     fence: int
+
+    @classmethod
+    def create(cls, place: Place) -> Self:
+        """Creates an empty ledger, held by its only writer; raises LedgerError, code EXISTS, if there is one."""
+
+    @classmethod
+    def open(cls, place: Place, *, read_only: bool) -> Self:
+        """Opens a ledger, as its only writer unless ``read_only``.
+
+        Raises:
+            LedgerError: code MISSING if there is none.
+            LedgerBusy: another writer holds it.
+            LedgerCorrupt: it was written by another version, or is no ledger.
+            StorageFailed: it cannot be reached, or not relied on to keep what it commits.
+        """
+
+    @staticmethod
+    def exists(place: Place) -> bool:
+        """Tells whether something lies at the place of a ledger, whole or not."""
+
+    @staticmethod
+    def is_blank(place: Place) -> bool:
+        """Tells whether what lies there cannot be opened because its creation ended before it had a table."""
+
+    @staticmethod
+    def set_aside(place: Place) -> str:
+        """Renames what lies there and returns the new name; nothing is deleted."""
 
     def append(self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None) -> None:
         """Appends rows, all or none.

@@ -1,11 +1,14 @@
 """Fixtures of the ledger tests."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from ledger_runs import SIGNER, START, Driver, header_spec
+from pg_cluster import Cluster, require_server
 
 from ledger.log import Ledger
+from ledger.storage.place import Place
 
 
 @pytest.fixture
@@ -18,3 +21,46 @@ def run(path: Path):
     """A fresh ledger under a driver."""
     with Ledger.create(path, header_spec(), SIGNER, now=START) as ledger:
         yield Driver(ledger)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A PostgreSQL server for the whole session."""
+    require_server()
+    server = Cluster()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path):
+    """Each database in turn, with nothing in it."""
+    from storage_backends import PostgresBackend, SqliteBackend
+
+    if request.param == "sqlite":
+        made = SqliteBackend(tmp_path)
+    else:
+        made = PostgresBackend(request.getfixturevalue("cluster"), tmp_path)
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def place(backend) -> Place:
+    """Where the ledger of a test of both databases lies."""
+    return backend.place
+
+
+@pytest.fixture
+def begun(place: Place):
+    """A fresh ledger in each database, under a driver."""
+    with Ledger.create(place, header_spec(), SIGNER, now=START) as ledger:
+        yield Driver(ledger)
+
+
+@pytest.fixture
+def closed(begun, backend):
+    """A whole run, closed, in each database."""
+    begun.whole_run()
+    begun.ledger.close()
+    return backend

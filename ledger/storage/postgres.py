@@ -1,0 +1,317 @@
+"""PostgreSQL storage of one ledger, in a schema of its own; the promises of the SQLite store, kept by a server.
+
+Life of a leaf: (1) the writer holds a session advisory lock, which the server releases when the connection ends; (2) ``SELECT
+... FOR UPDATE`` on head and lease makes it the only one to append, and compares both with what it last saw; (3) rows go in by
+one COPY, and a trigger checks that they follow the last one and moves the head; (4) the frontier is stored beside the new
+size; (5) COMMIT with ``synchronous_commit=on`` reaches the server's disk before the call returns. A connection that is lost
+during the commit leaves open whether the rows are there: the error says so, no step runs, and reopening tells.
+
+What the server says is believed no more than a file: the tree and the signer's record beside the run find out. The server
+must be set up to keep what it commits, which is asserted at opening; and a standby that is promoted without the last commits
+is behind the signer's record, and refused.
+"""
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.conninfo import conninfo_to_dict
+
+from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, ProofError, StorageFailed
+from ledger.merkle import Frontier
+from ledger.storage.place import Place
+from ledger.storage.postgres_errors import translated
+from ledger.storage.postgres_schema import TABLES, Tables, statements, tables
+from ledger.storage.store import LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Row
+
+READ_BATCH: Final = 4_096
+"""Rows in memory at once while a ledger is read."""
+
+STATEMENT_TIMEOUT_SECONDS: Final = 120
+"""Longest time for one statement; reading a ledger is many, a batch each."""
+
+CONNECT_TIMEOUT_SECONDS: Final = 10
+"""How long to wait for the server to answer."""
+
+LOST_AFTER_SECONDS: Final = 30
+"""A connection over which nothing is acknowledged for so long counts as lost: here, so that a run stops, and at the server, so
+that a writer that is gone gives up its lock."""
+
+MUST_BE_ON: Final = ("fsync", "full_page_writes", "synchronous_commit")
+"""Settings without which a commit may be forgotten."""
+
+_KEEPALIVES: Final = {
+    "keepalives_idle": LOST_AFTER_SECONDS // 3,
+    "keepalives_interval": LOST_AFTER_SECONDS // 6,
+    "keepalives_count": 4,
+}
+_SETTINGS: Final = {
+    "synchronous_commit": "on",
+    "statement_timeout": f"{STATEMENT_TIMEOUT_SECONDS}s",
+    "lock_timeout": f"{LOCK_TIMEOUT_SECONDS}s",
+    "tcp_user_timeout": f"{LOST_AFTER_SECONDS}s",
+    **{f"tcp_{name}": str(value) for name, value in _KEEPALIVES.items()},
+}
+_COPY: Final = "COPY {schema}.entry (seq, kind, dhash, leaf, body) FROM STDIN (FORMAT BINARY)"
+_COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea", "bytea")
+
+
+class PostgresSnapshot:
+    """What the database held at one moment; valid inside `PostgresStore.snapshot`."""
+
+    def __init__(self, connection: sa.Connection, known: Tables) -> None:
+        """Takes a connection inside a transaction."""
+        self._connection = connection
+        self._tables = known
+
+    def head(self) -> Frontier:
+        """Returns the stored size and frontier."""
+        head = self._tables.head
+        row = self._connection.execute(sa.select(head.c.size, head.c.frontier)).one_or_none()
+        if row is None:
+            raise LedgerCorrupt("HEAD", "the stored head is gone")
+        try:
+            return Frontier.from_bytes(row.size, row.frontier)
+        except ProofError as error:
+            raise LedgerCorrupt("HEAD", f"the stored head is not one of a tree: {error.sentence}") from error
+
+    def rows(self) -> Iterator[Row]:
+        """Yields all rows in order of seq."""
+        entry = self._tables.entry
+        query = sa.select(entry.c.seq, entry.c.kind, entry.c.dhash, entry.c.leaf, entry.c.body).order_by(entry.c.seq)
+        for row in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+            if row.body is None:
+                raise LedgerCorrupt(
+                    "PRUNED", f"the body of leaf {row.seq} is gone; this version reads whole ledgers", seq=row.seq
+                )
+            yield Row(*row)
+
+    def checkpoints(self) -> dict[int, bytes]:
+        """Returns all stored checkpoint notes by size."""
+        checkpoint = self._tables.checkpoint
+        query = sa.select(checkpoint.c.size, checkpoint.c.note).order_by(checkpoint.c.size)
+        return {row.size: row.note for row in self._connection.execute(query)}
+
+
+class PostgresStore:
+    """One schema of a PostgreSQL database; a `ledger.storage.store.Store`."""
+
+    def __init__(self, place: Place, engine: sa.Engine) -> None:
+        """Use `create` or `open`."""
+        self.place = place
+        self.fence = 0
+        self._engine = engine
+        self._tables = tables(place.schema)
+
+    @classmethod
+    def create(cls, place: Place) -> "PostgresStore":
+        """Creates an empty ledger, and its schema if that is missing; refuses an existing one."""
+        store = cls(place, _engine(place, read_only=False))
+        created = False
+        try:
+            store._lock()
+            with store._transaction("creating the ledger") as connection:
+                if _found(connection, place.schema):
+                    raise LedgerError("EXISTS", f"{place.shown} holds a ledger; name another schema= or database")
+                connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {place.schema}")
+                for statement in statements(place.schema):
+                    connection.exec_driver_sql(statement)
+                known = store._tables
+                connection.execute(sa.insert(known.meta), [{"key": "schema", "value": SCHEMA_VERSION}])
+                connection.execute(sa.insert(known.head), [{"id": 0, "size": 0, "frontier": b"", "pruned_before": 0}])
+                connection.execute(sa.insert(known.lease), [{"id": 0, "holder": _holder(), "fence": 1}])
+            created, store.fence = True, 1
+            return store
+        finally:
+            if not created:
+                store.close()
+
+    @classmethod
+    def open(cls, place: Place, *, read_only: bool) -> "PostgresStore":
+        """Opens a ledger, as its only writer unless ``read_only``."""
+        store = cls(place, _engine(place, read_only=read_only))
+        opened = False
+        try:
+            if not read_only:
+                store._lock()
+            with store._transaction("opening the ledger") as connection:
+                if not _found(connection, place.schema):
+                    raise LedgerError("MISSING", f"there is no ledger at {place.shown}")
+                meta, lease = store._tables.meta, store._tables.lease
+                version = connection.scalar(sa.select(meta.c.value).where(meta.c.key == "schema"))
+                if version != SCHEMA_VERSION:
+                    sentence = f"{place.shown} has schema {version!r}, this version reads {SCHEMA_VERSION!r}"
+                    raise LedgerCorrupt("SCHEMA", f"{sentence}; use the one that wrote it")
+                if not read_only:
+                    bump = sa.update(lease).values(fence=lease.c.fence + 1, holder=_holder()).returning(lease.c.fence)
+                    store.fence = connection.scalar(bump) or 0
+            opened = True
+            return store
+        finally:
+            if not opened:
+                store.close()
+
+    @staticmethod
+    def exists(place: Place) -> bool:
+        """Tells whether the schema of a ledger holds any of its tables."""
+        with _alone(place, "looking for the ledger", read_only=True) as connection:
+            return _found(connection, place.schema)
+
+    @staticmethod
+    def is_blank(place: Place) -> bool:
+        """Says no: tables are created all at once, or not at all."""
+        return False
+
+    @staticmethod
+    def set_aside(place: Place) -> str:
+        """Renames the schema of a ledger and returns the new name; nothing is deleted."""
+        with _alone(place, "setting an unfinished ledger aside", read_only=False) as connection:
+            number = 1
+            while _found(connection, aside := f"{place.schema}_unfinished_{number}"):
+                number += 1
+            connection.exec_driver_sql(f"ALTER SCHEMA {place.schema} RENAME TO {aside}")
+            return aside
+
+    def append(self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None) -> None:
+        """Appends rows, all or none, on the server's disk when it returns (``synchronous_commit=on``)."""
+        known, expected = self._tables, frontier.size - len(rows)
+        with self._transaction("appending") as connection:
+            size = self._check_fence(connection)
+            if size != expected:
+                raise LedgerBusy("HEAD_MOVED", f"the ledger has {size} leaves, this writer knows of {expected}")
+            if rows:
+                _copy(connection, self.place.schema, rows)
+            moved = sa.update(known.head).where(known.head.c.size == frontier.size).values(frontier=frontier.to_bytes())
+            if connection.execute(moved).rowcount != 1:
+                raise LedgerCorrupt("HEAD", "the head did not move with the rows; the insert trigger is missing")
+            if note is not None:
+                connection.execute(sa.insert(known.checkpoint), [{"size": frontier.size, "note": note}])
+
+    def put_note(self, size: int, note: bytes) -> None:
+        """Replaces a stored note by itself with signature lines appended."""
+        checkpoint = self._tables.checkpoint
+        with self._transaction("storing signatures") as connection:
+            self._check_fence(connection)
+            changed = sa.update(checkpoint).where(checkpoint.c.size == size).values(note=note)
+            if connection.execute(changed).rowcount != 1:
+                raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {size} leaves")
+
+    @contextmanager
+    def snapshot(self) -> Iterator[PostgresSnapshot]:
+        """Opens one view of the whole ledger, which a writer elsewhere does not move."""
+        with self._transaction("reading the ledger", isolation_level="REPEATABLE READ") as connection:
+            yield PostgresSnapshot(connection, self._tables)
+
+    def discard(self) -> None:
+        """Closes and removes a ledger that could not be created whole; only for the one who has just created it."""
+        try:
+            with self._transaction("removing the ledger") as connection:
+                for name in TABLES:
+                    connection.exec_driver_sql(f"DROP TABLE IF EXISTS {self.place.schema}.{name} CASCADE")
+                for name in _functions(connection, self.place.schema):
+                    connection.exec_driver_sql(f"DROP FUNCTION {self.place.schema}.{name}()")
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the connection, and with it the writer's lock."""
+        self._engine.dispose()
+
+    def _lock(self) -> None:
+        # The advisory lock keeps out other writers of this program; fence and size keep out all others.
+        with self._transaction("locking the ledger") as connection:
+            taken = sa.select(sa.func.pg_try_advisory_lock(sa.func.hashtextextended(f"dptrain {self.place.schema}", 0)))
+            if not connection.scalar(taken):
+                raise LedgerBusy("LOCKED", f"another process is writing {self.place.shown}; wait for it, or open read-only")
+
+    def _check_fence(self, connection: sa.Connection) -> int | None:
+        """Locks head and lease until the transaction ends and returns the size, None if the head is gone."""
+        head, lease = self._tables.head, self._tables.lease
+        fence = connection.scalar(sa.select(lease.c.fence).with_for_update())
+        if fence != self.fence:
+            raise LedgerBusy("FENCED", "another writer has taken the ledger over; close this one")
+        return connection.scalar(sa.select(head.c.size).with_for_update())
+
+    @contextmanager
+    def _transaction(self, doing: str, isolation_level: Any = "READ COMMITTED") -> Iterator[sa.Connection]:
+        with translated(doing), self._engine.connect() as connection:
+            connection.execution_options(isolation_level=isolation_level)
+            yield connection
+            with translated(doing, committing=True):
+                connection.commit()
+
+
+@contextmanager
+def _alone(place: Place, doing: str, *, read_only: bool) -> Iterator[sa.Connection]:
+    """One transaction on a connection of its own."""
+    engine = _engine(place, read_only=read_only)
+    try:
+        with translated(doing), engine.begin() as connection:
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _found(connection: sa.Connection, schema: str) -> bool:
+    query = "SELECT count(*) FROM pg_catalog.pg_tables WHERE schemaname = :schema AND tablename = ANY(:names)"
+    return bool(connection.scalar(sa.text(query), {"schema": schema, "names": list(TABLES)}))
+
+
+def _functions(connection: sa.Connection, schema: str) -> list[str]:
+    query = "SELECT proname FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = pronamespace WHERE nspname = :s"
+    made = {f"{name}_{kind}" for name in TABLES for kind in ("dense", "stays", "grows")}
+    return [name for name in connection.scalars(sa.text(query), {"s": schema}) if name in made]
+
+
+def _copy(connection: sa.Connection, schema: str, rows: Sequence[Row]) -> None:
+    driver: Any = connection.connection.driver_connection
+    with driver.cursor() as cursor, cursor.copy(_COPY.format(schema=schema)) as copy:
+        copy.set_types(_COPY_TYPES)
+        for row in rows:
+            copy.write_row((row.seq, row.kind, row.descriptor_hash, row.leaf_hash, row.body))
+
+
+def _holder() -> str:
+    return f"{socket.gethostname()} pid {os.getpid()}"
+
+
+def _engine(place: Place, *, read_only: bool) -> sa.Engine:
+    """One connection, kept until the store is closed, and never replaced in silence: the lock would be lost with it."""
+    arguments = _arguments(place)
+    made: list[object] = []
+
+    def connect() -> "psycopg.Connection[Any]":
+        if made:
+            raise StorageFailed("CONNECTION", f"the connection to {place.shown} was lost; open the ledger again")
+        with translated(f"connecting to {place.shown}"):
+            connection = psycopg.connect(**arguments)
+            made.append(connection)
+            connection.read_only = read_only
+            _require_durable(connection)
+            return connection
+
+    return sa.create_engine("postgresql+psycopg://", creator=connect, poolclass=sa.pool.StaticPool)
+
+
+def _arguments(place: Place) -> dict[str, Any]:
+    """What to connect with: the URL's own, over our defaults; our settings for the session, over the URL's."""
+    try:
+        given: dict[str, Any] = dict(conninfo_to_dict(place.target))
+    except psycopg.ProgrammingError as error:
+        raise LedgerError("URL", f"{place.shown} is no URL of a database: {error}") from error
+    settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
+    given["options"] = f"{given.get('options') or ''} {settings}".strip()
+    defaults = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "dptrain ledger"}
+    return defaults | {"tcp_user_timeout": LOST_AFTER_SECONDS * 1000} | _KEEPALIVES | given
+
+
+def _require_durable(connection: "psycopg.Connection[Any]") -> None:
+    for name in MUST_BE_ON:
+        (value,) = connection.execute(f"SHOW {name}").fetchone() or ("",)
+        if value != "on":
+            raise StorageFailed("NOT_DURABLE", f"the server has {name}={value}, so it may forget what it commits; set it to on")
+    connection.rollback()

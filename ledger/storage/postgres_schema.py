@@ -1,0 +1,138 @@
+"""Tables and triggers of a ledger in PostgreSQL, in a schema of their own.
+
+The triggers stop accidents, as in SQLite: a statement that would change the past fails, whether it updates, deletes,
+truncates or inserts out of order. A superuser can switch them off, and is found out by the tree. Positions come from no
+sequence, which would leave gaps where a transaction rolls back. ``entry_dense`` runs once per statement, over all rows that
+it inserted, and moves the head itself, with the rights of the owner: a writer needs none on ``head.size``.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND
+
+TABLES: Final = ("meta", "entry", "head", "checkpoint", "anchor", "lease")
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of one schema."""
+
+    meta: sa.Table
+    entry: sa.Table
+    head: sa.Table
+    checkpoint: sa.Table
+    lease: sa.Table
+
+
+def tables(schema: str) -> Tables:
+    """Returns the tables of a schema, for building statements."""
+    data = sa.MetaData(schema=schema)
+
+    def table(name: str, **columns: Any) -> sa.Table:
+        return sa.Table(name, data, *(sa.Column(column, kind) for column, kind in columns.items()))
+
+    return Tables(
+        meta=table("meta", key=sa.Text, value=sa.Text),
+        entry=table(
+            "entry", seq=sa.BigInteger, kind=sa.Integer, dhash=sa.LargeBinary, leaf=sa.LargeBinary, body=sa.LargeBinary
+        ),
+        head=table("head", id=sa.Integer, size=sa.BigInteger, frontier=sa.LargeBinary, pruned_before=sa.BigInteger),
+        checkpoint=table("checkpoint", size=sa.BigInteger, note=sa.LargeBinary),
+        lease=table("lease", id=sa.Integer, holder=sa.Text, fence=sa.BigInteger),
+    )
+
+
+_TABLES = """
+CREATE TABLE {s}.meta (key text PRIMARY KEY, value text NOT NULL);
+CREATE TABLE {s}.entry (seq bigint PRIMARY KEY, kind integer NOT NULL, dhash bytea,
+    leaf bytea NOT NULL CHECK (octet_length(leaf) = 32), body bytea);
+CREATE INDEX entry_dhash ON {s}.entry (dhash) WHERE dhash IS NOT NULL;
+CREATE TABLE {s}.head (id integer PRIMARY KEY CHECK (id = 0), size bigint NOT NULL, frontier bytea NOT NULL,
+    pruned_before bigint NOT NULL);
+CREATE TABLE {s}.checkpoint (size bigint PRIMARY KEY, note bytea NOT NULL);
+CREATE TABLE {s}.anchor (summary_seq bigint, dhash bytea CHECK (octet_length(dhash) = 32), class integer NOT NULL,
+    first_seq bigint NOT NULL, last_seq bigint NOT NULL, spend bigint NOT NULL, PRIMARY KEY (summary_seq, dhash));
+CREATE TABLE {s}.lease (id integer PRIMARY KEY CHECK (id = 0), holder text NOT NULL, fence bigint NOT NULL);
+"""
+
+_FUNCTION = """
+CREATE FUNCTION {s}.{name}() RETURNS trigger LANGUAGE plpgsql {rights} SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    {body}
+END $body$
+"""
+
+_REFUSE = "RAISE EXCEPTION '{sentence}' USING ERRCODE = 'integrity_constraint_violation';"
+
+_DENSE = """
+    UPDATE {s}.head SET size = size + (SELECT count(*) FROM fresh) WHERE id = 0
+        AND (SELECT min(f.seq) = size AND max(f.seq) = size + count(*) - 1 AND count(f.body) = count(*) FROM fresh f);
+    IF NOT FOUND AND EXISTS (SELECT 1 FROM fresh) THEN
+        RAISE EXCEPTION 'entry.seq must be the size of the ledger, and its body there'
+            USING ERRCODE = 'integrity_constraint_violation';
+    END IF;
+    RETURN NULL;"""
+
+
+def _guard(when: str, sentence: str) -> str:
+    return f"IF {when} THEN {_REFUSE.format(sentence=sentence)} END IF; RETURN NEW;"
+
+
+def statements(schema: str) -> list[str]:
+    """Returns what makes the tables and triggers of a ledger in a schema, which exists.
+
+    Args:
+        schema: its name, as `ledger.storage.place` lets through: it needs no quoting.
+    """
+    kinds = ", ".join(map(str, PRUNABLE_KINDS))
+    guards = {
+        "entry": _guard(
+            f"""NEW.body IS NOT NULL OR OLD.kind NOT IN ({kinds}) OR OLD.seq >= (SELECT pruned_before FROM {schema}.head)
+            OR (NEW.seq, NEW.kind, NEW.dhash, NEW.leaf) IS DISTINCT FROM (OLD.seq, OLD.kind, OLD.dhash, OLD.leaf)""",
+            "entry rows are never changed; only bodies below pruned_before may go",
+        ),
+        "head": _guard(
+            f"""NEW.size < OLD.size OR NEW.id <> OLD.id OR NEW.pruned_before < OLD.pruned_before
+            OR (NEW.pruned_before > OLD.pruned_before AND NOT EXISTS (
+                SELECT 1 FROM {schema}.entry WHERE kind = {SUMMARY_KIND} AND seq >= NEW.pruned_before))""",
+            "the head of the ledger never shrinks, and pruned_before never passes the last summary",
+        ),
+        "lease": _guard("NEW.fence <= OLD.fence OR NEW.id <> OLD.id", "the fence of the ledger only grows"),
+        # What is appended begins like a signature line and holds no empty line, so the text of the note stays what it was.
+        "checkpoint": _guard(
+            r"""NEW.size <> OLD.size OR substring(NEW.note FROM 1 FOR octet_length(OLD.note)) <> OLD.note
+            OR substring(NEW.note FROM octet_length(OLD.note) + 1 FOR 4) <> '\xe2809420'::bytea
+            OR substring(NEW.note FROM octet_length(NEW.note)) <> '\x0a'::bytea
+            OR position('\x0a0a'::bytea IN substring(NEW.note FROM octet_length(OLD.note) + 1)) > 0""",
+            "a checkpoint note is never changed; only signature lines may be appended",
+        ),
+    }
+    made = [part.strip() for part in _TABLES.format(s=schema).split(";\n") if part.strip()]
+    made.append(_function(schema, "entry_dense", _DENSE.format(s=schema), "SECURITY DEFINER"))
+    made.append(f"REVOKE ALL ON FUNCTION {schema}.entry_dense() FROM PUBLIC")
+    made.append(
+        f"CREATE TRIGGER entry_dense AFTER INSERT ON {schema}.entry REFERENCING NEW TABLE AS fresh "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {schema}.entry_dense()"
+    )
+    for name in TABLES:
+        sentence = f"{name} rows are never changed or removed"
+        made.append(_function(schema, f"{name}_stays", _REFUSE.format(sentence=sentence)))
+        verbs = "DELETE OR TRUNCATE" if name in guards else "UPDATE OR DELETE OR TRUNCATE"
+        made.append(
+            f"CREATE TRIGGER {name}_stays BEFORE {verbs} ON {schema}.{name} "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {schema}.{name}_stays()"
+        )
+    for name, body in guards.items():
+        made.append(_function(schema, f"{name}_grows", body))
+        made.append(
+            f"CREATE TRIGGER {name}_grows BEFORE UPDATE ON {schema}.{name} "
+            f"FOR EACH ROW EXECUTE FUNCTION {schema}.{name}_grows()"
+        )
+    return made
+
+
+def _function(schema: str, name: str, body: str, rights: str = "") -> str:
+    return _FUNCTION.format(s=schema, name=name, body=body, rights=rights)
