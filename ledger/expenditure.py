@@ -1,43 +1,13 @@
 """What one contribution has spent: a function of its admission, the charges, and its withdrawal. Nothing else."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from attest import schedule
 from attest.micro import from_micro
 from ledger import accountants
+from ledger.contributions import Contribution
 from ledger.errors import LeafRefused
-from ledger.leaves import Admit, Header
-
-
-@dataclass(slots=True)
-class Contribution:
-    """An admitted contribution as the replay sees it.
-
-    Attributes:
-        admit: its ADMIT leaf.
-        class_index: place of its class in the policy.
-        charged_before: steps charged in the ledger before it was admitted, per phase of the noise.
-        attempt_before: attempt that was running when it was admitted.
-        charged_until: steps charged when it was withdrawn, per phase, None while active.
-        attempt_until: last attempt that had charged a step when it was withdrawn, None while active.
-        occurrences: steps in which it took part, where the ledger says so.
-        loss: sum over them of 1/z^2.
-    """
-
-    admit: Admit
-    class_index: int
-    charged_before: tuple[int, ...]
-    attempt_before: int
-    charged_until: tuple[int, ...] | None = None
-    attempt_until: int | None = None
-    occurrences: int = 0
-    loss: float = 0.0
-
-    @property
-    def active(self) -> bool:
-        """Whether it is still in its pool."""
-        return self.charged_until is None
+from ledger.leaves import Header
 
 
 class Expenditure:
@@ -79,8 +49,8 @@ class Expenditure:
 
     def of_contribution(self, contribution: Contribution) -> tuple[float, ...]:
         """Effective noise multiplier of a contribution in each phase."""
-        admit = contribution.admit
-        return self.multipliers(contribution.class_index, admit.sigma_micro, admit.clip_micro)
+        terms = contribution.terms
+        return self.multipliers(terms.class_index, terms.sigma_micro, terms.clip_micro)
 
     def variances(self, drawn: Iterable[Contribution]) -> tuple[int, ...] | None:
         """Per class the smallest variance over its blocks with injection per sample, in 1e-24; None where it is scheduled.
@@ -93,7 +63,7 @@ class Expenditure:
         own = [0] * len(classes)
         for contribution in drawn:
             if not classes[contribution.class_index].public:
-                bounds = (contribution.admit.sigma_micro, contribution.admit.clip_micro)
+                bounds = (contribution.terms.sigma_micro, contribution.terms.clip_micro)
                 own[contribution.class_index] += schedule.realised_variance([bounds])
         totals = {places: sum(own[place] for place in places) for places in self._touching}
         return tuple(
@@ -109,18 +79,18 @@ class Expenditure:
     def count(self, contribution: Contribution, variances: tuple[int, ...] | None, step: int) -> None:
         """Counts one occurrence of a contribution in a step, with these variances or, where they are None, its phase's."""
         contribution.occurrences += 1
-        admit, place = contribution.admit, contribution.class_index
+        terms, place = contribution.terms, contribution.class_index
         if self._header.policy.classes[place].public:
             return
         if variances is None:
             contribution.loss += 1.0 / self.of_contribution(contribution)[self.phases.index(step)] ** 2
         else:
-            contribution.loss += schedule.occurrence_loss(admit.clip_micro, variances[place])
+            contribution.loss += schedule.occurrence_loss(terms.clip_micro, variances[place])
 
     def phase_steps(self, contribution: Contribution, charged: tuple[int, ...]) -> tuple[int, ...]:
         """Charged steps per phase in whose pool the contribution was, re-executed and unsettled ones included."""
         until = charged if contribution.charged_until is None else contribution.charged_until
-        return tuple(after - before for after, before in zip(until, contribution.charged_before, strict=True))
+        return tuple(after - before for after, before in zip(until, contribution.terms.charged_before, strict=True))
 
     def steps(self, contribution: Contribution, charged: tuple[int, ...]) -> int:
         """The same over all phases."""
@@ -151,17 +121,17 @@ class Expenditure:
         Raises:
             LeafRefused: its class is public: nothing is promised, and no number says so.
         """
-        admit = contribution.admit
+        terms = contribution.terms
         if self._header.policy.classes[contribution.class_index].public:
-            raise LeafRefused("PUBLIC", f"class {admit.class_name} is public: no epsilon is claimed for its contributions")
+            raise LeafRefused("PUBLIC", f"class {terms.class_name} is public: no epsilon is claimed for its contributions")
         if self._header.occurrences_public:
             return self.of_loss(contribution.loss)
         steps = self.phase_steps(contribution, charged)
         occurrences = 0
-        if self._header.caps_enforced and admit.max_occurrences and any(steps):
-            first = contribution.attempt_before
+        if self._header.caps_enforced and terms.max_occurrences and any(steps):
+            first = terms.attempt_before
             last = attempt if contribution.attempt_until is None else contribution.attempt_until
-            occurrences = admit.max_occurrences * (max(last, first) - first + 1)
+            occurrences = terms.max_occurrences * (max(last, first) - first + 1)
         z = self.of_contribution(contribution)
         return self.of_group(contribution.class_index, z, steps, min(occurrences, sum(steps)))
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from attest.order import Order
 from attest.policy.sampling import POISSON
+from ledger.contributions import Contribution
 from ledger.errors import HorizonExceeded, LeafRefused
-from ledger.expenditure import Contribution
 from ledger.leaves import Charge, Draw, Header
 
 
@@ -77,11 +77,11 @@ class OrderWatch:
         order = self._header.policy.sampling_order
         for numbers, told in ((drawn - due, "was drawn and is not due"), (due - drawn, "is due and was not drawn")):
             if numbers:
-                first = admitted[min(numbers)].admit.descriptor_hash.hex()
+                first = admitted[min(numbers)].descriptor_hash.hex()
                 more = f", and so for {len(numbers) - 1} more" if len(numbers) > 1 else ""
                 sentence = f"step {leaf.step}: number {min(numbers)} ({first}) {told} in the {order} order of the policy{more}"
                 yield LeafRefused("TURN", sentence)
 
     def _takes_part(self, contribution: Contribution) -> bool:
-        used_up = self._header.caps_enforced and 0 < contribution.admit.max_occurrences <= contribution.occurrences
+        used_up = self._header.caps_enforced and 0 < contribution.terms.max_occurrences <= contribution.occurrences
         return contribution.active and not used_up

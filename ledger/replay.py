@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from ledger.accountants import MICRO, prv
+from ledger.contributions import Contribution, Register, Terms
 from ledger.errors import LeafRefused
-from ledger.expenditure import Contribution, Expenditure
+from ledger.expenditure import Expenditure
 from ledger.leaves import (
     Admit,
     Charge,
@@ -25,7 +26,6 @@ from ledger.leaves import (
     Withdraw,
 )
 from ledger.limits import admission_problems, window_problems
-from ledger.merkle import root as merkle_root
 from ledger.orders import OrderWatch
 
 SPEND_TOLERANCE_MICRO: Final = 2
@@ -33,6 +33,7 @@ SPEND_TOLERANCE_MICRO: Final = 2
 records is held against `pld`, and lies at most 0.02 more above: its own value needs a library that an auditor may lack."""
 
 Problems = Iterator[LeafRefused]
+_Account = tuple[Terms, tuple[tuple[int, ...] | None, int | None], bool]
 
 
 class Replay:
@@ -50,7 +51,7 @@ class Replay:
         open_window: the window that has been charged and not settled in this attempt.
         unsettled: windows that were never settled because their attempt was abandoned.
         epochs: all EPOCH leaves.
-        contributions: all admitted contributions by descriptor hash, in order of admission.
+        register: all admitted contributions, and the pools of those that are active.
         withdrawals: position of the WITHDRAW leaf by descriptor hash, unknown hashes included.
         closed: whether CLOSE has been seen.
     """
@@ -73,7 +74,7 @@ class Replay:
         self.open_window: Charge | None = None
         self.unsettled: list[Charge] = []
         self.epochs: list[Epoch] = []
-        self.contributions: dict[bytes, Contribution] = {}
+        self.register = Register(header.policy.classes)
         self.withdrawals: dict[bytes, int] = {}
         self.closed = False
         self.expenditure = Expenditure(header)
@@ -83,19 +84,20 @@ class Replay:
         self._leeway = SPEND_TOLERANCE_MICRO + (prv.WIDTH * MICRO if bracketed else 0.0)
         self._root_at = root_at
         self._attempt_ended = False
-        self._by_number: list[Contribution] = []
         self._drawn_to = 0
         self._draws: list[tuple[int, int]] = []  # (seq, step) of every DRAW leaf that reached further than all before it
         self._window_variances: list[tuple[float, ...]] = []
         self._noise_streams: set[bytes] = set()
-        self._pools: list[set[bytes]] = [set() for _ in header.profiles]
-        self._pool_roots: list[bytes | None] = [None] * len(header.profiles)
-        self._withdrawn: list[int] = [0] * len(header.profiles)
         self._max_epsilon: list[int | None] = [None if rule.public else 0 for rule in header.policy.classes]
-        self._due: dict[bytes, Contribution] = {}
+        self._accounts: dict[_Account, tuple[int, float, float | None]] = {}
         self._spending: Iterator[Contribution] | None = None
         self._spends_left = 0
         self._places = {rule.name: index for index, rule in enumerate(header.policy.classes)}
+
+    @property
+    def contributions(self) -> dict[bytes, Contribution]:
+        """All admitted contributions by descriptor hash, in order of admission."""
+        return self.register.by_hash
 
     @property
     def charged(self) -> int:
@@ -116,18 +118,11 @@ class Replay:
         self.last_time = max(self.last_time, leaf.time)
         return problems
 
-    def pool(self, class_index: int) -> tuple[int, bytes]:
-        """Returns the number of active contributions of a class and the RFC 6962 root over their sorted hashes."""
-        found = self._pool_roots[class_index]
-        if found is None:
-            found = self._pool_roots[class_index] = merkle_root(sorted(self._pools[class_index]))
-        return len(self._pools[class_index]), found
-
     def charge_classes(self) -> tuple[ChargeClass, ...]:
         """Returns the class rows that a CHARGE leaf must carry now, with the noise of the next step's phase."""
         rows = []
         for index, rule in enumerate(self.header.policy.classes):
-            count, root = self.pool(index)
+            count, root = self.register.pool(index)
             q = rule.sampling_rate
             std = self.expenditure.min_std(index, self._next_step)
             presets = (rule.noise_multiplier_micro, rule.clip_norm_micro)
@@ -142,21 +137,13 @@ class Replay:
     def _next_step(self) -> int:
         return self.position + 1 if self.open_window is None else self.open_window.first_step
 
-    def spends_due(self) -> list[Contribution]:
-        """Returns the contributions that need a SPEND leaf at the next epoch, in the order of their admission.
-
-        Those of public classes are never due: no epsilon is claimed for them.
-        """
-        return list(self._due.values())
-
     def epsilon(self, contribution: Contribution) -> float:
         """Returns what a contribution has spent by now."""
         return self.expenditure.epsilon(contribution, self.charged_phases, self.charged_attempt)
 
     def totals(self) -> tuple[EpochClass, ...]:
         """Returns the class rows that an EPOCH leaf must carry now."""
-        counts = zip(self._pools, self._withdrawn, self._max_epsilon, strict=True)
-        return tuple(EpochClass(len(pool), withdrawn, largest) for pool, withdrawn, largest in counts)
+        return tuple(map(EpochClass, self.register.active, self.register.withdrawn, self._max_epsilon))
 
     def _problems(self, leaf: Leaf) -> Problems:
         if leaf.seq != self.size:
@@ -203,12 +190,7 @@ class Replay:
             yield LeafRefused("REPLAYED", f"{leaf.descriptor_hash.hex()} is admitted already")
             return
         yield from self.order.admit()
-        contribution = self.contributions[leaf.descriptor_hash] = Contribution(leaf, place, self.charged_phases, self.attempt)
-        self._by_number.append(contribution)
-        if not self.header.policy.classes[place].public:
-            self._due[leaf.descriptor_hash] = contribution
-        self._pools[place].add(leaf.descriptor_hash)
-        self._pool_roots[place] = None
+        self.register.admit(leaf, place, self.charged_phases, self.attempt)
 
     def _charge(self, leaf: Charge) -> Problems:
         if leaf.window != len(self.windows) + 1:
@@ -223,7 +205,7 @@ class Replay:
         if leaf.first_step != self.position + 1:
             yield LeafRefused("TILE", f"windows tile the run: expected step {self.position + 1}, got {leaf.first_step}")
         yield from window_problems(leaf, self.header, self.position, self.charged)
-        yield from self.order.charge(leaf, self._by_number)
+        yield from self.order.charge(leaf, self.register.by_number)
         if leaf.noise_stream in self._noise_streams:
             sentence = f"noise stream {leaf.noise_stream.hex()} was used before; the noise of two releases would cancel"
             yield LeafRefused("NOISE_REUSED", sentence)
@@ -241,21 +223,11 @@ class Replay:
         counts = self.header.phases.count(leaf.first_step, leaf.n_steps)
         self.charged_phases = tuple(map(int.__add__, self.charged_phases, counts))
         self.charged_attempt = self.attempt
-
-    def numbered(self, numbers: Iterable[int]) -> list[Contribution]:
-        """Returns contributions by the number of their admission, counted from 0.
-
-        Raises:
-            LeafRefused: fewer were admitted.
-        """
-        wanted = list(numbers)
-        if any(not 0 <= number < len(self._by_number) for number in wanted):
-            raise LeafRefused("DRAW", f"number {max(wanted)} was drawn, {len(self._by_number)} were admitted")
-        return [self._by_number[number] for number in wanted]
+        self._accounts.clear()
 
     def draw_variances(self, numbers: Iterable[int], step: int) -> tuple[float, ...]:
         """Returns the variances that the DRAW leaf of a step must carry in which these take part."""
-        return self.expenditure.stds_squared(self.expenditure.variances(self.numbered(numbers)), step)
+        return self.expenditure.stds_squared(self.expenditure.variances(self.register.numbered(numbers)), step)
 
     def settle_variances(self) -> tuple[float, ...]:
         """Returns the variances that the SETTLE leaf of the open window must carry: of its steps, the smallest per class."""
@@ -277,24 +249,24 @@ class Replay:
         if not self._draws or leaf.step > self._draws[-1][1]:
             self._draws.append((leaf.seq, leaf.step))
         try:
-            drawn = self.numbered(leaf.drawn)
+            drawn = self.register.numbered(leaf.drawn)
         except LeafRefused as error:
             yield error
             return
-        yield from self.order.draw(leaf, self._by_number)
+        yield from self.order.draw(leaf, self.register.by_number)
         variances = self.expenditure.variances(drawn)
         expected_variances = self.expenditure.stds_squared(variances, leaf.step)
         if leaf.variances != expected_variances:
             yield LeafRefused("VARIANCE", f"recorded variances {leaf.variances}, those drawn give {expected_variances}")
         self._window_variances.append(leaf.variances)
         for contribution in drawn:
-            admit = contribution.admit
             if not contribution.active:
-                yield LeafRefused("WITHDRAWN", f"{admit.descriptor_hash.hex()} was drawn after it was withdrawn")
+                yield LeafRefused("WITHDRAWN", f"{contribution.descriptor_hash.hex()} was drawn after it was withdrawn")
             self.expenditure.count(contribution, variances, leaf.step)
-            if self.header.caps_enforced and 0 < admit.max_occurrences < contribution.occurrences:
-                sentence = f"{admit.descriptor_hash.hex()} was drawn {contribution.occurrences} times, it signed"
-                yield LeafRefused("CAP", f"{sentence} {admit.max_occurrences} at most")
+            most = contribution.terms.max_occurrences
+            if self.header.caps_enforced and 0 < most < contribution.occurrences:
+                sentence = f"{contribution.descriptor_hash.hex()} was drawn {contribution.occurrences} times, it signed"
+                yield LeafRefused("CAP", f"{sentence} {most} at most")
 
     def _settle(self, leaf: Settle) -> Problems:
         window = self.open_window
@@ -316,28 +288,39 @@ class Replay:
 
     def _spend(self, leaf: Spend) -> Problems:
         if self._spending is None:
-            self._spending, self._spends_left = iter(self.spends_due()), len(self._due)
+            self._spending, self._spends_left = self.register.spends_due(), self.register.due
         expected = next(self._spending, None)
         self._spends_left -= 1
-        if expected is None or expected.admit.descriptor_hash != leaf.descriptor_hash:
-            name = "none" if expected is None else expected.admit.descriptor_hash.hex()
+        if expected is None or expected.descriptor_hash != leaf.descriptor_hash:
+            name = "none" if expected is None else expected.descriptor_hash.hex()
             yield LeafRefused("SPEND_ORDER", f"expected the SPEND of {name}, got {leaf.descriptor_hash.hex()}")
             return
-        steps = self.expenditure.steps(expected, self.charged_phases)
-        variance = self.expenditure.variance(expected, self.charged_phases)
-        fields = (expected.admit.seq, expected.class_index, steps, variance)
+        steps, variance, least = self._account(expected)
+        fields = (expected.seq, expected.class_index, steps, variance)
         if (leaf.admit_seq, leaf.profile_id, leaf.steps, leaf.variance) != fields:
             yield LeafRefused("SPEND", f"expected (admit seq, profile, steps, variance) {fields}, got {leaf}")
-        if self.recompute:
-            least = self._least.epsilon(expected, self.charged_phases, self.charged_attempt) * MICRO
-            if not least <= leaf.epsilon_micro <= least + self._leeway:
-                sentence = f"recorded {leaf.epsilon_micro}, recomputed {least:.3f}, expected up to {self._leeway:g} more (1e-6)"
-                yield LeafRefused("SPEND_EPSILON", sentence)
+        if least is not None and not least <= leaf.epsilon_micro <= least + self._leeway:
+            sentence = f"recorded {leaf.epsilon_micro}, recomputed {least:.3f}, expected up to {self._leeway:g} more (1e-6)"
+            yield LeafRefused("SPEND_EPSILON", sentence)
         place = expected.class_index
         self._max_epsilon[place] = max(self._max_epsilon[place] or 0, leaf.epsilon_micro)
 
+    def _account(self, contribution: Contribution) -> tuple[int, float, float | None]:
+        """Charged steps, smallest variance and, where it is recomputed, least epsilon in 1e-6 that a SPEND leaf may say now."""
+        terms, until = contribution.terms, (contribution.charged_until, contribution.attempt_until)
+        key = (terms, until, self.recompute)
+        found = self._accounts.get(key)
+        if found is None:
+            charged, least = self.charged_phases, None
+            if self.recompute:
+                least = self._least.epsilon(contribution, charged, self.charged_attempt) * MICRO
+            found = self.expenditure.steps(contribution, charged), self.expenditure.variance(contribution, charged), least
+            if not self.header.occurrences_public:  # there each has its own occurrences
+                self._accounts[key] = found
+        return found
+
     def _epoch(self, leaf: Epoch) -> Problems:
-        missing = self._spends_left if self._spending is not None else len(self._due)
+        missing = self._spends_left if self._spending is not None else self.register.due
         self._spending = None
         if missing > 0:
             yield LeafRefused("EPOCH_ORDER", f"{missing} SPEND leaves are missing before this EPOCH")
@@ -347,11 +330,11 @@ class Replay:
         if (leaf.number, leaf.step, leaf.charged, leaf.classes) != expected:
             yield LeafRefused("EPOCH", f"expected (number, step, charged, totals) {expected}, got {leaf}")
         self.epochs.append(leaf)
-        self._due = {key: value for key, value in self._due.items() if value.active}
+        self.register.close_epoch()
 
     def _withdraw(self, leaf: Withdraw) -> Problems:
         contribution = self.contributions.get(leaf.descriptor_hash)
-        expected = None if contribution is None else contribution.admit.seq
+        expected = None if contribution is None else contribution.seq
         if leaf.admit_seq != expected:
             yield LeafRefused("WITHDRAW", f"it was admitted at {expected}, the leaf says {leaf.admit_seq}")
         if leaf.descriptor_hash in self.withdrawals:
@@ -360,11 +343,7 @@ class Replay:
         self.withdrawals[leaf.descriptor_hash] = self.size
         if contribution is None:
             return
-        contribution.charged_until, contribution.attempt_until = self.charged_phases, self.charged_attempt
-        place = contribution.class_index
-        self._pools[place].discard(leaf.descriptor_hash)
-        self._pool_roots[place] = None
-        self._withdrawn[place] += 1
+        self.register.withdraw(contribution, self.charged_phases, self.charged_attempt)
 
     def _resume(self, leaf: Resume) -> Problems:
         if leaf.attempt != self.attempt + 1:

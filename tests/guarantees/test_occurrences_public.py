@@ -59,7 +59,7 @@ def test_a_run_is_recorded_counted_and_audited(tmp_path, mode) -> None:
     assert [c.epsilon for c in report.classes] == pytest.approx([row["epsilon"] for row in rows])
     assert all(row["epsilon_planned"] >= row["epsilon"] for row in rows)
     for summed, row in zip(report.classes, rows, strict=True):
-        spent = [c for c in ledger.state.contributions.values() if c.admit.class_name == summed.name]
+        spent = [c for c in ledger.state.contributions.values() if c.terms.class_name == summed.name]
         replaced = accountants.gaussian.epsilon_of_mu(2 * math.sqrt(max(c.loss for c in spent)), 1e-5)
         assert summed.epsilon_replace == pytest.approx(replaced) and row["epsilon_replace"] == pytest.approx(replaced)
         if mode == LITERAL:  # all that holds of every step, whoever else is drawn

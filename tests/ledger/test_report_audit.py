@@ -38,7 +38,7 @@ def test_bins_have_their_lower_end_and_the_last_has_both():
 def test_the_spread_of_a_class_has_withdrawn_contributions_and_what_each_spent(run, audited):
     for summary in audited.classes:
         state = run.ledger.state
-        spent = [run.ledger.epsilon(key) for key, it in state.contributions.items() if it.admit.class_name == summary.name]
+        spent = [run.ledger.epsilon(key) for key, it in state.contributions.items() if it.terms.class_name == summary.name]
         assert summary.spread.contributions == len(spent) == summary.active + summary.withdrawn
         assert (summary.spread.least, summary.spread.most) == (min(spent), max(spent)) == (min(spent), summary.epsilon)
 

@@ -1,0 +1,142 @@
+"""Who takes part in a run, as its ledger tells: a slim record per contribution, and once what many of them share."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from attest.policy import ClassRule
+from ledger.errors import LeafRefused
+from ledger.leaves import Admit
+from ledger.merkle import root as merkle_root
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """What contributions that were admitted alike share; one object for all of them, compared by identity.
+
+    Attributes:
+        class_index: place of the class in the policy.
+        class_name: its name.
+        clip_micro: signed clip norm in 1e-6.
+        sigma_micro: signed noise multiplier in 1e-6.
+        max_occurrences: most steps in which one may take part, 0 for no cap.
+        charged_before: steps charged in the ledger before the admission, per phase of the noise.
+        attempt_before: attempt that was running at the admission.
+    """
+
+    class_index: int
+    class_name: str
+    clip_micro: int
+    sigma_micro: int
+    max_occurrences: int
+    charged_before: tuple[int, ...]
+    attempt_before: int
+
+
+@dataclass(slots=True, eq=False)
+class Contribution:
+    """An admitted contribution.
+
+    Attributes:
+        descriptor_hash: SHA-256 of its descriptor.
+        seq: position of its ADMIT leaf.
+        terms: what it signed and when it came.
+        charged_until: steps charged when it was withdrawn, per phase, None while active.
+        attempt_until: last attempt that had charged a step when it was withdrawn, None while active.
+        occurrences: steps in which it took part, where the ledger says so.
+        loss: sum over them of 1/z^2.
+        settled: whether it was withdrawn and its last SPEND leaf has been due.
+    """
+
+    descriptor_hash: bytes
+    seq: int
+    terms: Terms
+    charged_until: tuple[int, ...] | None = None
+    attempt_until: int | None = None
+    occurrences: int = 0
+    loss: float = 0.0
+    settled: bool = False
+
+    @property
+    def class_index(self) -> int:
+        """Place of its class in the policy."""
+        return self.terms.class_index
+
+    @property
+    def active(self) -> bool:
+        """Whether it is still in its pool."""
+        return self.charged_until is None
+
+
+class Register:
+    """All contributions of a run, in the order of their admission.
+
+    Attributes:
+        by_hash: every contribution ever admitted, by descriptor hash.
+        active: contributions in the pool, per class.
+        withdrawn: contributions that were withdrawn, per class.
+        due: how many need a SPEND leaf at the next epoch.
+    """
+
+    def __init__(self, classes: Sequence[ClassRule]) -> None:
+        self.by_hash: dict[bytes, Contribution] = {}
+        self.active = [0] * len(classes)
+        self.withdrawn = [0] * len(classes)
+        self.due = 0
+        self._public = [rule.public for rule in classes]
+        self._terms: dict[tuple[int, int, int, int, tuple[int, ...], int], Terms] = {}
+        self._roots: list[bytes | None] = [None] * len(classes)
+        self.by_number: list[Contribution] = []
+
+    def admit(self, leaf: Admit, place: int, charged: tuple[int, ...], attempt: int) -> None:
+        """Adds the contribution of an ADMIT leaf to the pool of the class at ``place``."""
+        key = (place, leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences, charged, attempt)
+        terms = self._terms.get(key)
+        if terms is None:
+            bounds = (leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
+            terms = self._terms[key] = Terms(place, leaf.class_name, *bounds, charged, attempt)
+        contribution = Contribution(leaf.descriptor_hash, leaf.seq, terms)
+        self.by_hash[leaf.descriptor_hash] = contribution
+        self.by_number.append(contribution)
+        self.active[place] += 1
+        self.due += not self._public[place]
+        self._roots[place] = None
+
+    def withdraw(self, contribution: Contribution, charged: tuple[int, ...], attempt: int) -> None:
+        """Takes a contribution out of its pool."""
+        contribution.charged_until, contribution.attempt_until = charged, attempt
+        place = contribution.class_index
+        self.active[place] -= 1
+        self.withdrawn[place] += 1
+        self._roots[place] = None
+
+    def pool(self, place: int) -> tuple[int, bytes]:
+        """Returns the number of active contributions of a class and the RFC 6962 root over their sorted hashes."""
+        found = self._roots[place]
+        if found is None:
+            members = (c.descriptor_hash for c in self.by_number if c.class_index == place and c.active)
+            found = self._roots[place] = merkle_root(sorted(members))
+        return self.active[place], found
+
+    def spends_due(self) -> Iterator[Contribution]:
+        """Yields the contributions that need a SPEND leaf at the next epoch, in the order of their admission.
+
+        Those of public classes are never due: no epsilon is claimed for them.
+        """
+        return (c for c in self.by_number if not (c.settled or self._public[c.class_index]))
+
+    def close_epoch(self) -> None:
+        """Lets the contributions withdrawn before an EPOCH leaf need no SPEND leaf after it."""
+        for contribution in self.by_number:
+            contribution.settled = not contribution.active
+        self.due = sum(count for count, public in zip(self.active, self._public, strict=True) if not public)
+
+    def numbered(self, numbers: Iterable[int]) -> list[Contribution]:
+        """Returns contributions by the number of their admission, counted from 0.
+
+        Raises:
+            LeafRefused: fewer were admitted.
+        """
+        wanted = list(numbers)
+        if any(not 0 <= number < len(self.by_number) for number in wanted):
+            raise LeafRefused("DRAW", f"number {max(wanted)} was drawn, {len(self.by_number)} were admitted")
+        return [self.by_number[number] for number in wanted]
