@@ -59,13 +59,28 @@ def print_calibration(data: dict[str, Any], wanted: str) -> None:
     """What was found, and its epsilon."""
     out = console()
     if "compare" in data:
-        grid = table("accountant", wanted.replace("_", " "), "epsilon")
+        more = [] if data["clip_norm"] is None else [f"variance at clip norm {data['clip_norm']:g}"]
+        grid = table("accountant", wanted.replace("_", " "), "epsilon", *more)
         for name, found in data["compare"].items():
-            grid.add_row(name, _found(found, wanted), _up(found["epsilon"]))
+            variance = [_up(found["sufficient_variance"])] if more else []
+            grid.add_row(name, _found(found, wanted), _up(found["epsilon"]), *variance)
         out.print(grid)
         return
     name = wanted.replace("_", " ")
     out.print(f"{name}  {_found(data, wanted)}   epsilon {_up(data['epsilon'])} at delta {data['delta']:g}{_noise(data)}")
+    if data["disclosure"] == "occurrences_public":
+        count = f"{data['occurrences']:,} public occurrence{'s' if data['occurrences'] > 1 else ''}"
+        out.print(
+            f"  for {count}; one more makes it {_up(data['epsilon_of_one_more'])}: sign max_occurrences = {data['occurrences']}"
+        )
+    elif data["occurrences"] is not None:
+        rate, steps = data["sampling_rate"], data["steps"]
+        out.print(f"  at rate {rate:g} in {steps:,} steps; draws are secret, and however many come are covered")
+    if data["clip_norm"] is not None:
+        std, clip = data["sufficient_std"], data["clip_norm"]
+        out.print(
+            f"  variance that suffices at clip norm {clip:g}: {_up(data['sufficient_variance'])}, standard deviation {_up(std)}"
+        )
     if len(data["phases"]) > 1:
         for phase in data["phases"]:
             out.print(f"  {phase['noise_multiplier']:.6f} at rate {phase['sampling_rate']:g} for {phase['steps']:,} steps")
@@ -80,7 +95,7 @@ def _found(data: dict[str, Any], wanted: str) -> str:
     value = data[wanted]
     if wanted == "noise_multiplier":
         return f"{value:.6f}"
-    return f"{value:,}" if wanted == "steps" else f"{value:.9f}".rstrip("0").rstrip(".")
+    return f"{value:,}" if wanted in ("steps", "occurrences") else f"{value:.9f}".rstrip("0").rstrip(".")
 
 
 def _noise(data: dict[str, Any]) -> str:

@@ -106,6 +106,88 @@ def test_calibrate_finds_one_factor_for_all_phases(shell):
     assert shell.json("account", *phases, "--delta", "1e-5")["epsilon"] == answer["epsilon"] <= 2
 
 
+PUBLIC = ("--delta", "1e-5", "--disclosure", "occurrences_public")
+
+
+def test_calibrate_gives_the_variance_that_suffices_for_public_occurrences(shell):
+    """The golden pair of MECHANISM 1.8: epsilon 3, delta 1e-5, ten occurrences, clip norm 1."""
+    arguments = ("calibrate", "--epsilon", "3", *PUBLIC, "--occurrences", "10", "--clip-norm", "1")
+    answer = shell.json(*arguments)
+    assert answer["sufficient_variance"] == pytest.approx(19.34, abs=0.005)
+    assert answer["sufficient_std"] == answer["noise_multiplier"]
+    assert answer["epsilon"] <= 3 < answer["epsilon_of_one_more"] and answer["occurrences"] == 10
+    told = shell.run(*arguments).stdout
+    assert "19.3376" in told and "max_occurrences = 10" in told
+    ten = shell.json(
+        "account", "--noise-multiplier", str(answer["noise_multiplier"]), "--sampling-rate", "1", "--steps", "10", *PUBLIC[:2]
+    )
+    assert ten["epsilon"] == pytest.approx(answer["epsilon"], rel=1e-12)
+    compared = shell.json(*arguments, "--compare")["compare"]
+    assert compared["pld"]["sufficient_variance"] < compared["rdp"]["sufficient_variance"]
+
+
+@pytest.mark.parametrize(("family", "accountant"), [("gaussian", "pld"), ("discrete_gaussian", "rdp"), ("skellam", "rdp")])
+def test_calibrate_counts_the_public_occurrences_that_a_multiplier_allows(shell, family, accountant):
+    setting = ("--family", family, "--accountant", accountant)
+    given = ("--noise-multiplier", "5", "--solve", "occurrences")
+    answer = shell.json("calibrate", "--epsilon", "3", *PUBLIC, *given, *setting)
+    assert answer["epsilon"] <= 3 < answer["epsilon_of_one_more"] and answer["steps"] is None
+    back = shell.json("calibrate", "--epsilon", "3", *PUBLIC, "--occurrences", str(answer["occurrences"]), *setting)
+    assert back["noise_multiplier"] <= 5
+    assert f"occurrences  {answer['occurrences']}" in shell.run("calibrate", "--epsilon", "3", *PUBLIC, *given, *setting).stdout
+    beyond = shell.json("calibrate", "--epsilon", "0.01", *PUBLIC, *given, *setting, code=1)["error"]
+    assert beyond["code"] == "EPSILON" and beyond["nearest"] > 0.01
+
+
+def test_expected_occurrences_of_secret_draws_are_a_rate(shell):
+    run = ("calibrate", "--epsilon", "3", "--delta", "1e-5", "--steps", "100")
+    expected = shell.json(*run, "--occurrences", "10", "--clip-norm", "0.5")
+    rate = shell.json(*run, "--sampling-rate", "0.1")
+    assert expected["noise_multiplier"] == rate["noise_multiplier"] and expected["sampling_rate"] == 0.1
+    assert expected["sufficient_variance"] == pytest.approx((0.5 * rate["noise_multiplier"]) ** 2)
+    assert rate["occurrences"] is None and rate["clip_norm"] is None
+    more = shell.json(*run, "--occurrences", "101", code=1)["error"]
+    assert more["code"] == "OCCURRENCES" and more["nearest"] == 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "nearest"),
+    [
+        ((*PUBLIC, "--occurrences", "2.5"), "OCCURRENCES", 3),
+        ((*PUBLIC, "--occurrences", "0"), "OCCURRENCES", 1),
+        ((*PUBLIC, "--occurrences", "nan"), "OCCURRENCES", None),
+        ((*PUBLIC, "--occurrences", "3", "--family", "laplace"), "FAMILY", None),
+        ((*PUBLIC, "--noise-multiplier", "-1", "--solve", "occurrences"), "NOISE_MULTIPLIER", None),
+        (("--delta", "1e-5", "--steps", "4", "--occurrences", "2", "--family", "laplace", "--clip-norm", "1"), "FAMILY", None),
+    ],
+)
+def test_occurrences_that_cannot_be_counted_are_refused_with_the_nearest(shell, arguments, code, nearest):
+    error = shell.json("calibrate", "--epsilon", "3", *arguments, code=1)["error"]
+    assert (error["code"], error.get("nearest")) == (code, nearest)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        PUBLIC,
+        (*PUBLIC, "--occurrences", "3", "--steps", "9"),
+        (*PUBLIC, "--occurrences", "3", "--solve", "steps"),
+        (*PUBLIC, "--occurrences", "3", "--noise-multiplier", "2"),
+        (*PUBLIC, "--solve", "occurrences"),
+        (*PUBLIC, "--phase", "1,1,5"),
+        ("--delta", "1e-5", "--phase", "1,1,5", "--clip-norm", "1"),
+        ("--delta", "1e-5", "--occurrences", "3"),
+        ("--delta", "1e-5", "--occurrences", "3", "--steps", "9", "--sampling-rate", "0.1"),
+        ("--delta", "1e-5", "--occurrences", "3", "--steps", "9", "--noise-multiplier", "1"),
+        ("--delta", "1e-5", "--noise-multiplier", "3", "--solve", "occurrences"),
+        ("--delta", "1e-5", "--sampling-rate", "0.1", "--steps", "9", "--clip-norm", "nan"),
+        ("--delta", "1e-5", "--sampling-rate", "0.1", "--steps", "9", "--clip-norm", "-1"),
+    ],
+)
+def test_options_that_do_not_go_together_are_wrong_use(shell, arguments):
+    assert shell.json("calibrate", "--epsilon", "3", *arguments, code=2)["error"]["code"] == "USAGE"
+
+
 @pytest.mark.parametrize(
     ("option", "value", "code"),
     [
