@@ -19,6 +19,7 @@ WRITTEN_BY = {
     "LEDGER.db": "training writes it",
     "EXPORT": "'dptrain ledger export' writes it",
     "PROOF": "'dptrain ledger prove' writes it",
+    "NOTE": "'dptrain ledger cosign' writes it",
     "RUN.toml": "recipes/ has examples",
 }
 """Where a file comes from, by the metavar of the parameter that takes it."""

@@ -17,7 +17,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import RegistryRefused, SignatureRefused
 from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
-from dptrain.cli import ledger_proofs
+from dptrain.cli import ledger_cosign, ledger_proofs
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.output import JsonFlag, console, number, print_json, promised, styled, table, utc
 from dptrain.cli.signing_keys import read_private_key
@@ -352,3 +352,4 @@ def _print_classes(classes: list[dict[str, Any]]) -> None:
 
 
 ledger_proofs.register(app)
+ledger_cosign.register(app)

@@ -122,14 +122,19 @@ def verify_proof(
     """Verify a proof file offline and show the leaf that it proves; exit code 1 if it proves nothing.
 
     It shows that the leaf is in the ledger, not that the rest of the ledger is in order: that is for `ledger verify`. With
-    --quorum, or a trust policy that names one, auditors have said so.
+    --quorum, or a trust policy that names one, auditors have said so. Evidence that `ledger cosign` wrote is checked too.
     """
-    from ledger.proof import MAX_EXTRA, MAX_PROOF_SIZE
+    from ledger.evidence import HEADER, MAX_EVIDENCE_SIZE
+    from ledger.proof import MAX_EXTRA
     from ledger.proof import verify_proof as verify
 
     policy = read_trust(key or [], trust, quorum)
+    data = read_limited(proof, MAX_EVIDENCE_SIZE, "proof")
+    if data.startswith(HEADER.encode()):
+        _verify_evidence(data, policy, json)
+        return
     given = None if leaf is None else read_limited(leaf, MAX_EXTRA, "leaf")
-    proven = verify(read_limited(proof, MAX_PROOF_SIZE, "proof"), policy, leaf=given)
+    proven = verify(data, policy, leaf=given)
     if json:
         print_json({"verdict": "PROVEN", **_told(proven)})
         return
@@ -140,6 +145,26 @@ def verify_proof(
         out.print(f"  {name}: {value}")
     out.print(f"{checkpoint.size} leaves, root {checkpoint.root.hex()}")
     print_cosigners(proven.trusted.cosigned)
+
+
+def _verify_evidence(data: bytes, policy: "TrustPolicy", json: bool) -> None:
+    """Says what evidence against a log shows."""
+    from ledger.evidence import judge, parse_evidence
+
+    found = judge(parse_evidence(data), [str(key) for key in policy.logs])
+    first, second = found.remembered, found.offered
+    if json:
+        sizes = {"remembered": first.size, "offered": second.size}
+        print_json({"verdict": found.kind, "origin": first.origin, **sizes})
+        return
+    out = console()
+    out.print(styled("bold red", found.kind, f"  {first.origin}"))
+    if found.kind == "FORK":
+        out.print(f"the log signed two histories: of its first {first.size} leaves at least one differs")
+    else:
+        out.print("the log was seen larger before: an old copy, or its tail was taken back")
+    for word, item in (("first", first), ("then", second)):
+        out.print(f"{word}: {item.size} leaves, root {item.root.hex()}")
 
 
 def read_trust(keys: list[str], trust: Path | None, quorum: int) -> "TrustPolicy":

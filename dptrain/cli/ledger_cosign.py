@@ -1,0 +1,136 @@
+"""`dptrain ledger cosign`, `merge` and `auditor-key`: auditors vouch for one history of a ledger, and that is added to it."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attest import keys
+from attest.files import atomic_write, read_limited
+from dptrain.cli.files import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
+from dptrain.cli.ledger_proofs import print_cosigners, verifier_keys
+from dptrain.cli.options import existing_file
+from dptrain.cli.output import JsonFlag, console, print_json, styled, utc
+from ledger.errors import LedgerCorrupt
+
+Name = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Name of the auditor in signature lines; best a URL without https://. Default: of KEY."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the group."""
+    app.command()(cosign)
+    app.command()(merge)
+    app.command("auditor-key")(auditor_key)
+
+
+def cosign(
+    export: Annotated[
+        Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
+    ],
+    note: Annotated[Path, typer.Argument(metavar="NOTE", help="New file: the checkpoint with your cosignature.")],
+    key: KeyFile,
+    log_key: Annotated[
+        list[str],
+        typer.Option(metavar="PUB", help="Public key of the ledger: a file of verifier keys, or one itself; repeat."),
+    ],
+    name: Name = None,
+    memory: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", file_okay=False, help="What you cosigned before; default: KEY.cosigned beside the key."),
+    ] = None,
+    first: Annotated[
+        bool, typer.Option("--first", help="This is the first checkpoint of this ledger that you cosign.")
+    ] = False,
+    owner_key: Annotated[
+        Path | None, existing_file("--owner-key", "PUB", "Require a policy signed by this corpus owner.")
+    ] = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """As an auditor: verify an export in full, hold it against what you cosigned before, and cosign its checkpoint.
+
+    Your memory keeps the last checkpoint per ledger. A ledger that is smaller, or has another history, is refused, and both
+    checkpoints are written to an evidence file that `ledger verify-proof` checks. Keep the memory as you keep the key.
+    """
+    from ledger.cosigning import Memory, cosign_export
+    from ledger.note import Cosigner
+
+    refuse_to_overwrite(note)
+    signer, named = load_key(key, passphrase_file, name, "--name")
+    cosigner = Cosigner(named, signer)
+    done = cosign_export(
+        export,
+        [vkey for text in log_key for vkey in verifier_keys(text)],
+        cosigner,
+        Memory(memory or key.with_suffix(".cosigned"), cosigner.vkey),
+        now=int(time.time()),
+        owner_key=None if owner_key is None else keys.load_public_key(owner_key),
+        first=first,
+    )
+    atomic_write(note, done.note)
+    before = None if done.before is None else done.before.checkpoint.size
+    if json:
+        told = {"path": str(note), "key": cosigner.vkey, "origin": done.report.origin, "size": done.report.size}
+        print_json({**told, "root": done.report.root_hex, "before": before})
+        return
+    out = console()
+    out.print(styled("bold green", done.report.verdict, f"  {done.report.origin}: {done.report.size} leaves"))
+    if done.before is not None:
+        out.print(f"extends the {before} leaves that you cosigned at {utc(done.before.time)}")
+    out.print(f"wrote {note}; its operator adds it with: dptrain ledger merge LEDGER {note} --key {cosigner.vkey}")
+
+
+def merge(
+    export: Annotated[
+        Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
+    ],
+    notes: Annotated[list[Path], typer.Argument(metavar="NOTE", exists=True, dir_okay=False, help="As cosign wrote them.")],
+    key: Annotated[
+        list[str],
+        typer.Option("--key", metavar="PUB", help="Public key of an auditor: a file of verifier keys, or one itself; repeat."),
+    ],
+    json: JsonFlag = False,
+) -> None:
+    """Add auditors' cosignatures to the checkpoint of an export; every line is verified first, and nothing is taken away."""
+    from ledger.layout import CHECKPOINT
+    from ledger.leaves import Header, decode_leaf
+    from ledger.note import MAX_NOTE_SIZE, merge_notes, open_note
+    from ledger.reader import ExportReader
+
+    reader = ExportReader(export)
+    header = decode_leaf(reader.leaf(0))
+    if not isinstance(header, Header):
+        raise LedgerCorrupt("HEADER", f"the first leaf of {export} is not a header; verify the export", seq=0)
+    trusted = [header.log_vkey, *(vkey for text in key for vkey in verifier_keys(text))]
+    merged = merge_notes(reader.checkpoint, [read_limited(path, MAX_NOTE_SIZE, "note") for path in notes], trusted)
+    if merged != reader.checkpoint:
+        atomic_write(export / CHECKPOINT, merged)
+    cosigned = tuple(item for item in open_note(merged, trusted).signatures if item.timestamp is not None)
+    if json:
+        cosigners = [{"name": item.key.name, "time": item.timestamp} for item in cosigned]
+        print_json({"path": str(export / CHECKPOINT), "changed": merged != reader.checkpoint, "cosigners": cosigners})
+        return
+    console().print(f"{export / CHECKPOINT}: {'lines added' if merged != reader.checkpoint else 'nothing to add'}")
+    print_cosigners(cosigned)
+
+
+def auditor_key(
+    key: Annotated[
+        Path, typer.Argument(metavar="PUB", exists=True, dir_okay=False, help="Public key file, as attest keygen wrote it.")
+    ],
+    name: Name = None,
+    json: JsonFlag = False,
+) -> None:
+    """Print the verifier key of an auditor, to be named in policies and given to `verify-proof`: name, key id and key."""
+    from ledger.note import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
+
+    found, raw = keys.load_named_public_key(key)
+    vkey = str(parse_verifier_key(str(VerifierKey(name or found, SIGNATURE_COSIGNATURE_V1, raw))))
+    if json:
+        print_json({"key": vkey})
+    else:
+        typer.echo(vkey)

@@ -1,0 +1,117 @@
+"""`dptrain ledger cosign`, `merge` and `auditor-key`: from two auditors to a proof that asks for both."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from recorded import record
+
+from attest import keys
+from ledger.log import Ledger
+from ledger.note import NoteSigner
+
+COSIGN = ("ledger", "cosign", "export", "anna.note", "--key", "anna.key", "--log-key", "ledger.pub")
+AGAIN = ("ledger", "cosign", "export-2", "anna-2.note", "--key", "anna.key", "--log-key", "ledger.pub")
+
+
+@pytest.fixture
+def run(shell, corpus):
+    """A finished run, an export of it, and two auditors; returns their verifier keys."""
+    corpus()
+    record(shell)
+    shell.run("ledger", "export", "ledger.db", "export")
+    found = {}
+    for name in ("anna", "ben"):
+        shell.run("attest", "keygen", name)
+        found[name] = shell.run("ledger", "auditor-key", f"{name}.pub").stdout.strip()
+    shell.write("auditors.pub", "".join(f"{vkey}\n" for vkey in found.values()))
+    return found
+
+
+def withdraw(shell, ledger: str, record: str) -> None:
+    made = shell.json("attest", "withdraw", "corpus/notes.jsonl.attest", "--key", "owner.key", "--record", record)
+    shell.run("ledger", "withdraw", ledger, made["withdrawals"][0]["path"])
+
+
+def test_two_auditors_cosign_and_proofs_ask_for_both(shell, run):
+    first = shell.json(*COSIGN, "--first")
+    assert first["key"] == run["anna"] and first["before"] is None
+    ben = ("ledger", "cosign", "export", "ben.note", "--key", "ben.key", "--log-key", "ledger.pub", "--first")
+    assert f"--key {run['ben']}" in shell.run(*ben).stdout
+    merged = shell.json("ledger", "merge", "export", "anna.note", "ben.note", "--key", "auditors.pub")
+    assert [item["name"] for item in merged["cosigners"]] == ["anna", "ben"] and merged["changed"]
+    again = shell.json("ledger", "merge", "export", "anna.note", "--key", "auditors.pub")
+    assert len(again["cosigners"]) == 2 and not again["changed"]
+    assert "cosigned by ben at" in shell.run("ledger", "merge", "export", "ben.note", "--key", "auditors.pub").stdout
+    assert shell.json("ledger", "verify", "export", "--key", "ledger.pub")["verdict"] == "FULL"
+    shell.run("ledger", "prove", "export", "mine.tlog-proof", "--leaf", "1")
+    check = ("ledger", "verify-proof", "mine.tlog-proof", "--key", "ledger.pub", "--key", "auditors.pub", "--quorum", "2")
+    assert [item["name"] for item in shell.json(*check)["cosigners"]] == ["anna", "ben"]
+
+
+def test_what_grew_is_cosigned_and_what_shrank_is_refused_with_evidence(shell, run):
+    shell.run(*COSIGN, "--first")
+    withdraw(shell, "ledger.db", "1")
+    shell.run("ledger", "export", "ledger.db", "export-2")
+    assert "extends the" in shell.run(*AGAIN).stdout
+    back = ("ledger", "cosign", "export", "old.note", "--key", "anna.key", "--log-key", "ledger.pub")
+    assert shell.json(*back, code=1)["error"]["code"] == "BEHIND"
+    assert not (shell.directory / "old.note").exists()
+    (evidence,) = Path("anna.cosigned").glob("*.evidence")
+    assert shell.json("ledger", "verify-proof", str(evidence), "--key", "ledger.pub")["verdict"] == "ROLLBACK"
+
+
+def test_a_fork_is_refused_and_the_evidence_convinces_anybody(shell, run):
+    for suffix in ("", ".highwater"):
+        shutil.copy(f"ledger.db{suffix}", f"fork.db{suffix}")
+    shutil.copy("ledger.key", "fork.key")
+    withdraw(shell, "ledger.db", "1")
+    withdraw(shell, "fork.db", "2")
+    shell.run("ledger", "export", "ledger.db", "export-2")
+    shell.run("ledger", "export", "fork.db", "export-3")
+    shell.run(*AGAIN, "--first")
+    other = ("ledger", "cosign", "export-3", "fork.note", "--key", "anna.key", "--log-key", "ledger.pub")
+    assert shell.json(*other, code=1)["error"]["code"] == "FORKED"
+    (evidence,) = Path("anna.cosigned").glob("*.evidence")
+    answer = shell.json("ledger", "verify-proof", str(evidence), "--key", "ledger.pub")
+    assert answer["verdict"] == "FORK" and answer["remembered"] == answer["offered"]
+    assert "two histories" in shell.run("ledger", "verify-proof", str(evidence), "--key", "ledger.pub").stdout
+    stranger = NoteSigner("clinic-notes-2026/ledger", keys.generate()).vkey
+    assert shell.json("ledger", "verify-proof", str(evidence), "--key", stranger, code=1)["error"]["code"] == "UNSIGNED"
+
+
+def test_an_auditor_says_once_that_it_is_the_first_time(shell, run):
+    assert shell.json(*COSIGN, code=1)["error"]["code"] == "NO_MEMORY"
+    shell.run(*COSIGN, "--first")
+    shell.run(*COSIGN, code=2)
+    Path("anna.note").unlink()
+    assert shell.json(*COSIGN, "--first", code=1)["error"]["code"] == "NOT_FIRST"
+    assert shell.json(*COSIGN)["before"] > 0
+
+
+def test_what_fails_the_audit_is_not_cosigned(shell, run):
+    shell.write("export/tile/extra", "")
+    assert shell.json(*COSIGN, "--first", code=1)["error"]["code"] == "NOT_FULL"
+    assert not (shell.directory / "anna.cosigned").exists()
+
+
+def test_notes_of_another_checkpoint_are_not_merged(shell, run):
+    shell.run(*COSIGN, "--first")
+    withdraw(shell, "ledger.db", "1")
+    shell.run("ledger", "export", "ledger.db", "export-2")
+    merge = ("ledger", "merge", "export-2", "anna.note", "--key", "auditors.pub")
+    assert shell.json(*merge, code=1)["error"]["code"] == "OTHER_TEXT"
+
+
+def test_an_auditors_key_goes_under_another_name_where_one_is_given(shell, run):
+    vkey = shell.json("ledger", "auditor-key", "anna.pub", "--name", "auditor.example/anna")["key"]
+    assert vkey.startswith("auditor.example/anna+") and vkey != run["anna"]
+    assert shell.json(*COSIGN, "--first", "--name", "auditor.example/anna")["key"] == vkey
+    shell.run("ledger", "auditor-key", "anna.pub", "--name", "two words", code=1)
+
+
+def test_the_ledger_can_be_opened_after_its_export_was_merged(shell, run):
+    shell.run(*COSIGN, "--first")
+    shell.run("ledger", "merge", "export", "anna.note", "--key", "auditors.pub")
+    with Ledger.open("ledger.db", read_only=True) as log:
+        assert log.checkpoint in Path("export/checkpoint").read_bytes()
