@@ -6,7 +6,7 @@ Writer and auditor run the same replay. The writer refuses to append a leaf that
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from ledger.accountants import MICRO, prv
+from ledger.accountants import MICRO, leeway
 from ledger.contributions import Contribution, Register, Terms
 from ledger.errors import LeafRefused
 from ledger.expenditure import Expenditure
@@ -30,7 +30,8 @@ from ledger.orders import OrderWatch
 
 SPEND_TOLERANCE_MICRO: Final = 2
 """A recorded epsilon is the recomputed one plus at most this, in 1e-6: rounded up, and machines differ in last bits. What `prv`
-records is held against `pld`, and lies at most 0.02 more above: its own value needs a library that an auditor may lack."""
+records is held against `pld`, and lies at most 0.02 more above: its own value needs a library that an auditor may lack. What an
+earlier version of an accountant recorded may lie above by more (`ledger.accountants.leeway`)."""
 
 Problems = Iterator[LeafRefused]
 _Account = tuple[Terms, tuple[tuple[int, ...] | None, int | None], bool]
@@ -81,7 +82,9 @@ class Replay:
         self.order = OrderWatch(header)
         bracketed = header.accountant.name == "prv"
         self._least = Expenditure(header, "pld") if bracketed else self.expenditure
-        self._leeway = SPEND_TOLERANCE_MICRO + (prv.WIDTH * MICRO if bracketed else 0.0)
+        self._leeway = SPEND_TOLERANCE_MICRO + MICRO * leeway(
+            header.accountant.name, header.accountant.library, header.accountant.version, header.policy.noise_family
+        )
         self._root_at = root_at
         self._attempt_ended = False
         self._drawn_to = 0

@@ -8,7 +8,7 @@ from typing import Any, Final
 from attest.micro import from_micro
 from attest.policy.sampling import POISSON
 from ledger import layout, tiles
-from ledger.accountants import MICRO, describe
+from ledger.accountants import MICRO, Phase, caveat, describe
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import AuditReport, EpochRow, Finding, Signer
 from ledger.audit.withdrawals import Withdrawals
@@ -35,7 +35,8 @@ def verify_export(path: str | Path, keys: Sequence[str], *, owner_key: bytes | N
         the policy makes them public, with the variances that they give, of exactly those due where it signs an order, and
         nowhere else; and every recorded epsilon is at
         least the one recomputed here from admissions, charges and withdrawals, and at most 2e-6 above it (for the accountant
-        `prv`: at least what `pld` gives, and at most 0.02 above it). It cannot
+        `prv`: at least what `pld` gives, and at most 0.02 above it; for versions of an accountant that were looser than
+        this one, which a note names: at least the one recomputed). It cannot
         tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
     Args:
@@ -162,6 +163,25 @@ def _signers(note: Note, log_vkey: str) -> tuple[Signer, ...]:
     return tuple(Signer(key.name, key.key_id.hex(), time, str(key) == log_vkey) for key, time in found)
 
 
+def _caveats(run: Replay) -> list[str]:
+    """What must be said beside the figures of the accountant, per class: of a contribution at its presets over all charged
+    steps or, where occurrences are public, of the one that took part most."""
+    header, found = run.header, []
+    for index, rule in enumerate(header.policy.classes):
+        if rule.public:
+            continue
+        if header.occurrences_public:
+            loss = max((item.loss for item in run.register.by_number if item.class_index == index), default=0.0)
+            phases = [Phase(loss**-0.5, 1.0, 1)] if loss else []
+        else:
+            multipliers = run.expenditure.multipliers(index, rule.noise_multiplier_micro, rule.clip_norm_micro)
+            phases = run.expenditure.charged_phases(index, multipliers, run.charged_phases)
+        told = caveat(phases, header.delta, header.accountant.name)
+        if told:
+            found.append(f"class {rule.name}: {told}")
+    return found
+
+
 def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
     header, policy = run.header, run.header.policy
     if not run.closed:
@@ -197,6 +217,7 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
                 f"class {rule.name} is public: its contributions are neither clipped nor noised and no epsilon is claimed for "
                 f"them; {alone} blocks that it may touch carry no noise, since no private class may touch them"
             )
+    notes.extend(_caveats(run))
     unmatched = sum(hash_ not in run.contributions for hash_ in run.withdrawals)
     if unmatched:
         notes.append(f"{unmatched} withdrawals name contributions that were never admitted")

@@ -44,6 +44,46 @@ def test_a_whole_run_verifies_in_full(tmp_path, accountant):
     assert not any("recorded with" in note for note in report.notes)
 
 
+@pytest.mark.parametrize("accountant", ["rdp", "moments"])
+def test_what_an_earlier_and_looser_version_recorded_is_an_upper_bound_still(tmp_path, accountant):
+    export, _ = a_run(tmp_path, accountant)
+    honest = rebuilt(export, lambda seq, leaf: leaf)
+
+    def earlier(version, shift):
+        write(export, honest)
+
+        def change(seq, leaf):
+            if seq == 0:
+                return replace(leaf, accountant=replace(leaf.accountant, version=version))
+            if isinstance(leaf, Spend):
+                return replace(leaf, epsilon_micro=leaf.epsilon_micro + shift)
+            if isinstance(leaf, Epoch):
+                return replace(leaf, classes=tuple(
+                    c if c.max_epsilon_micro is None else replace(c, max_epsilon_micro=c.max_epsilon_micro + shift)
+                    for c in leaf.classes
+                ))  # fmt: skip
+            return leaf
+
+        return verify_export(write(export, rebuilt(export, change)), VKEYS)
+
+    report = earlier("renyi-1", 12_000)
+    assert report.verdict == "FULL", report.findings
+    assert any("renyi-1" in note and "renyi-2" in note for note in report.notes)
+    assert "SPEND_EPSILON" in codes(earlier("renyi-1", -4)), "below what is true"
+    assert "SPEND_EPSILON" in codes(earlier("renyi-2", 12_000))
+    assert "SPEND_EPSILON" in codes(earlier("renyi-0", 12_000)), "no version that is known"
+
+
+def test_the_auditor_says_where_the_range_of_moments_decides(tmp_path):
+    loud, _ = a_run(tmp_path, "moments")
+    told = [note for note in verify_export(loud, VKEYS).notes if "lambda" in note]
+    assert len(told) == 1 and told[0].startswith("class sensitive: ") and "lambda = 32" in told[0]
+    assert accountants.caveat([accountants.Phase(1.0, 0.02, 16)], 1e-6, "moments") is None, "of class open"
+    (tmp_path / "pld").mkdir()
+    quiet, _ = a_run(tmp_path / "pld", "pld")
+    assert not any("lambda" in note for note in verify_export(quiet, VKEYS).notes)
+
+
 def test_the_accountants_record_different_figures(tmp_path):
     figures = []
     for accountant in ACCOUNTANTS:
