@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from attest.policy import Policy  # noqa: E402
-from benchmarks import gpu, noise, overheads  # noqa: E402
+from benchmarks import gpu, noise, overheads, plan  # noqa: E402
 from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, replace  # noqa: E402
 from benchmarks.step import render, run  # noqa: E402
 from benchmarks.variants import _policy, absent_from, names_for  # noqa: E402
@@ -158,3 +158,36 @@ def test_the_gpu_suite_stops_if_noise_of_the_device_is_another_there(monkeypatch
     monkeypatch.setattr(gpu, "configs", lambda smoke: [])
     with pytest.raises(RuntimeError, match="draws other numbers there"):
         gpu.exact("cpu")
+
+
+TOLERANCE = 1.4
+"""Between what a plan says of a step and what a run takes for it, medians of rounds in turns: a loaded machine included."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit", "vit, certified", "vit, noise in 4 parts"])
+def test_a_planned_step_takes_as_long_as_it_says(name: str) -> None:
+    found = plan.compare(plan.CASES[name], rounds=5, steps=5)
+    assert 1 / TOLERANCE < found["ratio"] < TOLERANCE, found
+
+
+@pytest.mark.slow
+def test_a_plan_of_half_the_contributions_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: half of what a step draws, planned for the same run."""
+    monkeypatch.setattr(plan, "counts_of", lambda case: dict.fromkeys(plan.BANDS, case.per_class // 2))
+    assert plan.compare(plan.CASES["vit"], rounds=5, steps=5)["ratio"] > TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak as Linux counts it")
+def test_a_plan_holds_as_much_memory_as_the_run() -> None:
+    found = plan.peaks("vit", 1)
+    assert 0.9 < found["run"] / found["plan"] < 1.1, found
+
+
+def test_a_plan_is_measured_beside_a_run_of_it() -> None:
+    case = plan.Case(8, 2, 4, per_class=4, rate=1.0, microbatch=4)
+    row = plan.compare(case, rounds=1, steps=1) | {"peak_bytes": {"plan": 1 << 20, "run": 2 << 20}, "load": 0.5}
+    assert row["planned_s"] > 0 and row["run_s"] > 0 and row["contributions_per_step"] == 12
+    assert row["ratio"] == row["run_s"] / row["planned_s"]
+    assert plan.render("tiny", row).split()[-3:] == ["1", "2", "0.5"] and len(plan.HEAD.split()) == 12
