@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import unquote
 
 from ledger.errors import LedgerError, StorageFailed
 
@@ -131,20 +131,29 @@ def _sqlite_path(url: str) -> Path:
 
 def _server(url: str, state: str | os.PathLike[str] | None) -> Place:
     base, _, query = url.partition("?")
-    pairs = parse_qsl(query, keep_blank_values=True)
+    scheme, _, rest = base.partition("://")
+    authority, _, database = rest.partition("/")
+    if "@" in f"{database}{query}" or "#" in url:
+        # What follows may be the rest of a password, so the URL is not shown.
+        raise LedgerError("URL", "a URL has @ only before the host, and no #; write / ? @ # in a password as %2F %3F %40 %23")
+    pairs = [part.partition("=")[::2] for part in query.split("&") if part]
     schemas = [value for key, value in pairs if key == "schema"] or [DEFAULT_SCHEMA]
     schema = schemas[0]
     if len(schemas) > 1 or not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
-        raise LedgerError(
-            "URL", f"schema={','.join(schemas)} is no schema for a ledger: [a-z_][a-z0-9_]*, at most 48, not pg_*"
-        )
-    kept = [(key, value) for key, value in pairs if key != "schema"]
-    scheme, _, rest = base.partition("://")
-    authority, _, database = rest.partition("/")
+        found = ",".join(schemas)
+        raise LedgerError("URL", f"schema={found} is no schema for a ledger: [a-z_][a-z0-9_]*, at most 48, not pg_*")
     user, at, host = authority.rpartition("@")
-    open_pairs = [(key, value) for key, value in pairs if key not in _SECRET]
-    shown = f"{scheme}://{user.partition(':')[0]}{at}{host}/{database}" + (f"?{urlencode(open_pairs)}" if open_pairs else "")
     name = schema if schema != DEFAULT_SCHEMA else unquote(database) or STATE_NAME
-    target = f"{base}?{urlencode(kept)}" if kept else base
-    beside = None if state is None else Path(state) / STATE_NAME
-    return Place("postgresql", target, schema, beside, name, shown)
+    return Place(
+        "postgresql",
+        _with_query(base, [pair for pair in pairs if pair[0] != "schema"]),
+        schema,
+        None if state is None else Path(state) / STATE_NAME,
+        name,
+        _with_query(f"{scheme}://{user.partition(':')[0]}{at}{host}/{database}", [p for p in pairs if p[0] not in _SECRET]),
+    )
+
+
+def _with_query(base: str, pairs: list[tuple[str, str]]) -> str:
+    """As libpq reads it: percent-encoded, and a plus sign is a plus sign."""
+    return base + ("?" + "&".join(f"{key}={value}" for key, value in pairs) if pairs else "")

@@ -15,7 +15,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import psycopg
 import sqlalchemy as sa
@@ -25,7 +25,7 @@ from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, ProofError, St
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
 from ledger.storage.postgres_errors import translated
-from ledger.storage.postgres_schema import TABLES, Tables, statements, tables
+from ledger.storage.postgres_schema import FUNCTIONS, TABLES, Tables, statements, tables
 from ledger.storage.store import LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Row
 
 READ_BATCH: Final = 4_096
@@ -106,25 +106,24 @@ class PostgresStore:
         self.fence = 0
         self._engine = engine
         self._tables = tables(place.schema)
+        self._made_tables = False
 
     @classmethod
     def create(cls, place: Place) -> "PostgresStore":
-        """Creates an empty ledger, and its schema if that is missing; refuses an existing one."""
+        """Creates an empty ledger, and its schema if that is missing; takes over one without a leaf, made for this writer."""
         store = cls(place, _engine(place, read_only=False))
         created = False
         try:
             store._lock()
             with store._transaction("creating the ledger") as connection:
-                if _found(connection, place.schema):
+                found = _found(connection, place.schema)
+                if found == "begun":
                     raise LedgerError("EXISTS", f"{place.shown} holds a ledger; name another schema= or database")
-                connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {place.schema}")
-                for statement in statements(place.schema):
-                    connection.exec_driver_sql(statement)
-                known = store._tables
-                connection.execute(sa.insert(known.meta), [{"key": "schema", "value": SCHEMA_VERSION}])
-                connection.execute(sa.insert(known.head), [{"id": 0, "size": 0, "frontier": b"", "pruned_before": 0}])
-                connection.execute(sa.insert(known.lease), [{"id": 0, "holder": _holder(), "fence": 1}])
-            created, store.fence = True, 1
+                if found == "nothing":
+                    store._make_tables(connection)
+                store._made_tables = found == "nothing"
+                store._take_over(connection)
+            created = True
             return store
         finally:
             if not created:
@@ -139,16 +138,11 @@ class PostgresStore:
             if not read_only:
                 store._lock()
             with store._transaction("opening the ledger") as connection:
-                if not _found(connection, place.schema):
+                if _found(connection, place.schema) == "nothing":
                     raise LedgerError("MISSING", f"there is no ledger at {place.shown}")
-                meta, lease = store._tables.meta, store._tables.lease
-                version = connection.scalar(sa.select(meta.c.value).where(meta.c.key == "schema"))
-                if version != SCHEMA_VERSION:
-                    sentence = f"{place.shown} has schema {version!r}, this version reads {SCHEMA_VERSION!r}"
-                    raise LedgerCorrupt("SCHEMA", f"{sentence}; use the one that wrote it")
+                store._check_version(connection)
                 if not read_only:
-                    bump = sa.update(lease).values(fence=lease.c.fence + 1, holder=_holder()).returning(lease.c.fence)
-                    store.fence = connection.scalar(bump) or 0
+                    store._take_over(connection)
             opened = True
             return store
         finally:
@@ -157,9 +151,9 @@ class PostgresStore:
 
     @staticmethod
     def exists(place: Place) -> bool:
-        """Tells whether the schema of a ledger holds any of its tables."""
+        """Tells whether the schema of a ledger holds any of its tables, other than all of them without a leaf."""
         with _alone(place, "looking for the ledger", read_only=True) as connection:
-            return _found(connection, place.schema)
+            return _found(connection, place.schema) == "begun"
 
     @staticmethod
     def is_blank(place: Place) -> bool:
@@ -171,7 +165,7 @@ class PostgresStore:
         """Renames the schema of a ledger and returns the new name; nothing is deleted."""
         with _alone(place, "setting an unfinished ledger aside", read_only=False) as connection:
             number = 1
-            while _found(connection, aside := f"{place.schema}_unfinished_{number}"):
+            while _schema_exists(connection, aside := f"{place.schema}_unfinished_{number}"):
                 number += 1
             connection.exec_driver_sql(f"ALTER SCHEMA {place.schema} RENAME TO {aside}")
             return aside
@@ -207,19 +201,45 @@ class PostgresStore:
             yield PostgresSnapshot(connection, self._tables)
 
     def discard(self) -> None:
-        """Closes and removes a ledger that could not be created whole; only for the one who has just created it."""
+        """Closes and removes a ledger that could not be created whole; only for the one who has just created it.
+
+        Tables that were made for this writer are their owner's to remove.
+        """
         try:
-            with self._transaction("removing the ledger") as connection:
-                for name in TABLES:
-                    connection.exec_driver_sql(f"DROP TABLE IF EXISTS {self.place.schema}.{name} CASCADE")
-                for name in _functions(connection, self.place.schema):
-                    connection.exec_driver_sql(f"DROP FUNCTION {self.place.schema}.{name}()")
+            if self._made_tables:
+                with self._transaction("removing the ledger") as connection:
+                    for name in TABLES:
+                        connection.exec_driver_sql(f"DROP TABLE IF EXISTS {self.place.schema}.{name} CASCADE")
+                    for name in FUNCTIONS:
+                        connection.exec_driver_sql(f"DROP FUNCTION IF EXISTS {self.place.schema}.{name}()")
         finally:
             self.close()
 
     def close(self) -> None:
         """Ends the connection, and with it the writer's lock."""
         self._engine.dispose()
+
+    def _make_tables(self, connection: sa.Connection) -> None:
+        known = self._tables
+        if not _schema_exists(connection, self.place.schema):
+            connection.exec_driver_sql(f"CREATE SCHEMA {self.place.schema}")
+        for statement in statements(self.place.schema):
+            connection.exec_driver_sql(statement)
+        connection.execute(sa.insert(known.meta), [{"key": "schema", "value": SCHEMA_VERSION}])
+        connection.execute(sa.insert(known.head), [{"id": 0, "size": 0, "frontier": b"", "pruned_before": 0}])
+        connection.execute(sa.insert(known.lease), [{"id": 0, "holder": "", "fence": 0}])
+
+    def _check_version(self, connection: sa.Connection) -> None:
+        meta = self._tables.meta
+        version = connection.scalar(sa.select(meta.c.value).where(meta.c.key == "schema"))
+        if version != SCHEMA_VERSION:
+            sentence = f"{self.place.shown} has schema {version!r}, this version reads {SCHEMA_VERSION!r}"
+            raise LedgerCorrupt("SCHEMA", f"{sentence}; use the one that wrote it")
+
+    def _take_over(self, connection: sa.Connection) -> None:
+        lease = self._tables.lease
+        bump = sa.update(lease).values(fence=lease.c.fence + 1, holder=_holder()).returning(lease.c.fence)
+        self.fence = connection.scalar(bump) or 0
 
     def _lock(self) -> None:
         # The advisory lock keeps out other writers of this program; fence and size keep out all others.
@@ -256,15 +276,19 @@ def _alone(place: Place, doing: str, *, read_only: bool) -> Iterator[sa.Connecti
         engine.dispose()
 
 
-def _found(connection: sa.Connection, schema: str) -> bool:
+def _found(connection: sa.Connection, schema: str) -> Literal["nothing", "empty", "begun"]:
+    """What a schema holds: none of a ledger's tables, all of them without a leaf, or anything else."""
     query = "SELECT count(*) FROM pg_catalog.pg_tables WHERE schemaname = :schema AND tablename = ANY(:names)"
-    return bool(connection.scalar(sa.text(query), {"schema": schema, "names": list(TABLES)}))
+    count = connection.scalar(sa.text(query), {"schema": schema, "names": list(TABLES)})
+    if count != len(TABLES):
+        return "begun" if count else "nothing"
+    leaves = f"SELECT EXISTS (SELECT 1 FROM {schema}.entry) OR NOT EXISTS (SELECT 1 FROM {schema}.head WHERE size = 0)"
+    return "begun" if connection.exec_driver_sql(leaves).scalar() else "empty"
 
 
-def _functions(connection: sa.Connection, schema: str) -> list[str]:
-    query = "SELECT proname FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = pronamespace WHERE nspname = :s"
-    made = {f"{name}_{kind}" for name in TABLES for kind in ("dense", "stays", "grows")}
-    return [name for name in connection.scalars(sa.text(query), {"s": schema}) if name in made]
+def _schema_exists(connection: sa.Connection, schema: str) -> bool:
+    query = "SELECT count(*) FROM pg_catalog.pg_namespace WHERE nspname = :schema"
+    return bool(connection.scalar(sa.text(query), {"schema": schema}))
 
 
 def _copy(connection: sa.Connection, schema: str, rows: Sequence[Row]) -> None:
@@ -302,7 +326,9 @@ def _arguments(place: Place) -> dict[str, Any]:
     try:
         given: dict[str, Any] = dict(conninfo_to_dict(place.target))
     except psycopg.ProgrammingError as error:
-        raise LedgerError("URL", f"{place.shown} is no URL of a database: {error}") from error
+        # libpq quotes what it cannot read, and that may be the password; a parameter that it does not know is not.
+        said = str(error).strip() if "query parameter" in str(error) else "libpq cannot read it"
+        raise LedgerError("URL", f"{place.shown} is no URL of a database: {said}") from None
     settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
     given["options"] = f"{given.get('options') or ''} {settings}".strip()
     defaults = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "dptrain ledger"}

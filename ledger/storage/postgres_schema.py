@@ -15,6 +15,9 @@ from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND
 
 TABLES: Final = ("meta", "entry", "head", "checkpoint", "anchor", "lease")
 
+FUNCTIONS: Final = ("entry_dense", *(f"{name}_{kind}" for name in TABLES for kind in ("stays", "grows")))
+"""Functions of the triggers; not every table has all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tables:
@@ -132,6 +135,24 @@ def statements(schema: str) -> list[str]:
             f"FOR EACH ROW EXECUTE FUNCTION {schema}.{name}_grows()"
         )
     return made
+
+
+def writer_grants(schema: str, role: str) -> list[str]:
+    """Returns what gives a role all that a run needs, and no way to change or remove what is recorded.
+
+    Args:
+        schema: of a ledger that another role owns.
+        role: an existing role, whatever its name.
+    """
+    name = '"' + role.replace('"', '""') + '"'
+    return [
+        f"GRANT USAGE ON SCHEMA {schema} TO {name}",
+        f"GRANT SELECT ON {', '.join(f'{schema}.{table}' for table in TABLES)} TO {name}",
+        f"GRANT INSERT ON {schema}.entry, {schema}.checkpoint TO {name}",
+        f"GRANT UPDATE (frontier) ON {schema}.head TO {name}",
+        f"GRANT UPDATE (holder, fence) ON {schema}.lease TO {name}",
+        f"GRANT UPDATE (note) ON {schema}.checkpoint TO {name}",
+    ]
 
 
 def _function(schema: str, name: str, body: str, rights: str = "") -> str:

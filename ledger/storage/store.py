@@ -78,7 +78,7 @@ class Store(Protocol):
 
     @staticmethod
     def exists(place: Place) -> bool:
-        """Tells whether something lies at the place of a ledger, whole or not."""
+        """Tells whether something lies at the place of a ledger, whole or not, over which `create` would not go."""
 
     @staticmethod
     def is_blank(place: Place) -> bool:

@@ -258,8 +258,8 @@ def test_an_unfinished_ledger_is_set_aside_and_a_charged_one_is_not(backend):
     with pytest.raises(LedgerCorrupt) as found:
         backend.open(read_only=True)
     assert found.value.code == "HEADER"
-    first = set_unfinished_aside(backend.place)
-    assert first is not None and not exists(backend.place)
+    first = set_unfinished_aside(backend.place)  # on a server, tables without a leaf are no ledger yet
+    assert (first is None) == (backend.place.kind == "postgresql") and not exists(backend.place)
     with Ledger.create(backend.place, header_spec(), SIGNER, now=START) as ledger:
         assert ledger.size == 1
     highwater.path_of(backend.place).unlink()
