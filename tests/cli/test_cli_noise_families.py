@@ -48,6 +48,19 @@ def test_a_plan_gives_the_epsilon_of_the_family_and_says_what_it_means(family: s
     assert ("counts all steps in full" in found["FAMILY"]) is (family != "laplace")
 
 
+def test_skellam_noise_goes_in_parts_at_the_epsilon_of_one_draw_and_others_do_not() -> None:
+    parts = 'injection = "per_microbatch"\nmicrobatches = 3\n[[class]]'
+    texts = {f: TEXT.format(family=f, accountant=BESIDE[f]).replace("[[class]]", parts) for f in BESIDE}
+    policy, whole = (Policy.from_toml(text) for text in (texts["skellam"], TEXT.format(family="skellam", accountant="rdp")))
+    assert not unsupported(policy)
+    plan = make_plan(policy, 12)
+    assert plan.classes[0].preset == make_plan(whole, 12).classes[0].preset
+    assert "3 times per step" in {item.code: item.sentence for item in consequences(Case(policy, plan))}["INJECTION"]
+    for family, reason in (("laplace", "is not a Laplace draw"), ("discrete_gaussian", "is not a discrete Gaussian draw")):
+        (sentence,) = unsupported(Policy.from_toml(texts[family]))
+        assert reason in sentence and "set noise.injection = 'scheduled'" in sentence
+
+
 def test_gaussian_noise_needs_no_such_sentence() -> None:
     policy = Policy.from_toml(TEXT.format(family="gaussian", accountant="pld"))
     assert "FAMILY" not in {item.code for item in consequences(Case(policy, make_plan(policy, 12)))}
