@@ -1,48 +1,64 @@
 """The report: one page, nothing fetched, nothing run, every foreign word escaped."""
 
+import base64
+import dataclasses
+import hashlib
 import re
 from decimal import Decimal
 from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ledger_runs import SIGNER, START, Driver, admission, header_spec
+from report_ledgers import EXTRAS, HOSTILE, varied_export
 
-from ledger.audit import verify_export
+from ledger.audit import AuditReport, EpochRow, Finding, WithdrawalCount, WithdrawalRow, verify_export
 from ledger.leaves import HeaderBlock
 from ledger.log import Ledger
 from ledger.report import write_report
-from ledger.report.charts import rounded_up, step_chart, ticks
-from ledger.report.page import _layers
+from ledger.report.charts import bin_edges, histogram, line_chart, ticks
+from ledger.report.extras import MAX_EXAMPLES, ExtrasRefused
+from ledger.report.layers import HEATS, merged, shade
+from ledger.report.markup import LONGEST_NAME, rounded_down, rounded_up, text, utc
+from ledger.report.spending import MAX_POINTS
+from ledger.summary import ClassSummary, spread_of
 
-EXTRAS = {
-    "gate": {
-        "admitted": {"open": 3, "sensitive": 2},
-        "refused": {"SIG_BAD": 1, "EXPIRED": 4},
-        "examples": [{"code": "SIG_BAD", "sentence": "<script>alert(1)</script>"}, "a plain line"],
-    },
-    "results": [{"model": "routed", "accuracy": 0.913}, {"model": "uniform", "accuracy": 0.874, "note": "same ε"}],
-}
-VOID = {"meta", "rect", "line", "polyline"}
+VOID = {"meta"}
 
 
 class Balanced(HTMLParser):
-    """Fails on tags that do not nest, and on anything that fetches or runs."""
+    """Fails on tags that do not nest, on ids that come twice, and on anything that fetches or runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
         self.seen: set[str] = set()
+        self.ids: list[str] = []
+        self.pointed: set[str] = set()
 
     def handle_starttag(self, tag, attrs):
-        self.seen.add(tag)
-        assert tag not in {"script", "link", "iframe", "img", "object", "embed", "base", "form"}
-        assert not any(name.startswith("on") or name in {"src", "href", "action"} for name, _ in attrs)
+        self.look(tag, attrs)
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
+        self.look(tag, attrs)
+
+    def look(self, tag, attrs):
         self.seen.add(tag)
+        assert tag not in {"script", "link", "iframe", "img", "object", "embed", "base", "form", "foreignobject", "use"}
+        for name, value in attrs:
+            assert not name.startswith("on") and name not in {"src", "action", "srcset", "style", "xlink:href"}
+            if name == "id":
+                assert value not in self.ids
+                self.ids.append(value)
+            if name == "href":
+                assert tag == "a" and value.startswith("#")
+                self.pointed.add(value[1:])
+            if name in {"aria-labelledby", "aria-describedby"}:
+                self.pointed.update(value.split())
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -56,48 +72,206 @@ def export(tmp_path_factory):
         return ledger.export(base / "export")
 
 
-def page(export, tmp_path, keys=(SIGNER.vkey,), extras=None) -> str:
-    return write_report(
-        export, tmp_path / "report.html", report=verify_export(export, list(keys)), extras=extras
-    ).read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory):
+    export = varied_export(tmp_path_factory.mktemp("varied"))
+    report = verify_export(export, [SIGNER.vkey])
+    assert report.verdict == "FULL", report.findings
+    return export, report
 
 
-def test_a_report_is_one_well_formed_page_without_scripts_or_network(export, tmp_path):
-    text = page(export, tmp_path, extras=EXTRAS)
+def page(export, tmp_path, keys=(SIGNER.vkey,), extras=None, report=None) -> str:
+    report = report or verify_export(export, list(keys))
+    return write_report(export, tmp_path / "report.html", report=report, extras=extras).read_text(encoding="utf-8")
+
+
+def well_formed(html: str) -> Balanced:
     parser = Balanced()
-    parser.feed(text)
-    assert parser.open == [] and {"svg", "table", "title", "main"} <= parser.seen
-    assert not re.search(r"https?://|url\(|@import|javascript:", text)
-    assert "default-src 'none'" in text and "prefers-color-scheme: dark" in text and "@media print" in text
+    parser.feed(html)
+    assert parser.open == [] and parser.pointed <= set(parser.ids)
+    return parser
 
 
-def test_a_report_shows_verdict_classes_schedule_gate_and_results(export, tmp_path):
-    text = page(export, tmp_path, extras=EXTRAS)
-    for expected in ("FULL", "sensitive", "layers.2", "SIG_BAD", "0.913", "same ε", SIGNER.name, "not touched"):
-        assert expected in text
-    assert "<script>" not in text and "&lt;script&gt;" in text
+def test_a_report_is_one_well_formed_page_without_scripts_or_network(varied, tmp_path):
+    found = page(varied[0], tmp_path, report=varied[1], extras=EXTRAS)
+    assert {"svg", "table", "caption", "title", "desc", "main", "nav", "header", "footer"} <= well_formed(found).seen
+    assert not re.search(r"https?://|url\(|@import|javascript:", found)
+    assert "prefers-color-scheme: dark" in found and "@media print" in found
 
 
-def test_a_failed_audit_says_so_and_lists_the_findings(export, tmp_path):
-    text = page(export, tmp_path, keys=())
-    assert "✗ FAILED" in text and "Findings" in text and "FULL" not in text
-    Balanced().feed(text)
+def test_the_policy_of_the_page_allows_nothing_but_its_own_style_sheet_by_digest(export, tmp_path):
+    found = page(export, tmp_path)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', found)[1]
+    style = re.search(r"<style>(.*?)</style>", found, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert found.index("Content-Security-Policy") < found.index("<style>") and found.count("<style") == 1
+
+
+def test_a_report_shows_every_part_that_an_auditor_asks_for(varied, tmp_path):
+    found = page(varied[0], tmp_path, report=varied[1], extras=EXTRAS)
+    for expected in (
+        "✓</span> FULL",
+        "ε per class over the run",
+        "How expenditure is distributed",
+        "layers.6 … head.weight",
+        "may not touch",
+        "21 withdrawals by class and reason",
+        "never admitted",
+        "The attestation&#x27;s validity has ended.",
+        "0.913",
+        "same ε",
+        SIGNER.name,
+        SIGNER.verifier.key_id.hex(),
+        "No cosigner of the pinned keys has signed it.",
+        "in no epoch yet",
+    ):
+        assert expected in found, expected
+
+
+def test_a_failed_audit_says_so_lists_the_findings_and_leaves_no_figure_at_a_glance(export, tmp_path):
+    found = page(export, tmp_path, keys=())
+    assert "✗</span> FAILED" in found and "Findings" in found and "FULL" not in found
+    well_formed(found)
+    audited = verify_export(export, [SIGNER.vkey])
+    wrong = dataclasses.replace(audited, verdict="FAILED", findings=(Finding("LEAF", "seq 3", "it was changed"),))
+    found = page(export, tmp_path, report=wrong)
+    assert "prove nothing" in found and "class='tiles'" not in found and "FULL" not in found
+    assert "class='tiles'" in page(export, tmp_path, report=audited)
+
+
+def test_a_summarised_audit_is_told_apart_by_word_sign_and_colour(export, tmp_path):
+    audited = dataclasses.replace(verify_export(export, [SIGNER.vkey]), verdict="SUMMARISED")
+    found = page(export, tmp_path, report=audited)
+    assert "class='verdict summarised'" in found and "◐</span> SUMMARISED" in found and "FULL" not in found
+    well_formed(found)
+
+
+def test_a_refused_checkpoint_is_printed_and_said_to_be_unsigned(export, tmp_path):
+    found = page(export, tmp_path, keys=())
+    assert "No signature was verified." in found and "1 signature line is by keys that were not pinned" in found
 
 
 def test_a_run_without_epochs_or_contributions_has_a_report(tmp_path):
     with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
-        Balanced().feed(page(ledger.export(tmp_path / "empty"), tmp_path))
-        Driver(ledger).admit(admission(1))
-        Balanced().feed(page(ledger.export(tmp_path / "one"), tmp_path))
+        well_formed(page(ledger.export(tmp_path / "empty"), tmp_path))
+        driver = Driver(ledger)
+        driver.admit(admission(1))
+        well_formed(page(ledger.export(tmp_path / "one"), tmp_path))
+        driver.epoch()
+        well_formed(page(ledger.export(tmp_path / "uncharged"), tmp_path))
+
+
+def test_hostile_words_are_shown_and_never_markup(varied, tmp_path):
+    report = varied[1]
+    hostile = dataclasses.replace(
+        report,
+        verdict="FAILED",
+        origin=HOSTILE,
+        corpus=HOSTILE,
+        owner=HOSTILE,
+        accountant=HOSTILE,
+        notes=(HOSTILE,),
+        findings=(Finding(HOSTILE, HOSTILE, HOSTILE),),
+        classes=tuple(dataclasses.replace(c, name=HOSTILE + c.name) for c in report.classes),
+        blocks=tuple(dataclasses.replace(b, classes=()) for b in report.blocks),
+        withdrawal_counts=(WithdrawalCount(HOSTILE, HOSTILE, 1),),
+        withdrawals=(WithdrawalRow(1, 2**63 - 1, HOSTILE, HOSTILE, HOSTILE, 1, 1.0),),
+    )
+    export = tmp_path / "export"
+    export.mkdir()
+    export.joinpath("checkpoint").write_bytes(HOSTILE.encode("utf-8", "surrogatepass") + b"\xff\n\n\xe2\x80\x94 x y\n")
+    found = page(export, tmp_path, report=hostile, extras=EXTRAS)
+    assert "img" not in well_formed(found).seen and "&lt;script&gt;" in found
+    assert not any(char in found for char in "\u202e\x00\ud800") and r"\u202e" in found and r"\ud800" in found
+    assert "A" * 1001 not in found and "3,06" in found
+
+
+@given(st.text(st.characters(), max_size=60))
+def test_words_stay_words(foreign):
+    shown = text(foreign)
+    assert not set("<>\"'") & set(shown) and shown.isprintable()
+    assert not any(not char.isprintable() for char in shown)
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        {"gate": []},
+        {"gate": {"admitted": {"open": -1}}},
+        {"gate": {"admitted": {"open": True}}},
+        {"gate": {"refused": {"SIG_BAD": "3"}}},
+        {"gate": {"refused": {"SIG_BAD": float("nan")}}},
+        {"gate": {"refused": {"SIG_BAD": 2**63}}},
+        {"gate": {"refused": ["SIG_BAD"]}},
+        {"gate": {"examples": {"a": 1}}},
+        {"gate": {"examples": [3]}},
+        {"results": "good"},
+        {"results": [[1]]},
+    ],
+)
+def test_extras_of_another_form_are_refused_and_nothing_is_written(export, tmp_path, extras):
+    with pytest.raises(ExtrasRefused) as refused:
+        page(export, tmp_path, extras=extras)
+    assert refused.value.code == "EXTRAS" and "expected" in refused.value.sentence
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_the_gates_own_json_serves_as_extras_and_is_marked_as_told(export, tmp_path):
+    refusals = [{"code": "SIG_BAD", "sentence": f"number {n}"} for n in range(MAX_EXAMPLES + 5)]
+    gate = {"now": 1, "admitted": {"open": 1}, "refused": {"SIG_BAD": len(refusals)}, "refusals": refusals}
+    found = page(export, tmp_path, extras={"gate": gate})
+    assert "Told by the operator" in found and f"{MAX_EXAMPLES} of {len(refusals)} refusals" in found
+    assert f"number {MAX_EXAMPLES - 1}" in found and f"number {MAX_EXAMPLES}<" not in found
+
+
+def test_long_names_of_the_extras_are_cut(export, tmp_path):
+    found = page(export, tmp_path, extras={"gate": {"admitted": {"x" * 500: 1}}, "results": {"y" * 500: 1}})
+    assert "x" * LONGEST_NAME in found and "x" * (LONGEST_NAME + 1) not in found
+    assert "y" * (LONGEST_NAME + 1) not in found
+
+
+def block(name: str, classes=(), std: float = 0.0) -> HeaderBlock:
+    return HeaderBlock(name, 10, classes, std)
+
+
+def summary(name: str, **fields) -> ClassSummary:
+    values = {"active": 1, "withdrawn": 0, "sampling_rate": 0.1, "noise_multiplier": 1.0, "steps": 1, "epsilon": 1.0}
+    return ClassSummary(name, **(values | {"epsilon_replace": 2.0, "blocks": 1, "coordinates": 1} | fields))
 
 
 def test_layers_merge_when_they_are_alike():
-    blocks = [
-        HeaderBlock(f"h.{n}.{part}", 10, ("a",) if n < 2 else (), 1.0 if n < 2 else 0.0)
-        for n in range(4)
-        for part in "qk"
+    blocks = tuple(block(f"h.{n}.{part}", ("a",) if n < 2 else (), 1.0 if n < 2 else 0.0) for n in range(4) for part in "qk")
+    multipliers = tuple((1.5,) if it.classes else (None,) for it in blocks)
+    found = merged(AuditReport(verdict="FULL", findings=(), classes=(summary("a"),), blocks=blocks, multipliers=multipliers))
+    assert [(row.first, row.last, row.coordinates, row.cells) for row in found] == [
+        ("h.0", "h.1", 40, (1.5,)),
+        ("h.2", "h.3", 40, (None,)),
     ]
-    assert _layers(blocks, ["a"]) == [("h.0 … h.1", 40, (1.0,)), ("h.2 … h.3", 40, (None,))]
+
+
+def test_a_public_class_has_no_figure_in_any_layer(export, tmp_path):
+    blocks = (block("a", ("p",)), block("b", ("p", "s"), 2.0), block("c", ("s",), 2.0))
+    report = AuditReport(
+        verdict="FULL",
+        findings=(),
+        classes=(summary("p", public=True, epsilon=None, epsilon_replace=None), summary("s")),
+        blocks=blocks,
+        multipliers=((None, None), (None, 2.0), (None, 2.0)),
+    )
+    rows = re.search(r"class='heatmap'.*?</table>", page(export, tmp_path, report=report), re.DOTALL)[0].split("<tr>")[2:]
+    assert [re.findall(r"<td class='(none|heat)", row) for row in rows] == [
+        ["none", "none"],
+        ["none", "heat"],
+        ["none", "heat"],
+    ]
+    assert ["public" in row for row in rows] == [True, True, False]
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.floats(1e-6, 1e6))
+def test_a_shade_is_of_the_style_sheet_and_grows_with_the_figure(a, b, c):
+    least, value, most = sorted((a, b, c))
+    assert 0 <= shade(least, (least, most)) <= shade(value, (least, most)) <= shade(most, (least, most)) < HEATS
 
 
 @pytest.mark.parametrize("top", [0, 1e-9, 0.3, 1, 7.77, 1000, 123456.7])
@@ -106,12 +280,78 @@ def test_ticks_are_few_and_cover(top):
     assert found[0] == 0 and found[-1] >= top and 2 <= len(found) <= 7
 
 
-def test_labels_of_close_lines_do_not_overlap():
-    chart = step_chart([10], {name: [1.0] for name in "abcd"}, x_label="x", y_label="y")
-    heights = [float(y) for y in re.findall(r'class="label s\d" x="[\d.]+" y="([\d.]+)"', chart)]
-    assert len(heights) == 4 and min(b - a for a, b in pairwise(heights)) >= 16
+def heights_of_labels(chart: str) -> list[float]:
+    return [float(y) for y in re.findall(r"class='label c\d' x='[\d.]+' y='([-\d.]+)'", chart)]
+
+
+@pytest.mark.parametrize("count,value", [(4, 1.0), (4, 0.001), (30, 0.01)])
+def test_labels_of_close_lines_do_not_overlap_and_stay_in_the_drawing(count, value):
+    series = {f"class-{n}": [1.0 if n == 0 else value] for n in range(count)}
+    chart = line_chart("x", "t", [10], series, x_label="x", y_label="y")
+    heights, drawing = heights_of_labels(chart), int(re.search(r"viewBox='0 0 720 (\d+)'", chart)[1])
+    assert len(heights) == count and min(b - a for a, b in pairwise(heights)) >= 15.9
+    assert heights[0] > 8 and heights[-1] < drawing
+
+
+def test_lines_differ_in_more_than_colour():
+    series = {f"c{n}": [1.0] for n in range(64)}
+    chart = line_chart("x", "t", [10], series, x_label="x", y_label="y").split("</svg>")[0]
+    styles = re.findall(r"polyline class='line c(\d) d(\d)'", chart)
+    assert len(set(styles)) == 64 and all(a[1] != b[1] for a, b in pairwise(styles[:8]))
+
+
+def test_columns_of_a_distribution_stand_over_what_they_count():
+    chart = histogram("x", "t", spread_of({0.5: 2, 1.0: 6, 2.0: 1}))
+    told = re.findall(r"<title>([^<]*): (\d+)</title>", chart)
+    assert told == [("0.5000 to 0.6000", "2"), ("1 to 1.100", "6"), ("1.900 to 2", "1")] or [n for _, n in told] == [
+        "2",
+        "6",
+        "1",
+    ]
+    assert len(bin_edges(spread_of({1.0: 1}))) == 21
 
 
 @pytest.mark.parametrize("value,shown", [(0.0, "0"), (1.82824, "1.829"), (0.012341, "0.01235"), (12345.6, "12350")])
 def test_shown_bounds_are_rounded_up(value, shown):
     assert str(rounded_up(value)) == shown and rounded_up(value) >= Decimal(value)
+
+
+@given(st.floats(1e-9, 1e9))
+def test_shown_noise_is_rounded_down(value):
+    assert Decimal(value) * Decimal("0.999") <= rounded_down(value) <= Decimal(value)
+
+
+def test_times_that_are_none_are_shown_as_they_are():
+    assert utc(2**63) == f"{2**63} s" and "2027-01-15 08:00:00 UTC" in utc(START)
+
+
+def test_a_page_is_small_whatever_the_ledger_holds(export, tmp_path):
+    """Epochs, blocks, findings, withdrawals and what the operator tells, each in thousands; a contribution is never a row."""
+    names = [f"class-{n:03}-{'x' * 50}" for n in range(8)]
+    spread = spread_of({n / 1000: n for n in range(1, 5000)})
+    epochs = tuple(
+        EpochRow(n, n, n * 10, (n / 100,) * 8, n * 20, START + n, (10**5,) * 8, (n,) * 8, "ab" * 32) for n in range(1, 5001)
+    )
+    blocks = tuple(block(f"layers.{n}.heads {n}", tuple(names[: n % 8 + 1]), 1.0 + n) for n in range(5000))
+    report = AuditReport(
+        verdict="FAILED",
+        findings=tuple(Finding("LEAF", f"seq {n}", "x" * 60_000) for n in range(200)),
+        steps=50_000,
+        charged=50_000,
+        classes=tuple(summary(name, active=10**5, spread=spread, epsilon=50.0) for name in names),
+        epochs=epochs,
+        blocks=blocks,
+        multipliers=tuple(tuple(1.0 + n if place <= n % 8 else None for place in range(8)) for n in range(5000)),
+        withdrawal_counts=tuple(WithdrawalCount(name, "contributor", 10**4) for name in names),
+        withdrawals=tuple(WithdrawalRow(n, START, "ab" * 32, "contributor", names[0], 1, 1.0) for n in range(50)),
+    )
+    extras = {
+        "gate": {"refused": {f"R{n}": n for n in range(5000)}, "examples": [{"sentence": "y" * 9000}] * 5000},
+        "results": [{f"column {n}": "z" * 9000 for n in range(100)}] * 500,
+    }
+    found = page(export, tmp_path, report=report, extras=extras)
+    well_formed(found)
+    assert f"Of 5,000 epochs {MAX_POINTS} are shown" in found and "<th scope='row' class='num'>5,000</th>" in found
+    assert "rows are left out" in found and "all others" in found
+    without_results = page(export, tmp_path, report=report, extras={"gate": extras["gate"]})
+    assert len(without_results.encode()) < 1_000_000

@@ -1,0 +1,111 @@
+"""Withdrawals, which the ledger knows; what the gate refused and how good the model is, which only the operator tells."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attest.reasons import ReasonCode
+from ledger.audit import AuditReport, WithdrawalRow
+from ledger.report.charts import BAR, bar
+from ledger.report.extras import MAX_COLUMNS, MAX_EXAMPLES, MAX_ROWS, Extras
+from ledger.report.markup import LONGEST_NAME, Html, code, details, rounded_up, section, soft, table, text, utc
+from ledger.report.verdict import PUBLIC
+
+_NEVER = "never admitted"
+
+
+def withdrawals(report: AuditReport) -> str:
+    """Returns how many contributions were withdrawn and why, and the last ones with what they keep."""
+    if not report.classes:
+        return ""
+    counts = report.withdrawal_counts
+    if not counts:
+        return section("withdrawals", "Withdrawals", "<p>None.</p>")
+    largest, total = max(row.count for row in counts), sum(row.count for row in counts)
+    rows = ((row.class_name or _NEVER, code(row.reason), row.count, bar(row.count, largest)) for row in counts)
+    told = table("withdrawn-c", f"{total:,} withdrawals by class and reason", ("class", "reason", "count", BAR), rows)
+    head = ("leaf", "time", "contribution", "reason", "class", "steps charged", "ε spent and kept")
+    last = table("withdrawn-last-c", "What each had spent when it left", head, map(_withdrawal, report.withdrawals))
+    shown = len(report.withdrawals)
+    summary = f"The last {shown} of {total:,}" if shown < total else "One by one"
+    meaning = (
+        "A contribution is drawn no more from the next charge on. What it has spent stays spent: its influence is bounded, "
+    )
+    return section(
+        "withdrawals", "Withdrawals", soft(f"{meaning}not removed."), told, details(summary, last) if report.withdrawals else ""
+    )
+
+
+def gate(extras: Extras) -> str:
+    """Returns what the gate admitted and refused, as the operator tells it."""
+    if not extras.has_gate:
+        return ""
+    return section(
+        "gate",
+        "The gate",
+        soft("Told by the operator. Refused contributions never reach the ledger, so the audit cannot check these counts."),
+        "<h3>Admitted</h3>",
+        _counts("admitted-c", "Admitted, by class", "class", extras.admitted, meanings=False),
+        "<h3>Refused</h3>",
+        _counts("refused-c", "Refused, by reason", "reason", extras.refused, meanings=True),
+        _examples(extras.examples),
+    )
+
+
+def results(extras: Extras) -> str:
+    """Returns the results, as the operator tells them."""
+    if not extras.results:
+        return ""
+    return section(
+        "results",
+        "Results",
+        soft("Told by the operator; no audit of the ledger can check them."),
+        _free(extras.results, "results-c", "Results", MAX_ROWS),
+    )
+
+
+def _withdrawal(row: WithdrawalRow) -> tuple[Any, ...]:
+    admitted = row.class_name is not None
+    spent = None if not admitted else PUBLIC if row.epsilon is None else rounded_up(row.epsilon)
+    return (row.seq, utc(row.time), code(row.descriptor_hash), code(row.reason), row.class_name or _NEVER, row.steps, spent)
+
+
+def _counts(ident: str, caption: str, what: str, counts: Mapping[str, int], *, meanings: bool) -> str:
+    if not counts:
+        return "<p>None.</p>"
+    shown = sorted(counts.items(), key=lambda item: -item[1])[:MAX_ROWS]
+    rest, largest = sum(counts.values()) - sum(count for _, count in shown), max(counts.values())
+    rows: list[tuple[Any, ...]] = [
+        (_reason(name) if meanings else text(name, LONGEST_NAME), count, bar(count, largest)) for name, count in shown
+    ]
+    if rest:
+        rows.append(("all others", rest, ""))
+    return table(ident, caption, (what, "count", BAR), rows, caption_shown=False)
+
+
+def _reason(name: str) -> Html:
+    """A reason code, with its meaning where it is one of ours."""
+    known = ReasonCode.__members__.get(name)
+    return (
+        Html(f"{code(name)}<small>{text(known.meaning)}</small>") if known else Html(f"<code>{text(name, LONGEST_NAME)}</code>")
+    )
+
+
+def _examples(examples: Sequence[Mapping[str, Any]]) -> str:
+    if not examples:
+        return ""
+    shown = f"{MAX_EXAMPLES} of {len(examples):,} refusals" if len(examples) > MAX_EXAMPLES else "Refusals, one by one"
+    return details(shown, _free(examples, "examples-c", "Refusals", MAX_EXAMPLES))
+
+
+def _free(rows: Sequence[Mapping[str, Any]], ident: str, caption: str, most: int) -> str:
+    """A table of rows whose columns nobody knows beforehand."""
+    shown = rows[:most]
+    columns = list(dict.fromkeys(key for row in shown for key in row))[:MAX_COLUMNS]
+    told = table(
+        ident,
+        caption,
+        [text(column, LONGEST_NAME) for column in columns],
+        ([row.get(key) for key in columns] for row in shown),
+        caption_shown=False,
+    )
+    return told + (soft(f"{len(rows) - most:,} more rows are left out.") if len(rows) > most else "")

@@ -1,0 +1,89 @@
+"""The head of the page: what the audit says, what it is about, and what is wrong."""
+
+from typing import Final
+
+from ledger.audit import AuditReport
+from ledger.report.markup import Html, code, number, rounded_up, section, table, text
+
+MAX_TILES: Final = 12
+"""Classes whose epsilon is told at a glance; the table has all."""
+
+PUBLIC: Final = "public"
+"""In place of every figure about the privacy of a public class: no number would be true, zero least of all."""
+
+_SAID: Final = {
+    "FULL": ("full", "✓", "everything was re-derived from the export and the pinned keys, and nothing is wrong."),
+    "SUMMARISED": (
+        "summarised",
+        "◐",
+        "nothing is wrong, and part of the ledger was pruned: for that part the audit relies on signed summaries, which the "
+        "notes name; everything else was re-derived.",
+    ),
+    "FAILED": ("failed", "✗", "something is wrong; the findings name it. No figure on this page can be relied on."),
+}
+
+
+def verdict(report: AuditReport) -> str:
+    """Returns the verdict, the figures that most people look for, and the facts."""
+    kind, sign, sentence = _SAID[report.verdict]
+    return "\n".join(
+        [
+            "<section id='verdict' aria-label='Verdict'>",
+            f"<div class='verdict {kind}'><p><strong><span aria-hidden='true'>{sign}</span> {report.verdict}</strong>",
+            f"{text(sentence)}</p></div>",
+            "" if report.verdict == "FAILED" else _tiles(report),
+            _facts(report),
+            "</section>",
+        ]
+    )
+
+
+def findings(report: AuditReport) -> str:
+    """Returns what is wrong, or nothing."""
+    if not report.findings:
+        return ""
+    rows = ((code(found.where), found.code, found.sentence) for found in report.findings)
+    told = table("findings-c", "What is wrong, and where", ("where", "code", "what is wrong"), rows, caption_shown=False)
+    return section("findings", "Findings", told)
+
+
+def notes(report: AuditReport) -> str:
+    """Returns what a reader should know though nothing is wrong."""
+    if not report.notes:
+        return ""
+    return section("notes", "Notes", f"<ul>{''.join(f'<li>{text(note)}</li>' for note in report.notes)}</ul>")
+
+
+def _tiles(report: AuditReport) -> str:
+    tiles = []
+    for summary in report.classes[:MAX_TILES]:
+        spent = PUBLIC if summary.epsilon is None else f"ε ≤ {rounded_up(summary.epsilon)}"
+        counts = f"{summary.active:,} active, {summary.withdrawn:,} withdrawn"
+        tiles.append(f"<li><span>{text(summary.name)}</span><strong>{text(spent)}</strong><span>{text(counts)}</span></li>")
+    return f"<ul class='tiles' aria-label='Largest epsilon of a contribution, by class'>{''.join(tiles)}</ul>" if tiles else ""
+
+
+def _facts(report: AuditReport) -> str:
+    attempts = f"{report.attempts} attempt{'' if report.attempts == 1 else 's'}"
+    facts = [
+        ("corpus", report.corpus),
+        ("ledger", report.origin),
+        ("leaves", report.size),
+        ("root", report.root_hex),
+        ("policy signed by", report.owner),
+        ("δ", report.delta),
+        ("accountant", report.accountant),
+        ("steps charged", f"{report.charged:,} in {attempts}, horizon {report.steps:,}" if report.steps else None),
+        ("run", ("closed" if report.finished else "open: more may be charged") if report.steps else None),
+        ("model digest", report.model_digest),
+    ]
+    told = [(name, value) for name, value in facts if value is not None]
+    if not told:
+        return "<p>The checkpoint was refused, so there is nothing more to tell.</p>"
+    return (
+        f"<dl class='facts'>{''.join(f'<div><dt>{text(name)}</dt><dd>{_fact(value)}</dd></div>' for name, value in told)}</dl>"
+    )
+
+
+def _fact(value: str | int | float) -> Html:
+    return code(value) if isinstance(value, str) else number(value)

@@ -1,0 +1,74 @@
+"""A run with something in every part of its report: bounds that differ, withdrawals, a second attempt, an open window."""
+
+import random
+from pathlib import Path
+
+from ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
+
+from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.log import Ledger
+
+HOSTILE = "\u202e<script>alert(1)</script>\x00\ud800'\"&<img src=x onerror=alert(1)>]]>-->" + "A" * 3000
+
+EXTRAS = {
+    "gate": {
+        "admitted": {"open": 120, "sensitive": 80},
+        "refused": {"SIG_BAD": 3, "EXPIRED": 14, "CLASS_NOT_GRANTED": 1, HOSTILE: 2},
+        "examples": [
+            {"where": "notes.jsonl", "code": "SIG_BAD", "sentence": HOSTILE},
+            {"where": "notes.jsonl", "code": "EXPIRED", "sentence": "validity ended 2026-01-01"},
+            "a plain line",
+        ],
+    },
+    "results": [{"model": "routed", "accuracy": 0.913, HOSTILE: 1}, {"model": "uniform", "accuracy": 0.874, "note": "same ε"}],
+}
+"""What an operator might tell, and what one might who means ill."""
+
+
+def many_layers() -> HeaderSpec:
+    """Twelve layers, of which the sensitive class touches the upper six; a head of both, a frozen embedding."""
+    spec = header_spec()
+    low, high = spec.blocks[0].std, spec.blocks[2].std
+    layers = [
+        HeaderBlock(f"layers.{n}.{part}", 4096, ("open", "sensitive") if n >= 6 else ("open",), high if n >= 6 else low)
+        for n in range(12)
+        for part in ("attention", "mlp")
+    ]
+    return header_spec(
+        blocks=(
+            HeaderBlock("embedding", 50_000, (), 0.0),
+            *layers,
+            HeaderBlock("head.weight", 1000, ("open", "sensitive"), high),
+        )
+    )
+
+
+def varied_run(driver: Driver) -> None:
+    """Two hundred contributions with bounds of their own, four epochs, a second attempt, withdrawals for three reasons."""
+    dice = random.Random(6)
+    for wave in range(4):
+        driver.admit(*(_admission(dice, 50 * wave + n) for n in range(50)))
+        driver.steps(2)
+        driver.epoch()
+        for n in range(50 * wave, 50 * wave + 5):
+            driver.withdraw(n)
+    driver.charge()
+    driver.ledger.resume(0, None, now=driver.tick())
+    driver.steps(1)
+    driver.withdraw(9999)
+
+
+def _admission(dice: random.Random, n: int):
+    if n % 5 < 2:
+        return admission(n, "sensitive", sigma_micro=3_000_000 + 500_000 * dice.randrange(4))
+    return admission(n, clip_micro=1_000_000 - 150_000 * dice.randrange(4))
+
+
+def varied_export(base: Path) -> Path:
+    """The export of such a run."""
+    with Ledger.create(base / "ledger.db", many_layers(), SIGNER, now=START) as ledger:
+        varied_run(Driver(ledger))
+        return ledger.export(base / "export")
+
+
+__all__ = ["EXTRAS", "HOSTILE", "many_layers", "signed_policy", "varied_export", "varied_run"]
