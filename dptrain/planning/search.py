@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ledger.accountants.solvers import boundary
+from ledger.accountants.solvers import search
 
 _FAR: Final = 1e3
 """Logarithm of how far an epsilon of 0 or without bound is from its target."""
@@ -50,7 +50,7 @@ def smallest_within(epsilon: Callable[[int], float], target: float, start: int, 
 
 
 def _search(epsilon: Callable[[int], float], target: float, start: int, *, safe_end: int, unsafe_end: int) -> Found:
-    """Doubles or halves from the start until the target lies between two integers, then closes in on it."""
+    """What `solvers.search` finds; the safe end where that is nothing."""
     values: dict[int, float] = {}
 
     def log_ratio(at: int) -> float:
@@ -60,16 +60,6 @@ def _search(epsilon: Callable[[int], float], target: float, start: int, *, safe_
             return -_FAR if values[at] == 0.0 else _FAR
         return math.log(values[at] / target)
 
-    at = start
-    safe = unsafe = None
-    while safe is None or unsafe is None:
-        if log_ratio(at) <= 0.0:
-            safe, end = at, unsafe_end
-        else:
-            unsafe, end = at, safe_end
-        if safe is None or unsafe is None:
-            if at == end:
-                return Found(at, values[at], safe is not None)
-            at = min(2 * at, end) if end > at else max(at // 2, end)
-    found = boundary(log_ratio, unsafe, safe)
-    return Found(found, values[found], True)
+    found = search(log_ratio, start, safe_end=safe_end, unsafe_end=unsafe_end)
+    at = safe_end if found is None else found
+    return Found(at, values[at], found is not None)

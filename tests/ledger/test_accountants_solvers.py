@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ledger import accountants
 from ledger.accountants import ACCOUNTANTS, MAX_STEPS, Phase
-from ledger.accountants.solvers import boundary
+from ledger.accountants.solvers import boundary, search
 from ledger.errors import AccountantError
 
 
@@ -105,3 +105,65 @@ def test_the_search_finds_the_boundary_of_any_monotone_function(edge, span, powe
         assert boundary(log_ratio, max(1, edge - span) if edge > 1 else 1, edge + span) == edge or edge == 1
     else:
         assert boundary(log_ratio, edge + span, max(1, edge - span)) == edge
+
+
+@given(
+    st.integers(1, 10**12),
+    st.integers(1, 10**12),
+    st.floats(0.3, 3.0),
+    st.floats(-0.02, 0.02),
+    st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_search_computes_few_values_from_anywhere(edge, start, slope, bend, upwards):
+    """Nearly a line in logarithms, as epsilon is: the root is found from any start, in a dozen steps and one per decade."""
+    asked = []
+
+    def log_ratio(n):
+        asked.append(n)
+        x = math.log(n / edge)
+        value = slope * x * (1.0 + bend * x / (1.0 + abs(x)))
+        return -value if upwards else value
+
+    ends = {"safe_end": 10**12, "unsafe_end": 1} if upwards else {"safe_end": 1, "unsafe_end": 10**12}
+    assert search(log_ratio, start, **ends) == edge
+    assert len(set(asked)) <= 12 + abs(math.log10(start / edge)) * 2
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000), st.integers(0, 1001), st.booleans())
+def test_the_search_finds_a_cliff_and_says_where_there_is_none(low, span, edge, upwards):
+    """Nothing spent on one side and no bound on the other, as epsilon 0 and infinity are."""
+    high = low + span
+    edge = min(max(edge, low - 1), high + 1)
+    start = (low + high) // 2
+    if upwards:
+        found = search(lambda n: -1e3 if n >= edge else 1e3, start, safe_end=high, unsafe_end=low)
+        assert found == (None if edge > high else max(edge, low))
+    else:
+        found = search(lambda n: -1e3 if n <= edge else 1e3, start, safe_end=low, unsafe_end=high)
+        assert found == (None if edge < low else min(edge, high))
+
+
+@pytest.mark.parametrize(
+    ("target", "most"),
+    [
+        (1e-3, 14),
+        (0.1, 9),
+        (2.0, 8),
+        pytest.param(50.0, 8, marks=pytest.mark.slow),
+        pytest.param(1e4, 18, marks=pytest.mark.slow),
+    ],
+)
+def test_a_multiplier_costs_few_evaluations_of_the_accountant(monkeypatch, target, most):
+    """Loss distributions of little noise are the dear ones, and far from the root there is no need of any."""
+    asked = []
+    whole = accountants.core.pld.epsilon_of_phases
+    monkeypatch.setattr(
+        accountants.core.pld,
+        "epsilon_of_phases",
+        lambda phases, *rest, **more: asked.append(phases) or whole(phases, *rest, **more),
+    )
+    accountants.core.cached.cache_clear()
+    z = accountants.calibrate(target, 0.05, 20, 1e-6)
+    assert len(asked) <= most, [phases[0].noise_multiplier for phases in asked]
+    assert accountants.epsilon(z, 0.05, 20, 1e-6) <= target < accountants.epsilon(z - 2e-6, 0.05, 20, 1e-6)
