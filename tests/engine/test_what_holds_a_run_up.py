@@ -1,0 +1,126 @@
+"""Lines of a run that no other line stands behind: keys at its end, where a resumed run stands, who is in the charged pool."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attest import signed_file  # noqa: E402
+from attest.withdrawal import Withdrawal, sign_withdrawal  # noqa: E402
+from dptrain.batching import Planned  # noqa: E402
+from dptrain.errors import NotPrivateUse  # noqa: E402
+from ledger import accountants  # noqa: E402
+from ledger.leaves import Charge, decode_leaf  # noqa: E402
+from tests.trainers import Trainer  # noqa: E402
+from tests.worlds import make_world  # noqa: E402
+
+PUBLIC = """
+[[class]]
+name = "encyclopedia"
+public = true
+sampling_rate = {q}
+depth = {{ from = 0.0, to = 1.0 }}
+"""
+SENSITIVE = """
+[[class]]
+name = "sensitive"
+clip_norm = 0.5
+noise_multiplier = 1.5
+sampling_rate = {q}
+depth = {{ from = 0.67, to = 1.0 }}
+"""
+
+
+@pytest.mark.parametrize("generator", ["host", "device"])
+def test_no_noise_can_be_drawn_once_a_run_has_ended(tmp_path, generator: str) -> None:
+    """Whoever gets hold of the process later finds no key with which a release could be freed of its noise."""
+    trainer = Trainer(make_world(tmp_path, per_class=1, steps=2), noise_generator=generator)
+    trainer.run()
+    assert not hasattr(trainer.private.streams.noise, "_stream")
+    with pytest.raises(AttributeError):
+        trainer.private.streams.noise.normals(1, 0, 0, 2)
+    trainer.close()
+
+
+def test_a_checkpoint_taken_right_after_resuming_says_where_the_run_stands(tmp_path) -> None:
+    world = make_world(tmp_path, per_class=1, steps=4)
+    first = Trainer(world)
+    steps = iter(first.steps)
+    first.one(next(steps))
+    first.one(next(steps))
+    first.private.save()
+    first.close()
+    second = Trainer(world, resume=True)
+    assert json.loads((second.private.save() / "pin.json").read_text())["step"] == second.private.start_step == 2
+    second.close()
+
+
+def test_a_contribution_withdrawn_before_a_charge_is_in_no_pool_that_is_charged(tmp_path) -> None:
+    """Withdrawn during the first window of two steps: it pays for these two, and every later window names a smaller pool."""
+    world = make_world(tmp_path, per_class=2, steps=6, rate="1")
+    trainer = Trainer(world)
+    steps = iter(trainer.steps)
+    trainer.one(next(steps))
+    slot = trainer.private.pool.slots[0]
+    key = world.contributor_keys["contributor-internal"]
+    payload, message = sign_withdrawal(
+        Withdrawal(slot.descriptor_hash, "test-corpus", world.now, "consent"), key, signer="contributor-internal"
+    )
+    folder = world.root / "ledger.db.withdrawals"
+    folder.mkdir()
+    signed_file.write(folder / "w.cose", payload, message)
+    for step in steps:
+        trainer.one(step)
+    ledger = trainer.private.recorder.ledger
+    with ledger.rows() as rows:
+        windows = [leaf for leaf in (decode_leaf(row.body) for row in rows) if isinstance(leaf, Charge)]
+    place = [rule.name for rule in trainer.private.policy.classes].index(slot.resolution.class_name)
+    assert [window.classes[place].pool_count for window in windows] == [2, 1, 1]
+    assert ledger.epsilon(slot.descriptor_hash) == accountants.epsilon(slot.resolution.multiplier, 1.0, 2, 1e-5)
+    trainer.close()
+
+
+def test_public_microbatches_of_one_step_do_not_share_their_random_numbers(tmp_path) -> None:
+    trainer = Trainer(make_world(tmp_path, classes=SENSITIVE + PUBLIC, per_class=3, steps=2, rate="1"), microbatch=1)
+    public, seen = {i for i, slot in enumerate(trainer.private.pool.slots) if slot.resolution.public}, []
+    for step in trainer.steps:
+        for rows in step:
+            if trainer.private.probed and rows is trainer.private.current and set(rows_of(trainer)) <= public:
+                seen.append(tuple(torch.rand(4).tolist()))
+            trainer.private.backward(trainer.losses(rows), rows)
+        trainer.optimizer.step()
+    assert len(seen) == len(set(seen)) == 6, "three public contributions in each of two steps"
+    trainer.close()
+
+
+def rows_of(trainer: Trainer) -> tuple[int, ...]:
+    """The slots of the microbatch under way."""
+    return trainer.private.folding._planned.slots
+
+
+def test_what_fills_up_a_microbatch_may_touch_no_block(tmp_path) -> None:
+    """Such rows repeat somebody's data: their weight is zero, and their bounds by themselves let nothing through."""
+    trainer = Trainer(make_world(tmp_path, per_class=2, steps=2, policy_extra='exactness = "certified"'))
+    bounds = trainer.private.drawing.bounds(Planned((0, 1), 1, fill=3))
+    assert bounds.permitted_NG.any(1).tolist() == [True, True, False, False, False]
+    rows = trainer.private.feeder.planned(Planned((0, 1), 1, fill=3))
+    assert rows.contributions == 5 and rows.weight.tolist()[2:] == [0.0] * 3
+    trainer.close()
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "renamed"])
+def test_a_parameter_that_comes_or_goes_during_a_run_is_refused_by_name(tmp_path, change: str) -> None:
+    trainer = Trainer(make_world(tmp_path, per_class=1, steps=2))
+    steps = iter(trainer.steps)
+    trainer.one(next(steps))
+    head = trainer.model.classifier
+    if change == "added":
+        head.register_parameter("extra", torch.nn.Parameter(torch.zeros(2), requires_grad=False))
+    else:
+        bias = head._parameters.pop("bias")
+        if change == "renamed":
+            head.register_parameter("shift", bias)
+    with pytest.raises(NotPrivateUse, match="PARAMETER_REPLACED"):
+        trainer.one(next(steps))
+    trainer.close()
