@@ -15,6 +15,11 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from dptrain.errors import ConfigError
+from ledger.errors import LedgerError
+from ledger.storage.place import Place
+
+Location = typing.NewType("Location", str)
+"""Where a ledger lies: a path, or the URL of a database."""
 
 POLICY_KEYS = frozenset(
     {
@@ -163,7 +168,10 @@ class MachineConfig:
     """The ledger and outputs of the run, and how the machine is used.
 
     Attributes:
-        ledger: SQLite file of the run's ledger.
+        ledger: SQLite file of the run's ledger, or a ``postgresql://USER@HOST/DATABASE`` URL without a password, which libpq
+            takes from ``~/.pgpass`` or ``PGPASSWORD``.
+        ledger_state: directory for what a ledger on a server keeps on this machine: the signer's record and key, incoming
+            withdrawals, checkpoints. Needed for a URL and for nothing else.
         output: directory for the model and the export.
         ledger_key: private key that signs the ledger; default ``<ledger>.key``, made on first use.
         origin: name of the log; default ``<corpus>/<ledger name>``.
@@ -181,7 +189,8 @@ class MachineConfig:
         seed: seed of the new weights of the head. Noise and draws never come from a seed.
     """
 
-    ledger: Path = Path("ledger.db")
+    ledger: Location = Location("ledger.db")
+    ledger_state: Path | None = None
     output: Path = Path("output")
     ledger_key: Path | None = None
     origin: str | None = None
@@ -197,6 +206,7 @@ class MachineConfig:
 
     def __post_init__(self) -> None:
         _check("run.microbatch", self.microbatch, self.microbatch >= 1, "1 contribution or more")
+        _check_ledger(self.ledger, self.ledger_state)
         rows = self.microbatch_rows
         _check("run.microbatch_rows", rows, rows is None or rows >= 1, "1 example or more")
         _check("run.checkpoint_every", self.checkpoint_every, self.checkpoint_every >= 0, "0 or more steps")
@@ -265,6 +275,7 @@ class RunConfig:
             "owner_key": self.data.owner_key,
             "registry": self.data.registry,
             "ledger": self.run.ledger,
+            "ledger_state": self.run.ledger_state,
             "ledger_key": self.run.ledger_key,
             "origin": self.run.origin,
             "microbatch": self.run.microbatch,
@@ -281,6 +292,21 @@ class RunConfig:
         export = self.run.output / "export"
         if export.exists():
             raise ConfigError("OUTPUT", f"{export} exists already; set run.output to another directory, or move it away")
+
+
+def _check_ledger(ledger: str, state: Path | None) -> None:
+    place = _place(ledger, state)
+    if place.kind != "sqlite" and state is None:
+        raise ConfigError("RUN_KEY", "run.ledger is on a server; set run.ledger_state, a directory for the signer's own record")
+    if place.has_password:
+        raise ConfigError("RUN_VALUE", "run.ledger holds a password, and run files are shared; use ~/.pgpass or PGPASSWORD")
+
+
+def _place(ledger: str, state: Path | None) -> Place:
+    try:
+        return Place.of(ledger, state)
+    except LedgerError as error:
+        raise ConfigError("RUN_VALUE", f"run.ledger: {error.sentence}") from error
 
 
 def _read(kind: type, table: Any, name: str, base: Path, tables: dict[str, type]) -> Any:
@@ -307,6 +333,10 @@ def _convert(hint: Any, value: Any, where: str, base: Path) -> Any:
         choices = typing.get_args(hint)
         _check(where, value, value in choices, " or ".join(map(repr, choices)))
         return value
+    if hint is Location:
+        _check(where, value, isinstance(value, str) and value != "" and "\x00" not in value, "a path or a URL")
+        place = _place(value, None)
+        return Location(str(base / place.target) if place.kind == "sqlite" else value)
     if hint is Path:
         _check(where, value, isinstance(value, str) and value != "" and "\x00" not in value, "a path")
         return base / value

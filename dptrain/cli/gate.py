@@ -21,6 +21,7 @@ from attest.policy import Policy
 from attest.records import SUFFIX, open_beneath
 from attest.registry import Registry
 from dptrain.cli.files import OwnerKey, RegistryFile, read_registry, read_signed_policy
+from dptrain.cli.ledger_place import checked, place_of
 from dptrain.cli.output import JsonFlag, console, counted, moment, styled, table, utc
 from dptrain.cli.progress import progress_bar
 
@@ -36,8 +37,8 @@ def gate(
     owner_key: OwnerKey = None,
     registry: RegistryFile = None,
     ledger: Annotated[
-        Path | None,
-        typer.Option(metavar="LEDGER", exists=True, dir_okay=False, help="Refuse what was withdrawn in this ledger."),
+        str | None,
+        typer.Option(metavar="LEDGER", callback=checked, help="Refuse what was withdrawn in this ledger, a file or a URL."),
     ] = None,
     now: Annotated[int | None, moment("Moment of admission; default: now.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="Refusals that are listed; --json and --refusals list all.")] = 20,
@@ -87,7 +88,7 @@ def judge(
     corpus: Path,
     registry: Path | None,
     now: int | None,
-    ledger: Path | None,
+    ledger: str | None,
     owner_key: Path | None = None,
 ) -> GateReport:
     """Run the gate over a corpus, with the withdrawals of a ledger if there is one."""
@@ -131,18 +132,19 @@ class _Tally:
             self._spool.write(json_text.dumps(_as_json(outcome)).encode() + b"\n")
 
 
-def _withdrawn(ledger: Path | None, registry: Registry) -> frozenset[bytes]:
+def _withdrawn(ledger: str | None, registry: Registry) -> frozenset[bytes]:
     """What was withdrawn in a ledger, whose run must have begun with this registry or an earlier state of it."""
     if ledger is None:
         return frozenset()
     # SQLAlchemy takes longer to load than everything else together; most commands never open a ledger.
     from ledger.log import Ledger
 
-    with Ledger.open(ledger, read_only=True) as log:
+    place = place_of(ledger, None)
+    with Ledger.open(place, read_only=True) as log:
         if not registry.extends(log.header.registry_root):
             raise RegistryRefused(
                 "REGISTRY_ROOT",
-                f"the run of {str(ledger)!r} began with a registry of root {log.header.registry_root.hex()}, which the"
+                f"the run of {place.shown!r} began with a registry of root {log.header.registry_root.hex()}, which the"
                 " one given does not extend; it is another one, or was cut back: get the latest from the owner",
             )
         return frozenset(log.withdrawn)

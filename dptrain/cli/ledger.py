@@ -17,12 +17,14 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import RegistryRefused, SignatureRefused
 from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
-from dptrain.cli import ledger_cosign, ledger_proofs
+from dptrain.cli import ledger_cosign, ledger_init, ledger_proofs
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
+from dptrain.cli.ledger_place import LedgerName, StateDirectory, place_of
 from dptrain.cli.output import JsonFlag, console, number, print_json, promised, styled, table, utc
 from dptrain.cli.signing_keys import read_private_key
 from dptrain.errors import ConfigError
 from ledger.errors import LedgerBusy
+from ledger.storage.place import Place
 
 if TYPE_CHECKING:
     # SQLAlchemy takes longer to load than everything else together, and help and completion need none of it: the
@@ -35,9 +37,6 @@ app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="The record of a run: show, export, verify, report, withdraw."
 )
 
-LedgerFile = Annotated[
-    Path, typer.Argument(metavar="LEDGER.db", exists=True, dir_okay=False, help="Ledger of a run, ledger.db.")
-]
 ExportDirectory = Annotated[
     Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
 ]
@@ -58,11 +57,11 @@ OwnersKey = Annotated[
 
 
 @app.command()
-def show(ledger: LedgerFile, json: JsonFlag = False) -> None:
+def show(ledger: LedgerName, state: StateDirectory = None, json: JsonFlag = False) -> None:
     """What the ledger says: run, policy, steps charged, expenditure per class."""
     from ledger.log import Ledger
 
-    with Ledger.open(ledger, read_only=True) as log:
+    with Ledger.open(place_of(ledger, state), read_only=True) as log:
         data = _summary(log)
     if json:
         print_json(data)
@@ -82,8 +81,9 @@ def show(ledger: LedgerFile, json: JsonFlag = False) -> None:
 
 @app.command()
 def export(
-    ledger: LedgerFile,
+    ledger: LedgerName,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
+    state: StateDirectory = None,
     key: LogKey = None,
     passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
@@ -92,7 +92,8 @@ def export(
 
     The directory holds no content, no contributor's name and no draw. It appears complete or not at all.
     """
-    with _open(ledger, key, passphrase_file) as log:
+    place = place_of(ledger, state)
+    with _open(place, key, passphrase_file) as log:
         written = log.export(directory)
         size, root, vkey = log.size, log.root.hex(), log.header.log_vkey
     if json:
@@ -104,13 +105,21 @@ def export(
 
 
 @app.command()
-def verify(export: ExportDirectory, key: VerifierKeys, owner_key: OwnersKey = None, json: JsonFlag = False) -> None:
+def verify(
+    export: ExportDirectory,
+    key: VerifierKeys,
+    owner_key: OwnersKey = None,
+    require_quorum: Annotated[
+        bool, typer.Option("--require-quorum", help="Fail unless the auditors whom the policy asks for have cosigned.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
     """Re-derive everything from an export and a public key: FULL, SUMMARISED or FAILED; exit code 1 if FAILED.
 
     Needs no network, no data, no model and no torch. Get the key from the ledger's operator by another way than the
     export.
     """
-    report = _audit(export, key, owner_key)
+    report = _audit(export, key, owner_key, require_quorum)
     if json:
         print_json(report.to_json())
     else:
@@ -121,7 +130,7 @@ def verify(export: ExportDirectory, key: VerifierKeys, owner_key: OwnersKey = No
 
 @app.command()
 def withdraw(
-    ledger: LedgerFile,
+    ledger: LedgerName,
     withdrawals: Annotated[
         list[Path], typer.Argument(metavar="WITHDRAWAL", exists=True, dir_okay=False, help="As attest withdraw wrote them.")
     ],
@@ -132,6 +141,7 @@ def withdraw(
     registry: Annotated[
         Path | None, typer.Option(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry with the signers' keys.")
     ] = None,
+    state: StateDirectory = None,
     key: LogKey = None,
     passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
@@ -140,19 +150,21 @@ def withdraw(
 
     A contributor's signature is checked against the registry and against the attestation it withdraws; the owner's
     against the ledger's header. From the next charge on the contribution is drawn no more. What was spent stays spent.
-    While a run holds the ledger, put the files into LEDGER.db.withdrawals/ instead: the run takes them in by itself.
+    While a run holds the ledger, put the files into LEDGER.db.withdrawals/ instead (with --state, into
+    DIR/ledger.withdrawals/): the run takes them in by itself.
     """
-    now = int(time.time())
+    now, place = int(time.time()), place_of(ledger, state)
     descriptors = _descriptors(attestations or [])
     try:
-        with _open(ledger, key, passphrase_file) as log:
+        with _open(place, key, passphrase_file) as log:
             known = None if registry is None else _registry_of(log.header, registry)
             checked = [_check_withdrawal(path, log.header, descriptors, known, now) for path in withdrawals]
             entered = [_enter(log, found, evidence, now) for found, evidence in checked]
     except LedgerBusy as error:
         raise ConfigError(
             error.code,
-            f"a run holds {ledger}; put the files into {ledger}.withdrawals/ and it takes them in at its next charge",
+            f"a run holds {place.shown}; put the files into {place.side('.withdrawals')}/ and it takes them in at its next "
+            "charge",
         ) from error
     if json:
         print_json({"withdrawn": entered})
@@ -202,26 +214,27 @@ def _registry_of(header: "Header", path: Path) -> Registry:
 
 
 @contextmanager
-def _open(ledger: Path, key: Path | None, passphrase_file: Path | None) -> Iterator["Ledger"]:
+def _open(place: Place, key: Path | None, passphrase_file: Path | None) -> Iterator["Ledger"]:
     """The ledger, opened with its signing key."""
     from ledger.log import Ledger
     from ledger.note import NoteSigner
 
-    found = key or ledger.with_suffix(".key")
+    found = key or place.key
     if not found.is_file():
         raise typer.BadParameter(f"there is no {found}; give the ledger's private key with --key")
     private_key = read_private_key(found, passphrase_file)
-    with Ledger.open(ledger, read_only=True) as log:
+    with Ledger.open(place, read_only=True) as log:
         origin = log.header.origin
-    with Ledger.open(ledger, NoteSigner(origin, private_key)) as log:
+    with Ledger.open(place, NoteSigner(origin, private_key)) as log:
         yield log
 
 
-def _audit(export: Path, pinned: list[str], owner_key: Path | None) -> "AuditReport":
+def _audit(export: Path, pinned: list[str], owner_key: Path | None, require_quorum: bool = False) -> "AuditReport":
     owner = None if owner_key is None else keys.load_public_key(owner_key)
     from ledger.audit import verify_export
 
-    return verify_export(export, [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)], owner_key=owner)
+    trusted = [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)]
+    return verify_export(export, trusted, owner_key=owner, require_quorum=require_quorum)
 
 
 def _enter(log: "Ledger", found: Withdrawal, evidence: bytes, now: int) -> dict[str, Any]:
@@ -351,5 +364,6 @@ def _print_classes(classes: list[dict[str, Any]]) -> None:
     console().print(rows)
 
 
+ledger_init.register(app)
 ledger_proofs.register(app)
 ledger_cosign.register(app)

@@ -31,13 +31,13 @@ class Appender:
         header_digest: SHA-256 of leaf 0.
     """
 
-    def __init__(self, store: Store, signer: NoteSigner | None) -> None:
-        """Loads and checks the ledger."""
+    def __init__(self, store: Store, signer: NoteSigner | None, *, recompute: bool = False) -> None:
+        """Loads and checks the ledger, its recorded epsilons too if ``recompute``."""
         self.store = store
         self.signer = signer
         self._staged: list[Leaf] = []
         self._broken = False
-        self._take(fsck.load(store, recompute=False))
+        self._take(fsck.load(store, recompute=recompute))
 
     @property
     def size(self) -> int:

@@ -40,6 +40,7 @@ class Place:
         beside: what the names of the files beside the ledger begin with; None for a server without a state directory.
         name: short name of the ledger.
         shown: how messages name it.
+        has_password: whether the name itself holds one.
     """
 
     kind: Literal["sqlite", "postgresql"]
@@ -48,6 +49,7 @@ class Place:
     beside: Path | None
     name: str
     shown: str
+    has_password: bool = False
 
     @classmethod
     def of(cls, ledger: "str | os.PathLike[str] | Place", state: str | os.PathLike[str] | None = None) -> "Place":
@@ -151,6 +153,7 @@ def _server(url: str, state: str | os.PathLike[str] | None) -> Place:
         None if state is None else Path(state) / STATE_NAME,
         name,
         _with_query(f"{scheme}://{user.partition(':')[0]}{at}{host}/{database}", [p for p in pairs if p[0] not in _SECRET]),
+        ":" in user or any(key in _SECRET for key, _ in pairs),
     )
 
 

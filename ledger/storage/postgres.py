@@ -25,7 +25,7 @@ from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, ProofError, St
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
 from ledger.storage.postgres_errors import translated
-from ledger.storage.postgres_schema import FUNCTIONS, TABLES, Tables, statements, tables
+from ledger.storage.postgres_schema import FUNCTIONS, TABLES, Tables, statements, tables, writer_grants
 from ledger.storage.store import LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Row
 
 READ_BATCH: Final = 4_096
@@ -218,6 +218,12 @@ class PostgresStore:
     def close(self) -> None:
         """Ends the connection, and with it the writer's lock."""
         self._engine.dispose()
+
+    def grant(self, role: str) -> None:
+        """Gives another role what a run needs, and no way to change or remove what is recorded; for the owner of the tables."""
+        with self._transaction(f"granting rights to {role}") as connection:
+            for statement in writer_grants(self.place.schema, role):
+                connection.exec_driver_sql(statement)
 
     def _make_tables(self, connection: sa.Connection) -> None:
         known = self._tables
