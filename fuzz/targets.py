@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 import cbor2
@@ -32,6 +33,7 @@ from attest.policy import NoisePhase, Policy
 from attest.registry import Enrol, Entry, Grant, KeyStatement, RegistryReader, Revoke, RevokeOwn, Rotate
 from attest.registry.entries import join
 from attest.registry.statements import read_statement
+from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.withdrawal import Withdrawal
 from tests.attacks.mutations import COPIES, TRICKY, claimed_content, make_originals
 from tests.attacks.scene import (
@@ -339,8 +341,20 @@ _MASKED = replace(
         for rule in SCENE.policy.classes
     ),
 ).to_cbor()
+_ORDERED = replace(
+    SCENE.policy,
+    disclosure="occurrences_public",
+    sampling_order="shuffled",
+    classes=tuple(replace(rule, sampling_rate=Fraction(1, 30)) for rule in SCENE.policy.classes),
+).to_cbor()
 _PHASES = (NoisePhase(1, 2_000_000), NoisePhase(2, 1_000_000))
-_VARIED = replace(SCENE.policy, noise_phases=_PHASES, noise_budgets=(200_000, 1_000_000, 2_000_000)).to_cbor()
+_VARIED = replace(
+    SCENE.policy,
+    noise_phases=_PHASES,
+    noise_budgets=(200_000, 1_000_000, 2_000_000),
+    auditors=(str(VerifierKey("anna", SIGNATURE_COSIGNATURE_V1, RAW["alice"])),),
+    auditor_quorum=1,
+).to_cbor()
 
 _KEY_LINE = b"dptrain-key-v1 alice " + base64.b64encode(RAW["alice"]) + b"\n"
 
@@ -366,7 +380,7 @@ TARGETS: dict[str, Target] = {
     "descriptor": Target(
         _document(ContributionDescriptor), [o.attestation.descriptor for o in ORIGINALS[: len(TRICKY)]], 20000
     ),
-    "policy": Target(_document(Policy), [_POLICY, _MASKED, _VARIED]),
+    "policy": Target(_document(Policy), [_POLICY, _MASKED, _VARIED, _ORDERED]),
     "withdrawal": Target(_document(Withdrawal), [_WITHDRAWAL]),
     "key_statement": Target(_document(KeyStatement), key_statements(), 1200),
     "statement_file": Target(

@@ -39,7 +39,7 @@ def write_export(header: Header, rows: Iterable[Row], checkpoint: bytes, directo
     try:
         temporary.mkdir(parents=True)
         _put(temporary, layout.CHECKPOINT, checkpoint)
-        _put(temporary, layout.POLICY, tiles.policy_text(header.log_vkey))
+        _put(temporary, layout.POLICY, header.trust_policy().text())
         roots: list[bytes] = []
         size, stream = 0, iter(rows)
         while bodies := [row.body for row in islice(stream, layout.TILE_WIDTH)]:

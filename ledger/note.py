@@ -6,7 +6,6 @@ Python's own ``int`` and ``b64decode`` accept several spellings of one value.
 """
 
 import base64
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +13,14 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest.errors import AttestError
-from attest.keys import check_public_key, public_bytes, verify_signature
+from attest import vkeys
+from attest.errors import AttestError, KeyRefused
+from attest.keys import public_bytes, verify_signature
 from attest.signer import Signer, as_signer
+from attest.spelling import read_base64, read_decimal
+from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, VerifierKey
 from ledger.errors import NoteError
 from ledger.merkle import EMPTY_ROOT, HASH_SIZE, MAX_SIZE
-from ledger.spelling import read_base64, read_decimal
 
 MAX_NOTE_SIZE: Final = 1_000_000
 """Longest note that is looked at, in bytes."""
@@ -27,30 +28,7 @@ MAX_NOTE_SIZE: Final = 1_000_000
 MAX_SIGNATURES: Final = 100
 """Most signature lines in one note."""
 
-SIGNATURE_ED25519: Final = 0x01
-SIGNATURE_COSIGNATURE_V1: Final = 0x04
-
 _SIGNATURE_LINE = re.compile(r"— ([^ ]+) ([A-Za-z0-9+/]+={0,2})")
-_VERIFIER_KEY = re.compile(r"([^+]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/]+={0,2})")
-
-
-@dataclass(frozen=True, slots=True)
-class VerifierKey:
-    """A public key by which notes are verified, with the name and the type under which it signs."""
-
-    name: str
-    kind: int
-    public_key: bytes
-
-    @property
-    def key_id(self) -> bytes:
-        """SHA-256(name || 0x0A || type || public key)[:4] (C2SP signed-note, "Signatures")."""
-        material = self.name.encode() + b"\n" + bytes([self.kind]) + self.public_key
-        return hashlib.sha256(material).digest()[:4]
-
-    def __str__(self) -> str:
-        encoded = base64.b64encode(bytes([self.kind]) + self.public_key).decode()
-        return f"{self.name}+{self.key_id.hex()}+{encoded}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,22 +122,10 @@ def parse_verifier_key(vkey: str) -> VerifierKey:
     Raises:
         NoteError: if it is malformed, its key id does not fit its key, or the key is weak.
     """
-    match = _VERIFIER_KEY.fullmatch(vkey) if type(vkey) is str else None
-    if match is None:
-        raise NoteError("VKEY", f"expected a verifier key <name>+<8 hex digits>+<base64>, got {vkey!r}")
-    name, key_id, encoded = match.groups()
-    _check_name(name)
-    material = _decode_base64(encoded, "verifier key")
-    if len(material) != 33 or material[0] not in (SIGNATURE_ED25519, SIGNATURE_COSIGNATURE_V1):
-        raise NoteError("VKEY", f"the verifier key of {name} is not an Ed25519 log key (01) or cosignature key (04)")
-    key = VerifierKey(name, material[0], material[1:])
-    if key.key_id.hex() != key_id:
-        raise NoteError("VKEY", f"the verifier key of {name} says key id {key_id}, its key gives {key.key_id.hex()}")
     try:
-        check_public_key(key.public_key)
-    except AttestError as error:
-        raise NoteError("KEY_WEAK", f"the verifier key of {name} is refused: {error.sentence}") from error
-    return key
+        return vkeys.parse_verifier_key(vkey)
+    except KeyRefused as error:
+        raise NoteError(error.code, error.sentence) from error
 
 
 def sign_note(text: str, signer: NoteSigner) -> bytes:
@@ -384,9 +350,7 @@ def _check_text(text: str) -> None:
 
 
 def _check_name(name: str) -> None:
-    if type(name) is not str or not name or "+" in name or any(c.isspace() or c < "!" for c in name) or not _is_utf8(name):
-        raise NoteError("NAME", f"a key name is not empty, UTF-8, without spaces, control characters and '+', got {name!r}")
-
-
-def _is_utf8(text: str) -> bool:
-    return not any("\ud800" <= char <= "\udfff" for char in text)
+    try:
+        vkeys.check_key_name(name)
+    except KeyRefused as error:
+        raise NoteError(error.code, error.sentence) from error

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from attest.spelling import read_base64, read_decimal
 from ledger.errors import ProofError
 from ledger.leaves import Leaf, decode_leaf
 from ledger.merkle import HASH_SIZE, MAX_SIZE, verify_inclusion
 from ledger.note import MAX_NOTE_SIZE
 from ledger.prover import Node, inclusion_proof
-from ledger.spelling import read_base64, read_decimal
 from ledger.trust import TrustedCheckpoint, TrustPolicy
 
 HEADER: Final = "c2sp.org/tlog-proof@v1"

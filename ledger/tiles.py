@@ -53,8 +53,3 @@ def split_bundle(data: bytes, width: int) -> list[bytes]:
     if offset != len(data):
         raise ProofError("BUNDLE", f"{len(data) - offset} bytes follow the last entry of a bundle")
     return entries
-
-
-def policy_text(log_vkey: str) -> bytes:
-    """Returns the C2SP tlog-policy under which the checkpoint counts: the log's own signature, no witnesses."""
-    return f"log {log_vkey}\nquorum none\n".encode()

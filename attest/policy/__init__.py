@@ -1,7 +1,7 @@
 """The corpus policy: everything that a guarantee rests on, fixed by the corpus owner and signed.
 
-`rules`, `noise` and `sampling` hold the data classes and their checks, `codec` their CBOR form, `toml` the file that a person
-writes, `signed` the `.cose` file.
+`rules`, `noise`, `sampling` and `auditors` hold the data classes and their checks, `codec` their CBOR form, `toml` the file
+that a person writes, `signed` the `.cose` file.
 """
 
 from attest.policy.noise import NoisePhase

@@ -36,7 +36,14 @@ _POLICY_FIELDS = {
     21: "registry_root",
     22: "classes",
 }
-_POLICY_OPTIONAL = {23: "noise_microbatches", 24: "noise_phases", 25: "noise_budgets", 26: "sampling_order"}
+_POLICY_OPTIONAL = {
+    23: "noise_microbatches",
+    24: "noise_phases",
+    25: "noise_budgets",
+    26: "sampling_order",
+    27: "auditors",
+    28: "auditor_quorum",
+}
 _CLASS_FIELDS = {
     1: "name",
     2: "clip_norm_micro",
@@ -59,7 +66,7 @@ _DEPTH_FIELDS = {
 
 
 def encode_policy(policy: Policy) -> bytes:
-    """Encode a policy; every field is present, None is null. Labels 23 to 26 and, in a class, 7 are left
+    """Encode a policy; every field is present, None is null. Labels 23 to 28 and, in a class, 7 are left
     out where not stated, so that a policy without them has the bytes that it always had.
     """
     plain = {key: getattr(policy, name) for key, name in _POLICY_FIELDS.items() if name != "schema"}
@@ -69,6 +76,8 @@ def encode_policy(policy: Policy) -> bytes:
         plain[24] = [[phase.first_step, phase.scale_micro] for phase in policy.noise_phases]
     if policy.noise_budgets is not None:
         plain[25] = list(policy.noise_budgets)
+    if policy.auditors:
+        plain[27] = list(policy.auditors)
     plain[1] = SCHEMA
     plain[3] = _pair(policy.delta)
     plain[22] = [_encode_class(rule) for rule in policy.classes]
@@ -98,6 +107,8 @@ def decode_policy(data: bytes) -> Policy:
         fields["noise_phases"] = _decode_phases(fields["noise_phases"])
     if "noise_budgets" in fields:
         fields["noise_budgets"] = _tuple(fields["noise_budgets"], "noise budgets")
+    if "auditors" in fields:
+        fields["auditors"] = _tuple(fields["auditors"], "auditors")
     policy = Policy(**fields)
     if encode_policy(policy) != data:
         raise PolicyRefused("CBOR_NONCANONICAL", "policy does not encode to the bytes received")

@@ -11,6 +11,7 @@ from attest.descriptor import MAX_COUNT, MAX_MICRO, PUBLIC_CLIP_MICRO, PUBLIC_NO
 from attest.errors import PolicyRefused
 from attest.ids import check_id
 from attest.micro import from_micro
+from attest.policy.auditors import check_auditors
 from attest.policy.noise import MAX_STEPS, NoisePhase, check_noise
 from attest.policy.sampling import POISSON, check_sampling
 
@@ -237,6 +238,8 @@ class Policy:
         noise_budgets: Weights in 1e-6 of embeddings, layers and head, by which the clip norm of a class is divided among its
             blocks; None for one clip over all of them.
         sampling_order: One of `SAMPLING_ORDERS`: independent draws, or turns in an order that everybody may know.
+        auditors: Verifier keys of the auditors of its ledgers, and
+        auditor_quorum: how many of them must cosign what readers rely on; None without auditors.
         min_clip_norm_micro: Smallest clip norm that any contribution may sign, in 1e-6.
         min_noise_multiplier_micro: Smallest noise multiplier that any contribution may sign, in 1e-6.
         max_window: Longest validity of an attestation in seconds.
@@ -271,6 +274,8 @@ class Policy:
     noise_phases: tuple[NoisePhase, ...] = ()
     noise_budgets: tuple[int, int, int] | None = None
     sampling_order: str = POISSON
+    auditors: tuple[str, ...] = ()
+    auditor_quorum: int | None = None
 
     def __post_init__(self) -> None:
         check_id(self.corpus, "corpus", error=PolicyRefused)
@@ -285,6 +290,7 @@ class Policy:
         self._check_choices()
         self._check_classes()
         check_sampling(self)
+        check_auditors(self)
         if self.registry_root is not None:
             check_bytes(self.registry_root, "registry_root", 32, error=PolicyRefused)
 

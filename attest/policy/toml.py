@@ -33,14 +33,16 @@ _TOP = (
     "sampling",
     "floors",
     "gate",
+    "ledger",
 )
-_PLAIN = tuple(name for name in _TOP if name not in {"delta", "class", "noise", "sampling", "floors", "gate"})
+_PLAIN = tuple(name for name in _TOP if name not in {"delta", "class", "noise", "sampling", "floors", "gate", "ledger"})
 _NOISE = ("family", "injection", "microbatches", "phase", "budgets")
 _PHASE = ("from_step", "scale")
 _BUDGETS = ("embeddings", "layers", "head")
 _SAMPLING = ("order",)
 _FLOORS = ("clip_norm", "noise_multiplier")
 _GATE = ("max_window_days", "contributor_cap", "max_examples")
+_LEDGER = ("auditors", "auditor_quorum")
 _BOUNDS = ("clip_norm", "noise_multiplier")
 _CLASS_REQUIRED = ("name", *_BOUNDS, "sampling_rate", "depth")
 _CLASS = (*_CLASS_REQUIRED, "max_window_days", "public")
@@ -78,6 +80,7 @@ def parse_policy(text: str) -> Policy:
     gate = _subtable(table, "gate", _GATE)
     fields.update(_window(gate, "gate"))
     fields.update({name: gate[name] for name in _GATE[1:] if name in gate})
+    fields.update(_parse_ledger(_subtable(table, "ledger", _LEDGER)))
     for name in ("redo_steps", "epoch_steps"):
         if name in fields and type(fields[name]) is int and fields[name] < 0:
             raise PolicyRefused("RANGE", f"{name} is {fields[name]}, expected a count; leave it out for the default")
@@ -108,6 +111,12 @@ def _parse_budgets(table: Any) -> tuple[int, ...]:
         raise PolicyRefused("TYPE", "noise.budgets is not a table; write [noise.budgets] followed by its keys")
     _check_keys(table, _BUDGETS, _BUDGETS, "[noise.budgets]")
     return tuple(_micro(table[name], f"noise.budgets.{name}") for name in _BUDGETS)
+
+
+def _parse_ledger(table: dict[str, Any]) -> dict[str, Any]:
+    if table and set(table) != set(_LEDGER):
+        raise PolicyRefused("KEY", "[ledger] takes auditors, their verifier keys, and auditor_quorum, how many; give both")
+    return table | {"auditors": _list(table["auditors"], "ledger.auditors")} if table else {}
 
 
 def _parse_class(table: Any) -> ClassRule:

@@ -90,9 +90,9 @@ def merge(
     ],
     notes: Annotated[list[Path], typer.Argument(metavar="NOTE", exists=True, dir_okay=False, help="As cosign wrote them.")],
     key: Annotated[
-        list[str],
-        typer.Option("--key", metavar="PUB", help="Public key of an auditor: a file of verifier keys, or one itself; repeat."),
-    ],
+        list[str] | None,
+        typer.Option("--key", metavar="PUB", help="Public key of an auditor whom the policy does not name; repeat."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Add auditors' cosignatures to the checkpoint of an export; every line is verified first, and nothing is taken away."""
@@ -105,7 +105,7 @@ def merge(
     header = decode_leaf(reader.leaf(0))
     if not isinstance(header, Header):
         raise LedgerCorrupt("HEADER", f"the first leaf of {export} is not a header; verify the export", seq=0)
-    trusted = [header.log_vkey, *(vkey for text in key for vkey in verifier_keys(text))]
+    trusted = list(dict.fromkeys([*header.trust_policy().vkeys, *(vkey for text in key or [] for vkey in verifier_keys(text))]))
     merged = merge_notes(reader.checkpoint, [read_limited(path, MAX_NOTE_SIZE, "note") for path in notes], trusted)
     if merged != reader.checkpoint:
         atomic_write(export / CHECKPOINT, merged)

@@ -244,6 +244,8 @@ def _as_json(signed: SignedPolicy) -> dict[str, Any]:
             "noise_phases": [{"from_step": item.first_step, "scale": item.scale_micro / 1e6} for item in policy.noise_phases],
             "noise_budgets": _budgets(policy),
             "sampling_order": policy.sampling_order,
+            "auditors": list(policy.auditors),
+            "auditor_quorum": policy.auditor_quorum,
             "min_clip_norm": policy.min_clip_norm_micro / 1e6,
             "min_noise_multiplier": policy.min_noise_multiplier_micro / 1e6,
             "max_window_seconds": policy.max_window,

@@ -50,6 +50,9 @@ def as_toml(policy: Policy) -> str:
     if policy.sampling_order != POISSON:
         tables.append(_table("[sampling]", {"order": _text(policy.sampling_order)}))
     tables += [_table("[floors]", floors), _table("[gate]", gate)]
+    if policy.auditors:
+        named = ", ".join(map(_text, policy.auditors))
+        tables.append(_table("[ledger]", {"auditors": f"[{named}]", "auditor_quorum": str(policy.auditor_quorum)}))
     return "\n".join([*tables, *(_table("[[class]]", _class(rule)) for rule in policy.classes)])
 
 

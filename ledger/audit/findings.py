@@ -128,7 +128,10 @@ class AuditReport:
         noise_phases: first step, factor on the schedule, and charged steps of each phase, where the noise varies over the run.
         owner: id of the policy's owner.
         model_digest: hex of the model digest in the last epoch, None without one.
-        signers: who signed the checkpoint, of the keys that were pinned.
+        signers: who signed the checkpoint, of the keys that were pinned and the auditors whom the policy names.
+        auditors: verifier keys of the auditors whom the policy names.
+        quorum: how many of them the policy asks for, None without auditors.
+        quorum_met: whether as many have cosigned, None without auditors.
         withdrawal_counts: withdrawals by class and reason, all of them.
         withdrawals: the last ones, at most `ledger.audit.withdrawals.MAX_LISTED`.
     """
@@ -155,6 +158,9 @@ class AuditReport:
     owner: str | None = None
     model_digest: str | None = None
     signers: tuple[Signer, ...] = ()
+    auditors: tuple[str, ...] = ()
+    quorum: int | None = None
+    quorum_met: bool | None = None
     withdrawal_counts: tuple[WithdrawalCount, ...] = ()
     withdrawals: tuple[WithdrawalRow, ...] = ()
 

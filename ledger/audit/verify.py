@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from attest.micro import from_micro
 from attest.policy.sampling import POISSON
-from ledger import layout, tiles
+from ledger import layout
 from ledger.accountants import MICRO, Phase, caveat, describe
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import AuditReport, EpochRow, Finding, Signer
+from ledger.audit.findings import AuditReport, EpochRow, Finding
+from ledger.audit.quorum import judge_signers
 from ledger.audit.withdrawals import Withdrawals
 from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Header, decode_leaf
@@ -23,7 +24,9 @@ MAX_FINDINGS: Final = 200
 """An audit stops naming faults after this many; one is enough to fail."""
 
 
-def verify_export(path: str | Path, keys: Sequence[str], *, owner_key: bytes | None = None) -> AuditReport:
+def verify_export(
+    path: str | Path, keys: Sequence[str], *, owner_key: bytes | None = None, require_quorum: bool = False
+) -> AuditReport:
     """Audits an export offline.
 
     Guarantee:
@@ -43,6 +46,7 @@ def verify_export(path: str | Path, keys: Sequence[str], *, owner_key: bytes | N
         path: the directory of the export.
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
         owner_key: raw public key of the corpus owner, likewise; without it the header's own counts, and a note says so.
+        require_quorum: fail unless as many of the policy's auditors as it asks for have cosigned the checkpoint.
 
     Returns:
         The report. Bad input never raises: it is a finding.
@@ -50,14 +54,19 @@ def verify_export(path: str | Path, keys: Sequence[str], *, owner_key: bytes | N
     findings: list[Finding] = []
     report: dict[str, Any] = {}
     try:
-        _verify(Path(path), list(keys), owner_key, findings, report)
+        _verify(Path(path), list(keys), owner_key, require_quorum, findings, report)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         findings.append(Finding("INTERNAL", str(path), f"the audit broke off: {type(error).__name__}: {error}"))
     return AuditReport(verdict="FAILED" if findings else "FULL", findings=tuple(findings[:MAX_FINDINGS]), **report)
 
 
 def _verify(
-    path: Path, keys: list[str], owner_key: bytes | None, findings: list[Finding], report: dict[str, Any]
+    path: Path,
+    keys: list[str],
+    owner_key: bytes | None,
+    require_quorum: bool,
+    findings: list[Finding],
+    report: dict[str, Any],
 ) -> None:
     def fault(code: str, where: str, sentence: str) -> None:
         findings.append(Finding(code, where, sentence))
@@ -79,15 +88,16 @@ def _verify(
     header = _header(next(iter(leaves)), fault)
     if header is None:
         return
-    if export.read(layout.POLICY) not in (None, tiles.policy_text(header.log_vkey)):
-        fault("POLICY_FILE", layout.POLICY, "the trust policy is not the one of the log key in the header")
+    if export.read(layout.POLICY) not in (None, header.trust_policy().text()):
+        fault("POLICY_FILE", layout.POLICY, "the trust policy is not that of the log key and the auditors in the header")
     notes: list[str] = []
     _check_header(header, note, checkpoint, owner_key, fault, notes)
+    signers = judge_signers(export.read(layout.CHECKPOINT), note, header, keys, require_quorum, fault, notes)
     withdrawals = Withdrawals()
     run = _replay(header, leaves, findings, withdrawals)
     _describe(run, notes, report)
     report.update(
-        signers=_signers(note, header.log_vkey),
+        **signers,
         multipliers=block_multipliers(header),
         withdrawal_counts=withdrawals.counts(),
         withdrawals=withdrawals.rows(run),
@@ -156,11 +166,6 @@ def _replay(header: Header, leaves: Leaves, findings: list[Finding], withdrawals
     except ExportChanged as error:
         findings.append(Finding(error.code, f"seq {run.size}", error.sentence))
     return run
-
-
-def _signers(note: Note, log_vkey: str) -> tuple[Signer, ...]:
-    found = ((signature.key, signature.timestamp) for signature in note.signatures)
-    return tuple(Signer(key.name, key.key_id.hex(), time, str(key) == log_vkey) for key, time in found)
 
 
 def _caveats(run: Replay) -> list[str]:

@@ -10,9 +10,10 @@ from attest.micro import MICRO
 from attest.policy import Policy, SignedPolicy, verify_policy
 from ledger import accountants
 from ledger.accountants import families
-from ledger.errors import AccountantError, LeafRefused, NoteError
+from ledger.errors import AccountantError, LeafRefused, NoteError, TrustError
 from ledger.leaves import checks
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
+from ledger.trust import TrustPolicy, auditors_policy
 
 SCHEMA: Final = "dptrain.ledger/2"
 AMPLIFICATION_POISSON: Final = "poisson"
@@ -152,6 +153,7 @@ class Header:
         checks.flag(self.caps_enforced, "caps enforced")
         self._check_log_key()
         object.__setattr__(self, "policy", self._open_policy())
+        self._check_auditors()
         object.__setattr__(self, "phases", schedule.Phases.of(self.policy))
         if self.accountant.name != self.policy.accountant:
             found, expected = self.accountant.name, self.policy.accountant
@@ -193,6 +195,10 @@ class Header:
         shares = [] if self.policy.classes[class_index].public else [block.share for block in own]
         return allocation.effective_std([schedule.phase_std(block.std, scale_micro) for block in own], shares)
 
+    def trust_policy(self) -> TrustPolicy:
+        """Returns the C2SP trust policy of this ledger: its key, and the quorum of auditors that its policy asks for."""
+        return auditors_policy(self.log_vkey, self.policy.auditors, self.policy.auditor_quorum or 0)
+
     def _check_log_key(self) -> None:
         try:
             key = parse_verifier_key(self.log_vkey)
@@ -200,6 +206,12 @@ class Header:
             raise LeafRefused("LOG_KEY", error.sentence) from error
         if key.name != self.origin or key.kind != SIGNATURE_ED25519:
             raise LeafRefused("LOG_KEY", f"the log key is named {key.name!r}, expected the origin {self.origin!r}")
+
+    def _check_auditors(self) -> None:
+        try:
+            self.trust_policy()
+        except TrustError as error:
+            raise LeafRefused("AUDITORS", f"the auditors of the policy cannot witness this log: {error.sentence}") from error
 
     def _open_policy(self) -> Policy:
         try:

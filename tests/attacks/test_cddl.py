@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pycddl
@@ -9,8 +10,20 @@ import pytest
 
 from attest import cbor, sign1
 from attest.policy import NoisePhase
+from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from fuzz.targets import ORIGINALS, SCENE, key_statements, registry_entries
-from tests.attacks.scene import CORPUS, LEFT_OUT, MICRO, NOW, descriptor, header_fields, registry_bytes, signed, with_fields
+from tests.attacks.scene import (
+    CORPUS,
+    LEFT_OUT,
+    MICRO,
+    NOW,
+    RAW,
+    descriptor,
+    header_fields,
+    registry_bytes,
+    signed,
+    with_fields,
+)
 from tests.interop.interop import documents
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "attestation.cddl").read_text()
@@ -71,8 +84,15 @@ def test_every_form_of_each_document_is_an_instance():
         assert valid("key-statement", statement)
     assert valid("policy", SCENE.policy.to_cbor())
     phases = (NoisePhase(1, 2 * MICRO), NoisePhase(2, MICRO))
-    varied = replace(SCENE.policy, noise_phases=phases, noise_budgets=(1, 10**9, MICRO))
+    auditor = str(VerifierKey("auditor.example/anna", SIGNATURE_COSIGNATURE_V1, RAW["alice"]))
+    varied = replace(
+        SCENE.policy, noise_phases=phases, noise_budgets=(1, 10**9, MICRO), auditors=(auditor,), auditor_quorum=1
+    )
     assert valid("policy", varied.to_cbor())
+    turns = tuple(replace(rule, sampling_rate=Fraction(1, 30)) for rule in SCENE.policy.classes)
+    for order in ("cyclic", "shuffled"):
+        ordered = replace(SCENE.policy, disclosure="occurrences_public", sampling_order=order, classes=turns)
+        assert valid("policy", ordered.to_cbor())
     at, data = 0, registry_bytes()
     while at < len(data):
         item, at = cbor.decode_prefix(data, at)
@@ -139,7 +159,7 @@ def test_bad_messages_policies_and_entries_are_no_instances():
     assert not valid("attestation", cbor.encode([ATTESTATION.descriptor]))
     assert not valid("attestation", cbor.encode([ATTESTATION.descriptor, message, b""]))
     policy = cbor.decode(SCENE.policy.to_cbor())
-    for changes in ({3: [0.5, 1]}, {5: "add-remove"}, {15: 0}, {21: None}, {22: []}, {23: 0}, {24: 1}, {26: 1}, *NO_NOISE):
+    for changes in ({3: [0.5, 1]}, {5: "add-remove"}, {15: 0}, {21: None}, {22: []}, {23: 0}, {24: 1}, {26: "poisson"}, *NO_NOISE):
         assert not valid("policy", cbor.encode(with_fields(policy, changes)))
     entry = cbor.decode(registry_entries()[0])
     for changes in ({2: -1}, {3: bytes(31)}, {5: [[6]]}, {5: [[1, "carol"]]}, {6: 1}):

@@ -14,6 +14,7 @@ from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, PUBLIC_CLIP_MICRO,
 from attest.errors import AttestError, CborError
 from attest.policy import ClassRule, DepthRule, NoisePhase, Policy, sign_policy, verify_policy
 from attest.registry import Create, Enrol, Entry, Grant, KeyStatement, Revoke, RevokeOwn, Rotate
+from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
 from tests.attacks.scene import ALICE, OWNER, RAW
 
@@ -71,6 +72,7 @@ CLASSES = st.builds(
     depth=DEPTHS,
     max_window=st.none() | st.integers(1, 10**9),
 )
+AUDITORS = tuple(str(VerifierKey(name, SIGNATURE_COSIGNATURE_V1, raw)) for name, raw in RAW.items())
 INJECTIONS = st.sampled_from(
     [
         {},
@@ -79,10 +81,22 @@ INJECTIONS = st.sampled_from(
         {"noise_injection": "per_sample", "disclosure": "occurrences_public"},
         {"disclosure": "occurrences_public"},
         {"noise_phases": (NoisePhase(1, 10**6), NoisePhase(2, 10**15)), "noise_budgets": (1, 10**6, 10**9)},
+        {"auditors": AUDITORS, "auditor_quorum": len(AUDITORS)},
+        {"disclosure": "occurrences_public", "sampling_order": "cyclic"},
+        {"disclosure": "occurrences_public", "sampling_order": "shuffled", "noise_injection": "per_sample"},
     ]
 )
+
+
+def policy_of(injection, steps, classes, **fields) -> Policy:
+    """A policy that goes with its injection: as many steps as phases and, under an order, rates that have a period."""
+    if "sampling_order" in injection:
+        classes = tuple(replace(rule, sampling_rate=Fraction(1, rule.sampling_rate.denominator)) for rule in classes)
+    return Policy(steps=max(steps, len(injection.get("noise_phases", ()))), classes=classes, **injection, **fields)
+
+
 POLICIES = st.builds(
-    lambda injection, steps, **fields: Policy(steps=max(steps, len(injection.get("noise_phases", ()))), **injection, **fields),
+    policy_of,
     INJECTIONS,
     corpus=IDS,
     delta=st.fractions(Fraction(1, 10**12), Fraction(1, 2), max_denominator=10**12),

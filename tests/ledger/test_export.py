@@ -19,6 +19,7 @@ from ledger.leaves import Admit, Charge, Epoch, Header, Settle, Spend, decode_le
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root
 from ledger.note import NoteSigner, checkpoint_text, sign_note
+from ledger.trust import auditors_policy
 
 VKEYS = [SIGNER.vkey]
 
@@ -54,7 +55,7 @@ def write(directory: Path, leaves: list[bytes], signer: NoteSigner = SIGNER) -> 
     directory.mkdir()
     contents = {
         "checkpoint": sign_note(checkpoint_text(signer.name, len(leaves), root(leaves)), signer),
-        "policy": tiles.policy_text(SIGNER.vkey),
+        "policy": auditors_policy(SIGNER.vkey).text(),
         layout.entries_path(0, len(leaves)): tiles.entry_bundle(leaves),
         **dict(tiles.hash_tiles([leaf_hash(leaf) for leaf in leaves])),
     }
@@ -353,4 +354,4 @@ def test_the_headline_names_the_accountant_that_computed_not_the_one_that_is_wri
         return replace(leaf, accountant=replace(leaf.accountant, library="nist", parameters="exact")) if seq == 0 else leaf
 
     report = verify_export(write(export, rebuilt(export, boast)), VKEYS)
-    assert report.accountant.startswith("pld (dp-accounting ") and any("nist" in note for note in report.notes)
+    assert report.accountant.startswith("pld (dptrain pld-") and any("nist" in note for note in report.notes)

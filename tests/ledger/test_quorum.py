@@ -1,0 +1,123 @@
+"""What an audit says of the auditors whom the signed policy names."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
+
+from attest.keys import generate, public_bytes
+from ledger.audit import verify_export
+from ledger.errors import LeafRefused
+from ledger.log import Ledger
+from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
+from ledger.trust import parse_policy
+
+KEYS = [SIGNER.vkey]
+ANNA, BEN, CARLA = (
+    Cosigner(f"auditor.example/{name}", key) for name, key in (("anna", OTHER_KEY), ("ben", OWNER_KEY), ("carla", generate()))
+)
+NAMED = {"auditors": (ANNA.vkey, BEN.vkey, CARLA.vkey), "auditor_quorum": 2}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    base = tmp_path_factory.mktemp("run")
+    spec = header_spec(signed_policy(**NAMED))
+    with Ledger.create(base / "ledger.db", spec, SIGNER, now=START) as ledger:
+        Driver(ledger).admit(admission(1))
+        return ledger.export(base / "export")
+
+
+@pytest.fixture
+def export(source, tmp_path) -> Path:
+    return Path(shutil.copytree(source, tmp_path / "export"))
+
+
+def add(export: Path, *cosigners: Cosigner) -> None:
+    note = (export / "checkpoint").read_bytes()
+    keys = [SIGNER.vkey, *(who.vkey for who in cosigners)]
+    (export / "checkpoint").write_bytes(merge_notes(note, [cosign(note, who, KEYS, time=START) for who in cosigners], keys))
+
+
+def codes(report) -> list[str]:
+    return [finding.code for finding in report.findings]
+
+
+def test_an_audit_tells_who_of_the_policys_auditors_has_cosigned(export):
+    add(export, ANNA)
+    report = verify_export(export, KEYS)
+    assert report.verdict == "FULL" and (report.auditors, report.quorum, report.quorum_met) == (*NAMED.values(), False)
+    assert [(signer.name, signer.time, signer.of_log) for signer in report.signers] == [
+        (SIGNER.name, None, True),
+        (ANNA.name, START, False),
+    ]
+    told = "cosigned by 1 of the 3 auditors whom the policy names: auditor.example/anna; it asks for 2, so that readers"
+    assert any(note.startswith(told) for note in report.notes)
+    add(export, CARLA)
+    report = verify_export(export, KEYS, require_quorum=True)
+    assert report.verdict == "FULL" and report.quorum_met
+    assert any(note.endswith("it asks for 2, and has them") for note in report.notes)
+
+
+def test_a_quorum_that_was_asked_for_and_not_reached_fails(export):
+    for cosigners in ((), (ANNA,)):
+        if cosigners:
+            add(export, *cosigners)
+        report = verify_export(export, KEYS, require_quorum=True)
+        assert report.verdict == "FAILED" and codes(report) == ["QUORUM"]
+    assert verify_export(export, KEYS).verdict == "FULL"
+
+
+def test_cosignatures_of_strangers_are_no_quorum(export):
+    add(export, Cosigner("auditor.example/anna", generate()), Cosigner("auditor.example/dora", generate()))
+    report = verify_export(export, KEYS, require_quorum=True)
+    assert codes(report) == ["QUORUM"] and [signer.name for signer in report.signers] == [SIGNER.name]
+
+
+def test_a_line_of_a_named_auditor_that_does_not_verify_fails_the_audit(export):
+    add(export, ANNA)
+    path = export / "checkpoint"
+    data = bytearray(path.read_bytes())
+    data[-8] ^= 1
+    path.write_bytes(bytes(data))
+    for required in (False, True):
+        report = verify_export(export, KEYS, require_quorum=required)
+        assert report.verdict == "FAILED" and codes(report)[0] in ("SIGNATURE_BAD", "BASE64")
+
+
+def test_the_exports_trust_policy_asks_for_the_quorum(export):
+    policy = parse_policy((export / "policy").read_bytes())
+    assert [str(witness.key) for witness in policy.witnesses] == list(NAMED["auditors"])
+    assert policy.groups[0].threshold == 2 and policy.quorum == policy.groups[0].name
+    (export / "policy").write_bytes(f"log {SIGNER.vkey}\nquorum none\n".encode())
+    assert codes(verify_export(export, KEYS)) == ["POLICY_FILE"]
+
+
+def test_a_ledger_without_auditors_has_no_quorum_to_ask_for(tmp_path):
+    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        Driver(ledger).admit(admission(1))
+        export = ledger.export(tmp_path / "export")
+    assert (export / "policy").read_bytes() == f"log {SIGNER.vkey}\nquorum none\n".encode()
+    report = verify_export(export, KEYS)
+    assert (report.verdict, report.auditors, report.quorum, report.quorum_met) == ("FULL", (), None, None)
+    assert codes(verify_export(export, KEYS, require_quorum=True)) == ["QUORUM"]
+    add(export, ANNA)
+    report = verify_export(export, [*KEYS, ANNA.vkey])
+    assert [signer.name for signer in report.signers] == [SIGNER.name, ANNA.name]
+    assert "the policy names no auditors; the cosignatures are by keys that were pinned" in report.notes
+
+
+def test_a_log_whose_key_is_an_auditors_is_not_created(tmp_path):
+    own = Cosigner("auditor.example/somebody", LOG_KEY)
+    spec = header_spec(signed_policy(auditors=(own.vkey,), auditor_quorum=1))
+    with pytest.raises(LeafRefused) as refused:
+        Ledger.create(tmp_path / "ledger.db", spec, SIGNER, now=START)
+    assert refused.value.code == "AUDITORS"
+
+
+def test_the_auditors_of_a_policy_are_the_owners_word(export):
+    """Pinning the owner's key is what makes them so; a header with another owner's policy is found out."""
+    assert verify_export(export, KEYS, owner_key=public_bytes(OWNER_KEY)).verdict == "FULL"
+    assert "OWNER" in codes(verify_export(export, KEYS, owner_key=public_bytes(LOG_KEY)))
+    assert verify_export(export, [NoteSigner(SIGNER.name, OTHER_KEY).vkey]).verdict == "FAILED"
