@@ -115,8 +115,9 @@ class Ledger(Readings):
         state: str | os.PathLike[str] | None = None,
         expect_header: bytes | None = None,
         read_only: bool = False,
+        recompute: bool = False,
     ) -> "Ledger":
-        """Opens a ledger and checks all of it except the recorded epsilons, which the auditor recomputes.
+        """Opens a ledger and checks all of it, the recorded epsilons only if asked: they take the accountant's time.
 
         Args:
             ledger: the ledger file, or a ``postgresql://`` URL (`ledger.storage.place`).
@@ -125,6 +126,7 @@ class Ledger(Readings):
                 and then do not compare with that record.
             expect_header: SHA-256 of leaf 0, as pinned elsewhere.
             read_only: open for reading although a signer is given.
+            recompute: compute every recorded epsilon again.
 
         Raises:
             LedgerCorrupt: the file contradicts itself.
@@ -139,7 +141,7 @@ class Ledger(Readings):
         mark = None if reading and place.beside is None else highwater.read_bytes(place)
         store = open_store(place, read_only=reading)
         try:
-            appender = Appender(store, None if read_only else signer)
+            appender = Appender(store, None if read_only else signer, recompute=recompute)
             appender.check_identity(signer, expect_header)
             appender.check_highwater(mark)
             return cls(appender)

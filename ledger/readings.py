@@ -72,6 +72,11 @@ class Readings:
         return self.state.closed
 
     @property
+    def checkpoint_sizes(self) -> list[int]:
+        """The sizes over which a signed checkpoint is kept, ascending."""
+        return sorted(self._file.checkpoints)
+
+    @property
     def checkpoint(self) -> bytes:
         """The latest signed checkpoint note."""
         return self._file.checkpoints[max(self._file.checkpoints)]

@@ -52,6 +52,7 @@ class Replay:
         open_window: the window that has been charged and not settled in this attempt.
         unsettled: windows that were never settled because their attempt was abandoned.
         epochs: all EPOCH leaves.
+        spends: number of SPEND leaves.
         register: all admitted contributions, and the pools of those that are active.
         withdrawals: position of the WITHDRAW leaf by descriptor hash, unknown hashes included.
         closed: whether CLOSE has been seen.
@@ -75,6 +76,7 @@ class Replay:
         self.open_window: Charge | None = None
         self.unsettled: list[Charge] = []
         self.epochs: list[Epoch] = []
+        self.spends = 0
         self.register = Register(header.policy.classes)
         self.withdrawals: dict[bytes, int] = {}
         self.closed = False
@@ -294,6 +296,7 @@ class Replay:
             self._spending, self._spends_left = self.register.spends_due(), self.register.due
         expected = next(self._spending, None)
         self._spends_left -= 1
+        self.spends += 1
         if expected is None or expected.descriptor_hash != leaf.descriptor_hash:
             name = "none" if expected is None else expected.descriptor_hash.hex()
             yield LeafRefused("SPEND_ORDER", f"expected the SPEND of {name}, got {leaf.descriptor_hash.hex()}")

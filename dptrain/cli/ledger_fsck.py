@@ -1,0 +1,100 @@
+"""`dptrain ledger fsck`: a ledger where it is kept, held against itself and against all that pinned it."""
+
+import json as json_text
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dptrain.cli.ledger_place import LedgerName, StateDirectory, place_of
+from dptrain.cli.output import JsonFlag, console, print_json, styled
+from dptrain.errors import ConfigError
+from ledger.errors import LeafRefused, LedgerError
+
+if TYPE_CHECKING:
+    from ledger.handles import Pin
+    from ledger.log import Ledger
+
+_FIELDS = ("origin", "size", "root", "header_digest")
+
+Pins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--pin",
+        metavar="PIN.json",
+        exists=True,
+        dir_okay=False,
+        help="A pin that the ledger must extend; repeat. Default: those of the model checkpoints beside the ledger.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the group."""
+    app.command()(fsck)
+
+
+def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, json: JsonFlag = False) -> None:
+    """Check a ledger where it is kept: every byte, every signature, every number; exit code 1 if anything is wrong.
+
+    Re-derives the tree from the leaves, every leaf from the leaves before it, every recorded epsilon from the charges, and the
+    index from the leaves; then compares with what remembers an earlier state: the signer's record beside the ledger, and the
+    pins of model checkpoints. Changes nothing, and may run beside a training run.
+
+    Example: dptrain ledger fsck ledger.db
+    """
+    from ledger.log import Ledger
+
+    place = place_of(ledger, state)
+    pins = pin if pin is not None else sorted(Path(f"{place.beside}.checkpoints").glob("*/pin.json"))
+    with Ledger.open(place, read_only=True, recompute=True) as log:
+        for path in pins:
+            _hold_against(log, path)
+        found = _found(log, place.beside is not None, pins)
+    if json:
+        print_json(found)
+        return
+    out = console()
+    out.print(styled("bold green", "OK", f"  {found['origin']}: {found['size']} leaves, root {found['root']}"))
+    out.print(
+        f"{found['checkpoints']} signed checkpoints, the last over {found['signed']} leaves; {found['windows']} windows, "
+        f"{found['unsettled']} of them never settled; {found['epsilons']} recorded epsilons computed again"
+    )
+    record = "compared with the signer's record" if found["record"] else "the signer's record was not there to compare with"
+    out.print(f"{record} and {found['pins']} pins of model checkpoints")
+
+
+def _hold_against(log: "Ledger", path: Path) -> None:
+    try:
+        log.check_pin(_pin(path))
+    except LedgerError as error:
+        raise type(error)(error.code, f"{str(path)!r}: {error.sentence}") from error
+
+
+def _pin(path: Path) -> "Pin":
+    from ledger.handles import Pin
+
+    try:
+        data = json_text.loads(path.read_text(encoding="utf-8"))
+        return Pin.from_dict({name: data[name] for name in _FIELDS})
+    except (OSError, ValueError, KeyError, TypeError, LeafRefused) as error:
+        raise ConfigError("PIN", f"{str(path)!r} is no pin of a model checkpoint: {error}") from error
+
+
+def _found(log: "Ledger", record: bool, pins: list[Path]) -> dict[str, Any]:
+    from ledger.storage import highwater
+
+    run = log.state
+    return {
+        "verdict": "OK",
+        "origin": log.header.origin,
+        "size": log.size,
+        "root": log.root.hex(),
+        "checkpoints": len(log.checkpoint_sizes),
+        "signed": log.checkpoint_sizes[-1],
+        "windows": len(run.windows),
+        "unsettled": len(run.unsettled) + (run.open_window is not None),
+        "epsilons": run.spends,
+        "record": record and highwater.path_of(log.place).exists(),
+        "pins": len(pins),
+    }
