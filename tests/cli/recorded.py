@@ -13,7 +13,7 @@ from ledger.log import AdmitSpec, Ledger
 from ledger.note import NoteSigner
 
 
-def record(shell, *, private: bool = True) -> str:
+def record(shell, *, private: bool = True, ledger: str = "ledger.db", state: str | None = None) -> str:
     """A run of 20 steps over five admitted notes, in the files ledger.*; returns the verifier key of its ledger."""
     now = int(time.time())
     owner_key = keys.load_public_key("owner.pub")
@@ -38,7 +38,7 @@ def record(shell, *, private: bool = True) -> str:
         exactness_note="fast",
         private=private,
     )
-    with Ledger.create("ledger.db", header, signer, now=now) as log:
+    with Ledger.create(ledger, header, signer, now=now, state=state) as log:
         log.admit([specification(item.admission) for item in admitted], now=now)
         for step in range(1, 21, 5):
             window = log.charge(step, 5, now=now, noise_stream=step.to_bytes(16, "big"))

@@ -32,9 +32,35 @@ def test_a_run_file_is_read_with_paths_relative_to_it(tmp_path: Path) -> None:
     run.write_text(TEXT + '[run]\nledger = "runs/ledger.db"\n[model]\nmax_length = 40\nlabels = ["no", "yes"]\n')
     config = RunConfig.load(run)
     assert config.data.policy == tmp_path / "policy.cose"
-    assert config.run.ledger == tmp_path / "runs" / "ledger.db"
+    assert config.run.ledger == str(tmp_path / "runs" / "ledger.db")
     assert config.model == TextModel(max_length=40, labels=("no", "yes"))
     assert config.opening["corpus"] == tmp_path / "corpus"
+
+
+def test_a_ledger_may_be_on_a_server_with_its_state_on_this_machine(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    url = "postgresql://trainer@db.example/privacy?schema=run7"
+    run.write_text(TEXT + f'[run]\nledger = "{url}"\nledger_state = "state"\n')
+    opening = RunConfig.load(run).opening
+    assert (opening["ledger"], opening["ledger_state"]) == (url, tmp_path / "state")
+    run.write_text(TEXT + '[run]\nledger = "sqlite:///runs/ledger.db"\n')
+    assert RunConfig.load(run).opening["ledger"] == str(tmp_path / "runs" / "ledger.db")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('ledger = "postgresql://trainer@db.example/privacy"', "run.ledger_state"),
+        ('ledger = "postgresql://trainer:s3cret@db.example/privacy"\nledger_state = "state"', "PGPASSWORD"),
+        ('ledger = "postgresql://trainer@db.example/privacy?password=s3cret"\nledger_state = "state"', "PGPASSWORD"),
+        ('ledger_state = "state"', "state directory"),
+        ('ledger = "mysql://db.example/privacy"', "mysql:// is no place"),
+        ('ledger = "postgresql://db.example/privacy?schema=A"\nledger_state = "state"', "schema=A"),
+    ],
+)
+def test_a_place_that_is_no_ledgers_is_refused(lines: str, said: str) -> None:
+    sentence = refused(f"{TEXT}[run]\n{lines}\n").sentence
+    assert said in sentence and "s3cret" not in sentence
 
 
 def test_a_run_file_is_frozen() -> None:
