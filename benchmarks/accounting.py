@@ -22,7 +22,7 @@ EPOCHS = 10
 def _forget() -> None:
     accountants.core.cached.cache_clear()
     accountants.mixtures._mixture.cache_clear()
-    accountants.pld._step.cache_clear()
+    accountants.pld._steps.cache_clear()
     renyi._step_curve.cache_clear()
     renyi.log_moment.cache_clear()
 

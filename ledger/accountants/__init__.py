@@ -87,7 +87,7 @@ def describe(accountant: str = "pld", family: str = "gaussian") -> tuple[str, st
     if accountant == "prv":
         return "prv", *prv.describe()
     if accountant == "pld":
-        return "pld", "dp-accounting", pld.version(), f"interval={pld.INTERVAL} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
+        return "pld", "dptrain", pld.KERNEL, f"interval={pld.INTERVAL} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
     return accountant, "dptrain", renyi.KERNEL, f"{renyi.PARAMETERS[accountant]} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
 
 

@@ -1,14 +1,15 @@
-"""Privacy-loss-distribution accounting of the Poisson-sampled Gaussian mechanism, by Google's dp-accounting.
+"""Privacy-loss-distribution accounting of the Poisson-sampled Gaussian mechanism.
 
-The library rounds losses up onto a grid (pessimistically), so its epsilon is an upper bound at any grid.
+Losses are put on a grid so that both worlds keep their mass, which dominates them (`losses`); so epsilon is an upper bound
+at any grid. What the composition rounds is bounded on the way (`tilted`): the bound is one of the exact epsilon.
 """
 
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
-from ledger.accountants import renyi
+from ledger.accountants import losses, renyi, tilted
 from ledger.accountants.gaussian import epsilon_of_mu
 from ledger.accountants.phases import Phase, loss_of
 
@@ -22,17 +23,18 @@ UNSAMPLED_BELOW: Final = 0.02
 """Below this noise multiplier subsampling is ignored: epsilon is in the thousands, and the bound stays valid."""
 
 MAX_POINTS: Final = 1 << 24
-"""A composed distribution with more points is not formed; the smaller of the Renyi and the unsampled bound counts."""
+"""Longer grids and transforms are not computed on; the smaller of the Renyi and the unsampled bound counts."""
 
 MOST_STEPS: Final = 1 << 24
-"""More sampled steps are not composed, for the same reason: the library's bound on the length grows with them."""
+"""More sampled steps are not composed: what the grid adds at every step has outgrown what the Renyi bound gives away."""
 
 FFT_ERROR: Final = 1e-15
-"""What the library's composition may have lost of delta per step, fourteen times the most that was measured (7e-17)."""
+"""What dp-accounting's own composition may lose of delta per step, fourteen times the most that was measured (7e-17)."""
 
-_TAIL: Final = 1e-15
+KERNEL: Final = "pld-2"
+"""Changes with every change of these numbers; the first composed with dp-accounting."""
+
 _COARSE_MU: Final = 10.0
-_NEGLIGIBLE: Final = 1e-6
 
 
 def epsilon(z: float, q: float, steps: int, delta: float, *, replace: bool = False) -> float:
@@ -81,68 +83,30 @@ def epsilon_of_phases(phases: Sequence[Phase], delta: float, *, replace: bool = 
 def _composed(
     phases: Sequence[Phase], sampled: Sequence[Phase], rest: float, interval: float, delta: float, replace: bool
 ) -> float:
-    """Returns the library's epsilon of sampled phases and a Gaussian of mu = ``rest``; a Renyi bound where it is no bound.
+    """Returns epsilon of sampled phases and a Gaussian of mu = ``rest``; at most the Renyi bound, where one is at hand.
 
-    The library composes by a Fourier transform to the power of the number of steps, which multiplies its rounding: measured
-    against exact figures, delta is off by up to 7e-17 per step, in either sense, so that at 10^6 steps and a delta of 1e-12 its
-    epsilon is 0.3 too small. So it is asked for a delta that is smaller by 1e-15 per step, and not at all where that is
-    half of delta, or where the distribution would be too long. A contribution that is drawn at all with a probability of
-    delta at most spends nothing at that delta: where it is not drawn, both worlds are one.
+    A contribution that is drawn at all with a probability of delta at most spends nothing at that delta: where it is not drawn,
+    both worlds are one. Of the two directions the one in which the contribution is removed costs more nearly always: the
+    other is composed only where a bound without composition does not show it.
     """
     steps = sum(p.steps for p in sampled)
     if rest == 0.0 and -math.expm1(math.fsum(p.steps * math.log1p(-p.sampling_rate) for p in sampled)) * (1.0 + 1e-9) <= delta:
         return 0.0
-    lost = FFT_ERROR * steps
-    matters = lost > _NEGLIGIBLE * delta
-    if lost >= 0.5 * delta or steps > MOST_STEPS or _too_long(phases, interval, replace):
-        # Content replacement is two zero-outs, of which no sampled Renyi bound is at hand; unsampled holds.
-        return math.inf if replace else renyi.epsilon(phases, delta)
-    # The library brings scipy, a second of start-up that commands which account for nothing need not wait for.
-    from dp_accounting.pld import privacy_loss_distribution
-
-    whole = privacy_loss_distribution.identity(value_discretization_interval=interval)
-    for phase in sampled:
-        step = _step(phase.noise_multiplier, phase.sampling_rate, interval, replace)
-        whole = whole.compose(step.self_compose(phase.steps))
-    if rest > 0.0:
-        whole = whole.compose(_step(1.0 / rest, 1.0, interval, replace))
-    found = max(0.0, float(whole.get_epsilon_for_delta(delta - lost if matters else delta)))
-    return min(found, renyi.epsilon(phases, delta)) if matters and not replace else found
+    # Content replacement is two zero-outs, of which no sampled Renyi bound is at hand; unsampled holds.
+    bound = math.inf if replace else renyi.epsilon(phases, delta)
+    held = [(p.noise_multiplier, p.sampling_rate, p.steps) for p in sampled] + ([(1.0 / rest, 1.0, 1)] if rest > 0.0 else [])
+    lengths = (high - low for low, high in (losses.extent(z, q, replace) for z, q, _ in held))
+    if steps > MOST_STEPS or not max(lengths) <= MAX_POINTS * interval:
+        return bound
+    found = 0.0
+    for parts in zip(*(_steps(z, q, interval, replace) for z, q, _ in held), strict=True):
+        composed = [(part, count) for part, (_, _, count) in zip(parts, held, strict=True)]
+        if found == 0.0 or not tilted.covers(composed, interval, delta, found):
+            found = max(found, tilted.epsilon(composed, interval, delta, MAX_POINTS))
+    return min(found, bound)
 
 
 @lru_cache(maxsize=32)
-def _step(z: float, q: float, interval: float, replace: bool) -> Any:
-    """Returns the loss distribution of one step, most of the work; what a class spends by each epoch starts from the same one.
-
-    These are the calls of the library's `PLDAccountant`, to the same bits. For content replacement it doubles the shift.
-    """
-    import dp_accounting
-    from dp_accounting.pld import privacy_loss_distribution
-
-    neighbours = dp_accounting.NeighboringRelation
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=z,
-        value_discretization_interval=interval,
-        sampling_prob=q,
-        neighboring_relation=neighbours.REPLACE_ONE if replace else neighbours.ADD_OR_REMOVE_ONE,
-    )
-
-
-def _too_long(phases: Sequence[Phase], interval: float, replace: bool) -> bool:
-    """Whether the composed distribution would have more than `MAX_POINTS` points.
-
-    Its length is that of the losses that occur with probability 1e-15 on either side. Without sampling that is mu^2/2 and
-    nine standard deviations mu; sampling shortens it, to about twice the Renyi bound on epsilon at 1e-15.
-    """
-    mu = (2.0 if replace else 1.0) * math.sqrt(loss_of(phases))
-    if 2.0 * (0.5 * mu * mu + 9.0 * mu) <= MAX_POINTS * interval:
-        return False
-    doubled = [Phase(p.noise_multiplier / 2.0, p.sampling_rate, p.steps) for p in phases] if replace else phases
-    return 2.0 * renyi.epsilon(doubled, _TAIL) > MAX_POINTS * interval
-
-
-def version() -> str:
-    """Returns the version of dp-accounting that is installed."""
-    from importlib import metadata
-
-    return metadata.version("dp-accounting")
+def _steps(z: float, q: float, interval: float, replace: bool) -> tuple[losses.OneStep, ...]:
+    """Returns the loss distributions of one step; what a class spends by each epoch starts from the same ones."""
+    return losses.one_step(z, q, interval, replace)

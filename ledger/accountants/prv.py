@@ -48,6 +48,6 @@ def describe() -> tuple[str, str, str]:
     """Returns (library, version, parameters) for the ledger's header."""
     about = _plugged[0][1]() if _plugged else None
     if about is None:
-        return "dp-accounting", pld.version(), f"pld+{WIDTH} rounding=up-1e-6"
+        return "dptrain", pld.KERNEL, f"pld+{WIDTH} rounding=up-1e-6"
     library, version, parameters = about
-    return library, version, f"{parameters} bracket=pld..pld+{WIDTH} else=pld+{WIDTH} rounding=up-1e-6"
+    return library, f"{version}+{pld.KERNEL}", f"{parameters} bracket={pld.KERNEL}+0..{WIDTH} else=+{WIDTH} rounding=up-1e-6"

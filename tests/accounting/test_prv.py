@@ -95,10 +95,10 @@ def test_the_grid_is_about_as_long_as_foretold(monkeypatch):
 
 def test_the_header_tells_who_computed():
     name, library, version, parameters = accountants.describe("prv")
-    assert (name, library, version) == ("prv", "opacus", opacus.__version__)
-    assert "eps_error=0.01" in parameters and "pld..pld+0.02" in parameters and len(parameters) <= 200
+    assert (name, library, version) == ("prv", "opacus", f"{opacus.__version__}+pld-2"), "the bracket has a version too"
+    assert "eps_error=0.01" in parameters and "bracket=pld-2+0..0.02" in parameters and len(parameters) <= 200
     prv._plugged.clear()
-    assert accountants.describe("prv")[1] == "dp-accounting"
+    assert accountants.describe("prv")[1:3] == ("dptrain", "pld-2")
 
 
 def test_without_opacus_the_top_of_the_bracket_counts(monkeypatch):

@@ -82,10 +82,9 @@ def test_the_whole_grid_against_the_libraries(z):
         assert rdp <= integers * (1 + 1e-9) + 1e-12, point
         if q < 1.0 and found < 50.0:
             theirs_pld = min(PLDAccountant().compose(event, steps).get_epsilon(delta), accountants.epsilon(z, 1, steps, delta))
-            share = pld.FFT_ERROR * steps / delta  # of delta, which is not counted on
-            if share > 1e-6:  # then the Renyi bound counts where it is smaller, as it is over many quiet steps
-                theirs_pld = min(theirs_pld, rdp)
-            assert found == pytest.approx(max(0.0, theirs_pld), rel=1e-5 + 2 * share, abs=1e-5 * max(1.0, share / 1e-3)), point
+            theirs_pld = max(0.0, min(theirs_pld, rdp))  # the Renyi bound is smaller over many quiet steps
+            share = 1e-15 * steps / delta  # of delta, which the library's transform may lose, in either sense
+            assert found == pytest.approx(theirs_pld, rel=1e-6 + 2 * share, abs=1e-6 * max(1.0, share / 1e-3)), point
         record = opacus_prv.epsilon((Phase(z, q, steps),), delta)
         if record is not None and q < 1.0 and found < 50.0:
             # Over many steps grid and share of delta lift `pld` by more than opacus's error bar; then the top is recorded.
@@ -160,23 +159,6 @@ def test_a_fixed_order_is_not_accounted_as_a_draw():
     """Ten epochs of a hundred steps: 17.86 where each contribution comes once per epoch, 1.83 if drawn in secret."""
     assert accountants.epsilon_occurrences(10.0, 1e-5) == pytest.approx(17.86, abs=0.01)
     assert accountants.epsilon(1.0, 0.01, 1000, 1e-5) == pytest.approx(1.83, abs=0.01)
-
-
-@pytest.mark.parametrize("delta", [1e-9, 1e-10, 1e-11, 1e-12])
-def test_rounding_of_the_library_s_transform_never_lowers_epsilon(delta):
-    """A million steps, nearly unsampled: asked for 1e-11, the library says 3.237 where 3.279 is true."""
-    z, q, steps = 2000.0, 1 - 1e-13, 10**6
-    assert pld.epsilon(z, q, steps, delta) >= gaussian.epsilon_of_mu(math.sqrt(steps) / z, delta) * (1 - 1e-9)
-
-
-@pytest.mark.parametrize(("steps", "delta"), [(1000, 1e-6), (100_000, 1e-6), (100_000, 1e-9)])
-def test_what_the_guard_costs(steps, delta):
-    """At most a few parts in ten thousand where the library's figure can be used at all."""
-    value = pld.epsilon(50.0, 0.5, steps, delta)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pld, "FFT_ERROR", 0.0)
-        bare = pld.epsilon(50.0, 0.5, steps, delta)
-    assert bare <= value <= bare * (1.0 if steps == 1000 else 1.05)
 
 
 def test_a_contribution_that_is_hardly_ever_drawn_spends_nothing_at_that_delta():
