@@ -1,6 +1,7 @@
 """Every signed document: what is written is read back, and a second CBOR library reads the same and writes the same."""
 
 import io
+from dataclasses import replace
 from fractions import Fraction
 
 import cbor2

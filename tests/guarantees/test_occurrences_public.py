@@ -63,7 +63,7 @@ def test_a_run_is_recorded_counted_and_audited(tmp_path, mode) -> None:
         replaced = accountants.gaussian.epsilon_of_mu(2 * math.sqrt(max(c.loss for c in spent)), 1e-5)
         assert summed.epsilon_replace == pytest.approx(replaced) and row["epsilon_replace"] == pytest.approx(replaced)
         if mode == LITERAL:  # all that holds of every step, whoever else is drawn
-            assert summed.noise_multiplier == min(c.admit.sigma_micro for c in spent) / 1e6
+            assert summed.noise_multiplier == min(c.terms.sigma_micro for c in spent) / 1e6
 
 
 def scores(trainer: Trainer, gradient: float = 0.0) -> tuple[list[float], int]:
