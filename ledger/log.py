@@ -356,6 +356,29 @@ class Ledger(Readings):
         if self._file.root_at(pin.size) != pin.root:
             raise LedgerForked("FORKED", f"the first {pin.size} leaves are not those that were pinned")
 
+    def add_signatures(self, note: bytes, verifier_keys: Sequence[str]) -> bytes:
+        """Stores the signatures of others, such as auditors' cosignatures, below a checkpoint of this ledger.
+
+        Guarantee:
+            When this returns, the stored note is what it was, byte for byte, and behind it those lines of ``note`` that
+            verify under one of the keys, each key once; durably. Nothing signed is ever taken away or changed.
+
+        Args:
+            note: a copy of one of this ledger's checkpoints, with signatures added.
+            verifier_keys: keys whose signatures count.
+
+        Returns:
+            The note as it is stored now.
+
+        Raises:
+            NoteError: the note is malformed or not signed by the ledger's key, or a signature does not verify.
+            LedgerForked: the ledger's key signed another history in it; both notes are kept as evidence.
+            LedgerWrongRun: it is a checkpoint of another ledger.
+            LedgerError: code NO_CHECKPOINT if this ledger has no checkpoint of that size.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        return self._file.add_signatures(note, verifier_keys)
+
     def export(self, directory: str | Path) -> Path:
         """Writes the ledger as a static directory that anyone can audit offline (`ledger.export.write_export`)."""
         if self.size not in self._file.checkpoints:

@@ -3,15 +3,15 @@
 The mechanics under `ledger.log.Ledger`: it decides what to append, this decides whether and how.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
 from attest.files import atomic_write
-from ledger.errors import LeafRefused, LedgerBehind, LedgerClosed, LedgerForked, LedgerWrongRun
+from ledger.errors import LeafRefused, LedgerBehind, LedgerClosed, LedgerError, LedgerForked, LedgerWrongRun
 from ledger.leaves import Leaf, checks, encode_leaf
 from ledger.merkle import Frontier, leaf_hash
-from ledger.note import NoteSigner, checkpoint_text, sign_note
+from ledger.note import NoteSigner, checkpoint_text, merge_notes, open_note, parse_checkpoint, sign_note
 from ledger.storage import fsck, highwater
 from ledger.storage.store import Row, Store
 
@@ -70,11 +70,7 @@ class Appender:
         Yields:
             The time that the leaves must carry.
         """
-        if self._broken:
-            raise LedgerClosed("HANDLE", "this handle was closed, or a write failed under it; open the ledger again")
-        signer = self.signer
-        if signer is None:
-            raise LedgerClosed("READ_ONLY", "this ledger was opened for reading; open it with its key to append")
+        signer = self._require_signer()
         time, writing = self._time(now), False
         try:
             yield time
@@ -97,6 +93,28 @@ class Appender:
             raise
         finally:
             self._staged = []
+
+    def add_signatures(self, note: bytes, verifier_keys: Sequence[str]) -> bytes:
+        """Stores what other keys have signed below a checkpoint; see `ledger.log.Ledger.add_signatures`."""
+        self._require_signer()
+        log_vkey = self.replay.header.log_vkey
+        found = parse_checkpoint(open_note(note, [log_vkey]).text)
+        stored = self.checkpoints.get(found.size)
+        if found.origin != self.replay.header.origin:
+            raise LedgerWrongRun("WRONG_RUN", f"the note is of {found.origin!r}, not of {self.replay.header.origin!r}")
+        if found.size <= self.size and self.root_at(found.size) != found.root:
+            raise self._forked(note, f"the ledger's key signed another history of {found.size} leaves than it has")
+        if stored is None:
+            raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {found.size} leaves, none was signed there")
+        merged = merge_notes(stored, [note], [log_vkey, *verifier_keys])
+        if merged != stored:
+            try:
+                self.store.put_note(found.size, merged)
+            except BaseException:
+                self._broken = True
+                raise
+            self.checkpoints[found.size] = merged
+        return merged
 
     def stage(self, leaf: Leaf) -> None:
         """Checks the next leaf against the run and queues it; raises LeafRefused when it contradicts the run."""
@@ -128,16 +146,26 @@ class Appender:
             if mark.size > self.size:
                 raise LedgerBehind("BEHIND", f"the signer committed to {mark.size} leaves, the ledger has {self.size}")
             if self.root_at(mark.size) != mark.root:
-                evidence = place.side(".fork-evidence")
-                with suppress(OSError):
-                    atomic_write(evidence, note + b"\n" + self.checkpoints[max(self.checkpoints)])
-                sentence = f"the signer committed to another history of {mark.size} leaves; both are in {evidence}"
-                raise LedgerForked("FORKED", sentence)
+                raise self._forked(note, f"the signer committed to another history of {mark.size} leaves")
         elif self.signer is not None and self.size > 1:
             missing = highwater.path_of(place)
             raise LedgerBehind("HIGHWATER_MISSING", f"{missing} is gone, so a lost tail could not be seen; restore it")
         if self.signer is not None:
             highwater.write(place, self.signer, self.size, self.frontier.root())
+
+    def _forked(self, note: bytes, sentence: str) -> LedgerForked:
+        """Keeps both histories' notes, and returns the error that says where."""
+        evidence = self.store.place.side(".fork-evidence")
+        with suppress(OSError):
+            atomic_write(evidence, note + b"\n" + self.checkpoints[max(self.checkpoints)])
+        return LedgerForked("FORKED", f"{sentence}; both are in {evidence}")
+
+    def _require_signer(self) -> NoteSigner:
+        if self._broken:
+            raise LedgerClosed("HANDLE", "this handle was closed, or a write failed under it; open the ledger again")
+        if self.signer is None:
+            raise LedgerClosed("READ_ONLY", "this ledger was opened for reading; open it with its key to append")
+        return self.signer
 
     def _take(self, loaded: fsck.Loaded) -> None:
         self.replay = loaded.replay

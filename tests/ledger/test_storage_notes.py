@@ -1,0 +1,173 @@
+"""Signatures of others below stored checkpoints, and the room that retention will need: what may change, and nothing else."""
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from ledger_runs import OTHER_KEY, SIGNER, START, admission
+
+from ledger.audit import verify_export
+from ledger.errors import LedgerClosed, LedgerCorrupt, LedgerError, LedgerForked, LedgerWrongRun, NoteError
+from ledger.leaves import Admit, Epoch, Settle, Spend, Withdraw
+from ledger.log import Ledger
+from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, sign_note
+from ledger.storage.opening import open_store
+from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND
+
+ANNE = Cosigner("anne.example", OTHER_KEY)
+BERT = Cosigner("bert.example", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))
+
+
+def cosigned(note: bytes, *cosigners: Cosigner) -> bytes:
+    for cosigner in cosigners:
+        note = cosign(note, cosigner, [SIGNER.vkey], time=START)
+    return note
+
+
+def test_cosignatures_are_stored_below_the_checkpoint_and_exported(begun, backend, tmp_path):
+    begun.admit(admission(1))
+    begun.steps()
+    before = begun.epoch()
+    by_anne = cosigned(before, ANNE)
+    assert begun.ledger.add_signatures(by_anne, [ANNE.vkey]) == by_anne == begun.ledger.checkpoint
+    both = begun.ledger.add_signatures(cosigned(before, BERT, ANNE), [ANNE.vkey, BERT.vkey])
+    assert both.startswith(by_anne) and both.count("\n— ".encode()) == 3
+    assert begun.ledger.add_signatures(by_anne, [ANNE.vkey]) == both
+    begun.steps()
+    begun.ledger.close()
+    with backend.open() as ledger:
+        assert ledger._file.checkpoints[ledger.size - 2] == both
+        begun.ledger = ledger
+        begun.epoch()
+        report = verify_export(ledger.export(tmp_path / "export"), [SIGNER.vkey])
+        assert report.verdict == "FULL"
+
+
+def test_lines_that_do_not_count_are_not_stored(begun):
+    begun.admit(admission(1))
+    begun.steps()
+    note = begun.epoch()
+    assert begun.ledger.add_signatures(cosigned(note, ANNE, BERT), [BERT.vkey]) == cosigned(note, BERT)
+    forged = cosigned(note, ANNE).replace(b"anne.example", b"bert.example")
+    assert begun.ledger.add_signatures(forged, [BERT.vkey]) == cosigned(note, BERT)
+    broken = bytearray(cosigned(note, ANNE))
+    broken[-20] ^= 1
+    with pytest.raises(NoteError):
+        begun.ledger.add_signatures(bytes(broken), [ANNE.vkey])
+    assert begun.ledger.checkpoint == cosigned(note, BERT)
+
+
+def test_notes_of_other_histories_sizes_and_ledgers_are_refused(begun, backend):
+    begun.admit(admission(1))
+    begun.steps()
+    begun.epoch()
+    ledger = begun.ledger
+
+    def note(size: int, root: bytes, origin: str = SIGNER.name, signer: NoteSigner = SIGNER) -> bytes:
+        return sign_note(checkpoint_text(origin, size, root), signer)
+
+    with pytest.raises(LedgerForked):
+        ledger.add_signatures(cosigned(note(ledger.size, b"f" * 32), ANNE), [ANNE.vkey])
+    evidence = backend.place.side(".fork-evidence").read_bytes()
+    assert evidence.count(f"{SIGNER.name}\n{ledger.size}\n".encode()) == 2
+    for size, root in ((2, ledger._file.root_at(2)), (ledger.size + 1, bytes(32))):
+        with pytest.raises(LedgerError) as found:
+            ledger.add_signatures(note(size, root), [ANNE.vkey])
+        assert found.value.code == "NO_CHECKPOINT"
+    other = "ledger.example/run2"
+    with pytest.raises(LedgerWrongRun):
+        ledger.add_signatures(note(ledger.size, ledger.root, other), [ANNE.vkey])
+    with pytest.raises(NoteError):
+        ledger.add_signatures(note(ledger.size, ledger.root, other, NoteSigner(other, SIGNER.private_key)), [ANNE.vkey])
+    begun.steps()
+
+
+def test_a_reader_takes_no_signatures(begun, place):
+    note = begun.ledger.checkpoint
+    with Ledger.open(place) as reader, pytest.raises(LedgerClosed):
+        reader.add_signatures(cosigned(note, ANNE), [ANNE.vkey])
+
+
+def test_a_store_lets_nothing_else_happen_to_a_note(begun, backend):
+    begun.ledger.close()
+    store = open_store(backend.place, read_only=False)
+    with store.snapshot() as snapshot:
+        note = snapshot.checkpoints()[1]
+    line = cosigned(note, ANNE)[len(note) :]
+    for changed in (
+        note[:-1],
+        note[:-5] + b"AAAA\n",
+        line + note,
+        note + b"\n" + line,
+        note + line[:-1],
+        note + line + b"\n" + line,
+        note + b"a line\n",
+        note + "— ".encode(),
+        note.replace(b"\n1\n", b"\n2\n") + line,
+        b"",
+    ):
+        with pytest.raises(LedgerCorrupt):
+            store.put_note(1, changed)
+    with pytest.raises(LedgerError) as found:
+        store.put_note(7, note + line)
+    assert found.value.code == "NO_CHECKPOINT"
+    store.put_note(1, note + line)
+    with pytest.raises(LedgerCorrupt):
+        store.put_note(1, note)
+    store.close()
+    with backend.open() as ledger:
+        assert ledger.checkpoint == note + line
+
+
+def test_a_fenced_writer_stores_no_signatures(begun, backend):
+    backend.execute("UPDATE lease SET fence = fence + 1")
+    with pytest.raises(LedgerError) as found:
+        begun.ledger.add_signatures(cosigned(begun.ledger.checkpoint, ANNE), [ANNE.vkey])
+    assert found.value.code == "FENCED"
+    with pytest.raises(LedgerClosed):
+        begun.admit(admission(1))
+
+
+def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
+    """B26: the seat belt of retention, before any code prunes."""
+    assert set(PRUNABLE_KINDS) == {Admit.KIND, Settle.KIND, Spend.KIND}
+    size = closed.fetch("SELECT size FROM head")[0][0]
+    kinds = dict(closed.fetch("SELECT kind, min(seq) FROM entry GROUP BY kind"))
+    summary = f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, NULL, leaf, body FROM entry WHERE seq = 0"
+    for statement in ("UPDATE head SET pruned_before = 1", f"UPDATE head SET pruned_before = {size}"):
+        with pytest.raises(closed.refused):
+            closed.execute(statement)
+    closed.execute(summary)
+    with pytest.raises(closed.refused):
+        closed.execute(f"UPDATE head SET pruned_before = {size + 1}")
+    limit = kinds[Epoch.KIND]
+    closed.execute(f"UPDATE head SET pruned_before = {limit}")
+    with pytest.raises(closed.refused):
+        closed.execute(f"UPDATE head SET pruned_before = {limit - 1}")
+    for kind in (0, 2, Withdraw.KIND, Epoch.KIND):
+        with pytest.raises(closed.refused):
+            closed.execute(f"UPDATE entry SET body = NULL WHERE kind = {kind}")
+    for column, value in (("leaf", "x'" + "00" * 32 + "'"), ("dhash", "NULL"), ("kind", "5"), ("seq", "1000")):
+        with pytest.raises(closed.refused):
+            closed.execute(f"UPDATE entry SET body = NULL, {column} = {value} WHERE seq = {kinds[Admit.KIND]}")
+    for kind in PRUNABLE_KINDS:
+        with pytest.raises(closed.refused):
+            closed.execute(f"UPDATE entry SET body = NULL WHERE kind = {kind} AND seq >= {limit}")
+    closed.execute(f"UPDATE entry SET body = NULL WHERE seq < {limit} AND kind IN (1, 3, 4)")
+    assert closed.fetch("SELECT count(*) FROM entry WHERE body IS NULL")[0][0] > 3
+    with pytest.raises(closed.refused):
+        closed.execute(f"UPDATE entry SET body = x'00' WHERE seq = {kinds[Admit.KIND]}")
+    with pytest.raises(LedgerCorrupt) as found:
+        closed.open()
+    assert (found.value.code, found.value.seq) == ("PRUNED", kinds[Admit.KIND])
+
+
+def test_an_anchor_is_written_once(closed):
+    row = "x'" + "ab" * 32 + "'"
+    closed.execute(f"INSERT INTO anchor (summary_seq, dhash, class, first_seq, last_seq, spend) VALUES (9, {row}, 0, 1, 8, 5)")
+    for statement in (
+        "UPDATE anchor SET spend = 4",
+        "DELETE FROM anchor",
+        f"INSERT INTO anchor (summary_seq, dhash, class, first_seq, last_seq, spend) VALUES (9, {row}, 0, 1, 8, 4)",
+    ):
+        with pytest.raises(closed.refused):
+            closed.execute(statement)
+    assert closed.fetch("SELECT spend FROM anchor") == [(5,)]
