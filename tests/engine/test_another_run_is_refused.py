@@ -1,0 +1,53 @@
+"""Each thing that makes a run another one refuses a resumed one by itself, whatever else agrees."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from dptrain import recording
+from dptrain.errors import ResumeRefused
+
+ALIKE = {
+    "model_fingerprint": b"model",
+    "blocks": ("a", "b"),
+    "exactness_note": "fast",
+    "private": True,
+    "registry_root": b"root",
+}
+CHANGES = {
+    "policy": b"another policy",
+    "model_fingerprint": b"another model",
+    "blocks": ("a",),
+    "exactness_note": "fast. Noise is drawn on the device",
+    "private": False,
+    "registry_root": b"another root",
+}
+SENTENCES = {
+    "policy": "another policy",
+    "model_fingerprint": "another model structure",
+    "blocks": "another schedule of blocks",
+    "exactness_note": "another account of its numerics",
+    "private": "another privacy mode",
+    "registry_root": "another state of the registry",
+}
+
+
+def ledger() -> SimpleNamespace:
+    return SimpleNamespace(header=SimpleNamespace(policy_payload=b"policy", **ALIKE))
+
+
+def header(**changes: object) -> SimpleNamespace:
+    payload = changes.pop("policy", b"policy")
+    return SimpleNamespace(policy=SimpleNamespace(payload=payload), **(ALIKE | changes))
+
+
+def test_the_same_run_goes_on() -> None:
+    recording._require_same(ledger(), header())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_one_difference_alone_makes_it_another_run(what: str) -> None:
+    with pytest.raises(ResumeRefused, match=f"ANOTHER_RUN: the ledger was opened with {SENTENCES[what]};"):
+        recording._require_same(ledger(), header(**{what: CHANGES[what]}))  # type: ignore[arg-type]
