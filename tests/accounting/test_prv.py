@@ -1,5 +1,6 @@
 """The accountant prv: opacus's figure where it has one and it lies in the bracket, the top of the bracket where not."""
 
+import itertools
 import math
 
 import pytest
@@ -32,6 +33,38 @@ def test_golden_values(z, q, steps, expected):
     value = accountants.epsilon(z, q, steps, 1e-5, "prv")
     assert value == pytest.approx(expected, abs=6e-4 if expected < 10 else 6e-3)
     assert value == plugged.epsilon((Phase(z, q, steps),), 1e-5), "opacus's own"
+
+
+@pytest.mark.parametrize(("z", "q", "steps"), [(1.0, 0.01, 1000), (3.0, 0.01, 20_000), (0.8, 0.2, 30)])
+def test_a_smoother_grid_has_opacus_s_figure(z, q, steps):
+    theirs = opacus.accountants.PRVAccountant()
+    theirs.history = [(z, q, steps)]
+    expected = theirs.get_epsilon(1e-6, eps_error=plugged.EPS_ERROR, delta_error=1e-6 * plugged.DELTA_ERROR)
+    assert plugged.epsilon((Phase(z, q, steps),), 1e-6) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_next_smooth_number_is_the_next():
+    for length in (1, 2, 3, 7, 97, 101, 1021, 2049, 65_537):
+        whole = next(n for n in itertools.count(max(2, length)) if n % 2 == 0 and 60**40 % n == 0)
+        assert plugged._smooth(length) == whole
+
+
+def test_no_grid_has_a_large_prime_factor(monkeypatch):
+    from opacus.accountants import prv as module
+
+    seen = []
+    compose = module.compose_heterogeneous
+    monkeypatch.setattr(
+        module, "compose_heterogeneous", lambda dprvs, **rest: seen.append(len(dprvs[0])) or compose(dprvs, **rest)
+    )
+    for steps in (999, 1000, 1013):
+        plugged.epsilon((Phase(1.0, 0.01, steps),), 1e-6)
+        length = seen.pop()
+        assert length % 2 == 0
+        for prime in (2, 3, 5):
+            while length % prime == 0:
+                length //= prime
+        assert length == 1
 
 
 def test_opacus_s_figure_of_one_unsampled_release_and_ours():
