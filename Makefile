@@ -75,9 +75,10 @@ bench-gate: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.signing
 
-# Audits of 10^4, 10^5 and 10^6 leaves with their growth; about ten minutes.
+# Audits of 10^4, 10^5 and 10^6 leaves with their growth, about ten minutes; then appending, windows and opening.
 bench-ledger: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_append
 
 # What it finds lies in build/fuzz/.
 fuzz: $(STAMP)

@@ -36,8 +36,11 @@ def require_server() -> None:
 class Cluster:
     """A server; ``url(database)`` connects as its superuser."""
 
-    def __init__(self, settings: dict[str, str] | None = None) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="dptrain-pg-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    def __init__(self, settings: dict[str, str] | None = None, directory: Path | None = None) -> None:
+        """Starts one with its data below a directory, by default in memory where the system has a place for it."""
+        memory = Path("/dev/shm")
+        parent = directory or (memory if os.access(memory, os.W_OK) else None)
+        self.root = Path(tempfile.mkdtemp(prefix="dptrain-pg-", dir=parent))
         self.password = secrets.token_hex(8)
         self.settings = {"fsync": "on", "log_min_messages": "fatal"} | (settings or {})
         self._process: subprocess.Popen | None = None
