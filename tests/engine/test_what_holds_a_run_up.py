@@ -1,6 +1,7 @@
 """Lines of a run that no other line stands behind: keys at its end, where a resumed run stands, who is in the charged pool."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from attest.withdrawal import Withdrawal, sign_withdrawal  # noqa: E402
 from dptrain.batching import Planned  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
 from ledger import accountants  # noqa: E402
+from ledger.errors import HorizonExceeded  # noqa: E402
 from ledger.leaves import Charge, decode_leaf  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import make_world  # noqa: E402
@@ -124,3 +126,32 @@ def test_a_parameter_that_comes_or_goes_during_a_run_is_refused_by_name(tmp_path
     with pytest.raises(NotPrivateUse, match="PARAMETER_REPLACED"):
         trainer.one(next(steps))
     trainer.close()
+
+
+def test_what_was_signed_as_public_and_what_was_not_are_never_taken_for_each_other(tmp_path) -> None:
+    """The gate refuses it before; a schedule by itself gives the one no noise and the other no clip."""
+    trainer = Trainer(make_world(tmp_path, classes=SENSITIVE + PUBLIC, per_class=1, steps=2))
+    schedule = trainer.private.schedule
+    admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.pool.slots}
+    assert schedule.resolve(admissions["encyclopedia"]).public and not schedule.resolve(admissions["sensitive"]).public
+    for public, name in ((frozenset(), "encyclopedia"), (frozenset({"sensitive", "encyclopedia"}), "sensitive")):
+        with pytest.raises(NotPrivateUse, match=f"PUBLIC_UNSIGNED: class '{name}' is"):
+            replace(schedule, public=public).resolve(admissions[name])
+    trainer.close()
+
+
+def test_a_window_is_no_longer_than_what_the_policy_still_pays_for(tmp_path) -> None:
+    """Five steps are paid for, two of them lost: of windows of two the last one has one step, and it is taken."""
+    world = make_world(tmp_path, per_class=1, steps=4, policy_extra="redo_steps = 1")
+    first = Trainer(world)
+    first.one(next(iter(first.steps)))
+    first.close()
+    with pytest.warns(UserWarning, match="ends at step 3 of 4"):
+        second = Trainer(world, resume=True)
+    steps = iter(second.steps)
+    for _ in range(3):
+        second.one(next(steps))
+    assert second.private.recorder.ledger.charged_steps == 5
+    with pytest.raises(HorizonExceeded):
+        second.one(next(steps))
+    second.close()

@@ -1,4 +1,4 @@
-"""Lies of omission in a signed ledger, and what a cap costs over attempts: refusals that rest on one line of the replay."""
+"""Lies of omission in a signed ledger, caps over attempts, literal noise: what rests on one line of the replay."""
 
 import hashlib
 from dataclasses import replace
@@ -111,3 +111,16 @@ def test_a_cap_that_nobody_enforces_lowers_nothing(tmp_path):
         run.steps(4)
         whole = accountants.epsilon(20.0, 0.5, 16, 1e-6)
         assert ledger.epsilon(descriptor(1)) == whole > accountants.epsilon_capped(20.0, 0.5, 16, 1, 1e-6)
+
+
+def test_under_literal_noise_nobody_is_promised_more_than_was_signed(tmp_path):
+    """What others bring to a step is known afterwards; the schedule's maximum, 6 times this clip norm, is no promise."""
+    policy = signed_policy(disclosure="occurrences_public", noise_injection="per_sample")
+    with Ledger.create(tmp_path / "ledger.db", header_spec(policy), SIGNER, now=START) as ledger:
+        Driver(ledger).admit(admission(1, "sensitive", clip_micro=250_000, sigma_micro=4_000_000))
+        state = ledger.state
+        assert state.expenditure.of_contribution(state.contributions[descriptor(1)]) == (4.0,)
+    with Ledger.create(tmp_path / "other.db", header_spec(), SIGNER, now=START) as ledger:
+        Driver(ledger).admit(admission(1, "sensitive", clip_micro=250_000, sigma_micro=4_000_000))
+        state = ledger.state
+        assert state.expenditure.of_contribution(state.contributions[descriptor(1)]) == (6.0,)
