@@ -9,11 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from accelerate import Accelerator  # noqa: E402
+
 from attest.policy import Policy  # noqa: E402
 from benchmarks import gpu, noise, overheads, plan  # noqa: E402
 from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, replace  # noqa: E402
 from benchmarks.step import render, run  # noqa: E402
 from benchmarks.variants import _policy, absent_from, names_for  # noqa: E402
+from dptrain.planning import measure  # noqa: E402
 from dptrain.routing import sums  # noqa: E402
 
 ALWAYS = {"ours_fast", "ours_certified", "ours_compiled", "opacus_hooks", "opacus_ghost"}
@@ -191,3 +194,27 @@ def test_a_plan_is_measured_beside_a_run_of_it() -> None:
     assert row["planned_s"] > 0 and row["run_s"] > 0 and row["contributions_per_step"] == 12
     assert row["ratio"] == row["run_s"] / row["planned_s"]
     assert plan.render("tiny", row).split()[-3:] == ["1", "2", "0.5"] and len(plan.HEAD.split()) == 12
+
+
+@pytest.mark.parametrize(
+    "extra", ["", '[noise]\ninjection = "per_microbatch"\nmicrobatches = 2\n', 'exactness = "certified"\n']
+)
+def test_a_plan_times_the_microbatches_that_a_run_makes_of_a_draw(extra: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """Every contribution drawn: classes of different depth share microbatches, in the order that a step takes them."""
+    case = plan.Case(8, 4, 4, per_class=3, rate=1.0, microbatch=4, policy=extra)
+    made, config = plan.world(tmp_path, case, 2, 1)
+    accelerator = Accelerator(cpu=True)
+    steps = measure._Steps(made.policy, config, accelerator)
+    drawn = [rule for rule in made.policy.classes for _ in range(3)]
+    ours = [([drawn[i].name for i in m.slots], m.examples, m.fill) for m in steps.mixed(drawn)]
+    steps.close()
+    with plan.open_run(config, accelerator) as run:
+        tools = plan.task(config.task)
+        model, collate = tools.build(config.model)
+        if made.policy.exactness == "certified":
+            model.set_attn_implementation("eager")
+        run.prepare(model, plan.make_optimizer(model, config.optimizer, layers=None), collate)
+        found = run.drawing.planned(run.drawing.draw(1))
+        slots = run.pool.slots
+        theirs = [([slots[i].resolution.class_name for i in m.slots], m.examples, m.fill) for m in found]
+    assert ours == theirs and any(len(set(names)) > 1 for names, _, _ in ours)

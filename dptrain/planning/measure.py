@@ -24,7 +24,7 @@ from attest import allocation
 from attest.policy import ClassRule, Policy
 from attest.schedule import effective_multiplier
 from dptrain import guards
-from dptrain.batching import Drawn, plan
+from dptrain.batching import Drawn, Planned, plan
 from dptrain.command import quiet_libraries
 from dptrain.depth import layer_stack
 from dptrain.gradients import Phase, PrivateGradients
@@ -36,12 +36,16 @@ from dptrain.routing.folding import Folding
 from dptrain.routing.levels import level_of, refuse_uncertifiable
 from dptrain.routing.scan import refuse_coupled
 from dptrain.runconfig import ImageModel, RunConfig, TextModel
+from dptrain.sampling import groups
 from dptrain.streams import noise_of
 from dptrain.tasks import task
 from dptrain.tasks.classification import make_optimizer
 
 ROUNDS = 3
 """Steps that are timed, after one that is not; the median counts."""
+
+MIXED = 8
+"""A step of contributions for so many full microbatches at most is timed as a whole too; in longer ones few are shared."""
 
 _WORDS = ("alpha", "river", "seven", "quiet", "stone", "green", "letter", "window")
 
@@ -52,7 +56,8 @@ class ClassCost:
 
     Attributes:
         contributions_per_step: Expected, or assumed.
-        seconds_per_contribution: Forward pass, backward pass and clip, in a full microbatch.
+        seconds_per_contribution: Forward pass, backward pass and clip, in the microbatches of a step: not all are full, and
+            those that classes share go as deep as the deepest of them.
         share: Part of the time of a step.
         coordinates: Parameters that the class may touch.
         layers: Layers whose backward pass it needs, from the output down.
@@ -194,30 +199,61 @@ class _Steps:
         examples = _examples(self._config.model, size)
         taken: dict[str, list[float]] = {rule.name: [] for rule in rules}
         fixed: list[float] = []
+        whole: list[float] = []
+        few = sum(expected.values()) <= MIXED * self._config.run.microbatch
+        drawn = [rule for rule in rules for _ in range(round(expected[rule.name]))] if few else []
+        mixed = self.mixed(drawn)
         for _ in range(rounds + 1):
             self._gradients.clear()
             self._gradients.phase = Phase.DRAWING
             self._folding.begin()
             for rule in rules:
-                taken[rule.name].append(self._timed(lambda rule=rule: self._microbatches(rule, examples)) / size)
+                taken[rule.name].append(self._timed(lambda rule=rule: self._alone(rule, examples)) / size)
+            if mixed:
+                whole.append(self._timed(lambda: self._run(mixed, drawn, examples)))
             fixed.append(self._timed(self._release))
         middle = {name: statistics.median(times[1:]) for name, times in taken.items()}
-        return {rule.name: middle.get(rule.name, 0.0) for rule in self._policy.classes}, statistics.median(fixed[1:])
+        alone = sum(middle[rule.name] for rule in drawn)
+        share = statistics.median(whole[1:]) / alone if mixed else 1.0
+        return {rule.name: share * middle.get(rule.name, 0.0) for rule in self._policy.classes}, statistics.median(fixed[1:])
 
     def close(self) -> None:
         self._gradients.close()
         self._noise.destroy()
 
-    def _microbatches(self, rule: ClassRule, examples: Sequence[Any]) -> None:
+    def mixed(self, drawn: Sequence[ClassRule]) -> list[Planned]:
+        """Microbatches of a step that draws one contribution, of one example, of each of these classes; slots are places there.
+
+        As :meth:`dptrain.drawing.Drawing.planned` makes them.
+        """
+        most, rows = self._config.run.microbatch, self._config.run.microbatch_rows
+        depths = [self.schedule.lowest_position(rule.name) for rule in drawn]
+        order = sorted(range(len(drawn)), key=lambda slot: (depths[slot], slot))
+        public = [slot for slot in order if drawn[slot].public]
+        private = groups([slot for slot in order if not drawn[slot].public], self._policy.noise_microbatches or 1)
+        fill = self._policy.exactness == "certified"
+        return [
+            planned
+            for group in (*private, public)
+            for planned in plan([Drawn(i, depths[i], 1) for i in group], most, rows, fill=fill and group is not public)
+        ]
+
+    def _alone(self, rule: ClassRule, examples: Sequence[Any]) -> None:
+        """Full microbatches of one class."""
         drawn = [Drawn(slot, 0, 1) for slot in range(len(examples))]
         most, rows = self._config.run.microbatch, self._config.run.microbatch_rows
-        signed = (rule.clip_norm, rule.noise_multiplier, self.schedule.profiles[rule.name])
         fill = self._policy.exactness == "certified" and not rule.public
-        for planned in plan(drawn, most, rows, fill=fill):
-            contents = [[examples[slot]] for slot in planned.slots]
+        self._run(plan(drawn, most, rows, fill=fill), [rule] * len(examples), examples)
+
+    def _run(self, microbatches: Sequence[Planned], rules: Sequence[ClassRule], examples: Sequence[Any]) -> None:
+        """Forward pass, backward pass and clip of microbatches, whose slots are places in ``rules``."""
+        for planned in microbatches:
+            contents = [[examples[slot % len(examples)]] for slot in planned.slots]
             collate: Collate = self._collate
             batch = build(contents, collate, self._device, rows_each=planned.examples, fill=planned.fill)
-            bounds = bounds_of([signed] * len(planned.slots) + [(1.0, 1.0, ())] * planned.fill, len(self.schedule.blocks))
+            found = [rules[slot] for slot in planned.slots]
+            signed = [(rule.clip_norm, rule.noise_multiplier, self.schedule.profiles[rule.name]) for rule in found]
+            bounds = bounds_of(signed + [(1.0, 1.0, ())] * planned.fill, len(self.schedule.blocks))
             self._folding.expect(planned, bounds)
             self._router.arm(batch.contributions, batch.examples, bounds.permitted_NG)
             self._folding.backward(self._loss(self._called, batch), batch)
