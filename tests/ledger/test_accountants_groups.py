@@ -78,6 +78,46 @@ def test_sums_of_shifts_are_a_distribution_and_rounded_up():
         assert shifts[-1][0] >= math.fsum(shift for shift, _ in draws) * (1 - 1e-12)
 
 
+@pytest.mark.parametrize("removed", [True, False])
+@pytest.mark.parametrize(
+    "shifts",
+    [
+        ((0.0, 0.9), (0.25, 0.1)),
+        ((0.0, 2.0**-30), (4.0, 0.5), (40.0, 0.5 - 2.0**-30)),
+        ((0.001, 0.3), (2.0, 0.7 - 1e-6), (9.0, 1e-6)),
+        mixtures._sums([(0.25, 0.01)] * 16),
+        mixtures._sums([(1.0 / (1 + k / 7), 0.05) for k in range(40)]),
+    ],
+)
+def test_losses_are_found_where_the_library_takes_them(shifts, removed):
+    import numpy as np
+    from dp_accounting.pld import privacy_loss_mechanism
+
+    kinds = privacy_loss_mechanism.AdjacencyType
+    mechanism = privacy_loss_mechanism.MixtureGaussianPrivacyLoss(
+        1.0,
+        [value for value, _ in shifts],
+        [chance for _, chance in shifts],
+        adjacency_type=kinds.REMOVE if removed else kinds.ADD,
+    )
+    bounds = mechanism.connect_dots_bounds()
+    losses = np.linspace(bounds.epsilon_lower, bounds.epsilon_upper, 60)[1:-1]
+    found = mixtures._taken_at(losses, shifts, removed=removed)
+    assert np.all(np.diff(found) <= 0.0)
+    again = [mechanism.privacy_loss(x) for x in found if math.isfinite(x)]
+    assert len(again) > 40 and again == pytest.approx(list(losses[np.isfinite(found)]), rel=1e-9, abs=1e-9)
+
+
+def test_the_figures_are_the_library_s_own():
+    import dp_accounting
+    from dp_accounting import dp_event
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant.compose(dp_event.MixtureOfGaussiansDpEvent(8.0, [0.0, 1.0, 2.0], [0.81, 0.18, 0.01]), 60)
+    assert accountants.epsilon_group(8.0, 0.1, 60, 2, 1e-6) == pytest.approx(accountant.get_epsilon(1e-6), rel=1e-6)
+
+
 @pytest.mark.parametrize("size", [0, -1, 10_001, 1.0, True, None])
 def test_what_is_no_group_is_refused(size):
     with pytest.raises(AccountantError, match="GROUP"):
