@@ -11,6 +11,7 @@ from dptrain.cli.account_options import Accountant, Compare, Delta, Family, Nois
 from dptrain.cli.calibrate import calibrate
 from dptrain.cli.options import PlotFile, require_plot
 from dptrain.cli.output import JsonFlag, counting, print_json
+from dptrain.cli.progress import progress_bar
 from dptrain.planning import curves
 from ledger import accountants
 
@@ -88,9 +89,11 @@ def account(
         names = accountants.ACCOUNTANTS if compare else (accountant,)
         if compare:
             data["compare"] = curves.compared(phases, delta, family)
-        drawn = None if curve is None else curves.curve(phases, delta, names, family, over=curve.value)
-        if drawn is not None:
-            data["curve"] = drawn.as_json()
+    drawn = None
+    if curve is not None:
+        with progress_bar("points of the curve", lambda: curves.values_of(names)) as progress:
+            drawn = curves.curve(phases, delta, names, family, over=curve.value, progress=progress)
+        data["curve"] = drawn.as_json()
     if plot is not None and drawn is not None:
         drawn.figure().write(plot, drawn.tables())
     if json:

@@ -1,7 +1,7 @@
 """Epsilon over the steps of a run or over delta, and by all accountants."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -69,9 +69,20 @@ class Curve:
 
 
 def curve(
-    phases: Sequence[Phase], delta: float, names: Sequence[str], family: str, *, over: Literal["steps", "delta"]
+    phases: Sequence[Phase],
+    delta: float,
+    names: Sequence[str],
+    family: str,
+    *,
+    over: Literal["steps", "delta"],
+    progress: Callable[[int], None] | None = None,
 ) -> Curve:
     """Epsilon of the run so far, phase after phase, or of the whole run at other deltas.
+
+    Args:
+        phases: The run. delta: Of the figure, or one of those shown. names: Accountants. family: Of the noise.
+        over: What varies.
+        progress: Is told how many of the `values_of` figures are done.
 
     Raises:
         AccountantError: As the accountants.
@@ -85,16 +96,25 @@ def curve(
         xs = sorted({*(float(f"1e{exponent}") for exponent in decades), delta})
         runs = [(list(phases), x) for x in xs]
 
-    def values(name: str, *, replaced: bool) -> tuple[float, ...]:
-        return tuple(accountants.epsilon_of_phases(run, at, name, family=family, replace=replaced) for run, at in runs)
-
+    # A point at a time: what one accountant composed, the others take from it.
+    found: dict[tuple[str, bool], list[float]] = {(name, replaced): [] for name in names for replaced in (False, True)}
+    for run, at in runs:
+        for (name, replaced), values in found.items():
+            values.append(accountants.epsilon_of_phases(run, at, name, family=family, replace=replaced))
+            if progress is not None:
+                progress(sum(map(len, found.values())))
     return Curve(
         over,
         tuple(xs),
-        {name: values(name, replaced=False) for name in names},
-        {name: values(name, replaced=True) for name in names},
+        {name: tuple(found[name, False]) for name in names},
+        {name: tuple(found[name, True]) for name in names},
         f", at delta {delta:g}" if over == "steps" else "",
     )
+
+
+def values_of(names: Sequence[str]) -> int:
+    """About how many figures a curve is made of."""
+    return 2 * POINTS * len(names)
 
 
 def first_steps(phases: Sequence[Phase], count: int) -> list[Phase]:

@@ -4,7 +4,9 @@ import math
 
 import pytest
 
+from dptrain.planning import curves
 from dptrain.planning.rounding import at_most, rounded_up
+from ledger.accountants import Phase
 
 RUN = ("--sampling-rate", "0.01", "--steps", "1000", "--delta", "1e-5")
 
@@ -82,6 +84,14 @@ def test_a_curve_ends_at_the_figure_of_the_run(shell, over):
     assert (at["pld"]["epsilon"], at["pld"]["epsilon_replace"]) == (answer["epsilon"], answer["epsilon_replace"])
     assert (shell.directory / "curve.svg").read_text().startswith("<svg")
     assert over in shell.run("account", *run, "--curve", over).stdout
+
+
+def test_a_curve_tells_how_far_it_is():
+    told = []
+    run = [Phase(2.0, 1.0, 64)]
+    found = curves.curve(run, 1e-5, ("pld", "rdp"), "gaussian", over="steps", progress=told.append)
+    assert told == list(range(1, 4 * len(found.xs) + 1)) and told[-1] <= curves.values_of(("pld", "rdp"))
+    assert found == curves.curve(run, 1e-5, ("pld", "rdp"), "gaussian", over="steps")
 
 
 @pytest.mark.parametrize("solve", ["steps", "rate"])
