@@ -1,4 +1,4 @@
-"""All leaf hashes of an open ledger in one block of memory: 32 bytes a leaf, where a list of bytes takes 97."""
+"""All leaf hashes of an open ledger in one block of memory: 32 bytes a leaf, where a list of bytes takes about 90."""
 
 from collections.abc import Iterable, Sequence
 from typing import overload
