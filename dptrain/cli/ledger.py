@@ -3,8 +3,6 @@
 import hashlib
 import json as json_text
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,12 +17,10 @@ from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli import ledger_cosign, ledger_fsck, ledger_init, ledger_proofs
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
-from dptrain.cli.ledger_place import LedgerName, StateDirectory, place_of
+from dptrain.cli.ledger_place import LedgerName, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.output import JsonFlag, console, number, print_json, promised, styled, table, utc
-from dptrain.cli.signing_keys import read_private_key
 from dptrain.errors import ConfigError
 from ledger.errors import LedgerBusy
-from ledger.storage.place import Place
 
 if TYPE_CHECKING:
     # SQLAlchemy takes longer to load than everything else together, and help and completion need none of it: the
@@ -93,7 +89,7 @@ def export(
     The directory holds no content, no contributor's name and no draw. It appears complete or not at all.
     """
     place = place_of(ledger, state)
-    with _open(place, key, passphrase_file) as log:
+    with opened_to_sign(place, key, passphrase_file) as log:
         written = log.export(directory)
         size, root, vkey = log.size, log.root.hex(), log.header.log_vkey
     if json:
@@ -156,7 +152,7 @@ def withdraw(
     now, place = int(time.time()), place_of(ledger, state)
     descriptors = _descriptors(attestations or [])
     try:
-        with _open(place, key, passphrase_file) as log:
+        with opened_to_sign(place, key, passphrase_file) as log:
             known = None if registry is None else _registry_of(log.header, registry)
             checked = [_check_withdrawal(path, log.header, descriptors, known, now) for path in withdrawals]
             entered = [_enter(log, found, evidence, now) for found, evidence in checked]
@@ -211,22 +207,6 @@ def _registry_of(header: "Header", path: Path) -> Registry:
             "run began; get the latest registry from the corpus owner",
         )
     return known
-
-
-@contextmanager
-def _open(place: Place, key: Path | None, passphrase_file: Path | None) -> Iterator["Ledger"]:
-    """The ledger, opened with its signing key."""
-    from ledger.log import Ledger
-    from ledger.note import NoteSigner
-
-    found = key or place.key
-    if not found.is_file():
-        raise typer.BadParameter(f"there is no {found}; give the ledger's private key with --key")
-    private_key = read_private_key(found, passphrase_file)
-    with Ledger.open(place, read_only=True) as log:
-        origin = log.header.origin
-    with Ledger.open(place, NoteSigner(origin, private_key)) as log:
-        yield log
 
 
 def _audit(export: Path, pinned: list[str], owner_key: Path | None, require_quorum: bool = False) -> "AuditReport":

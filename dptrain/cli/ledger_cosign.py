@@ -9,6 +9,7 @@ import typer
 from attest import keys
 from attest.files import atomic_write, read_limited
 from dptrain.cli.files import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
+from dptrain.cli.ledger_place import LedgerKey, LedgerOrExport, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.ledger_proofs import print_cosigners, verifier_keys
 from dptrain.cli.options import existing_file
 from dptrain.cli.output import JsonFlag, console, print_json, styled, utc
@@ -85,37 +86,56 @@ def cosign(
 
 
 def merge(
-    export: Annotated[
-        Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
-    ],
+    ledger: LedgerOrExport,
     notes: Annotated[list[Path], typer.Argument(metavar="NOTE", exists=True, dir_okay=False, help="As cosign wrote them.")],
     key: Annotated[
         list[str] | None,
         typer.Option("--key", metavar="PUB", help="Public key of an auditor whom the policy does not name; repeat."),
     ] = None,
+    ledger_key: LedgerKey = None,
+    passphrase_file: PassphraseFile = None,
+    state: StateDirectory = None,
     json: JsonFlag = False,
 ) -> None:
-    """Add auditors' cosignatures to the checkpoint of an export; every line is verified first, and nothing is taken away."""
+    """Add auditors' cosignatures to a checkpoint of the ledger, or of an export of it.
+
+    Every line is verified first, and nothing is taken away. Exports of a ledger that are made later have them too.
+    """
+    from ledger.note import MAX_NOTE_SIZE, open_note
+
+    named = [vkey for text in key or [] for vkey in verifier_keys(text)]
+    given = [read_limited(path, MAX_NOTE_SIZE, "note") for path in notes]
+    if Path(ledger).is_dir():
+        merged, trusted = _merge_into_export(Path(ledger), given, named)
+    else:
+        with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
+            trusted = [*log.header.trust_policy().vkeys, *named]
+            for note in given:
+                merged = log.add_signatures(note, trusted)
+    cosigned = tuple(item for item in open_note(merged, list(dict.fromkeys(trusted))).signatures if item.timestamp is not None)
+    if json:
+        print_json({"path": ledger, "cosigners": [{"name": item.key.name, "time": item.timestamp} for item in cosigned]})
+        return
+    console().print(f"the checkpoint of {ledger} has {len(cosigned)} cosignatures")
+    print_cosigners(cosigned)
+
+
+def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tuple[bytes, list[str]]:
+    """The merged note, written, and the keys whose lines count."""
     from ledger.layout import CHECKPOINT
     from ledger.leaves import Header, decode_leaf
-    from ledger.note import MAX_NOTE_SIZE, merge_notes, open_note
+    from ledger.note import merge_notes
     from ledger.reader import ExportReader
 
     reader = ExportReader(export)
     header = decode_leaf(reader.leaf(0))
     if not isinstance(header, Header):
         raise LedgerCorrupt("HEADER", f"the first leaf of {export} is not a header; verify the export", seq=0)
-    trusted = list(dict.fromkeys([*header.trust_policy().vkeys, *(vkey for text in key or [] for vkey in verifier_keys(text))]))
-    merged = merge_notes(reader.checkpoint, [read_limited(path, MAX_NOTE_SIZE, "note") for path in notes], trusted)
+    trusted = [*header.trust_policy().vkeys, *named]
+    merged = merge_notes(reader.checkpoint, given, list(dict.fromkeys(trusted)))
     if merged != reader.checkpoint:
         atomic_write(export / CHECKPOINT, merged)
-    cosigned = tuple(item for item in open_note(merged, trusted).signatures if item.timestamp is not None)
-    if json:
-        cosigners = [{"name": item.key.name, "time": item.timestamp} for item in cosigned]
-        print_json({"path": str(export / CHECKPOINT), "changed": merged != reader.checkpoint, "cosigners": cosigners})
-        return
-    console().print(f"{export / CHECKPOINT}: {'lines added' if merged != reader.checkpoint else 'nothing to add'}")
-    print_cosigners(cosigned)
+    return merged, trusted
 
 
 def auditor_key(

@@ -1,12 +1,20 @@
 """Naming a ledger on the command line: its file, or the URL of a database and the state directory that goes with it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from dptrain.cli.signing_keys import read_private_key
 from ledger.errors import LedgerError
+from ledger.note import NoteSigner
 from ledger.storage.place import Place
+
+if TYPE_CHECKING:
+    from ledger.log import Ledger
 
 
 def checked(ledger: str | None) -> str | None:
@@ -56,3 +64,53 @@ def place_of(ledger: str, state: Path | None) -> Place:
         return Place.of(ledger, state)
     except LedgerError as error:
         raise typer.BadParameter(error.sentence) from error
+
+
+@contextmanager
+def opened_to_sign(place: Place, key: Path | None, passphrase_file: Path | None) -> Iterator["Ledger"]:
+    """The ledger, opened with its signing key: the one given, or the one beside it.
+
+    Raises:
+        typer.BadParameter: there is no key.
+    """
+    from ledger.log import Ledger
+
+    private_key = ledger_key(place, key, passphrase_file)
+    with Ledger.open(place, read_only=True) as log:
+        origin = log.header.origin
+    with Ledger.open(place, NoteSigner(origin, private_key)) as log:
+        yield log
+
+
+def ledger_key(place: Place | None, key: Path | None, passphrase_file: Path | None) -> Ed25519PrivateKey:
+    """The private key of a ledger: the one given, or the one beside it.
+
+    Raises:
+        typer.BadParameter: there is none.
+    """
+    found = key or (None if place is None else place.key)
+    if found is None or not found.is_file():
+        where = "" if found is None else f"there is no {found}; "
+        raise typer.BadParameter(f"{where}give the ledger's private key with --key or --ledger-key")
+    return read_private_key(found, passphrase_file)
+
+
+def ledger_or_export(ledger: str) -> str:
+    """A name that is a directory, as export writes one, or that `checked` takes; a callback.
+
+    Raises:
+        typer.BadParameter: as `checked`.
+    """
+    return ledger if Path(ledger).is_dir() else checked(ledger) or ledger
+
+
+LedgerOrExport = Annotated[
+    str,
+    typer.Argument(metavar="LEDGER", callback=ledger_or_export, help="Ledger of a run, or the directory that export wrote."),
+]
+LedgerKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--ledger-key", metavar="KEY", exists=True, dir_okay=False, help="Private key of the ledger; default: LEDGER.key."
+    ),
+]

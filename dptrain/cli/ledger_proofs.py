@@ -8,21 +8,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.files import atomic_write, read_limited
 from attest.micro import MICRO
-from dptrain.cli.files import refuse_to_overwrite
+from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
+from dptrain.cli.ledger_place import LedgerKey, LedgerOrExport, StateDirectory, place_of
+from dptrain.cli.ledger_place import ledger_key as private_key_of
 from dptrain.cli.output import JsonFlag, console, print_json, styled, utc
-from ledger.errors import ProofError
+from ledger.errors import LedgerWrongRun, ProofError
+from ledger.storage.place import Place
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
     from ledger.leaves import Leaf
-    from ledger.note import Signature
+    from ledger.note import Checkpoint, Signature
     from ledger.proof import ProvenLeaf
     from ledger.prover import Node
     from ledger.trust import TrustPolicy
 
+
+RECEIPT_TAG = b"\xd2"
+"""First byte of a COSE receipt; text files have none such."""
 
 _HEADER_FIELDS = ("time", "origin", "owner", "owner_key", "run_id", "registry_root", "model_fingerprint", "private")
 
@@ -35,7 +42,6 @@ class LeafKind(StrEnum):
     WITHDRAW = "withdraw"
 
 
-Source = Annotated[str, typer.Argument(metavar="LEDGER", help="Ledger of a run, or the directory that export wrote.")]
 Keys = Annotated[
     list[str] | None,
     typer.Option(
@@ -74,35 +80,50 @@ def register(app: typer.Typer) -> None:
 
 
 def prove(
-    ledger: Source,
+    ledger: LedgerOrExport,
     proof: Annotated[Path, typer.Argument(metavar="PROOF", help="New file; by custom its name ends in .tlog-proof.")],
     leaf: Annotated[int | None, typer.Option(metavar="N", min=0, help="Number of the leaf.")] = None,
     contribution: Annotated[
         str | None, typer.Option(metavar="HASH", help="The last leaf about this contribution: its descriptor hash, in hex.")
     ] = None,
     kind: Annotated[LeafKind | None, typer.Option(help="With --contribution: the last leaf of this kind.")] = None,
+    receipt: Annotated[
+        Path | None,
+        typer.Option(metavar="RECEIPT", help="Also write a COSE receipt (RFC 9942), signed now with the ledger's key."),
+    ] = None,
+    ledger_key: LedgerKey = None,
+    passphrase_file: PassphraseFile = None,
+    state: StateDirectory = None,
     json: JsonFlag = False,
 ) -> None:
     """Write a proof that a leaf is in the ledger: the leaf, its path in the tree, and the signed checkpoint, in one file.
 
-    Whoever has the file can check it offline and for ever, whatever becomes of the ledger. Hand contributors theirs.
+    Whoever has the file can check it offline and for ever, whatever becomes of the ledger. Hand contributors theirs. A receipt
+    says the same to tools that read COSE; it holds neither leaf nor cosignatures, so the file is what to keep.
     """
     from ledger.proof import make_proof
     from ledger.proof import verify_proof as verify
     from ledger.trust import auditors_policy
 
-    refuse_to_overwrite(proof)
+    for path in (proof, receipt):
+        if path is not None:
+            refuse_to_overwrite(path)
     wanted = _wanted(leaf, contribution, kind)
-    found = _in_export(Path(ledger), leaf, wanted) if Path(ledger).is_dir() else _in_ledger(ledger, leaf, wanted)
+    place = None if Path(ledger).is_dir() else place_of(ledger, state)
+    found = _in_export(Path(ledger), leaf, wanted) if place is None else _in_ledger(place, leaf, wanted)
     data = make_proof(found.node, found.seq, found.size, found.checkpoint, found.data).to_bytes()
     # What is handed out was verified as its reader will verify it.
     proven = verify(data, auditors_policy(found.log_vkey))
+    if receipt is not None:
+        atomic_write(receipt, _receipt(found, proven.trusted.checkpoint, private_key_of(place, ledger_key, passphrase_file)))
     atomic_write(proof, data)
     if json:
-        print_json({"path": str(proof), "key": found.log_vkey, **_told(proven)})
+        written = {"path": str(proof), "receipt": None if receipt is None else str(receipt), "key": found.log_vkey}
+        print_json({**written, **_told(proven)})
         return
     out = console()
-    out.print(f"wrote {proof}: leaf {found.seq} ({_kind_of(proven.leaf)}) of {found.size}")
+    names = f"{proof}" if receipt is None else f"{proof} and {receipt}"
+    out.print(f"wrote {names}: leaf {found.seq} ({_kind_of(proven.leaf)}) of {found.size}")
     out.print(f"verify with: dptrain ledger verify-proof {proof} --key {found.log_vkey}")
 
 
@@ -115,7 +136,9 @@ def verify_proof(
     quorum: Quorum = 0,
     leaf: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Bytes of the leaf, for a file without it."),
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="The leaf, for a file without it: its bytes, or its proof file."
+        ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
@@ -125,7 +148,6 @@ def verify_proof(
     --quorum, or a trust policy that names one, auditors have said so. Evidence that `ledger cosign` wrote is checked too.
     """
     from ledger.evidence import HEADER, MAX_EVIDENCE_SIZE
-    from ledger.proof import MAX_EXTRA
     from ledger.proof import verify_proof as verify
 
     policy = read_trust(key or [], trust, quorum)
@@ -133,18 +155,46 @@ def verify_proof(
     if data.startswith(HEADER.encode()):
         _verify_evidence(data, policy, json)
         return
-    given = None if leaf is None else read_limited(leaf, MAX_EXTRA, "leaf")
+    given = None if leaf is None else _leaf_of(leaf)
+    if data[:1] == RECEIPT_TAG:
+        _verify_receipt(data, given, policy, json)
+        return
     proven = verify(data, policy, leaf=given)
     if json:
         print_json({"verdict": "PROVEN", **_told(proven)})
         return
-    out = console()
-    checkpoint = proven.trusted.checkpoint
-    out.print(styled("bold green", "PROVEN", f"  leaf {proven.leaf.seq} of {checkpoint.origin}, {_kind_of(proven.leaf)}"))
-    for name, value in _fields(proven.leaf).items():
-        out.print(f"  {name}: {value}")
-    out.print(f"{checkpoint.size} leaves, root {checkpoint.root.hex()}")
-    print_cosigners(proven.trusted.cosigned)
+    _print_leaf(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned)
+
+
+def _receipt(found: _Found, checkpoint: "Checkpoint", key: Ed25519PrivateKey) -> bytes:
+    from ledger.note import NoteSigner
+    from ledger.receipt import make_receipt
+
+    signer = NoteSigner(checkpoint.origin, key)
+    if signer.vkey != found.log_vkey:
+        raise LedgerWrongRun("WRONG_KEY", f"the ledger is signed by {found.log_vkey}, the key given is {signer.vkey}")
+    return make_receipt(signer, found.node, found.seq, checkpoint, found.data)
+
+
+def _leaf_of(path: Path) -> bytes:
+    """A leaf from a file of its bytes, or from a proof file that carries it."""
+    from ledger.proof import HEADER, MAX_PROOF_SIZE, parse_proof
+
+    data = read_limited(path, MAX_PROOF_SIZE, "leaf")
+    return (parse_proof(data).extra or b"") if data.startswith(HEADER.encode()) else data
+
+
+def _verify_receipt(data: bytes, leaf: bytes | None, policy: "TrustPolicy", json: bool) -> None:
+    """Shows the leaf that a receipt proves."""
+    from ledger.receipt import verify_receipt
+
+    if leaf is None:
+        raise typer.BadParameter("a receipt does not carry its leaf; give --leaf, the leaf or its proof file")
+    found = verify_receipt(data, leaf, policy)
+    if json:
+        print_json({"verdict": "PROVEN", **_told_of(found.leaf, found.checkpoint, ())})
+    else:
+        _print_leaf(found.leaf, found.checkpoint, ())
 
 
 def _verify_evidence(data: bytes, policy: "TrustPolicy", json: bool) -> None:
@@ -243,13 +293,13 @@ def _in_export(base: Path, leaf: int | None, wanted: Callable[[bytes], bool]) ->
     return _checked(_Found(seq, data, reader.node, size, reader.checkpoint, header.log_vkey))
 
 
-def _in_ledger(source: str, leaf: int | None, wanted: Callable[[bytes], bool]) -> _Found:
+def _in_ledger(place: Place, leaf: int | None, wanted: Callable[[bytes], bool]) -> _Found:
     from ledger.log import Ledger
     from ledger.note import open_note, parse_checkpoint
     from ledger.prover import HashTree
 
     found, tree = (-1, b""), HashTree()
-    with Ledger.open(source, read_only=True) as log:
+    with Ledger.open(place, read_only=True) as log:
         note, vkey = log.checkpoint, log.header.log_vkey
         size = parse_checkpoint(open_note(note, [vkey]).text).size
         if leaf is not None and size <= leaf < log.size:
@@ -269,16 +319,28 @@ def _checked(found: _Found) -> _Found:
 
 
 def _told(proven: "ProvenLeaf") -> dict[str, Any]:
-    checkpoint = proven.trusted.checkpoint
+    return _told_of(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned)
+
+
+def _told_of(leaf: "Leaf", checkpoint: "Checkpoint", cosigned: "tuple[Signature, ...]") -> dict[str, Any]:
     return {
-        "leaf": proven.leaf.seq,
-        "kind": _kind_of(proven.leaf),
-        "fields": _fields(proven.leaf),
+        "leaf": leaf.seq,
+        "kind": _kind_of(leaf),
+        "fields": _fields(leaf),
         "origin": checkpoint.origin,
         "size": checkpoint.size,
         "root": checkpoint.root.hex(),
-        "cosigners": [{"name": item.key.name, "time": item.timestamp} for item in proven.trusted.cosigned],
+        "cosigners": [{"name": item.key.name, "time": item.timestamp} for item in cosigned],
     }
+
+
+def _print_leaf(leaf: "Leaf", checkpoint: "Checkpoint", cosigned: "tuple[Signature, ...]") -> None:
+    out = console()
+    out.print(styled("bold green", "PROVEN", f"  leaf {leaf.seq} of {checkpoint.origin}, {_kind_of(leaf)}"))
+    for name, value in _fields(leaf).items():
+        out.print(f"  {name}: {value}")
+    out.print(f"{checkpoint.size} leaves, root {checkpoint.root.hex()}")
+    print_cosigners(cosigned)
 
 
 def _kind_of(leaf: "Leaf") -> str:

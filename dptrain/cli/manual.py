@@ -17,7 +17,7 @@ WIDTH = 72
 PANELS = {
     "Keys": (
         *("--key", "--new-key", "--passphrase", "--passphrase-file", "--new-passphrase-file", "--owner-key", "--owner"),
-        *("--log-key", "--trust", "--quorum", "--require-quorum"),
+        *("--log-key", "--ledger-key", "--trust", "--quorum", "--require-quorum"),
     ),
     "Validity": ("--at", "--now", "--not-before", "--days", "--old-until"),
     "Bounds and terms": (

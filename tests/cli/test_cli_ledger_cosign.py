@@ -7,7 +7,6 @@ import pytest
 from recorded import record
 
 from attest import keys
-from ledger.log import Ledger
 from ledger.note import NoteSigner
 
 COSIGN = ("ledger", "cosign", "export", "anna.note", "--key", "anna.key", "--log-key", "ledger.pub")
@@ -39,9 +38,10 @@ def test_two_auditors_cosign_and_proofs_ask_for_both(shell, run):
     ben = ("ledger", "cosign", "export", "ben.note", "--key", "ben.key", "--log-key", "ledger.pub", "--first")
     assert f"--key {run['ben']}" in shell.run(*ben).stdout
     merged = shell.json("ledger", "merge", "export", "anna.note", "ben.note", "--key", "auditors.pub")
-    assert [item["name"] for item in merged["cosigners"]] == ["anna", "ben"] and merged["changed"]
+    assert [item["name"] for item in merged["cosigners"]] == ["anna", "ben"]
+    written = Path("export/checkpoint").read_bytes()
     again = shell.json("ledger", "merge", "export", "anna.note", "--key", "auditors.pub")
-    assert len(again["cosigners"]) == 2 and not again["changed"]
+    assert len(again["cosigners"]) == 2 and Path("export/checkpoint").read_bytes() == written
     assert "cosigned by ben at" in shell.run("ledger", "merge", "export", "ben.note", "--key", "auditors.pub").stdout
     assert shell.json("ledger", "verify", "export", "--key", "ledger.pub")["verdict"] == "FULL"
     shell.run("ledger", "prove", "export", "mine.tlog-proof", "--leaf", "1")
@@ -110,8 +110,47 @@ def test_an_auditors_key_goes_under_another_name_where_one_is_given(shell, run):
     shell.run("ledger", "auditor-key", "anna.pub", "--name", "two words", code=1)
 
 
-def test_the_ledger_can_be_opened_after_its_export_was_merged(shell, run):
+def test_the_ledger_itself_takes_cosignatures_and_later_exports_have_them(shell, run):
     shell.run(*COSIGN, "--first")
-    shell.run("ledger", "merge", "export", "anna.note", "--key", "auditors.pub")
-    with Ledger.open("ledger.db", read_only=True) as log:
-        assert log.checkpoint in Path("export/checkpoint").read_bytes()
+    for _ in range(2):
+        merged = shell.json("ledger", "merge", "ledger.db", "anna.note", "--key", "auditors.pub")
+        assert [item["name"] for item in merged["cosigners"]] == ["anna"]
+    shell.run("ledger", "export", "ledger.db", "export-2")
+    assert Path("export-2/checkpoint").read_bytes() == Path("anna.note").read_bytes()
+    shell.run("ledger", "prove", "ledger.db", "mine.tlog-proof", "--leaf", "1")
+    check = ("ledger", "verify-proof", "mine.tlog-proof", "--key", "ledger.pub", "--key", "auditors.pub", "--quorum", "1")
+    assert shell.json(*check)["cosigners"] == merged["cosigners"]
+
+
+def test_lines_of_auditors_whom_nobody_named_are_not_taken_in(shell, run):
+    shell.run(*COSIGN, "--first")
+    for place in ("ledger.db", "export"):
+        assert shell.json("ledger", "merge", place, "anna.note")["cosigners"] == []
+
+
+def test_the_policys_auditors_need_not_be_named_again(shell, run):
+    """The same run under a policy that names two auditors: the audit tells of both, and may ask for them."""
+    keep = shell.directory / "named"
+    keep.mkdir()
+    text = Path("policy.toml").read_text()
+    named = ", ".join(f'"{vkey}"' for vkey in run.values())
+    Path("policy.toml").write_text(
+        text.replace("[[class]]", f"[ledger]\nauditors = [{named}]\nauditor_quorum = 2\n[[class]]", 1)
+    )
+    for path in ("policy.cose", "ledger.db", "ledger.db.highwater", "ledger.db.lock", "ledger.key", "ledger.pub"):
+        Path(path).rename(keep / path)
+    shell.run("policy", "sign", "policy.toml", "--key", "owner.key", "--registry", "registry.cbor")
+    shown = shell.json("policy", "show", "policy.cose")["policy"]
+    assert shown["auditors"] == list(run.values()) and shown["auditor_quorum"] == 2
+    assert named in shell.run("policy", "show", "policy.cose").stdout
+    record(shell)
+    shell.run("ledger", "export", "ledger.db", "audited")
+    verify = ("ledger", "verify", "audited", "--key", "ledger.pub", "--require-quorum")
+    assert shell.json(*verify, code=1)["findings"][0]["code"] == "QUORUM"
+    for name in run:
+        shell.run("ledger", "cosign", "audited", f"{name}.note", "--key", f"{name}.key", "--log-key", "ledger.pub", "--first")
+    shell.run("ledger", "merge", "audited", "anna.note", "ben.note")
+    answer = shell.json(*verify)
+    assert answer["quorum_met"] and any(note.startswith("cosigned by 2 of the 2 auditors") for note in answer["notes"])
+    shell.run("ledger", "prove", "audited", "mine.tlog-proof", "--leaf", "1")
+    assert len(shell.json("ledger", "verify-proof", "mine.tlog-proof", "--trust", "audited/policy")["cosigners"]) == 2

@@ -117,3 +117,24 @@ def test_a_leaf_that_no_checkpoint_signs_yet_is_not_proved(shell, run):
     seq = shell.json("ledger", "withdraw", "ledger.db", made[0]["path"])["withdrawn"][0]["seq"]
     assert shell.json("ledger", "prove", "export", "mine.tlog-proof", "--leaf", str(seq), code=1)["error"]["code"] == "INDEX"
     shell.run("ledger", "prove", "ledger.db", "mine.tlog-proof", "--leaf", str(seq))
+
+
+@pytest.mark.parametrize(("source", "key"), [("ledger.db", ()), ("export", ("--ledger-key", "ledger.key"))])
+def test_a_receipt_says_the_same_to_tools_that_read_cose(shell, run, mine, source, key):
+    asked = ("--contribution", mine, "--receipt", "mine.cose", *key)
+    made = shell.json("ledger", "prove", source, "mine.tlog-proof", *asked)
+    check = ("ledger", "verify-proof", "mine.cose", "--key", "ledger.pub")
+    answer = shell.json(*check, "--leaf", "mine.tlog-proof")
+    assert (answer["verdict"], answer["leaf"], answer["root"]) == ("PROVEN", made["leaf"], made["root"])
+    assert mine in shell.run(*check, "--leaf", "mine.tlog-proof").stdout
+    shell.run(*check, code=2)
+    (shell.directory / "other").write_bytes(b"\xa0")
+    assert shell.json(*check, "--leaf", "other", code=1)["error"]["code"] == "RECEIPT_HEADER"
+
+
+def test_a_receipt_needs_the_ledgers_own_key(shell, run):
+    prove = ("ledger", "prove", "export", "mine.tlog-proof", "--leaf", "1", "--receipt", "mine.cose")
+    shell.run(*prove, code=2)
+    shell.run("attest", "keygen", "mallory")
+    assert shell.json(*prove, "--ledger-key", "mallory.key", code=1)["error"]["code"] == "WRONG_KEY"
+    assert not (shell.directory / "mine.cose").exists() and not (shell.directory / "mine.tlog-proof").exists()
