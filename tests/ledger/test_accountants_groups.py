@@ -143,7 +143,7 @@ def test_a_filter_lets_through_what_its_order_affords_and_not_one_step_more():
     step = Phase(1.0, 0.01, 1)
     budget = RenyiFilter.planned(2.2, 1e-5, [Phase(1.0, 0.01, 1000)])
     count = 0
-    while budget.fits(step):
+    while budget.fits(step) and count < 10_000:  # one that forgets would take them for ever
         budget.charge(step)
         count += 1
     assert budget.spent <= 2.2
@@ -210,8 +210,9 @@ def test_the_gaussian_filter_is_exact():
     for z in (4.0, 10.0, 7.0, 4.0):
         budget.charge(Phase(z, 0.01, 1))
     assert budget.spent == pytest.approx(gaussian.epsilon_of_mu(math.sqrt(2 / 16 + 1 / 100 + 1 / 49), 1e-5))
-    while budget.fits(Phase(4.0, 1.0, 1)):
-        budget.charge(Phase(4.0, 1.0, 1))
+    for _ in range(1000):
+        if budget.fits(Phase(4.0, 1.0, 1)):
+            budget.charge(Phase(4.0, 1.0, 1))
     assert budget.spent <= 3.0 < gaussian.epsilon_of_mu(math.sqrt(math.fsum(budget._losses) + 1 / 16), 1e-5)
     with pytest.raises(AccountantError, match="BUDGET"):
         budget.charge(Phase(4.0, 1.0, 1))

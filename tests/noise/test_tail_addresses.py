@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from dptrain.noise import DeviceGaussian  # noqa: E402
-from dptrain.noise.normals import TAIL_LANE  # noqa: E402
+from dptrain.noise.normals import TAIL_LANE, BoxMuller  # noqa: E402
 
 
 class Bottom:
@@ -36,3 +36,29 @@ def test_each_pair_reads_its_own_further_bits(offset: int, count: int) -> None:
         x = 2.0**-75 + (more << 21) * 2.0**-128
         assert float(found[place - offset]) == pytest.approx(math.sqrt(-2 * math.log(x)), rel=1e-14), place
     assert len({round(float(v), 12) for v in found[offset % 2 :: 2]}) == len(found[offset % 2 :: 2])
+
+
+class BottomBytes:
+    """The same for the processor's generator: blocks of 16 bytes, further bits from the number of their block."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def read(self, step: int, lane: int, first_block: int, blocks: int) -> bytes:
+        if lane < TAIL_LANE:
+            return bytes(16 * blocks)
+        assert (step, lane, blocks) == (3, 5 | TAIL_LANE, 1)
+        self.asked.append(first_block)
+        return ((first_block * 1_000_003 % (1 << 31)) << 32).to_bytes(16, "little")
+
+
+@pytest.mark.parametrize(("offset", "count"), [(0, 80), (24, 160), (1 << 16, 33)])
+def test_each_pair_of_the_processor_reads_its_own_further_bits(offset: int, count: int) -> None:
+    """Offsets are the starts of pieces: no piece reads what another one read."""
+    stream = BottomBytes()
+    found = BoxMuller().normals(stream, 3, 5, offset, count)
+    assert stream.asked == list(range(offset // 2, (offset + count + 1) // 2))
+    for place in range(0, count, 2):
+        more = (offset + place) // 2 * 1_000_003 % (1 << 31)
+        x = 2.0**-75 + (more << 21) * 2.0**-128
+        assert float(found[place]) == pytest.approx(math.sqrt(-2 * math.log(x)), rel=1e-14), place
