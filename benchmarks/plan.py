@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,7 @@ import torch
 from accelerate import Accelerator
 
 from dptrain.command import quiet_libraries
-from dptrain.planning.measure import measure
+from dptrain.planning.measure import measure, peak_bytes
 from dptrain.rehearsal import Contributor, Stage, stage
 from dptrain.runconfig import RunConfig
 from dptrain.tasks import task
@@ -174,11 +173,11 @@ def peak_of(name: str, part: str, threads: int) -> int:
         with running(config) as seconds:
             for _ in range(WARM_UP + steps):
                 next(seconds)
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return peak_bytes(torch.device("cpu"))
 
 
 def peaks(name: str, threads: int) -> dict[str, int]:
-    """Peak bytes by the plan and of the run, each in a process of its own (Linux)."""
+    """Peak bytes by the plan and of the run, each in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.plan", "--only", name, "--threads", str(threads), "--peak"]
     return {
         part: int(subprocess.run([*command, part], check=True, capture_output=True, text=True).stdout.split()[-1])

@@ -155,7 +155,7 @@ def measure(policy: Policy, config: RunConfig, counts: Mapping[str, int] | None,
         fixed_seconds=fixed,
         seconds_per_step=total,
         seconds_per_run=total * policy.steps,
-        peak_bytes=_peak(accelerator.device),
+        peak_bytes=peak_bytes(accelerator.device),
         noise_energy_ratio=allocation.energies(policy.classes, schedule.blocks).of_uniform,
     )
 
@@ -314,8 +314,12 @@ def _multiplier(rule: ClassRule, schedule: Schedule) -> float | None:
     return effective_multiplier(rule.noise_multiplier_micro, rule.clip_norm_micro, [schedule.class_std(rule.name)])
 
 
-def _peak(device: torch.device) -> int:
+def peak_bytes(device: torch.device) -> int:
+    """Most bytes that this process held so far; on a GPU those that torch held there since its counters were reset."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "linux":  # where getrusage goes on with the peak of the process that started this one
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:")) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
