@@ -320,30 +320,32 @@ def _engine(place: Place, *, read_only: bool) -> sa.Engine:
         with translated(f"connecting to {place.shown}"):
             connection = psycopg.connect(**arguments)
             made.append(connection)
+            _settle(connection)
             connection.read_only = read_only
-            _require_durable(connection)
             return connection
 
     return sa.create_engine("postgresql+psycopg://", creator=connect, poolclass=sa.pool.StaticPool)
 
 
 def _arguments(place: Place) -> dict[str, Any]:
-    """What to connect with: the URL's own, over our defaults; our settings for the session, over the URL's."""
+    """What to connect with: the URL's own, over our defaults."""
     try:
         given: dict[str, Any] = dict(conninfo_to_dict(place.target))
     except psycopg.ProgrammingError as error:
         # libpq quotes what it cannot read, and that may be the password; a parameter that it does not know is not.
         said = str(error).strip() if "query parameter" in str(error) else "libpq cannot read it"
         raise LedgerError("URL", f"{place.shown} is no URL of a database: {said}") from None
-    settings = " ".join(f"-c {name}={value}" for name, value in _SETTINGS.items())
-    given["options"] = f"{given.get('options') or ''} {settings}".strip()
     defaults = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "dptrain ledger"}
     return defaults | {"tcp_user_timeout": LOST_AFTER_SECONDS * 1000} | _KEEPALIVES | given
 
 
-def _require_durable(connection: "psycopg.Connection[Any]") -> None:
+def _settle(connection: "psycopg.Connection[Any]") -> None:
+    """Gives the session our settings, over those of role, database and URL, and asserts that its commits last."""
+    connection.autocommit = True
+    for name, value in _SETTINGS.items():
+        connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", (name, value))
     for name in MUST_BE_ON:
         (value,) = connection.execute(f"SHOW {name}").fetchone() or ("",)
         if value != "on":
             raise StorageFailed("NOT_DURABLE", f"the server has {name}={value}, so it may forget what it commits; set it to on")
-    connection.rollback()
+    connection.autocommit = False

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, ProofError, StorageFailed
 from ledger.merkle import Frontier
+from ledger.storage.disks import require_local
 from ledger.storage.place import Place
 from ledger.storage.sqlite_schema import CHECKPOINT, ENTRY, HEAD, LEASE, META, METADATA, TRIGGERS
 from ledger.storage.store import LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Row
@@ -78,6 +79,7 @@ class SqliteStore:
     def create(cls, place: Place) -> "SqliteStore":
         """Creates an empty ledger file; refuses an existing one."""
         path = Path(place.target)
+        require_local(path)
         lock = _take_lock(path)
         if path.exists():
             lock.close()
@@ -102,6 +104,7 @@ class SqliteStore:
         path = Path(place.target)
         if not path.is_file():
             raise LedgerError("MISSING", f"there is no ledger at {path}")
+        require_local(path)
         lock = None if read_only else _take_lock(path)
         store = cls(place, _engine(path, read_only=read_only), lock, 0)
         try:
