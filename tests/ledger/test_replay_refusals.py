@@ -9,6 +9,7 @@ from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spe
 
 from attest.policy import ClassRule, DepthRule
 from ledger import accountants
+from ledger.errors import LeafRefused
 from ledger.leaves import Charge, Epoch, Leaf, Spend, decode_leaf
 from ledger.log import Ledger
 from ledger.replay import Replay
@@ -124,3 +125,15 @@ def test_under_literal_noise_nobody_is_promised_more_than_was_signed(tmp_path):
         Driver(ledger).admit(admission(1, "sensitive", clip_micro=250_000, sigma_micro=4_000_000))
         state = ledger.state
         assert state.expenditure.of_contribution(state.contributions[descriptor(1)]) == (6.0,)
+
+
+@pytest.mark.parametrize(("clip", "refused"), [(99_999, True), (100_000, False), (1_000_000, False), (1_000_001, True)])
+def test_clip_norms_lie_between_the_policys_least_and_the_class_s_own(tmp_path, clip, refused):
+    """Both ends belong to what may be signed."""
+    policy = signed_policy(min_clip_norm_micro=100_000)
+    with Ledger.create(tmp_path / "ledger.db", header_spec(policy), SIGNER, now=START) as ledger:
+        if refused:
+            with pytest.raises(LeafRefused, match=r"CLIP: .*outside 100000\.\.1000000"):
+                Driver(ledger).admit(admission(1, clip_micro=clip))
+        else:
+            Driver(ledger).admit(admission(1, clip_micro=clip))
