@@ -1,12 +1,14 @@
 """What was signed: the checkpoint of the export, by whom, and the epochs that it commits to."""
 
 from pathlib import Path
+from typing import Any
 
 from attest.errors import FileRefused
 from attest.files import read_limited
 from ledger import layout
-from ledger.audit import AuditReport
-from ledger.report.markup import code, details, section, soft, table, text, utc
+from ledger.audit import AuditReport, Signer
+from ledger.note import parse_verifier_key
+from ledger.report.markup import code, counted, details, section, soft, table, text, utc
 from ledger.report.spending import evenly
 
 
@@ -30,22 +32,40 @@ def checkpoints(report: AuditReport, export_dir: Path) -> str:
 def _signers(report: AuditReport, note: bytes) -> str:
     lines = sum(line.startswith("— ".encode()) for line in note.splitlines())
     others = lines - len(report.signers)
-    ignored = f"{others} signature line{' is' if others == 1 else 's are'} by keys that were not pinned, and count for nothing."
-    told = soft(ignored) if others > 0 else ""
+    many = "is by a key" if others == 1 else "are by keys"
+    known = "neither pinned nor named by the policy"
+    told = soft(f"{counted(others, 'signature line')} {many} {known}, and counts for nothing.") if others > 0 else ""
     if not report.signers:
         return f"<p class='warning'>No signature was verified.</p>{told}"
-    rows = (
-        (
-            code(signer.name),
-            code(signer.key_id),
-            "the ledger's own key" if signer.of_log else "cosigner",
-            "not stated" if signer.time is None else utc(signer.time),
-        )
-        for signer in report.signers
+    rows = [_signer(signer, report) for signer in report.signers]
+    signed = {(signer.name, signer.key_id) for signer in report.signers}
+    rows += [(*map(code, key), "auditor", "has not cosigned", None) for key in _auditors(report) if key not in signed]
+    head = ("name", "key id", "role", "signature", "time stated")
+    return _quorum(report) + table("signers-c", "Who signed the checkpoint, and who has not", head, rows) + told
+
+
+def _signer(signer: Signer, report: AuditReport) -> tuple[Any, ...]:
+    auditor = (signer.name, signer.key_id) in _auditors(report)
+    role = "the ledger itself" if signer.of_log else "auditor" if auditor else "other pinned key"
+    time = None if signer.time is None else utc(signer.time)
+    return (code(signer.name), code(signer.key_id), role, "verified", time)
+
+
+def _auditors(report: AuditReport) -> list[tuple[str, str]]:
+    """Name and key id of the auditors whom the signed policy names."""
+    keys = [parse_verifier_key(vkey) for vkey in report.auditors]
+    return [(key.name, key.key_id.hex()) for key in keys]
+
+
+def _quorum(report: AuditReport) -> str:
+    if report.quorum is None:
+        return soft("The signed policy names no auditors, so nobody but the ledger itself has to sign.")
+    asked = f"The signed policy names {counted(len(report.auditors), 'auditor')} and asks for {report.quorum} of them"
+    if report.quorum_met:
+        return f"<p>{text(asked)}: <strong>they have cosigned</strong>.</p>"
+    return (
+        f"<p class='warning'>{text(asked)}: not so many have cosigned, and readers who ask for them refuse this checkpoint.</p>"
     )
-    head = ("name", "key id", "role", "time stated")
-    alone = "" if any(not signer.of_log for signer in report.signers) else soft("No cosigner of the pinned keys has signed it.")
-    return table("signers-c", "Pinned keys whose signatures were verified", head, rows) + alone + told
 
 
 def _note(note: bytes) -> str:

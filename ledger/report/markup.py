@@ -125,6 +125,11 @@ def cell(value: Any) -> str:
     return f"<td>{_words(value)}</td>"
 
 
+def counted(count: int, thing: str) -> str:
+    """Returns a number of things."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def number(value: int | float | Decimal) -> Html:
     """Returns a number: integers and rounded bounds whole, others with four digits."""
     return text(f"{value:.4g}" if isinstance(value, float) else f"{value:,}")

@@ -3,7 +3,7 @@
 from typing import Final
 
 from ledger.audit import AuditReport
-from ledger.report.markup import Html, code, number, rounded_up, section, table, text
+from ledger.report.markup import Html, code, counted, number, rounded_up, section, table, text
 
 MAX_TILES: Final = 12
 """Classes whose epsilon is told at a glance; the table has all."""
@@ -64,7 +64,6 @@ def _tiles(report: AuditReport) -> str:
 
 
 def _facts(report: AuditReport) -> str:
-    attempts = f"{report.attempts} attempt{'' if report.attempts == 1 else 's'}"
     facts = [
         ("corpus", report.corpus),
         ("ledger", report.origin),
@@ -73,7 +72,10 @@ def _facts(report: AuditReport) -> str:
         ("policy signed by", report.owner),
         ("δ", report.delta),
         ("accountant", report.accountant),
-        ("steps charged", f"{report.charged:,} in {attempts}, horizon {report.steps:,}" if report.steps else None),
+        (
+            "steps charged",
+            f"{report.charged:,} in {counted(report.attempts, 'attempt')}, horizon {report.steps:,}" if report.steps else None,
+        ),
         ("run", ("closed" if report.finished else "open: more may be charged") if report.steps else None),
         ("model digest", report.model_digest),
     ]

@@ -3,10 +3,16 @@
 import random
 from pathlib import Path
 
-from ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
 
+from ledger import layout
 from ledger.leaves import HeaderBlock, HeaderSpec
 from ledger.log import Ledger
+from ledger.note import Cosigner, cosign
+
+ANNA = Cosigner("auditor.example/anna", OTHER_KEY)
+BORIS = Cosigner("auditor.example/boris", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))
 
 HOSTILE = "\u202e<script>alert(1)</script>\x00\ud800'\"&<img src=x onerror=alert(1)>]]>-->" + "A" * 3000
 
@@ -35,11 +41,12 @@ def many_layers() -> HeaderSpec:
         for part in ("attention", "mlp")
     ]
     return header_spec(
+        signed_policy(auditors=(ANNA.vkey, BORIS.vkey), auditor_quorum=2),
         blocks=(
             HeaderBlock("embedding", 50_000, (), 0.0),
             *layers,
             HeaderBlock("head.weight", 1000, ("open", "sensitive"), high),
-        )
+        ),
     )
 
 
@@ -65,10 +72,13 @@ def _admission(dice: random.Random, n: int):
 
 
 def varied_export(base: Path) -> Path:
-    """The export of such a run."""
+    """The export of such a run, cosigned by one of the two auditors whom its policy asks for."""
     with Ledger.create(base / "ledger.db", many_layers(), SIGNER, now=START) as ledger:
         varied_run(Driver(ledger))
-        return ledger.export(base / "export")
+        export = ledger.export(base / "export")
+    checkpoint = export / layout.CHECKPOINT
+    checkpoint.write_bytes(cosign(checkpoint.read_bytes(), ANNA, [SIGNER.vkey], time=START + 500))
+    return export
 
 
 __all__ = ["EXTRAS", "HOSTILE", "many_layers", "signed_policy", "varied_export", "varied_run"]

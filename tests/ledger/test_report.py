@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_runs import SIGNER, START, Driver, admission, header_spec
-from report_ledgers import EXTRAS, HOSTILE, varied_export
+from report_ledgers import ANNA, BORIS, EXTRAS, HOSTILE, varied_export
 
 from ledger.audit import AuditReport, EpochRow, Finding, WithdrawalCount, WithdrawalRow, verify_export
 from ledger.leaves import HeaderBlock
@@ -123,7 +123,9 @@ def test_a_report_shows_every_part_that_an_auditor_asks_for(varied, tmp_path):
         "same ε",
         SIGNER.name,
         SIGNER.verifier.key_id.hex(),
-        "No cosigner of the pinned keys has signed it.",
+        "names 2 auditors and asks for 2 of them: not so many have cosigned",
+        ANNA.name,
+        "has not cosigned",
         "in no epoch yet",
     ):
         assert expected in found, expected
@@ -149,7 +151,32 @@ def test_a_summarised_audit_is_told_apart_by_word_sign_and_colour(export, tmp_pa
 
 def test_a_refused_checkpoint_is_printed_and_said_to_be_unsigned(export, tmp_path):
     found = page(export, tmp_path, keys=())
-    assert "No signature was verified." in found and "1 signature line is by keys that were not pinned" in found
+    assert "No signature was verified." in found and "1 signature line is by a key neither pinned nor named" in found
+
+
+def signers(report: AuditReport, export, tmp_path) -> list[str]:
+    told = page(export, tmp_path, report=report).split("id='signers-c'")[1].split("</table>")[0]
+    return [" ".join(re.sub("<[^>]*>", " ", row).split()) for row in told.split("<tr>")[2:]]
+
+
+def test_signers_auditors_and_those_who_have_not_cosigned_are_told_apart(varied, tmp_path):
+    export, report = varied
+    assert signers(report, export, tmp_path) == [
+        f"{SIGNER.name} {SIGNER.verifier.key_id.hex()} the ledger itself verified – none",
+        f"{ANNA.name} {ANNA.verifier.key_id.hex()} auditor verified 2027-01-15 08:08:20 UTC",
+        f"{BORIS.name} {BORIS.verifier.key_id.hex()} auditor has not cosigned – none",
+    ]
+    stranger = dataclasses.replace(report, auditors=(BORIS.vkey,))
+    assert signers(stranger, export, tmp_path)[1].split(" ", 2)[2].startswith("other pinned key")
+
+
+def test_a_quorum_is_told_as_met_missed_or_not_asked_for(varied, tmp_path):
+    export, report = varied
+    assert "not so many have cosigned" in page(export, tmp_path, report=report)
+    met = page(export, tmp_path, report=dataclasses.replace(report, quorum=1, quorum_met=True))
+    assert "they have cosigned" in met and "not so many" not in met
+    none = page(export, tmp_path, report=dataclasses.replace(report, auditors=(), quorum=None, quorum_met=None))
+    assert "names no auditors" in none and "have cosigned" not in none
 
 
 def test_a_run_without_epochs_or_contributions_has_a_report(tmp_path):
