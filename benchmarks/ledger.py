@@ -78,7 +78,7 @@ def write_ledger(base: Path, size: int) -> dict[str, float]:
 
     def admission(n: int) -> AdmitSpec:
         digest = hashlib.sha256(b"%d" % n).digest()
-        return AdmitSpec(digest, names[n % 3], n % 3, *presets[n % 3], 0, digest, digest[:8])
+        return AdmitSpec(digest, names[n % 3], n % 3, *presets[n % 3], 0, digest, digest[:8], digest)
 
     with Ledger.create(base / "ledger.db", spec, SIGNER, now=now) as ledger:
         start = time.perf_counter()

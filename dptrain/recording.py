@@ -12,6 +12,7 @@ from dptrain.errors import NotPrivateUse, ResumeRefused
 from dptrain.pin import PinRecord
 from dptrain.pool import Slot
 from dptrain.registry_watch import REASONS
+from ledger.anchor import content_anchor
 from ledger.leaves import HeaderSpec, Withdraw, decode_leaf
 from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
@@ -244,6 +245,7 @@ def _admit(slot: Slot, classes: list[str]) -> AdmitSpec:
         max_occurrences=admission.descriptor.max_occurrences,
         attestation_hash=admission.attestation_hash,
         key_id=admission.key_id,
+        anchor=content_anchor(admission.descriptor.content_hash, admission.descriptor.nonce),
     )
 
 

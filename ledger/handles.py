@@ -18,6 +18,8 @@ class AdmitSpec:
     max_occurrences: int
     attestation_hash: bytes
     key_id: bytes
+    anchor: bytes
+    carried_micro: int = 0
 
 
 @dataclass(frozen=True, slots=True)

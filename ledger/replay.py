@@ -19,10 +19,13 @@ from ledger.leaves import (
     Epoch,
     EpochClass,
     Header,
+    Key,
     Leaf,
+    Release,
     Resume,
     Settle,
     Spend,
+    Summary,
     Withdraw,
 )
 from ledger.limits import admission_problems, window_problems
@@ -179,6 +182,8 @@ class Replay:
                 yield from self._resume(leaf)
             case Close():
                 yield from self._close(leaf)
+            case Summary() | Key() | Release():
+                yield LeafRefused("KIND", f"this version writes no leaf of kind {leaf.KIND} and cannot judge one")
             case Header():
                 yield LeafRefused("KIND", "a second header")
 

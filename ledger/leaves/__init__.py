@@ -7,6 +7,7 @@ which step: the amplification by sampling that the accountant counts on assumes 
 
 from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf
 from ledger.leaves.header import AccountantInfo, Header, HeaderBlock, HeaderSpec, Profile
+from ledger.leaves.previous import Previous
 from ledger.leaves.records import (
     Admit,
     Charge,
@@ -20,6 +21,7 @@ from ledger.leaves.records import (
     Spend,
     Withdraw,
 )
+from ledger.leaves.upkeep import Key, Release, Summary, SummaryClass, SummaryKind
 
 __all__ = [
     "MAX_LEAF_SIZE",
@@ -34,11 +36,17 @@ __all__ = [
     "Header",
     "HeaderBlock",
     "HeaderSpec",
+    "Key",
     "Leaf",
+    "Previous",
     "Profile",
+    "Release",
     "Resume",
     "Settle",
     "Spend",
+    "Summary",
+    "SummaryClass",
+    "SummaryKind",
     "Withdraw",
     "decode_leaf",
     "encode_leaf",

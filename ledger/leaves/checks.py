@@ -54,3 +54,9 @@ def rows(value: object, what: str, kind: type, *, least: int = 0) -> None:
     """Accepts a tuple of at least ``least`` members of exactly one type."""
     if type(value) is not tuple or len(value) < least or any(type(row) is not kind for row in value):
         raise LeafRefused("TYPE", f"{what}: expected a tuple of at least {least} {kind.__name__}, got {value!r:.80}")
+
+
+def place(seq: object, time: object) -> None:
+    """Accepts the position and time of a leaf after the header."""
+    uint(seq, "seq", low=1)
+    uint(time, "time")

@@ -8,8 +8,9 @@ from attest import cbor
 from attest.errors import AttestError
 from attest.policy import Policy
 from ledger.errors import LeafRefused
-from ledger.leaves import records
+from ledger.leaves import records, upkeep
 from ledger.leaves.header import SCHEMA, AccountantInfo, Header, HeaderBlock
+from ledger.leaves.previous import Previous
 
 Record = (
     records.Admit
@@ -21,6 +22,9 @@ Record = (
     | records.Resume
     | records.Close
     | records.Draw
+    | upkeep.Summary
+    | upkeep.Key
+    | upkeep.Release
 )
 Leaf = Header | Record
 
@@ -39,11 +43,16 @@ _RECORDS: Final[dict[int, type[Any]]] = {
         records.Resume,
         records.Close,
         records.Draw,
+        upkeep.Summary,
+        upkeep.Key,
+        upkeep.Release,
     )
 }
 _ROWS: Final[dict[tuple[int, str], type[Any]]] = {
     (records.Charge.KIND, "classes"): records.ChargeClass,
     (records.Epoch.KIND, "classes"): records.EpochClass,
+    (upkeep.Summary.KIND, "kinds"): upkeep.SummaryKind,
+    (upkeep.Summary.KIND, "classes"): upkeep.SummaryClass,
 }
 _NAMES: Final = {kind: tuple(field.name for field in fields(cls)) for kind, cls in _RECORDS.items()}
 
@@ -161,6 +170,7 @@ def _header_map(header: Header) -> dict[int, Any]:
         header.clip_margin,
         header.caps_enforced,
         header.registry_root,
+        [list(astuple(earlier)) for earlier in header.previous],
     )
     return dict(enumerate(values))
 
@@ -169,8 +179,8 @@ def _header(value: list[Any]) -> Header:
     schema = value[3] if len(value) > 3 else None
     if schema != SCHEMA:
         raise LeafRefused("SCHEMA", f"the ledger has the schema {schema!r:.40}, this version reads {SCHEMA}")
-    if len(value) != 21:
-        raise LeafRefused("SCHEMA", f"a header has 21 fields, got {len(value)}")
+    if len(value) != 22:
+        raise LeafRefused("SCHEMA", f"a header has 22 fields, got {len(value)}")
     if value[0] != 0 or type(value[0]) is not int:
         raise LeafRefused("SCHEMA", "expected leaf 0")
     policy = _policy(value[5])
@@ -191,6 +201,7 @@ def _header(value: list[Any]) -> Header:
         clip_margin=value[18],
         caps_enforced=value[19],
         registry_root=value[20],
+        previous=_previous(value[21]),
     )
     if value[11] != header.amplification:
         expected = f"expected amplification {header.amplification} with this disclosure and family of noise"
@@ -203,6 +214,12 @@ def _policy(payload: Any) -> Policy:
         return Policy.from_cbor(payload)
     except AttestError as error:
         raise LeafRefused("POLICY", f"the policy in the header is refused: {error.sentence}") from error
+
+
+def _previous(rows: Any) -> tuple[Previous, ...]:
+    if type(rows) is not list:
+        raise LeafRefused("SCHEMA", "earlier ledgers are an array")
+    return tuple(Previous(*_row(row, 6)) for row in rows)
 
 
 def _blocks(groups: Any, rows: Any, policy: Policy) -> tuple[HeaderBlock, ...]:

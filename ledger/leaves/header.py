@@ -12,10 +12,11 @@ from ledger import accountants
 from ledger.accountants import families
 from ledger.errors import AccountantError, LeafRefused, NoteError, TrustError
 from ledger.leaves import checks
+from ledger.leaves.previous import Previous, check_previous
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 from ledger.trust import TrustPolicy, auditors_policy
 
-SCHEMA: Final = "dptrain.ledger/2"
+SCHEMA: Final = "dptrain.ledger/3"
 AMPLIFICATION_POISSON: Final = "poisson"
 AMPLIFICATION_NONE: Final = "none"
 """Of a run whose occurrences are public, or of a family that sampling is not shown to amplify: each is counted in full."""
@@ -109,6 +110,7 @@ class Header:
         clip_margin: fraction by which clip norms are shrunk for numerical safety; never enters the accounting.
         caps_enforced: whether the sampler stops drawing a contribution that has reached its own max_occurrences
             within an attempt. Only then does the accountant use the cap.
+        previous: earlier ledgers that this one counts or continues (`check_previous`).
     """
 
     KIND: ClassVar = 0
@@ -128,6 +130,7 @@ class Header:
     private: bool
     clip_margin: float
     caps_enforced: bool
+    previous: tuple[Previous, ...] = ()
     policy: Policy = field(init=False, repr=False, compare=False)
     phases: schedule.Phases = field(init=False, repr=False, compare=False)
     profiles: tuple[Profile, ...] = field(init=False, repr=False, compare=False)
@@ -152,6 +155,7 @@ class Header:
             raise LeafRefused("RANGE", f"clip margin: expected a fraction in [0, 1), got {self.clip_margin}")
         checks.flag(self.caps_enforced, "caps enforced")
         self._check_log_key()
+        check_previous(self.previous, self.origin, self.log_vkey)
         object.__setattr__(self, "policy", self._open_policy())
         self._check_auditors()
         object.__setattr__(self, "phases", schedule.Phases.of(self.policy))
@@ -283,6 +287,7 @@ class HeaderSpec:
     private: bool = True
     clip_margin: float = 0.0
     caps_enforced: bool = False
+    previous: tuple[Previous, ...] = ()
     run_id: bytes = field(default_factory=lambda: os.urandom(16))
 
     def header(self, *, origin: str, log_vkey: str, time: int) -> Header:
@@ -313,4 +318,5 @@ class HeaderSpec:
             private=self.private,
             clip_margin=self.clip_margin,
             caps_enforced=self.caps_enforced,
+            previous=self.previous,
         )

@@ -1,6 +1,6 @@
 """Leaves after the header. The order of the fields of each class is its wire format: keys 0, 2, 3, 4, ... of the map.
 
-Key 1 is the kind, ``KIND``. Kinds 6 (SUMMARY), 7 (KEY) and 10 (RELEASE) are reserved and refused by this version.
+Key 1 is the kind, ``KIND``. Kinds 6, 7 and 10 are in `ledger.leaves.upkeep`.
 """
 
 from dataclasses import dataclass
@@ -28,6 +28,8 @@ class Admit:
         max_occurrences: most steps in which it may take part, 0 for no cap.
         attestation_hash: SHA-256 of the attestation message.
         key_id: first 8 bytes of the SHA-256 of the contributor's key.
+        anchor: `ledger.anchor.content_anchor` of its content.
+        carried_micro: what it spent in the earlier runs that the header counts, in 1e-6, rounded up; 0 without any.
     """
 
     KIND: ClassVar = 1
@@ -41,9 +43,11 @@ class Admit:
     max_occurrences: int
     attestation_hash: bytes
     key_id: bytes
+    anchor: bytes
+    carried_micro: int
 
     def __post_init__(self) -> None:
-        _check_place(self.seq, self.time)
+        checks.place(self.seq, self.time)
         checks.octets(self.descriptor_hash, "descriptor hash", HASH)
         checks.identifier(self.class_name, "class")
         checks.uint(self.profile_id, "profile id")
@@ -52,6 +56,8 @@ class Admit:
         checks.uint(self.max_occurrences, "max occurrences")
         checks.octets(self.attestation_hash, "attestation hash", HASH)
         checks.octets(self.key_id, "key id", 8)
+        checks.octets(self.anchor, "anchor", HASH)
+        checks.uint(self.carried_micro, "carried epsilon")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,7 @@ class Charge:
     fence: int
 
     def __post_init__(self) -> None:
-        _check_place(self.seq, self.time)
+        checks.place(self.seq, self.time)
         checks.uint(self.window, "window", low=1)
         checks.uint(self.attempt, "attempt")
         checks.uint(self.first_step, "first step", low=1)
@@ -153,7 +159,7 @@ class Settle:
     variances: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _check_place(self.seq, self.time)
+        checks.place(self.seq, self.time)
         checks.uint(self.window, "window", low=1)
         checks.uint(self.steps_released, "steps released")
         checks.rows(self.variances, "variances", float, least=1)
@@ -187,7 +193,7 @@ class Spend:
     epsilon_micro: int
 
     def __post_init__(self) -> None:
-        _check_place(self.seq, self.time)
+        checks.place(self.seq, self.time)
         checks.octets(self.descriptor_hash, "descriptor hash", HASH)
         checks.uint(self.admit_seq, "admit seq", low=1)
         checks.uint(self.profile_id, "profile id")
@@ -218,7 +224,7 @@ class Withdraw:
     evidence_hash: bytes
 
     def __post_init__(self) -> None:
-        _check_place(self.seq, self.time)
+        checks.place(self.seq, self.time)
         checks.octets(self.descriptor_hash, "descriptor hash", HASH)
         if self.admit_seq is not None:
             checks.uint(self.admit_seq, "admit seq", low=1)
@@ -268,7 +274,7 @@ class Epoch:
     model_digest: bytes
 
     def __post_init__(self) -> None:
-        _check_place(self.seq, self.time)
+        checks.place(self.seq, self.time)
         checks.uint(self.number, "epoch", low=1)
         checks.uint(self.step, "step")
         checks.uint(self.charged, "charged steps")
@@ -298,7 +304,7 @@ class Resume:
     pinned_root: bytes | None
 
     def __post_init__(self) -> None:
-        _check_place(self.seq, self.time)
+        checks.place(self.seq, self.time)
         checks.uint(self.attempt, "attempt", low=1)
         checks.uint(self.from_step, "from step")
         if self.pinned_size is not None or self.pinned_root is not None:
@@ -328,7 +334,7 @@ class Draw:
     variances: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _check_place(self.seq, self.time)
+        checks.place(self.seq, self.time)
         checks.uint(self.window, "window", low=1)
         checks.uint(self.step, "step", low=1)
         checks.rows(self.drawn, "drawn", int)
@@ -359,11 +365,6 @@ class Close:
     charged: int
 
     def __post_init__(self) -> None:
-        _check_place(self.seq, self.time)
+        checks.place(self.seq, self.time)
         checks.uint(self.step, "step")
         checks.uint(self.charged, "charged steps")
-
-
-def _check_place(seq: int, time: int) -> None:
-    checks.uint(seq, "seq", low=1)
-    checks.uint(time, "time")

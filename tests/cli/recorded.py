@@ -8,6 +8,7 @@ from attest.gate import run_gate
 from attest.policy import open_policy
 from attest.registry import open_registry
 from attest.schedule import block_std
+from ledger.anchor import content_anchor
 from ledger.leaves import HeaderBlock, HeaderSpec
 from ledger.log import AdmitSpec, Ledger
 from ledger.note import NoteSigner
@@ -60,4 +61,5 @@ def specification(admission) -> AdmitSpec:
         max_occurrences=signed.max_occurrences,
         attestation_hash=admission.attestation_hash,
         key_id=admission.key_id,
+        anchor=content_anchor(signed.content_hash, signed.nonce),
     )

@@ -97,6 +97,7 @@ def admission(n: int, class_name: str = "open", **changes: object) -> AdmitSpec:
         "max_occurrences": 0,
         "attestation_hash": hashlib.sha256(b"attestation %d" % n).digest(),
         "key_id": b"key%05d" % n,
+        "anchor": hashlib.sha256(b"anchor %d" % n).digest(),
     }
     fields.update(changes)
     return AdmitSpec(**fields)

@@ -20,9 +20,15 @@ from ledger.leaves import (
     Epoch,
     EpochClass,
     HeaderBlock,
+    Key,
+    Previous,
+    Release,
     Resume,
     Settle,
     Spend,
+    Summary,
+    SummaryClass,
+    SummaryKind,
     Withdraw,
     decode_leaf,
     encode_leaf,
@@ -34,7 +40,8 @@ positive = st.integers(1, 2**63 - 1)
 hashes = st.binary(min_size=32, max_size=32)
 reals = st.floats(0, 1e300, allow_nan=False)
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
-octets = {n: st.binary(min_size=n, max_size=n) for n in (8, 16)}
+octets = {n: st.binary(min_size=n, max_size=n) for n in (8, 16, 64)}
+printable = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=80)
 charge_classes = st.builds(ChargeClass, names, uints, positive, positive, positive, reals, uints, hashes)
 epoch_classes = st.builds(EpochClass, uints, uints, uints)
 
@@ -43,8 +50,27 @@ def rows(strategy):
     return st.lists(strategy, min_size=1, max_size=3).map(tuple)
 
 
+@st.composite
+def summaries(draw):
+    counts = draw(st.dictionaries(st.integers(1, 12), st.integers(1, 10**6), min_size=1))
+    spent = draw(st.none() | uints)
+    variance = draw(reals)
+    per_class = SummaryClass(3, 2, spent, spent, variance, draw(st.floats(variance, 1e300)), draw(uints), draw(uints))
+    return Summary(
+        draw(positive),
+        draw(uints),
+        7,
+        7 + sum(counts.values()),
+        tuple(SummaryKind(kind, counts[kind]) for kind in sorted(counts)),
+        (per_class,) * draw(st.integers(1, 3)),
+        draw(rows(hashes)),
+        draw(hashes),
+        draw(st.none() | positive),
+    )
+
+
 RECORDS = st.one_of(
-    st.builds(Admit, positive, uints, hashes, names, uints, positive, positive, uints, hashes, octets[8]),
+    st.builds(Admit, positive, uints, hashes, names, uints, positive, positive, uints, hashes, octets[8], hashes, uints),
     st.builds(Charge, positive, uints, positive, uints, positive, positive, rows(charge_classes), octets[16], uints),
     st.builds(Settle, positive, uints, positive, uints, rows(reals)),
     st.builds(Spend, positive, uints, hashes, positive, uints, uints, reals, uints),
@@ -53,6 +79,9 @@ RECORDS = st.one_of(
     st.builds(Resume, positive, uints, positive, uints, positive, hashes),
     st.builds(Resume, positive, uints, positive, st.just(0), st.none(), st.none()),
     st.builds(Close, positive, uints, uints, uints),
+    summaries(),
+    st.builds(Key, positive, uints, printable, printable, octets[64], octets[64]),
+    st.builds(Release, positive, uints, uints, positive, hashes, hashes, hashes, hashes),
 )
 
 
@@ -107,14 +136,23 @@ def test_reserved_and_unknown_kinds_are_refused(kind):
         decode_leaf(cbor.encode({0: 1, 1: kind, 2: 0}))
 
 
+WIRE = (Admit, Charge, Settle, Spend, Summary, SummaryClass, Key, Release, Previous)
+
+
 def test_the_wire_order_of_fields_is_what_it_was():
     """A reordered field would change every ledger; this fails first."""
-    assert {cls.__name__: " ".join(field.name for field in fields(cls)) for cls in (Admit, Charge, Settle, Spend)} == {
+    assert {cls.__name__: " ".join(field.name for field in fields(cls)) for cls in WIRE} == {
         "Admit": "seq time descriptor_hash class_name profile_id clip_micro sigma_micro max_occurrences "
-        "attestation_hash key_id",
+        "attestation_hash key_id anchor carried_micro",
         "Charge": "seq time window attempt first_step n_steps classes noise_stream fence",
         "Settle": "seq time window steps_released variances",
         "Spend": "seq time descriptor_hash admit_seq profile_id steps variance epsilon_micro",
+        "Summary": "seq time first end kinds classes subtree_roots set_root previous",
+        "SummaryClass": "contributions active sum_epsilon_micro max_epsilon_micro min_variance max_variance charged "
+        "occurrences",
+        "Key": "seq time old_vkey new_vkey old_signature new_signature",
+        "Release": "seq time step size root manifest_digest artifacts_digest withdrawals_root",
+        "Previous": "origin size root header_digest log_vkey reason",
     }
     golden = Spend(7, START, b"\x01" * 32, 3, 1, 16, 2.25, 123_456)
     assert encode_leaf(golden).hex() == (
@@ -146,9 +184,73 @@ def test_a_header_names_the_registry_and_no_ledger_of_another_schema_is_read():
     for root in (b"\x05" * 31, None, "x" * 32):
         with pytest.raises(LeafRefused):
             make(registry_root=root)
-    before = {key: item for key, item in value.items() if key != 20} | {3: "dptrain.ledger/1"}
-    with pytest.raises(LeafRefused, match=r"dptrain\.ledger/1.*dptrain\.ledger/2"):
+    before = {key: item for key, item in value.items() if key not in (20, 21)} | {3: "dptrain.ledger/1"}
+    with pytest.raises(LeafRefused, match=r"dptrain\.ledger/1.*dptrain\.ledger/3"):
         decode_leaf(cbor.encode(before))
+
+
+def earlier(**changes) -> Previous:
+    signer = NoteSigner(changes.pop("origin", "ledger.example/run0"), changes.pop("key", OTHER_KEY))
+    fields = {"size": 77, "root": b"\x01" * 32, "header_digest": b"\x02" * 32, "log_vkey": signer.vkey, "reason": "spent"}
+    return Previous(origin=signer.name, **fields | changes)
+
+
+def test_a_header_cites_earlier_ledgers():
+    cited = (earlier(), earlier(header_digest=b"\x03" * 32, reason="compromised"))
+    header = make(previous=cited)
+    assert decode_leaf(encode_leaf(header)) == header and header.previous == cited
+    assert make().previous == ()
+
+
+@pytest.mark.parametrize(
+    "cited",
+    [
+        (earlier(), earlier(size=78)),
+        (earlier(reason="compromised"), earlier(header_digest=bytes(32), reason="compromised")),
+        (earlier(origin=SIGNER.name, reason="compromised"),),
+        (earlier(key=LOG_KEY, reason="compromised"),),
+        [earlier()],
+        ("ledger.example/run0",),
+    ],
+    ids=["twice", "two compromised", "the compromised origin", "the compromised key", "a list", "a text"],
+)
+def test_a_header_refuses_earlier_ledgers_that_it_may_not_cite(cited):
+    with pytest.raises(LeafRefused) as refused:
+        make(previous=cited)
+    assert refused.value.code in ("PREVIOUS", "TYPE")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": 0},
+        {"root": bytes(31)},
+        {"header_digest": "x" * 32},
+        {"reason": "forgotten"},
+        {"log_vkey": "nonsense"},
+        {"log_vkey": SIGNER.vkey},
+    ],
+)
+def test_an_earlier_ledger_is_cited_whole(changes):
+    with pytest.raises(LeafRefused):
+        earlier(**changes)
+
+
+def test_a_summary_whose_kinds_do_not_fill_its_range_is_refused():
+    row = SummaryClass(1, 1, 5, 5, 0.5, 1.0, 4, 4)
+    kinds = (SummaryKind(1, 2), SummaryKind(4, 3))
+    assert Summary(9, START, 2, 7, kinds, (row,), (bytes(32),), bytes(32), None).end == 7
+    wrong = {
+        "too short": (2, 6, kinds),
+        "empty": (2, 2, kinds),
+        "out of order": (2, 7, kinds[::-1]),
+        "twice": (2, 6, (kinds[0], kinds[0])),
+    }
+    for first, end, found in wrong.values():
+        with pytest.raises(LeafRefused):
+            Summary(9, START, first, end, found, (row,), (bytes(32),), bytes(32), None)
+    with pytest.raises(LeafRefused):
+        SummaryClass(1, 1, 5, 5, 1.0, 0.5, 4, 4)
 
 
 def test_a_large_model_fits_one_leaf():
