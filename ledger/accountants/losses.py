@@ -88,13 +88,18 @@ def one_step(z: float, q: float, interval: float, replace: bool = False) -> tupl
     removing, adding = np.zeros(len(points)), np.zeros(len(points))
     for start in range(0, len(points) - 1, _BLOCK):
         part = slice(start, min(start + _BLOCK, len(points) - 1) + 1)
-        masses = _hats(where[part], weights[part], z, q, gap if start == 0 and bottom >= 0 else None, replace)
+        with np.errstate(over="ignore", invalid="ignore"):
+            masses = _hats(where[part], weights[part], z, q, gap if start == 0 and bottom >= 0 else None, replace)
         removing[part] += masses[0]
         adding[part] += masses[1]
     reach = SPAN + rate
     slack = UNIT * (128.0 + 8.0 * reach * reach)
     shift = 16.0 * UNIT * (4.0 + 2.0 * reach * rate + abs(math.log(q)))
-    steps = (OneStep(low, removing, BEYOND, slack, shift), OneStep(1 - low - len(points), adding[::-1], BEYOND, slack, shift))
+    if not math.isfinite(float(np.sum(removing) + np.sum(adding))):  # content replaced at multipliers near 0.02
+        removing, adding, lost = np.nan_to_num(removing, posinf=0.0), np.nan_to_num(adding, posinf=0.0), 1.0
+    else:
+        lost = BEYOND
+    steps = (OneStep(low, removing, lost, slack, shift), OneStep(1 - low - len(points), adding[::-1], lost, slack, shift))
     return steps[:1] if replace else steps
 
 
@@ -149,15 +154,15 @@ def _hats(where: Any, weights: Any, z: float, q: float, gap: float | None, repla
     if replace:
         up, down, whole = (_excess(*ends, z, q, low) for ends in ((s, low), (high, s), (high, low)))
     else:
-        with np.errstate(invalid="ignore"):
-            up, whole = np.expm1((s - low) * rate), np.expm1((high - low) * rate)
-            down = np.exp((s - low) * rate) * np.expm1((high - s) * rate)
+        # Divided by e^((high - low) rate), so that nothing overflows.
+        ahead = (high - s) * rate
+        up, down = np.exp(-ahead) * -np.expm1((low - s) * rate), -np.expm1(-ahead)
+        whole = -np.expm1((low - high) * rate)
         if gap is not None:
             lowest = cell == 0
             end = q * np.exp(high[lowest] * rate - centre)
-            value = end * np.exp((s[lowest] - high[lowest]) * rate)
-            up[lowest], whole[lowest] = gap + value, gap + end
-            down[lowest] = value * np.expm1((high[lowest] - s[lowest]) * rate)
+            up[lowest], whole[lowest] = gap + end * np.exp(-ahead[lowest]), gap + end
+            down[lowest] *= end
     up, down = share * up / whole, share * down / whole
     squares = 0.5 * s * s
     count = len(where)
