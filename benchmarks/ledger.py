@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -113,9 +112,15 @@ def audit(export: Path) -> dict[str, Any]:
         "size": report.size,
         "wall": wall,
         "cpu": time.process_time(),
-        "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "rss_mib": peak_mib(),
         "torch": "torch" in sys.modules,
     }
+
+
+def peak_mib() -> float:
+    """Most memory that this process has had; ``ru_maxrss`` is at least that of the process which started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def measure(size: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.ledger import SIGNER, START, header, write_ledger
+from benchmarks.ledger import SIGNER, START, header, peak_mib, write_ledger
 from ledger.leaves import Spend, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash
@@ -108,18 +108,12 @@ def synced_write(directory: Path, count: int = 50) -> float:
 
 def opening(ledger: Path) -> dict[str, float]:
     """Opens a ledger in this process, which does nothing else."""
-    before = _peak_mib()
+    before = peak_mib()
     start = time.perf_counter()
     with Ledger.open(ledger, SIGNER) as log:
         wall, size = time.perf_counter() - start, log.size
-    peak = _peak_mib()
+    peak = peak_mib()
     return {"size": size, "wall": wall, "rss_mib": peak, "grown_mib": peak - before}
-
-
-def _peak_mib() -> float:
-    """Most memory that this process has had; ``ru_maxrss`` is at least that of the process which started it."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def measure_opening(size: int) -> dict[str, float]:

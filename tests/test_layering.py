@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # What each package may import beside the standard library and itself.
 ALLOWED = {
     "attest": {"cbor2", "cryptography"},
-    "ledger": {"attest", "cryptography", "sqlalchemy", "dp_accounting", "numpy"},
+    "ledger": {"attest", "cryptography", "sqlalchemy", "psycopg", "dp_accounting", "numpy"},
 }
 
 # Run in a fresh interpreter in which torch cannot be found, whatever is installed.
