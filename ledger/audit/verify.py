@@ -197,7 +197,8 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
     unsettled = len(run.unsettled) + (run.open_window is not None)
     if unsettled:
         what = "of their steps those with a draw count" if header.occurrences_public else "they count in full"
-        notes.append(f"{unsettled} windows were charged and never settled; {what}")
+        windows = "1 window was" if unsettled == 1 else f"{unsettled} windows were"
+        notes.append(f"{windows} charged and never settled; {what}")
     if header.occurrences_public:
         notes.append("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
     if policy.sampling_order != POISSON:
@@ -225,7 +226,8 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
     notes.extend(_caveats(run))
     unmatched = sum(hash_ not in run.contributions for hash_ in run.withdrawals)
     if unmatched:
-        notes.append(f"{unmatched} withdrawals name contributions that were never admitted")
+        named = "withdrawal names a contribution" if unmatched == 1 else "withdrawals name contributions"
+        notes.append(f"{unmatched} {named} never admitted")
     report.update(
         notes=tuple(notes),
         finished=run.closed,

@@ -107,7 +107,7 @@ def table(
         f"<th scope='col'{' class=num' if right else ''}>{_words(title)}</th>"
         for title, right in zip(head, numeric, strict=True)
     )
-    lines = "".join(f"<tr>{_row_head(row[0])}{''.join(map(cell, row[1:]))}</tr>" for row in body)
+    lines = "".join(f"<tr>{_row_head(row[0], right=numeric[0])}{''.join(map(cell, row[1:], numeric[1:]))}</tr>" for row in body)
     kind = "" if caption_shown else " class='hear'"
     return (
         f"<div class='scroll' role='group' aria-labelledby='{ident}' tabindex='0'><table>"
@@ -116,10 +116,10 @@ def table(
     )
 
 
-def cell(value: Any) -> str:
-    """Returns one cell of a table."""
+def cell(value: Any, right: bool = True) -> str:
+    """Returns one cell of a table; without a value a dash, at the right where the column has numbers."""
     if value is None:
-        return f"<td class='num'><span aria-hidden='true'>{NONE}</span>{hidden('none')}</td>"
+        return f"<td{' class=num' if right else ''}><span aria-hidden='true'>{NONE}</span>{hidden('none')}</td>"
     if is_number(value):
         return f"<td class='num'>{number(value)}</td>"
     return f"<td>{_words(value)}</td>"
@@ -140,10 +140,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
 
-def _row_head(value: Any) -> str:
-    if value is None or is_number(value):
-        return f"<th scope='row' class='num'>{NONE if value is None else number(value)}</th>"
-    return f"<th scope='row'>{_words(value)}</th>"
+def _row_head(value: Any, *, right: bool) -> str:
+    shown = NONE if value is None else number(value) if is_number(value) else _words(value)
+    return f"<th scope='row'{' class=num' if right else ''}>{shown}</th>"
 
 
 def _words(value: Any) -> Html:

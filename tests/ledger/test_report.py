@@ -378,7 +378,7 @@ def test_a_page_is_small_whatever_the_ledger_holds(export, tmp_path):
     }
     found = page(export, tmp_path, report=report, extras=extras)
     well_formed(found)
-    assert f"Of 5,000 epochs {MAX_POINTS} are shown" in found and "<th scope='row' class='num'>5,000</th>" in found
+    assert f"Of 5,000 epochs {MAX_POINTS} are shown" in found and "<th scope='row' class=num>5,000</th>" in found
     assert "rows are left out" in found and "all others" in found
     without_results = page(export, tmp_path, report=report, extras={"gate": extras["gate"]})
     assert len(without_results.encode()) < 1_000_000
