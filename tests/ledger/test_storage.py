@@ -41,6 +41,8 @@ LINE = "x'e28094206120613d3d0a'"
         "INSERT INTO entry SELECT * FROM entry WHERE seq = 2",
         "INSERT INTO entry SELECT 1000, kind, dhash, leaf, body FROM entry WHERE seq = 1",
         "INSERT INTO entry SELECT -1, kind, dhash, leaf, body FROM entry WHERE seq = 1",
+        "INSERT INTO entry SELECT s, kind, dhash, leaf, body FROM entry, (SELECT -1 AS s UNION SELECT size + 1 FROM head) AS v"
+        " WHERE seq = 1",
         "INSERT INTO entry SELECT size + 1, kind, dhash, leaf, body FROM entry, head WHERE seq = 1",
         "INSERT INTO entry SELECT size, kind, dhash, leaf, NULL FROM entry, head WHERE seq = 1",
         "INSERT INTO entry (seq, kind, leaf, body) SELECT size, 1, x'00', x'00' FROM head",
@@ -355,6 +357,23 @@ def test_a_reader_beside_a_writer_sees_one_moment(begun, backend, tmp_path):
     report = verify_export(export, [SIGNER.vkey])
     assert (report.verdict, report.size) == ("FULL", size)
     assert begun.ledger.size > size
+
+
+def test_a_snapshot_stays_at_its_moment_while_a_writer_goes_on(begun, backend):
+    begun.admit(admission(1))
+    begun.steps()
+    begun.epoch()
+    size = begun.ledger.size
+    store = open_store(backend.place, read_only=True)
+    with store.snapshot() as snapshot:
+        notes = snapshot.checkpoints()
+        begun.steps()
+        begun.epoch()
+        assert [row.seq for row in snapshot.rows()] == list(range(size))
+        assert snapshot.head().size == size == max(notes) and snapshot.checkpoints() == notes
+    with store.snapshot() as snapshot:
+        assert snapshot.head().size == begun.ledger.size > size
+    store.close()
 
 
 def test_writers_that_take_turns_lose_nothing(begun, backend):

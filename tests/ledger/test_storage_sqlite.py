@@ -1,5 +1,6 @@
 """What only the SQLite store can get wrong: pragmas, REPLACE, the lock file, a full disk, a killed process."""
 
+import sqlite3
 import subprocess
 import sys
 import time
@@ -75,6 +76,16 @@ def test_a_second_writer_that_got_past_the_lock_is_fenced(run, path):
         with pytest.raises(LedgerBusy) as found:
             run.admit(admission(1))
         assert found.value.code == "FENCED"
+
+
+def test_a_transaction_holds_the_write_lock_from_its_beginning(run, path):
+    """B17: a deferred one would take it at its first write, and fail where another has written since its first read."""
+    other = sqlite3.connect(path, timeout=0, isolation_level=None)
+    with run.ledger._file.store._transaction("appending"), pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("BEGIN IMMEDIATE")
+    other.execute("BEGIN IMMEDIATE")
+    other.close()
+    run.admit(admission(1))
 
 
 def test_disk_full_refuses_the_charge_and_leaves_nothing_half_written(run, path):
