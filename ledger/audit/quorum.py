@@ -11,6 +11,12 @@ from ledger.leaves import Header
 from ledger.note import Note, open_note
 
 
+def pinned_signers(note: Note, origin: str) -> tuple[Signer, ...]:
+    """Returns the pinned keys that signed, before the header says which of them is the ledger's: that of its name, until then."""
+    found = ((signature.key, signature.timestamp) for signature in note.signatures)
+    return tuple(Signer(key.name, key.key_id.hex(), time, time is None and key.name == origin) for key, time in found)
+
+
 def judge_signers(
     data: bytes | None,
     opened: Note,

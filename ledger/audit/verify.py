@@ -11,7 +11,7 @@ from ledger import layout
 from ledger.accountants import MICRO, Phase, caveat, describe
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import AuditReport, EpochRow, Finding
-from ledger.audit.quorum import judge_signers
+from ledger.audit.quorum import judge_signers, pinned_signers
 from ledger.audit.withdrawals import Withdrawals
 from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Header, decode_leaf
@@ -79,6 +79,7 @@ def _verify(
         return
     note, checkpoint = opened
     report.update(origin=checkpoint.origin, size=checkpoint.size, root_hex=checkpoint.root.hex())
+    report.update(signers=pinned_signers(note, checkpoint.origin))
     if checkpoint.size == 0:
         fault("EMPTY", layout.CHECKPOINT, "an empty tree has no header")
         return

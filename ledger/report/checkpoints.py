@@ -32,16 +32,27 @@ def checkpoints(report: AuditReport, export_dir: Path) -> str:
 def _signers(report: AuditReport, note: bytes) -> str:
     lines = sum(line.startswith("— ".encode()) for line in note.splitlines())
     others = lines - len(report.signers)
-    many = "is by a key" if others == 1 else "are by keys"
-    known = "neither pinned nor named by the policy"
-    told = soft(f"{counted(others, 'signature line')} {many} {known}, and counts for nothing.") if others > 0 else ""
+    told = soft(_unverified(others, whose_known=report.corpus is not None)) if others > 0 else ""
     if not report.signers:
         return f"<p class='warning'>No signature was verified.</p>{told}"
     rows = [_signer(signer, report) for signer in report.signers]
     signed = {(signer.name, signer.key_id) for signer in report.signers}
     rows += [(*map(code, key), "auditor", "has not cosigned", None) for key in _auditors(report) if key not in signed]
     head = ("name", "key id", "role", "signature", "time stated")
-    return _quorum(report) + table("signers-c", "Who signed the checkpoint, and who has not", head, rows) + told
+    quorum = _quorum(report) if report.corpus is not None else ""
+    return quorum + table("signers-c", "Who signed the checkpoint, and who has not", head, rows) + told
+
+
+def _unverified(lines: int, *, whose_known: bool) -> str:
+    """Says of signature lines why they count for nothing; auditors are known only once the policy was read."""
+    were = "line was" if lines == 1 else "lines were"
+    by = "a key" if lines == 1 else "keys"
+    whose = (
+        f"{by} neither pinned nor named by the policy"
+        if whose_known
+        else f"{by} not pinned; the audit never came to the policy"
+    )
+    return f"{lines:,} signature {were} not verified: by {whose}."
 
 
 def _signer(signer: Signer, report: AuditReport) -> tuple[Any, ...]:

@@ -42,8 +42,8 @@ def findings(report: AuditReport) -> str:
     """Returns what is wrong, or nothing."""
     if not report.findings:
         return ""
-    rows = ((code(found.where), found.code, found.sentence) for found in report.findings)
-    told = table("findings-c", "What is wrong, and where", ("where", "code", "what is wrong"), rows, caption_shown=False)
+    rows = ((Html(f"{code(found.where)}<small>{text(found.code)}</small>"), found.sentence) for found in report.findings)
+    told = table("findings-c", "What is wrong, and where", ("where", "what is wrong"), rows, caption_shown=False)
     return section("findings", "Findings", told)
 
 

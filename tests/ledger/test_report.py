@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import hashlib
 import re
+import shutil
 from decimal import Decimal
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -151,7 +152,18 @@ def test_a_summarised_audit_is_told_apart_by_word_sign_and_colour(export, tmp_pa
 
 def test_a_refused_checkpoint_is_printed_and_said_to_be_unsigned(export, tmp_path):
     found = page(export, tmp_path, keys=())
-    assert "No signature was verified." in found and "1 signature line is by a key neither pinned nor named" in found
+    assert "No signature was verified." in found and "1 signature line was not verified: by a key not pinned" in found
+
+
+def test_an_audit_that_ends_at_the_leaves_still_says_who_signed(varied, tmp_path):
+    export = tmp_path / "export"
+    shutil.copytree(varied[0], export)
+    bundle = export / "tile/entries/000"
+    bundle.write_bytes(bundle.read_bytes()[:-1] + b"\xff")
+    found = page(export, tmp_path)
+    assert "FAILED" in found and "No signature was verified" not in found and "the ledger itself" in found
+    assert "1 signature line was not verified: by a key not pinned; the audit never came to the policy." in found
+    assert "names no auditors" not in found
 
 
 def signers(report: AuditReport, export, tmp_path) -> list[str]:
