@@ -185,10 +185,11 @@ def report(
 ) -> None:
     """Verify an export and write one self-contained HTML page about it; exit code 1 if it FAILED."""
     refuse_to_overwrite(out)
+    told = _extras(extras)
     audited = _audit(export, key, owner_key)
     from ledger.report import write_report
 
-    write_report(export, out, report=audited, extras=_extras(extras))
+    write_report(export, out, report=audited, extras=told)
     if json:
         print_json({"path": str(out), "verdict": audited.verdict})
     else:
@@ -269,10 +270,13 @@ def _extras(path: Path | None) -> dict[str, Any] | None:
         return None
     try:
         value = json_text.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError("EXTRAS", f"{str(path)!r} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError("EXTRAS", f"{str(path)!r} holds no JSON object")
+    from ledger.report.extras import read_extras
+
+    read_extras(value)  # an audit may take a minute: what would be refused after it is refused before
     return value
 
 

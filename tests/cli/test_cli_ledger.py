@@ -138,9 +138,9 @@ def test_report_writes_one_page_with_the_verdict(shell, run):
     shell.run(*report, code=2)
 
 
-def test_extras_that_are_no_object_are_refused(shell, run):
+def test_extras_of_another_form_are_refused(shell, run):
     shell.run("ledger", "export", "ledger.db", "export")
-    for text in ("[1]", "{"):
+    for text in ("[1]", "{", "[" * 100_000, '{"gate": []}', '{"results": [{"a": 1}, 2]}'):
         shell.write("extras.json", text)
         report = ("ledger", "report", "export", "report.html", "--key", "ledger.pub", "--extras", "extras.json")
         assert shell.json(*report, code=1)["error"]["code"] == "EXTRAS"
