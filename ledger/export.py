@@ -11,11 +11,13 @@ from ledger import layout, tiles
 from ledger.errors import ExportRefused, LedgerCorrupt, StorageFailed
 from ledger.leaves import Header
 from ledger.merkle import leaf_hash, root_of_hashes
-from ledger.note import open_note, parse_checkpoint
+from ledger.rotation import KeyChain
 from ledger.storage.store import Row
 
 
-def write_export(header: Header, rows: Iterable[Row], checkpoint: bytes, directory: Path) -> Path:
+def write_export(
+    header: Header, rows: Iterable[Row], checkpoint: bytes, directory: Path, *, keys: KeyChain | None = None
+) -> Path:
     """Writes an export: built beside its place, then renamed into it, so it is there whole or not at all.
 
     Args:
@@ -23,6 +25,7 @@ def write_export(header: Header, rows: Iterable[Row], checkpoint: bytes, directo
         rows: all leaves under the checkpoint.
         checkpoint: signed note over them.
         directory: where to put it; must not exist.
+        keys: the ledger's keys, where the one in the header was ever changed.
 
     Returns:
         The directory.
@@ -31,6 +34,7 @@ def write_export(header: Header, rows: Iterable[Row], checkpoint: bytes, directo
         ExportRefused: the run was not private, or something is in the way.
         StorageFailed: the disk refused.
     """
+    keys = KeyChain(header) if keys is None else keys
     if not header.private:
         raise ExportRefused("NOT_PRIVATE", "this run used a fixed test key, so its noise protects nobody")
     if os.path.lexists(directory):
@@ -39,7 +43,7 @@ def write_export(header: Header, rows: Iterable[Row], checkpoint: bytes, directo
     try:
         temporary.mkdir(parents=True)
         _put(temporary, layout.CHECKPOINT, checkpoint)
-        _put(temporary, layout.POLICY, header.trust_policy().text())
+        _put(temporary, layout.POLICY, keys.trust_policy().text())
         roots: list[bytes] = []
         size, stream = 0, iter(rows)
         while bodies := [row.body for row in islice(stream, layout.TILE_WIDTH)]:
@@ -48,7 +52,7 @@ def write_export(header: Header, rows: Iterable[Row], checkpoint: bytes, directo
             _put(temporary, layout.tile_path(0, len(roots), len(bodies)), b"".join(hashes))
             roots.append(root_of_hashes(hashes))
             size += len(bodies)
-        if parse_checkpoint(open_note(checkpoint, [header.log_vkey]).text).root != root_of_hashes(roots):
+        if keys.open_note(checkpoint)[1].root != root_of_hashes(roots):
             raise LedgerCorrupt("EXPORT", "the leaves are not those under the checkpoint; open the ledger again")
         for path, data in tiles.upper_tiles(roots[: size // layout.TILE_WIDTH]):
             _put(temporary, path, data)

@@ -38,6 +38,7 @@ from ledger.leaves import (
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, sign_note
 from ledger.readings import Readings
+from ledger.signing import Signing
 from ledger.storage import highwater
 from ledger.storage.appender import Appender
 from ledger.storage.opening import create_store, open_store
@@ -47,7 +48,7 @@ from ledger.storage.store import Row
 _admission = attrgetter(*(field.name for field in fields(AdmitSpec)))
 
 
-class Ledger(Readings):
+class Ledger(Signing, Readings):
     """An open ledger.
 
     Every method that appends returns once its leaves are durable and the signer's high-water file knows of them. When it
@@ -142,7 +143,7 @@ class Ledger(Readings):
         store = open_store(place, read_only=reading)
         try:
             appender = Appender(store, None if read_only else signer, recompute=recompute)
-            appender.check_identity(signer, expect_header)
+            appender.check_identity(signer, expect_header, mark)
             appender.check_highwater(mark)
             return cls(appender)
         except BaseException:
@@ -356,29 +357,6 @@ class Ledger(Readings):
         if self._file.root_at(pin.size) != pin.root:
             raise LedgerForked("FORKED", f"the first {pin.size} leaves are not those that were pinned")
 
-    def add_signatures(self, note: bytes, verifier_keys: Sequence[str]) -> bytes:
-        """Stores the signatures of others, such as auditors' cosignatures, below a checkpoint of this ledger.
-
-        Guarantee:
-            When this returns, the stored note is what it was, byte for byte, and behind it those lines of ``note`` that
-            verify under one of the keys, each key once; durably. Nothing signed is ever taken away or changed.
-
-        Args:
-            note: a copy of one of this ledger's checkpoints, with signatures added.
-            verifier_keys: keys whose signatures count.
-
-        Returns:
-            The note as it is stored now.
-
-        Raises:
-            NoteError: the note is malformed or not signed by the ledger's key, or a signature does not verify.
-            LedgerForked: the ledger's key signed another history in it; both notes are kept as evidence.
-            LedgerWrongRun: it is a checkpoint of another ledger.
-            LedgerError: code NO_CHECKPOINT if this ledger has no checkpoint of that size.
-            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
-        """
-        return self._file.add_signatures(note, verifier_keys)
-
     def export(self, directory: str | Path) -> Path:
         """Writes the ledger as a static directory that anyone can audit offline (`ledger.export.write_export`)."""
         if self.size not in self._file.checkpoints:
@@ -387,7 +365,7 @@ class Ledger(Readings):
             with self._file.appending(self.state.last_time, checkpoint=True):
                 pass
         with self.rows() as rows:
-            return write_export(self.header, rows, self.checkpoint, Path(directory))
+            return write_export(self.header, rows, self.checkpoint, Path(directory), keys=self.state.keys)
 
     def _running(self, now: int, *, checkpoint: bool = False) -> AbstractContextManager[int]:
         if self.finished:

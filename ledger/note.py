@@ -128,12 +128,13 @@ def parse_verifier_key(vkey: str) -> VerifierKey:
         raise NoteError(error.code, error.sentence) from error
 
 
-def sign_note(text: str, signer: NoteSigner) -> bytes:
-    """Signs a note text and returns the whole note."""
+def sign_note(text: str, *signers: NoteSigner) -> bytes:
+    """Signs a note text and returns the whole note, with one line per signer."""
     _check_text(text)
     if not text.endswith("\n"):
         raise NoteError("TEXT", "the text of a note ends in a newline")
-    return f"{text}\n{_signature_line(signer.verifier, signer.private_key.sign(text.encode()))}\n".encode()
+    lines = [_signature_line(signer.verifier, signer.private_key.sign(text.encode())) for signer in signers]
+    return _with_lines(f"{text}\n".encode(), lines)
 
 
 def cosign(data: bytes, cosigner: Cosigner, log_keys: Sequence[str], *, time: int) -> bytes:

@@ -30,11 +30,15 @@ from ledger.leaves import (
 )
 from ledger.limits import admission_problems, window_problems
 from ledger.orders import OrderWatch
+from ledger.rotation import KeyChain
 
 SPEND_TOLERANCE_MICRO: Final = 2
 """A recorded epsilon is the recomputed one plus at most this, in 1e-6: rounded up, and machines differ in last bits. What `prv`
 records is held against `pld`, and lies at most 0.02 more above: its own value needs a library that an auditor may lack. What an
 earlier version of an accountant recorded may lie above by more (`ledger.accountants.leeway`)."""
+
+_AFTER_CLOSE: Final = (Withdraw, Key)
+"""What may still be said of a run that is over: nothing that charges, admits or releases a step."""
 
 Problems = Iterator[LeafRefused]
 _Account = tuple[Terms, tuple[tuple[int, ...] | None, int | None], bool]
@@ -59,6 +63,7 @@ class Replay:
         register: all admitted contributions, and the pools of those that are active.
         withdrawals: position of the WITHDRAW leaf by descriptor hash, unknown hashes included.
         closed: whether CLOSE has been seen.
+        keys: the keys of the ledger's signer.
     """
 
     def __init__(self, header: Header, root_at: Callable[[int], bytes], *, recompute: bool = True) -> None:
@@ -83,6 +88,7 @@ class Replay:
         self.register = Register(header.policy.classes)
         self.withdrawals: dict[bytes, int] = {}
         self.closed = False
+        self.keys = KeyChain(header)
         self.expenditure = Expenditure(header)
         self.order = OrderWatch(header)
         bracketed = header.accountant.name == "prv"
@@ -158,8 +164,8 @@ class Replay:
             yield LeafRefused("SEQ", f"the leaf says seq {leaf.seq}, it stands at {self.size}")
         if leaf.time < self.last_time:
             yield LeafRefused("CLOCK", f"time runs back from {self.last_time} to {leaf.time}")
-        if self.closed and not isinstance(leaf, Withdraw):
-            yield LeafRefused("CLOSED", "only withdrawals follow CLOSE")
+        if self.closed and not isinstance(leaf, _AFTER_CLOSE):
+            yield LeafRefused("CLOSED", "only withdrawals and changes of the ledger's key follow CLOSE")
         if self._spending is not None and not isinstance(leaf, Spend | Epoch):
             yield LeafRefused("EPOCH_ORDER", "SPEND leaves are followed by SPEND or EPOCH only")
             self._spending = None
@@ -182,7 +188,9 @@ class Replay:
                 yield from self._resume(leaf)
             case Close():
                 yield from self._close(leaf)
-            case Summary() | Key() | Release():
+            case Key():
+                yield from self.keys.take(leaf)
+            case Summary() | Release():
                 yield LeafRefused("KIND", f"this version writes no leaf of kind {leaf.KIND} and cannot judge one")
             case Header():
                 yield LeafRefused("KIND", "a second header")

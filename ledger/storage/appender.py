@@ -11,7 +11,7 @@ from attest.files import atomic_write
 from ledger.errors import LeafRefused, LedgerBehind, LedgerClosed, LedgerError, LedgerForked, LedgerWrongRun
 from ledger.leaves import Leaf, checks, encode_leaf
 from ledger.merkle import Frontier, leaf_hash
-from ledger.note import NoteSigner, checkpoint_text, merge_notes, open_note, parse_checkpoint, sign_note
+from ledger.note import NoteSigner, checkpoint_text, merge_notes, sign_note
 from ledger.storage import fsck, highwater
 from ledger.storage.store import Row, Store
 
@@ -54,7 +54,7 @@ class Appender:
         self._broken = True
 
     @contextmanager
-    def appending(self, now: int, *, checkpoint: bool = False) -> Iterator[int]:
+    def appending(self, now: int, *, checkpoint: bool = False, successor: NoteSigner | None = None) -> Iterator[int]:
         """Collects leaves staged in its body, then appends them in one transaction.
 
         Guarantee:
@@ -66,24 +66,27 @@ class Appender:
         Args:
             now: POSIX seconds.
             checkpoint: sign the resulting tree, in the same transaction.
+            successor: signs it too, and alone from then on.
 
         Yields:
             The time that the leaves must carry.
         """
-        signer = self._require_signer()
+        signer = self.require_signer()
         time, writing = self._time(now), False
         try:
             yield time
             rows, frontier = self._encode_staged()
             text = checkpoint_text(signer.name, frontier.size, frontier.root())
-            note = sign_note(text, signer) if checkpoint else None
+            signers = (signer,) if successor is None else (signer, successor)
+            note = sign_note(text, *signers) if checkpoint else None
             writing = True
             self.store.append(rows, frontier, note)
             self.frontier = frontier
             self._hashes.extend(row.leaf_hash for row in rows)
             if note is not None:
                 self.checkpoints[frontier.size] = note
-            highwater.write(self.store.place, signer, frontier.size, frontier.root())
+            self.signer = signers[-1]
+            highwater.write(self.store.place, self.signer, frontier.size, frontier.root())
         except BaseException:
             self._broken = True
             if not writing:
@@ -96,9 +99,9 @@ class Appender:
 
     def add_signatures(self, note: bytes, verifier_keys: Sequence[str]) -> bytes:
         """Stores what other keys have signed below a checkpoint; see `ledger.log.Ledger.add_signatures`."""
-        self._require_signer()
-        log_vkey = self.replay.header.log_vkey
-        found = parse_checkpoint(open_note(note, [log_vkey]).text)
+        self.require_signer()
+        keys = self.replay.keys
+        _, found = keys.open_note(note)
         stored = self.checkpoints.get(found.size)
         if found.origin != self.replay.header.origin:
             raise LedgerWrongRun("WRONG_RUN", f"the note is of {found.origin!r}, not of {self.replay.header.origin!r}")
@@ -106,7 +109,7 @@ class Appender:
             raise self._forked(note, f"the ledger's key signed another history of {found.size} leaves than it has")
         if stored is None:
             raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {found.size} leaves, none was signed there")
-        merged = merge_notes(stored, [note], [log_vkey, *verifier_keys])
+        merged = merge_notes(stored, [note], list(dict.fromkeys([*keys.required(found.size), *verifier_keys])))
         if merged != stored:
             try:
                 self.store.put_note(found.size, merged)
@@ -123,14 +126,27 @@ class Appender:
             raise problems[0]
         self._staged.append(leaf)
 
-    def check_identity(self, signer: NoteSigner | None, expect_header: bytes | None) -> None:
-        """Checks that this is the ledger, and the key, that the caller means."""
+    def check_identity(self, signer: NoteSigner | None, expect_header: bytes | None, mark: bytes | None = None) -> None:
+        """Checks that this is the ledger, and the key, that the caller means.
+
+        Args:
+            signer: the key to append with.
+            expect_header: SHA-256 of leaf 0, as pinned elsewhere.
+            mark: the high-water file: it tells a wrong key from a ledger that lost the leaf which introduced the key.
+        """
         found = self.header_digest
         if expect_header is not None and expect_header != found:
             raise LedgerWrongRun("WRONG_HEADER", f"the header is {found.hex()}, {expect_header.hex()} was pinned")
-        vkey = self.replay.header.log_vkey
-        if signer is not None and signer.vkey != vkey:
-            raise LedgerWrongRun("WRONG_KEY", f"the ledger is signed by {vkey}, the key given is {signer.vkey}")
+        vkey = self.replay.keys.current
+        if signer is None or signer.vkey == vkey:
+            return
+        beyond = highwater.signed_beyond(mark, signer, self.size)
+        if beyond is not None:
+            sentence = f"{signer.vkey} committed to {beyond} leaves; the ledger has {self.size}, and none introduces that key"
+            raise LedgerBehind("BEHIND", sentence)
+        retired = next((seq for seq, _ in self.replay.keys.changes), None) if signer.vkey in self.replay.keys.vkeys else None
+        since = "" if retired is None else f", which leaf {retired} and those after it put in its place; sign with that key"
+        raise LedgerWrongRun("WRONG_KEY", f"the key given is {signer.vkey}, the ledger is signed by {vkey}{since}")
 
     def check_highwater(self, note: bytes | None) -> None:
         """Compares the ledger with the signer's own memory, and brings that up to date when writing.
@@ -140,7 +156,7 @@ class Appender:
         """
         place, origin = self.store.place, self.replay.header.origin
         if note is not None:
-            mark = highwater.parse(note, self.replay.header.log_vkey)
+            mark = highwater.parse(note, self.replay.keys)
             if mark.origin != origin:
                 raise LedgerWrongRun("WRONG_RUN", f"the high-water file is of {mark.origin!r}, not {origin!r}")
             if mark.size > self.size:
@@ -160,7 +176,8 @@ class Appender:
             atomic_write(evidence, note + b"\n" + self.checkpoints[max(self.checkpoints)])
         return LedgerForked("FORKED", f"{sentence}; both are in {evidence}")
 
-    def _require_signer(self) -> NoteSigner:
+    def require_signer(self) -> NoteSigner:
+        """Returns the key that signs; raises LedgerClosed for a handle that may not append."""
         if self._broken:
             raise LedgerClosed("HANDLE", "this handle was closed, or a write failed under it; open the ledger again")
         if self.signer is None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from ledger.errors import LeafRefused, LedgerBehind, LedgerCorrupt, NoteError
 from ledger.leaves import Header, decode_leaf
 from ledger.merkle import Frontier, leaf_hash
-from ledger.note import open_note, parse_checkpoint
 from ledger.replay import Replay
 from ledger.storage.hashes import LeafHashes
 from ledger.storage.store import Row, Snapshot, Store
@@ -36,7 +35,7 @@ def load(store: Store, *, recompute: bool) -> Loaded:
 
     Guarantee:
         Every body hashes to its stored leaf hash and stands at its own seq; head, frontier and index columns agree with
-        the bodies; every stored checkpoint is signed by the header's key and has the root of the tree at its size; and
+        the bodies; every stored checkpoint is signed by the key of its size and has the root of the tree at its size; and
         the leaves tell a run without contradiction.
 
     Args:
@@ -78,7 +77,7 @@ def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
         if (row.kind, row.descriptor_hash) != (leaf.KIND, getattr(leaf, "descriptor_hash", None)):
             raise LedgerCorrupt("INDEX", f"the index columns of leaf {seq} differ from its body", seq=seq)
         if frontier.size in notes:
-            _check_note(notes[frontier.size], replay.header, frontier, verified[-1])
+            _check_note(notes[frontier.size], replay, frontier, verified[-1])
             verified.append(frontier.size)
     if replay is None:
         raise LedgerCorrupt("HEADER", "the ledger has no header leaf; creating it did not finish", seq=0)
@@ -96,12 +95,12 @@ def _check_row(row: Row, seq: int) -> None:
         raise LedgerCorrupt("LEAF_HASH", f"leaf {seq} was changed: its body does not hash to it", seq=seq)
 
 
-def _check_note(note: bytes, header: Header, frontier: Frontier, verified_size: int) -> None:
+def _check_note(note: bytes, replay: Replay, frontier: Frontier, verified_size: int) -> None:
     try:
-        checkpoint = parse_checkpoint(open_note(note, [header.log_vkey]).text)
+        _, checkpoint = replay.keys.open_note(note)
     except NoteError as error:
         raise LedgerCorrupt("CHECKPOINT", f"the checkpoint at size {frontier.size}: {error.sentence}") from error
-    if (checkpoint.origin, checkpoint.size, checkpoint.root) != (header.origin, frontier.size, frontier.root()):
+    if (checkpoint.origin, checkpoint.size, checkpoint.root) != (replay.header.origin, frontier.size, frontier.root()):
         raise LedgerCorrupt(
             "CHECKPOINT",
             f"the leaves do not give the root signed at size {frontier.size}; one of {verified_size}.."

@@ -10,7 +10,17 @@ from pathlib import Path
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
 from ledger.errors import LedgerCorrupt, NoteError, StorageFailed
-from ledger.note import MAX_NOTE_SIZE, Checkpoint, NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
+from ledger.note import (
+    MAX_NOTE_SIZE,
+    Checkpoint,
+    NoteSigner,
+    checkpoint_text,
+    open_note,
+    parse_checkpoint,
+    peek_checkpoint,
+    sign_note,
+)
+from ledger.rotation import KeyChain
 from ledger.storage.place import Place
 
 
@@ -30,10 +40,14 @@ def read_bytes(ledger: Place | str | os.PathLike[str]) -> bytes | None:
         raise StorageFailed("HIGHWATER", error.sentence) from error
 
 
-def parse(data: bytes, log_vkey: str) -> Checkpoint:
-    """Verifies what `read_bytes` read; raises LedgerCorrupt unless it is a checkpoint signed by the ledger's key."""
+def parse(data: bytes, keys: KeyChain) -> Checkpoint:
+    """Verifies what `read_bytes` read; raises LedgerCorrupt unless it is a checkpoint signed by the ledger's key of its size.
+
+    Right after a change of the key the new one suffices: the signer that wrote the file then was the new one.
+    """
     try:
-        return parse_checkpoint(open_note(data, [log_vkey]).text)
+        checkpoint = peek_checkpoint(data)
+        return parse_checkpoint(open_note(data, [keys.at(checkpoint.size)]).text)
     except NoteError as error:
         raise LedgerCorrupt("HIGHWATER", f"the signer's high-water file is not its own: {error.sentence}") from error
 
@@ -45,3 +59,14 @@ def write(ledger: Place | str | os.PathLike[str], signer: NoteSigner, size: int,
         atomic_write(path_of(ledger), note)
     except OSError as error:
         raise StorageFailed("HIGHWATER", f"cannot write {path_of(ledger)}: {error.strerror or error}") from error
+
+
+def signed_beyond(data: bytes | None, signer: NoteSigner, size: int) -> int | None:
+    """Returns how many leaves a signer committed to by this file, if more than ``size``; None if it says no such thing."""
+    if data is None:
+        return None
+    try:
+        found = parse_checkpoint(open_note(data, [signer.vkey]).text)
+    except NoteError:
+        return None
+    return found.size if found.origin == signer.name and found.size > size else None
