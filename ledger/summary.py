@@ -1,5 +1,6 @@
 """A run in a few numbers per class: for the auditor's report, and for the trainer's own."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ def spread_of(epsilons: Mapping[float, int]) -> Spread:
     counts = [0] * SPREAD_BINS
     ranks: list[float] = []
     for value in sorted(epsilons):
-        counts[min(int(value / most * SPREAD_BINS), SPREAD_BINS - 1) if most else 0] += epsilons[value]
+        counts[min(int(value / most * SPREAD_BINS), SPREAD_BINS - 1) if 0 < most < math.inf else 0] += epsilons[value]
         below += epsilons[value]
         ranks += [value] * (4 * below // total - len(ranks))
     quarter, median, three_quarters, _ = ranks

@@ -1,7 +1,8 @@
 """What contributions have spent: per class, over the run, and how it is distributed."""
 
+import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final
 
 from ledger.audit import AuditReport
@@ -73,7 +74,7 @@ def over_the_run(report: AuditReport) -> str:
         counts = (sum(c.active for c in report.classes), sum(c.withdrawn for c in report.classes))
         rows.append(("in no epoch yet", None, report.charged, *map(_bound, now), *counts, None))
     chart = ""
-    if series and points[-1][0]:
+    if series and points[-1][0] and all(map(math.isfinite, chain.from_iterable(series.values()))):
         title, x_label, y_label = "ε per class over the run", "steps charged", "largest ε of a contribution"
         chart = line_chart("run", title, [at for at, _ in points], series, x_label=x_label, y_label=y_label)
     listed = table("run-c", "Largest ε of a contribution, at the close of each epoch; rounded up", head, rows)
@@ -105,6 +106,8 @@ def _figure(place: int, summary: ClassSummary, spread: Spread) -> str:
     title = f"<h3>{text(summary.name)}</h3>"
     if spread.least == spread.most:
         return f"<div>{title}<p>Each of the {spread.contributions:,} has spent {rounded_up(spread.most)}.</p></div>"
+    if not math.isfinite(spread.most):
+        return f"<div>{title}<p>No bound is known for some of the {spread.contributions:,}, so nothing is drawn.</p></div>"
     ends = list(pairwise(map(rounded_up, bin_edges(spread))))
     rows = [
         (Html(f"{low} to {high}"), count, bar(count, max(spread.counts)))

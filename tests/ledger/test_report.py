@@ -3,8 +3,11 @@
 import base64
 import dataclasses
 import hashlib
+import math
+import random
 import re
 import shutil
+import time
 from decimal import Decimal
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -12,8 +15,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_runs import SIGNER, START, Driver, admission, header_spec
-from report_ledgers import ANNA, BORIS, EXTRAS, HOSTILE, varied_export
+from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec
+from report_ledgers import ANNA, BORIS, EXTRAS, HOSTILE, many_layers, varied_export
 
 from ledger.audit import AuditReport, EpochRow, Finding, WithdrawalCount, WithdrawalRow, verify_export
 from ledger.leaves import HeaderBlock
@@ -270,6 +273,14 @@ def test_long_names_of_the_extras_are_cut(export, tmp_path):
     assert "y" * (LONGEST_NAME + 1) not in found
 
 
+def test_an_unbounded_epsilon_is_told_and_not_drawn(varied, tmp_path):
+    export, report = varied
+    endless = dataclasses.replace(report.classes[0], epsilon=math.inf, spread=spread_of({1.0: 3, math.inf: 1}))
+    found = page(export, tmp_path, report=dataclasses.replace(report, classes=(endless, *report.classes[1:])))
+    well_formed(found)
+    assert "Infinity" in found and "so nothing is drawn" in found and "run-wide" not in found
+
+
 def block(name: str, classes=(), std: float = 0.0) -> HeaderBlock:
     return HeaderBlock(name, 10, classes, std)
 
@@ -394,3 +405,23 @@ def test_a_page_is_small_whatever_the_ledger_holds(export, tmp_path):
     assert "rows are left out" in found and "all others" in found
     without_results = page(export, tmp_path, report=report, extras={"gate": extras["gate"]})
     assert len(without_results.encode()) < 1_000_000
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_contributions_make_a_page_below_a_megabyte_in_less_than_five_seconds(tmp_path):
+    dice, count = random.Random(1), 100_000
+    with Ledger.create(tmp_path / "ledger.db", many_layers(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        for wave in range(4):
+            numbers = range(wave * count // 4, (wave + 1) * count // 4)
+            driver.admit(*(admission(n, clip_micro=1_000_000 - 150_000 * dice.randrange(4)) for n in numbers))
+            driver.steps()
+        driver.epoch()
+        ledger.withdraw_all([(descriptor(n), "contributor", bytes(32)) for n in range(2000)], now=driver.tick())
+        export = ledger.export(tmp_path / "export")
+    report = verify_export(export, [SIGNER.vkey])
+    assert report.verdict == "FULL" and report.classes[0].spread.contributions == count
+    start = time.perf_counter()
+    found = page(export, tmp_path, report=report, extras=EXTRAS)
+    assert time.perf_counter() - start < 5 and len(found.encode()) < 1_000_000
+    assert "The last 50 of 2,000" in found
