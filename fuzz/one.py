@@ -5,7 +5,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["attest"]):
+with atheris.instrument_imports(include=["attest", "ledger"]):
     from fuzz.targets import TARGETS, pack, timed, unpack
 
 from attest import sign1

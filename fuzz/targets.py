@@ -13,9 +13,8 @@ import hashlib
 import io
 import os
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -35,6 +34,8 @@ from attest.registry.entries import join
 from attest.registry.statements import read_statement
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.withdrawal import Withdrawal
+from fuzz.invariants import LIMIT, BrokenInvariant, Target, require, timed
+from fuzz.notes import NOTE_TARGETS
 from tests.attacks.mutations import COPIES, TRICKY, claimed_content, make_originals
 from tests.attacks.scene import (
     ALICE,
@@ -56,48 +57,7 @@ from tests.attacks.scene import (
 )
 from tests.vectors.published import vectors
 
-LIMIT = 0.05
-"""Seconds that one input may take, instrumentation included."""
-
-
-class BrokenInvariant(AssertionError):
-    """A target found what must not be."""
-
-
-def require(condition: bool, what: str) -> None:
-    """Stop the fuzzer unless something holds."""
-    if not condition:
-        raise BrokenInvariant(what)
-
-
-@dataclass(frozen=True)
-class Target:
-    """One reader of bytes from outside.
-
-    Args:
-        run: Reads an input and checks the invariants.
-        seeds: Inputs to begin with.
-        longest: Bytes of the longest input.
-    """
-
-    run: Callable[[bytes], None]
-    seeds: list[bytes]
-    longest: int = 4096
-
-
-def timed(run: Callable[[bytes], None]) -> Callable[[bytes], None]:
-    """A target that also fails for an input that is slow again and again, so not for the machine being busy."""
-
-    def timed_run(data: bytes) -> None:
-        for _ in range(4):
-            started = time.perf_counter()
-            run(data)
-            if time.perf_counter() - started <= LIMIT:
-                return
-        raise BrokenInvariant(f"an input of {len(data)} bytes takes more than {LIMIT} s")
-
-    return timed_run
-
+__all__ = ["LIMIT", "TARGETS", "BrokenInvariant", "Target", "timed"]
 
 # --- readers of one document -------------------------------------------------------
 
@@ -397,5 +357,6 @@ TARGETS: dict[str, Target] = {
     ),
     "registry": Target(run_registry, [REGISTRY]),
     "registry_entry": Target(run_registry_entry, registry_entries()),
+    **NOTE_TARGETS,
 }
 """Every reader of bytes from outside, by name."""

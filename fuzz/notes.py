@@ -1,0 +1,143 @@
+"""Fuzz targets of the ledger's readers: notes, verifier keys, trust policies, proof files, evidence and receipts.
+
+Beside what every target holds: nothing comes out of a reader but a typed `LedgerError`, and nothing is accepted as signed that
+is not among the few texts and leaves that the keys here signed.
+"""
+
+from attest.errors import AttestError
+from attest.vkeys import parse_verifier_key
+from fuzz.invariants import Target, require
+from ledger import merkle, prover
+from ledger.errors import LedgerError
+from ledger.evidence import Evidence, judge, parse_evidence
+from ledger.leaves import Withdraw, encode_leaf
+from ledger.note import Checkpoint, Cosigner, NoteSigner, checkpoint_text, cosign, open_note, sign_note
+from ledger.proof import TlogProof, make_proof, parse_proof, verify_proof
+from ledger.receipt import make_receipt, verify_receipt
+from ledger.trust import auditors_policy, parse_policy
+from tests.attacks.scene import ALICE, BOB, OWNER
+from tests.vectors.published import vectors
+
+LOG, ANNA, BEN = NoteSigner("ledger.example/run1", OWNER), Cosigner("anna", ALICE), Cosigner("ben", BOB)
+LEAVES = [
+    b"no header; nobody proves it here",
+    *(encode_leaf(Withdraw(seq, 1_800_000_000, bytes([seq]) * 32, None, "consent", bytes(32))) for seq in range(1, 9)),
+]
+OTHERS = [*LEAVES[:3], *reversed(LEAVES[3:])]
+POLICY = auditors_policy(LOG.vkey, [ANNA.vkey, BEN.vkey], 1)
+LOG_ALONE = auditors_policy(LOG.vkey)
+
+
+def _tree(leaves: list[bytes]) -> prover.HashTree:
+    return prover.HashTree(map(merkle.leaf_hash, leaves))
+
+
+def _checkpoint(leaves: list[bytes]) -> Checkpoint:
+    return Checkpoint(LOG.name, len(leaves), merkle.root(leaves))
+
+
+def _text(leaves: list[bytes]) -> str:
+    return checkpoint_text(LOG.name, len(leaves), merkle.root(leaves))
+
+
+SIGNED = {_text(leaves) for leaves in (LEAVES, LEAVES[:5], OTHERS)}
+NOTE, OLDER, FORK = (
+    cosign(sign_note(_text(leaves), LOG), ANNA, [LOG.vkey], time=1_800_000_000) for leaves in (LEAVES, LEAVES[:5], OTHERS)
+)
+PROOFS = [make_proof(_tree(LEAVES).node, seq, len(LEAVES), NOTE, LEAVES[seq]).to_bytes() for seq in (1, 4, 8)]
+RECEIPT = make_receipt(LOG, _tree(LEAVES).node, 4, _checkpoint(LEAVES), LEAVES[4])
+EVIDENCE = [
+    Evidence(NOTE, FORK),
+    Evidence(NOTE, OLDER),
+    Evidence(
+        OLDER,
+        FORK,
+        prover.tree_root(_tree(OTHERS).node, 5),
+        tuple(prover.consistency_proof(_tree(OTHERS).node, 5, len(OTHERS))),
+    ),
+]
+
+
+def run_note(data: bytes) -> None:
+    """A note under pinned keys."""
+    try:
+        note = open_note(data, POLICY.vkeys)
+    except LedgerError:
+        return
+    require(note.text in SIGNED and data.startswith(note.text.encode() + b"\n"), "a text is accepted that nobody signed")
+
+
+def run_verifier_key(data: bytes) -> None:
+    """A verifier key as text."""
+    try:
+        text = data.decode()
+        key = parse_verifier_key(text)
+    except (AttestError, UnicodeDecodeError):
+        return
+    require(str(key) == text, "an accepted verifier key is written otherwise")
+
+
+def run_trust_policy(data: bytes) -> None:
+    """A trust policy."""
+    try:
+        policy = parse_policy(data)
+    except LedgerError:
+        return
+    require(parse_policy(policy.text()) == policy, "an accepted trust policy does not read back")
+    require(policy.satisfied({witness.key for witness in policy.witnesses}), "all witnesses together are no quorum")
+
+
+def run_proof(data: bytes) -> None:
+    """A proof file, and what it proves under a quorum."""
+    try:
+        proof = parse_proof(data)
+        require(proof.to_bytes() == data, "an accepted proof file is written otherwise")
+        proven = verify_proof(data, POLICY)
+    except LedgerError:
+        return
+    require(proven.data == LEAVES[proof.index], "a leaf is proved that is not there")
+
+
+def run_evidence(data: bytes) -> None:
+    """Evidence against the log."""
+    try:
+        evidence = parse_evidence(data)
+        require(evidence.to_bytes() == data, "accepted evidence is written otherwise")
+        found = judge(evidence, [LOG.vkey])
+    except LedgerError:
+        return
+    pair = (found.remembered.root, found.offered.root)
+    require(found.kind == "ROLLBACK" or merkle.root(OTHERS) in pair, "a fork is shown that is none")
+
+
+def run_receipt(data: bytes) -> None:
+    """A receipt for one leaf."""
+    try:
+        verify_receipt(data, LEAVES[4], LOG_ALONE)
+    except LedgerError:
+        return
+    require(data == RECEIPT, "a receipt is accepted that nobody signed")
+
+
+def _published() -> list[bytes]:
+    tlog = vectors("tlog")
+    rows = [row["policy_hex"] for row in (*tlog["policy_accept"], *tlog["policy_reject"])]
+    texts = [bytes.fromhex(row) for row in rows]
+    for name, vkey in tlog["keys"].items():
+        texts = [text.replace(b"{%s}" % name.encode(), vkey.encode()) for text in texts]
+    return texts
+
+
+_PUBLISHED_NOTES = vectors("signed_notes")["signed_note"][:5]
+
+NOTE_TARGETS: dict[str, Target] = {
+    "note": Target(
+        run_note, [NOTE, OLDER, *(bytes.fromhex(row["note_hex"]) for row in vectors("signed_notes")["signed_note"][:5])]
+    ),
+    "verifier_key": Target(run_verifier_key, [LOG.vkey.encode(), ANNA.vkey.encode()], 300),
+    "trust_policy": Target(run_trust_policy, [POLICY.text(), LOG_ALONE.text(), *_published()]),
+    "proof": Target(run_proof, [*PROOFS, TlogProof(4, (), NOTE).to_bytes()]),
+    "evidence": Target(run_evidence, [evidence.to_bytes() for evidence in EVIDENCE]),
+    "receipt": Target(run_receipt, [RECEIPT, *(bytes.fromhex(text) for text in vectors("cose")["rfc9942_examples"].values())]),
+}
+"""The ledger's readers of bytes from outside, by name."""
