@@ -171,6 +171,8 @@ def cosign_export(
     report = verify_export(export, log_keys, owner_key=owner_key)
     if report.verdict != "FULL":
         raise CosignRefused("NOT_FULL", _why(report))
+    # The audit followed every change of the key from one that was pinned, and the current key must have signed.
+    log_keys = list(dict.fromkeys([*log_keys, *report.log_keys]))
     reader = ExportReader(export)
     offered = parse_checkpoint(open_note(reader.checkpoint, log_keys).text)
     if (offered.origin, offered.size, offered.root.hex()) != (report.origin, report.size, report.root_hex):

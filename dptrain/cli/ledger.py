@@ -91,7 +91,7 @@ def export(
     place = place_of(ledger, state)
     with opened_to_sign(place, key, passphrase_file) as log:
         written = log.export(directory)
-        size, root, vkey = log.size, log.root.hex(), log.header.log_vkey
+        size, root, vkey = log.size, log.root.hex(), log.state.keys.current
     if json:
         print_json({"path": str(written), "size": size, "root": root, "key": vkey})
     else:
@@ -292,7 +292,7 @@ def _summary(log: "Ledger") -> dict[str, Any]:
         "time": header.time,
         "private": header.private,
         "finished": log.finished,
-        "key": header.log_vkey,
+        "key": state.keys.current,
         "owner": header.owner,
         "registry_root": header.registry_root.hex(),
         "corpus": header.policy.corpus,

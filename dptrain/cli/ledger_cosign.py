@@ -13,7 +13,6 @@ from dptrain.cli.ledger_place import LedgerKey, LedgerOrExport, StateDirectory, 
 from dptrain.cli.ledger_proofs import print_cosigners, verifier_keys
 from dptrain.cli.options import existing_file
 from dptrain.cli.output import JsonFlag, console, print_json, styled, utc
-from ledger.errors import LedgerCorrupt
 
 Name = Annotated[
     str | None,
@@ -109,7 +108,7 @@ def merge(
         merged, trusted = _merge_into_export(Path(ledger), given, named)
     else:
         with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
-            trusted = [*log.header.trust_policy().vkeys, *named]
+            trusted = [*log.state.keys.trust_policy().vkeys, *named]
             for note in given:
                 merged = log.add_signatures(note, trusted)
     cosigned = tuple(item for item in open_note(merged, list(dict.fromkeys(trusted))).signatures if item.timestamp is not None)
@@ -122,16 +121,13 @@ def merge(
 
 def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tuple[bytes, list[str]]:
     """The merged note, written, and the keys whose lines count."""
-    from ledger.layout import CHECKPOINT
-    from ledger.leaves import Header, decode_leaf
+    from ledger.layout import CHECKPOINT, POLICY
     from ledger.note import merge_notes
     from ledger.reader import ExportReader
+    from ledger.trust import parse_policy
 
     reader = ExportReader(export)
-    header = decode_leaf(reader.leaf(0))
-    if not isinstance(header, Header):
-        raise LedgerCorrupt("HEADER", f"the first leaf of {export} is not a header; verify the export", seq=0)
-    trusted = [*header.trust_policy().vkeys, *named]
+    trusted = [*parse_policy(reader.read(POLICY)).vkeys, *named]
     merged = merge_notes(reader.checkpoint, given, list(dict.fromkeys(trusted)))
     if merged != reader.checkpoint:
         atomic_write(export / CHECKPOINT, merged)

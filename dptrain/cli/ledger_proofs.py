@@ -277,31 +277,31 @@ def _wanted(leaf: int | None, contribution: str | None, kind: LeafKind | None) -
 
 
 def _in_export(base: Path, leaf: int | None, wanted: Callable[[bytes], bool]) -> _Found:
-    from ledger.leaves import Header, decode_leaf
+    from ledger.layout import POLICY
     from ledger.note import open_note, parse_checkpoint
     from ledger.reader import ExportReader
+    from ledger.trust import parse_policy
 
     reader = ExportReader(base)
-    header = decode_leaf(reader.leaf(0))
-    if not isinstance(header, Header):
-        raise ProofError("HEADER", f"the first leaf of {base} is not a header; verify the export")
-    size = parse_checkpoint(open_note(reader.checkpoint, [header.log_vkey]).text).size
+    # Only a convenience: who verifies the proof brings the key that it must be signed by.
+    vkey = str(parse_policy(reader.read(POLICY)).logs[0])
+    size = parse_checkpoint(open_note(reader.checkpoint, [vkey]).text).size
     if leaf is None:
         seq, data = next(((seq, data) for seq, data in reader.backwards() if wanted(data)), (-1, b""))
     else:
         seq, data = leaf, reader.leaf(leaf)
-    return _checked(_Found(seq, data, reader.node, size, reader.checkpoint, header.log_vkey))
+    return _checked(_Found(seq, data, reader.node, size, reader.checkpoint, vkey))
 
 
 def _in_ledger(place: Place, leaf: int | None, wanted: Callable[[bytes], bool]) -> _Found:
     from ledger.log import Ledger
-    from ledger.note import open_note, parse_checkpoint
     from ledger.prover import HashTree
 
     found, tree = (-1, b""), HashTree()
     with Ledger.open(place, read_only=True) as log:
-        note, vkey = log.checkpoint, log.header.log_vkey
-        size = parse_checkpoint(open_note(note, [vkey]).text).size
+        note, keys = log.checkpoint, log.state.keys
+        size = keys.open_note(note)[1].size
+        vkey = keys.at(size)
         if leaf is not None and size <= leaf < log.size:
             raise ProofError("NOT_SIGNED", f"the last checkpoint signs {size} leaves, and leaf {leaf} came later; export signs")
         with log.rows() as rows:

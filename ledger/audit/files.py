@@ -16,7 +16,16 @@ from typing import Final
 from ledger import layout, tiles
 from ledger.errors import ExportChanged, NoteError, ProofError
 from ledger.merkle import leaf_hash, root_of_hashes
-from ledger.note import Checkpoint, Note, checkpoint_text, open_note, parse_checkpoint
+from ledger.note import (
+    SIGNATURE_ED25519,
+    Checkpoint,
+    Note,
+    checkpoint_text,
+    open_note,
+    parse_checkpoint,
+    parse_verifier_key,
+    peek_checkpoint,
+)
 
 MAX_NAMED: Final = 50
 """Missing, unknown or wrong files are named up to this many of each."""
@@ -81,8 +90,12 @@ class Export:
             return None
         return data
 
-    def checkpoint(self, keys: list[str]) -> tuple[Note, Checkpoint] | None:
-        """Returns the checkpoint, verified under the pinned keys."""
+    def checkpoint(self, keys: list[str]) -> tuple[Note | None, Checkpoint] | None:
+        """Returns the checkpoint, verified under the pinned keys.
+
+        The note is None where none of them signed, but one is named like the log: it may be an older or a later key of it, and
+        only the leaves can tell, which are not to be believed before they did.
+        """
         if layout.CHECKPOINT not in self.names:
             self.report("MISSING_FILE", layout.CHECKPOINT, "an export has a checkpoint")
         data = self.read(layout.CHECKPOINT)
@@ -94,8 +107,10 @@ class Export:
             if note.text != checkpoint_text(found.origin, found.size, found.root):
                 raise NoteError("CHECKPOINT", "the checkpoint has extension lines, which nothing vouches for")
         except NoteError as error:
-            self.report(error.code, layout.CHECKPOINT, error.sentence)
-            return None
+            claimed = _claimed(data, keys) if error.code == "UNSIGNED" else None
+            if claimed is None:
+                self.report(error.code, layout.CHECKPOINT, error.sentence)
+            return None if claimed is None else (None, claimed)
         return note, found
 
     def check_names(self, size: int) -> bool:
@@ -232,6 +247,16 @@ class Leaves:
             name = layout.entries_path(n, width)
             raise ExportChanged("CHANGED", f"{name} changed while it was audited; audit a copy that nobody writes")
         return entries
+
+
+def _claimed(data: bytes, keys: list[str]) -> Checkpoint | None:
+    """What a note claims that none of these keys signed, if one of them is named like the log it claims."""
+    try:
+        found = peek_checkpoint(data)
+    except NoteError:
+        return None
+    named = {(key.name, key.kind) for key in map(parse_verifier_key, keys)}
+    return found if (found.origin, SIGNATURE_ED25519) in named else None
 
 
 def _root_of_tile(data: bytes | None, width: int) -> bytes | None:

@@ -59,7 +59,7 @@ class Signer:
         name: name of the key.
         key_id: hex of the key id in the signature line.
         time: POSIX seconds that a cosignature states; None for a plain signature, as the log's own is.
-        of_log: whether it is the log key of the header.
+        of_log: whether it is one of the ledger's own keys.
     """
 
     name: str
@@ -128,7 +128,8 @@ class AuditReport:
         noise_phases: first step, factor on the schedule, and charged steps of each phase, where the noise varies over the run.
         owner: id of the policy's owner.
         model_digest: hex of the model digest in the last epoch, None without one.
-        signers: who signed the checkpoint, of the keys that were pinned and the auditors whom the policy names.
+        signers: who signed the checkpoint, of the pinned keys, the ledger's own and the auditors whom the policy names.
+        log_keys: the ledger's verifier keys in the order in which they signed it, the current one last.
         auditors: verifier keys of the auditors whom the policy names.
         quorum: how many of them the policy asks for, None without auditors.
         quorum_met: whether as many have cosigned, None without auditors.
@@ -158,6 +159,7 @@ class AuditReport:
     owner: str | None = None
     model_digest: str | None = None
     signers: tuple[Signer, ...] = ()
+    log_keys: tuple[str, ...] = ()
     auditors: tuple[str, ...] = ()
     quorum: int | None = None
     quorum_met: bool | None = None

@@ -9,10 +9,13 @@ from ledger.audit.findings import Signer
 from ledger.errors import NoteError
 from ledger.leaves import Header
 from ledger.note import Note, open_note
+from ledger.rotation import KeyChain
 
 
-def pinned_signers(note: Note, origin: str) -> tuple[Signer, ...]:
-    """Returns the pinned keys that signed, before the header says which of them is the ledger's: that of its name, until then."""
+def pinned_signers(note: Note | None, origin: str) -> tuple[Signer, ...]:
+    """Returns the pinned keys that signed, before the leaves say which of them are the ledger's: those of its name."""
+    if note is None:
+        return ()
     found = ((signature.key, signature.timestamp) for signature in note.signatures)
     return tuple(Signer(key.name, key.key_id.hex(), time, time is None and key.name == origin) for key, time in found)
 
@@ -21,6 +24,7 @@ def judge_signers(
     data: bytes | None,
     opened: Note,
     header: Header,
+    chain: KeyChain,
     keys: Sequence[str],
     required: bool,
     fault: Callable[[str, str, str], None],
@@ -30,8 +34,9 @@ def judge_signers(
 
     Args:
         data: the checkpoint note, read again.
-        opened: the note as it was opened with the pinned keys.
+        opened: the note as it was verified.
         header: leaf 0.
+        chain: the keys of the ledger.
         keys: the pinned keys.
         required: whether a quorum that was not reached is a fault.
         fault: takes (code, where, sentence) of everything wrong.
@@ -40,7 +45,7 @@ def judge_signers(
     Returns:
         The fields ``signers``, ``auditors``, ``quorum`` and ``quorum_met`` of an audit report.
     """
-    policy, note = header.trust_policy(), opened
+    policy, note = chain.trust_policy(), opened
     try:
         note = open_note(data or b"", list(dict.fromkeys([*keys, *policy.vkeys])))
         if note.text != opened.text:
@@ -63,7 +68,7 @@ def judge_signers(
         wanted = header.policy.auditor_quorum
         fault("QUORUM", layout.CHECKPOINT, f"{wanted} auditors must have cosigned" if named else "the policy names no auditors")
     return {
-        "signers": tuple(Signer(key.name, key.key_id.hex(), time, str(key) == header.log_vkey) for key, time in found.items()),
+        "signers": tuple(Signer(key.name, key.key_id.hex(), time, str(key) in chain.vkeys) for key, time in found.items()),
         "auditors": header.policy.auditors,
         "quorum": header.policy.auditor_quorum,
         "quorum_met": met,
