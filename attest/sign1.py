@@ -23,6 +23,7 @@ TYP_WITHDRAWAL = "application/vnd.dptrain.withdrawal+cose"
 TYP_POLICY = "application/vnd.dptrain.policy+cose"
 TYP_REGISTRY = "application/vnd.dptrain.registry+cose"
 TYP_KEY = "application/vnd.dptrain.key+cose"
+TYP_RELEASE = "application/vnd.dptrain.release+cose"
 
 MAX_SIZE = 1024
 """Bytes of a message; a real one takes about 330."""

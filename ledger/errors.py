@@ -74,6 +74,10 @@ class ExportRefused(LedgerError):
     """This ledger may not be exported, or not to this place."""
 
 
+class ReleaseRefused(LedgerError):
+    """Weights may not be released, or what was released is not what its manifest says."""
+
+
 class ExportChanged(LedgerError):
     """A file of an export is no longer what it was when it was authenticated: somebody writes it."""
 
