@@ -20,6 +20,7 @@ class AdmitSpec:
     key_id: bytes
     anchor: bytes
     carried_micro: int = 0
+    max_epsilon_micro: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class Admit:
         key_id: first 8 bytes of the SHA-256 of the contributor's key.
         anchor: `ledger.anchor.content_anchor` of its content.
         carried_micro: what it spent in the earlier runs that the header counts, in 1e-6, rounded up; 0 without any.
+        max_epsilon_micro: most that it may spend over all runs, as it signed, in 1e-6; 0 for no limit.
     """
 
     KIND: ClassVar = 1
@@ -45,6 +46,7 @@ class Admit:
     key_id: bytes
     anchor: bytes
     carried_micro: int
+    max_epsilon_micro: int
 
     def __post_init__(self) -> None:
         checks.place(self.seq, self.time)
@@ -58,6 +60,7 @@ class Admit:
         checks.octets(self.key_id, "key id", 8)
         checks.octets(self.anchor, "anchor", HASH)
         checks.uint(self.carried_micro, "carried epsilon")
+        checks.uint(self.max_epsilon_micro, "limit of epsilon")
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def summaries(draw):
 
 
 RECORDS = st.one_of(
-    st.builds(Admit, positive, uints, hashes, names, uints, positive, positive, uints, hashes, octets[8], hashes, uints),
+    st.builds(Admit, positive, uints, hashes, names, uints, positive, positive, uints, hashes, octets[8], hashes, uints, uints),
     st.builds(Charge, positive, uints, positive, uints, positive, positive, rows(charge_classes), octets[16], uints),
     st.builds(Settle, positive, uints, positive, uints, rows(reals)),
     st.builds(Spend, positive, uints, hashes, positive, uints, uints, reals, uints),
@@ -143,7 +143,7 @@ def test_the_wire_order_of_fields_is_what_it_was():
     """A reordered field would change every ledger; this fails first."""
     assert {cls.__name__: " ".join(field.name for field in fields(cls)) for cls in WIRE} == {
         "Admit": "seq time descriptor_hash class_name profile_id clip_micro sigma_micro max_occurrences "
-        "attestation_hash key_id anchor carried_micro",
+        "attestation_hash key_id anchor carried_micro max_epsilon_micro",
         "Charge": "seq time window attempt first_step n_steps classes noise_stream fence",
         "Settle": "seq time window steps_released variances",
         "Spend": "seq time descriptor_hash admit_seq profile_id steps variance epsilon_micro",
