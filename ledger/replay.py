@@ -30,6 +30,7 @@ from ledger.leaves import (
 )
 from ledger.limits import admission_problems, window_problems
 from ledger.orders import OrderWatch
+from ledger.releases import release_problems
 from ledger.rotation import KeyChain
 
 SPEND_TOLERANCE_MICRO: Final = 2
@@ -37,7 +38,7 @@ SPEND_TOLERANCE_MICRO: Final = 2
 records is held against `pld`, and lies at most 0.02 more above: its own value needs a library that an auditor may lack. What an
 earlier version of an accountant recorded may lie above by more (`ledger.accountants.leeway`)."""
 
-_AFTER_CLOSE: Final = (Withdraw, Key)
+_AFTER_CLOSE: Final = (Withdraw, Key, Release)
 """What may still be said of a run that is over: nothing that charges, admits or releases a step."""
 
 Problems = Iterator[LeafRefused]
@@ -165,7 +166,7 @@ class Replay:
         if leaf.time < self.last_time:
             yield LeafRefused("CLOCK", f"time runs back from {self.last_time} to {leaf.time}")
         if self.closed and not isinstance(leaf, _AFTER_CLOSE):
-            yield LeafRefused("CLOSED", "only withdrawals and changes of the ledger's key follow CLOSE")
+            yield LeafRefused("CLOSED", "only withdrawals, releases and changes of the ledger's key follow CLOSE")
         if self._spending is not None and not isinstance(leaf, Spend | Epoch):
             yield LeafRefused("EPOCH_ORDER", "SPEND leaves are followed by SPEND or EPOCH only")
             self._spending = None
@@ -190,7 +191,9 @@ class Replay:
                 yield from self._close(leaf)
             case Key():
                 yield from self.keys.take(leaf)
-            case Summary() | Release():
+            case Release():
+                yield from release_problems(leaf, self, self._root_at)
+            case Summary():
                 yield LeafRefused("KIND", f"this version writes no leaf of kind {leaf.KIND} and cannot judge one")
             case Header():
                 yield LeafRefused("KIND", "a second header")
