@@ -1,11 +1,13 @@
 """What the audit finds out for the report: the distribution of epsilon, withdrawals, signers, and noise per block."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_runs import OTHER_KEY, SIGNER, START, admission, descriptor, header_spec, signed_policy
 
-from attest import allocation
+from attest import allocation, schedule
 from ledger.audit import Signer, WithdrawalCount, verify_export, withdrawals
 from ledger.leaves import HeaderBlock
 from ledger.log import Ledger
@@ -89,6 +91,15 @@ def test_epochs_say_where_and_when_they_were_recorded_and_how_many_were_in_the_p
 def test_the_multiplier_of_a_block_is_its_noise_by_the_clip_norm_and_at_least_what_was_signed(run):
     # open: sigma 1, C 1; sensitive: sigma 3, C 0.5. The shared block has std 1.5.
     assert block_multipliers(run.ledger.header) == ((1.0, None), (1.0, None), (1.5, 3.0), (None, None))
+
+
+def test_noise_that_others_need_counts_for_a_class_with_a_smaller_clip_norm():
+    plain = signed_policy().policy.classes
+    policy = signed_policy(classes=(dataclasses.replace(plain[0], noise_multiplier_micro=4_000_000), plain[1]))
+    stds = [schedule.block_std(schedule.class_presets(policy.policy, names)) for names in (["open"], ["open", "sensitive"])]
+    blocks = (HeaderBlock("layers.0", 1, ("open",), stds[0]), HeaderBlock("layers.1", 1, ("open", "sensitive"), stds[1]))
+    header = header_spec(policy, blocks=blocks).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+    assert block_multipliers(header) == ((4.0, None), (4.0, 8.0))
 
 
 def test_noise_that_follows_its_draw_has_the_signed_multiplier(tmp_path):
