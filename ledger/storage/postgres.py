@@ -197,7 +197,8 @@ class PostgresStore:
     @contextmanager
     def snapshot(self) -> Iterator[PostgresSnapshot]:
         """Opens one view of the whole ledger, which a writer elsewhere does not move."""
-        with self._transaction("reading the ledger", isolation_level="REPEATABLE READ") as connection:
+        with translated("reading the ledger"), self._engine.connect() as connection:
+            connection.execution_options(isolation_level="REPEATABLE READ")
             yield PostgresSnapshot(connection, self._tables)
 
     def discard(self) -> None:
@@ -263,9 +264,9 @@ class PostgresStore:
         return connection.scalar(sa.select(head.c.size).with_for_update())
 
     @contextmanager
-    def _transaction(self, doing: str, isolation_level: Any = "READ COMMITTED") -> Iterator[sa.Connection]:
+    def _transaction(self, doing: str) -> Iterator[sa.Connection]:
         with translated(doing), self._engine.connect() as connection:
-            connection.execution_options(isolation_level=isolation_level)
+            connection.execution_options(isolation_level="READ COMMITTED")
             yield connection
             with translated(doing, committing=True):
                 connection.commit()

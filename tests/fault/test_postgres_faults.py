@@ -24,7 +24,8 @@ import pytest
 from ledger.errors import LedgerBusy, StorageFailed
 from ledger.log import Ledger
 from ledger.storage import fsck
-from ledger.storage.opening import open_store
+from ledger.storage.opening import exists, open_store, set_unfinished_aside
+from ledger.storage.place import Place
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
 from tests.ledger.pg_cluster import Cluster, require_server
 
@@ -165,6 +166,51 @@ def test_a_connection_cut_at_every_message_loses_no_charge(server, tmp_path, whe
     print(f"{where}: {message - 1} cuts in a charge and a settlement, {dict(outcomes)}, under-counts 0")
     assert message > 10 and outcomes["CONNECTION"] >= 8 and outcomes["COMMIT_UNKNOWN"] >= 2
     assert outcomes["unreported"] == (1 if where == "after" else 0)
+
+
+def cut_creations(server: Cluster, tmp_path: Path, where: str, every: int) -> None:
+    """Cuts the connection while a ledger is created; the next start must find the way to a whole ledger by itself."""
+    message, outcomes = 1, Counter[str]()
+    while True:
+        schema, state = f"created_{where}_{every}_{message}", tmp_path / f"{where}-{message}"
+        place = Place.of(f"{server.url()}?schema={schema}", state)
+        proxy = Proxy(server.port)
+        proxy.arm(message, where)
+        try:
+            through = f"{server.url(port=proxy.port)}?schema={schema}"
+            Ledger.create(through, header_spec(), SIGNER, now=START, state=state).close()
+            outcomes["created"] += 1
+        except StorageFailed as error:
+            assert error.code in TYPED, error
+            outcomes[error.code] += 1
+        proxy.close()
+        for _ in range(100):  # until the server has noticed
+            with suppress(LedgerBusy):
+                outcomes["set aside"] += set_unfinished_aside(place) is not None
+                outcomes["whole"] += exists(place)
+                (
+                    Ledger.open(place, SIGNER) if exists(place) else Ledger.create(place, header_spec(), SIGNER, now=START)
+                ).close()
+                break
+            time.sleep(0.05)
+        with Ledger.open(place, SIGNER) as ledger:
+            Driver(ledger).admit(admission(1))
+        if not proxy.struck:
+            break
+        message += every
+    print(f"{where}: {message} messages of a creation, {dict(outcomes)}")
+    assert outcomes["CONNECTION"] > 3
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_creation_that_was_cut_is_begun_anew(server, tmp_path, where):
+    cut_creations(server, tmp_path, where, every=9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["before", "inside", "after"])
+def test_a_creation_cut_at_every_message_is_begun_anew(server, tmp_path, where):
+    cut_creations(server, tmp_path, where, every=1)
 
 
 def kill_server(server: Cluster) -> None:
