@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import fields
 from itertools import islice
 from operator import attrgetter
@@ -18,6 +18,7 @@ from ledger.errors import (
     LedgerError,
     LedgerForked,
     LedgerWrongRun,
+    StorageFailed,
 )
 from ledger.export import write_export
 from ledger.handles import AdmitSpec, Pin, Window
@@ -104,7 +105,9 @@ class Ledger(Releasing, Signing, Readings):
             highwater.write(place, signer, 1, frontier.root())
             return cls(Appender(store, signer))
         except BaseException:
-            store.discard()
+            # Where even that fails, as on a lost connection, what is left is found unfinished at the next start.
+            with suppress(StorageFailed):
+                store.discard()
             mark.unlink(missing_ok=True)
             raise
 
