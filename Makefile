@@ -79,6 +79,7 @@ bench-gate: $(STAMP)
 bench-ledger: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_append
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_proofs
 
 # What it finds lies in build/fuzz/.
 fuzz: $(STAMP)

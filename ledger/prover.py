@@ -9,10 +9,13 @@ from typing import Final
 
 from ledger import layout
 from ledger.errors import ProofError
-from ledger.merkle import EMPTY_ROOT, HASH_SIZE, node_hash, root_of_hashes
+from ledger.merkle import EMPTY_ROOT, HASH_SIZE, node_hash
 
 TILE_HEIGHT: Final = 8
 """Levels of the tree in one tile: 2^8 = 256 hashes wide (C2SP tlog-tiles)."""
+
+TILES_KEPT: Final = 1024
+"""Tiles whose nodes are held at a time, 16 KiB of hashes each; a proof needs two per level."""
 
 Node = Callable[[int, int], bytes]
 """Gives the hash of the perfect subtree (level, index)."""
@@ -59,7 +62,7 @@ class TileTree:
         """Takes what reads a file of the export by its name, and the signed size."""
         self._fetch = fetch
         self._size = size
-        self._tiles: dict[tuple[int, int], bytes] = {}
+        self._tiles: dict[tuple[int, int], list[list[bytes]]] = {}
 
     def node(self, level: int, index: int) -> bytes:
         """Returns the hash of a perfect subtree.
@@ -70,19 +73,20 @@ class TileTree:
         if (index + 1) << level > self._size:
             raise ProofError("NODE", f"a tree of {self._size} leaves has no perfect subtree {index} of {1 << level} leaves")
         row, height = divmod(level, TILE_HEIGHT)
-        first = index << height
-        tile = self._tile(row, first // layout.TILE_WIDTH)
-        start = first % layout.TILE_WIDTH * HASH_SIZE
-        return root_of_hashes([tile[at : at + HASH_SIZE] for at in range(start, start + (HASH_SIZE << height), HASH_SIZE)])
+        n, place = divmod(index << height, layout.TILE_WIDTH)
+        return self._tile(row, n)[height][place >> height]
 
-    def _tile(self, row: int, n: int) -> bytes:
+    def _tile(self, row: int, n: int) -> list[list[bytes]]:
+        """The perfect subtrees of a tile by height, the tile's own hashes first."""
         if (row, n) not in self._tiles:
             width = min(layout.TILE_WIDTH, (self._size >> TILE_HEIGHT * row) - n * layout.TILE_WIDTH)
             name = layout.tile_path(row, n, width)
             data = self._fetch(name)
             if len(data) != width * HASH_SIZE:
                 raise ProofError("TILE", f"{name} has {len(data)} bytes, {width} hashes take {width * HASH_SIZE}")
-            self._tiles[row, n] = data
+            if len(self._tiles) == TILES_KEPT:
+                self._tiles.clear()
+            self._tiles[row, n] = _folded([data[at : at + HASH_SIZE] for at in range(0, len(data), HASH_SIZE)])
         return self._tiles[row, n]
 
 
@@ -149,6 +153,15 @@ def _range(node: Node, low: int, high: int) -> bytes:
     while parts:
         result = node_hash(parts.pop(), result)
     return result
+
+
+def _folded(hashes: list[bytes]) -> list[list[bytes]]:
+    """Hashes, the perfect pairs over them, the perfect pairs over these, and so on."""
+    levels = [hashes]
+    while len(levels[-1]) > 1:
+        below = levels[-1]
+        levels.append([node_hash(below[at], below[at + 1]) for at in range(0, len(below) - 1, 2)])
+    return levels
 
 
 def _half(n: int) -> int:

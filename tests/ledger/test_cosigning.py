@@ -247,6 +247,21 @@ def test_an_export_that_changes_under_the_auditor_is_neither_cosigned_nor_accuse
     assert not list(memory.path(SIGNER.name).parent.glob("*.evidence"))
 
 
+def test_only_the_checkpoint_that_was_audited_is_cosigned(run, memory, tmp_path, monkeypatch):
+    """Another one by the log, put in its place after the audit, was audited by nobody."""
+    export = Path(shutil.copytree(run.first, tmp_path / "export"))
+    whole = cosigning.verify_export
+
+    def audit_then_change(*arguments, **options):
+        report = whole(*arguments, **options)
+        shutil.copy(run.second / "checkpoint", export / "checkpoint")
+        return report
+
+    monkeypatch.setattr(cosigning, "verify_export", audit_then_change)
+    assert refused(LedgerError, export, memory, first=True).code == "CHANGED"
+    assert memory.read(SIGNER.name) is None
+
+
 def test_two_auditors_remember_for_themselves(run, tmp_path):
     ben = Cosigner("auditor.example/ben", OWNER_KEY)
     memories = {who: Memory(tmp_path / who.name, who.vkey) for who in (ANNA, ben)}
