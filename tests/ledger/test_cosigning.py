@@ -1,6 +1,7 @@
 """Auditors who cosign: what they remember, what they refuse, and the evidence that they keep."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -260,6 +261,18 @@ def test_only_the_checkpoint_that_was_audited_is_cosigned(run, memory, tmp_path,
     monkeypatch.setattr(cosigning, "verify_export", audit_then_change)
     assert refused(LedgerError, export, memory, first=True).code == "CHANGED"
     assert memory.read(SIGNER.name) is None
+
+
+def test_two_runs_of_one_auditor_do_not_cross(run, memory):
+    """One that holds the memory makes the other wait; else both might sign what each alone extends."""
+    done: list[int] = []
+    other = threading.Thread(target=lambda: done.append(signed(run.first, memory, first=True).report.size))
+    with memory.locked():
+        other.start()
+        other.join(timeout=2.0)
+        assert other.is_alive() and not done
+    other.join(timeout=60.0)
+    assert done == [memory.read(SIGNER.name).checkpoint.size]
 
 
 def test_two_auditors_remember_for_themselves(run, tmp_path):
