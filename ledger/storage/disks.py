@@ -1,4 +1,4 @@
-"""Which disks a file with a write-ahead log may lie on: those of this machine.
+"""What is on a disk, and which disks a file with a write-ahead log may lie on: those of this machine.
 
 SQLite's log needs memory that the processes using it share (sqlite.org/wal.html), and locks that work. Network file systems
 give neither, and lose commits without a word.
@@ -14,6 +14,21 @@ NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "af
 """File systems over a network, by the names that the kernel gives them."""
 
 MOUNTS: Final = Path("/proc/self/mounts")
+
+
+def is_there(path: Path) -> bool:
+    """Tells whether something lies at a path; a disk that cannot tell has not said no.
+
+    Raises:
+        StorageFailed: code IO.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise StorageFailed("IO", f"cannot tell whether {path} is there: {error.strerror or error}; mend the disk") from error
+    return True
 
 
 def require_local(path: Path) -> None:

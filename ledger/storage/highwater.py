@@ -21,6 +21,7 @@ from ledger.note import (
     sign_note,
 )
 from ledger.rotation import KeyChain
+from ledger.storage.disks import is_there
 from ledger.storage.place import Place
 
 
@@ -29,10 +30,15 @@ def path_of(ledger: Place | str | os.PathLike[str]) -> Path:
     return Place.of(ledger).side(".highwater")
 
 
+def exists(ledger: Place | str | os.PathLike[str]) -> bool:
+    """Tells whether a ledger has a high-water file; raises StorageFailed where the disk cannot tell."""
+    return is_there(path_of(ledger))
+
+
 def read_bytes(ledger: Place | str | os.PathLike[str]) -> bytes | None:
     """Reads the high-water file; None if there is none. Raises StorageFailed if it cannot be read."""
     path = path_of(ledger)
-    if not path.exists():
+    if not exists(ledger):
         return None
     try:
         return read_limited(path, MAX_NOTE_SIZE, "high-water file")

@@ -30,7 +30,7 @@ def set_unfinished_aside(place: Place) -> str | None:
     Returns:
         The new name, or None if the ledger is not an unfinished one.
     """
-    if not exists(place) or highwater.path_of(place).exists() or not _unfinished(place):
+    if not exists(place) or highwater.exists(place) or not _unfinished(place):
         return None
     return _backend(place).set_aside(place)
 

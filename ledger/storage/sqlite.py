@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, ProofError, StorageFailed
 from ledger.merkle import Frontier
-from ledger.storage.disks import require_local
+from ledger.storage.disks import is_there, require_local
 from ledger.storage.place import Place
 from ledger.storage.sqlite_schema import CHECKPOINT, ENTRY, HEAD, LEASE, META, METADATA, TRIGGERS
 from ledger.storage.store import LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Row
@@ -81,9 +81,12 @@ class SqliteStore:
         path = Path(place.target)
         require_local(path)
         lock = _take_lock(path)
-        if path.exists():
+        try:
+            if is_there(path):
+                raise LedgerError("EXISTS", f"{path} exists; a ledger is never written over, choose another name")
+        except BaseException:
             lock.close()
-            raise LedgerError("EXISTS", f"{path} exists; a ledger is never written over, choose another name")
+            raise
         store = cls(place, _engine(path, read_only=False), lock, 1)
         try:
             with store._transaction("creating the ledger") as connection:
@@ -102,7 +105,9 @@ class SqliteStore:
     def open(cls, place: Place, *, read_only: bool) -> "SqliteStore":
         """Opens a ledger file, as its only writer unless ``read_only``."""
         path = Path(place.target)
-        if not path.is_file():
+        with _translated("opening the ledger"):
+            there = path.is_file()
+        if not there:
             raise LedgerError("MISSING", f"there is no ledger at {path}")
         require_local(path)
         lock = None if read_only else _take_lock(path)
@@ -126,7 +131,7 @@ class SqliteStore:
     @staticmethod
     def exists(place: Place) -> bool:
         """Tells whether something lies at the place of a ledger."""
-        return Path(place.target).exists()
+        return is_there(Path(place.target))
 
     @staticmethod
     def is_blank(place: Place) -> bool:
@@ -190,8 +195,9 @@ class SqliteStore:
         """Closes the file and gives up the writer's lock."""
         self._engine.dispose()
         if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+            lock, self._lock = self._lock, None
+            with _translated("giving up the writer's lock"):
+                lock.close()
 
     def _check_fence(self, connection: sa.Connection) -> None:
         # The advisory lock keeps out processes of this program on this host; fence and size keep out all others.
@@ -213,9 +219,12 @@ def _take_lock(path: Path) -> IO[bytes]:
         lock = open(f"{path}.lock", "ab")  # noqa: SIM115 (held open for the life of the store)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         lock.close()
         raise LedgerBusy("LOCKED", f"another process is writing {path}; wait for it, or open read-only") from error
+    except OSError as error:
+        lock.close()
+        raise StorageFailed("IO", f"cannot lock {path}: {error.strerror or error}; mend the disk") from error
     return lock
 
 

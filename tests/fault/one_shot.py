@@ -1,0 +1,155 @@
+"""One-shot writers of a ledger, to be traced and struck: ``python -m tests.fault.one_shot SOCKET``.
+
+Python makes thousands of system calls before it is ready, so a writer is forked from a process that has imported everything
+and lived each life once. It says its process number, waits to be let go on, which is the marker, and then makes nothing but
+its own calls. What it was told is durable it reports over the socket (`Report`), one JSON object a line, and at last how it
+ended: ``done``, or the typed error; an error without a type ends it with status 70.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from ledger.errors import LedgerClosed, LedgerError
+from ledger.handles import Window
+from ledger.log import Ledger
+from ledger.storage.opening import set_unfinished_aside
+from ledger.storage.place import Place
+from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec
+
+_PR_SET_PTRACER = 0x59616D61
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Report = Callable[[dict], None]
+
+
+class NotRefused(AssertionError):
+    """A handle went on after a failed write."""
+
+
+def create(directory: Path, report: Report) -> None:
+    """A ledger is created, two contributions enter, a window is paid for and settled."""
+    with Ledger.create(directory / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        run = Reporting(ledger, report)
+        run.each(lambda: run.admit(admission(1), admission(2, "sensitive")), run.steps)
+
+
+def go_on(directory: Path, report: Report) -> None:
+    """A ledger is opened and resumed, one contribution enters, two windows run, one leaves, an epoch is closed."""
+    with Ledger.open(directory / "ledger.db", SIGNER) as ledger:
+        run = Reporting(ledger, report, now=ledger.state.last_time + 100)
+        fresh = 100 + len(ledger.admitted)
+        run.each(
+            lambda: ledger.resume(0, None, now=run.tick()),
+            lambda: run.admit(admission(fresh)),
+            run.steps,
+            lambda: run.withdraw(fresh),
+            run.steps,
+            run.epoch,
+        )
+
+
+def export(directory: Path, report: Report) -> None:
+    """A ledger is opened, its last leaves are signed, and it is exported."""
+    with Ledger.open(directory / "ledger.db", SIGNER) as ledger:
+        ledger.export(directory / "export")
+        report(_facts(ledger))
+
+
+LIVES: dict[str, Callable[[Path, Report], None]] = {"create": create, "go_on": go_on, "export": export}
+
+
+def after(directory: Path, report: Report) -> None:
+    """What an operator does after a fault: sets an unfinished ledger aside, and goes on."""
+    place = Place.of(directory / "ledger.db")
+    if set_unfinished_aside(place) or not (directory / "ledger.db").exists():
+        create(directory, report)
+    go_on(directory, report)
+
+
+class Reporting(Driver):
+    """A driver that reports a charge as soon as it returns, before it is settled."""
+
+    def __init__(self, ledger: Ledger, report: Report, now: int = START) -> None:
+        super().__init__(ledger, now=now)
+        self.report = report
+        report(_facts(ledger))
+
+    def charge(self, n_steps: int = 4) -> Window:
+        window = super().charge(n_steps)
+        self.report(_facts(self.ledger))
+        return window
+
+    def each(self, *steps: Callable[[], object]) -> None:
+        """Takes steps, reporting after each."""
+        for step in steps:
+            try:
+                step()
+            except LedgerError:
+                _must_be_refused(self)
+                raise
+            self.report(_facts(self.ledger))
+
+
+def _must_be_refused(run: Driver) -> None:
+    try:
+        run.withdraw(77)
+    except LedgerClosed:
+        return
+    raise NotRefused("a handle under which a write failed appended again")
+
+
+def _facts(ledger: Ledger) -> dict:
+    return {"charged": ledger.charged_steps, "pin": ledger.pin().to_dict()}
+
+
+def live(name: str, directory: Path, report: Report) -> int:
+    """Lives one life; returns the exit status."""
+    try:
+        (LIVES | {"after": after})[name](directory, report)
+    except LedgerError as error:
+        report({"end": type(error).__name__, "code": error.code, "sentence": error.sentence})
+        return 3
+    except BaseException:
+        report({"end": "untyped", "code": "", "sentence": traceback.format_exc()})
+        return 70
+    report({"end": "done", "code": "", "sentence": ""})
+    return 0
+
+
+def child(connection: socket.socket) -> int:
+    """Waits at the marker, then lives."""
+    _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1 & (1 << 64) - 1), 0, 0, 0)
+    name, directory = json.loads(connection.recv(4096))
+    connection.sendall(b"%d\n" % os.getpid())
+    connection.recv(1)
+    return live(name, Path(directory), lambda facts: connection.sendall(json.dumps(facts).encode() + b"\n"))
+
+
+def main(path: str) -> None:
+    """Warms up, then forks a writer for every connection."""
+    with tempfile.TemporaryDirectory() as warm:
+        for name in LIVES:
+            assert live(name, Path(warm), lambda facts: None) == 0, name
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(16)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("READY", flush=True)
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            os._exit(child(connection))
+        connection.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
