@@ -75,12 +75,17 @@ def cosign(
     before = None if done.before is None else done.before.checkpoint.size
     if json:
         told = {"path": str(note), "key": cosigner.vkey, "origin": done.report.origin, "size": done.report.size}
-        print_json({**told, "root": done.report.root_hex, "before": before})
+        print_json({**told, "root": done.report.root_hex, "before": before, "named": cosigner.vkey in done.report.auditors})
         return
     out = console()
     out.print(styled("bold green", done.report.verdict, f"  {done.report.origin}: {done.report.size} leaves"))
     if done.before is not None:
         out.print(f"extends the {before} leaves that you cosigned at {utc(done.before.time)}")
+    if cosigner.vkey in done.report.auditors:
+        out.print(f"wrote {note}; its operator adds it with: dptrain ledger merge LEDGER {note}")
+        return
+    if done.report.auditors:
+        out.print(f"note: the policy names other auditors; your key is {cosigner.vkey}")
     out.print(f"wrote {note}; its operator adds it with: dptrain ledger merge LEDGER {note} --key {cosigner.vkey}")
 
 

@@ -148,7 +148,11 @@ def test_the_policys_auditors_need_not_be_named_again(shell, run):
     verify = ("ledger", "verify", "audited", "--key", "ledger.pub", "--require-quorum")
     assert shell.json(*verify, code=1)["findings"][0]["code"] == "QUORUM"
     for name in run:
-        shell.run("ledger", "cosign", "audited", f"{name}.note", "--key", f"{name}.key", "--log-key", "ledger.pub", "--first")
+        cosign = ("ledger", "cosign", "audited", f"{name}.note", "--key", f"{name}.key", "--log-key", "ledger.pub", "--first")
+        assert "--key" not in shell.run(*cosign).stdout
+    shell.run("attest", "keygen", "carla")
+    carla = ("ledger", "cosign", "audited", "carla.note", "--key", "carla.key", "--log-key", "ledger.pub", "--first")
+    assert "the policy names other auditors" in shell.run(*carla).stdout
     shell.run("ledger", "merge", "audited", "anna.note", "ben.note")
     answer = shell.json(*verify)
     assert answer["quorum_met"] and any(note.startswith("cosigned by 2 of the 2 auditors") for note in answer["notes"])

@@ -8,9 +8,10 @@ from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, ad
 
 from attest.keys import generate, public_bytes
 from ledger.audit import verify_export
+from ledger.audit.files import Export
 from ledger.errors import LeafRefused
 from ledger.log import Ledger
-from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
+from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, sign_note
 from ledger.trust import parse_policy
 
 KEYS = [SIGNER.vkey]
@@ -114,6 +115,22 @@ def test_a_log_whose_key_is_an_auditors_is_not_created(tmp_path):
     with pytest.raises(LeafRefused) as refused:
         Ledger.create(tmp_path / "ledger.db", spec, SIGNER, now=START)
     assert refused.value.code == "AUDITORS"
+
+
+def test_cosignatures_of_another_checkpoint_do_not_count_for_the_one_audited(export, monkeypatch):
+    """A checkpoint that is changed while it is audited, for one with a quorum: what was audited is not what they cosigned."""
+    other = sign_note(checkpoint_text(SIGNER.name, 1, bytes(32)), SIGNER)
+    for who in (ANNA, BEN):
+        other = cosign(other, who, KEYS, time=START)
+    whole, asked = Export.read, []
+
+    def read(self, name):
+        asked.append(name)
+        return other if name == "checkpoint" and asked.count(name) > 1 else whole(self, name)
+
+    monkeypatch.setattr(Export, "read", read)
+    report = verify_export(export, KEYS, require_quorum=True)
+    assert report.verdict == "FAILED" and "CHANGED" in codes(report)
 
 
 def test_the_auditors_of_a_policy_are_the_owners_word(export):
