@@ -15,7 +15,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import RegistryRefused, SignatureRefused
 from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
-from dptrain.cli import ledger_cosign, ledger_fsck, ledger_init, ledger_proofs
+from dptrain.cli import ledger_cosign, ledger_fsck, ledger_init, ledger_keys, ledger_proofs
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger_place import LedgerName, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.output import JsonFlag, console, number, print_json, promised, styled, table, utc
@@ -350,5 +350,6 @@ def _print_classes(classes: list[dict[str, Any]]) -> None:
 
 ledger_fsck.register(app)
 ledger_init.register(app)
+ledger_keys.register(app)
 ledger_proofs.register(app)
 ledger_cosign.register(app)

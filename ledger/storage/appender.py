@@ -140,10 +140,12 @@ class Appender:
         vkey = self.replay.keys.current
         if signer is None or signer.vkey == vkey:
             return
-        beyond = highwater.signed_beyond(mark, signer, self.size)
-        if beyond is not None:
-            sentence = f"{signer.vkey} committed to {beyond} leaves; the ledger has {self.size}, and none introduces that key"
-            raise LedgerBehind("BEHIND", sentence)
+        committed = None if signer.vkey in self.replay.keys.vkeys else highwater.committed(mark, signer)
+        if mark is not None and committed is not None:
+            sentence = (
+                f"{signer.vkey} committed to {committed} leaves; the ledger has {self.size}, and none introduces that key"
+            )
+            raise LedgerBehind("BEHIND", sentence) if committed > self.size else self._forked(mark, sentence)
         retired = next((seq for seq, _ in self.replay.keys.changes), None) if signer.vkey in self.replay.keys.vkeys else None
         since = "" if retired is None else f", which leaf {retired} and those after it put in its place; sign with that key"
         raise LedgerWrongRun("WRONG_KEY", f"the key given is {signer.vkey}, the ledger is signed by {vkey}{since}")

@@ -67,12 +67,12 @@ def write(ledger: Place | str | os.PathLike[str], signer: NoteSigner, size: int,
         raise StorageFailed("HIGHWATER", f"cannot write {path_of(ledger)}: {error.strerror or error}") from error
 
 
-def signed_beyond(data: bytes | None, signer: NoteSigner, size: int) -> int | None:
-    """Returns how many leaves a signer committed to by this file, if more than ``size``; None if it says no such thing."""
+def committed(data: bytes | None, signer: NoteSigner) -> int | None:
+    """Returns how many leaves of its ledger this signer committed to by the file; None if the file says no such thing."""
     if data is None:
         return None
     try:
         found = parse_checkpoint(open_note(data, [signer.vkey]).text)
     except NoteError:
         return None
-    return found.size if found.origin == signer.name and found.size > size else None
+    return found.size if found.origin == signer.name else None

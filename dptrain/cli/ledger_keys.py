@@ -1,0 +1,99 @@
+"""`dptrain ledger rotate-key`: hand a ledger over to another signing key, safely wherever it is interrupted."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest.files import atomic_write
+from attest.keys import generate, save_private_key
+from dptrain.cli.files import PassphraseFile
+from dptrain.cli.ledger_place import LedgerKey, LedgerName, StateDirectory, ledger_key, place_of
+from dptrain.cli.output import JsonFlag, console, print_json
+from dptrain.cli.signing_keys import read_private_key
+from ledger.note import NoteSigner, parse_verifier_key
+from ledger.storage.place import Place
+
+NewKey = Annotated[
+    Path | None,
+    typer.Option(
+        "--new-key", metavar="KEY", dir_okay=False, help="New private key, made if it is not there; default: replaces the old."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """The KEY leaf, and the verifier keys before and after it."""
+
+    seq: int
+    retired: str
+    vkey: str
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the group."""
+    app.command("rotate-key")(rotate_key)
+
+
+def rotate_key(
+    ledger: LedgerName,
+    new_key: NewKey = None,
+    key: LedgerKey = None,
+    passphrase_file: PassphraseFile = None,
+    state: StateDirectory = None,
+    json: JsonFlag = False,
+) -> None:
+    """Let a new key sign the ledger from now on, by a leaf that the old and the new key sign.
+
+    Without --new-key the new key takes the place of the old one, which stays beside it as KEY.retired-ID. Whoever pinned the
+    old key can follow the change in any export; publish the new line of LEDGER.pub all the same. No run may hold the ledger.
+    If the command is interrupted, run it again. After a theft of the key this does not help, since the thief holds it too:
+    begin a new ledger under another origin.
+    """
+    place = place_of(ledger, state)
+    old_file = key or place.key
+    new_file = new_key or Path(f"{old_file}.next")
+    old = ledger_key(place, old_file, passphrase_file)
+    if not new_file.exists():
+        save_private_key(new_file, generate())
+    changed = _change(place, old, read_private_key(new_file, None if new_key is None else passphrase_file))
+    _publish(place, changed.vkey)
+    if new_key is None:
+        retired = old_file.with_name(f"{old_file.name}.retired-{parse_verifier_key(changed.retired).key_id.hex()}")
+        if not retired.exists():
+            os.link(old_file, retired)
+        new_file.replace(old_file)  # at no moment is there no key: a run that began then would make itself another
+    where = str(old_file if new_key is None else new_file)
+    if json:
+        print_json({"leaf": changed.seq, "key": changed.vkey, "retired": changed.retired, "path": where})
+        return
+    out = console()
+    out.print(f"leaf {changed.seq} hands the ledger over; {where} signs it from now on")
+    out.print(f"publish: {changed.vkey}")
+
+
+def _change(place: Place, old: Ed25519PrivateKey, new: Ed25519PrivateKey) -> _Changed:
+    """Changes the key, unless an earlier call that was interrupted did."""
+    from ledger.log import Ledger
+
+    with Ledger.open(place, read_only=True) as log:
+        origin, keys = log.header.origin, log.state.keys
+    successor = NoteSigner(origin, new)
+    if keys.changes and keys.current == successor.vkey:
+        return _Changed(keys.changes[-1][0], keys.vkeys[-2], successor.vkey)
+    with Ledger.open(place, NoteSigner(origin, old)) as log:
+        seq = log.size
+        log.rotate_key(successor, now=int(time.time()))
+    return _Changed(seq, keys.current, successor.vkey)
+
+
+def _publish(place: Place, vkey: str) -> None:
+    """Puts the new verifier key first in the ledger's public file; the old ones stay, for older checkpoints."""
+    known = place.public.read_text(encoding="utf-8").splitlines() if place.public.exists() else []
+    lines = [vkey, *(line for line in known if line != vkey)]
+    atomic_write(place.public, "".join(f"{line}\n" for line in lines).encode())

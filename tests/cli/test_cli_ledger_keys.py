@@ -1,0 +1,65 @@
+"""`dptrain ledger rotate-key`: the new key takes over, the old one is refused, an interrupted call is finished by the next."""
+
+import os
+
+import pytest
+from recorded import record
+
+from attest.keys import load_private_key
+from ledger.log import Ledger
+from ledger.note import NoteSigner
+
+ROTATE = ("ledger", "rotate-key", "ledger.db")
+
+
+@pytest.fixture
+def run(shell, corpus):
+    """A finished run; returns the directory of its files."""
+    corpus()
+    record(shell)
+    return shell.directory
+
+
+def vkey(path) -> str:
+    with Ledger.open(path.parent / "ledger.db", read_only=True) as log:
+        return NoteSigner(log.header.origin, load_private_key(path)).vkey
+
+
+def test_the_new_key_takes_the_place_of_the_old_and_whoever_pinned_either_verifies(shell, run):
+    old = vkey(run / "ledger.key")
+    told = shell.json(*ROTATE)
+    assert told["retired"] == old and told["key"] == vkey(run / "ledger.key") != old and told["path"].endswith("ledger.key")
+    (retired,) = run.glob("ledger.key.retired-*")
+    assert vkey(retired) == old and retired.stat().st_mode & 0o077 == 0 and not (run / "ledger.key.next").exists()
+    assert (run / "ledger.pub").read_text().splitlines()[0] == told["key"]
+    shell.run("ledger", "export", "ledger.db", "export")
+    for key in (old, told["key"], "ledger.pub"):
+        assert shell.json("ledger", "verify", "export", "--key", key)["verdict"] == "FULL"
+    assert shell.json("ledger", "fsck", "ledger.db")["verdict"] == "OK"
+    refused = shell.json("ledger", "export", "ledger.db", "again", "--key", retired.name, code=1)
+    assert refused["error"]["code"] == "WRONG_KEY" and f"leaf {told['leaf']}" in str(refused["error"])
+
+
+def test_a_named_new_key_is_used_where_it_lies(shell, run):
+    before = (run / "ledger.key").read_bytes()
+    told = shell.json(*ROTATE, "--new-key", "next.key")
+    assert vkey(run / "next.key") == told["key"] and (run / "ledger.key").read_bytes() == before
+    assert shell.json(*ROTATE, "--new-key", "next.key") == told
+    shell.json("ledger", "export", "ledger.db", "export", "--key", "next.key")
+
+
+def test_an_interrupted_call_is_finished_by_the_next(shell, run, monkeypatch):
+    def cut(*arguments: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    for place in ("link", "replace"):
+        size = Ledger.open(run / "ledger.db", read_only=True).size
+        with monkeypatch.context() as patched:
+            if place == "link":
+                patched.setattr(os, "link", cut)
+            else:
+                patched.setattr("pathlib.Path.replace", cut)
+            shell.run(*ROTATE, code=1)
+        told = shell.json(*ROTATE)
+        assert told["leaf"] == size and told["key"] == vkey(run / "ledger.key")
+        assert Ledger.open(run / "ledger.db", read_only=True).size == size + 1
