@@ -137,6 +137,4 @@ def _key(scale: tuple[float, float]) -> str:
     if least == most:
         return ""
     shades = "".join(f"<span class='heat h{place}'></span>" for place in range(HEATS))
-    return (
-        f"<p class='key soft'>less noise {least} <span class='shades' aria-hidden='true'>{shades}</span> {most} more noise</p>"
-    )
+    return f"<p class='soft'>Shades from {least} <span class='shades' aria-hidden='true'>{shades}</span> to {most}</p>"
