@@ -34,6 +34,7 @@ class AnchorRecord:
         sigma_micro: noise multiplier that it signed, in 1e-6.
         max_occurrences: its cap, 0 for none.
         carried_micro: what it had spent in earlier runs, in 1e-6.
+        max_epsilon_micro: most that it might spend over all runs, in 1e-6; 0 for no limit.
     """
 
     descriptor_hash: bytes
@@ -45,6 +46,7 @@ class AnchorRecord:
     sigma_micro: int
     max_occurrences: int
     carried_micro: int
+    max_epsilon_micro: int
 
     def __post_init__(self) -> None:
         checks.octets(self.descriptor_hash, "descriptor hash", 32)
@@ -53,7 +55,7 @@ class AnchorRecord:
         checks.uint(self.last_seq, "last leaf of an anchor", low=self.first_seq + 1)
         if self.spent_micro is not None:
             checks.uint(self.spent_micro, "epsilon of an anchor")
-        for name in ("clip_micro", "sigma_micro", "max_occurrences", "carried_micro"):
+        for name in ("clip_micro", "sigma_micro", "max_occurrences", "carried_micro", "max_epsilon_micro"):
             checks.uint(getattr(self, name), f"{name} of an anchor")
 
     def to_bytes(self) -> bytes:
@@ -78,7 +80,7 @@ class AnchorRecord:
         bounds = (self.clip_micro, self.sigma_micro, self.max_occurrences)
         blank = (bytes(32), bytes(8), bytes(32))
         first = (self.first_seq, time, self.descriptor_hash, class_name, self.class_index)
-        return Admit(*first, *bounds, *blank, self.carried_micro)
+        return Admit(*first, *bounds, *blank, self.carried_micro, self.max_epsilon_micro)
 
 
 def set_root(records: Iterable[AnchorRecord]) -> bytes:

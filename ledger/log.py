@@ -40,6 +40,7 @@ from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, sign_note
 from ledger.readings import Readings
 from ledger.releasing import Releasing
+from ledger.retention import Retaining
 from ledger.signing import Signing
 from ledger.storage import highwater
 from ledger.storage.appender import Appender
@@ -50,7 +51,7 @@ from ledger.storage.store import Row
 _admission = attrgetter(*(field.name for field in fields(AdmitSpec)))
 
 
-class Ledger(Releasing, Signing, Readings):
+class Ledger(Retaining, Releasing, Signing, Readings):
     """An open ledger.
 
     Every method that appends returns once its leaves are durable and the signer's high-water file knows of them. When it

@@ -32,13 +32,14 @@ from ledger.limits import admission_problems, window_problems
 from ledger.orders import OrderWatch
 from ledger.releases import release_problems
 from ledger.rotation import KeyChain
+from ledger.tally import Tally
 
 SPEND_TOLERANCE_MICRO: Final = 2
 """A recorded epsilon is the recomputed one plus at most this, in 1e-6: rounded up, and machines differ in last bits. What `prv`
 records is held against `pld`, and lies at most 0.02 more above: its own value needs a library that an auditor may lack. What an
 earlier version of an accountant recorded may lie above by more (`ledger.accountants.leeway`)."""
 
-_AFTER_CLOSE: Final = (Withdraw, Key, Release)
+_AFTER_CLOSE: Final = (Withdraw, Key, Summary, Release)
 """What may still be said of a run that is over: nothing that charges, admits or releases a step."""
 
 Problems = Iterator[LeafRefused]
@@ -64,6 +65,7 @@ class Replay:
         register: all admitted contributions, and the pools of those that are active.
         withdrawals: position of the WITHDRAW leaf by descriptor hash, unknown hashes included.
         closed: whether CLOSE has been seen.
+        tally: the summaries, and what the next one must say.
         keys: the keys of the ledger's signer.
     """
 
@@ -88,17 +90,16 @@ class Replay:
         self.spends = 0
         self.register = Register(header.policy.classes)
         self.withdrawals: dict[bytes, int] = {}
-        self.closed = False
+        self.closed = self._attempt_ended = False
         self.keys = KeyChain(header)
         self.expenditure = Expenditure(header)
         self.order = OrderWatch(header)
-        bracketed = header.accountant.name == "prv"
-        self._least = Expenditure(header, "pld") if bracketed else self.expenditure
+        self.tally = Tally(header)
+        self._least = Expenditure(header, "pld") if header.accountant.name == "prv" else self.expenditure
         self._leeway = SPEND_TOLERANCE_MICRO + MICRO * leeway(
             header.accountant.name, header.accountant.library, header.accountant.version, header.policy.noise_family
         )
         self._root_at = root_at
-        self._attempt_ended = False
         self._drawn_to = 0
         self._draws: list[tuple[int, int]] = []  # (seq, step) of every DRAW leaf that reached further than all before it
         self._window_variances: list[tuple[float, ...]] = []
@@ -129,6 +130,7 @@ class Replay:
         problems = list(self._problems(leaf))
         for problem in problems:
             problem.seq = self.size
+        self.tally.see(leaf, self)
         self.size += 1
         self.last_time = max(self.last_time, leaf.time)
         return problems
@@ -166,7 +168,7 @@ class Replay:
         if leaf.time < self.last_time:
             yield LeafRefused("CLOCK", f"time runs back from {self.last_time} to {leaf.time}")
         if self.closed and not isinstance(leaf, _AFTER_CLOSE):
-            yield LeafRefused("CLOSED", "only withdrawals, releases and changes of the ledger's key follow CLOSE")
+            yield LeafRefused("CLOSED", "only withdrawals, summaries, releases and changes of the ledger's key follow CLOSE")
         if self._spending is not None and not isinstance(leaf, Spend | Epoch):
             yield LeafRefused("EPOCH_ORDER", "SPEND leaves are followed by SPEND or EPOCH only")
             self._spending = None
@@ -191,10 +193,10 @@ class Replay:
                 yield from self._close(leaf)
             case Key():
                 yield from self.keys.take(leaf)
+            case Summary():
+                yield from self.tally.judge(leaf)
             case Release():
                 yield from release_problems(leaf, self, self._root_at)
-            case Summary():
-                yield LeafRefused("KIND", f"this version writes no leaf of kind {leaf.KIND} and cannot judge one")
             case Header():
                 yield LeafRefused("KIND", "a second header")
 
@@ -363,9 +365,8 @@ class Replay:
             yield LeafRefused("WITHDRAW", f"{leaf.descriptor_hash.hex()} was withdrawn before")
             return
         self.withdrawals[leaf.descriptor_hash] = self.size
-        if contribution is None:
-            return
-        self.register.withdraw(contribution, self.charged_phases, self.charged_attempt)
+        if contribution is not None:
+            self.register.withdraw(contribution, self.charged_phases, self.charged_attempt)
 
     def _resume(self, leaf: Resume) -> Problems:
         if leaf.attempt != self.attempt + 1:
@@ -395,6 +396,5 @@ class Replay:
         if accounted != self.charged:
             yield LeafRefused("CLOSE", f"{self.charged - accounted} charged steps are in no epoch; close one first")
         if (leaf.step, leaf.charged) != (self.position, self.charged):
-            found = (leaf.step, leaf.charged)
-            yield LeafRefused("CLOSE", f"expected (step, charged) {(self.position, self.charged)}, got {found}")
+            yield LeafRefused("CLOSE", f"expected (step, charged) {(self.position, self.charged)}, got {leaf}")
         self.closed = True

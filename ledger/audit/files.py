@@ -228,6 +228,16 @@ class Leaves:
         for n in range(len(self.roots)):
             yield from self._tile(n)
 
+    def hashes(self, first: int, end: int) -> Iterator[bytes]:
+        """Yields the leaf hashes from one position up to another.
+
+        Raises:
+            ExportChanged: a bundle is no longer what was authenticated.
+        """
+        for n in range(first // layout.TILE_WIDTH, -(-end // layout.TILE_WIDTH)):
+            start = n * layout.TILE_WIDTH
+            yield from map(leaf_hash, self._tile(n)[max(0, first - start) : end - start])
+
     def root_at(self, size: int) -> bytes:
         """Returns the root over the first ``size`` leaves.
 

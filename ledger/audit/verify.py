@@ -155,6 +155,7 @@ def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | Non
 
 def _replay(header: Header, leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals) -> Replay:
     run = Replay(header, leaves.root_at)
+    run.tally.hashes = leaves.hashes
     try:
         for seq, data in enumerate(islice(leaves, 1, None), start=1):
             leaf = decode_leaf(data)

@@ -74,6 +74,7 @@ def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
                 raise LedgerCorrupt("HEADER", "leaf 0 is not a header", seq=0)
             digest = hashlib.sha256(row.body).digest()
             replay = Replay(leaf, hashes.root, recompute=recompute)
+            replay.tally.hashes = hashes.between
         if (row.kind, row.descriptor_hash) != (leaf.KIND, getattr(leaf, "descriptor_hash", None)):
             raise LedgerCorrupt("INDEX", f"the index columns of leaf {seq} differ from its body", seq=seq)
         if frontier.size in notes:

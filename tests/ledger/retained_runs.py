@@ -1,0 +1,66 @@
+"""Runs long enough to have something to retain, for the tests of summaries and pruning."""
+
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from ledger.export import write_export
+from ledger.leaves import decode_leaf, encode_leaf
+from ledger.log import Ledger
+from ledger.merkle import leaf_hash, root
+from ledger.note import Cosigner, checkpoint_text, sign_note
+from ledger.rotation import KeyChain
+from ledger.storage.store import Row
+from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
+
+ANNA, BEN, CLEO = (
+    Cosigner(f"auditor.example/{name}", Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32))
+    for seed, name in enumerate(("anna", "ben", "cleo"), start=51)
+)
+AUDITORS = (ANNA.vkey, BEN.vkey, CLEO.vkey)
+
+
+def retaining_spec(**changes: object):
+    """A header whose policy keeps one epoch and names three auditors, of whom two are a quorum."""
+    fields: dict = {"retention_epochs": 1, "auditors": AUDITORS, "auditor_quorum": 2} | changes
+    return header_spec(signed_policy(**fields))
+
+
+def grown(place, **changes: object) -> Driver:
+    """Three closed epochs: contributions 2 and 6 left in the first and second, 1, 3 and 5 stay, 99 never came."""
+    driver = Driver(Ledger.create(place, retaining_spec(**changes), SIGNER, now=START))
+    driver.admit(admission(1), admission(2), admission(3, "sensitive"))
+    driver.admit(admission(4, "sensitive", clip_micro=250_000, sigma_micro=4_000_000, max_occurrences=7))
+    driver.steps(1)
+    driver.withdraw(2)
+    driver.withdraw(99)
+    driver.steps(1)
+    driver.epoch()
+    driver.admit(admission(5), admission(6))
+    driver.steps(1)
+    driver.withdraw(4)
+    driver.withdraw(6)
+    driver.steps(1)
+    driver.epoch()
+    driver.steps(1)
+    driver.epoch()
+    return driver
+
+
+def export_of(driver: Driver, directory: Path) -> Path:
+    """The ledger as it stands, exported."""
+    return driver.ledger.export(directory)
+
+
+def leaves_of(ledger: Ledger) -> list:
+    """All leaves of an unpruned ledger."""
+    with ledger.rows() as rows:
+        return [decode_leaf(row.body) for row in rows]
+
+
+def forged_export(leaves: list, directory: Path) -> Path:
+    """Any leaves, exported under a checkpoint that the log's own key signs: what only the meaning can refuse."""
+    bodies = [encode_leaf(leaf) for leaf in leaves]
+    note = sign_note(checkpoint_text(SIGNER.name, len(bodies), root(bodies)), SIGNER)
+    rows = [Row(seq, 0, None, leaf_hash(body), body) for seq, body in enumerate(bodies)]
+    return write_export(leaves[0], rows, note, directory, keys=KeyChain(leaves[0]))

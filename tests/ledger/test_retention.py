@@ -1,0 +1,168 @@
+"""Summaries: what they say, who recomputes it, and which ranges they may speak for."""
+
+from dataclasses import replace
+
+import pytest
+
+from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.schedule import scheduled_std
+from ledger.anchors import AnchorRecord, set_root
+from ledger.audit import verify_export
+from ledger.errors import LeafRefused
+from ledger.leaves import Epoch, HeaderBlock, SummaryKind, encode_leaf
+from ledger.log import Ledger
+from ledger.merkle import Frontier, leaf_hash, node_hash
+from ledger.tally import subtree_roots
+from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.ledger.retained_runs import export_of, forged_export, grown, leaves_of, retaining_spec
+
+
+@pytest.fixture
+def run(path):
+    driver = grown(path)
+    yield driver
+    driver.ledger.close()
+
+
+def test_a_summary_says_what_its_range_said(run):
+    leaf = run.ledger.summarise(now=run.tick())
+    leaves = leaves_of(run.ledger)
+    epochs = [found for found in leaves if isinstance(found, Epoch)]
+    assert (leaf.first, leaf.end, leaf.previous) == (1, epochs[1].seq + 1, None), "all epochs but the last one"
+    spends = {}
+    for found in leaves[leaf.first : leaf.end]:
+        if found.KIND == 4:
+            spends[found.descriptor_hash] = found.epsilon_micro
+    sums = [sum(spends[descriptor(n)] for n in numbers) for numbers in ((1, 2, 5, 6), (3, 4))]
+    assert [row.sum_epsilon_micro for row in leaf.classes] == sums
+    assert [row.contributions for row in leaf.classes] == [4, 2]
+    assert [row.active for row in leaf.classes] == [2, 1]
+    assert [row.charged for row in leaf.classes] == [16, 16]
+    assert leaf.kinds[0] == SummaryKind(1, 6) and sum(row.count for row in leaf.kinds) == leaf.end - 1
+    assert leaf.classes[1].max_epsilon_micro == max(spends[descriptor(3)], spends[descriptor(4)])
+
+
+def test_the_set_root_is_over_those_who_left(run):
+    leaf = run.ledger.summarise(now=run.tick())
+    last = {found.descriptor_hash: found for found in leaves_of(run.ledger)[: leaf.end] if found.KIND == 4}
+    bounds = {2: (1_000_000, 1_000_000, 0), 4: (250_000, 4_000_000, 7), 6: (1_000_000, 1_000_000, 0)}
+    records = []
+    for n, signed in bounds.items():
+        spend = last[descriptor(n)]
+        place = (descriptor(n), int(n == 4), spend.admit_seq, spend.seq, spend.epsilon_micro)
+        records.append(AnchorRecord(*place, *signed, 0, 0))
+    assert leaf.set_root == set_root(records)
+
+
+def test_summaries_follow_one_another(run):
+    first = run.ledger.summarise(now=run.tick())
+    with pytest.raises(LeafRefused, match="NOTHING_DUE"):
+        run.ledger.summarise(now=run.tick())
+    run.steps(1)
+    run.epoch()
+    second = run.ledger.summarise(now=run.tick())
+    assert (second.first, second.previous) == (first.end, first.seq)
+    run.ledger.finish(now=run.tick())
+
+
+def test_a_summary_may_follow_the_close(run, tmp_path):
+    run.ledger.finish(now=run.tick())
+    leaf = run.ledger.summarise(now=run.tick())
+    report = verify_export(export_of(run, tmp_path / "export"), [SIGNER.vkey])
+    assert (report.verdict, report.size) == ("FULL", leaf.seq + 1)
+
+
+def test_a_policy_that_keeps_everything_has_no_summary(path):
+    with Ledger.create(path, retaining_spec(retention_epochs=0), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1))
+        driver.steps(1)
+        driver.epoch()
+        with pytest.raises(LeafRefused, match="retention_epochs = 0"):
+            ledger.summarise(now=driver.tick())
+
+
+@pytest.mark.parametrize("horizon", [2, 3, 4])
+def test_the_horizon_is_counted_in_closed_epochs(path, horizon):
+    driver = grown(path, retention_epochs=horizon)
+    with driver.ledger as ledger:
+        if horizon == 2:
+            leaf = ledger.summarise(now=driver.tick())
+            assert isinstance(leaves_of(ledger)[leaf.end - 1], Epoch) and leaves_of(ledger)[leaf.end - 1].number == 1
+        else:
+            with pytest.raises(LeafRefused, match=f"{horizon - 2} more must close"):
+                ledger.summarise(now=driver.tick())
+
+
+def test_opening_recomputes_a_summary(run, path):
+    size = run.ledger.summarise(now=run.tick()).seq + 1
+    run.ledger.close()
+    with Ledger.open(path, SIGNER, recompute=True) as ledger:
+        assert ledger.size == size and len(ledger.state.tally.summaries) == 1
+
+
+def test_public_classes_and_early_leavers(path):
+    """Nobody's epsilon is summed in a public class; its records say null, and where the WITHDRAW leaf stands."""
+    rules = signed_policy().policy.classes
+    public = replace(rules[0], clip_norm_micro=PUBLIC_CLIP_MICRO, noise_multiplier_micro=PUBLIC_NOISE_MICRO, public=True)
+    policy = signed_policy(classes=(public, rules[1]), retention_epochs=1)
+    std = scheduled_std([rules[1]])
+    blocks = (HeaderBlock("shared", 10, ("open", "sensitive"), std), HeaderBlock("open", 10, ("open",), 0.0))
+    driver = Driver(Ledger.create(path, header_spec(policy, blocks=blocks), SIGNER, now=START))
+    signed = {"clip_micro": PUBLIC_CLIP_MICRO, "sigma_micro": PUBLIC_NOISE_MICRO}
+    driver.admit(admission(1, **signed), admission(2, **signed), admission(3, "sensitive"))
+    driver.steps(1)
+    gone = driver.withdraw(2)
+    driver.epoch()
+    driver.steps(1)
+    driver.epoch()
+    with driver.ledger as ledger:
+        leaf = ledger.summarise(now=driver.tick())
+        row = leaf.classes[0]
+        assert (row.contributions, row.active, row.sum_epsilon_micro, row.max_epsilon_micro) == (2, 1, None, None)
+        record = AnchorRecord(descriptor(2), 0, 2, gone, None, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, 0, 0, 0)
+        assert leaf.set_root == set_root([record])
+
+
+@pytest.mark.parametrize(("first", "end"), [(1, 2), (1, 8), (1, 30), (5, 12), (7, 64), (30, 257), (4, 5), (255, 600)])
+def test_subtree_roots_rebuild_every_root(first, end):
+    """With the hashes left of a range, its subtree roots give the root behind it (FORMATS 4, stage 2)."""
+    hashes = [leaf_hash(b"%d" % n) for n in range(end)]
+    roots = list(subtree_roots(first, end, lambda a, b: hashes[a:b]))
+    stack = [(1, hash_) for hash_ in hashes[:first]]
+    widths, at = [], first
+    while at < end:
+        width = max(1 << j for j in range(20) if at % (1 << j) == 0 and at + (1 << j) <= end)
+        widths.append(width)
+        at += width
+    stack += list(zip(widths, roots, strict=True))
+    folded: list = []
+    for node in stack:
+        folded.append(node)
+        while len(folded) > 1 and folded[-1][0] == folded[-2][0]:
+            (width, right), (_, left) = folded.pop(), folded.pop()
+            folded.append((2 * width, node_hash(left, right)))
+    expected = Frontier()
+    expected.extend(hashes)
+    assert b"".join(hash_ for _, hash_ in folded) == expected.to_bytes()
+
+
+def test_anchor_records_round_trip_and_nothing_else_does():
+    record = AnchorRecord(descriptor(1), 0, 3, 9, None, 5, 6, 0, 0, 0)
+    assert AnchorRecord.from_bytes(record.to_bytes()) == record
+    for data in (b"", b"\x80", b"\xa0", record.to_bytes() + b"\x00", record.to_bytes()[:-1], bytes(300)):
+        with pytest.raises(LeafRefused):
+            AnchorRecord.from_bytes(data)
+
+
+def test_a_forged_summary_is_refused_by_the_auditor(run, tmp_path):
+    leaf = run.ledger.summarise(now=run.tick())
+    leaves = leaves_of(run.ledger)
+    assert verify_export(forged_export(leaves, tmp_path / "same"), [SIGNER.vkey]).verdict == "FULL"
+    row = leaf.classes[0]
+    forged = replace(leaf, classes=(replace(row, sum_epsilon_micro=row.sum_epsilon_micro - 1), *leaf.classes[1:]))
+    assert encode_leaf(forged) != encode_leaf(leaf)
+    report = verify_export(forged_export([*leaves[:-1], forged], tmp_path / "forged"), [SIGNER.vkey])
+    assert report.verdict == "FAILED"
+    assert [(found.code, found.where) for found in report.findings] == [("SUMMARY", f"seq {leaf.seq}")]
+    assert "sum_epsilon_micro of class 0" in report.findings[0].sentence
