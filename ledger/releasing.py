@@ -1,6 +1,7 @@
 """How weights leave the house, as far as the ledger goes: a checkpoint for the manifest to cite, and then the RELEASE leaf."""
 
 from ledger.leaves import Release
+from ledger.note import NoteSigner
 from ledger.releases import withdrawals_root
 from ledger.storage.appender import Appender
 
@@ -9,6 +10,15 @@ class Releasing:
     """Releases of an open ledger."""
 
     _file: Appender
+
+    @property
+    def signer(self) -> NoteSigner:
+        """The ledger's key, which also signs the manifests of its releases.
+
+        Raises:
+            LedgerClosed: the ledger was opened for reading, or the handle is closed.
+        """
+        return self._file.require_signer()
 
     def sign_checkpoint(self) -> bytes:
         """Returns a signed checkpoint over all leaves, the stored one if there is one of that size.

@@ -1,0 +1,270 @@
+"""Checking a release: files against the manifest, the manifest against pinned keys, and both against the ledger's export."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Final, Literal
+
+from attest.micro import MICRO
+from ledger.accountants import leeway
+from ledger.audit import AuditReport, verify_export
+from ledger.audit.files import Export, Leaves
+from ledger.audit.findings import Finding
+from ledger.errors import LedgerError
+from ledger.expenditure import Expenditure
+from ledger.leaves import Header, Release, decode_leaf
+from ledger.note import Checkpoint
+from ledger.release.create import block_rows
+from ledger.release.files import Digested, digested, listed
+from ledger.release.influence import artifacts, class_costs, is_final
+from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
+from ledger.release.statements import statements
+from ledger.releases import withdrawals_root
+from ledger.replay import SPEND_TOLERANCE_MICRO, Replay
+
+MAX_NAMED: Final = 50
+"""Files that are missing, extra or changed are named up to this many of each."""
+
+Verdict = Literal["FULL", "SUMMARISED", "SIGNED", "FAILED"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseReport:
+    """The result of checking a release.
+
+    Attributes:
+        verdict: FULL when files, signature and every number hold against an export that was verified in full; SUMMARISED when
+            that export was pruned; SIGNED when there was no export to check against, so that the numbers are the signer's
+            word; FAILED otherwise.
+        findings: what is wrong; empty unless FAILED.
+        notes: what a reader should know though nothing is wrong.
+        manifest: what was signed, None unless its signature holds.
+        newer_withdrawals: withdrawals that the export has and the manifest cannot know, None without an export.
+    """
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    manifest: Manifest | None
+    newer_withdrawals: int | None
+
+
+@dataclass(slots=True)
+class _Check:
+    """A check under way."""
+
+    directory: Path
+    keys: tuple[str, ...]
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    newer: int | None = None
+
+    def fault(self, code: str, where: str, sentence: str) -> None:
+        self.findings.append(Finding(code, where, sentence))
+
+
+def check_release(
+    directory: Path,
+    keys: Sequence[str],
+    *,
+    export: Path | None = None,
+    owner_key: bytes | None = None,
+    minimum_size: int = 1,
+) -> ReleaseReport:
+    """Checks a release offline, without torch.
+
+    Guarantee:
+        FULL means: the directory has exactly the files of the manifest, byte for byte, and beside them the manifest and the
+        export alone; a key of the ledger that a pinned key leads to signed the manifest; the export is FULL by
+        `ledger.audit.verify_export`; its first leaves are the tree that the manifest cites, with that header and those
+        withdrawals, and the RELEASE leaf right behind them; whose influence may be in which artifact follows from that header;
+        every epsilon is at least the one computed here and at most 2e-6 more (accountants as in `verify_export`); and the tree
+        has at least ``minimum_size`` leaves. It cannot tell whether the files are the weights that the run trained.
+
+    Args:
+        directory: the release.
+        keys: verifier keys of the ledger, obtained from a place that the releaser does not control.
+        export: an export of the ledger; by default the one in the directory, if it is there.
+        owner_key: raw public key of the corpus owner, obtained likewise.
+        minimum_size: an older release is refused: the largest size that the reader has seen in this ledger.
+
+    Returns:
+        The report. Bad input never raises: it is a finding.
+    """
+    check = _Check(directory, tuple(keys))
+    manifest: Manifest | None = None
+    verdict: Verdict = "FAILED"
+    try:
+        manifest, verdict = _check(check, export, owner_key, minimum_size)
+    except LedgerError as error:
+        check.fault(error.code, str(directory), error.sentence)
+    except Exception as error:  # an input that breaks the check must not pass it
+        check.fault("INTERNAL", str(directory), f"the check broke off: {type(error).__name__}: {error}")
+    return ReleaseReport(
+        verdict="FAILED" if check.findings else verdict,
+        findings=tuple(check.findings),
+        notes=tuple(check.notes),
+        manifest=manifest,
+        newer_withdrawals=check.newer,
+    )
+
+
+def _check(
+    check: _Check, export: Path | None, owner_key: bytes | None, minimum_size: int
+) -> tuple[Manifest | None, Verdict]:
+    data = read_manifest(check.directory)
+    own = check.directory / EXPORT
+    place = export or (own if own.is_dir() else None)
+    audited = None if place is None else verify_export(place, check.keys, owner_key=owner_key)
+    followed = () if audited is None or audited.verdict == "FAILED" else audited.log_keys
+    manifest = open_manifest(data, (*check.keys, *followed))
+    if manifest.size < minimum_size:
+        sentence = f"the release cites {manifest.size} leaves, at least {minimum_size} are asked for: get a newer release"
+        check.fault("OLD", MANIFEST, sentence)
+    _check_files(check, manifest, (MANIFEST,) if place is None else (MANIFEST, EXPORT))
+    if place is None or audited is None:
+        check.notes.append("no export to check against: that the numbers follow from the ledger is the signer's word")
+        return manifest, "SIGNED"
+    for report in (audited, *_other_export(check, own, place, owner_key)):
+        for finding in report.findings:
+            check.fault(finding.code, f"{EXPORT}: {finding.where}", finding.sentence)
+    if audited.verdict == "FAILED":
+        return manifest, "FAILED"
+    _check_ledger(check, place, audited, manifest, hashlib.sha256(data).digest())
+    return manifest, audited.verdict
+
+
+def _other_export(check: _Check, own: Path, place: Path, owner_key: bytes | None) -> tuple[AuditReport, ...]:
+    """The audit of the export in the directory, where another one is checked against: no file there goes unlooked at."""
+    if not own.is_dir() or own.resolve() == place.resolve():
+        return ()
+    return (verify_export(own, check.keys, owner_key=owner_key),)
+
+
+def _check_files(check: _Check, manifest: Manifest, left_out: Sequence[str]) -> None:
+    """Names every file that is missing, not in the manifest, or another than it says."""
+    found = set(listed(check.directory, left_out))
+    expected = {file.path: file for file in manifest.files}
+    for path in islice(sorted(expected.keys() - found), MAX_NAMED):
+        check.fault("MISSING_FILE", path, "the manifest has this file, the directory has not")
+    for path in islice(sorted(found - expected.keys()), MAX_NAMED):
+        check.fault("UNKNOWN_FILE", path, "this file is not in the manifest: it was not released")
+    wrong = 0
+    for path in sorted(expected.keys() & found):
+        problem = _difference(check.directory, expected[path])
+        if problem is not None and wrong < MAX_NAMED:
+            wrong += 1
+            check.fault("CHANGED_FILE", path, problem)
+
+
+def _difference(directory: Path, expected: Digested) -> str | None:
+    try:
+        found = digested(directory, expected.path)
+    except LedgerError as error:
+        return error.sentence
+    if found == expected:
+        return None
+    if (found.size, found.sha256) == (expected.size, expected.sha256):
+        return "the manifest says other tensors of this very file"
+    named = {tensor.name: tensor for tensor in expected.tensors or ()}
+    changed = [tensor.name for tensor in found.tensors or () if named.get(tensor.name) != tensor]
+    which = f"; tensors that differ: {', '.join(changed[:5])}{' ...' if changed[5:] else ''}" if changed else ""
+    sentence = f"it has {found.size} bytes with SHA-256 {found.sha256.hex()}, the manifest says {expected.size} bytes with"
+    return f"{sentence} {expected.sha256.hex()}{which}"
+
+
+def _check_ledger(check: _Check, place: Path, audited: AuditReport, manifest: Manifest, digest: bytes) -> None:
+    size, origin = audited.size or 0, audited.origin or ""
+    if origin != manifest.origin:
+        check.fault("ORIGIN", MANIFEST, f"the manifest is of {manifest.origin!r}, the export of {origin!r}")
+        return
+    if size < manifest.size:
+        sentence = f"the manifest cites {manifest.size} leaves, the export has {size}; get a later export"
+        check.fault("BEHIND", EXPORT, sentence)
+        return
+    export = Export(place, check.fault)
+    signed = Checkpoint(origin, size, bytes.fromhex(audited.root_hex or ""))
+    leaves = export.leaves(signed) if export.scan() else None
+    if leaves is None:
+        return
+    if leaves.root_at(manifest.size) != manifest.root:
+        sentence = f"the first {manifest.size} leaves of the export are not those that the manifest cites: two histories"
+        check.fault("FORKED", MANIFEST, sentence)
+        return
+    _compare(check, leaves, manifest, digest)
+
+
+def _compare(check: _Check, leaves: Leaves, manifest: Manifest, digest: bytes) -> None:
+    """Holds what the manifest says against the leaves that it cites, and the one behind them."""
+    stream = iter(leaves)
+    first = next(stream)
+    header = decode_leaf(first)
+    assert isinstance(header, Header)  # the audit has read it
+    if hashlib.sha256(first).digest() != manifest.header_digest:
+        check.fault("HEADER", MANIFEST, "the header digest of the manifest is not that of leaf 0")
+    run = Replay(header, leaves.root_at, recompute=False)
+    for data in islice(stream, manifest.size - 1):
+        run.apply(decode_leaf(data))
+    signer = run.keys.at(manifest.size)
+    if signer != manifest.log_vkey:
+        sentence = f"at size {manifest.size} the ledger is signed by {signer}, the manifest by {manifest.log_vkey}"
+        check.fault("LOG_KEY", MANIFEST, sentence)
+    _compare_record(check, run, manifest)
+    _compare_costs(check, run, manifest)
+    leaf = next((decode_leaf(data) for data in stream), None)
+    if leaf is None:
+        check.notes.append("the export ends right before the leaf that records this release; a later one would show it")
+    elif not isinstance(leaf, Release) or (leaf.manifest_digest, leaf.artifacts_digest, leaf.step) != (
+        digest,
+        manifest.artifacts_digest,
+        manifest.step,
+    ):
+        check.fault("RELEASE", f"seq {manifest.size}", "the ledger does not record this release right behind what it cites")
+    for data in stream:
+        run.apply(decode_leaf(data))
+    check.newer = sum(seq >= manifest.size for seq in run.withdrawals.values())
+    if check.newer:
+        check.notes.append(f"{check.newer} withdrawals are newer than the release, which cannot take them into account")
+
+
+def _compare_record(check: _Check, run: Replay, manifest: Manifest) -> None:
+    header, parts, horizon = run.header, artifacts(run.header), not is_final(run)
+    delta = str(header.policy.delta)
+    expected = {
+        "step": run.position,
+        "delta": delta,
+        "horizon": horizon,
+        "blocks": block_rows(header),
+        "artifacts": parts,
+        "statements": statements(parts, delta, horizon=horizon),
+    }
+    for name, value in expected.items():
+        if getattr(manifest, name) != value:
+            check.fault("RECORD", MANIFEST, f"{name}: the manifest says otherwise than the ledger it cites")
+    if (manifest.withdrawn, manifest.withdrawals_root) != withdrawals_root(run.withdrawals, manifest.size):
+        sentence = f"the withdrawals of the manifest are not those of the {manifest.size} leaves that it cites"
+        check.fault("WITHDRAWALS", MANIFEST, sentence)
+
+
+def _compare_costs(check: _Check, run: Replay, manifest: Manifest) -> None:
+    header = run.header
+    about = header.accountant
+    least = Expenditure(header, "pld") if about.name == "prv" else run.expenditure
+    room = SPEND_TOLERANCE_MICRO + MICRO * leeway(about.name, about.library, about.version, header.policy.noise_family)
+    counts = [0] * len(header.policy.classes)
+    for contribution in run.register.by_number:
+        counts[contribution.class_index] += 1
+    rows = zip(header.policy.classes, manifest.classes, class_costs(run, least), strict=False)
+    for place, (rule, row, cost) in enumerate(rows):
+        facts = (rule.name, counts[place], run.register.withdrawn[place], rule.public)
+        if (row.name, row.contributions, row.withdrawn, row.epsilon_micro is None) != facts:
+            check.fault("RECORD", MANIFEST, f"class {rule.name}: its contributions are not those that the ledger has")
+        stated = (row.epsilon_micro, row.replace_micro)
+        for what, said, computed in zip(("epsilon", "epsilon if content is replaced"), stated, cost or (), strict=False):
+            if said is None or not computed * MICRO <= said <= computed * MICRO + room:
+                sentence = f"class {rule.name}: {what} is {said} (1e-6), recomputed {computed * MICRO:.3f}"
+                check.fault("EPSILON", MANIFEST, sentence)
+    if len(manifest.classes) != len(counts):
+        check.fault("RECORD", MANIFEST, f"the manifest has {len(manifest.classes)} classes, the policy {len(counts)}")

@@ -1,0 +1,120 @@
+"""Making a release: the files are digested, the ledger says so, and only then the manifest appears beside the weights."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from attest.files import atomic_write
+from ledger.errors import ReleaseRefused, StorageFailed
+from ledger.leaves import Header
+from ledger.log import Ledger
+from ledger.release.files import digested, listed
+from ledger.release.influence import artifacts, class_figures, is_final
+from ledger.release.manifest import EXPORT, MANIFEST, SCHEMA, BlockRow, Manifest, ReleasedFile, sign_manifest
+from ledger.release.statements import statements
+from ledger.releases import withdrawals_root
+
+STAMP: Final = "NOT_PRIVATE"
+"""File that marks the model of a run without privacy, kept for comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A release that was made.
+
+    Attributes:
+        path: the manifest.
+        export: the export of the ledger beside it, with the RELEASE leaf in it.
+        seq: position of that leaf.
+        manifest: what was signed.
+    """
+
+    path: Path
+    export: Path
+    seq: int
+    manifest: Manifest
+
+
+def release(log: Ledger, directory: Path, *, now: int) -> Released:
+    """Releases the files of a directory as the model of a ledger.
+
+    Guarantee:
+        The ledger has a RELEASE leaf with the digest of the manifest, durably, before the manifest exists; the manifest appears
+        whole or not at all, and after it the export that it is checked against. A crash in between leaves a RELEASE leaf
+        without a manifest, which says too much and never too little: release again.
+
+    Args:
+        log: the ledger, opened with its key.
+        directory: where the weights lie, and nothing that is not to be released.
+        now: POSIX seconds.
+
+    Raises:
+        ReleaseRefused: the run was not private, released no step or has an open window; something of an earlier release is in
+            the way; or the directory has what a release cannot have (`ledger.release.files`).
+        LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+    """
+    _check_run(log)
+    for name in (MANIFEST, EXPORT):
+        if os.path.lexists(directory / name):
+            raise ReleaseRefused("EXISTS", f"{directory / name} exists: it was released already; move it away to do so again")
+    paths = listed(directory)
+    if STAMP in paths:
+        raise ReleaseRefused("NOT_PRIVATE", f"{directory / STAMP} says that this model was trained without privacy")
+    if not paths:
+        raise ReleaseRefused("EMPTY", f"there is no file in {directory}; give the directory of a model")
+    manifest = describe(log, tuple(digested(directory, path) for path in paths), now=now)
+    data = sign_manifest(manifest, log.signer)
+    seq = log.record_release(hashlib.sha256(data).digest(), manifest.artifacts_digest, manifest.step, now=now)
+    try:
+        atomic_write(directory / MANIFEST, data)
+    except OSError as error:
+        sentence = f"cannot write {directory / MANIFEST}: {error.strerror or error}; leaf {seq} tells of a release without it"
+        raise StorageFailed("STORAGE", sentence) from error
+    return Released(directory / MANIFEST, log.export(directory / EXPORT), seq, manifest)
+
+
+def describe(log: Ledger, files: tuple[ReleasedFile, ...], *, now: int) -> Manifest:
+    """Returns the manifest of a release of these files now; signs a checkpoint for it to cite."""
+    log.sign_checkpoint()
+    header, run, size = log.header, log.state, log.size
+    withdrawn, gone = withdrawals_root(run.withdrawals, size)
+    parts, final = artifacts(header), is_final(run)
+    return Manifest(
+        schema=SCHEMA,
+        origin=header.origin,
+        log_vkey=log.signer.vkey,
+        time=max(now, run.last_time),
+        step=run.position,
+        size=size,
+        root=log.root,
+        header_digest=log.header_digest,
+        delta=str(header.policy.delta),
+        horizon=not final,
+        files=files,
+        withdrawn=withdrawn,
+        withdrawals_root=gone,
+        classes=class_figures(run),
+        blocks=block_rows(header),
+        artifacts=parts,
+        statements=statements(parts, str(header.policy.delta), horizon=not final),
+    )
+
+
+def block_rows(header: Header) -> tuple[BlockRow, ...]:
+    """Returns the posture of every block: which classes may have touched it."""
+    order = {rule.name: place for place, rule in enumerate(header.policy.classes)}
+    return tuple(
+        BlockRow(block.name, block.coordinates, tuple(order[name] for name in block.classes)) for block in header.blocks
+    )
+
+
+def _check_run(log: Ledger) -> None:
+    run = log.state
+    if not log.header.private:
+        raise ReleaseRefused("NOT_PRIVATE", "this run used a fixed test key, so its noise protects nobody")
+    if run.position == 0:
+        raise ReleaseRefused("NOTHING", "the run has released no step yet; train first")
+    if run.open_window is not None:
+        raise ReleaseRefused("WINDOW_OPEN", f"window {run.open_window.window} is still open; resume the run, or wait for it")

@@ -1,0 +1,187 @@
+"""Who may have influenced what: the closure of reads and writes over the blocks of a model, and what it costs each class.
+
+Source: MECHANISM 1.6-D (docs/guarantee.md, statement D). An edge leads from class k to every block that k may write, and from a
+block to every class whose forward reads it. Without a path from k to any block of an artifact, the artifact is a function of
+everything but the contributions of k.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ledger.accountants import to_micro_up
+from ledger.contributions import Contribution
+from ledger.errors import ReleaseRefused
+from ledger.expenditure import Expenditure
+from ledger.leaves import Header
+from ledger.replay import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """What is promised to the contributions of a class in a released model; epsilons in 1e-6, None for a public class.
+
+    Attributes:
+        name: name of the class.
+        contributions: how many were ever admitted.
+        withdrawn: how many of them were withdrawn.
+        epsilon_micro: of the contribution that spent most, under zero-out adjacency.
+        replace_micro: the most under content replacement.
+    """
+
+    name: str
+    contributions: int
+    withdrawn: int
+    epsilon_micro: int | None
+    replace_micro: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A part of the model that can be released by itself.
+
+    Attributes:
+        name: ``full``, ``base``, or ``adapter:NAME``.
+        blocks: indices of the blocks of the header that it has.
+        influenced_by: per class of the policy, in its order, whether a path leads from the class to one of them.
+    """
+
+    name: str
+    blocks: tuple[int, ...]
+    influenced_by: tuple[bool, ...]
+
+
+def influenced(
+    writes: Mapping[str, Collection[int]], reads: Mapping[str, Collection[int]], blocks: Collection[int]
+) -> frozenset[str]:
+    """Returns the classes from which a path leads to one of these blocks.
+
+    Guarantee: of a class that is not returned, no contribution has any influence on the blocks, at any step: exactly, if no
+    contribution of a class reads or writes other blocks than are said here.
+
+    Args:
+        writes: per class the blocks that its contributions may change.
+        reads: per class the blocks that enter the forward of its contributions.
+        blocks: those asked for.
+    """
+    reached = {name for name, written in writes.items() if not frozenset(blocks).isdisjoint(written)}
+    pending = list(reached)
+    while pending:
+        seen = frozenset(reads[pending.pop()])
+        found = {name for name, written in writes.items() if name not in reached and not seen.isdisjoint(written)}
+        reached |= found
+        pending += found
+    return frozenset(reached)
+
+
+def artifacts(header: Header) -> tuple[Artifact, ...]:
+    """Returns the full model, its base without the adapters that classes are bound to, and each of these adapters.
+
+    Guarantee:
+        Computed from the header alone, for the forward that the engine has: all adapters are active, so that every
+        contribution reads every block. A part is free of the influence of a class only if no class may touch any of its blocks:
+        it is then what it was before the first step.
+    """
+    classes = header.policy.classes
+    writes = {profile.class_name: frozenset(profile.blocks) for profile in header.profiles}
+    everything = frozenset(range(len(header.blocks)))
+    reads = dict.fromkeys(writes, everything)
+    adapters: dict[str, frozenset[int]] = {}
+    for rule in classes:
+        if rule.depth.adapter is not None:
+            adapters[rule.depth.adapter] = adapters.get(rule.depth.adapter, frozenset()) | writes[rule.name]
+    parts = {"full": everything, "base": everything.difference(*adapters.values())}
+    parts |= {f"adapter:{name}": own for name, own in sorted(adapters.items())}
+    found = []
+    for name, own in parts.items():
+        reached = influenced(writes, reads, own)
+        found.append(Artifact(name, tuple(sorted(own)), tuple(rule.name in reached for rule in classes)))
+    return tuple(found)
+
+
+def is_final(run: Replay) -> bool:
+    """Whether a run went to its signed end, so that what it charged is what it was planned to charge or more."""
+    return run.closed and run.position == run.header.policy.steps
+
+
+def class_costs(run: Replay, spent: Expenditure | None = None) -> tuple[tuple[float, float] | None, ...]:
+    """Returns what a model of this run costs the contributions of each class: the largest epsilon, and with content replaced.
+
+    Guarantee:
+        Upper bounds for every contribution of the class, at the policy's delta; None for a public class, of which nothing is
+        promised. Of a run that has not gone to its signed end they are those of the planned horizon and all steps that may be
+        done again: when to stop may have been decided by looking at the model, and an epsilon up to there would say nothing.
+
+    Args:
+        run: the run.
+        spent: the accountant; by default that of the run.
+
+    Raises:
+        ReleaseRefused: code HORIZON, the run stopped early and its occurrences are public, so that no horizon has an epsilon.
+    """
+    header, final = run.header, is_final(run)
+    if header.occurrences_public and not final:
+        raise ReleaseRefused(
+            "HORIZON",
+            f"the run is at step {run.position} of {header.policy.steps}, {'closed' if run.closed else 'open'}, and "
+            "occurrences are public, so that what its horizon costs is not known; go on to the last step and close the run",
+        )
+    counting = spent or run.expenditure
+    most = [None if rule.public else (0.0, 0.0) for rule in header.policy.classes]
+    for contribution in _distinct(run.register.by_number):
+        found = most[contribution.class_index]
+        if found is not None:
+            own, replaced = _cost(run, counting, contribution, None if final else planned_steps(header))
+            most[contribution.class_index] = max(found[0], own), max(found[1], replaced)
+    return tuple(most)
+
+
+def class_figures(run: Replay) -> tuple[ClassFigures, ...]:
+    """Returns the same, rounded up, with the number of contributions of each class."""
+    counts, withdrawn = Counter(c.class_index for c in run.register.by_number), run.register.withdrawn
+    rounded = [(None, None) if cost is None else tuple(map(to_micro_up, cost)) for cost in class_costs(run)]
+    return tuple(
+        ClassFigures(rule.name, counts[place], withdrawn[place], *rounded[place])
+        for place, rule in enumerate(run.header.policy.classes)
+    )
+
+
+def _distinct(contributions: Iterable[Contribution]) -> Iterator[Contribution]:
+    """One of all contributions that cost the same."""
+    seen = set()
+    for contribution in contributions:
+        key = (contribution.terms, contribution.charged_until, contribution.attempt_until, contribution.loss)
+        if key not in seen:
+            seen.add(key)
+            yield contribution
+
+
+def _cost(
+    run: Replay, spent: Expenditure, contribution: Contribution, planned: tuple[int, ...] | None
+) -> tuple[float, float]:
+    if run.header.occurrences_public:
+        return spent.of_loss(contribution.loss), spent.of_loss(4 * contribution.loss)
+    place, z = contribution.class_index, spent.of_contribution(contribution)
+    steps = spent.phase_steps(contribution, run.charged_phases)
+    if planned is None:
+        own = spent.epsilon(contribution, run.charged_phases, run.charged_attempt)
+    else:
+        steps = ahead(contribution, planned, steps)
+        own = spent.of_group(place, z, steps)
+    return own, spent.replace_of_group(place, z, steps)
+
+
+def planned_steps(header: Header) -> tuple[int, ...]:
+    """Steps per phase that the policy can ever charge: its horizon, and what may be done again where noise is least."""
+    steps = list(header.phases.horizon)
+    weakest = min(range(len(steps)), key=lambda phase: header.phases.scales[phase])
+    steps[weakest] += header.policy.redo_steps
+    return tuple(steps)
+
+
+def ahead(contribution: Contribution, planned: tuple[int, ...], charged: tuple[int, ...]) -> tuple[int, ...]:
+    """Steps per phase that a contribution can ever be charged for, had it stayed to the end."""
+    return tuple(
+        max(whole - before, so_far)
+        for whole, before, so_far in zip(planned, contribution.terms.charged_before, charged, strict=True)
+    )

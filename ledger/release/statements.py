@@ -1,0 +1,48 @@
+"""What holds of a release, in words: the true sentences of docs/guarantee.md and nothing stronger."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from ledger.release.influence import Artifact
+
+DIRECT: Final = (
+    "A (direct isolation): at every step and from every state, with the data, draws and noise of everyone else fixed, the "
+    "update of parameters and optimizer state outside the blocks of its class is not a function of a contribution's payload."
+)
+INDIRECT: Final = (
+    "B (indirect influence): the whole trajectory of the run, blocks outside those of its class included, is (epsilon, "
+    "delta = {delta})-differentially private with respect to each private contribution, under zero-out adjacency: its payload "
+    "against a null of the same public shape. Epsilon is at most that of its class in this manifest."
+)
+HORIZON: Final = (
+    "The run did not go to its signed end when this was released, so epsilon is that of its whole planned horizon: when to "
+    "stop may have been decided by looking at the model."
+)
+NO_PATH: Final = (
+    "D (no path): no class may touch a block of artifact {name}, as far as the influence graph of the ledger's header goes: it "
+    "holds parameters as they were before the first step, and is exactly independent of every contribution. It is said of "
+    "these parameters, not of a file that claims to hold them."
+)
+PATHS: Final = (
+    "All adapters are active in every forward, so every class reads every block: where a class may have trained any block of "
+    "an artifact, a path is counted from every class that trained anything."
+)
+NOT_SAID: Final = (
+    "Not said: that blocks outside those of its class are independent of a contribution after a whole run; that these files "
+    "are the weights of that step, which is the releaser's word; and anything of contributions of public classes."
+)
+
+
+def statements(artifacts: Sequence[Artifact], delta: str, *, horizon: bool) -> tuple[str, ...]:
+    """Returns what holds of a release with these artifacts, at the policy's delta.
+
+    Args:
+        artifacts: the parts of the model.
+        delta: as the manifest spells it.
+        horizon: whether epsilons are those of the planned horizon.
+    """
+    free = [part.name for part in artifacts if part.blocks and not any(part.influenced_by)]
+    said = [DIRECT, INDIRECT.format(delta=delta)]
+    said += [HORIZON] if horizon else []
+    said += [NO_PATH.format(name=name) for name in free]
+    return (*said, PATHS, NOT_SAID)

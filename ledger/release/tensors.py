@@ -1,0 +1,122 @@
+"""The tensors of a safetensors file, one digest each, without holding any: the file is read once from front to back.
+
+Source: the safetensors format (huggingface/safetensors, README, "Format"): 8 bytes of header length, little-endian; a JSON
+object of name to dtype, shape and data_offsets; the data, without holes.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+from ledger.errors import ReleaseRefused
+
+SUFFIX: Final = ".safetensors"
+MAX_HEADER: Final = 100_000_000
+"""Bytes of the JSON header, as in the reference implementation."""
+
+_CHUNK: Final = 1 << 20
+_BITS: Final = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F4": 4,
+    "F6_E2M3": 6, "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64,
+    "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a file: name, dtype as the format spells it, shape, and SHA-256 of its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: bytes
+
+
+def digest_tensors(read: Callable[[int], bytes], size: int, path: str) -> tuple[Tensor, ...]:
+    """Digests every tensor of a file.
+
+    Guarantee: every byte of the data belongs to exactly one tensor, so that the tensors are all that a reader can load.
+
+    Args:
+        read: gives the next bytes of the file, at most as many as asked for, and none at its end.
+        size: bytes of the file.
+        path: for messages.
+
+    Returns:
+        The tensors in order of name.
+
+    Raises:
+        ReleaseRefused: code SAFETENSORS, the file is of another form.
+    """
+    length = int.from_bytes(_exactly(read, 8, path), "little")
+    if length > min(MAX_HEADER, size - 8):
+        raise _refused(path, f"its header claims {length} bytes")
+    entries = sorted(_entries(_exactly(read, length, path), path), key=lambda entry: (entry[3], entry[4]))
+    found, at = [], 0
+    for name, dtype, shape, start, end in entries:
+        if start != at:
+            raise _refused(path, f"tensor {name!a:.100} begins at {start}, the one before ended at {at}")
+        if end < start or (end - start) * 8 != prod(shape) * _BITS[dtype]:
+            raise _refused(path, f"tensor {name!a:.100} of {dtype} {list(shape)} does not take {end - start} bytes")
+        found.append(Tensor(name, dtype, shape, _digest(read, end - start, path)))
+        at = end
+    if size != 8 + length + at:
+        raise _refused(path, f"it has {size} bytes, its tensors end at {8 + length + at}")
+    return tuple(sorted(found, key=lambda tensor: tensor.name))
+
+
+def _entries(data: bytes, path: str) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+    try:
+        header = json.loads(data.decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise _refused(path, f"its header is no JSON with distinct names ({error})") from error
+    if type(header) is not dict:
+        raise _refused(path, "its header is no JSON object")
+    header.pop("__metadata__", None)
+    return [_entry(name, value, path) for name, value in header.items()]
+
+
+def _entry(name: str, value: Any, path: str) -> tuple[str, str, tuple[int, ...], int, int]:
+    if type(value) is not dict or set(value) != {"dtype", "shape", "data_offsets"} or value["dtype"] not in _BITS:
+        raise _refused(path, f"tensor {name!a:.100} is not described by a known dtype, shape and data_offsets")
+    shape, offsets = value["shape"], value["data_offsets"]
+    numbers = [*shape, *offsets] if type(shape) is list and type(offsets) is list and len(offsets) == 2 else [None]
+    if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers):
+        raise _refused(path, f"shape or offsets of tensor {name!a:.100} are no lists of sizes")
+    return name, value["dtype"], tuple(shape), offsets[0], offsets[1]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
+def _digest(read: Callable[[int], bytes], count: int, path: str) -> bytes:
+    digest = hashlib.sha256()
+    while count:
+        data = read(min(count, _CHUNK))
+        if not data:
+            raise _refused(path, "it ends inside a tensor")
+        digest.update(data)
+        count -= len(data)
+    return digest.digest()
+
+
+def _exactly(read: Callable[[int], bytes], count: int, path: str) -> bytes:
+    parts = []
+    while count:
+        data = read(count)
+        if not data:
+            raise _refused(path, "it ends inside its header")
+        parts.append(data)
+        count -= len(data)
+    return b"".join(parts)
+
+
+def _refused(path: str, why: str) -> ReleaseRefused:
+    return ReleaseRefused("SAFETENSORS", f"{path!a} is no whole safetensors file: {why}; write it again")

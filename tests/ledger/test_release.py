@@ -1,0 +1,286 @@
+"""Releases: what the manifest says, that all of it is checked, and that it claims no more than is true."""
+
+import hashlib
+from fractions import Fraction
+
+import pytest
+from ledger_runs import OTHER_KEY, SIGNER, START, admission, header_spec, signed_policy
+from release_models import WEIGHTS, model, run_to_the_end, safetensors
+
+from attest import schedule
+from attest.policy import ClassRule, DepthRule
+from ledger.errors import LeafRefused, ReleaseRefused
+from ledger.leaves import HeaderBlock, Release, decode_leaf
+from ledger.log import Ledger
+from ledger.note import NoteSigner
+from ledger.release import MANIFEST, Manifest, check_release, open_manifest, release
+from ledger.release.create import describe
+from ledger.release.files import digested, listed
+from ledger.release.influence import artifacts, class_costs, influenced
+from ledger.summary import class_summaries
+
+
+@pytest.fixture
+def finished(path):
+    driver = run_to_the_end(path)
+    with driver.ledger:
+        yield driver
+
+
+@pytest.fixture
+def released(finished, tmp_path):
+    return release(finished.ledger, model(tmp_path / "model"), now=finished.tick())
+
+
+def directory_of(released):
+    return released.path.parent
+
+
+def codes(report) -> set[str]:
+    return {finding.code for finding in report.findings}
+
+
+def test_a_release_is_full_by_the_key_alone_and_its_leaf_stands_behind_what_it_cites(released, finished):
+    report = check_release(directory_of(released), [SIGNER.vkey])
+    assert (report.verdict, report.findings, report.newer_withdrawals) == ("FULL", (), 0)
+    assert report.manifest == released.manifest
+    with finished.ledger.rows() as rows:
+        leaf = decode_leaf([row.body for row in rows][released.seq])
+    assert isinstance(leaf, Release) and leaf.size == leaf.seq == released.manifest.size
+    assert leaf.manifest_digest == hashlib.sha256(released.path.read_bytes()).digest()
+
+
+def test_the_manifest_lists_files_tensors_and_what_each_class_was_promised(released, finished):
+    manifest = released.manifest
+    assert [file.path for file in manifest.files] == ["config.json", "model.safetensors", "tokenizer/vocab.txt"]
+    config, weights, _ = manifest.files
+    assert config.sha256 == hashlib.sha256(b'{"layers": 3}\n').digest() and config.tensors is None
+    assert {t.name: (t.dtype, list(t.shape), t.sha256) for t in weights.tensors} == {
+        name: (dtype, shape, hashlib.sha256(data).digest()) for name, (dtype, shape, data) in WEIGHTS.items()
+    }
+    for row, told in zip(manifest.classes, class_summaries(finished.ledger.state), strict=True):
+        assert (row.name, row.contributions, row.withdrawn) == (told.name, told.active + told.withdrawn, told.withdrawn)
+        assert row.epsilon_micro / 1e6 == pytest.approx(told.epsilon, abs=2e-6)
+        assert row.replace_micro / 1e6 == pytest.approx(told.epsilon_replace, abs=2e-6)
+    assert (manifest.horizon, manifest.withdrawn, manifest.step) == (False, 2, 40)
+
+
+def test_without_an_export_the_numbers_are_only_the_signers_word(released):
+    (directory_of(released) / "export").rename(directory_of(released).parent / "elsewhere")
+    assert check_release(directory_of(released), [SIGNER.vkey]).verdict == "SIGNED"
+    elsewhere = directory_of(released).parent / "elsewhere"
+    assert check_release(directory_of(released), [SIGNER.vkey], export=elsewhere).verdict == "FULL"
+
+
+def test_the_manifest_round_trips_and_no_other_bytes_mean_the_same(released):
+    payload = released.manifest.to_cbor()
+    assert Manifest.from_cbor(payload) == released.manifest
+    for at in range(len(payload)):
+        changed = bytearray(payload)
+        changed[at] ^= 1
+        try:
+            found = Manifest.from_cbor(bytes(changed))
+        except ReleaseRefused:
+            continue
+        assert found != released.manifest
+
+
+def test_a_newer_export_tells_of_withdrawals_that_the_release_cannot_know(released, finished, tmp_path):
+    finished.withdraw(4)
+    newer = finished.ledger.export(tmp_path / "newer")
+    report = check_release(directory_of(released), [SIGNER.vkey], export=newer)
+    assert (report.verdict, report.newer_withdrawals) == ("FULL", 1)
+
+
+def test_a_key_that_changed_after_the_release_is_followed_from_the_pinned_one(released, finished, tmp_path):
+    finished.ledger.rotate_key(NoteSigner(SIGNER.name, OTHER_KEY), now=finished.tick())
+    newer = finished.ledger.export(tmp_path / "newer")
+    report = check_release(directory_of(released), [SIGNER.vkey], export=newer)
+    assert report.verdict == "FULL", report.findings
+
+
+def test_a_run_that_stops_early_is_promised_the_planned_horizon_and_not_less(run, tmp_path):
+    run.admit(admission(1), admission(3, "sensitive"))
+    run.steps(2)
+    run.epoch()
+    run.ledger.finish(now=run.tick())
+    so_far = class_summaries(run.ledger.state)
+    made = release(run.ledger, model(tmp_path / "model"), now=run.tick())
+    assert made.manifest.horizon and any("planned horizon" in sentence for sentence in made.manifest.statements)
+    for place, row in enumerate(made.manifest.classes):
+        z = run.ledger.state.expenditure.multipliers(place, *[(10**6, 10**6), (3 * 10**6, 5 * 10**5)][place])
+        planned = run.ledger.state.expenditure.of_group(place, z, (50,))
+        assert so_far[place].epsilon < planned == pytest.approx(row.epsilon_micro / 1e6, abs=2e-6)
+    assert check_release(tmp_path / "model", [SIGNER.vkey]).verdict == "FULL"
+
+
+def test_influence_is_a_closure_over_reads_and_writes():
+    writes = {"a": {0}, "b": {1}, "c": {2}}
+    apart = {"a": {0, 9}, "b": {1, 9}, "c": {2, 9}}
+    assert influenced(writes, apart, {1}) == {"b"}
+    assert influenced(writes, apart, {9}) == set()
+    chain = apart | {"b": {0, 1}, "c": {1, 2}}
+    assert influenced(writes, chain, {2}) == {"a", "b", "c"}, "a is read by b, which is read by c"
+    assert influenced(writes, chain, {0}) == {"a"}, "nobody whom a reads"
+
+
+def test_in_an_ordinary_stack_every_class_may_have_influenced_everything(run):
+    full, base = artifacts(run.ledger.header)
+    assert (full.name, base.name) == ("full", "base")
+    assert full.influenced_by == base.influenced_by == (True, True)
+
+
+def bound(*depths: DepthRule):
+    """A policy of the classes open and sensitive with these depths, and the noise that both need."""
+    bounds = {"clip_norm_micro": 10**6, "noise_multiplier_micro": 10**6, "sampling_rate": Fraction(1, 50)}
+    rules = (ClassRule(name=name, depth=depth, **bounds) for name, depth in zip(("open", "sensitive"), depths, strict=True))
+    policy = signed_policy(classes=tuple(rules))
+    return policy, schedule.block_std(schedule.class_presets(policy.policy, ["open"]))
+
+
+def test_a_base_that_no_class_may_touch_is_exactly_independent_and_an_adapter_never_is(path):
+    """All adapters are active in every forward: the gradients of one class see what the other has written."""
+    policy, std = bound(DepthRule(adapter="one"), DepthRule(adapter="lab-b"))
+    spec = header_spec(
+        policy,
+        blocks=(
+            HeaderBlock("layer.0 adapter lab-b", 10, ("sensitive",), std),
+            HeaderBlock("layer.0 adapter one", 10, ("open",), std),
+            HeaderBlock("head (frozen)", 5, (), 0.0),
+        ),
+    )
+    with Ledger.create(path, spec, SIGNER, now=START) as ledger:
+        found = {part.name: part for part in artifacts(ledger.header)}
+    assert set(found) == {"full", "base", "adapter:lab-b", "adapter:one"}
+    assert found["base"].blocks == (2,) and found["base"].influenced_by == (False, False)
+    assert found["adapter:lab-b"].blocks == (0,) and found["adapter:lab-b"].influenced_by == (True, True)
+
+
+def test_a_band_beside_an_adapter_reaches_every_part(path):
+    policy, std = bound(DepthRule(band=(Fraction(0), Fraction(1))), DepthRule(adapter="lab-b"))
+    spec = header_spec(
+        policy,
+        blocks=(
+            HeaderBlock("layer.0 adapter lab-b", 10, ("open", "sensitive"), std),
+            HeaderBlock("layer.0", 10, ("open",), std),
+        ),
+    )
+    with Ledger.create(path, spec, SIGNER, now=START) as ledger:
+        assert {part.influenced_by for part in artifacts(ledger.header)} == {(True, True)}
+
+
+def test_what_cannot_be_released_is_refused_and_leaves_no_leaf(run, path, tmp_path):
+    directory = model(tmp_path / "model")
+
+    def refusal() -> str:
+        size = run.ledger.size
+        with pytest.raises(ReleaseRefused) as caught:
+            release(run.ledger, directory, now=run.tick())
+        assert run.ledger.size == size and not (directory / MANIFEST).exists()
+        return caught.value.code
+
+    run.admit(admission(1))
+    assert refusal() == "NOTHING"
+    run.steps(1)
+    window = run.charge()
+    assert refusal() == "WINDOW_OPEN"
+    run.ledger.settle(window, 4, now=run.tick())
+    (directory / "NOT_PRIVATE").write_text("trained for comparison")
+    assert refusal() == "NOT_PRIVATE"
+    (directory / "NOT_PRIVATE").unlink()
+    (directory / "link.bin").symlink_to(directory / "config.json")
+    assert refusal() == "NOT_A_FILE"
+    (directory / "link.bin").unlink()
+    (directory / "Config.json").write_text("{}")
+    assert refusal() == "CASE"
+    (directory / "Config.json").unlink()
+    (directory / "model.safetensors").write_bytes(safetensors(WEIGHTS) + b"\0")
+    assert refusal() == "SAFETENSORS"
+    (directory / "model.safetensors").write_bytes(safetensors(WEIGHTS))
+    (directory / "export").mkdir()
+    size = run.ledger.size
+    with pytest.raises(ReleaseRefused, match="EXISTS"):
+        release(run.ledger, directory, now=run.tick())
+    assert run.ledger.size == size
+
+
+def test_a_ledger_that_lies_about_a_release_is_refused_when_appended_and_by_the_audit(run):
+    run.admit(admission(1))
+    run.steps(1)
+    with pytest.raises(LeafRefused, match="RELEASE"):
+        run.ledger.record_release(bytes(32), bytes(32), 5, now=run.tick())
+    assert run.ledger.record_release(bytes(32), bytes(32), 4, now=run.tick()) == run.ledger.size - 1
+
+
+def test_a_closed_run_may_be_released_and_a_release_counts_nothing(finished):
+    before = [row.epsilon for row in class_summaries(finished.ledger.state)]
+    finished.ledger.record_release(bytes(32), bytes(32), 40, now=finished.tick())
+    assert [row.epsilon for row in class_summaries(finished.ledger.state)] == before
+    finished.withdraw(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda data: data[:-1], "ends inside a tensor"),
+        (lambda data: data + b"\0", "its tensors end at"),
+        (lambda data: data[:4], "header"),
+        (lambda data: (1 << 40).to_bytes(8, "little") + data[8:], "claims"),
+        (lambda data: data.replace(b"BF16", b"BF17"), "known dtype"),
+        (lambda data: data.replace(b"[2, 3]", b"[2, 4]"), "does not take"),
+        (lambda data: data.replace(b'"data_offsets": [0, 24]', b'"data_offsets": [1, 24]'), "begins at 1"),
+        (lambda data: data.replace(b'"layers.2.weight"', b'"layers.0.weight"'), "a name stands twice"),
+        (lambda data: data.replace(b"[2, 3]", b"[2,-3]"), "no lists of sizes"),
+    ],
+)
+def test_a_file_that_is_no_whole_safetensors_file_is_refused(tmp_path, change, why):
+    (tmp_path / "model.safetensors").write_bytes(change(safetensors(WEIGHTS)))
+    with pytest.raises(ReleaseRefused, match=why) as caught:
+        digested(tmp_path, "model.safetensors")
+    assert caught.value.code == "SAFETENSORS"
+
+
+def test_tensors_are_digested_in_the_librarys_own_files(tmp_path):
+    torch = pytest.importorskip("torch")
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.zeros(0), "c": torch.ones(4, dtype=torch.bfloat16)}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    found = {tensor.name: tensor for tensor in digested(tmp_path, "model.safetensors").tensors}
+    for name, tensor in weights.items():
+        raw = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        assert (found[name].shape, found[name].sha256) == (tuple(tensor.shape), hashlib.sha256(raw).digest())
+
+
+def test_digesting_a_file_takes_no_memory_of_its_size(tmp_path):
+    import tracemalloc
+
+    big = safetensors({"a": ("U8", [1 << 26], bytes(1 << 26))})
+    (tmp_path / "model.safetensors").write_bytes(big)
+    tracemalloc.start()
+    digested(tmp_path, "model.safetensors")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+
+
+@pytest.mark.parametrize("name", ["con", "AUX.txt", "a:b", "trailing ", "dot.", "back\\slash", "star*", "new\nline"])
+def test_names_that_do_not_mean_one_file_everywhere_are_refused(tmp_path, name):
+    (tmp_path / name).write_text("x")
+    with pytest.raises(ReleaseRefused) as caught:
+        listed(tmp_path)
+    assert caught.value.code == "PATH"
+
+
+def test_a_manifest_can_be_described_before_anything_is_signed_for_good(finished):
+    own = class_costs(finished.ledger.state)
+    assert all(cost is not None and 0 < cost[0] < cost[1] for cost in own)
+    manifest = describe(finished.ledger, (), now=finished.tick())
+    assert manifest.epsilon_micro("full", 0) == manifest.classes[0].epsilon_micro
+
+
+def test_a_manifest_signed_by_nobody_whom_the_reader_trusts_is_not_opened(released):
+    stranger = NoteSigner(SIGNER.name, OTHER_KEY).vkey
+    with pytest.raises(ReleaseRefused, match="UNSIGNED"):
+        open_manifest(released.path.read_bytes(), [stranger])
+    report = check_release(directory_of(released), [stranger])
+    assert report.verdict == "FAILED" and report.manifest is None
