@@ -16,7 +16,7 @@ from ledger.audit.signing import judge_keys
 from ledger.audit.withdrawals import Withdrawals
 from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Header, decode_leaf
-from ledger.note import Checkpoint, parse_verifier_key
+from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.posture import block_multipliers
 from ledger.replay import Replay
 from ledger.summary import class_summaries
@@ -100,6 +100,11 @@ def _verify(
     signed = export.read(layout.CHECKPOINT)
     note = judge_keys(signed, header.origin, run.keys, keys, fault, notes) or note
     if note is None:  # no pinned key led to a signature: nothing here is to be believed
+        report.clear()
+        return
+    if note.text != checkpoint_text(checkpoint.origin, checkpoint.size, checkpoint.root):
+        # What was signed is not what was audited, and the leaves hang on the latter.
+        fault("CHANGED", layout.CHECKPOINT, "the checkpoint changed while it was audited; audit a copy that nobody writes")
         report.clear()
         return
     signers = judge_signers(signed, note, header, run.keys, keys, require_quorum, fault, notes)

@@ -1,17 +1,22 @@
 """What an audit says of the auditors whom the signed policy names."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
 
 from attest.keys import generate, public_bytes
+from ledger import layout, tiles
 from ledger.audit import verify_export
 from ledger.audit.files import Export
 from ledger.errors import LeafRefused
+from ledger.leaves import decode_leaf, encode_leaf
 from ledger.log import Ledger
+from ledger.merkle import leaf_hash, root
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, sign_note
+from ledger.reader import ExportReader
 from ledger.trust import parse_policy
 
 KEYS = [SIGNER.vkey]
@@ -131,6 +136,31 @@ def test_cosignatures_of_another_checkpoint_do_not_count_for_the_one_audited(exp
     monkeypatch.setattr(Export, "read", read)
     report = verify_export(export, KEYS, require_quorum=True)
     assert report.verdict == "FAILED" and "CHANGED" in codes(report)
+
+
+def test_leaves_that_nobody_signed_do_not_pass_under_a_checkpoint_that_is_put_there_later(export, monkeypatch):
+    """Forged leaves under a claim that no pinned key signed; the genuine note is shown only when signatures are checked."""
+    genuine = (export / "checkpoint").read_bytes()
+    reader = ExportReader(export)
+    leaves = [reader.leaf(seq) for seq in range(reader.size)]
+    admitted = decode_leaf(leaves[1])
+    leaves[1] = encode_leaf(replace(admitted, time=admitted.time + 1))
+    (export / layout.entries_path(0, len(leaves))).write_bytes(tiles.entry_bundle(leaves))
+    for name, data in tiles.hash_tiles([leaf_hash(leaf) for leaf in leaves]):
+        (export / name).write_bytes(data)
+    stranger = NoteSigner(SIGNER.name, generate())
+    forged = sign_note(checkpoint_text(SIGNER.name, len(leaves), root(leaves)), stranger)
+    (export / "checkpoint").write_bytes(forged)
+    assert verify_export(export, KEYS).verdict == "FAILED"
+    whole, asked = Export.read, []
+
+    def read(self, name):
+        asked.append(name)
+        return genuine if name == "checkpoint" and asked.count(name) > 1 else whole(self, name)
+
+    monkeypatch.setattr(Export, "read", read)
+    report = verify_export(export, KEYS)
+    assert report.verdict == "FAILED" and codes(report) == ["CHANGED"] and report.root_hex is None
 
 
 def test_the_auditors_of_a_policy_are_the_owners_word(export):
