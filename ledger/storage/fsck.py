@@ -92,6 +92,8 @@ def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
 def _check_row(row: Row, seq: int) -> None:
     if row.seq != seq:
         raise LedgerCorrupt("GAP", f"leaf {seq} is missing; the next one stored is {row.seq}", seq=seq)
+    if not row.body:
+        raise LedgerCorrupt("PRUNED", f"the body of leaf {seq} is gone; this version reads whole ledgers", seq=seq)
     if leaf_hash(row.body) != row.leaf_hash:
         raise LedgerCorrupt("LEAF_HASH", f"leaf {seq} was changed: its body does not hash to it", seq=seq)
 

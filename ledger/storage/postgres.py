@@ -26,7 +26,7 @@ from ledger.merkle import Frontier
 from ledger.storage.place import Place
 from ledger.storage.postgres_errors import translated
 from ledger.storage.postgres_schema import FUNCTIONS, TABLES, Tables, statements, tables, writer_grants
-from ledger.storage.store import LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Row
+from ledger.storage.store import LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Anchor, Row
 
 READ_BATCH: Final = 4_096
 """Rows in memory at once while a ledger is read."""
@@ -84,17 +84,24 @@ class PostgresSnapshot:
         entry = self._tables.entry
         query = sa.select(entry.c.seq, entry.c.kind, entry.c.dhash, entry.c.leaf, entry.c.body).order_by(entry.c.seq)
         for row in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
-            if row.body is None:
-                raise LedgerCorrupt(
-                    "PRUNED", f"the body of leaf {row.seq} is gone; this version reads whole ledgers", seq=row.seq
-                )
-            yield Row(*row)
+            yield Row(row.seq, row.kind, row.dhash, row.leaf, row.body or b"")
 
     def checkpoints(self) -> dict[int, bytes]:
         """Returns all stored checkpoint notes by size."""
         checkpoint = self._tables.checkpoint
         query = sa.select(checkpoint.c.size, checkpoint.c.note).order_by(checkpoint.c.size)
         return {row.size: row.note for row in self._connection.execute(query)}
+
+    def pruned_before(self) -> int:
+        """Returns the position below which bodies may be gone."""
+        return self._connection.scalar(sa.select(self._tables.head.c.pruned_before)) or 0
+
+    def anchors(self) -> Iterator[Anchor]:
+        """Yields all anchors in order of their descriptor hashes."""
+        anchor = self._tables.anchor
+        query = sa.select(anchor.c.dhash, anchor.c.summary_seq, anchor.c.record).order_by(anchor.c.dhash)
+        for row in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+            yield Anchor(*row)
 
 
 class PostgresStore:
@@ -174,9 +181,7 @@ class PostgresStore:
         """Appends rows, all or none, on the server's disk when it returns (``synchronous_commit=on``)."""
         known, expected = self._tables, frontier.size - len(rows)
         with self._transaction("appending") as connection:
-            size = self._check_fence(connection)
-            if size != expected:
-                raise LedgerBusy("HEAD_MOVED", f"the ledger has {size} leaves, this writer knows of {expected}")
+            self._check_fence(connection, expected)
             if rows:
                 _copy(connection, self.place.schema, rows)
             moved = sa.update(known.head).where(known.head.c.size == frontier.size).values(frontier=frontier.to_bytes())
@@ -189,10 +194,26 @@ class PostgresStore:
         """Replaces a stored note by itself with signature lines appended."""
         checkpoint = self._tables.checkpoint
         with self._transaction("storing signatures") as connection:
-            self._check_fence(connection)
+            self._check_fence(connection, None)
             changed = sa.update(checkpoint).where(checkpoint.c.size == size).values(note=note)
             if connection.execute(changed).rowcount != 1:
                 raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {size} leaves")
+
+    def prune(self, size: int, before: int, seqs: Sequence[int], anchors: Sequence[Anchor]) -> None:
+        """Drops bodies and stores what stands for them; the bytes are gone from disk once the table is vacuumed."""
+        known = self._tables
+        with self._transaction("pruning") as connection:
+            self._check_fence(connection, size)
+            connection.execute(sa.update(known.head).values(pruned_before=before))
+            chosen = known.entry.c.seq == sa.any_(sa.cast(list(seqs), sa.ARRAY(sa.BigInteger)))
+            dropped = connection.execute(sa.update(known.entry).where(chosen).values(body=None)).rowcount
+            if dropped != len(seqs):
+                raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
+            if anchors:
+                connection.execute(
+                    sa.insert(known.anchor),
+                    [{"dhash": a.descriptor_hash, "summary_seq": a.summary_seq, "record": a.record} for a in anchors],
+                )
 
     @contextmanager
     def snapshot(self) -> Iterator[PostgresSnapshot]:
@@ -255,13 +276,15 @@ class PostgresStore:
             if not connection.scalar(taken):
                 raise LedgerBusy("LOCKED", f"another process is writing {self.place.shown}; wait for it, or open read-only")
 
-    def _check_fence(self, connection: sa.Connection) -> int | None:
-        """Locks head and lease until the transaction ends and returns the size, None if the head is gone."""
+    def _check_fence(self, connection: sa.Connection, expected: int | None) -> None:
+        """Locks head and lease until the transaction ends, and compares fence and size, where one is expected."""
         head, lease = self._tables.head, self._tables.lease
         fence = connection.scalar(sa.select(lease.c.fence).with_for_update())
         if fence != self.fence:
             raise LedgerBusy("FENCED", "another writer has taken the ledger over; close this one")
-        return connection.scalar(sa.select(head.c.size).with_for_update())
+        size = connection.scalar(sa.select(head.c.size).with_for_update())
+        if expected is not None and size != expected:
+            raise LedgerBusy("HEAD_MOVED", f"the ledger has {size} leaves, this writer knows of {expected}")
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[sa.Connection]:

@@ -27,6 +27,7 @@ class Tables:
     entry: sa.Table
     head: sa.Table
     checkpoint: sa.Table
+    anchor: sa.Table
     lease: sa.Table
 
 
@@ -44,6 +45,7 @@ def tables(schema: str) -> Tables:
         ),
         head=table("head", id=sa.Integer, size=sa.BigInteger, frontier=sa.LargeBinary, pruned_before=sa.BigInteger),
         checkpoint=table("checkpoint", size=sa.BigInteger, note=sa.LargeBinary),
+        anchor=table("anchor", dhash=sa.LargeBinary, summary_seq=sa.BigInteger, record=sa.LargeBinary),
         lease=table("lease", id=sa.Integer, holder=sa.Text, fence=sa.BigInteger),
     )
 
@@ -56,8 +58,8 @@ CREATE INDEX entry_dhash ON {s}.entry (dhash) WHERE dhash IS NOT NULL;
 CREATE TABLE {s}.head (id integer PRIMARY KEY CHECK (id = 0), size bigint NOT NULL, frontier bytea NOT NULL,
     pruned_before bigint NOT NULL);
 CREATE TABLE {s}.checkpoint (size bigint PRIMARY KEY, note bytea NOT NULL);
-CREATE TABLE {s}.anchor (summary_seq bigint, dhash bytea CHECK (octet_length(dhash) = 32), class integer NOT NULL,
-    first_seq bigint NOT NULL, last_seq bigint NOT NULL, spend bigint NOT NULL, PRIMARY KEY (summary_seq, dhash));
+CREATE TABLE {s}.anchor (dhash bytea PRIMARY KEY CHECK (octet_length(dhash) = 32), summary_seq bigint NOT NULL,
+    record bytea NOT NULL);
 CREATE TABLE {s}.lease (id integer PRIMARY KEY CHECK (id = 0), holder text NOT NULL, fence bigint NOT NULL);
 """
 

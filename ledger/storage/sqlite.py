@@ -23,12 +23,14 @@ from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, ProofError, St
 from ledger.merkle import Frontier
 from ledger.storage.disks import is_there, require_local
 from ledger.storage.place import Place
-from ledger.storage.sqlite_schema import CHECKPOINT, ENTRY, HEAD, LEASE, META, METADATA, TRIGGERS
-from ledger.storage.store import LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Row
+from ledger.storage.sqlite_schema import ANCHOR, CHECKPOINT, ENTRY, HEAD, LEASE, META, METADATA, TRIGGERS
+from ledger.storage.store import LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Anchor, Row
 
 READ_BATCH: Final = 4_096
 """Rows in memory at once while a ledger is read."""
 
+_DROP_BODY: Final = "UPDATE entry SET body = NULL WHERE seq = ?"
+_INSERT_ANCHOR: Final = "INSERT INTO anchor (dhash, summary_seq, record) VALUES (?, ?, ?)"
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, dhash, leaf, body) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -53,16 +55,22 @@ class SqliteSnapshot:
         """Yields all rows in order of seq."""
         query = sa.select(ENTRY.c.seq, ENTRY.c.kind, ENTRY.c.dhash, ENTRY.c.leaf, ENTRY.c.body).order_by(ENTRY.c.seq)
         for row in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
-            if row.body is None:
-                raise LedgerCorrupt(
-                    "PRUNED", f"the body of leaf {row.seq} is gone; this version reads whole ledgers", seq=row.seq
-                )
-            yield Row(*row)
+            yield Row(row.seq, row.kind, row.dhash, row.leaf, row.body or b"")
 
     def checkpoints(self) -> dict[int, bytes]:
         """Returns all stored checkpoint notes by size."""
         query = sa.select(CHECKPOINT.c.size, CHECKPOINT.c.note).order_by(CHECKPOINT.c.size)
         return {row.size: row.note for row in self._connection.execute(query)}
+
+    def pruned_before(self) -> int:
+        """Returns the position below which bodies may be gone."""
+        return self._connection.scalar(sa.select(HEAD.c.pruned_before)) or 0
+
+    def anchors(self) -> Iterator[Anchor]:
+        """Yields all anchors in order of their descriptor hashes."""
+        query = sa.select(ANCHOR.c.dhash, ANCHOR.c.summary_seq, ANCHOR.c.record).order_by(ANCHOR.c.dhash)
+        for row in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+            yield Anchor(*row)
 
 
 class SqliteStore:
@@ -158,10 +166,7 @@ class SqliteStore:
         """Appends rows, all or none, on disk when it returns (WAL, ``synchronous=FULL``)."""
         expected = frontier.size - len(rows)
         with self._transaction("appending") as connection:
-            self._check_fence(connection)
-            size = connection.scalar(sa.select(HEAD.c.size))
-            if size != expected:
-                raise LedgerBusy("HEAD_MOVED", f"the ledger has {size} leaves, this writer knows of {expected}")
+            self._check_fence(connection, expected)
             if rows:
                 values = [(row.seq, row.kind, row.descriptor_hash, row.leaf_hash, row.body) for row in rows]
                 connection.exec_driver_sql(_INSERT_ENTRY, values)
@@ -174,10 +179,23 @@ class SqliteStore:
     def put_note(self, size: int, note: bytes) -> None:
         """Replaces a stored note by itself with signature lines appended."""
         with self._transaction("storing signatures") as connection:
-            self._check_fence(connection)
+            self._check_fence(connection, None)
             changed = sa.update(CHECKPOINT).where(CHECKPOINT.c.size == size).values(note=note)
             if connection.execute(changed).rowcount != 1:
                 raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {size} leaves")
+
+    def prune(self, size: int, before: int, seqs: Sequence[int], anchors: Sequence[Anchor]) -> None:
+        """Drops bodies and stores what stands for them; SQLite zeroes the bytes that are gone (``secure_delete``)."""
+        with self._transaction("pruning") as connection:
+            self._check_fence(connection, size)
+            connection.execute(sa.update(HEAD).values(pruned_before=before))
+            if seqs:
+                dropped = connection.exec_driver_sql(_DROP_BODY, [(seq,) for seq in seqs])
+                if dropped.rowcount != len(seqs):
+                    raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped.rowcount} are there")
+            if anchors:
+                values = [(anchor.descriptor_hash, anchor.summary_seq, anchor.record) for anchor in anchors]
+                connection.exec_driver_sql(_INSERT_ANCHOR, values)
 
     @contextmanager
     def snapshot(self) -> Iterator[SqliteSnapshot]:
@@ -199,10 +217,13 @@ class SqliteStore:
             with _translated("giving up the writer's lock"):
                 lock.close()
 
-    def _check_fence(self, connection: sa.Connection) -> None:
+    def _check_fence(self, connection: sa.Connection, expected: int | None) -> None:
         # The advisory lock keeps out processes of this program on this host; fence and size keep out all others.
         if connection.scalar(sa.select(LEASE.c.fence)) != self.fence:
             raise LedgerBusy("FENCED", "another writer has taken the ledger over; close this one")
+        size = connection.scalar(sa.select(HEAD.c.size))
+        if expected is not None and size != expected:
+            raise LedgerBusy("HEAD_MOVED", f"the ledger has {size} leaves, this writer knows of {expected}")
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[sa.Connection]:
@@ -239,7 +260,13 @@ def _engine(path: Path, *, read_only: bool) -> sa.Engine:
         mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()
         if mode != ("wal",):
             raise StorageFailed("WAL", f"{path} cannot use a write-ahead log (found {mode}); put it on a local disk")
-        for pragma in ("synchronous=FULL", "foreign_keys=ON", "recursive_triggers=ON", "trusted_schema=OFF"):
+        for pragma in (
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "recursive_triggers=ON",
+            "trusted_schema=OFF",
+            "secure_delete=ON",
+        ):
             connection.execute(f"PRAGMA {pragma}")
         if read_only:
             connection.execute("PRAGMA query_only=ON")

@@ -58,12 +58,9 @@ CHECKPOINT: Final = sa.Table(
 ANCHOR: Final = sa.Table(
     "anchor",
     METADATA,
-    _position("summary_seq"),
     sa.Column("dhash", sa.LargeBinary, sa.CheckConstraint("length(dhash) = 32"), primary_key=True),
-    sa.Column("class", sa.Integer, nullable=False),
-    sa.Column("first_seq", sa.Integer, nullable=False),
-    sa.Column("last_seq", sa.Integer, nullable=False),
-    sa.Column("spend", sa.Integer, nullable=False),
+    sa.Column("summary_seq", sa.Integer, nullable=False),
+    sa.Column("record", sa.LargeBinary, nullable=False),
     sqlite_strict=True,
 )
 LEASE: Final = sa.Table(
@@ -82,7 +79,7 @@ def _refuse(name: str, before: str, when: str, sentence: str) -> str:
 
 _KINDS = ", ".join(map(str, PRUNABLE_KINDS))
 _SAME_TABLE_KEYS = {"meta": "key = NEW.key", "head": "id = NEW.id", "lease": "id = NEW.id", "checkpoint": "size = NEW.size",
-                    "anchor": "summary_seq = NEW.summary_seq AND dhash = NEW.dhash"}  # fmt: skip
+                    "anchor": "dhash = NEW.dhash"}  # fmt: skip
 
 TRIGGERS: Final = (
     _refuse(

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
-from ledger.leaves import Admit, Settle, Spend
+from ledger.leaves import Admit, Spend
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
 
@@ -19,7 +19,7 @@ SCHEMA_VERSION: Final = "2"
 LOCK_TIMEOUT_SECONDS: Final = 10
 """How long an append waits for a lock that another holds before it says so."""
 
-PRUNABLE_KINDS: Final = (Admit.KIND, Settle.KIND, Spend.KIND)
+PRUNABLE_KINDS: Final = (Admit.KIND, Spend.KIND)
 """Leaves whose bodies retention may drop; all others are kept for ever."""
 
 SUMMARY_KIND: Final = 6
@@ -28,13 +28,22 @@ SUMMARY_KIND: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One leaf as stored: the body is what counts, the other columns are an index over it."""
+    """One leaf as stored: the body is what counts, the other columns are an index over it. A pruned one has the body b""."""
 
     seq: int
     kind: int
     descriptor_hash: bytes | None
     leaf_hash: bytes
     body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """What stays of a contribution whose leaves were pruned: an encoded `ledger.anchors.AnchorRecord`."""
+
+    descriptor_hash: bytes
+    summary_seq: int
+    record: bytes
 
 
 class Snapshot(Protocol):
@@ -44,10 +53,16 @@ class Snapshot(Protocol):
         """Returns the stored size and frontier; raises LedgerCorrupt if they are gone or fit no tree."""
 
     def rows(self) -> Iterator[Row]:
-        """Yields all rows in order of seq, a batch in memory at a time; raises LedgerCorrupt at a body that was pruned."""
+        """Yields all rows in order of seq, a batch in memory at a time."""
 
     def checkpoints(self) -> dict[int, bytes]:
         """Returns all stored checkpoint notes by size."""
+
+    def pruned_before(self) -> int:
+        """Returns the position below which bodies may be gone."""
+
+    def anchors(self) -> Iterator[Anchor]:
+        """Yields all anchors in order of their descriptor hashes."""
 
 
 class Store(Protocol):
@@ -112,6 +127,23 @@ class Store(Protocol):
         Raises:
             LedgerError: code NO_CHECKPOINT if none is stored for that size.
             LedgerCorrupt: the note is not the stored one with whole signature lines behind it.
+            LedgerBusy, StorageFailed: as `append`.
+        """
+
+    def prune(self, size: int, before: int, seqs: Sequence[int], anchors: Sequence[Anchor]) -> None:
+        """Drops bodies, stores what stands for them, and moves ``pruned_before``; all or nothing, durable as `append`.
+
+        Leaf hashes stay. The triggers let bodies of `PRUNABLE_KINDS` go, below ``before``, and that no further than the
+        last SUMMARY leaf; whether the summary was vouched for is the caller's to know.
+
+        Args:
+            size: number of leaves that the caller knows of.
+            before: the new ``pruned_before``.
+            seqs: leaves whose bodies go.
+            anchors: records of contributions that have none yet.
+
+        Raises:
+            LedgerCorrupt: a trigger refused, or a leaf is not there.
             LedgerBusy, StorageFailed: as `append`.
         """
 

@@ -1,16 +1,20 @@
 """Signatures of others below stored checkpoints, and the room that retention will need: what may change, and nothing else."""
 
+from contextlib import closing
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_runs import OTHER_KEY, SIGNER, START, admission
+from storage_backends import SqliteBackend
 
 from ledger.audit import verify_export
-from ledger.errors import LedgerClosed, LedgerCorrupt, LedgerError, LedgerForked, LedgerWrongRun, NoteError
+from ledger.errors import LedgerBusy, LedgerClosed, LedgerCorrupt, LedgerError, LedgerForked, LedgerWrongRun, NoteError
 from ledger.leaves import Admit, Epoch, Settle, Spend, Withdraw
 from ledger.log import Ledger
+from ledger.merkle import leaf_hash
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, sign_note
 from ledger.storage.opening import open_store
-from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND
+from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND, Anchor
 
 ANNE = Cosigner("anne.example", OTHER_KEY)
 BERT = Cosigner("bert.example", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))
@@ -128,7 +132,7 @@ def test_a_fenced_writer_stores_no_signatures(begun, backend):
 
 def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     """B26: the seat belt of retention, before any code prunes."""
-    assert set(PRUNABLE_KINDS) == {Admit.KIND, Settle.KIND, Spend.KIND}
+    assert set(PRUNABLE_KINDS) == {Admit.KIND, Spend.KIND}
     size = closed.fetch("SELECT size FROM head")[0][0]
     kinds = dict(closed.fetch("SELECT kind, min(seq) FROM entry GROUP BY kind"))
     summary = f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, NULL, leaf, body FROM entry WHERE seq = 0"
@@ -142,7 +146,7 @@ def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     closed.execute(f"UPDATE head SET pruned_before = {limit}")
     with pytest.raises(closed.refused):
         closed.execute(f"UPDATE head SET pruned_before = {limit - 1}")
-    for kind in (0, 2, Withdraw.KIND, Epoch.KIND):
+    for kind in (0, 2, Settle.KIND, Withdraw.KIND, Epoch.KIND):
         with pytest.raises(closed.refused):
             closed.execute(f"UPDATE entry SET body = NULL WHERE kind = {kind}")
     for column, value in (("leaf", "x'" + "00" * 32 + "'"), ("dhash", "NULL"), ("kind", "5"), ("seq", "1000")):
@@ -151,7 +155,7 @@ def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     for kind in PRUNABLE_KINDS:
         with pytest.raises(closed.refused):
             closed.execute(f"UPDATE entry SET body = NULL WHERE kind = {kind} AND seq >= {limit}")
-    closed.execute(f"UPDATE entry SET body = NULL WHERE seq < {limit} AND kind IN (1, 3, 4)")
+    closed.execute(f"UPDATE entry SET body = NULL WHERE seq < {limit} AND kind IN (1, 4)")
     assert closed.fetch("SELECT count(*) FROM entry WHERE body IS NULL")[0][0] > 3
     with pytest.raises(closed.refused):
         closed.execute(f"UPDATE entry SET body = x'00' WHERE seq = {kinds[Admit.KIND]}")
@@ -160,14 +164,79 @@ def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     assert (found.value.code, found.value.seq) == ("PRUNED", kinds[Admit.KIND])
 
 
+def summarised(backend) -> tuple[int, int, list[int]]:
+    """A closed ledger with a row where a SUMMARY would be: its size, the first epoch's end, and what may go before that."""
+    (size,) = backend.fetch("SELECT size FROM head")[0]
+    backend.execute(f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, NULL, leaf, body FROM entry WHERE seq = 0")
+    (end,) = backend.fetch(f"SELECT min(seq) FROM entry WHERE kind = {Epoch.KIND}")[0]
+    kinds = ", ".join(map(str, PRUNABLE_KINDS))
+    return size + 1, end, [seq for (seq,) in backend.fetch(f"SELECT seq FROM entry WHERE seq < {end} AND kind IN ({kinds})")]
+
+
+def test_pruning_drops_bodies_and_keeps_hashes_and_anchors(closed):
+    size, end, seqs = summarised(closed)
+    before = closed.fetch("SELECT seq, kind, dhash, leaf FROM entry ORDER BY seq")
+    anchors = [Anchor(bytes([n]) * 32, size - 1, b"record %d" % n) for n in (2, 1)]
+    with closing(open_store(closed.place, read_only=False)) as store:
+        store.prune(size, end, seqs, anchors)
+        store.prune(size, end, seqs, [])  # once more changes nothing
+        with store.snapshot() as snapshot:
+            assert snapshot.pruned_before() == end and list(snapshot.anchors()) == anchors[::-1]
+            rows = list(snapshot.rows())
+        assert [(row.seq, row.kind, row.descriptor_hash, row.leaf_hash) for row in rows] == before
+        assert [row.seq for row in rows if not row.body] == seqs
+        assert all(leaf_hash(row.body) == row.leaf_hash for row in rows[1:-1] if row.body)
+
+
+def test_what_may_not_be_pruned_is_refused_whole(closed):
+    size, end, seqs = summarised(closed)
+    anchor = Anchor(b"a" * 32, size - 1, b"record")
+    (charge,) = closed.fetch("SELECT min(seq) FROM entry WHERE kind = 2")[0]
+    with closing(open_store(closed.place, read_only=False)) as store:
+        for wrong in (
+            (size, end, [*seqs, charge], [anchor]),
+            (size, end, [*seqs, end], [anchor]),
+            (size, end, [*seqs, size + 5], [anchor]),
+            (size, size, seqs, [anchor]),
+            (size, end, seqs, [anchor, anchor]),
+            (size, end, seqs, [Anchor(b"short", size - 1, b"record")]),
+        ):
+            with pytest.raises(LedgerCorrupt):
+                store.prune(*wrong)
+        with pytest.raises(LedgerBusy) as found:
+            store.prune(size - 1, end, seqs, [anchor])
+        assert found.value.code == "HEAD_MOVED"
+        closed.execute("UPDATE lease SET fence = fence + 1")
+        with pytest.raises(LedgerBusy) as found:
+            store.prune(size, end, seqs, [anchor])
+        assert found.value.code == "FENCED"
+        with store.snapshot() as snapshot:
+            assert snapshot.pruned_before() == 0 and not list(snapshot.anchors())
+            assert all(row.body for row in snapshot.rows())
+
+
+def test_pruned_bytes_are_gone_from_the_file(run, path):
+    backend = SqliteBackend(path.parent)
+    run.whole_run()
+    run.ledger.close()
+    size, end, seqs = summarised(backend)
+    bodies = [body for (body,) in backend.fetch(f"SELECT body FROM entry WHERE seq IN ({', '.join(map(str, seqs))})")]
+    held = path.read_bytes()
+    assert all(body in held for body in bodies) and len(bodies) > 3
+    with closing(open_store(backend.place, read_only=False)) as store:
+        store.prune(size, end, seqs, [])
+    held = path.read_bytes()
+    assert not any(body in held for body in bodies) and not path.with_name(f"{path.name}-wal").exists()
+
+
 def test_an_anchor_is_written_once(closed):
     row = "x'" + "ab" * 32 + "'"
-    closed.execute(f"INSERT INTO anchor (summary_seq, dhash, class, first_seq, last_seq, spend) VALUES (9, {row}, 0, 1, 8, 5)")
+    closed.execute(f"INSERT INTO anchor VALUES ({row}, 9, x'01')")
     for statement in (
-        "UPDATE anchor SET spend = 4",
+        "UPDATE anchor SET record = x'02'",
         "DELETE FROM anchor",
-        f"INSERT INTO anchor (summary_seq, dhash, class, first_seq, last_seq, spend) VALUES (9, {row}, 0, 1, 8, 4)",
+        f"INSERT INTO anchor VALUES ({row}, 9, x'02')",
     ):
         with pytest.raises(closed.refused):
             closed.execute(statement)
-    assert closed.fetch("SELECT spend FROM anchor") == [(5,)]
+    assert closed.fetch("SELECT record FROM anchor") == [(b"\x01",)]

@@ -143,7 +143,7 @@ def test_nobody_takes_over_in_the_middle_of_an_append(begun, backend):
     """From the comparison of the fence to the commit, the lease is held."""
     store = begun.ledger._file.store
     with store._transaction("appending") as connection:
-        store._check_fence(connection)
+        store._check_fence(connection, 1)
         with pytest.raises(psycopg.errors.LockNotAvailable):
             backend.execute("SET lock_timeout = '200ms'", "UPDATE lease SET fence = fence + 1")
     begun.admit(admission(1))
