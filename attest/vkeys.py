@@ -1,7 +1,8 @@
 """Verifier keys as text, `<name>+<key id>+<base64 of type and key>`: how notes, policies and people name who signs notes.
 
 Format: C2SP signed-note, "Verifier keys". Ed25519 only: type 0x01 signs as a log, type 0x04 cosigns with a time
-(C2SP tlog-cosignature).
+(C2SP tlog-cosignature). Of the numbers left to others (0xff and a name of one's own) one is ours: by it an auditor vouches for
+the summaries under a checkpoint (docs/formats.md, "Retention").
 """
 
 import base64
@@ -16,7 +17,12 @@ from attest.spelling import read_base64
 
 SIGNATURE_ED25519: Final = 0x01
 SIGNATURE_COSIGNATURE_V1: Final = 0x04
+SIGNATURE_SUMMARY_V1: Final = 0xFF
+"""An auditor's statement on summaries; the type in verifier keys and key ids is this byte and `SUMMARY_TYPE_NAME`."""
 
+SUMMARY_TYPE_NAME: Final = b"dptrain/summary/v1"
+
+_KINDS: Final = (SIGNATURE_ED25519, SIGNATURE_COSIGNATURE_V1, SIGNATURE_SUMMARY_V1)
 _VERIFIER_KEY = re.compile(r"([^+]+)\+([0-9a-f]{8})\+([A-Za-z0-9+/]+={0,2})")
 
 
@@ -31,12 +37,14 @@ class VerifierKey:
     @property
     def key_id(self) -> bytes:
         """SHA-256(name || 0x0A || type || public key)[:4] (C2SP signed-note, "Signatures")."""
-        material = self.name.encode() + b"\n" + bytes([self.kind]) + self.public_key
-        return hashlib.sha256(material).digest()[:4]
+        return hashlib.sha256(self.name.encode() + b"\n" + self._material).digest()[:4]
 
     def __str__(self) -> str:
-        encoded = base64.b64encode(bytes([self.kind]) + self.public_key).decode()
-        return f"{self.name}+{self.key_id.hex()}+{encoded}"
+        return f"{self.name}+{self.key_id.hex()}+{base64.b64encode(self._material).decode()}"
+
+    @property
+    def _material(self) -> bytes:
+        return _type_bytes(self.kind) + self.public_key
 
 
 def parse_verifier_key(vkey: str) -> VerifierKey:
@@ -55,9 +63,10 @@ def parse_verifier_key(vkey: str) -> VerifierKey:
     material = read_base64(encoded)
     if material is None:
         raise KeyRefused("BASE64", f"the verifier key of {name} is not the canonical base64 of any bytes")
-    if len(material) != 33 or material[0] not in (SIGNATURE_ED25519, SIGNATURE_COSIGNATURE_V1):
+    kind = material[0] if material else 0
+    if kind not in _KINDS or material[:-32] != _type_bytes(kind):
         raise KeyRefused("VKEY", f"the verifier key of {name} is not an Ed25519 log key (01) or cosignature key (04)")
-    key = VerifierKey(name, material[0], material[1:])
+    key = VerifierKey(name, kind, material[-32:])
     if key.key_id.hex() != key_id:
         raise KeyRefused("VKEY", f"the verifier key of {name} says key id {key_id}, its key gives {key.key_id.hex()}")
     try:
@@ -75,6 +84,10 @@ def check_key_name(name: str) -> None:
     """
     if type(name) is not str or not name or "+" in name or any(c.isspace() or c < "!" for c in name) or not _is_utf8(name):
         raise KeyRefused("NAME", f"a key name is not empty, UTF-8, without spaces, control characters and '+', got {name!r}")
+
+
+def _type_bytes(kind: int) -> bytes:
+    return bytes([kind]) + (SUMMARY_TYPE_NAME if kind == SIGNATURE_SUMMARY_V1 else b"")
 
 
 def _is_utf8(text: str) -> bool:

@@ -35,6 +35,7 @@ from ledger.merkle import verify_consistency
 from ledger.note import MAX_NOTE_SIZE, Checkpoint, Cosigner, cosign, open_note, parse_checkpoint
 from ledger.prover import consistency_proof, tree_root
 from ledger.reader import ExportReader
+from ledger.statements import vouch
 
 CLOCK_SLACK_SECONDS: Final = 60
 """A clock that ran back by no more than this since the last cosignature is read as standing still; by more, none is given."""
@@ -143,6 +144,7 @@ def cosign_export(
     now: int,
     owner_key: bytes | None = None,
     first: bool = False,
+    summary: bool = False,
 ) -> Cosigned:
     """Audits an export and cosigns its checkpoint.
 
@@ -160,9 +162,12 @@ def cosign_export(
         owner_key: raw public key of the corpus owner, as for the audit.
         first: whether nothing of this log was ever cosigned. An auditor says so once, so that a lost memory is not taken for
             a new log.
+        summary: whether to vouch for the summaries too whose ranges the export has whole (`ledger.statements`). Once a quorum
+            of auditors does, the ledger's operator may delete what they speak for.
 
     Raises:
-        CosignRefused: the audit is not FULL, nothing is remembered of the log though it is not the first time, or the reverse.
+        CosignRefused: the audit is not FULL, nothing is remembered of the log though it is not the first time, or the reverse;
+            code NO_SUMMARY, there is no summary to vouch for.
         LedgerForked: the log signed another history than the one remembered; the sentence names the evidence file.
         LedgerBehind: the tree is smaller than the one remembered; likewise.
         LedgerCorrupt, StorageFailed: the memory cannot be read or written.
@@ -171,6 +176,7 @@ def cosign_export(
     report = verify_export(export, log_keys, owner_key=owner_key)
     if report.verdict != "FULL":
         raise CosignRefused("NOT_FULL", _why(report))
+    since = _first_whole(report) if summary else None
     # The audit followed every change of the key from one that was pinned, and the current key must have signed.
     log_keys = list(dict.fromkeys([*log_keys, *report.log_keys]))
     reader = ExportReader(export)
@@ -184,6 +190,8 @@ def cosign_export(
         if before is not None:
             _check_extends(before, offered, reader, memory, log_keys)
         note = cosign(reader.checkpoint, cosigner, log_keys, time=time)
+        if since is not None:
+            note = vouch(note, cosigner, log_keys, since=since, time=time)
         memory.keep(offered.origin, note)
     return Cosigned(note, report, before)
 
@@ -193,6 +201,14 @@ def _why(report: AuditReport) -> str:
         return f"the audit says {report.verdict}; a cosignature says that everything was re-derived"
     first = report.findings[0]
     return f"the audit {report.verdict} with {len(report.findings)} findings, the first in {first.where}: {first.sentence}"
+
+
+def _first_whole(report: AuditReport) -> int:
+    """Position of the first SUMMARY leaf whose range was audited with all its bodies."""
+    whole = next((row.seq for row in report.summaries if not row.pruned), None)
+    if whole is None:
+        raise CosignRefused("NO_SUMMARY", "the export has no summary of leaves that are all there, so none to vouch for")
+    return whole
 
 
 def _check_first(before: Remembered | None, origin: str, first: bool) -> None:

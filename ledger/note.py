@@ -18,7 +18,7 @@ from attest.errors import AttestError, KeyRefused
 from attest.keys import public_bytes, verify_signature
 from attest.signer import Signer, as_signer
 from attest.spelling import read_base64, read_decimal
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, VerifierKey
+from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, SIGNATURE_SUMMARY_V1, VerifierKey
 from ledger.errors import NoteError
 from ledger.merkle import EMPTY_ROOT, HASH_SIZE, MAX_SIZE
 
@@ -38,10 +38,12 @@ class Signature:
     Attributes:
         key: the verifier key it was verified with.
         timestamp: POSIX time stated by a cosignature, None for a plain signature.
+        since: position of the first SUMMARY leaf that a statement on summaries vouches for, None for other signatures.
     """
 
     key: VerifierKey
     timestamp: int | None
+    since: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,16 @@ def parse_checkpoint(text: str) -> Checkpoint:
     return Checkpoint(origin, size, root)
 
 
+def with_signature(data: bytes, key: VerifierKey, blob: bytes) -> bytes:
+    """Returns a note with one further line, unverified: what signs gives it; raises NoteError for a malformed note."""
+    return _with_lines(data, [_signature_line(key, blob)])
+
+
+def summary_message(timestamp: int, since: int, text: str) -> bytes:
+    """What a statement on summaries signs: no checkpoint and no cosignature begins like this, so neither passes for it."""
+    return f"dptrain/summary/v1\ntime {timestamp}\nsummaries from {since}\n{text}".encode()
+
+
 def peek_checkpoint(data: bytes) -> Checkpoint:
     """Reads what a note claims to commit to, verifying nothing: good for finding the key to verify it with."""
     return parse_checkpoint(_split(data)[0])
@@ -325,17 +337,20 @@ def _cosigned_message(timestamp: int, text: str) -> bytes:
 
 def _verify(key: VerifierKey, signature: bytes, text: str) -> Signature:
     """Checks one signature by a known key; a known key with a bad signature condemns the note."""
-    timestamp, message = None, text.encode()
-    if key.kind == SIGNATURE_COSIGNATURE_V1:
+    timestamp, since, message = None, None, text.encode()
+    if key.kind == SIGNATURE_SUMMARY_V1:
+        timestamp, since = int.from_bytes(signature[:8], "big"), int.from_bytes(signature[8:16], "big")
+        signature, message = signature[16:], summary_message(timestamp, since, text)
+    elif key.kind == SIGNATURE_COSIGNATURE_V1:
         timestamp, signature = int.from_bytes(signature[:8], "big"), signature[8:]
         message = _cosigned_message(timestamp, text)
-    if len(signature) != 64 or (timestamp is not None and timestamp >= MAX_SIZE):
+    if len(signature) != 64 or max(timestamp or 0, since or 0) >= MAX_SIZE:
         raise NoteError("SIGNATURE_BAD", f"the signature of {key.name} is malformed")
     try:
         verify_signature(key.public_key, signature, message)
     except AttestError as error:
         raise NoteError("SIGNATURE_BAD", f"the signature of {key.name} does not verify: a changed text") from error
-    return Signature(key, timestamp)
+    return Signature(key, timestamp, since)
 
 
 def _decode_base64(encoded: str, what: str) -> bytes:

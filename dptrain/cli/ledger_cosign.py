@@ -45,6 +45,9 @@ def cosign(
     first: Annotated[
         bool, typer.Option("--first", help="This is the first checkpoint of this ledger that you cosign.")
     ] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Vouch for the summaries too: what they speak for may then be deleted.")
+    ] = False,
     owner_key: Annotated[
         Path | None, existing_file("--owner-key", "PUB", "Require a policy signed by this corpus owner.")
     ] = None,
@@ -70,6 +73,7 @@ def cosign(
         now=int(time.time()),
         owner_key=None if owner_key is None else keys.load_public_key(owner_key),
         first=first,
+        summary=summary,
     )
     atomic_write(note, done.note)
     before = None if done.before is None else done.before.checkpoint.size
@@ -106,6 +110,7 @@ def merge(
     Every line is verified first, and nothing is taken away. Exports of a ledger that are made later have them too.
     """
     from ledger.note import MAX_NOTE_SIZE, open_note
+    from ledger.statements import summary_keys
 
     named = [vkey for text in key or [] for vkey in verifier_keys(text)]
     given = [read_limited(path, MAX_NOTE_SIZE, "note") for path in notes]
@@ -114,6 +119,7 @@ def merge(
     else:
         with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
             trusted = [*log.state.keys.trust_policy().vkeys, *named]
+            trusted += summary_keys(log.header)
             for note in given:
                 merged = log.add_signatures(note, trusted)
     cosigned = tuple(item for item in open_note(merged, list(dict.fromkeys(trusted))).signatures if item.timestamp is not None)
@@ -129,10 +135,12 @@ def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tu
     from ledger.layout import CHECKPOINT, POLICY
     from ledger.note import merge_notes
     from ledger.reader import ExportReader
+    from ledger.statements import summary_key
     from ledger.trust import parse_policy
 
     reader = ExportReader(export)
-    trusted = [*parse_policy(reader.read(POLICY)).vkeys, *named]
+    policy = parse_policy(reader.read(POLICY))
+    trusted = [*policy.vkeys, *(str(summary_key(witness.key)) for witness in policy.witnesses), *named]
     merged = merge_notes(reader.checkpoint, given, list(dict.fromkeys(trusted)))
     if merged != reader.checkpoint:
         atomic_write(export / CHECKPOINT, merged)

@@ -100,6 +100,25 @@ class WithdrawalRow:
     epsilon: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class SummaryRow:
+    """One SUMMARY leaf.
+
+    Attributes:
+        seq: its position.
+        first: first leaf of its range.
+        end: first leaf after it.
+        vouchers: names of the policy's auditors who vouch for it, as far as the export shows.
+        pruned: leaves of the range whose bodies are gone.
+    """
+
+    seq: int
+    first: int
+    end: int
+    vouchers: tuple[str, ...]
+    pruned: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
     """The result of an audit.
@@ -135,6 +154,7 @@ class AuditReport:
         quorum_met: whether as many have cosigned, None without auditors.
         withdrawal_counts: withdrawals by class and reason, all of them.
         withdrawals: the last ones, at most `ledger.audit.withdrawals.MAX_LISTED`.
+        summaries: the SUMMARY leaves.
     """
 
     verdict: Verdict
@@ -165,6 +185,7 @@ class AuditReport:
     quorum_met: bool | None = None
     withdrawal_counts: tuple[WithdrawalCount, ...] = ()
     withdrawals: tuple[WithdrawalRow, ...] = ()
+    summaries: tuple[SummaryRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns a form that ``json.dumps`` takes."""

@@ -13,6 +13,7 @@ from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import AuditReport, EpochRow, Finding
 from ledger.audit.quorum import judge_signers, pinned_signers
 from ledger.audit.signing import judge_keys
+from ledger.audit.summaries import judge_summaries
 from ledger.audit.withdrawals import Withdrawals
 from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Header, decode_leaf
@@ -115,6 +116,7 @@ def _verify(
         multipliers=block_multipliers(header),
         withdrawal_counts=withdrawals.counts(),
         withdrawals=withdrawals.rows(run),
+        summaries=judge_summaries(run, {checkpoint.size: signed or b""}, fault),
     )
 
 

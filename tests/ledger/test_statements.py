@@ -1,0 +1,130 @@
+"""Auditors who vouch for summaries: what they sign, who counts, and what never passes for it."""
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_SUMMARY_V1, VerifierKey
+from ledger.audit import verify_export
+from ledger.cosigning import Memory, cosign_export
+from ledger.errors import CosignRefused, NoteError
+from ledger.note import Cosigner, cosign, open_note, parse_verifier_key
+from ledger.statements import NAME_SUFFIX, statements, summary_key, summary_keys, vouch, vouched_end, vouchers
+from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
+from tests.ledger.retained_runs import ANNA, BEN, CLEO, export_of, grown
+
+KEYS = [SIGNER.vkey]
+
+
+@pytest.fixture
+def run(path):
+    driver = grown(path)
+    yield driver
+    driver.ledger.close()
+
+
+@pytest.fixture
+def summarised(run):
+    run.leaf = run.ledger.summarise(now=run.tick())
+    return run
+
+
+def vouched(export: Path, who: Cosigner, base: Path, **options):
+    memory = Memory(base / who.name.replace("/", "-"), who.vkey)
+    return cosign_export(export, KEYS, who, memory, now=START + 1000, first=True, summary=True, **options)
+
+
+def test_an_auditor_vouches_after_a_full_audit(summarised, tmp_path):
+    export = export_of(summarised, tmp_path / "export")
+    done = vouched(export, ANNA, tmp_path)
+    keys = [*KEYS, ANNA.vkey, str(summary_key(ANNA.vkey))]
+    found = open_note(done.note, keys).signatures
+    assert [(item.key.name, item.key.kind, item.since) for item in found] == [
+        (SIGNER.name, 1, None),
+        (ANNA.name, SIGNATURE_COSIGNATURE_V1, None),
+        (ANNA.name + NAME_SUFFIX, SIGNATURE_SUMMARY_V1, summarised.leaf.seq),
+    ]
+    assert statements(summarised.ledger.header, done.note) == {ANNA.name: summarised.leaf.seq}
+
+
+def test_without_a_summary_there_is_nothing_to_vouch_for(run, tmp_path):
+    with pytest.raises(CosignRefused, match="NO_SUMMARY"):
+        vouched(export_of(run, tmp_path / "export"), ANNA, tmp_path)
+
+
+def test_a_faulty_export_is_not_vouched_for(summarised, tmp_path):
+    export = export_of(summarised, tmp_path / "export")
+    (export / "tile" / "extra").write_bytes(b"")
+    with pytest.raises(CosignRefused, match="NOT_FULL"):
+        vouched(export, ANNA, tmp_path)
+
+
+def test_a_quorum_vouches_and_the_audit_names_it(summarised, tmp_path):
+    ledger = summarised.ledger
+    export = export_of(summarised, tmp_path / "export")
+    header, summaries = ledger.header, ledger.state.tally.summaries
+    trusted = [*summary_keys(header), ANNA.vkey, BEN.vkey]
+    for count, who in enumerate((ANNA, BEN), start=1):
+        note = ledger.add_signatures(vouched(export, who, tmp_path).note, trusted)
+        names = vouchers(header, {ledger.size: note}, summaries)
+        assert len(names[summarised.leaf.seq]) == count
+        assert vouched_end(header, summaries, names) == (summarised.leaf.end if count == 2 else 0)
+    report = verify_export(export_of(summarised, tmp_path / "again"), KEYS)
+    assert report.verdict == "FULL"
+    assert [(row.first, row.end, row.vouchers, row.pruned) for row in report.summaries] == [
+        (1, summarised.leaf.end, (ANNA.name, BEN.name), 0)
+    ]
+
+
+def test_a_cosignature_never_passes_for_a_statement(summarised):
+    """C2SP cosignatures do not sign the name: were the message the same, one would verify under the other name too."""
+    note = summarised.ledger.checkpoint
+    renamed = Cosigner(ANNA.name + NAME_SUFFIX, ANNA.key)
+    assert statements(summarised.ledger.header, cosign(note, renamed, KEYS, time=START)) == {}
+    line = cosign(note, ANNA, KEYS, time=START)[len(note) :].decode()
+    blob = base64.b64decode(line.split(" ")[2])
+    key = summary_key(ANNA.vkey)
+    for padding in (b"", (1).to_bytes(8, "big")):
+        forged = f"— {key.name} ".encode()
+        forged += base64.b64encode(key.key_id + blob[4:12] + padding + blob[12:]) + b"\n"
+        with pytest.raises(NoteError, match="SIGNATURE_BAD"):
+            statements(summarised.ledger.header, note + forged)
+
+
+def test_a_statement_signs_the_summary_that_it_begins_with(summarised):
+    """Whoever moves ``since`` back, to have an auditor vouch for what it never saw, breaks the signature."""
+    note = summarised.ledger.checkpoint
+    made = vouch(note, ANNA, KEYS, since=40, time=START)
+    head, _, encoded = made.rstrip(b"\n").rpartition(b" ")
+    blob = bytearray(base64.b64decode(encoded))
+    blob[19] -= 1
+    with pytest.raises(NoteError, match="SIGNATURE_BAD"):
+        statements(summarised.ledger.header, head + b" " + base64.b64encode(bytes(blob)) + b"\n")
+    assert statements(summarised.ledger.header, made) == {ANNA.name: 40}
+
+
+def test_who_counts(summarised):
+    ledger, leaf = summarised.ledger, summarised.leaf
+    header, summaries, note = ledger.header, ledger.state.tally.summaries, ledger.checkpoint
+    stranger = Cosigner("auditor.example/dora", OTHER_KEY)
+
+    def names(*made: bytes, size: int = ledger.size) -> tuple[str, ...]:
+        return vouchers(header, dict.fromkeys([size], made[0]), summaries)[leaf.seq]
+
+    assert names(vouch(note, stranger, KEYS, since=1, time=START)) == ()
+    assert names(vouch(note, CLEO, KEYS, since=leaf.seq + 1, time=START)) == (), "vouches for later summaries only"
+    assert names(vouch(note, CLEO, KEYS, since=leaf.seq, time=START), size=leaf.seq) == (), "the checkpoint does not cover it"
+    made = vouch(note, CLEO, KEYS, since=leaf.seq, time=START)
+    assert names(made) == (CLEO.name,)
+    assert vouch(made, CLEO, KEYS, since=leaf.seq, time=START + 5) == made, "one line per auditor"
+
+
+def test_verifier_keys_of_statements_read_back():
+    key = summary_key(ANNA.vkey)
+    assert parse_verifier_key(str(key)) == key
+    for kind in (0xFF, 0x02, 0xFE):
+        other = VerifierKey("x", kind, ANNA.verifier.public_key)
+        text = f"x+{other.key_id.hex()}+" + base64.b64encode(bytes([kind]) + key.public_key).decode()
+        with pytest.raises(NoteError):
+            parse_verifier_key(text)
