@@ -2,7 +2,7 @@
 
 import typer
 
-from dptrain.cli import account, attest, gate, ledger, plan, policy, registry, train
+from dptrain.cli import account, attest, gate, ledger, plan, policy, registry, release, train
 from dptrain.cli.output import RootGroup
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ plan.register(app)
 account.register(app)
 train.register(app)
 app.add_typer(ledger.app, name="ledger")
+release.register(app)
 
 
 def main() -> None:

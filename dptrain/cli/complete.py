@@ -63,6 +63,7 @@ _SUFFIXES = {
     "FIGURE": (".svg", ".html", ".png"),
     "CORPUS": (),
     "EXPORT": (),
+    "MODEL": (),
     "DIR": (),
 }
 """Suffixes of the files that an argument or option takes, by its metavar; () is folders alone."""

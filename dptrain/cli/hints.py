@@ -18,6 +18,7 @@ WRITTEN_BY = {
     "LEDGER": "training writes it",
     "LEDGER.db": "training writes it",
     "EXPORT": "'dptrain ledger export' writes it",
+    "MODEL": "training writes it",
     "PROOF": "'dptrain ledger prove' writes it",
     "NOTE": "'dptrain ledger cosign' writes it",
     "RUN.toml": "recipes/ has examples",

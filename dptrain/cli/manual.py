@@ -39,7 +39,7 @@ PEOPLE = {
     "For contributors": ("attest",),
     "For corpus owners": ("policy", "registry", "calibrate", "account"),
     "For who trains": ("gate", "plan", "train"),
-    "For operators and auditors": ("ledger",),
+    "For operators and auditors": ("ledger", "release"),
     "To try it": ("demo",),
 }
 """Commands of the root by who needs them, in the order of the help."""

@@ -111,9 +111,7 @@ def check_release(
     )
 
 
-def _check(
-    check: _Check, export: Path | None, owner_key: bytes | None, minimum_size: int
-) -> tuple[Manifest | None, Verdict]:
+def _check(check: _Check, export: Path | None, owner_key: bytes | None, minimum_size: int) -> tuple[Manifest | None, Verdict]:
     data = read_manifest(check.directory)
     own = check.directory / EXPORT
     place = export or (own if own.is_dir() else None)

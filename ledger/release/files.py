@@ -22,9 +22,7 @@ MAX_FILES: Final = 100_000
 MAX_PATH: Final = 512
 """Bytes of a path inside a release."""
 
-_RESERVED: Final = frozenset(
-    ("con", "prn", "aux", "nul", *(f"{device}{n}" for device in ("com", "lpt") for n in range(10)))
-)
+_RESERVED: Final = frozenset(("con", "prn", "aux", "nul", *(f"{device}{n}" for device in ("com", "lpt") for n in range(10))))
 _FORBIDDEN: Final = frozenset('<>:"|?*\\')
 
 

@@ -156,9 +156,7 @@ def _distinct(contributions: Iterable[Contribution]) -> Iterator[Contribution]:
             yield contribution
 
 
-def _cost(
-    run: Replay, spent: Expenditure, contribution: Contribution, planned: tuple[int, ...] | None
-) -> tuple[float, float]:
+def _cost(run: Replay, spent: Expenditure, contribution: Contribution, planned: tuple[int, ...] | None) -> tuple[float, float]:
     if run.header.occurrences_public:
         return spent.of_loss(contribution.loss), spent.of_loss(4 * contribution.loss)
     place, z = contribution.class_index, spent.of_contribution(contribution)

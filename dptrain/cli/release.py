@@ -1,0 +1,217 @@
+"""`dptrain release`: sign what a model is and whose influence may be in it, and check that of somebody else's."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attest import keys
+from attest.micro import MICRO
+from dptrain.cli import ledger_proofs
+from dptrain.cli.files import PassphraseFile
+from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
+from dptrain.cli.output import JsonFlag, console, counted, print_json, promised, styled, table, utc
+
+if TYPE_CHECKING:
+    # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
+    from ledger.release import Manifest, ReleaseReport
+
+ModelDirectory = Annotated[
+    Path, typer.Argument(metavar="MODEL", exists=True, file_okay=False, help="Directory of the model, and nothing else.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(release)
+
+
+def release(
+    model: ModelDirectory,
+    check: Annotated[bool, typer.Option("--check", help="Check a release instead of making one.")] = False,
+    ledger: Annotated[
+        str | None, typer.Option(metavar="LEDGER", callback=checked, help="Ledger of the run that trained it, a file or a URL.")
+    ] = None,
+    state: StateDirectory = None,
+    ledger_key: LedgerKey = None,
+    passphrase_file: PassphraseFile = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="PUB", help="With --check: public key of the ledger, a file or the key itself; repeat."),
+    ] = None,
+    owner_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--owner-key", metavar="PUB", exists=True, dir_okay=False, help="With --check: require this owner's policy."
+        ),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="EXPORT", exists=True, file_okay=False, help="With --check: a newer export than the one in the model."
+        ),
+    ] = None,
+    min_size: Annotated[
+        int, typer.Option("--min-size", metavar="N", min=1, help="With --check: refuse a release that cites fewer leaves.")
+    ] = 1,
+    json: JsonFlag = False,
+) -> None:
+    """Sign what a model is: its files, the ledger it comes from, and whose influence may be in it; or check that.
+
+    Writes the manifest release.cose and the export of the ledger into the directory, and a leaf about it into the ledger.
+    With --check, everything is held against each other, offline: FULL, SUMMARISED, SIGNED (no export to check the numbers
+    against) or FAILED; exit code 1 if FAILED.
+
+    Example: dptrain release model --ledger ledger.db
+    """
+    if check:
+        _check(model, key or [], owner_key, export, min_size, json, signing=(ledger, state, ledger_key, passphrase_file))
+    else:
+        if key or owner_key or export or min_size != 1:
+            raise typer.BadParameter("--key, --owner-key, --export and --min-size go with --check")
+        _make(model, ledger, state, ledger_key, passphrase_file, json)
+
+
+def _make(
+    model: Path, ledger: str | None, state: Path | None, key: Path | None, passphrase_file: Path | None, json: bool
+) -> None:
+    if ledger is None:
+        raise typer.BadParameter("give --ledger, the ledger of the run that trained the model; or --check")
+    from ledger.release import release as make
+
+    with opened_to_sign(place_of(ledger, state), key, passphrase_file) as log:
+        made = make(log, model, now=int(time.time()))
+    if json:
+        told = {"path": str(made.path), "export": str(made.export), "leaf": made.seq, "key": made.manifest.log_vkey}
+        print_json(told | _told(made.manifest))
+        return
+    _print(made.manifest)
+    out = console()
+    out.print(f"wrote {made.path} and {made.export}; leaf {made.seq} of the ledger tells of it")
+    out.print(f"check with: dptrain release --check {model} --key {made.manifest.log_vkey}")
+
+
+def _check(
+    model: Path,
+    pinned: list[str],
+    owner_key: Path | None,
+    export: Path | None,
+    min_size: int,
+    json: bool,
+    *,
+    signing: tuple[object, ...],
+) -> None:
+    if any(option is not None for option in signing):
+        raise typer.BadParameter("--ledger, --state, --ledger-key and --passphrase-file do not go with --check")
+    if not pinned:
+        raise typer.BadParameter("give --key, the ledger's public key, got by another way than the model")
+    from ledger.release import check_release
+
+    trusted = [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)]
+    owner = None if owner_key is None else keys.load_public_key(owner_key)
+    report = check_release(model, trusted, export=export, owner_key=owner, minimum_size=min_size)
+    if json:
+        print_json(_report(report))
+    else:
+        _print_report(report)
+    if report.verdict == "FAILED":
+        raise typer.Exit(1)
+
+
+def _report(report: "ReleaseReport") -> dict[str, Any]:
+    return {
+        "verdict": report.verdict,
+        "findings": [{"code": item.code, "where": item.where, "sentence": item.sentence} for item in report.findings],
+        "notes": list(report.notes),
+        "newer_withdrawals": report.newer_withdrawals,
+        "manifest": None if report.manifest is None else _told(report.manifest),
+    }
+
+
+def _told(manifest: "Manifest") -> dict[str, Any]:
+    """The manifest as JSON; epsilons as numbers, null for public classes."""
+    classes = manifest.classes
+    return {
+        "origin": manifest.origin,
+        "time": manifest.time,
+        "step": manifest.step,
+        "size": manifest.size,
+        "root": manifest.root.hex(),
+        "header_digest": manifest.header_digest.hex(),
+        "delta": manifest.delta,
+        "planned_horizon": manifest.horizon,
+        "withdrawn": manifest.withdrawn,
+        "withdrawals_root": manifest.withdrawals_root.hex(),
+        "files": [
+            {
+                "path": file.path,
+                "size": file.size,
+                "sha256": file.sha256.hex(),
+                "tensors": None
+                if file.tensors is None
+                else [
+                    {"name": item.name, "dtype": item.dtype, "shape": list(item.shape), "sha256": item.sha256.hex()}
+                    for item in file.tensors
+                ],
+            }
+            for file in manifest.files
+        ],
+        "classes": [
+            {
+                "name": row.name,
+                "contributions": row.contributions,
+                "withdrawn": row.withdrawn,
+                "epsilon": _number(row.epsilon_micro),
+                "epsilon_replace": _number(row.replace_micro),
+            }
+            for row in classes
+        ],
+        "blocks": [
+            {"name": block.name, "coordinates": block.coordinates, "classes": [classes[place].name for place in block.classes]}
+            for block in manifest.blocks
+        ],
+        "artifacts": [
+            {
+                "name": part.name,
+                "blocks": [manifest.blocks[index].name for index in part.blocks],
+                "epsilon": {row.name: _number(manifest.epsilon_micro(part.name, place)) for place, row in enumerate(classes)},
+                "influenced_by": [row.name for row, path in zip(classes, part.influenced_by, strict=True) if path],
+            }
+            for part in manifest.artifacts
+        ],
+        "statements": list(manifest.statements),
+    }
+
+
+def _number(micro: int | None) -> float | None:
+    return None if micro is None else micro / MICRO
+
+
+def _print_report(report: "ReleaseReport") -> None:
+    out = console()
+    colour = {"FULL": "green", "SUMMARISED": "yellow", "SIGNED": "yellow"}.get(report.verdict, "red")
+    name = "the manifest was refused" if report.manifest is None else report.manifest.origin
+    out.print(styled(f"bold {colour}", report.verdict, f"  {name}"))
+    for finding in report.findings:
+        out.print(styled("red", finding.code, f" {ascii(finding.where)[1:-1]}: {finding.sentence}"))
+    for note in report.notes:
+        out.print(f"note: {note}")
+    if report.manifest is not None:
+        _print(report.manifest)
+
+
+def _print(manifest: "Manifest") -> None:
+    out = console()
+    files = counted(len(manifest.files), "file")
+    out.print(
+        f"{files}, step {manifest.step}, released {utc(manifest.time)}; cites {manifest.size} leaves of {manifest.origin}, "
+        f"root {manifest.root.hex()}"
+    )
+    rows = table("artifact", *(f"epsilon of {row.name}" for row in manifest.classes))
+    for part in manifest.artifacts:
+        found = (manifest.epsilon_micro(part.name, place) for place in range(len(manifest.classes)))
+        rows.add_row(part.name, *(promised(_number(micro), 6) for micro in found))
+    out.print(rows)
+    for sentence in manifest.statements:
+        out.print(sentence)
