@@ -109,3 +109,15 @@ class LeafRefused(LedgerError, ValueError):
 
 class HorizonExceeded(LeafRefused):
     """A charge would pass the number of steps that the signed policy allows."""
+
+
+class BudgetExceeded(LedgerError):
+    """A run could spend more of a contribution than it signed for all runs together.
+
+    Attributes:
+        nearest: the largest number of steps that would stay within the limit; 0 for none.
+    """
+
+    def __init__(self, code: str, sentence: str, *, nearest: int) -> None:
+        super().__init__(code, sentence)
+        self.nearest = nearest

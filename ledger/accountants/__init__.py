@@ -53,6 +53,7 @@ __all__ = [
     "largest_steps",
     "leeway",
     "likely_occurrences",
+    "merged",
     "register_prv",
     "to_micro_up",
 ]
