@@ -9,9 +9,11 @@ from typing import Final
 
 from attest.files import atomic_write
 from ledger.errors import LeafRefused, LedgerBehind, LedgerClosed, LedgerError, LedgerForked, LedgerWrongRun
+from ledger.evidence import Evidence
 from ledger.leaves import Leaf, checks, encode_leaf
 from ledger.merkle import Frontier, leaf_hash
-from ledger.note import NoteSigner, checkpoint_text, merge_notes, sign_note
+from ledger.note import NoteSigner, checkpoint_text, merge_notes, peek_checkpoint, sign_note
+from ledger.prover import HashTree, consistency_proof
 from ledger.storage import fsck, highwater
 from ledger.storage.store import Row, Store
 
@@ -172,11 +174,19 @@ class Appender:
             highwater.write(place, self.signer, self.size, self.frontier.root())
 
     def _forked(self, note: bytes, sentence: str) -> LedgerForked:
-        """Keeps both histories' notes, and returns the error that says where."""
-        evidence = self.store.place.side(".fork-evidence")
+        """Keeps both histories' notes as evidence (`ledger.evidence`), and returns the error that says where.
+
+        It shows a fork to anybody where this ledger has a checkpoint of that size or a larger one; else the two notes alone.
+        """
+        path = self.store.place.side(".fork-evidence")
+        other, size = peek_checkpoint(note).size, max(self.checkpoints)
+        evidence = Evidence(note, self.checkpoints[size])
+        if 0 < other < size:
+            proof = consistency_proof(HashTree(self._hashes).node, other, size)
+            evidence = Evidence(note, self.checkpoints[size], self.root_at(other), tuple(proof))
         with suppress(OSError):
-            atomic_write(evidence, note + b"\n" + self.checkpoints[max(self.checkpoints)])
-        return LedgerForked("FORKED", f"{sentence}; both are in {evidence}")
+            atomic_write(path, evidence.to_bytes())
+        return LedgerForked("FORKED", f"{sentence}; both are in {path}")
 
     def require_signer(self) -> NoteSigner:
         """Returns the key that signs; raises LedgerClosed for a handle that may not append."""

@@ -51,7 +51,20 @@ def test_B7_the_signer_does_not_sign_a_second_history(histories, tmp_path):
             shutil.copy(tmp_path / f"b.db{suffix}", tmp_path / f"a.db{suffix}")
     with pytest.raises(LedgerForked) as caught:
         Ledger.open(tmp_path / "a.db", SIGNER)
-    assert caught.value.code == "FORKED" and (tmp_path / "a.db.fork-evidence").exists()
+    assert caught.value.code == "FORKED"
+    assert judge(parse_evidence((tmp_path / "a.db.fork-evidence").read_bytes()), [SIGNER.vkey]).kind == "FORK"
+
+
+def test_B7_a_ledger_that_went_on_after_a_fork_shows_it_too(histories, tmp_path):
+    """An auditor's note of the other history, of a smaller tree: the evidence has the proof that tells them apart."""
+    note = cosign((histories["b"] / "checkpoint").read_bytes(), ANNA, [SIGNER.vkey], time=START)
+    with Ledger.open(tmp_path / "a.db", SIGNER) as ledger:
+        Driver(ledger, now=START + 20).admit(*(admission(n) for n in range(4, 9)))
+        ledger.export(tmp_path / "later")
+        with pytest.raises(LedgerForked):
+            ledger.add_signatures(note, [ANNA.vkey])
+    found = judge(parse_evidence((tmp_path / "a.db.fork-evidence").read_bytes()), [SIGNER.vkey])
+    assert found.kind == "FORK" and found.offered.size > found.remembered.size
 
 
 def test_B7_two_checkpoints_of_one_size_are_evidence_that_convinces_a_stranger(histories, tmp_path):
