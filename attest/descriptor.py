@@ -41,7 +41,7 @@ _REQUIRED = {
     11: "corpus",
     12: "max_occurrences",
 }
-_OPTIONAL = {13: "principal", 14: "max_examples"}
+_OPTIONAL = {13: "principal", 14: "max_examples", 15: "max_epsilon_micro"}
 _FIELDS = _REQUIRED | _OPTIONAL
 _required_values = attrgetter(*_REQUIRED.values())
 
@@ -64,6 +64,7 @@ class ContributionDescriptor:
         max_occurrences: Cap on participations, 0 for none.
         principal: Person or group that the contribution is about, if several contributions share one.
         max_examples: Largest number of examples that the content holds, if stated.
+        max_epsilon_micro: Most epsilon that it may spend in units of 1e-6, over all runs of the corpus together, if stated.
         schema: Format of this document.
 
     Raises:
@@ -83,6 +84,7 @@ class ContributionDescriptor:
     max_occurrences: int = 0
     principal: str | None = None
     max_examples: int | None = None
+    max_epsilon_micro: int | None = None
     schema: str = SCHEMA
 
     def __post_init__(self) -> None:
@@ -101,6 +103,8 @@ class ContributionDescriptor:
         check_int(self.max_occurrences, "max_occurrences", 0, MAX_COUNT, error=DescriptorRefused)
         if self.max_examples is not None:
             check_int(self.max_examples, "max_examples", 1, MAX_COUNT, error=DescriptorRefused)
+        if self.max_epsilon_micro is not None:
+            check_int(self.max_epsilon_micro, "max_epsilon_micro", 1, MAX_MICRO, error=DescriptorRefused)
         check_bytes(self.content_hash, "content_hash", 32, error=DescriptorRefused)
         check_bytes(self.nonce, "nonce", 16, error=DescriptorRefused)
         if self.not_after <= self.not_before:

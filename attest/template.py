@@ -32,6 +32,7 @@ class SigningTemplate:
     max_occurrences: int = 0
     principal: str | None = None
     max_examples: int | None = None
+    max_epsilon_micro: int | None = None
 
     def __post_init__(self) -> None:
         self.descriptor(bytes(32))
@@ -52,6 +53,7 @@ class SigningTemplate:
             max_occurrences=self.max_occurrences,
             principal=self.principal,
             max_examples=self.max_examples,
+            max_epsilon_micro=self.max_epsilon_micro,
         )
 
 

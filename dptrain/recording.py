@@ -245,6 +245,7 @@ def _admit(slot: Slot, classes: list[str]) -> AdmitSpec:
         max_occurrences=admission.descriptor.max_occurrences,
         attestation_hash=admission.attestation_hash,
         key_id=admission.key_id,
+        max_epsilon_micro=0 if admission.descriptor.public else admission.descriptor.max_epsilon_micro or 0,
         anchor=content_anchor(admission.descriptor.content_hash, admission.descriptor.nonce),
     )
 

@@ -112,6 +112,9 @@ def sign(
     days: Annotated[int, typer.Option(min=1, help="Days of validity.")] = 365,
     max_occurrences: Annotated[int, typer.Option(min=0, help="Draws at most, 0 for no cap.")] = 0,
     max_examples: Annotated[int | None, typer.Option(min=1, help="Examples that a contribution holds at most.")] = None,
+    max_epsilon: Annotated[
+        str | None, typer.Option(metavar="DECIMAL", help="Most epsilon that it may spend, over all runs together.")
+    ] = None,
     principal: Annotated[str | None, typer.Option(help="Person that several contributions are about.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: DATA.attest, where the gate looks.")] = None,
     passphrase_file: PassphraseFile = None,
@@ -139,6 +142,8 @@ def sign(
             raise typer.BadParameter(
                 "a public contribution has no bounds; give --public, or --clip-norm and --noise-multiplier"
             )
+        if max_epsilon is not None:
+            raise typer.BadParameter("of a public contribution no epsilon is promised; give --public, or --max-epsilon")
         clip_micro, noise_micro = PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
     if corpus is None or (policy is None and not public and (clip_norm is None or noise_multiplier is None)):
         raise typer.BadParameter("give --corpus, --clip-norm and --noise-multiplier, or a --policy to take them from")
@@ -155,6 +160,7 @@ def sign(
         max_occurrences=max_occurrences,
         principal=principal,
         max_examples=max_examples,
+        max_epsilon_micro=None if max_epsilon is None else to_micro(max_epsilon, rounding="down"),
     )
     target = out or data.resolve().with_name(data.resolve().name + SUFFIX)
     with progress_bar("signing", lambda: contributions_in(data)) as progress:

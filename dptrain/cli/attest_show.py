@@ -16,6 +16,7 @@ from attest.attestation import Attestation, read_sequence
 from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError, CborError
 from attest.gate import Gate
+from attest.micro import from_micro
 from attest.records import SUFFIX
 from dptrain.cli.attest_checks import Verifier
 from dptrain.cli.attest_verify import verify
@@ -333,5 +334,6 @@ def _as_json(attestation: Attestation) -> dict[str, Any]:
         "not_after": descriptor.not_after,
         "max_occurrences": descriptor.max_occurrences,
         "max_examples": descriptor.max_examples,
+        "max_epsilon": None if descriptor.max_epsilon_micro is None else from_micro(descriptor.max_epsilon_micro),
         "principal": descriptor.principal,
     }

@@ -13,6 +13,7 @@ from typing import Literal
 from attest import sign1
 from attest.attestation import Attestation
 from attest.descriptor import ContributionDescriptor
+from attest.micro import from_micro
 from attest.order import dearest_turns
 from attest.policy import Policy
 from attest.policy.sampling import POISSON, period
@@ -62,9 +63,14 @@ def permission(signed: ContributionDescriptor) -> str:
     examples = (
         "" if signed.max_examples is None else f" It holds {_count(signed.max_examples, 'example')} at most, clipped as one."
     )
+    limit = (
+        ""
+        if signed.max_epsilon_micro is None
+        else f" Over all runs together it may spend an epsilon of {from_micro(signed.max_epsilon_micro):g} at most."
+    )
     return (
         f"{signed.contributor} permits the corpus {signed.corpus}, and no other, to train on one contribution "
-        f"({signed.data_class} data) as class {signed.admissibility_class}.{about}{examples}"
+        f"({signed.data_class} data) as class {signed.admissibility_class}.{about}{examples}{limit}"
     )
 
 

@@ -43,6 +43,7 @@ DESCRIPTORS = st.builds(
     max_occurrences=st.integers(0, MAX_COUNT),
     principal=st.none() | IDS,
     max_examples=st.none() | COUNTS,
+    max_epsilon_micro=st.none() | MICROS,
 )
 WITHDRAWALS = st.builds(Withdrawal, HASHES, IDS, TIMES, IDS)
 FRACTIONS = st.fractions(0, 1, max_denominator=10**12)

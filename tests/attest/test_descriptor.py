@@ -63,6 +63,7 @@ def test_identifiers_are_strings():
     max_occurrences=st.integers(0, 2**32 - 1),
     principal=st.none() | IDS,
     max_examples=st.none() | st.integers(1, 2**32 - 1),
+    max_epsilon_micro=st.none() | st.integers(1, 10**15),
 )
 def test_round_trip(times, **fields):
     descriptor = ContributionDescriptor(not_before=times[0], not_after=times[1], **fields)
@@ -87,8 +88,8 @@ def test_fields_stand_under_the_published_keys(world):
         "max_occurrences",
     ]
     assert value == {key: asdict(world.descriptor)[name] for key, name in enumerate(names, start=1)}
-    full = cbor.decode(replace(world.descriptor, principal="p", max_examples=3).to_cbor())
-    assert full[13] == "p" and full[14] == 3
+    full = cbor.decode(replace(world.descriptor, principal="p", max_examples=3, max_epsilon_micro=8_000_000).to_cbor())
+    assert full[13] == "p" and full[14] == 3 and full[15] == 8_000_000
 
 
 def encoded_with(descriptor, key, value):
@@ -139,8 +140,11 @@ WRONG = {
     "principal null": (13, None, "CBOR_NONCANONICAL"),
     "principal upper case": (13, "P", "RANGE"),
     "examples zero": (14, 0, "RANGE"),
+    "limit zero": (15, 0, "RANGE"),
+    "limit float": (15, 8.0, "TYPE"),
+    "limit null": (15, None, "CBOR_NONCANONICAL"),
     "examples null": (14, None, "CBOR_NONCANONICAL"),
-    "unknown field 15": (15, 1, "SCHEMA"),
+    "unknown field 16": (16, 1, "SCHEMA"),
     "unknown field 0": (0, 1, "SCHEMA"),
     "unknown text field": ("clip", 1, "SCHEMA"),
     "unknown negative field": (-1, 1, "SCHEMA"),
