@@ -20,7 +20,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types bench bench-scaling bench-gate bench-ledger gpu fuzz mutations interop man clean
+.PHONY: help install demo test slow lint types bench bench-scaling bench-gate bench-ledger gpu fuzz faults mutations interop man clean
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench-scaling   cost against sizes; make bench-gate, bench-ledger: these rooms; make gpu: the step on a CUDA device"
 	@echo "make man     man pages of every command, into build/man"
 	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
+	@echo "make faults  fail and kill every system call of a ledger's writers, and lose power after each"
 	@echo "make mutations   judge a million mutations of valid attestations; make interop: against cwt, pycose, Node, Go and others"
 
 install: $(STAMP)
@@ -85,6 +86,12 @@ bench-ledger: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.run --seconds $(FUZZ_SECONDS) --jobs $(FUZZ_JOBS)
+
+# Every system call of a ledger's writers failed and killed, power lost after each, servers killed; prints how many, and takes
+# a quarter of an hour. Needs strace and, for ledgers on a server, PostgreSQL.
+faults: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -s -m "slow or not slow" tests/fault/test_syscall_faults.py \
+		tests/fault/test_power_loss.py tests/fault/test_postgres_faults.py $(ARGS)
 
 mutations: $(STAMP)
 	$(BIN)/python -m tests.attacks.mutations --count 1000000 --seed $(SEED)
