@@ -3,6 +3,7 @@
 from ledger.release.check import ReleaseReport, check_release
 from ledger.release.create import Released, release
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, ReleasedFile, open_manifest
+from ledger.release.rights import Rights, choose_artifact
 
 __all__ = [
     "EXPORT",
@@ -11,7 +12,9 @@ __all__ = [
     "ReleaseReport",
     "Released",
     "ReleasedFile",
+    "Rights",
     "check_release",
+    "choose_artifact",
     "open_manifest",
     "release",
 ]

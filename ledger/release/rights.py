@@ -1,0 +1,85 @@
+"""Which artifact of a release may answer a query: the closed gate before inference, as far as the manifest decides it.
+
+Nothing is assumed where nothing is known: a class that the query's rights do not name is not allowed, and a release that was
+not checked against its ledger admits nobody.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from attest.micro import MICRO
+from ledger.errors import ReleaseRefused
+from ledger.release.check import ReleaseReport
+from ledger.release.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What may have influenced the artifact that answers.
+
+    Attributes:
+        classes: by name the largest epsilon allowed, None for any, of a public class too. Classes that are not named may have
+            no influence at all.
+        withdrawn: whether contributions that were withdrawn since the release may have had influence.
+    """
+
+    classes: Mapping[str, float | None] = field(default_factory=dict)
+    withdrawn: bool = False
+
+
+def choose_artifact(
+    report: ReleaseReport | None,
+    rights: Rights,
+    artifacts: Collection[str],
+    *,
+    withdrawn_classes: Collection[str] | None = None,
+) -> str:
+    """Returns the artifact that may answer, of those that can be served: the first that the rights admit.
+
+    Guarantee: fails closed. An artifact is returned only if the release was checked in full against its ledger, and every class
+    from which a path leads to the artifact is allowed, at no less than the epsilon that the manifest states.
+
+    Args:
+        report: the check of the release (`check_release`); None where there is none.
+        rights: of the query.
+        artifacts: names of what can be served, the most wanted first.
+        withdrawn_classes: classes of the contributions withdrawn since the release; None where that is not known.
+
+    Raises:
+        ReleaseRefused: code NO_RELEASE, NOT_CHECKED, or of the last artifact CLASS, EPSILON or WITHDRAWN.
+    """
+    if report is None or report.manifest is None:
+        raise ReleaseRefused("NO_RELEASE", "there is no manifest that a pinned key signed; nothing is served without one")
+    if report.verdict != "FULL":
+        sentence = f"the release is {report.verdict}, not FULL; check it with the export of its ledger and the ledger's key"
+        raise ReleaseRefused("NOT_CHECKED", sentence)
+    refusal = ReleaseRefused("ARTIFACT", "no artifact was offered")
+    for name in artifacts:
+        found = _refusal(report, report.manifest, rights, name, withdrawn_classes)
+        if found is None:
+            return name
+        refusal = found
+    raise refusal
+
+
+def _refusal(
+    report: ReleaseReport, manifest: Manifest, rights: Rights, artifact: str, withdrawn: Collection[str] | None
+) -> ReleaseRefused | None:
+    """Why an artifact may not answer, None if it may."""
+    part = next((part for part in manifest.artifacts if part.name == artifact), None)
+    if part is None:
+        return ReleaseRefused("ARTIFACT", f"the release has no artifact {artifact!a:.80}")
+    for place, row in enumerate(manifest.classes):
+        if not part.influenced_by[place]:
+            continue
+        most, spent = rights.classes.get(row.name), manifest.epsilon_micro(artifact, place)
+        if row.name not in rights.classes:
+            return ReleaseRefused("CLASS", f"class {row.name} may have influenced {artifact}, and the rights do not allow it")
+        if most is not None and (spent is None or not spent <= most * MICRO):
+            told = "public: nothing is promised" if spent is None else f"{spent / MICRO:g}"
+            return ReleaseRefused("EPSILON", f"class {row.name} has epsilon {told} in {artifact}, at most {most:g} is allowed")
+        gone = bool(report.newer_withdrawals) if withdrawn is None else row.name in withdrawn
+        if gone and not rights.withdrawn:
+            sentence = f"a contribution that may have influenced {artifact} was withdrawn since; release again, or retrain"
+            return ReleaseRefused("WITHDRAWN", sentence)
+    return None

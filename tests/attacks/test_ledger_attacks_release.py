@@ -1,0 +1,215 @@
+"""Rows E4 and E5 of the attack list, and E2 for releases: what a releaser, or whoever carries a release, may try."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attest import cbor
+from ledger.errors import ReleaseRefused
+from ledger.log import Ledger
+from ledger.note import NoteSigner
+from ledger.release import MANIFEST, ReleaseReport, Rights, check_release, choose_artifact, release
+from ledger.release.manifest import Manifest, sign_manifest
+from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec
+
+KEYS = [SIGNER.vkey]
+
+
+def model(directory: Path) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    header = b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    (directory / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    """A ledger released twice, with a withdrawal in between; the key is the ledger's, so that forgeries are well signed."""
+    base = tmp_path_factory.mktemp("releases")
+    with Ledger.create(base / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1), admission(2), admission(3, "sensitive"))
+        driver.steps(4)
+        driver.epoch()
+        driver.steps(6)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        release(ledger, model(base / "old"), now=driver.tick())
+        driver.withdraw(2)
+        release(ledger, model(base / "new"), now=driver.tick())
+    return base
+
+
+@pytest.fixture
+def new(scene, tmp_path) -> Path:
+    return Path(shutil.copytree(scene / "new", tmp_path / "new"))
+
+
+def manifest_of(directory: Path) -> Manifest:
+    found = check_release(directory, KEYS).manifest
+    assert found is not None
+    return found
+
+
+def codes(directory: Path, **options) -> set[str]:
+    report = check_release(directory, KEYS, **options)
+    assert (report.verdict == "FAILED") == bool(report.findings)
+    return {finding.code for finding in report.findings}
+
+
+def resigned(directory: Path, signer: NoteSigner = SIGNER, **changes) -> None:
+    """Puts another manifest in its place, signed by the ledger's own key: only the ledger can tell it apart."""
+    (directory / MANIFEST).write_bytes(sign_manifest(replace(manifest_of(directory), **changes), signer))
+
+
+def test_E4_nothing_is_wrong_with_what_was_really_released(scene):
+    assert check_release(scene / "new", KEYS).verdict == "FULL"
+    assert check_release(scene / "old", KEYS).verdict == "FULL"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "release.cose", "export/checkpoint"])
+def test_E4_other_weights_or_another_manifest_are_refused_whatever_bit_differs(new, name):
+    whole = (new / name).read_bytes()
+    for at in range(0, len(whole), max(1, len(whole) // 60)):
+        changed = bytearray(whole)
+        changed[at] ^= 1
+        (new / name).write_bytes(changed)
+        report = check_release(new, KEYS)
+        assert report.verdict == "FAILED", at
+        if name in ("model.safetensors", "config.json"):
+            assert {item.where for item in report.findings} == {name}
+
+
+def test_E4_weights_of_the_same_size_under_a_manifest_of_the_other_release_are_refused(scene, new):
+    (new / "model.safetensors").write_bytes((new / "model.safetensors").read_bytes()[:-8] + b"\x01" * 8)
+    report = check_release(new, KEYS)
+    assert [item.code for item in report.findings] == ["CHANGED_FILE"]
+    assert "tensors that differ: w" in report.findings[0].sentence
+
+
+def test_E4_an_older_release_is_refused_by_who_has_seen_more_of_the_ledger(scene):
+    seen = manifest_of(scene / "new").size
+    assert codes(scene / "old", minimum_size=seen) == {"OLD"}
+    assert codes(scene / "new", minimum_size=seen) == set()
+
+
+def test_E4_the_withdrawals_of_an_older_size_are_refused(scene, new):
+    old = manifest_of(scene / "old")
+    resigned(new, withdrawn=old.withdrawn, withdrawals_root=old.withdrawals_root)
+    assert "WITHDRAWALS" in codes(new)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"size": 1}, "FORKED"),
+        ({"size": 10**6}, "BEHIND"),
+        ({"root": bytes(32)}, "FORKED"),
+        ({"header_digest": bytes(32)}, "HEADER"),
+        ({"step": 39}, "RECORD"),
+        ({"delta": "1/100000000"}, "RECORD"),
+        ({"horizon": True}, "RECORD"),
+        ({"statements": ("The model holds no trace of anybody.",)}, "RECORD"),
+    ],
+)
+def test_E4_a_manifest_that_the_ledger_contradicts_is_refused_though_its_key_signed_it(new, changes, code):
+    resigned(new, **changes)
+    assert code in codes(new)
+
+
+def test_E4_an_epsilon_below_the_recomputed_one_is_refused(new):
+    first, second = manifest_of(new).classes
+    resigned(new, classes=(replace(first, epsilon_micro=first.epsilon_micro - 3), second))
+    assert "EPSILON" in codes(new)
+
+
+def test_E4_an_influence_that_is_left_out_is_refused(new):
+    parts = manifest_of(new).artifacts
+    resigned(new, artifacts=(replace(parts[0], influenced_by=(True, False)), *parts[1:]))
+    assert "RECORD" in codes(new)
+
+
+def test_E4_a_release_that_the_ledger_does_not_record_is_refused(new):
+    resigned(new, time=START)
+    assert codes(new) == {"RELEASE"}
+
+
+def test_E4_a_manifest_of_another_purpose_or_key_is_refused(new):
+    payload, message = cbor.decode((new / MANIFEST).read_bytes(), max_size=1 << 20)
+    resigned(new, NoteSigner(SIGNER.name, OTHER_KEY))
+    assert "UNSIGNED" in codes(new)
+    for data in (cbor.encode([payload, payload]), cbor.encode([message, message]), b"", payload):
+        (new / MANIFEST).write_bytes(data)
+        assert check_release(new, KEYS).verdict == "FAILED"
+
+
+def test_E2_what_is_not_in_the_manifest_is_named_and_links_are_not_followed(new, tmp_path):
+    (new / "pytorch_model.bin").write_bytes(b"code")
+    assert codes(new) == {"UNKNOWN_FILE"}
+    (new / "pytorch_model.bin").unlink()
+    (new / "config.json").rename(tmp_path / "config.json")
+    assert codes(new) == {"MISSING_FILE"}
+    (new / "config.json").symlink_to(tmp_path / "config.json")
+    assert codes(new) == {"NOT_A_FILE"}
+    (new / "config.json").unlink()
+    shutil.copy(tmp_path / "config.json", new / "config.json")
+    (new / "Config.JSON").write_text("{}")
+    assert codes(new) == {"CASE"}
+    (new / "Config.JSON").unlink()
+    (new / "export" / "more").write_text("")
+    assert codes(new) == {"UNKNOWN_FILE"}
+
+
+@pytest.mark.parametrize(
+    "path", ["../secret", "/etc/passwd", "a/../b", "a//b", "./a", "con", "a\\b", "release.cose", "Export/x"]
+)
+def test_E2_a_manifest_with_a_path_out_of_the_directory_is_refused_unread(new, path):
+    manifest = manifest_of(new)
+    with pytest.raises(ReleaseRefused):
+        replace(manifest, files=(replace(manifest.files[0], path=path),))
+    forged = cbor.decode(manifest.to_cbor(), max_size=1 << 20)
+    forged[11][0][0] = path
+    with pytest.raises(ReleaseRefused):
+        Manifest.from_cbor(cbor.encode(forged))
+
+
+def refusal(report: ReleaseReport | None, rights: Rights, *artifacts: str, **options) -> str:
+    with pytest.raises(ReleaseRefused) as caught:
+        choose_artifact(report, rights, artifacts or ("full",), **options)
+    return caught.value.code
+
+
+def test_E5_no_ledger_no_manifest_or_an_unchecked_one_serves_nobody(scene, new):
+    everything = Rights({"open": None, "sensitive": None}, withdrawn=True)
+    assert refusal(None, everything) == "NO_RELEASE"
+    (new / "export").rename(new.parent / "export")
+    assert refusal(check_release(new, KEYS), everything) == "NOT_CHECKED"
+    (new / MANIFEST).unlink()
+    assert refusal(check_release(new, KEYS), everything) == "NO_RELEASE"
+    assert choose_artifact(check_release(scene / "new", KEYS), everything, ["full"]) == "full"
+
+
+def test_E5_a_class_or_an_epsilon_that_the_rights_do_not_allow_is_refused(scene):
+    report = check_release(scene / "new", KEYS)
+    spent = report.manifest.epsilon_micro("full", 1) / 1e6
+    assert refusal(report, Rights()) == "CLASS"
+    assert refusal(report, Rights({"open": None})) == "CLASS"
+    assert refusal(report, Rights({"open": None, "sensitive": spent - 1e-6})) == "EPSILON"
+    assert refusal(report, Rights({"open": None, "sensitive": float("nan")})) == "EPSILON"
+    assert choose_artifact(report, Rights({"open": None, "sensitive": spent}), ["full"]) == "full"
+    assert refusal(report, Rights({"open": None}), "adapter:none") == "ARTIFACT"
+    assert refusal(report, Rights({"open": None}), "full", "base") == "CLASS", "in an ordinary stack the base is no way out"
+
+
+def test_E5_a_withdrawal_since_the_release_is_refused_unless_the_rights_say_otherwise(scene, tmp_path):
+    """The old release beside the export of the new one, which has the withdrawal of a contribution to the class open."""
+    report = check_release(scene / "old", KEYS, export=scene / "new" / "export")
+    assert (report.verdict, report.newer_withdrawals) == ("FULL", 1)
+    both = {"open": None, "sensitive": None}
+    assert refusal(report, Rights(both)) == "WITHDRAWN"
+    assert refusal(report, Rights(both), withdrawn_classes={"open"}) == "WITHDRAWN"
+    assert choose_artifact(report, Rights(both, withdrawn=True), ["full"]) == "full"
+    assert choose_artifact(report, Rights(both), ["full"], withdrawn_classes=()) == "full"
