@@ -22,6 +22,7 @@ def checkpoints(report: AuditReport, export_dir: Path) -> str:
         "checkpoints",
         "Checkpoints and who signed them",
         _signers(report, note),
+        _keys(report),
         "<h3>The signed checkpoint</h3>",
         soft("Compare it with the one published elsewhere: the same size with another root is a fork, and proof of one."),
         f"<pre tabindex='0' role='group' aria-label='Signed checkpoint'>{_note(note)}</pre>",
@@ -41,6 +42,19 @@ def _signers(report: AuditReport, note: bytes) -> str:
     head = ("name", "key id", "role", "signature", "time stated")
     quorum = _quorum(report) if report.corpus is not None else ""
     return quorum + table("signers-c", "Who signed the checkpoint, and who has not", head, rows) + told
+
+
+def _keys(report: AuditReport) -> str:
+    """The keys of a ledger that was handed over to another one."""
+    keys = [parse_verifier_key(vkey) for vkey in report.log_keys]
+    if len(keys) < 2:
+        return ""
+    rows = (
+        (place, code(key.name), code(key.key_id.hex()), "current" if place == len(keys) else "replaced")
+        for place, key in enumerate(keys, start=1)
+    )
+    caption = "Keys of the ledger, in the order in which they signed it; each handed it over to the next"
+    return table("keys-c", caption, ("key", "name", "key id", "state"), rows)
 
 
 def _unverified(lines: int, *, whose_known: bool) -> str:

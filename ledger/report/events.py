@@ -35,6 +35,22 @@ def withdrawals(report: AuditReport) -> str:
     )
 
 
+def summaries(report: AuditReport) -> str:
+    """Returns which ranges of the ledger have a summary, and who vouches for it."""
+    if not report.summaries:
+        return ""
+    head = ("leaf", "first leaf", "last leaf", "bodies that are gone", "auditors who vouch for it")
+    rows = ((row.seq, row.first, row.end - 1, row.pruned, ", ".join(row.vouchers) or "none") for row in report.summaries)
+    pruned = sum(row.pruned for row in report.summaries)
+    trusted = "What they said is known by the summaries alone, and by the word of the auditors who vouch for them. "
+    return section(
+        "summaries",
+        "Summaries",
+        soft(f"{trusted if pruned else ''}The signed checkpoint covers every leaf of these ranges."),
+        table("summaries-c", "Ranges of the ledger that have a summary", head, rows),
+    )
+
+
 def gate(extras: Extras) -> str:
     """Returns what the gate admitted and refused, as the operator tells it."""
     if not extras.has_gate:

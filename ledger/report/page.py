@@ -13,7 +13,7 @@ from attest.files import atomic_write
 from ledger.audit import AuditReport
 from ledger.errors import StorageFailed
 from ledger.report.checkpoints import checkpoints
-from ledger.report.events import gate, results, withdrawals
+from ledger.report.events import gate, results, summaries, withdrawals
 from ledger.report.extras import read_extras
 from ledger.report.layers import layers
 from ledger.report.markup import text
@@ -57,6 +57,7 @@ def write_report(
         distribution(report),
         layers(report),
         withdrawals(report),
+        summaries(report),
         gate(told),
         results(told),
         checkpoints(report, Path(export_dir)),

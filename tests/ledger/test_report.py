@@ -15,12 +15,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec
+from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 from report_ledgers import ANNA, BORIS, EXTRAS, HOSTILE, many_layers, varied_export
 
 from ledger.audit import AuditReport, EpochRow, Finding, WithdrawalCount, WithdrawalRow, verify_export
+from ledger.audit.findings import SummaryRow
 from ledger.leaves import HeaderBlock
 from ledger.log import Ledger
+from ledger.note import NoteSigner
 from ledger.report import write_report
 from ledger.report.charts import bin_edges, histogram, line_chart, ticks
 from ledger.report.extras import MAX_EXAMPLES, ExtrasRefused
@@ -183,6 +185,35 @@ def test_signers_auditors_and_those_who_have_not_cosigned_are_told_apart(varied,
     ]
     stranger = dataclasses.replace(report, auditors=(BORIS.vkey,))
     assert signers(stranger, export, tmp_path)[1].split(" ", 2)[2].startswith("other pinned key")
+
+
+def test_a_ledger_that_was_handed_over_shows_its_keys(tmp_path):
+    successor = NoteSigner(SIGNER.name, OTHER_KEY)
+    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.whole_run()
+        assert "keys-c" not in page(ledger.export(tmp_path / "before"), tmp_path)
+        ledger.rotate_key(successor, now=driver.tick())
+        found = page(ledger.export(tmp_path / "after"), tmp_path)
+    well_formed(found)
+    told = re.sub("<[^>]*>", " ", found.split("id='keys-c'")[1].split("</table>")[0]).split()
+    assert told[-8:] == [
+        *("1", SIGNER.name, SIGNER.verifier.key_id.hex(), "replaced"),
+        *("2", SIGNER.name, successor.verifier.key_id.hex(), "current"),
+    ]
+
+
+def test_summaries_are_told_with_what_is_gone_and_who_vouches(varied, tmp_path):
+    export, report = varied
+    assert "Summaries" not in page(export, tmp_path, report=report)
+    rows = (SummaryRow(400, 1, 200, (ANNA.name,), 150), SummaryRow(500, 200, 300, ()))
+    found = page(export, tmp_path, report=dataclasses.replace(report, verdict="SUMMARISED", summaries=rows))
+    well_formed(found)
+    told = re.sub("<[^>]*>", " ", found.split("id='summaries-c'")[1].split("</table>")[0]).split()
+    assert told[-10:] == ["400", "1", "199", "150", ANNA.name, "500", "200", "299", "0", "none"]
+    assert "by the summaries alone" in found
+    whole = dataclasses.replace(report, summaries=rows[1:])
+    assert "by the summaries alone" not in page(export, tmp_path, report=whole)
 
 
 def test_a_quorum_is_told_as_met_missed_or_not_asked_for(varied, tmp_path):
