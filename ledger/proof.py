@@ -7,7 +7,6 @@ index must be the sequence number inside the leaf.
 """
 
 import base64
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -147,11 +146,6 @@ def verify_proof(data: bytes, policy: TrustPolicy, *, leaf: bytes | None = None)
     if decoded.seq != proof.index:
         raise ProofError("SEQ", f"the leaf states position {decoded.seq}, the proof is for position {proof.index}")
     return ProvenLeaf(decoded, entry, trusted)
-
-
-def hash_lines(hashes: Iterable[bytes]) -> list[str]:
-    """Returns hashes as lines of base64, the way proofs are written."""
-    return list(map(_base64, hashes))
 
 
 def _index(lines: list[str]) -> int:
