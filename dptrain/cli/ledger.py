@@ -3,6 +3,7 @@
 import hashlib
 import json as json_text
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import RegistryRefused, SignatureRefused
 from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
-from dptrain.cli import ledger_cosign, ledger_fsck, ledger_init, ledger_keys, ledger_proofs
+from dptrain.cli import ledger_cosign, ledger_fsck, ledger_init, ledger_keys, ledger_proofs, ledger_trace
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger_place import LedgerName, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.output import JsonFlag, console, number, print_json, promised, styled, table, utc
@@ -53,11 +54,29 @@ OwnersKey = Annotated[
 
 
 @app.command()
-def show(ledger: LedgerName, state: StateDirectory = None, json: JsonFlag = False) -> None:
-    """What the ledger says: run, policy, steps charged, expenditure per class."""
+def show(
+    ledger: LedgerName,
+    content: ledger_trace.Content = None,
+    nonce: ledger_trace.Nonce = None,
+    withdrawn: ledger_trace.Withdrawn = False,
+    state: StateDirectory = None,
+    json: JsonFlag = False,
+) -> None:
+    """What the ledger says: run, policy, steps charged, expenditure per class; or of single contributions.
+
+    With --content and --nonce: where that content was admitted, the windows in whose pool it was, the blocks that it could
+    touch, and what it has spent. With --withdrawn: the statement for everybody who withdrew.
+    """
+    ledger_trace.check_together(content, nonce, withdrawn)
     from ledger.log import Ledger
 
     with Ledger.open(place_of(ledger, state), read_only=True) as log:
+        if content is not None and nonce is not None:
+            ledger_trace.show_content(log, content, nonce, json=json)
+            return
+        if withdrawn:
+            ledger_trace.show_withdrawn(log, json=json)
+            return
         data = _summary(log)
     if json:
         print_json(data)
@@ -108,6 +127,15 @@ def verify(
     require_quorum: Annotated[
         bool, typer.Option("--require-quorum", help="Fail unless the auditors whom the policy asks for have cosigned.")
     ] = False,
+    earlier: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="EXPORT",
+            exists=True,
+            file_okay=False,
+            help="Export of an earlier run that this one counts; then what was spent before is computed again too. Repeat.",
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Re-derive everything from an export and a public key: FULL, SUMMARISED or FAILED; exit code 1 if FAILED.
@@ -115,7 +143,7 @@ def verify(
     Needs no network, no data, no model and no torch. Get the key from the ledger's operator by another way than the
     export.
     """
-    report = _audit(export, key, owner_key, require_quorum)
+    report = _audit(export, key, owner_key, require_quorum, earlier or [])
     if json:
         print_json(report.to_json())
     else:
@@ -210,11 +238,17 @@ def _registry_of(header: "Header", path: Path) -> Registry:
     return known
 
 
-def _audit(export: Path, pinned: list[str], owner_key: Path | None, require_quorum: bool = False) -> "AuditReport":
+def _audit(
+    export: Path, pinned: list[str], owner_key: Path | None, require_quorum: bool = False, earlier: Sequence[Path] = ()
+) -> "AuditReport":
     owner = None if owner_key is None else keys.load_public_key(owner_key)
     from ledger.audit import verify_export
 
     trusted = [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)]
+    if earlier:
+        from ledger.audit.earlier import verify_with_earlier
+
+        return verify_with_earlier(export, trusted, earlier, owner_key=owner, require_quorum=require_quorum)
     return verify_export(export, trusted, owner_key=owner, require_quorum=require_quorum)
 
 

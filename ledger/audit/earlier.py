@@ -11,7 +11,7 @@ from ledger.accountants import MICRO
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import AuditReport, Finding
 from ledger.audit.verify import MAX_FINDINGS, verify_export
-from ledger.errors import LeafRefused
+from ledger.errors import ExportChanged, LeafRefused
 from ledger.leaves import Admit, Header, Previous, decode_leaf
 from ledger.leaves.previous import COMPROMISED
 from ledger.note import peek_checkpoint
@@ -29,12 +29,14 @@ def earlier_run(path: str | Path, keys: Sequence[str], *, owner_key: bytes | Non
 
     Raises:
         LeafRefused: code EARLIER, the audit is not FULL; the sentence says why.
+        ExportChanged: the export was written to meanwhile.
     """
     report = verify_export(path, keys, owner_key=owner_key)
     if report.verdict != "FULL":
         why = f"{report.findings[0].where}: {report.findings[0].sentence}" if report.findings else "summarised"
         raise LeafRefused("EARLIER", f"the earlier run {path} is {report.verdict}: {why}")
     leaves, digest = _leaves(Path(path))
+    _require_same(report, leaves, path)
     run = _replay(leaves, leaves.size)
     header = run.header
     cited = Previous(header.origin, leaves.size, leaves.root_at(leaves.size), digest, run.keys.current, "spent")
@@ -74,10 +76,13 @@ def verify_with_earlier(
 
     try:
         leaves, _ = _leaves(Path(path))
+        _require_same(report, leaves, path)
         header = _header(leaves)
         runs = _cited_runs(header, [(Path(item), *_leaves(Path(item))) for item in earlier], keys, owner_key, fault)
         if not findings:
             _judge_carried(leaves, SpentRegistry(runs), fault)
+    except (LeafRefused, ExportChanged) as error:
+        fault(error.code, str(path), error.sentence)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         fault("INTERNAL", str(path), f"the audit of earlier runs broke off: {type(error).__name__}: {error}")
     counted = tuple(f"counted with {item.cited.origin}, verified over its {item.cited.size} cited leaves" for item in runs)
@@ -105,7 +110,9 @@ def _cited_runs(
         if report.verdict != "FULL":
             why = report.findings[0].sentence if report.findings else "it is not whole"
             fault("EARLIER", str(path), f"the earlier run {cited.origin} is {report.verdict}: {why}")
-        elif leaves.size < cited.size:
+            continue
+        _require_same(report, leaves, path)
+        if leaves.size < cited.size:
             fault(
                 "EARLIER_BEHIND", str(path), f"{cited.size} leaves of {cited.origin} were cited, {leaves.size} are here"
             )
@@ -147,6 +154,12 @@ def _leaves(path: Path) -> tuple[Leaves, bytes]:
     if leaves is None:
         raise LeafRefused("EARLIER", f"{path} is no whole export: {faults[0] if faults else 'it has no checkpoint'}")
     return leaves, hashlib.sha256(next(iter(leaves))).digest()
+
+
+def _require_same(report: AuditReport, leaves: Leaves, path: str | Path) -> None:
+    """Refuses leaves that are not those of which the audit said that they are signed: others may write there."""
+    if (report.size, report.root_hex) != (leaves.size, leaves.root_at(leaves.size).hex()):
+        raise ExportChanged("CHANGED", f"{path} changed while it was audited; audit a copy that nobody writes")
 
 
 def _header(leaves: Leaves) -> Header:

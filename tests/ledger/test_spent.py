@@ -10,7 +10,7 @@ from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor,
 from ledger.accountants import MICRO, Phase, epsilon_of_phases, to_micro_up
 from ledger.audit import verify_export
 from ledger.audit.earlier import earlier_run, verify_with_earlier
-from ledger.errors import BudgetExceeded, LeafRefused
+from ledger.errors import BudgetExceeded, ExportChanged, LeafRefused
 from ledger.leaves import Previous
 from ledger.log import Ledger
 from ledger.note import NoteSigner
@@ -194,3 +194,17 @@ def test_an_earlier_run_that_is_not_full_is_refused(tmp_path, first):
         earlier_run(first, [SECOND.vkey])
     assert refused.value.code == "EARLIER"
     assert isinstance(earlier_run(first, KEYS).cited, Previous) and MICRO == 10**6
+
+
+def test_an_export_that_is_swapped_between_its_audit_and_its_use_is_refused(tmp_path, first, monkeypatch):
+    """The audit sees one directory, what is counted is read from it afterwards: here another history in its place."""
+    from ledger.audit import earlier
+
+    other = finished(tmp_path / "other.db", SIGNER, [admission(1)], tmp_path / "other", windows=1)
+    export = second(tmp_path, first)
+    audited = verify_export(first, KEYS)
+    monkeypatch.setattr(earlier, "verify_export", lambda *args, **named: audited)
+    with pytest.raises(ExportChanged):
+        earlier_run(other, KEYS)
+    report = verify_with_earlier(export, KEYS, [first])
+    assert [finding.code for finding in report.findings] == ["CHANGED"]
