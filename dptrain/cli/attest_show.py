@@ -330,6 +330,7 @@ def _as_json(attestation: Attestation) -> dict[str, Any]:
         "clip_norm": descriptor.clip_norm,
         "noise_multiplier": descriptor.noise_multiplier,
         "content_hash": descriptor.content_hash.hex(),
+        "nonce": descriptor.nonce.hex(),
         "not_before": descriptor.not_before,
         "not_after": descriptor.not_after,
         "max_occurrences": descriptor.max_occurrences,

@@ -180,6 +180,7 @@ def identity(attestation: Attestation) -> list[tuple[str, str]]:
         ("key id", headers.key_id.hex()),
         ("descriptor hash", signed.digest().hex()),
         ("content hash", signed.content_hash.hex()),
+        ("nonce", signed.nonce.hex()),
         ("draws at most", f"{signed.max_occurrences:,}" if signed.max_occurrences else "no cap"),
         ("principal", signed.principal or "none named"),
     ]

@@ -1,0 +1,168 @@
+"""What `dptrain ledger show` says of single contributions: the one with a given content, and those that were withdrawn."""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attest.micro import MICRO
+from dptrain.cli.output import console, counted, number, print_json, promised, styled, table, utc
+
+if TYPE_CHECKING:
+    # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
+    from ledger.log import Ledger
+    from ledger.trace import Trace
+    from ledger.withdrawn import WithdrawalStatement
+
+Content = Annotated[
+    str | None,
+    typer.Option("--content", metavar="HASH", help="Find the contribution with this content: its SHA-256 in hex, or a file."),
+]
+Nonce = Annotated[
+    str | None, typer.Option("--nonce", metavar="N", help="With --content: the nonce of its descriptor, 32 hex digits.")
+]
+Withdrawn = Annotated[
+    bool, typer.Option("--withdrawn", help="What holds of each withdrawn contribution, and of all of them together.")
+]
+
+_CHUNK = 1 << 20
+
+
+def check_together(content: str | None, nonce: str | None, withdrawn: bool) -> None:
+    """Options that make no sense alone, or together.
+
+    Raises:
+        typer.BadParameter: there are such.
+    """
+    if (content is None) != (nonce is None):
+        raise typer.BadParameter("--content and --nonce go together: without the nonce nobody finds a contribution")
+    if content is not None and withdrawn:
+        raise typer.BadParameter("give --content or --withdrawn, not both")
+
+
+def show_content(log: "Ledger", content: str, nonce: str, *, json: bool) -> None:
+    """Prints what became of the contribution with this content.
+
+    Raises:
+        typer.BadParameter: hash or nonce is none.
+        LedgerError: code NOT_FOUND.
+    """
+    from ledger.trace import trace_content
+
+    key = _octets(nonce, 16, "--nonce")
+    with log.rows() as rows:
+        found = trace_content(log.state, (row.body for row in rows), _content_hash(content), key)
+    if json:
+        print_json(_told(found, log.header.delta))
+    else:
+        _print(found, log.header.delta)
+
+
+def show_withdrawn(log: "Ledger", *, json: bool) -> None:
+    """Prints the statement about all withdrawn contributions."""
+    from ledger.withdrawn import withdrawal_statement
+
+    made = withdrawal_statement(log.state)
+    if json:
+        print_json(_told_statement(made, log.header.delta))
+        return
+    out = console()
+    if not made.rows:
+        out.print("nothing was withdrawn")
+    for row in made.rows:
+        about = "" if row.class_name is None else f"  class {row.class_name}, {counted(row.steps, 'charged step')}"
+        out.print(styled("bold", row.descriptor_hash.hex(), f"  leaf {row.seq}{about}"))
+        for sentence in row.sentences:
+            out.print(f"  {sentence}")
+    if made.members > 1:
+        out.print(made.sentence)
+
+
+def _content_hash(text: str) -> bytes:
+    """The hash itself, or that of a file."""
+    path = Path(text)
+    if re.fullmatch("[0-9a-f]{64}", text) or not path.is_file():
+        return _octets(text, 32, "--content")
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.digest()
+
+
+def _octets(text: str, size: int, option: str) -> bytes:
+    if not re.fullmatch(f"[0-9a-f]{{{2 * size}}}", text):
+        or_file = ", or a file that is there" if option == "--content" else ""
+        raise typer.BadParameter(f"{option} takes {2 * size} hex digits{or_file}, got {text!r:.100}")
+    return bytes.fromhex(text)
+
+
+def _told(found: "Trace", delta: float) -> dict[str, Any]:
+    admit, withdraw = found.admit, found.withdraw
+    return {
+        "descriptor_hash": admit.descriptor_hash.hex(),
+        "seq": admit.seq,
+        "time": admit.time,
+        "class": admit.class_name,
+        "clip_norm": admit.clip_micro / MICRO,
+        "noise_multiplier": admit.sigma_micro / MICRO,
+        "max_occurrences": admit.max_occurrences or None,
+        "withdrawn": None if withdraw is None else {"seq": withdraw.seq, "time": withdraw.time, "reason": withdraw.reason},
+        "blocks": list(found.blocks),
+        "windows": [
+            {
+                "window": window.window,
+                "seq": window.seq,
+                "time": window.time,
+                "attempt": window.attempt,
+                "first_step": window.first_step,
+                "last_step": window.last_step,
+            }
+            for window in found.windows
+        ],
+        "steps": found.steps,
+        "occurrences": found.occurrences,
+        "epsilon": found.epsilon,
+        "carried": found.carried,
+        "delta": delta,
+    }
+
+
+def _print(found: "Trace", delta: float) -> None:
+    out, admit, withdraw = console(), found.admit, found.withdraw
+    out.print(styled("bold", admit.descriptor_hash.hex(), f"  admitted {utc(admit.time)}, leaf {admit.seq}"))
+    out.print(
+        f"class {admit.class_name}, clip norm {number(admit.clip_micro / MICRO)}, noise {number(admit.sigma_micro / MICRO)}"
+    )
+    if withdraw is not None:
+        out.print(f"withdrawn {utc(withdraw.time)}, leaf {withdraw.seq}: {withdraw.reason}")
+    out.print(f"could touch: {', '.join(found.blocks)}")
+    drawn = "" if found.occurrences is None else f", drawn in {found.occurrences}"
+    out.print(f"in the pool of {counted(len(found.windows), 'window')}, {counted(found.steps, 'charged step')}{drawn}")
+    rows = table("window", "attempt", "first step", "last step", "charged")
+    for window in found.windows:
+        rows.add_row(*map(str, (window.window, window.attempt, window.first_step, window.last_step)), utc(window.time))
+    out.print(rows)
+    carried = f", and {number(found.carried, 6)} in earlier runs" if found.carried else ""
+    out.print(f"spent: epsilon {promised(found.epsilon, 6)} at delta {delta:g}{carried}")
+
+
+def _told_statement(made: "WithdrawalStatement", delta: float) -> dict[str, Any]:
+    return {
+        "delta": delta,
+        "withdrawn": [
+            {
+                "descriptor_hash": row.descriptor_hash.hex(),
+                "seq": row.seq,
+                "class": row.class_name,
+                "steps": row.steps,
+                "epsilon": row.epsilon,
+                "epsilon_planned": row.planned,
+                "sentences": list(row.sentences),
+            }
+            for row in made.rows
+        ],
+        "together": {"contributions": made.members, "epsilon": made.epsilon, "sentence": made.sentence},
+    }
