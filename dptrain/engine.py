@@ -108,6 +108,8 @@ class PrivateTraining:
         registry: str | os.PathLike[str] | None = None,
         ledger_key: str | os.PathLike[str] | None = None,
         origin: str | None = None,
+        earlier: Sequence[str | os.PathLike[str]] = (),
+        replaces: str | os.PathLike[str] | None = None,
         decode: Decode = json_examples,
         microbatch: int = 16,
         microbatch_rows: int | None = None,
@@ -128,6 +130,8 @@ class PrivateTraining:
             registry: contributor registry; default ``registry.cbor`` beside the policy.
             ledger_key: private key that signs checkpoints; default ``<ledger>.key``, made on first use.
             origin: name of the log in its checkpoints; default ``<corpus>/<ledger name>``.
+            earlier: ledgers of earlier runs over the corpus, closed, whose expenditure counts towards what contributors signed
+                for all runs. replaces: likewise one whose key was lost to others, so that this ledger continues it.
             decode: content bytes to examples. microbatch: contributions per microbatch (a matter of memory, not privacy).
             microbatch_rows: examples per microbatch, at most; a contribution with more is spread over several, and clipped
                 once. The start-up probes use three examples at least.
@@ -142,6 +146,7 @@ class PrivateTraining:
             UnsupportedPolicy: the policy asks for what this build does not carry.
             NotPrivateUse: an accelerator configuration under which the release would not be private.
             ResumeRefused, LedgerError: the ledger exists without ``resume``, or does not fit.
+            BudgetExceeded: the run could spend more of a contribution than it signed for all runs (raised by `prepare`).
         """
         beside = Path(policy).parent
         public = owner_key if isinstance(owner_key, bytes) else load_public_key(owner_key or beside / "owner.pub")
@@ -153,7 +158,8 @@ class PrivateTraining:
         watch = RegistryWatch(registry or beside / "registry.cbor", public)
         data = open_corpus(corpus)
         place = Place.of(ledger, ledger_state)
-        recorder = Recorder(place, ledger_key, origin or f"{signed.policy.corpus}/{place.name}", resume, public)
+        name = origin or f"{signed.policy.corpus}/{place.name}"
+        recorder = Recorder(place, ledger_key, name, resume, public, earlier=earlier, replaces=replaces)
         try:
             admitting = watch.at_admission(recorder.registry_roots())
             gate = run_gate(data, signed.policy, admitting, now=recorder.admission_time(clock()))

@@ -4,10 +4,12 @@ import hashlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from attest.admission import Admission
 from attest.keys import generate, load_private_key, save_private_key
+from dptrain.earlier import LedgerPath, registry_of
 from dptrain.errors import NotPrivateUse, ResumeRefused
 from dptrain.pin import PinRecord
 from dptrain.pool import Slot
@@ -27,7 +29,15 @@ class Recorder:
     """
 
     def __init__(
-        self, place: Place, key_path: str | os.PathLike[str] | None, origin: str, resume: bool, owner_public: bytes
+        self,
+        place: Place,
+        key_path: str | os.PathLike[str] | None,
+        origin: str,
+        resume: bool,
+        owner_public: bytes,
+        *,
+        earlier: Sequence[LedgerPath] = (),
+        replaces: LedgerPath | None = None,
     ) -> None:
         self.place = place
         if resume:
@@ -43,6 +53,11 @@ class Recorder:
         self.owner_public = owner_public
         self._signer = _signer(Path(key_path) if key_path else place.key, origin, place)
         self._ledger: Ledger | None = Ledger.open(place, self._signer) if self.resuming else None
+        try:
+            self._spent = registry_of(earlier, replaces, None if self._ledger is None else self._ledger.header.previous)
+        except BaseException:
+            self.close()
+            raise
         self._window: Window | None = None
         self._commitment = b""
 
@@ -75,17 +90,29 @@ class Recorder:
 
         Raises:
             ResumeRefused: the ledger is of another policy, model or schedule.
+            BudgetExceeded: the run could spend more of a contribution than it signed for all runs; nothing is written.
         """
         self._steps = header.policy.policy
         fresh = self._ledger is None
+        names = [rule.name for rule in self._steps.classes]
         if self._ledger is None:
+            header = replace(header, previous=self._spent.previous)
+            leaf = header.header(origin=self._signer.name, log_vkey=self._signer.vkey, time=now)
+            self._spent.require_within(leaf, [_admit(slot, names) for slot in slots])
             self._ledger = Ledger.create(self.place, header, self._signer, now=now)
         else:
             _require_same(self._ledger, header)
         if not self.ledger.state.contributions:
-            names = [rule.name for rule in self._steps.classes]
-            self.ledger.admit([_admit(slot, names) for slot in slots], now=now)
+            self.ledger.admit([self._carried(_admit(slot, names)) for slot in slots], now=now)
         return self.ledger.attempt if fresh else None
+
+    def _carried(self, admission: AdmitSpec) -> AdmitSpec:
+        """An admission with what its contribution spent before."""
+        if len(self._spent.previous) != len(self.ledger.header.previous):
+            raise ResumeRefused("EARLIER", "the header cites earlier runs and nobody is admitted yet; name their ledgers again")
+        if not self.ledger.header.previous or self._steps.classes[admission.profile_id].public:
+            return admission
+        return replace(admission, carried_micro=self._spent.carried(admission.descriptor_hash).micro)
 
     def admitted(self) -> list[bytes]:
         """Descriptor hashes in the order of their admission."""

@@ -175,6 +175,8 @@ class MachineConfig:
         output: directory for the model and the export.
         ledger_key: private key that signs the ledger; default ``<ledger>.key``, made on first use.
         origin: name of the log; default ``<corpus>/<ledger name>``.
+        earlier: ledgers of earlier runs over the corpus, closed, whose expenditure counts here.
+        replaces: a ledger whose key was lost to others, which this one continues under another origin.
         microbatch: contributions per forward pass.
         microbatch_rows: examples per forward pass, at most; a contribution with more is spread over several and still clipped
             once. None for no limit.
@@ -194,6 +196,8 @@ class MachineConfig:
     output: Path = Path("output")
     ledger_key: Path | None = None
     origin: str | None = None
+    earlier: tuple[Location, ...] = ()
+    replaces: Location | None = None
     microbatch: int = 16
     microbatch_rows: int | None = None
     compile: bool = False
@@ -278,6 +282,8 @@ class RunConfig:
             "ledger_state": self.run.ledger_state,
             "ledger_key": self.run.ledger_key,
             "origin": self.run.origin,
+            "earlier": self.run.earlier,
+            "replaces": self.run.replaces,
             "microbatch": self.run.microbatch,
             "microbatch_rows": self.run.microbatch_rows,
             "noise_generator": self.run.noise_generator,
@@ -340,6 +346,9 @@ def _convert(hint: Any, value: Any, where: str, base: Path) -> Any:
     if hint is Path:
         _check(where, value, isinstance(value, str) and value != "" and "\x00" not in value, "a path")
         return base / value
+    if hint == tuple[Location, ...]:
+        _check(where, value, isinstance(value, list), "a list of ledgers")
+        return tuple(_convert(Location, item, where, base) for item in value)
     if typing.get_origin(hint) is tuple:
         _check(where, value, isinstance(value, list) and all(isinstance(item, str) for item in value), "a list of strings")
         return tuple(value)

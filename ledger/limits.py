@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from ledger.errors import HorizonExceeded, LeafRefused
 from ledger.leaves import Admit, Charge, Header
-from ledger.leaves.previous import SPENT
 
 
 def admission_problems(leaf: Admit, header: Header, place: int) -> Iterator[LeafRefused]:
@@ -15,7 +14,7 @@ def admission_problems(leaf: Admit, header: Header, place: int) -> Iterator[Leaf
     if not policy.min_clip_norm_micro <= leaf.clip_micro <= rule.clip_norm_micro:
         allowed = f"{policy.min_clip_norm_micro}..{rule.clip_norm_micro}"
         yield LeafRefused("CLIP", f"clip norm {leaf.clip_micro} is outside {allowed} (1e-6)")
-    if leaf.carried_micro and (rule.public or not any(earlier.reason == SPENT for earlier in header.previous)):
+    if leaf.carried_micro and (rule.public or not header.previous):
         why = "its class is public" if rule.public else "the header counts no earlier run"
         yield LeafRefused("CARRIED", f"{leaf.carried_micro} (1e-6) are said to be spent before, and {why}")
     if leaf.max_epsilon_micro and (rule.public or leaf.carried_micro > leaf.max_epsilon_micro):

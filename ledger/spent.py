@@ -202,11 +202,15 @@ class SpentRegistry:
         Raises:
             BudgetExceeded: code BUDGET; ``nearest`` is the largest number of steps that would stay within the limit.
         """
+        horizons: dict[tuple[int, int, int], Account] = {}
         for admission in admissions:
             limit = admission.max_epsilon_micro
             if not limit or header.policy.classes[admission.profile_id].public:
                 continue
-            reached = self._reaches(header, admission, None)
+            bounds = (admission.profile_id, admission.clip_micro, admission.sigma_micro)
+            if bounds not in horizons:
+                horizons[bounds] = horizon_account(header, admission)
+            reached = self.with_run(admission.descriptor_hash, horizons[bounds])
             if reached.epsilon * MICRO > limit:
                 raise self._exceeded(header, admission, reached)
 
@@ -229,7 +233,7 @@ class SpentRegistry:
             nearest=low,
         )
 
-    def _reaches(self, header: Header, admission: AdmitSpec, steps: int | None) -> Total:
+    def _reaches(self, header: Header, admission: AdmitSpec, steps: int) -> Total:
         return self.with_run(admission.descriptor_hash, horizon_account(header, admission, steps))
 
     def _total(self, accounts: tuple[Account, ...]) -> Total:
