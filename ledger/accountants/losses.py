@@ -107,6 +107,8 @@ def _at(losses: Any, q: float) -> Any:
     """Returns log((e^loss - (1 - q)) / q), -inf where that is no number: the loss before sampling."""
     import numpy as np
 
+    if q == 1.0:
+        return losses
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         middle = np.log1p(np.maximum(-1.0, np.expm1(np.minimum(losses, 30.0)) / q))
         ends = losses - math.log(q) + np.log1p(np.maximum(-1.0, -(1.0 - q) * np.exp(-losses)))

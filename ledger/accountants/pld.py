@@ -5,7 +5,7 @@ at any grid. What the composition rounds is bounded on the way (`tilted`): the b
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -22,8 +22,14 @@ COARSE_BELOW: Final = 0.3
 UNSAMPLED_BELOW: Final = 0.02
 """Below this noise multiplier subsampling is ignored: epsilon is in the thousands, and the bound stays valid."""
 
-MAX_POINTS: Final = 1 << 24
+MAX_POINTS: Final = 1 << 22
 """Longer grids and transforms are not computed on; the smaller of the Renyi and the unsampled bound counts."""
+
+COARSER: Final = (1.0, 16.0, 256.0)
+"""What the grid is multiplied with in turn, where sums are so spread (epsilon is in the hundreds) that it has too many."""
+
+KEPT_POINTS: Final = 1 << 20
+"""Longer distributions of one step are not kept for the next call."""
 
 MOST_STEPS: Final = 1 << 24
 """More sampled steps are not composed: what the grid adds at every step has outgrown what the Renyi bound gives away."""
@@ -76,7 +82,7 @@ def epsilon_of_phases(phases: Sequence[Phase], delta: float, *, replace: bool = 
     if not sampled or math.isinf(unsampled):
         return unsampled
     rest = math.sqrt(loss_of(p for p in phases if p not in sampled))
-    interval = INTERVAL * max(1.0, rest / _COARSE_MU, *((COARSE_BELOW / p.noise_multiplier) ** 2 for p in sampled))
+    interval = INTERVAL * max(1.0, (rest / _COARSE_MU) ** 2, *((COARSE_BELOW / p.noise_multiplier) ** 2 for p in sampled))
     return min(unsampled, _composed(phases, sampled, rest, interval, delta, replace))
 
 
@@ -95,15 +101,30 @@ def _composed(
     # Content replacement is two zero-outs, of which no sampled Renyi bound is at hand; unsampled holds.
     bound = math.inf if replace else renyi.epsilon(phases, delta)
     held = [(p.noise_multiplier, p.sampling_rate, p.steps) for p in sampled] + ([(1.0 / rest, 1.0, 1)] if rest > 0.0 else [])
-    lengths = (high - low for low, high in (losses.extent(z, q, replace) for z, q, _ in held))
-    if steps > MOST_STEPS or not max(lengths) <= MAX_POINTS * interval:
+    longest = max(high - low for low, high in (losses.extent(z, q, replace) for z, q, _ in held))
+    if steps > MOST_STEPS or not longest <= MAX_POINTS * interval:
         return bound
+    for grid in (interval * factor for factor in COARSER):
+        found = _on_grid(held, grid, delta, replace, _steps if longest <= KEPT_POINTS * grid else losses.one_step)
+        if found < math.inf:
+            return min(found, bound)
+    return bound
+
+
+def _on_grid(
+    held: Sequence[tuple[float, float, int]],
+    interval: float,
+    delta: float,
+    replace: bool,
+    steps: Callable[[float, float, float, bool], tuple[losses.OneStep, ...]],
+) -> float:
+    """Returns epsilon of (z, q, number of steps) on one grid, the larger of both directions; inf where it is too fine."""
     found = 0.0
-    for parts in zip(*(_steps(z, q, interval, replace) for z, q, _ in held), strict=True):
+    for parts in zip(*(steps(z, q, interval, replace) for z, q, _ in held), strict=True):
         composed = [(part, count) for part, (_, _, count) in zip(parts, held, strict=True)]
-        if found == 0.0 or not tilted.covers(composed, interval, delta, found):
+        if found == 0.0 or not (math.isinf(found) or tilted.covers(composed, interval, delta, found)):
             found = max(found, tilted.epsilon(composed, interval, delta, MAX_POINTS))
-    return min(found, bound)
+    return found
 
 
 @lru_cache(maxsize=32)

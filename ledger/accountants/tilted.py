@@ -80,10 +80,8 @@ def covers(parts: Sequence[tuple[OneStep, int]], interval: float, delta: float, 
     if infinite >= delta or at <= 0.0:
         return False
     tilt = _tilt_for(parts, interval, delta)
-    log = tilt * math.log(tilt) - (1.0 + tilt) * math.log1p(tilt) - tilt * at
-    for part, steps in parts:
-        _, mass, error = _tilt(part, tilt, interval)
-        log += steps * (mass + error)
+    log = tilt * math.log(tilt) - (1.0 + tilt) * math.log1p(tilt) + _log_moment(parts, interval, tilt, at)
+    log += 16.0 * UNIT * (1.0 + tilt) * (1.0 + abs(math.log(tilt)))
     return math.exp(min(0.0, log)) * (1.0 + 1e-6) <= delta - infinite
 
 
@@ -225,7 +223,7 @@ def _tilt(part: OneStep, tilt: float, interval: float) -> tuple[Any, float, floa
     masses /= total
     log = top + math.log(total)
     largest = float(np.max(np.abs(exponent[masses > _TINY])))
-    return masses, log, part.slack + 8.0 * UNIT * (8.0 + 2.0 * largest + abs(log) + abs(top))
+    return masses, log, part.slack + 8.0 * UNIT * (96.0 + 2.0 * largest + abs(log) + abs(top))
 
 
 def _beyond(
@@ -234,15 +232,21 @@ def _beyond(
     """Returns a bound on the probability of a sum of ``place`` intervals or more: Chernoff's, by the first of a few tilts."""
     best = 1.0
     for extra in (_AFTER, 3.0, 1.0, 0.5, 0.25, 2.0 * _AFTER):
-        steeper = tilt + extra / (deviation * interval)
-        log = -steeper * (place * interval)
-        for part, steps in parts:
-            _, mass, error = _tilt(part, steeper, interval)
-            log += steps * (mass + error)
+        log = _log_moment(parts, interval, tilt + extra / (deviation * interval), place * interval)
         best = min(best, math.exp(min(0.0, log)) * (1.0 + 1e-6))
         if best <= enough:
             break
     return best
+
+
+def _log_moment(parts: Sequence[tuple[OneStep, int]], interval: float, tilt: float, at: float) -> float:
+    """Returns the log of E e^(tilt (sum - at)), or more."""
+    log, size = -tilt * at, tilt * abs(at)
+    for part, steps in parts:
+        _, mass, error = _tilt(part, tilt, interval)
+        log += steps * (mass + error)
+        size += steps * abs(mass)
+    return log + (4.0 + 2.0 * len(parts)) * UNIT * size
 
 
 def _convolved(scaled: Sequence[Any], steps: Sequence[int], size: int) -> tuple[Any, tuple[float, float]]:
@@ -255,28 +259,28 @@ def _convolved(scaled: Sequence[Any], steps: Sequence[int], size: int) -> tuple[
     import numpy as np
 
     levels = math.log2(size)
-    transforms, upper, change = [], np.zeros(size // 2 + 1), np.zeros(size // 2 + 1)
+    alive = np.arange(size // 2 + 1)
+    upper, change, product = np.zeros(len(alive)), np.zeros(len(alive)), np.ones(len(alive), dtype=np.complex128)
     for masses, n in zip(scaled, steps, strict=True):
         padded = np.concatenate([masses, np.zeros(-len(masses) % size)])
         folded = padded.reshape(-1, size).sum(axis=0)
-        transform = np.fft.rfft(folded)
+        transform = np.fft.rfft(folded)[alive]
         bound = UNIT * (8.0 * levels + 8.0 + len(padded) / size) + _TINY * len(masses)
         length = np.abs(transform)
-        transforms.append(transform)
         upper += n * np.log(length + bound)
         with np.errstate(divide="ignore"):
             change += n * np.log1p(bound / length)
-    alive = upper > FLOOR
-    product = np.ones(int(np.count_nonzero(alive)), dtype=np.complex128)
-    for transform, n in zip(transforms, steps, strict=True):
-        product *= _power(transform[alive], n)
-    largest = np.exp(np.minimum(upper[alive], 1.0))
+        held = upper > FLOOR  # no factor exceeds 1 by more than rounding, so what is below stays there
+        alive, upper, change = alive[held], upper[held], change[held]
+        product = product[held] * _power(transform[held], n)
+    largest = np.exp(np.minimum(upper, 1.0))
     off = np.full(size // 2 + 1, 2.0 * math.exp(FLOOR))
-    off[alive] = largest * -np.expm1(-change[alive])
+    off[alive] = largest * -np.expm1(-change)
     spectrum = np.zeros(size // 2 + 1, dtype=np.complex128)
     spectrum[alive] = product
-    off += UNIT * 8.0 * levels * np.abs(spectrum)  # the inverse transform
-    most, norm = 2.0 / size * float(np.sum(off)), math.sqrt(2.0 / size) * float(np.linalg.norm(off))
+    back = UNIT * 8.0 * levels * np.abs(spectrum)  # the inverse transform
+    most = 2.0 / size * (float(np.sum(off)) + float(np.sum(back)))
+    norm = math.sqrt(2.0 / size) * (float(np.linalg.norm(off)) + float(np.linalg.norm(back)))
     return np.fft.irfft(spectrum, size), (1.01 * most, 1.01 * norm)
 
 
