@@ -333,7 +333,7 @@ def _read(kind: type, table: Any, name: str, base: Path, tables: dict[str, type]
 
 def _convert(hint: Any, value: Any, where: str, base: Path) -> Any:
     """A TOML value as the type of a field; numbers are never read from strings, nor booleans as numbers."""
-    if isinstance(hint, types.UnionType):
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         hint = next(option for option in typing.get_args(hint) if option is not types.NoneType)
     if typing.get_origin(hint) is Literal:
         choices = typing.get_args(hint)

@@ -85,8 +85,8 @@ def test_the_steps_name_every_reason_code():
 # Faults in the order in which the page says they are found: each test has the fault itself and all of the later ones.
 FAULTS = [
     ("CLOCK", {"now": -1}),
-    ("SIZE", {"changes": {15: bytes(17000)}}),
-    ("SCHEMA", {"changes": {15: 1}}),
+    ("SIZE", {"changes": {16: bytes(17000)}}),
+    ("SCHEMA", {"changes": {16: 1}}),
     ("RANGE", {"changes": {12: 2**32}}),
     ("HEADER", {"header": {1: -8}}),
     ("SIG_BAD", {"key": MALLORY}),

@@ -47,6 +47,18 @@ def test_a_ledger_may_be_on_a_server_with_its_state_on_this_machine(tmp_path: Pa
     assert RunConfig.load(run).opening["ledger"] == str(tmp_path / "runs" / "ledger.db")
 
 
+def test_earlier_ledgers_are_named_relative_to_the_run_file_or_by_their_url(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(TEXT + '[run]\nearlier = ["one.db", "postgresql://reader@db.example/privacy"]\nreplaces = "lost.db"\n')
+    opening = RunConfig.load(run).opening
+    assert opening["earlier"] == (str(tmp_path / "one.db"), "postgresql://reader@db.example/privacy")
+    assert opening["replaces"] == str(tmp_path / "lost.db")
+    for wrong in ('earlier = "one.db"', "earlier = [1]", "replaces = []"):
+        run.write_text(TEXT + f"[run]\n{wrong}\n")
+        with pytest.raises(ConfigError):
+            RunConfig.load(run)
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
