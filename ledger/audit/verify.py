@@ -154,6 +154,11 @@ def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | Non
         notes.append(f"the policy is signed by key {header.owner_key.hex()} of {header.owner}, which was not pinned")
     elif header.owner_key != owner_key:
         fault("OWNER", "seq 0", f"the policy is signed by {header.owner_key.hex()}, {owner_key.hex()} was pinned")
+    if header.previous:
+        notes.append(
+            f"the run counts {', '.join(f'{item.origin} ({item.reason}, {item.size} leaves)' for item in header.previous)}; what "
+            "was spent there is the signer's word unless their exports are given too (--earlier)"
+        )
     here = describe(header.accountant.name, header.policy.noise_family)
     there = (header.accountant.name, header.accountant.library, header.accountant.version, header.accountant.parameters)
     if there != here:
