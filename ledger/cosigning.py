@@ -1,6 +1,7 @@
 """Cosigning as an auditor: everything is verified, nothing that was ever cosigned may be taken back or contradicted.
 
-By a cosignature this auditor says: the export under this checkpoint was audited in full without a finding, and its tree
+By a cosignature this auditor says: the export under this checkpoint was audited without a finding, in full or, where a quorum
+of auditors let leaves be pruned, by what stays of them, and its tree
 extends every tree of that log which was cosigned before (C2SP tlog-cosignature; the audit is the additional statement that
 the key stands for). So two auditors' quorums that overlap in one honest auditor never sign two histories of one ledger.
 
@@ -149,9 +150,9 @@ def cosign_export(
     """Audits an export and cosigns its checkpoint.
 
     Guarantee:
-        A note is returned only if the audit says FULL, and the tree extends the one remembered of that log; and then it is
-        what is remembered, on disk. A checkpoint that contradicts the memory is never cosigned, and both notes are kept as
-        evidence that anybody can check.
+        A note is returned only if the audit says FULL (or SUMMARISED, of a pruned ledger), and the tree extends the one
+        remembered of that log; and then it is what is remembered, on disk. A checkpoint that contradicts the memory is never
+        cosigned, and both notes are kept as evidence that anybody can check.
 
     Args:
         export: directory of the export.
@@ -166,7 +167,7 @@ def cosign_export(
             of auditors does, the ledger's operator may delete what they speak for.
 
     Raises:
-        CosignRefused: the audit is not FULL, nothing is remembered of the log though it is not the first time, or the reverse;
+        CosignRefused: the audit failed, nothing is remembered of the log though it is not the first time, or the reverse;
             code NO_SUMMARY, there is no summary to vouch for.
         LedgerForked: the log signed another history than the one remembered; the sentence names the evidence file.
         LedgerBehind: the tree is smaller than the one remembered; likewise.
@@ -174,7 +175,7 @@ def cosign_export(
         ExportChanged: files changed while they were read.
     """
     report = verify_export(export, log_keys, owner_key=owner_key)
-    if report.verdict != "FULL":
+    if report.verdict == "FAILED":
         raise CosignRefused("NOT_FULL", _why(report))
     since = _first_whole(report) if summary else None
     # The audit followed every change of the key from one that was pinned, and the current key must have signed.
@@ -197,8 +198,6 @@ def cosign_export(
 
 
 def _why(report: AuditReport) -> str:
-    if not report.findings:
-        return f"the audit says {report.verdict}; a cosignature says that everything was re-derived"
     first = report.findings[0]
     return f"the audit {report.verdict} with {len(report.findings)} findings, the first in {first.where}: {first.sentence}"
 

@@ -70,6 +70,10 @@ class CosignRefused(LedgerError):
     """An auditor may not cosign this checkpoint: it was not verified in full, or the auditor's memory says otherwise."""
 
 
+class RetentionRefused(LedgerError):
+    """Nothing may be pruned now: the policy, the auditors or the horizon do not let it."""
+
+
 class ExportRefused(LedgerError):
     """This ledger may not be exported, or not to this place."""
 

@@ -3,20 +3,46 @@
 import os
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from ledger import layout, tiles
 from ledger.errors import ExportRefused, LedgerCorrupt, StorageFailed
-from ledger.leaves import Header
+from ledger.leaves import Admit, Header
 from ledger.merkle import leaf_hash, root_of_hashes
 from ledger.rotation import KeyChain
 from ledger.storage.store import Row
 
 
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What a pruned ledger has instead of bodies.
+
+    Attributes:
+        before: position below which bodies may be gone.
+        anchors: records of pruned ADMIT leaves by descriptor hash; of pruned SPEND leaves nothing stays.
+        notes: the checkpoints below which auditors vouch for summaries.
+    """
+
+    before: int
+    anchors: Mapping[bytes, bytes]
+    notes: Sequence[bytes]
+
+    def stand_in(self, row: Row) -> bytes:
+        """Returns what stands in for a pruned leaf."""
+        return self.anchors[row.descriptor_hash or b""] if row.kind == Admit.KIND else b""
+
+
 def write_export(
-    header: Header, rows: Iterable[Row], checkpoint: bytes, directory: Path, *, keys: KeyChain | None = None
+    header: Header,
+    rows: Iterable[Row],
+    checkpoint: bytes,
+    directory: Path,
+    *,
+    keys: KeyChain | None = None,
+    pruned: Pruned | None = None,
 ) -> Path:
     """Writes an export: built beside its place, then renamed into it, so it is there whole or not at all.
 
@@ -26,6 +52,7 @@ def write_export(
         checkpoint: signed note over them.
         directory: where to put it; must not exist.
         keys: the ledger's keys, where the one in the header was ever changed.
+        pruned: what stands in for bodies that are gone, where any may be.
 
     Returns:
         The directory.
@@ -46,9 +73,13 @@ def write_export(
         _put(temporary, layout.POLICY, keys.trust_policy().text())
         roots: list[bytes] = []
         size, stream = 0, iter(rows)
-        while bodies := [row.body for row in islice(stream, layout.TILE_WIDTH)]:
-            hashes = [leaf_hash(body) for body in bodies]
-            _put(temporary, layout.entries_path(len(roots), len(bodies)), tiles.entry_bundle(bodies))
+        retained = 0 if pruned is None else -(-pruned.before // layout.TILE_WIDTH)
+        if pruned is not None and retained:
+            _put(temporary, layout.RETAINED_NOTES, tiles.entry_bundle(pruned.notes))
+        while batch := list(islice(stream, layout.TILE_WIDTH)):
+            bodies = [row.body if row.body or pruned is None else pruned.stand_in(row) for row in batch]
+            hashes = [leaf_hash(row.body) if row.body else row.leaf_hash for row in batch]
+            _put(temporary, layout.bundle_path(len(roots), len(bodies), retained), tiles.entry_bundle(bodies))
             _put(temporary, layout.tile_path(0, len(roots), len(bodies)), b"".join(hashes))
             roots.append(root_of_hashes(hashes))
             size += len(bodies)

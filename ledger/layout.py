@@ -1,7 +1,9 @@
 """Names and sizes of the files of an export: pure functions of the tree's size, never of anything that was read.
 
 Source: C2SP tlog-tiles v1.0.0. A directory holds ``checkpoint``, ``policy``, ``tile/<L>/<N>[.p/<W>]`` and
-``tile/entries/<N>[.p/<W>]``.
+``tile/entries/<N>[.p/<W>]``. Of a pruned ledger the first bundles are not there ("Pruning": entries below a minimum index may
+be missing, hashes stay); in their place are ``retained/<N>[.p/<W>]``, in the same format, with what stands in for pruned leaves
+(`ledger.retained`), and ``retained/notes``, the checkpoints below which auditors vouch for summaries.
 """
 
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ MAX_TEXT_SIZE: Final = 1_000_000
 
 CHECKPOINT: Final = "checkpoint"
 POLICY: Final = "policy"
+RETAINED_NOTES: Final = "retained/notes"
 
 
 def index_path(n: int) -> str:
@@ -35,6 +38,16 @@ def tile_path(level: int, n: int, width: int = TILE_WIDTH) -> str:
 def entries_path(n: int, width: int = TILE_WIDTH) -> str:
     """Returns the name of an entry bundle."""
     return f"tile/entries/{index_path(n)}{_partial(width)}"
+
+
+def retained_path(n: int, width: int = TILE_WIDTH) -> str:
+    """Returns the name of the bundle that is there in place of an entry bundle with pruned leaves."""
+    return f"retained/{index_path(n)}{_partial(width)}"
+
+
+def bundle_path(n: int, width: int, retained: int) -> str:
+    """Returns the name of a bundle, of which the first ``retained`` have pruned leaves, or lie before one that has."""
+    return retained_path(n, width) if n < retained else entries_path(n, width)
 
 
 def level_count(size: int) -> int:
@@ -60,12 +73,14 @@ def width_of(n: int, size: int) -> int:
     return min(TILE_WIDTH, size - n * TILE_WIDTH)
 
 
-def file_paths(size: int) -> Iterator[str]:
-    """Yields the names of all files of an export of this size."""
+def file_paths(size: int, retained: int = 0) -> Iterator[str]:
+    """Yields the names of all files of an export of this size, the first bundles of which are retained ones."""
     yield CHECKPOINT
     yield POLICY
+    if retained:
+        yield RETAINED_NOTES
     for n, width in tile_widths(size):
-        yield entries_path(n, width)
+        yield bundle_path(n, width, retained)
     for level in range(level_count(size)):
         for n, width in tile_widths(size, level):
             yield tile_path(level, n, width)
@@ -73,7 +88,7 @@ def file_paths(size: int) -> Iterator[str]:
 
 def max_file_size(path: str) -> int:
     """Returns the largest size, in bytes, of a file of an export."""
-    if path.startswith("tile/entries/"):
+    if path.startswith(("tile/entries/", "retained/")):
         return MAX_BUNDLE_SIZE
     return MAX_TILE_SIZE if path.startswith("tile/") else MAX_TEXT_SIZE
 

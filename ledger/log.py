@@ -94,7 +94,7 @@ class Ledger(Retaining, Releasing, Signing, Readings):
         body = encode_leaf(leaf)
         place = Place.of(ledger, state)
         mark = highwater.path_of(place)
-        if mark.exists():
+        if highwater.exists(place):
             raise LedgerError("EXISTS", f"{mark} exists: it belongs to a ledger that is not here")
         place.make_state_directory()
         store = create_store(place)
@@ -369,8 +369,9 @@ class Ledger(Retaining, Releasing, Signing, Readings):
                 raise ExportRefused("UNSIGNED", "leaves follow the last checkpoint; open the ledger with its key")
             with self._file.appending(self.state.last_time, checkpoint=True):
                 pass
+        told = self.pruned()
         with self.rows() as rows:
-            return write_export(self.header, rows, self.checkpoint, Path(directory), keys=self.state.keys)
+            return write_export(self.header, rows, self.checkpoint, Path(directory), keys=self.state.keys, pruned=told)
 
     def _running(self, now: int, *, checkpoint: bool = False) -> AbstractContextManager[int]:
         if self.finished:

@@ -13,6 +13,7 @@ from ledger import layout, tiles
 from ledger.errors import LedgerCorrupt, ProofError
 from ledger.note import peek_checkpoint
 from ledger.prover import TileTree
+from ledger.retained import is_stand_in
 
 
 class ExportReader:
@@ -50,18 +51,24 @@ class ExportReader:
         """Returns the bytes of a leaf; raises ProofError if the export has none of that number."""
         if not 0 <= seq < self.size:
             raise ProofError("INDEX", f"the export has leaves 0 to {self.size - 1}, and no leaf {seq}")
-        return self._bundle(seq // layout.TILE_WIDTH)[seq % layout.TILE_WIDTH]
+        found = self._bundle(seq // layout.TILE_WIDTH)[seq % layout.TILE_WIDTH]
+        if is_stand_in(found):
+            raise ProofError("PRUNED", f"the body of leaf {seq} was pruned; a proof file handed out before still shows it")
+        return found
 
     def backwards(self) -> Iterator[tuple[int, bytes]]:
         """Yields (number, bytes) of all leaves, the last one first."""
         for n in reversed(range(-(-self.size // layout.TILE_WIDTH))):
             bundle = self._bundle(n)
             for place in reversed(range(len(bundle))):
-                yield n * layout.TILE_WIDTH + place, bundle[place]
+                if not is_stand_in(bundle[place]):
+                    yield n * layout.TILE_WIDTH + place, bundle[place]
 
     def _bundle(self, n: int) -> list[bytes]:
         width = layout.width_of(n, self.size)
-        return tiles.split_bundle(self.read(layout.entries_path(n, width)), width)
+        retained = layout.retained_path(n, width)
+        name = retained if (self.base / retained).is_file() else layout.entries_path(n, width)
+        return tiles.split_bundle(self.read(name), width)
 
 
 def _read(base: Path, name: str) -> bytes:

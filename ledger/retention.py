@@ -1,13 +1,43 @@
-"""Retention: the oldest epochs are summarised, auditors vouch for the summary, and only then may bodies in its range go."""
+"""Retention: the oldest epochs are summarised, auditors vouch for the summary, and only then do bodies in its range go.
 
-from ledger.leaves import Summary
+Life of a range: (1) `Retaining.summarise` appends its SUMMARY leaf under a signed checkpoint; (2) auditors audit an export that
+has every body of the range, and a quorum of those whom the signed policy names vouches (`ledger.statements`); (3) one more
+epoch closes, or the run did; (4) `Retaining.prune` drops the bodies of SPEND leaves, and of the ADMIT leaves of contributions
+that left, whose anchor records stay (`ledger.retained`). Nothing else is ever dropped: no leaf hash, nothing of a withdrawal.
+"""
+
+from ledger.errors import RetentionRefused
+from ledger.export import Pruned
+from ledger.leaves import Spend, Summary
+from ledger.statements import statements, vouched_end, vouchers
 from ledger.storage.appender import Appender
+from ledger.storage.store import Anchor
 
 
 class Retaining:
-    """Summaries of an open ledger."""
+    """Summaries and pruning of an open ledger."""
 
     _file: Appender
+
+    @property
+    def pruned_before(self) -> int:
+        """Position below which bodies may be gone; 0 where everything is there."""
+        return self._file.pruned_before
+
+    @property
+    def vouchers(self) -> dict[int, tuple[str, ...]]:
+        """By position of each SUMMARY leaf the names of the policy's auditors who vouch for it."""
+        run = self._file.replay
+        return vouchers(run.header, self._file.checkpoints, run.tally.summaries)
+
+    def pruned(self) -> Pruned | None:
+        """Returns what stands in for pruned leaves; None where everything is there."""
+        if not self.pruned_before:
+            return None
+        with self._file.store.snapshot() as snapshot:
+            anchors = {anchor.descriptor_hash: anchor.record for anchor in snapshot.anchors()}
+        notes = [note for _, note in sorted(self._file.checkpoints.items()) if statements(self._file.replay.header, note)]
+        return Pruned(self.pruned_before, anchors, notes)
 
     def summarise(self, *, now: int) -> Summary:
         """Appends the SUMMARY leaf over all epochs past the policy's horizon, under a signed checkpoint; also after the close.
@@ -24,3 +54,55 @@ class Retaining:
             leaf, _ = self._file.replay.tally.propose(self._file.size, time)
             self._file.stage(leaf)
         return leaf
+
+    def prune(self) -> int:
+        """Drops the bodies that vouched summaries speak for; returns how many went.
+
+        Guarantee:
+            A body goes only if it is of a SPEND leaf, or of the ADMIT leaf of a contribution that has left and whose record
+            stays; if it lies below the end of a summary for which a quorum of the auditors of the signed policy vouches, in
+            signatures that this ledger keeps; and if the ledger without it replays to the same state. All go, or none.
+
+        Raises:
+            RetentionRefused: code RETENTION if the policy keeps everything, NO_AUDITORS if it names nobody who could vouch,
+                NO_SUMMARY without one that is not pruned yet, UNVOUCHED if too few vouch for it, TOO_EARLY if no epoch closed
+                since.
+            LedgerCorrupt: the ledger could not do without the bodies; nothing is gone.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        run = self._file.replay
+        before = self._prunable()
+        anchors = {}
+        if not run.header.occurrences_public:
+            for end, record in run.tally.summarised.values():
+                if end <= before:
+                    seq = next(leaf.seq for leaf in run.tally.summaries if leaf.end == end)
+                    anchors[record.first_seq] = Anchor(record.descriptor_hash, seq, record.to_bytes())
+        return self._file.prune(before, anchors, [Spend.KIND])
+
+    def _prunable(self) -> int:
+        """Where the leaves end whose bodies may go now."""
+        run = self._file.replay
+        policy, summaries = run.header.policy, run.tally.summaries
+        if not policy.retention_epochs:
+            raise RetentionRefused("RETENTION", "the policy says retention_epochs = 0: nothing is ever pruned")
+        if not policy.auditors:
+            sentence = "the policy names no auditors, so that nobody can vouch for a summary and nothing may be pruned"
+            how = "sign the policy of the next run with 'auditors' and 'auditor_quorum' under [ledger]"
+            raise RetentionRefused("NO_AUDITORS", f"{sentence}; {how}")
+        due = [leaf for leaf in summaries if leaf.end > self.pruned_before]
+        if not due:
+            raise RetentionRefused("NO_SUMMARY", "no summary speaks for bodies that are still there; summarise first")
+        names = self.vouchers
+        end = vouched_end(run.header, summaries, names)
+        if end < due[0].end:
+            given = ", ".join(names[due[0].seq]) or "nobody"
+            sentence = f"{policy.auditor_quorum} auditors must vouch for the summary at {due[0].seq}, {given} does"
+            how = "export the ledger, let them run 'dptrain ledger cosign --summary' on it, and merge what they write"
+            raise RetentionRefused("UNVOUCHED", f"{sentence}; {how}")
+        last = max(epoch.seq for epoch in run.epochs)
+        old = [leaf.end for leaf in due if leaf.end <= end and (run.closed or leaf.seq < last)]
+        if not old:
+            sentence = f"no epoch has closed since the summary at {due[0].seq}"
+            raise RetentionRefused("TOO_EARLY", f"{sentence}; prune after the next one, or when the run is closed")
+        return old[-1]

@@ -96,12 +96,7 @@ def vouchers(header: Header, notes: Mapping[int, bytes], summaries: Iterable[Sum
     return {
         leaf.seq: tuple(
             sorted(
-                {
-                    name
-                    for size, names in said.items()
-                    for name, since in names.items()
-                    if size > leaf.seq and since <= leaf.seq
-                }
+                {name for size, names in said.items() for name, since in names.items() if size > leaf.seq and since <= leaf.seq}
             )
         )
         for leaf in summaries

@@ -75,7 +75,7 @@ class Tally:
         start: where the next range begins.
         summaries: all SUMMARY leaves.
         slack: how much more than it says the SPEND leaf that is seen may record, in 1e-6: not 0 only for a stand-in.
-        summarised: by descriptor hash, the end of the range in whose summary the record of a contribution is.
+        summarised: by descriptor hash, the end of the range in whose summary the record of a contribution is, and the record.
     """
 
     def __init__(self, header: Header) -> None:
@@ -84,7 +84,7 @@ class Tally:
         self.start = FIRST_LEAF
         self.summaries: list[Summary] = []
         self.slack = 0.0
-        self.summarised: dict[bytes, int] = {}
+        self.summarised: dict[bytes, tuple[int, AnchorRecord]] = {}
         self._horizon = header.policy.retention_epochs
         self._public = [rule.public for rule in header.policy.classes]
         self._closed: list[_Segment] = []
@@ -134,7 +134,8 @@ class Tally:
         if wrong:
             yield LeafRefused("SUMMARY", f"leaves {leaf.first} to {leaf.end - 1} give another {', '.join(wrong)} than it says")
         else:
-            self.summarised |= {record.descriptor_hash: leaf.end for segment in segments for record in segment.records}
+            records = (record for segment in segments for record in segment.records)
+            self.summarised |= {record.descriptor_hash: (leaf.end, record) for record in records}
         self._closed = self._closed[len(segments) :]
         self.start = leaf.end
         self.summaries.append(leaf)

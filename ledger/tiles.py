@@ -33,15 +33,15 @@ def entry_bundle(entries: Sequence[bytes]) -> bytes:
     return b"".join(len(entry).to_bytes(2, "big") + entry for entry in entries)
 
 
-def split_bundle(data: bytes, width: int) -> list[bytes]:
-    """Reads exactly ``width`` entries that fill ``data``.
+def split_bundle(data: bytes, width: int | None) -> list[bytes]:
+    """Reads exactly ``width`` entries that fill ``data``, or as many as fill it.
 
     Raises:
         ProofError: if they do not.
     """
     entries: list[bytes] = []
     offset = 0
-    for _ in range(width):
+    while offset < len(data) if width is None else len(entries) < width:
         if len(data) - offset < 2:
             raise ProofError("BUNDLE", f"a bundle of {width} entries ends after {len(entries)}")
         size = int.from_bytes(data[offset : offset + 2], "big")

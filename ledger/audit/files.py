@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ from ledger.note import (
     parse_verifier_key,
     peek_checkpoint,
 )
+from ledger.retained import is_stand_in
 
 MAX_NAMED: Final = 50
 """Missing, unknown or wrong files are named up to this many of each."""
@@ -41,11 +42,13 @@ class Export:
         base: the directory.
         report: takes (code, where, sentence) of everything wrong.
         names: names of the regular files found.
+        retained: how many bundles, from the first on, are those of a pruned ledger (`ledger.layout`).
     """
 
     base: Path
     report: Report
     names: set[str] = field(default_factory=set)
+    retained: int = 0
 
     def scan(self) -> bool:
         """Lists the directory without following a link; False when there is none."""
@@ -120,7 +123,9 @@ class Export:
             missing = next(name for name in layout.file_paths(size) if name not in self.names)
             self.report("MISSING_FILE", missing, f"the checkpoint signs {size} leaves; most of their files are missing")
             return False
-        expected = set(layout.file_paths(size))
+        widths = layout.tile_widths(size)
+        self.retained = sum(1 for _ in takewhile(lambda tile: layout.retained_path(*tile) in self.names, widths))
+        expected = set(layout.file_paths(size, self.retained))
         for name in islice(sorted(expected - self.names), MAX_NAMED):
             self.report("MISSING_FILE", name, f"the checkpoint signs {size} leaves, which need this file")
         for name in islice(sorted(self.names - expected), MAX_NAMED):
@@ -154,7 +159,7 @@ class Export:
 
     def bundle(self, n: int, width: int) -> list[bytes] | None:
         """Returns the entries of a bundle, or None after reporting why not."""
-        name = layout.entries_path(n, width)
+        name = layout.bundle_path(n, width, self.retained)
         data = self.read(name)
         try:
             return None if data is None else tiles.split_bundle(data, width)
@@ -162,9 +167,28 @@ class Export:
             self.report("BUNDLE", name, error.sentence)
             return None
 
+    def notes(self) -> list[bytes]:
+        """Returns the checkpoints below which auditors vouch for summaries; none after reporting why not."""
+        if not self.retained:
+            return []
+        data = self.read(layout.RETAINED_NOTES)
+        try:
+            return [] if data is None else tiles.split_bundle(data, None)
+        except ProofError as error:
+            self.report("BUNDLE", layout.RETAINED_NOTES, error.sentence)
+            return []
+
+    def hashes(self, n: int, width: int, entries: list[bytes]) -> list[bytes]:
+        """Returns the leaf hashes of a bundle's entries; those of stand-ins are the tile's, zeros where it has none."""
+        if n >= self.retained or not any(map(is_stand_in, entries)):
+            return list(map(leaf_hash, entries))
+        tile = (self.read(layout.tile_path(0, n, width)) or b"").ljust(layout.HASH_SIZE * width, b"\0")
+        stored = (tile[at : at + layout.HASH_SIZE] for at in range(0, len(tile), layout.HASH_SIZE))
+        return [hash_ if is_stand_in(entry) else leaf_hash(entry) for entry, hash_ in zip(entries, stored, strict=False)]
+
     def _hashes(self, n: int, width: int) -> list[bytes] | None:
         entries = self.bundle(n, width)
-        return None if entries is None else list(map(leaf_hash, entries))
+        return None if entries is None else self.hashes(n, width, entries)
 
     def _report_tiles(self, names: list[str]) -> None:
         for name in names[:MAX_NAMED]:
@@ -202,7 +226,7 @@ class Export:
             if tile[place * layout.HASH_SIZE : (place + 1) * layout.HASH_SIZE] != hash_:
                 seq = n * layout.TILE_WIDTH + place
                 sentence = f"leaf {seq} was changed: it does not hash to its place in the tree"
-                self.report("LEAF", layout.entries_path(n, width), sentence)
+                self.report("LEAF", layout.bundle_path(n, width, self.retained), sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +260,7 @@ class Leaves:
         """
         for n in range(first // layout.TILE_WIDTH, -(-end // layout.TILE_WIDTH)):
             start = n * layout.TILE_WIDTH
-            yield from map(leaf_hash, self._tile(n)[max(0, first - start) : end - start])
+            yield from self._hashes(n)[max(0, first - start) : end - start]
 
     def root_at(self, size: int) -> bytes:
         """Returns the root over the first ``size`` leaves.
@@ -247,16 +271,29 @@ class Leaves:
         whole, rest = divmod(size, layout.TILE_WIDTH)
         roots = self.roots[:whole]
         if rest:
-            roots.append(root_of_hashes(list(map(leaf_hash, self._tile(whole)[:rest]))))
+            roots.append(root_of_hashes(self._hashes(whole)[:rest]))
         return root_of_hashes(roots)
 
+    @property
+    def retained(self) -> int:
+        """Position below which an entry may be a stand-in."""
+        return self.export.retained * layout.TILE_WIDTH
+
     def _tile(self, n: int) -> list[bytes]:
+        return self._read(n)[0]
+
+    def _hashes(self, n: int) -> list[bytes]:
+        return self._read(n)[1]
+
+    def _read(self, n: int) -> tuple[list[bytes], list[bytes]]:
+        """Entries and leaf hashes of a bundle."""
         width = layout.width_of(n, self.size)
         entries = self.export.bundle(n, width)
-        if entries is None or root_of_hashes(list(map(leaf_hash, entries))) != self.roots[n]:
-            name = layout.entries_path(n, width)
+        hashes = [] if entries is None else self.export.hashes(n, width, entries)
+        if entries is None or root_of_hashes(hashes) != self.roots[n]:
+            name = layout.bundle_path(n, width, self.export.retained)
             raise ExportChanged("CHANGED", f"{name} changed while it was audited; audit a copy that nobody writes")
-        return entries
+        return entries, hashes
 
 
 def _claimed(data: bytes, keys: list[str]) -> Checkpoint | None:

@@ -124,8 +124,8 @@ class AuditReport:
     """The result of an audit.
 
     Attributes:
-        verdict: FULL when everything was re-derived and nothing is wrong; FAILED otherwise. SUMMARISED is for pruned
-            ledgers, which this version does not write.
+        verdict: FULL when everything was re-derived and nothing is wrong; SUMMARISED when this is so of a pruned ledger, with
+            the word of auditors for what is gone (`ledger.audit.verify_export`); FAILED otherwise.
         findings: what is wrong; empty unless FAILED.
         notes: what a reader should know though nothing is wrong.
         origin: the ledger's origin, as signed; None when the checkpoint itself was refused, and so are the rest.

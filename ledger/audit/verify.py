@@ -10,16 +10,17 @@ from attest.policy.sampling import POISSON
 from ledger import layout
 from ledger.accountants import MICRO, Phase, caveat, describe
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import AuditReport, EpochRow, Finding
+from ledger.audit.findings import AuditReport, EpochRow, Finding, Verdict
 from ledger.audit.quorum import judge_signers, pinned_signers
 from ledger.audit.signing import judge_keys
 from ledger.audit.summaries import judge_summaries
 from ledger.audit.withdrawals import Withdrawals
 from ledger.errors import ExportChanged, LeafRefused, NoteError
-from ledger.leaves import Header, decode_leaf
+from ledger.leaves import Header, Leaf, decode_leaf
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.posture import block_multipliers
 from ledger.replay import Replay
+from ledger.retained import RetainedReplay, is_stand_in
 from ledger.summary import class_summaries
 
 MAX_FINDINGS: Final = 200
@@ -45,6 +46,11 @@ def verify_export(
         this one, which a note names: at least the one recomputed). It cannot
         tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
+        SUMMARISED means the same of a ledger of which SPEND leaves, and ADMIT leaves of contributions that left, were pruned:
+        every figure was recomputed from what stays, a quorum of the auditors whom the signed policy names vouches for the
+        summaries of everything pruned, and each summary agrees with what stays. That the pruned leaves said no more than
+        their stand-ins is these auditors' word (`ledger.retained`, `ledger.statements`); the notes name them and the ranges.
+
     Args:
         path: the directory of the export.
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
@@ -60,7 +66,8 @@ def verify_export(
         _verify(Path(path), list(keys), owner_key, require_quorum, findings, report)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         findings.append(Finding("INTERNAL", str(path), f"the audit broke off: {type(error).__name__}: {error}"))
-    return AuditReport(verdict="FAILED" if findings else "FULL", findings=tuple(findings[:MAX_FINDINGS]), **report)
+    whole: Verdict = "SUMMARISED" if any(row.pruned for row in report.get("summaries", ())) else "FULL"
+    return AuditReport(verdict="FAILED" if findings else whole, findings=tuple(findings[:MAX_FINDINGS]), **report)
 
 
 def _verify(
@@ -116,8 +123,9 @@ def _verify(
         multipliers=block_multipliers(header),
         withdrawal_counts=withdrawals.counts(),
         withdrawals=withdrawals.rows(run),
-        summaries=judge_summaries(run, {checkpoint.size: signed or b""}, fault),
+        summaries=judge_summaries(run, export, leaves, (checkpoint, signed or b""), fault, notes),
     )
+    report.update(notes=tuple(notes))
 
 
 def _check_keys(keys: list[str], fault: Any) -> bool:
@@ -165,13 +173,17 @@ def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | Non
         notes.append(f"recorded with {' '.join(there)}; recomputed with {' '.join(here)}")
 
 
-def _replay(header: Header, leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals) -> Replay:
-    run = Replay(header, leaves.root_at)
+def _replay(header: Header, leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals) -> RetainedReplay:
+    run = RetainedReplay(header, leaves.root_at)
     run.tally.hashes = leaves.hashes
     try:
         for seq, data in enumerate(islice(leaves, 1, None), start=1):
-            leaf = decode_leaf(data)
-            problems = run.apply(leaf)
+            leaf: Leaf
+            if seq < leaves.retained and is_stand_in(data):
+                leaf, problems = run.stand_in(data)
+            else:
+                leaf = decode_leaf(data)
+                problems = run.apply(leaf)
             withdrawals.see(leaf, run)
             if problems:
                 findings.extend(Finding(problem.code, f"seq {seq}", problem.sentence) for problem in problems)

@@ -3,7 +3,7 @@
 The mechanics under `ledger.log.Ledger`: it decides what to append, this decides whether and how.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -15,7 +15,7 @@ from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, merge_notes, peek_checkpoint, sign_note
 from ledger.prover import HashTree, consistency_proof
 from ledger.storage import fsck, highwater
-from ledger.storage.store import Row, Store
+from ledger.storage.store import Anchor, Row, Store
 
 CLOCK_SLACK_SECONDS: Final = 60
 """A clock that ran back by no more than this is read as standing still; by more, appending is refused."""
@@ -31,6 +31,7 @@ class Appender:
         frontier: the frontier of the tree.
         checkpoints: signed notes by size.
         header_digest: SHA-256 of leaf 0.
+        pruned_before: position below which bodies may be gone.
     """
 
     def __init__(self, store: Store, signer: NoteSigner | None, *, recompute: bool = False) -> None:
@@ -121,6 +122,33 @@ class Appender:
             self.checkpoints[found.size] = merged
         return merged
 
+    def prune(self, before: int, anchors: Mapping[int, Anchor], kinds: Sequence[int]) -> int:
+        """Drops bodies for good, having tried first that the ledger can do without them.
+
+        Guarantee:
+            When this returns, the bodies are gone and what stands in for them is stored, durably. When it raises, nothing
+            is gone, unless it was the commit itself that failed. The ledger that would be left was replayed as a whole before
+            anything was dropped, and again from the database after.
+
+        Args:
+            before: position below which bodies go.
+            anchors: what stands in for the ADMIT leaves that go, by their position.
+            kinds: kinds of which all leaves below ``before`` go.
+
+        Returns:
+            How many bodies went.
+        """
+        self.require_signer()
+        with self.store.snapshot() as snapshot:
+            lean = fsck.Lean(snapshot, before, anchors, kinds)
+            fsck.check(lean)
+        fresh = [anchor for anchor in anchors.values() if anchor.descriptor_hash not in lean.stored]
+        self._broken = True
+        self.store.prune(self.size, before, lean.dropped, fresh)
+        self._take(fsck.load(self.store, recompute=False))
+        self._broken = False
+        return len(lean.dropped)
+
     def stage(self, leaf: Leaf) -> None:
         """Checks the next leaf against the run and queues it; raises LeafRefused when it contradicts the run."""
         problems = self.replay.apply(leaf)
@@ -201,6 +229,7 @@ class Appender:
         self.frontier = loaded.frontier
         self.checkpoints = loaded.checkpoints
         self.header_digest = loaded.header_digest
+        self.pruned_before = loaded.pruned_before
         self._hashes = loaded.hashes
 
     def _time(self, now: int) -> int:

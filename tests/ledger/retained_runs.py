@@ -10,6 +10,7 @@ from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root
 from ledger.note import Cosigner, checkpoint_text, sign_note
 from ledger.rotation import KeyChain
+from ledger.statements import summary_keys, vouch
 from ledger.storage.store import Row
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
 
@@ -64,3 +65,23 @@ def forged_export(leaves: list, directory: Path) -> Path:
     note = sign_note(checkpoint_text(SIGNER.name, len(bodies), root(bodies)), SIGNER)
     rows = [Row(seq, 0, None, leaf_hash(body), body) for seq, body in enumerate(bodies)]
     return write_export(leaves[0], rows, note, directory, keys=KeyChain(leaves[0]))
+
+
+def vouched_for(driver: Driver, *who: Cosigner) -> None:
+    """Lets auditors vouch for the last summary below the last checkpoint, and the ledger keep what they say."""
+    ledger = driver.ledger
+    note, since = ledger.checkpoint, ledger.state.tally.summaries[-1].seq
+    for cosigner in who:
+        note = vouch(note, cosigner, [SIGNER.vkey], since=since, time=START)
+    ledger.add_signatures(note, summary_keys(ledger.header))
+
+
+def pruned_run(place, **changes: object) -> Driver:
+    """`grown`, summarised, vouched for by a quorum, one epoch older, and pruned."""
+    driver = grown(place, **changes)
+    driver.ledger.summarise(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
+    driver.steps(1)
+    driver.epoch()
+    driver.ledger.prune()
+    return driver

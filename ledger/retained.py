@@ -1,0 +1,116 @@
+"""Replaying a pruned ledger: what stands in for the leaves whose bodies are gone, and what must then be vouched for.
+
+Two kinds of bodies go. A SPEND leaf is a function of admissions, charges and withdrawals, which stay: its stand-in is empty,
+and the replay says itself what it meant, up to the 2e-6 that a record may lie above what is recomputed. An ADMIT leaf goes only
+when its contribution has left the run and had its last SPEND; its stand-in is its anchor record, from which the replay restores
+it at its place. So of a pruned ledger too every pool, charge, withdrawal and epsilon is recomputed, for those who left and for
+those who stay; what rests on the auditors' word is that the stand-ins are what the leaves under the signed root said. SETTLE
+leaves are kept (they say how far the run came), ADMIT leaves of whoever is active (later charges and epsilons need them), and
+all of them where occurrences are public (DRAW leaves name contributions by the order of admission, and the variance is made of
+their bounds).
+"""
+
+import math
+from array import array
+from collections.abc import Callable
+
+from ledger.anchors import AnchorRecord
+from ledger.contributions import Contribution
+from ledger.errors import LeafRefused
+from ledger.leaves import Admit, Epoch, Header, Spend
+from ledger.replay import Problems, Replay
+
+
+def is_stand_in(data: bytes) -> bool:
+    """Tells a stand-in, which is empty or a CBOR array, from a leaf, which is a CBOR map."""
+    return not data or data[0] >> 5 == 4
+
+
+class RetainedReplay(Replay):
+    """A replay that also takes stand-ins.
+
+    Attributes:
+        pruned: positions of pruned leaves.
+    """
+
+    def __init__(self, header: Header, root_at: Callable[[int], bytes], *, recompute: bool = True) -> None:
+        """Starts after leaf 0, as `Replay`."""
+        super().__init__(header, root_at, recompute=recompute)
+        self.pruned: array[int] = array("q")
+        self._restored: dict[bytes, AnchorRecord] = {}
+        self._loose = False
+
+    def stand_in(self, data: bytes) -> tuple[Admit | Spend, list[LeafRefused]]:
+        """Applies what stands in for a pruned leaf.
+
+        Returns:
+            A leaf that means the same, blank in what is gone, and what contradicts the leaves before it.
+
+        Raises:
+            LeafRefused: no leaf can have been here whose stand-in this is.
+        """
+        leaf, problems = self._restore(AnchorRecord.from_bytes(data)) if data else self._respend()
+        self.pruned.append(leaf.seq)
+        return leaf, problems
+
+    def unvouched(self, end: int) -> str | None:
+        """Says what is pruned beyond the ranges that auditors vouch for, or None when nothing is.
+
+        Args:
+            end: where these ranges end.
+        """
+        if self.pruned and self.pruned[-1] >= end:
+            last = self.pruned[-1]
+            return f"the body of leaf {last} is gone, and auditors vouch for summaries of the leaves below {end} only"
+        for hash_ in self._restored:
+            covered, _ = self.tally.summarised.get(hash_, (None, None))
+            if covered is None or covered > end:
+                return f"the ADMIT leaf of {hash_.hex()} is gone, and no summary that auditors vouch for has its record"
+        return None
+
+    def _restore(self, record: AnchorRecord) -> tuple[Admit, list[LeafRefused]]:
+        classes = self.header.policy.classes
+        if record.first_seq != self.size or record.class_index >= len(classes):
+            raise LeafRefused("ANCHOR", f"an anchor of leaf {record.first_seq} stands for leaf {self.size}")
+        if self.header.occurrences_public:
+            raise LeafRefused("ANCHOR", "where occurrences are public no ADMIT leaf is ever pruned")
+        leaf = record.admission(classes[record.class_index].name, self.last_time)
+        problems = self.apply(leaf)
+        self._restored[record.descriptor_hash] = record
+        return leaf, problems
+
+    def _respend(self) -> tuple[Spend, list[LeafRefused]]:
+        if self._spending is None:
+            self._spending, self._spends_left = self.register.spends_due(), self.register.due
+        rest = self._spending
+        expected = next(rest, None)
+        if expected is None:
+            raise LeafRefused("SPEND_ORDER", "a leaf is gone where no SPEND leaf was due: no other kind is ever pruned so")
+        leaf, loose = self._spend_of(expected)
+        self._spending, self.tally.slack = iter((expected,)), loose
+        problems = self.apply(leaf)
+        self._spending, self.tally.slack = rest, 0.0
+        return leaf, problems
+
+    def _spend_of(self, expected: Contribution) -> tuple[Spend, float]:
+        """What the SPEND leaf of a contribution said, and how much more, in 1e-6, its epsilon may have been."""
+        steps, variance, least = self._account(expected)
+        place = (expected.descriptor_hash, expected.seq, expected.class_index, steps, variance)
+        record = self._restored.get(expected.descriptor_hash)
+        if record is not None and record.last_seq == self.size and record.spent_micro is not None:
+            return Spend(self.size, self.last_time, *place, record.spent_micro), 0.0
+        self._loose = True
+        if least is None:
+            return Spend(self.size, self.last_time, *place, 0), float("inf")
+        return Spend(self.size, self.last_time, *place, math.ceil(least)), self._leeway
+
+    def _epoch(self, leaf: Epoch) -> Problems:
+        if self._loose:
+            # What was recorded is gone; the EPOCH leaf says the largest, which lies where the recomputed one lets it.
+            room = self._leeway + 1 if self.recompute else float("inf")
+            for place, (row, least) in enumerate(zip(leaf.classes, self._max_epsilon, strict=False)):
+                said = row.max_epsilon_micro
+                if least is not None and said is not None and least <= said <= least + room:
+                    self._max_epsilon[place] = said
+            self._loose = False
+        yield from super()._epoch(leaf)

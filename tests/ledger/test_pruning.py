@@ -1,0 +1,194 @@
+"""Pruning on both databases: what goes, what stays, and that nothing which anybody may ask changes."""
+
+import pytest
+
+from ledger.audit import verify_export
+from ledger.cosigning import Memory, cosign_export
+from ledger.errors import LeafRefused, ProofError, RetentionRefused
+from ledger.leaves import Admit, Spend
+from ledger.log import Ledger
+from ledger.reader import ExportReader
+from ledger.statements import summary_keys
+from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
+from tests.ledger.retained_runs import ANNA, BEN, CLEO, grown, vouched_for
+
+KEYS = [SIGNER.vkey]
+EVERYBODY = range(1, 7)
+
+
+def told(ledger: Ledger) -> dict:
+    """All that a ledger says of its run."""
+    run = ledger.state
+    return {
+        "epsilons": {n: ledger.epsilon(descriptor(n)) for n in EVERYBODY},
+        "steps": {n: run.expenditure.steps(run.contributions[descriptor(n)], run.charged_phases) for n in EVERYBODY},
+        "terms": {n: (run.contributions[descriptor(n)].seq, run.contributions[descriptor(n)].active) for n in EVERYBODY},
+        "bounds": {n: run.contributions[descriptor(n)].terms.clip_micro for n in EVERYBODY},
+        "pools": [run.register.pool(place) for place in range(2)],
+        "next": run.charge_classes(),
+        "totals": run.totals(),
+        "charged": (run.charged, run.position, run.attempt, run.spends),
+        "epochs": run.epochs,
+        "withdrawals": run.withdrawals,
+        "tree": (ledger.size, ledger.root, ledger.checkpoint),
+    }
+
+
+@pytest.fixture
+def ready(place):
+    """Summarised, vouched for, and an epoch older."""
+    driver = grown(place)
+    driver.leaf = driver.ledger.summarise(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
+    driver.steps(1)
+    driver.epoch()
+    yield driver
+    driver.ledger.close()
+
+
+def bodies_gone(ledger: Ledger) -> list[tuple[int, int]]:
+    with ledger.rows() as rows:
+        return [(row.seq, row.kind) for row in rows if not row.body]
+
+
+def test_spends_go_and_the_admissions_of_who_left_and_nothing_else(ready):
+    with ready.ledger.rows() as rows:
+        before = list(rows)
+    left = {descriptor(n) for n in (2, 4, 6)}
+    expected = [
+        (row.seq, row.kind)
+        for row in before
+        if row.seq < ready.leaf.end and (row.kind == Spend.KIND or (row.kind == Admit.KIND and row.descriptor_hash in left))
+    ]
+    assert ready.ledger.prune() == len(expected) == 12
+    assert bodies_gone(ready.ledger) == expected
+    with ready.ledger.rows() as rows:
+        for old, new in zip(before, rows, strict=True):
+            assert (old.seq, old.kind, old.descriptor_hash, old.leaf_hash) == (
+                new.seq,
+                new.kind,
+                new.descriptor_hash,
+                new.leaf_hash,
+            )
+
+
+def test_nothing_that_the_ledger_says_changes(ready, backend):
+    before = told(ready.ledger)
+    ready.ledger.prune()
+    assert told(ready.ledger) == before
+    ready.ledger.close()
+    with Ledger.open(backend.place, SIGNER, recompute=True) as ledger:
+        assert told(ledger) == before and ledger.pruned_before == ready.leaf.end
+    with Ledger.open(backend.place, read_only=True) as ledger:
+        assert told(ledger) == before
+
+
+def test_a_pruned_ledger_goes_on(ready, backend, tmp_path):
+    """Charges, admissions, withdrawals, epochs, a resume, another summary and pruning, the close; and it never differs
+    from the same run unpruned in what is left."""
+    ready.ledger.prune()
+    pin = ready.ledger.pin()
+    ready.ledger.close()
+    with Ledger.open(backend.place, SIGNER) as ledger:
+        driver = Driver(ledger, now=ready.now, streams=100)
+        with pytest.raises(LeafRefused, match="WITHDRAWN"):
+            driver.admit(admission(2))
+        with pytest.raises(LeafRefused, match="REPLAYED"):
+            driver.admit(admission(1))
+        before = ledger.state.withdrawals[descriptor(2)]
+        assert ledger.withdraw(descriptor(2), "contributor", bytes(32), now=driver.tick()) == before
+        ledger.resume(ledger.state.position, pin, now=driver.tick())
+        driver.admit(admission(7))
+        driver.steps(1)
+        driver.withdraw(1)
+        driver.epoch()
+        second = ledger.summarise(now=driver.tick())
+        assert second.first == ready.leaf.end
+        vouched_for(driver, BEN, CLEO)
+        driver.steps(1)
+        driver.epoch()
+        before = told(ledger)
+        assert ledger.prune() > 0
+        assert told(ledger) == before and ledger.pruned_before == second.end
+        ledger.finish(now=driver.tick())
+        report = verify_export(ledger.export(tmp_path / "export"), KEYS)
+        assert (report.verdict, report.findings) == ("SUMMARISED", ())
+        assert [row.vouchers for row in report.summaries] == [(ANNA.name, BEN.name), (BEN.name, CLEO.name)]
+
+
+def test_a_pruned_export_gives_the_figures_of_the_full_one(ready, tmp_path):
+    full = verify_export(ready.ledger.export(tmp_path / "full"), KEYS)
+    ready.ledger.prune()
+    lean = verify_export(ready.ledger.export(tmp_path / "lean"), KEYS)
+    assert (full.verdict, lean.verdict) == ("FULL", "SUMMARISED")
+    assert lean.findings == () and lean.root_hex == full.root_hex
+    assert (lean.classes, lean.epochs, lean.withdrawals) == (full.classes, full.epochs, full.withdrawals)
+    assert [row.pruned for row in lean.summaries] == [12]
+    assert any("vouched for by auditor.example/anna, auditor.example/ben" in note for note in lean.notes)
+
+
+def test_what_is_gone_is_in_no_file_of_the_export(ready, tmp_path):
+    with ready.ledger.rows() as rows:
+        gone = [row.body for row in rows if row.kind == Spend.KIND and row.seq < ready.leaf.end]
+    ready.ledger.prune()
+    export = ready.ledger.export(tmp_path / "lean")
+    data = b"".join(path.read_bytes() for path in sorted(export.rglob("*")) if path.is_file())
+    assert gone and not any(body in data for body in gone)
+    for n in (2, 4, 6):
+        assert b"key%05d" % n not in data, "the key id leads to a person"
+    assert b"key00001" in data, "of who is active everything stays"
+
+
+def test_single_leaves_of_a_pruned_export(ready, tmp_path):
+    ready.ledger.prune()
+    reader = ExportReader(ready.ledger.export(tmp_path / "lean"))
+    for seq in (0, 1, ready.leaf.seq):
+        assert reader.leaf(seq)
+    with pytest.raises(ProofError, match="PRUNED"):
+        reader.leaf(2)
+    assert len(list(reader.backwards())) == reader.size - 12
+
+
+def test_an_auditor_of_a_pruned_ledger_vouches_for_what_is_still_whole(ready, tmp_path):
+    ready.ledger.prune()
+    export = ready.ledger.export(tmp_path / "lean")
+    memory = Memory(tmp_path / "memory", CLEO.vkey)
+    assert cosign_export(export, KEYS, CLEO, memory, now=START + 500, first=True).report.verdict == "SUMMARISED"
+    second = ready.ledger.summarise(now=ready.tick())
+    export = ready.ledger.export(tmp_path / "second")
+    done = cosign_export(export, KEYS, CLEO, memory, now=START + 600, summary=True)
+    ready.ledger.add_signatures(done.note, [CLEO.vkey, *summary_keys(ready.ledger.header)])
+    assert ready.ledger.vouchers == {ready.leaf.seq: (ANNA.name, BEN.name), second.seq: (CLEO.name,)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"retention_epochs": 0}, "RETENTION"), ({"auditors": (), "auditor_quorum": None}, "NO_AUDITORS"), ({}, "NO_SUMMARY")],
+)
+def test_without_policy_auditors_or_summary_nothing_goes(path, changes, code):
+    with grown(path, **changes).ledger as ledger, pytest.raises(RetentionRefused) as caught:
+        ledger.prune()
+    assert caught.value.code == code
+
+
+def test_without_a_quorum_and_a_further_epoch_nothing_goes(path):
+    driver = grown(path)
+    with driver.ledger as ledger:
+        ledger.summarise(now=driver.tick())
+        vouched_for(driver, ANNA)
+        driver.steps(1)
+        driver.epoch()
+        with pytest.raises(RetentionRefused, match=r"UNVOUCHED: 2 auditors must vouch .* auditor.example/anna does"):
+            ledger.prune()
+        assert bodies_gone(ledger) == []
+
+
+def test_pruning_waits_for_one_more_epoch_or_the_close(path):
+    driver = grown(path)
+    with driver.ledger as ledger:
+        ledger.summarise(now=driver.tick())
+        vouched_for(driver, ANNA, CLEO)
+        with pytest.raises(RetentionRefused, match="TOO_EARLY"):
+            ledger.prune()
+        ledger.finish(now=driver.tick())
+        assert ledger.prune() == 12
