@@ -5,10 +5,15 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+from attest.keys import load_private_key, load_public_key
 from ledger import layout
+from ledger.log import Ledger
+from ledger.note import NoteSigner, parse_verifier_key
+from ledger.release import check_release, release
 
 _AUDITOR = """
 import sys
@@ -33,6 +38,15 @@ def verify_without_torch(export: Path, log_key: Path, owner_key: Path) -> dict[s
     if done.returncode not in (0, 1):
         raise RuntimeError(f"the auditor's process failed: {done.stderr.strip()[-2000:]}")
     return json.loads(done.stdout)
+
+
+def released(directory: Path, model: Path, owner_key: Path) -> str:
+    """Releases the model of the ledger in a directory, and returns what its check says: FULL if all is well."""
+    log_key = (directory / "ledger.pub").read_text().split()
+    signer = NoteSigner(parse_verifier_key(log_key[0]).name, load_private_key(directory / "ledger.key"))
+    with Ledger.open(directory / "ledger.db", signer) as log:
+        release(log, model, now=int(time.time()))
+    return check_release(model, log_key, owner_key=load_public_key(owner_key)).verdict
 
 
 def tampered_copy(export: Path, directory: Path) -> str:

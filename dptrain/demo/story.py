@@ -20,7 +20,7 @@ from attest.policy import open_policy
 from attest.registry import open_registry
 from dptrain.cli.output import console, number, print_json, styled, table
 from dptrain.command import guarded, quiet_libraries
-from dptrain.demo.audit import tampered_copy, verify_without_torch
+from dptrain.demo.audit import released, tampered_copy, verify_without_torch
 from dptrain.demo.data import CONTRIBUTORS_PER_TIER, CORPUS, DELTA, TIERS, WEIGHTS, Digits, digits
 from dptrain.demo.public_start import SIZES, public_model
 from dptrain.demo.refusals import plant_refusals
@@ -119,7 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_json(results)
         else:
             _print(results)
-        return 0 if results["verdict"] == "FULL" and results["tampered"]["verdict"] == "FAILED" else 1
+        good = results["verdict"] == results["release"] == "FULL" and results["tampered"]["verdict"] == "FAILED"
+        return 0 if good else 1
 
     return guarded(work, as_json=arguments.json)
 
@@ -154,7 +155,9 @@ def tell(directory: Path, scale: Scale, narrator: Narrator) -> dict[str, Any]:
     changed = tampered_copy(directory / "export", directory / "export-tampered")
     refuted = verify_without_torch(directory / "export-tampered", log_key, owner_key)
     narrator.say("tamper", f"one bit flipped in {changed} of a copy: the audit says {refuted['verdict']}")
-    results = _results(directory, made, gate, outcome, before, plain, audited, refuted, changed)
+    narrator.say("release", "the model gets a signed manifest: its files, its ledger, and whose influence may be in it")
+    verdict = released(directory, directory / "model", owner_key)
+    results = _results(directory, made, gate, outcome, before, plain, audited, refuted, changed) | {"release": verdict}
     _report(directory, made, results)
     narrator.say("done", f"everything lies in {directory}/")
     return results
@@ -238,7 +241,7 @@ def _results(
             name: str(directory / path)
             for name, path in {
                 "ledger": "ledger.db", "key": "ledger.pub", "export": "export", "model": "model", "report": "report.html",
-                "policy": "policy.toml", "run": "run.toml",
+                "release": "model/release.cose", "policy": "policy.toml", "run": "run.toml",
             }.items()
         },
     }  # fmt: skip
@@ -280,5 +283,6 @@ def _print(results: dict[str, Any]) -> None:
     tampered = results["tampered"]
     finding = tampered["findings"][0] if tampered["findings"] else {"where": "", "sentence": "nothing found"}
     out.print(styled("bold red", tampered["verdict"], f"  its tampered copy: {finding['where']}: {finding['sentence']}"))
+    out.print(styled("bold green" if results["release"] == "FULL" else "bold red", results["release"], "  the release"))
     for name, path in results["files"].items():
         out.print(f"  {name:<8}{path}")

@@ -36,8 +36,8 @@ class ReleaseReport:
 
     Attributes:
         verdict: FULL when files, signature and every number hold against an export that was verified in full; SUMMARISED when
-            that export was pruned; SIGNED when there was no export to check against, so that the numbers are the signer's
-            word; FAILED otherwise.
+            that export was pruned: it is the tree that the manifest cites, but the figures are the signer's word; SIGNED when
+            there was no export to check against; FAILED otherwise.
         findings: what is wrong; empty unless FAILED.
         notes: what a reader should know though nothing is wrong.
         manifest: what was signed, None unless its signature holds.
@@ -184,24 +184,38 @@ def _check_ledger(check: _Check, place: Path, audited: AuditReport, manifest: Ma
         return
     export = Export(place, check.fault)
     signed = Checkpoint(origin, size, bytes.fromhex(audited.root_hex or ""))
-    leaves = export.leaves(signed) if export.scan() else None
+    leaves = export.leaves(signed) if export.scan() and export.check_names(size) else None
     if leaves is None:
         return
     if leaves.root_at(manifest.size) != manifest.root:
         sentence = f"the first {manifest.size} leaves of the export are not those that the manifest cites: two histories"
         check.fault("FORKED", MANIFEST, sentence)
         return
-    _compare(check, leaves, manifest, digest)
-
-
-def _compare(check: _Check, leaves: Leaves, manifest: Manifest, digest: bytes) -> None:
-    """Holds what the manifest says against the leaves that it cites, and the one behind them."""
-    stream = iter(leaves)
-    first = next(stream)
-    header = decode_leaf(first)
-    assert isinstance(header, Header)  # the audit has read it
-    if hashlib.sha256(first).digest() != manifest.header_digest:
+    _compare_leaf(check, next(islice(leaves, manifest.size, None), None), manifest, digest)
+    if hashlib.sha256(next(iter(leaves))).digest() != manifest.header_digest:
         check.fault("HEADER", MANIFEST, "the header digest of the manifest is not that of leaf 0")
+    elif audited.verdict == "FULL":
+        _compare(check, leaves, manifest)
+    else:
+        check.notes.append("the export was pruned: the manifest cites its tree, but the figures are the signer's word")
+
+
+def _compare_leaf(check: _Check, data: bytes | None, manifest: Manifest, digest: bytes) -> None:
+    """Holds the manifest against the leaf behind those that it cites, which must record the release."""
+    if data is None:
+        check.notes.append("the export ends right before the leaf that records this release; a later one would show it")
+        return
+    leaf = decode_leaf(data)
+    told = (leaf.manifest_digest, leaf.artifacts_digest, leaf.step) if isinstance(leaf, Release) else None
+    if told != (digest, manifest.artifacts_digest, manifest.step):
+        check.fault("RELEASE", f"seq {manifest.size}", "the ledger does not record this release right behind what it cites")
+
+
+def _compare(check: _Check, leaves: Leaves, manifest: Manifest) -> None:
+    """Holds what the manifest says against what follows from the leaves that it cites."""
+    stream = iter(leaves)
+    header = decode_leaf(next(stream))
+    assert isinstance(header, Header)  # the audit has read it
     run = Replay(header, leaves.root_at, recompute=False)
     for data in islice(stream, manifest.size - 1):
         run.apply(decode_leaf(data))
@@ -211,15 +225,6 @@ def _compare(check: _Check, leaves: Leaves, manifest: Manifest, digest: bytes) -
         check.fault("LOG_KEY", MANIFEST, sentence)
     _compare_record(check, run, manifest)
     _compare_costs(check, run, manifest)
-    leaf = next((decode_leaf(data) for data in stream), None)
-    if leaf is None:
-        check.notes.append("the export ends right before the leaf that records this release; a later one would show it")
-    elif not isinstance(leaf, Release) or (leaf.manifest_digest, leaf.artifacts_digest, leaf.step) != (
-        digest,
-        manifest.artifacts_digest,
-        manifest.step,
-    ):
-        check.fault("RELEASE", f"seq {manifest.size}", "the ledger does not record this release right behind what it cites")
     for data in stream:
         run.apply(decode_leaf(data))
     check.newer = sum(seq >= manifest.size for seq in run.withdrawals.values())

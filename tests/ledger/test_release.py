@@ -1,6 +1,7 @@
 """Releases: what the manifest says, that all of it is checked, and that it claims no more than is true."""
 
 import hashlib
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -17,6 +18,7 @@ from ledger.release import MANIFEST, Manifest, check_release, open_manifest, rel
 from ledger.release.create import describe
 from ledger.release.files import digested, listed
 from ledger.release.influence import artifacts, class_costs, influenced
+from ledger.replay import Replay
 from ledger.summary import class_summaries
 
 
@@ -284,3 +286,24 @@ def test_a_manifest_signed_by_nobody_whom_the_reader_trusts_is_not_opened(releas
         open_manifest(released.path.read_bytes(), [stranger])
     report = check_release(directory_of(released), [stranger])
     assert report.verdict == "FAILED" and report.manifest is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"size": 1}, {"root": bytes(32)}, {"withdrawals_root": bytes(32)}, {"step": 41}],
+    ids=["cites other leaves", "other root", "other withdrawals", "step never charged"],
+)
+def test_an_auditor_finds_a_release_leaf_that_is_not_true(released, finished, changes):
+    with finished.ledger.rows() as rows:
+        leaves = [decode_leaf(row.body) for row in rows][: released.seq + 1]
+    state = Replay(leaves[0], lambda size: released.manifest.root, recompute=False)
+    for leaf in leaves[1:-1]:
+        assert state.apply(leaf) == []
+    assert [problem.code for problem in state.apply(replace(leaves[-1], **changes))] == ["RELEASE"]
+
+
+def test_an_export_taken_before_the_release_is_recorded_shows_all_but_the_record(finished, tmp_path):
+    before = finished.ledger.export(tmp_path / "before")
+    release(finished.ledger, model(tmp_path / "model"), now=finished.tick())
+    report = check_release(tmp_path / "model", [SIGNER.vkey], export=before)
+    assert report.verdict == "FULL" and any("ends right before" in note for note in report.notes)

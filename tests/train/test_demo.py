@@ -30,6 +30,7 @@ def test_the_record_verifies_and_its_tampered_copy_does_not(told: tuple[Path, di
     directory, result = told
     assert result["verdict"] == "FULL"
     assert result["tampered"]["verdict"] == "FAILED"
+    assert result["release"] == "FULL"
     assert any(result["tampered"]["file"] in finding["where"] for finding in result["tampered"]["findings"])
     keys = (directory / "ledger.pub").read_text().split()
     assert verify_export(directory / "export", keys).verdict == "FULL"
