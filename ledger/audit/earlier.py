@@ -55,8 +55,9 @@ def verify_with_earlier(
 
     Guarantee:
         FULL means besides: every cited earlier run was given, is FULL itself, is no shorter than cited and has the cited root
-        at that size; a compromised one is no longer than cited; and no admission says less than what its contribution had spent
-        in them together, nor has anybody spent more than the limit it signed for all runs.
+        at that size; a compromised one is no longer than cited, and to none was a step charged after it was counted; no
+        admission says less than what its contribution had spent in them together, nor has anybody spent more than the limit it
+        signed for all runs.
 
     Args:
         path: the directory of the export.
@@ -122,7 +123,12 @@ def _cited_runs(
             sentence = f"{cited.origin} ended at {cited.size} leaves, when its key was lost; {leaves.size} are shown"
             fault("EARLIER_COMPROMISED", str(path), sentence)
         else:
-            found.append(Earlier(cited, _replay(leaves, cited.size)))
+            run = _replay(leaves, cited.size)
+            later = _replay(leaves, leaves.size).charged - run.charged
+            if later:
+                sentence = f"{later} steps were charged to {cited.origin} after it was counted, and count nowhere"
+                fault("EARLIER_GREW", str(path), sentence)
+            found.append(Earlier(cited, run))
     return found
 
 

@@ -209,3 +209,16 @@ def test_an_export_that_is_swapped_between_its_audit_and_its_use_is_refused(tmp_
         earlier_run(other, KEYS)
     report = verify_with_earlier(export, KEYS, [first])
     assert [finding.code for finding in report.findings] == ["CHANGED"]
+
+
+def test_steps_charged_to_a_run_after_it_was_counted_fail_the_audit(tmp_path):
+    with Ledger.create(tmp_path / "one.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1))
+        driver.steps(1)
+        early = ledger.export(tmp_path / "early")
+        driver.steps(2)
+        late = ledger.export(tmp_path / "late")
+    export = second(tmp_path, early)
+    assert verify_with_earlier(export, KEYS, [early]).verdict == "FULL"
+    assert [item.code for item in verify_with_earlier(export, KEYS, [late]).findings] == ["EARLIER_GREW"]
