@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from attest.keys import load_private_key
 from ledger.accountants import MICRO, Phase, epsilon_of_phases
 from ledger.audit.earlier import verify_with_earlier
-from ledger.errors import BudgetExceeded, LedgerBehind, LedgerClosed
+from ledger.errors import BudgetExceeded, LeafRefused, LedgerBehind, LedgerClosed
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from tests.trainers import Trainer
@@ -103,3 +103,19 @@ def test_a_resumed_run_holds_its_earlier_ledgers_against_what_it_cites(tmp_path)
 
 def signer_of(world: World) -> NoteSigner:
     return NoteSigner("test-corpus/ledger", load_private_key(world.root / "ledger.key"))
+
+
+def test_a_ledger_whose_key_was_stolen_goes_on_under_another_origin_and_key_only(tmp_path):
+    world = make_world(tmp_path, per_class=1, steps=STEPS)
+    trainer = Trainer(world)
+    trainer.one(next(iter(trainer.steps)))
+    trainer.close()
+    for options in ({"origin": "test-corpus/ledger"}, {"ledger_key": tmp_path / "ledger.key"}):
+        with pytest.raises(LeafRefused) as refused:
+            Trainer(other(world), replaces=world.ledger, **options)
+        assert refused.value.code == "PREVIOUS" and not other(world).ledger.exists()
+    heir = Trainer(other(world), replaces=world.ledger)
+    (cited,) = heir.private.recorder.ledger.header.previous
+    carried = heir.private.recorder._spent.carried(heir.private.recorder.admitted()[0])
+    heir.close()
+    assert (cited.origin, cited.reason) == ("test-corpus/ledger", "compromised") and carried.epsilon > 0
