@@ -4,16 +4,22 @@ Each is tried against the defence that it names: what is altered here is altered
 signatures hold and nothing but that defence can refuse.
 """
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ledger import tiles
+from ledger.anchors import AnchorRecord
 from ledger.audit import verify_export
-from ledger.errors import LeafRefused
-from ledger.leaves import Charge, Epoch, Leaf, Summary, SummaryKind, Withdraw
-from tests.ledger.ledger_runs import SIGNER, Driver, descriptor
-from tests.ledger.retained_runs import forged_export, grown, leaves_of
+from ledger.errors import LeafRefused, LedgerCorrupt, RetentionRefused
+from ledger.leaves import Charge, Epoch, Leaf, Spend, Summary, SummaryKind, Withdraw
+from ledger.log import Ledger
+from ledger.note import checkpoint_text, sign_note
+from tests.ledger.ledger_runs import SIGNER, Driver, admission, descriptor
+from tests.ledger.retained_runs import ANNA, BEN, export_of, forged_export, grown, leaves_of, pruned_run, vouched_for
 
 KEYS = [SIGNER.vkey]
 
@@ -143,3 +149,198 @@ def test_B27_a_summary_names_nobody(run, tmp_path):
     body = repr(run.ledger.summarise(now=run.tick()))
     for n in (1, 2, 3, 4, 5, 6, 99):
         assert repr(descriptor(n)) not in body
+
+
+@pytest.fixture
+def pruned(tmp_path: Path):
+    """A ledger that was pruned as it may be, and its file."""
+    driver = pruned_run(tmp_path / "pruned.db")
+    driver.path = tmp_path / "pruned.db"
+    yield driver
+    driver.ledger.close()
+
+
+def tampered(driver: Driver, *statements: str) -> LedgerCorrupt:
+    """What opening says after statements by somebody who has dropped the triggers first."""
+    driver.ledger.close()
+    with closing(sqlite3.connect(driver.path)) as connection:
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        for statement in statements:
+            assert connection.execute(statement).rowcount > 0
+        connection.commit()
+    with pytest.raises(LedgerCorrupt) as caught:
+        Ledger.open(driver.path, SIGNER)
+    return caught.value
+
+
+def retained(export: Path) -> tuple[Path, list[bytes]]:
+    """The bundle of a small pruned export that has its stand-ins, and its entries."""
+    (path,) = (path for path in (export / "retained").rglob("*") if path.is_file() and path.name != "notes")
+    return path, tiles.split_bundle(path.read_bytes(), None)
+
+
+def verdict_with(export: Path, entries: list[bytes]) -> tuple[str, set[str]]:
+    retained(export)[0].write_bytes(tiles.entry_bundle(entries))
+    report = verify_export(export, KEYS)
+    return report.verdict, {found.code for found in report.findings}
+
+
+def test_B24_a_withdrawal_is_not_erased_by_pruning(pruned, tmp_path):
+    """Every WITHDRAW leaf stays, for those whose ADMIT leaf went too; neither database nor auditor takes less."""
+    ledger = pruned.ledger
+    with ledger.rows() as rows:
+        kept = {row.descriptor_hash for row in rows if row.kind == Withdraw.KIND and row.body}
+    assert kept == {descriptor(n) for n in (2, 4, 6, 99)}
+    assert [row.seq for row in verify_export(export_of(pruned, tmp_path / "e"), KEYS).withdrawals] == sorted(
+        ledger.state.withdrawals.values()
+    )
+    seq = ledger.state.withdrawals[descriptor(4)]
+    ledger.close()
+    with closing(sqlite3.connect(pruned.path)) as connection, pytest.raises(sqlite3.IntegrityError, match="only bodies"):
+        connection.execute(f"UPDATE entry SET body = NULL WHERE seq = {seq}")
+    error = tampered(pruned, f"UPDATE entry SET body = NULL WHERE seq = {seq}")
+    assert (error.code, error.seq) == ("PRUNED", seq)
+
+
+def test_B24_a_withdrawal_that_stands_as_pruned_in_an_export_fails_the_audit(pruned, tmp_path):
+    """A pruned WITHDRAW: the leaf hash still folds to the root, so only the meaning tells."""
+    export = export_of(pruned, tmp_path / "e")
+    entries = retained(export)[1]
+    for n in (4, 99):
+        forged = list(entries)
+        forged[pruned.ledger.state.withdrawals[descriptor(n)]] = b""
+        assert verdict_with(export, forged)[0] == "FAILED"
+    assert verdict_with(export, entries) == ("SUMMARISED", set())
+
+
+def test_a_withdrawal_after_pruning_is_answered_from_the_anchor(pruned):
+    """Whoever left is known as before: repeated withdrawals change nothing, and what was spent is still told."""
+    ledger, spent = pruned.ledger, pruned.ledger.epsilon(descriptor(4))
+    size = ledger.size
+    assert (
+        ledger.withdraw(descriptor(4), "contributor", bytes(32), now=pruned.tick()) == ledger.state.withdrawals[descriptor(4)]
+    )
+    assert ledger.size == size and spent > 0
+    with pytest.raises(LeafRefused, match="WITHDRAWN"):
+        pruned.admit(admission(4, "sensitive"))
+
+
+def test_B25_nothing_is_deleted_before_a_quorum_vouches(run):
+    run.ledger.summarise(now=run.tick())
+    run.steps(1)
+    run.epoch()
+    for who in ((), (ANNA,), (ANNA, ANNA)):
+        vouched_for(run, *who)
+        with pytest.raises(RetentionRefused, match="UNVOUCHED"):
+            run.ledger.prune()
+    vouched_for(run, BEN)
+    assert run.ledger.prune() == 12
+
+
+def test_B25_the_word_of_a_quorum_is_in_the_export_or_the_audit_fails(pruned, tmp_path):
+    export = export_of(pruned, tmp_path / "e")
+    notes = export / "retained" / "notes"
+    kept = notes.read_bytes()
+    (note,) = tiles.split_bundle(kept, None)
+    lines = note.split(b"\n")
+    cases = {
+        b"": {"UNVOUCHED"},
+        tiles.entry_bundle([b"\n".join(lines[:-2]) + b"\n"]): {"UNVOUCHED"},
+        tiles.entry_bundle([note.replace(b"/ben/summary-v1", b"/zed/summary-v1")]): {"UNVOUCHED"},
+        tiles.entry_bundle([sign_note(checkpoint_text(SIGNER.name, 40, bytes(32)), SIGNER)]): {"ROOT", "UNVOUCHED"},
+        kept[:-1]: {"BUNDLE", "UNVOUCHED"},
+    }
+    for data, codes in cases.items():
+        notes.write_bytes(data)
+        report = verify_export(export, KEYS)
+        assert (report.verdict, {found.code for found in report.findings}) == ("FAILED", codes)
+
+
+def test_B26_bodies_that_nobody_vouched_for_are_missed_at_opening(pruned):
+    """Pruned early, or outside a summary, by somebody who got past the triggers."""
+    late = next(row.seq for row in rows_of(pruned) if row.kind == Spend.KIND and row.body)
+    error = tampered(pruned, f"UPDATE entry SET body = NULL WHERE seq = {late}")
+    assert (error.code, error.seq) == ("PRUNED", late)
+
+
+def test_B26_a_boundary_past_what_was_vouched_for_is_corrupt(pruned):
+    size = pruned.ledger.size
+    assert tampered(pruned, f"UPDATE head SET pruned_before = {size}").code == "UNVOUCHED"
+
+
+def test_B26_the_body_of_who_is_active_is_missed(pruned):
+    """An ADMIT leaf below P of a contribution that stays: its bounds are needed by every charge to come."""
+    seq = pruned.ledger.state.contributions[descriptor(1)].seq
+    assert tampered(pruned, f"UPDATE entry SET body = NULL WHERE seq = {seq}").code == "ANCHOR"
+
+
+def test_B26_a_forged_anchor_for_who_is_active_is_refused(pruned):
+    contribution = pruned.ledger.state.contributions[descriptor(1)]
+    record = AnchorRecord(descriptor(1), 0, contribution.seq, contribution.seq + 5, 1, 1_000_000, 1_000_000, 0, 0, 0)
+    error = tampered(
+        pruned,
+        f"UPDATE entry SET body = NULL WHERE seq = {contribution.seq}",
+        f"INSERT INTO anchor (dhash, summary_seq, record) VALUES (x'{descriptor(1).hex()}', 9, x'{record.to_bytes().hex()}')",
+    )
+    assert error.code == "UNVOUCHED"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spent_micro": 1},
+        {"class_index": 0},
+        {"clip_micro": 500_000},
+        {"sigma_micro": 5_000_000},
+        {"max_occurrences": 0},
+        {"last_seq": 9},
+        {"carried_micro": 5},
+        {"max_epsilon_micro": 5},
+        {"descriptor_hash": descriptor(77)},
+        {"first_seq": 3},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_an_anchor_row_altered_is_found_by_writer_and_auditor(pruned, tmp_path, change):
+    (found,) = (
+        record for _, record in pruned.ledger.state.tally.summarised.values() if record.descriptor_hash == descriptor(4)
+    )
+    forged = replace(found, **change)
+    export = export_of(pruned, tmp_path / "e")
+    entries = retained(export)[1]
+    assert entries[found.first_seq] == found.to_bytes()
+    entries[found.first_seq] = forged.to_bytes()
+    assert verdict_with(export, entries)[0] == "FAILED"
+    record = f"UPDATE anchor SET record = x'{forged.to_bytes().hex()}' WHERE dhash = x'{descriptor(4).hex()}'"
+    assert tampered(pruned, record).code in ("REPLAY", "LEAF", "INDEX")
+
+
+def test_every_changed_byte_of_what_is_retained_fails_the_audit(pruned, tmp_path):
+    export = export_of(pruned, tmp_path / "e")
+    path, entries = retained(export)
+    data = path.read_bytes()
+    for at in range(0, len(data), 7):
+        changed = bytearray(data)
+        changed[at] ^= 1 << at % 8
+        path.write_bytes(changed)
+        assert verify_export(export, KEYS).verdict == "FAILED", at
+    path.write_bytes(data)
+    assert verify_export(export, KEYS).verdict == "SUMMARISED" and entries
+
+
+def test_B27_what_stays_of_who_left_leads_to_nobody(pruned, tmp_path):
+    """No key id, no hash of an attestation and no anchor of a content: with the nonce gone the hash alone is of nobody."""
+    export = export_of(pruned, tmp_path / "e")
+    pruned.ledger.close()
+    files = [*sorted(export.rglob("*")), *tmp_path.glob("pruned.db*")]
+    data = b"".join(path.read_bytes() for path in files if path.is_file())
+    for n in (2, 4, 6):
+        gone = admission(n)
+        assert gone.key_id not in data and gone.attestation_hash not in data and gone.anchor not in data
+    assert admission(1).key_id in data
+
+
+def rows_of(driver: Driver) -> list:
+    with driver.ledger.rows() as rows:
+        return list(rows)
