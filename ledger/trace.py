@@ -61,7 +61,7 @@ def trace_content(run: Replay, bodies: Iterable[bytes | None], content_hash: byt
     if admit is None:
         raise LedgerError(
             "NOT_FOUND",
-            "no admission has the anchor of this content and nonce; is it the nonce of the descriptor?",
+            "no admission has the anchor of this content and nonce: another nonce, never admitted, or pruned since",
         )
     return _trace(run, run.contributions[admit.descriptor_hash], admit, withdraw)
 

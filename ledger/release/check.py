@@ -23,6 +23,7 @@ from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, r
 from ledger.release.statements import statements
 from ledger.releases import withdrawals_root
 from ledger.replay import SPEND_TOLERANCE_MICRO, Replay
+from ledger.retained import RetainedReplay, is_stand_in
 
 MAX_NAMED: Final = 50
 """Files that are missing, extra or changed are named up to this many of each."""
@@ -36,8 +37,8 @@ class ReleaseReport:
 
     Attributes:
         verdict: FULL when files, signature and every number hold against an export that was verified in full; SUMMARISED when
-            that export was pruned: it is the tree that the manifest cites, but the figures are the signer's word; SIGNED when
-            there was no export to check against; FAILED otherwise.
+            that export was pruned, and auditors vouch for what is gone; SIGNED when there was no export to check against, so
+            that the numbers are the signer's word; FAILED otherwise.
         findings: what is wrong; empty unless FAILED.
         notes: what a reader should know though nothing is wrong.
         manifest: what was signed, None unless its signature holds.
@@ -194,10 +195,8 @@ def _check_ledger(check: _Check, place: Path, audited: AuditReport, manifest: Ma
     _compare_leaf(check, next(islice(leaves, manifest.size, None), None), manifest, digest)
     if hashlib.sha256(next(iter(leaves))).digest() != manifest.header_digest:
         check.fault("HEADER", MANIFEST, "the header digest of the manifest is not that of leaf 0")
-    elif audited.verdict == "FULL":
-        _compare(check, leaves, manifest)
     else:
-        check.notes.append("the export was pruned: the manifest cites its tree, but the figures are the signer's word")
+        _compare(check, leaves, manifest)
 
 
 def _compare_leaf(check: _Check, data: bytes | None, manifest: Manifest, digest: bytes) -> None:
@@ -216,9 +215,10 @@ def _compare(check: _Check, leaves: Leaves, manifest: Manifest) -> None:
     stream = iter(leaves)
     header = decode_leaf(next(stream))
     assert isinstance(header, Header)  # the audit has read it
-    run = Replay(header, leaves.root_at, recompute=False)
+    run = RetainedReplay(header, leaves.root_at, recompute=False)
+    run.tally.hashes = leaves.hashes
     for data in islice(stream, manifest.size - 1):
-        run.apply(decode_leaf(data))
+        _take(run, leaves, data)
     signer = run.keys.at(manifest.size)
     if signer != manifest.log_vkey:
         sentence = f"at size {manifest.size} the ledger is signed by {signer}, the manifest by {manifest.log_vkey}"
@@ -226,10 +226,18 @@ def _compare(check: _Check, leaves: Leaves, manifest: Manifest) -> None:
     _compare_record(check, run, manifest)
     _compare_costs(check, run, manifest)
     for data in stream:
-        run.apply(decode_leaf(data))
+        _take(run, leaves, data)
     check.newer = sum(seq >= manifest.size for seq in run.withdrawals.values())
     if check.newer:
         check.notes.append(f"{check.newer} withdrawals are newer than the release, which cannot take them into account")
+
+
+def _take(run: RetainedReplay, leaves: Leaves, data: bytes) -> None:
+    """Applies the next leaf, or what stands in for it where it was pruned; the audit has judged it."""
+    if run.size < leaves.retained and is_stand_in(data):
+        run.stand_in(data)
+    else:
+        run.apply(decode_leaf(data))
 
 
 def _compare_record(check: _Check, run: Replay, manifest: Manifest) -> None:

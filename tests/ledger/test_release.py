@@ -5,12 +5,12 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, START, admission, header_spec, signed_policy
+from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
 from release_models import WEIGHTS, model, run_to_the_end, safetensors
 
 from attest import schedule
 from attest.policy import ClassRule, DepthRule
-from ledger.errors import LeafRefused, ReleaseRefused
+from ledger.errors import LeafRefused, ReleaseRefused, StorageFailed
 from ledger.leaves import HeaderBlock, Release, decode_leaf
 from ledger.log import Ledger
 from ledger.note import NoteSigner
@@ -18,8 +18,10 @@ from ledger.release import MANIFEST, Manifest, check_release, open_manifest, rel
 from ledger.release.create import describe
 from ledger.release.files import digested, listed
 from ledger.release.influence import artifacts, class_costs, influenced
+from ledger.release.manifest import sign_manifest
 from ledger.replay import Replay
 from ledger.summary import class_summaries
+from tests.ledger.retained_runs import ANNA, BEN, grown, vouched_for
 
 
 @pytest.fixture
@@ -307,3 +309,38 @@ def test_an_export_taken_before_the_release_is_recorded_shows_all_but_the_record
     release(finished.ledger, model(tmp_path / "model"), now=finished.tick())
     report = check_release(tmp_path / "model", [SIGNER.vkey], export=before)
     assert report.verdict == "FULL" and any("ends right before" in note for note in report.notes)
+
+
+def test_a_release_outlives_the_pruning_of_its_ledger(path, tmp_path):
+    """The same manifest, checked against an export from which bodies of admissions and expenditures are gone."""
+    with grown(path).ledger as ledger:
+        driver = Driver(ledger, now=ledger.state.last_time + 1)
+        made = release(ledger, model(tmp_path / "model"), now=driver.tick())
+        ledger.summarise(now=driver.tick())
+        vouched_for(driver, ANNA, BEN)
+        driver.steps(1)
+        driver.epoch()
+        assert ledger.prune() > 0
+        lean = ledger.export(tmp_path / "lean")
+    report = check_release(tmp_path / "model", [SIGNER.vkey], export=lean)
+    assert (report.verdict, report.findings) == ("SUMMARISED", ())
+    first, *others = made.manifest.classes
+    less = replace(made.manifest, classes=(replace(first, epsilon_micro=first.epsilon_micro - 3), *others))
+    made.path.write_bytes(sign_manifest(less, SIGNER))
+    assert "EPSILON" in codes(check_release(tmp_path / "model", [SIGNER.vkey], export=lean))
+
+
+def test_the_ledger_tells_of_a_release_before_its_manifest_is_there(finished, tmp_path, monkeypatch):
+    """A disk that refuses the manifest leaves a leaf without one, never a manifest without a leaf; then again."""
+    directory, size = model(tmp_path / "model"), finished.ledger.size
+
+    def full(path, data):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ledger.release.create.atomic_write", full)
+        with pytest.raises(StorageFailed, match="No space left"):
+            release(finished.ledger, directory, now=finished.tick())
+    assert finished.ledger.size == size + 1 and not (directory / MANIFEST).exists()
+    release(finished.ledger, directory, now=finished.tick())
+    assert check_release(directory, [SIGNER.vkey]).verdict == "FULL"
