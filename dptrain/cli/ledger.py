@@ -16,7 +16,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import RegistryRefused, SignatureRefused
 from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
-from dptrain.cli import ledger_cosign, ledger_fsck, ledger_init, ledger_keys, ledger_proofs, ledger_trace
+from dptrain.cli import ledger_cosign, ledger_fsck, ledger_init, ledger_keys, ledger_proofs, ledger_retain, ledger_trace
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger_place import LedgerName, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.output import JsonFlag, console, number, print_json, promised, styled, table, utc
@@ -387,3 +387,4 @@ ledger_init.register(app)
 ledger_keys.register(app)
 ledger_proofs.register(app)
 ledger_cosign.register(app)
+ledger_retain.register(app)

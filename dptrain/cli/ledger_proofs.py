@@ -307,7 +307,9 @@ def _in_ledger(place: Place, leaf: int | None, wanted: Callable[[bytes], bool]) 
         with log.rows() as rows:
             for row in islice(rows, size):
                 tree.extend([row.leaf_hash])
-                if row.seq == leaf or (leaf is None and wanted(row.body)):
+                if not row.body and row.seq == leaf:
+                    raise ProofError("PRUNED", f"the body of leaf {leaf} was pruned; a proof file made before still shows it")
+                if row.body and (row.seq == leaf or (leaf is None and wanted(row.body))):
                     found = (row.seq, row.body)
     return _checked(_Found(*found, tree.node, size, note, vkey))
 

@@ -27,9 +27,9 @@ def retaining_spec(**changes: object):
     return header_spec(signed_policy(**fields))
 
 
-def grown(place, **changes: object) -> Driver:
+def grown(place, *, start: int = START, **changes: object) -> Driver:
     """Three closed epochs: contributions 2 and 6 left in the first and second, 1, 3 and 5 stay, 99 never came."""
-    driver = Driver(Ledger.create(place, retaining_spec(**changes), SIGNER, now=START))
+    driver = Driver(Ledger.create(place, retaining_spec(**changes), SIGNER, now=start), now=start)
     driver.admit(admission(1), admission(2), admission(3, "sensitive"))
     driver.admit(admission(4, "sensitive", clip_micro=250_000, sigma_micro=4_000_000, max_occurrences=7))
     driver.steps(1)

@@ -1,0 +1,80 @@
+"""`dptrain ledger retain`: summarise what is past the policy's horizon, and prune what auditors have vouched for."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dptrain.cli.files import PassphraseFile
+from dptrain.cli.ledger_place import LedgerKey, LedgerName, StateDirectory, opened_to_sign, place_of
+from dptrain.cli.output import JsonFlag, console, print_json
+from ledger.errors import LeafRefused
+
+if TYPE_CHECKING:
+    from ledger.log import Ledger
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the group."""
+    app.command()(retain)
+
+
+def retain(
+    ledger: LedgerName,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Delete for good the bodies of leaves that enough auditors vouch for.")
+    ] = False,
+    ledger_key: LedgerKey = None,
+    passphrase_file: PassphraseFile = None,
+    state: StateDirectory = None,
+    json: JsonFlag = False,
+) -> None:
+    """Summarise the epochs that the policy keeps no longer; with --prune, delete what auditors vouch for.
+
+    First, without --prune: a SUMMARY leaf says what all epochs but the last `retention_epochs` said. Then export the ledger,
+    let its auditors check the summary (`ledger cosign --summary`), and merge what they write. One epoch later, with --prune:
+    the recorded epsilons of the summarised epochs go, and the admissions of those who had left by then. Who is active, every
+    charge, every withdrawal and every hash stay, and all figures are recomputed from these as before; audits of the ledger say
+    SUMMARISED from then on. No run may hold the ledger.
+
+    Example: dptrain ledger retain ledger.db
+    """
+    with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
+        gone = log.prune() if prune else None
+        written = None if prune else _summarise(log)
+        told: dict[str, Any] = {"summary": written, "pruned": gone, "pruned_before": log.pruned_before, **_found(log)}
+    if json:
+        print_json(told)
+        return
+    out = console()
+    if gone is not None:
+        out.print(f"{gone} bodies are gone, all of leaves below {told['pruned_before']}; their hashes stay")
+    elif written is None:
+        out.print("no epoch is past the horizon that is not summarised yet")
+    for row in told["summaries"]:
+        names = ", ".join(row["vouchers"]) or "nobody"
+        place = f"leaf {row['leaf']} summarises leaves {row['first']} to {row['end'] - 1}"
+        out.print(f"{place}: {row['state']}, vouched for by {names}")
+    if any(row["state"] == "waiting" for row in told["summaries"]):
+        out.print(f"{told['quorum'] or 'none'} of the policy's auditors must vouch for a summary before its leaves are pruned:")
+        out.print(f"dptrain ledger export {ledger} DIR; they run: dptrain ledger cosign DIR NOTE --summary; then: ledger merge")
+
+
+def _summarise(log: "Ledger") -> int | None:
+    """Position of the new SUMMARY leaf; None when all that is due was summarised before."""
+    try:
+        return log.summarise(now=int(time.time())).seq
+    except LeafRefused as error:
+        if error.code != "NOTHING_DUE" or not log.state.tally.summaries:
+            raise
+        return None
+
+
+def _found(log: "Ledger") -> dict[str, Any]:
+    names, quorum = log.vouchers, log.header.policy.auditor_quorum
+    rows = []
+    for leaf in log.state.tally.summaries:
+        ready = quorum is not None and len(names[leaf.seq]) >= quorum
+        state = "pruned" if leaf.end <= log.pruned_before else "ready to be pruned" if ready else "waiting"
+        rows.append({"leaf": leaf.seq, "first": leaf.first, "end": leaf.end, "state": state, "vouchers": list(names[leaf.seq])})
+    return {"summaries": rows, "quorum": quorum}

@@ -1,0 +1,96 @@
+"""`dptrain ledger retain`: from a summary over two auditors' word to a pruned ledger, and every refusal in between."""
+
+import pytest
+
+from attest.keys import save_private_key
+from ledger.log import Ledger
+from tests.ledger.ledger_runs import LOG_KEY, SIGNER, Driver
+from tests.ledger.retained_runs import ANNA, BEN, grown
+
+RETAIN = ("ledger", "retain", "ledger.db")
+LONG_AGO = 1_700_000_000
+
+
+@pytest.fixture
+def files(shell):
+    """The key of the ledger, and those of two auditors."""
+    save_private_key(shell.directory / "ledger.key", LOG_KEY)
+    for cosigner in (ANNA, BEN):
+        save_private_key(shell.directory / f"{cosigner.name.rpartition('/')[2]}.key", cosigner.key)
+    return shell.directory
+
+
+@pytest.fixture
+def run(files):
+    """Three closed epochs of a run whose policy keeps one."""
+    grown(files / "ledger.db", start=LONG_AGO).ledger.close()
+    return files
+
+
+def cosign(shell, export: str, who: str, *options: str) -> str:
+    note = f"{who}-{export}.note"
+    shell.run(
+        *("ledger", "cosign", export, note, "--key", f"{who}.key", "--name", f"auditor.example/{who}"),
+        *("--log-key", SIGNER.vkey, "--first", "--summary", *options),
+    )
+    return note
+
+
+def grow(directory) -> None:
+    """One more epoch, by the run itself."""
+    with Ledger.open(directory / "ledger.db", SIGNER) as ledger:
+        driver = Driver(ledger, now=ledger.state.last_time, streams=500)
+        ledger.resume(ledger.state.position, ledger.pin(), now=driver.tick())
+        driver.steps(1)
+        driver.epoch()
+
+
+def test_summarise_vouch_and_prune(shell, run):
+    told = shell.json(*RETAIN)
+    assert told["quorum"] == 2 and told["pruned"] is None
+    assert [(row["leaf"], row["first"], row["state"]) for row in told["summaries"]] == [(told["summary"], 1, "waiting")]
+    again = shell.run(*RETAIN).stdout
+    assert "no epoch is past the horizon" in again and "waiting, vouched for by nobody" in again
+    shell.run("ledger", "export", "ledger.db", "export")
+    notes = [cosign(shell, "export", who) for who in ("anna", "ben")]
+    merged = shell.json("ledger", "merge", "ledger.db", *notes)
+    assert len(merged["cosigners"]) == 4
+    early = shell.json(*RETAIN, "--prune", code=1)
+    assert early["error"]["code"] == "TOO_EARLY"
+    grow(run)
+    done = shell.json(*RETAIN, "--prune")
+    assert done["pruned"] == 12 and done["pruned_before"] == done["summaries"][0]["end"]
+    assert [row["state"] for row in done["summaries"]] == ["pruned"]
+    assert done["summaries"][0]["vouchers"] == [ANNA.name, BEN.name]
+    assert shell.json("ledger", "fsck", "ledger.db")["verdict"] == "OK"
+    shell.run("ledger", "export", "ledger.db", "lean")
+    found = shell.json("ledger", "verify", "lean", "--key", SIGNER.vkey)
+    assert found["verdict"] == "SUMMARISED" and found["summaries"][0]["pruned"] == 12
+    assert "SUMMARISED" in shell.run("ledger", "verify", "lean", "--key", SIGNER.vkey).stdout
+    assert shell.json("ledger", "prove", "lean", "x.proof", "--leaf", "2", code=1)["error"]["code"] == "PRUNED"
+    assert shell.json("ledger", "prove", "ledger.db", "x.proof", "--leaf", "2", code=1)["error"]["code"] == "PRUNED"
+    shell.run("ledger", "prove", "lean", "mine.proof", "--leaf", "1")
+    shell.run("ledger", "report", "lean", "report.html", "--key", SIGNER.vkey)
+    assert "SUMMARISED" in (run / "report.html").read_text()
+
+
+def test_nothing_goes_without_auditors_quorum_or_summary(shell, run):
+    assert shell.json(*RETAIN, "--prune", code=1)["error"]["code"] == "NO_SUMMARY"
+    shell.run(*RETAIN)
+    grow(run)
+    refused = shell.json(*RETAIN, "--prune", code=1)["error"]
+    assert refused["code"] == "UNVOUCHED" and "cosign --summary" in str(refused)
+
+
+def test_a_policy_without_auditors_says_what_to_sign(shell, files):
+    driver = grown(files / "ledger.db", start=LONG_AGO, auditors=(), auditor_quorum=None)
+    driver.ledger.close()
+    shell.run(*RETAIN)
+    refused = shell.json(*RETAIN, "--prune", code=1)["error"]
+    assert refused["code"] == "NO_AUDITORS" and "auditor_quorum" in str(refused)
+
+
+def test_a_policy_that_keeps_everything_is_left_alone(shell, files):
+    grown(files / "ledger.db", start=LONG_AGO, retention_epochs=0).ledger.close()
+    for options in ((), ("--prune",)):
+        assert shell.json(*RETAIN, *options, code=1)["error"]["code"] == "RETENTION"
