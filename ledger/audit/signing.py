@@ -20,8 +20,9 @@ def judge_keys(
     """Follows the changes of the ledger's key from the pinned ones, and verifies the checkpoint under the key that signs now.
 
     Guarantee:
-        A note is returned only if a pinned key stands in the ledger's chain of keys, so does every other that was pinned for
-        this ledger, and all keys that must have signed a checkpoint of this size did. An old key alone never suffices.
+        Nothing is told to ``fault`` only if a pinned key stands in the ledger's chain of keys, so does every other that was
+        pinned for this ledger, and all keys that must have signed a checkpoint of this size did, whose note is returned. An old
+        key alone never suffices.
 
     Args:
         data: the checkpoint note.
@@ -46,7 +47,7 @@ def judge_keys(
     except NoteError as error:
         fault(error.code, layout.CHECKPOINT, error.sentence)
         return None
-    return None if strangers else note
+    return note
 
 
 def _is_log_key(vkey: str, origin: str) -> bool:
