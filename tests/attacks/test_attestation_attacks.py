@@ -1427,14 +1427,3 @@ def test_file_names_do_not_reach_the_terminal_unescaped(tmp_path, name):
     assert result.exit_code == 1 and "CONTENT_MISMATCH" in result.output
     shown = result.output.replace("\n", "")
     assert shown.isprintable() and (name in shown) is name.isprintable()
-
-
-# --- completeness ----------------------------------------------------------
-
-
-def test_every_row_of_the_attack_list_has_a_test():
-    from tests.attacks import test_attacks_on_training as training
-
-    names = [*globals(), *vars(training)]
-    missing = [row for row in range(1, 25) if not any(name.startswith(f"test_A{row}_") for name in names)]
-    assert not missing

@@ -54,7 +54,7 @@ def test_the_owner_may_withdraw_any_contribution(world: World) -> None:
 
 
 @pytest.mark.parametrize("signer", ["contributor-internal", "contributor-open", "owner"])
-def test_a_forged_withdrawal_changes_nothing_and_is_set_aside(world: World, signer: str) -> None:
+def test_B23_a_forged_withdrawal_changes_nothing_and_is_set_aside(world: World, signer: str) -> None:
     with pytest.warns(WithdrawalIgnored, match="SIG_BAD|HEADER"):
         trainer, draws = run_and_drop(world, generate(), signer)
     assert draws.tolist() == [6] * 6
@@ -62,7 +62,7 @@ def test_a_forged_withdrawal_changes_nothing_and_is_set_aside(world: World, sign
     trainer.close()
 
 
-def test_another_contributor_cannot_withdraw_mine(world: World) -> None:
+def test_B23_another_contributor_cannot_withdraw_mine(world: World) -> None:
     with pytest.warns(WithdrawalIgnored):
         trainer, draws = run_and_drop(world, world.contributor_keys["contributor-open"], "contributor-open")
     assert draws.tolist() == [6] * 6

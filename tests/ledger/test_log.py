@@ -190,7 +190,7 @@ def test_admissions_hold_the_policys_bounds(run):
     assert run.ledger.admitted == {descriptor(1)} and run.ledger.size == 2
 
 
-def test_withdrawals_bar_admission_and_are_idempotent(run):
+def test_B23_withdrawals_bar_admission_and_are_idempotent(run):
     seq = run.withdraw(7)
     assert run.withdraw(7) == seq
     with pytest.raises(LeafRefused) as refused:
