@@ -219,7 +219,7 @@ def _tilt(part: OneStep, tilt: float, interval: float) -> tuple[Any, float, floa
     logs = exponent[held] + np.log(part.probs[held])
     top = float(np.max(logs))
     masses[held] = np.exp(logs - top)
-    total = math.fsum(masses)
+    total = float(np.sum(masses))
     masses /= total
     log = top + math.log(total)
     largest = float(np.max(np.abs(exponent[masses > _TINY])))
