@@ -99,14 +99,9 @@ def test_the_layout_is_tlog_tiles(export):
     assert files(export) == sorted(["checkpoint", "policy", f"tile/0/000.p/{size}", f"tile/entries/000.p/{size}"])
 
 
-def test_every_byte_of_an_export_counts(tmp_path):
-    """Each byte is changed, one at a time: the verdict is never FULL, and the file is named."""
-    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
-        run = Driver(ledger)
-        run.admit(admission(1))
-        run.steps()
-        run.epoch()
-        export = ledger.export(tmp_path / "export")
+def flip_every_byte(export: Path) -> int:
+    """Changes each byte, one at a time: the verdict is never FULL, and the file is named. Returns how many."""
+    flips = 0
     for name in files(export):
         target = export / name
         original = target.read_bytes()
@@ -118,10 +113,34 @@ def test_every_byte_of_an_export_counts(tmp_path):
             assert report.verdict == "FAILED"
             assert wheres(report) == {name}, (name, position, report.findings)
         target.write_bytes(original)
+        flips += len(original)
     assert verify_export(export, VKEYS).verdict == "FULL"
+    return flips
 
 
-def test_missing_truncated_and_grown_files_are_named(export):
+def test_E1_every_byte_of_an_export_counts(tmp_path):
+    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        run = Driver(ledger)
+        run.admit(admission(1))
+        run.steps()
+        run.epoch()
+        export = ledger.export(tmp_path / "export")
+    assert flip_every_byte(export) > 1500
+
+
+@pytest.mark.slow
+def test_E1_every_byte_of_an_export_of_two_tiles_counts(tmp_path):
+    """Whole and partial entry bundles, whole and partial hash tiles, and a tile of the level above."""
+    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        run = Driver(ledger)
+        run.admit(*(admission(n) for n in range(256)))
+        run.charge()
+        export = ledger.export(tmp_path / "export")
+    assert {"tile/0/000", "tile/0/001.p/2", "tile/1/000.p/1", "tile/entries/000", "tile/entries/001.p/2"} <= set(files(export))
+    print(f"{flip_every_byte(export)} flips, undetected 0")
+
+
+def test_E1_missing_truncated_and_grown_files_are_named(export):
     for name in files(export):
         target = export / name
         original = target.read_bytes()
@@ -138,14 +157,14 @@ UNKNOWN = ["extra", "tile/0/001", "tile/entries/000", "tile/0/000", "tile/1/000.
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_unknown_files_are_named(export, name):
+def test_E1_unknown_files_are_named(export, name):
     (export / name).parent.mkdir(parents=True, exist_ok=True)
     (export / name).write_bytes(b"")
     report = verify_export(export, VKEYS)
     assert report.verdict == "FAILED" and wheres(report) == {name} and codes(report) == {"UNKNOWN_FILE"}
 
 
-def test_links_devices_and_empty_directories_are_refused(export, tmp_path):
+def test_E2_links_devices_and_empty_directories_are_refused(export, tmp_path):
     name = next(n for n in files(export) if n.startswith("tile/entries"))
     moved = tmp_path / "moved"
     shutil.move(export / name, moved)
@@ -160,7 +179,7 @@ def test_links_devices_and_empty_directories_are_refused(export, tmp_path):
     assert wheres(verify_export(export, VKEYS)) == {"empty/"}
 
 
-def test_swapped_tiles_are_found(tmp_path):
+def test_E1_swapped_tiles_are_found(tmp_path):
     with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
         run = Driver(ledger)
         run.admit(*(admission(n) for n in range(600)))
@@ -277,7 +296,7 @@ def test_random_bytes_and_foreign_leaves_never_raise(export):
             assert verify_export(write(export, changed), VKEYS).verdict == "FAILED"
 
 
-def test_a_huge_signed_size_fails_fast(export):
+def test_E3_a_huge_signed_size_fails_fast(export):
     note = sign_note(checkpoint_text(SIGNER.name, 1 << 62, bytes(32)), SIGNER)
     (export / "checkpoint").write_bytes(note)
     assert codes(verify_export(export, VKEYS)) == {"MISSING_FILE"}
