@@ -31,14 +31,15 @@ class SummaryClass:
     """Totals of one class over a summarised range; epsilons in 1e-6, null in a public class and nowhere else.
 
     Attributes:
-        contributions: contributions with an ADMIT or SPEND leaf in the range.
+        contributions: contributions with a SPEND leaf in the range; in a public class, which has none, with an ADMIT leaf.
         active: contributions in the pool at its end.
         sum_epsilon_micro: sum over them of the last epsilon that the range records.
         max_epsilon_micro: the largest of these.
         min_variance: smallest noise variance that a SETTLE or SPEND leaf of the range records for the class, 0.0 without any.
         max_variance: the largest.
         charged: steps charged in the range.
-        occurrences: most steps in which one contribution can have taken part by its end.
+        occurrences: most steps in which one contribution can have taken part by its end, as the SPEND leaves say; 0 in a public
+            class.
     """
 
     contributions: int

@@ -29,7 +29,7 @@ def test_the_command_tree_is_complete():
         *(f"registry {verb}" for verb in ("init", "add", "grant", "rotate", "revoke", "show", "verify")),
         *(f"policy {verb}" for verb in ("init", "check", "sign", "show")),
         *(f"ledger {verb}" for verb in ("show", "export", "verify", "prove", "verify-proof", "withdraw", "report")),
-        *(f"ledger {verb}" for verb in ("cosign", "merge", "auditor-key", "init", "fsck", "rotate-key")),
+        *(f"ledger {verb}" for verb in ("cosign", "merge", "auditor-key", "init", "fsck", "rotate-key", "retain")),
         *("gate", "plan", "account", "calibrate", "train", "release", "demo"),
     }
 
