@@ -16,7 +16,7 @@ from ledger.leaves import Admit, Header, Previous, decode_leaf
 from ledger.leaves.previous import COMPROMISED
 from ledger.note import peek_checkpoint
 from ledger.replay import Replay
-from ledger.spent import Earlier, SpentRegistry, account_of
+from ledger.spent import Earlier, SpentRegistry, account_of, left_out
 
 CARRIED_TOLERANCE_MICRO = 2
 """What a run says was spent before is the recomputed value less at most this, in 1e-6: machines differ in last bits."""
@@ -55,9 +55,10 @@ def verify_with_earlier(
 
     Guarantee:
         FULL means besides: every cited earlier run was given, is FULL itself, is no shorter than cited and has the cited root
-        at that size; a compromised one is no longer than cited, and to none was a step charged after it was counted; no
-        admission says less than what its contribution had spent in them together, nor has anybody spent more than the limit it
-        signed for all runs.
+        at that size, under the cited name and key; whatever one of them counted is cited too; a compromised one is no longer
+        than cited, and in none was a step charged or drawn after it was counted; no noise stream of one was used in another;
+        no admission says less than what its contribution had spent in them together, nor has anybody spent more than the limit
+        it signed for all runs.
 
     Args:
         path: the directory of the export.
@@ -69,6 +70,9 @@ def verify_with_earlier(
     report = verify_export(path, keys, owner_key=owner_key, require_quorum=require_quorum)
     if report.verdict == "FAILED":
         return report
+    if report.verdict != "FULL":
+        sentence = "leaves were pruned, so that totals over runs cannot be recomputed; give an export from before, or no --earlier"
+        return replace(report, verdict="FAILED", findings=(Finding("PRUNED", str(path), sentence),))
     findings: list[Finding] = []
     runs: list[Earlier] = []
 
@@ -80,8 +84,13 @@ def verify_with_earlier(
         _require_same(report, leaves, path)
         header = _header(leaves)
         runs = _cited_runs(header, [(Path(item), *_leaves(Path(item))) for item in earlier], keys, owner_key, fault)
+        for origin, missing in left_out(runs):
+            sentence = f"{origin} counted {missing.origin}, which this run does not cite: what was spent there counts nowhere"
+            fault("EARLIER_UNCITED", "seq 0", sentence)
         if not findings:
-            _judge_carried(leaves, SpentRegistry(runs), fault)
+            run = _replay(leaves, leaves.size)
+            _judge_streams([*(item.run for item in runs), run], fault)
+            _judge_carried(leaves, run, SpentRegistry(runs), fault)
     except (LeafRefused, ExportChanged) as error:
         fault(error.code, str(path), error.sentence)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
@@ -124,16 +133,39 @@ def _cited_runs(
             fault("EARLIER_COMPROMISED", str(path), sentence)
         else:
             run = _replay(leaves, cited.size)
-            later = _replay(leaves, leaves.size).charged - run.charged
-            if later:
-                sentence = f"{later} steps were charged to {cited.origin} after it was counted, and count nowhere"
-                fault("EARLIER_GREW", str(path), sentence)
+            _judge_cited(Earlier(cited, run), _replay(leaves, leaves.size), str(path), fault)
             found.append(Earlier(cited, run))
     return found
 
 
-def _judge_carried(leaves: Leaves, registry: SpentRegistry, fault: Fault) -> None:
-    run = _replay(leaves, leaves.size)
+def _judge_cited(earlier: Earlier, whole: Replay, path: str, fault: Fault) -> None:
+    """Holds a citation against the run as it was then, and as it is by now."""
+    cited, run = earlier.cited, earlier.run
+    named = (run.header.origin, run.keys.at(cited.size))
+    if (cited.origin, cited.log_vkey) != named:
+        sentence = f"it is {named[0]!r}, signed by {named[1]} at {cited.size} leaves, and cited as {cited.origin!r}, {cited.log_vkey}"
+        fault("EARLIER_NAME", path, sentence)
+    later, drawn = whole.charged - run.charged, _occurrences(whole) - _occurrences(run)
+    if later or drawn:
+        counted = f"{later} steps were charged to {cited.origin}" if later else f"{drawn} draws were made in {cited.origin}"
+        fault("EARLIER_GREW", path, f"{counted} after it was counted, and count nowhere")
+
+
+def _occurrences(run: Replay) -> int:
+    return sum(contribution.occurrences for contribution in run.register.by_number)
+
+
+def _judge_streams(runs: Sequence[Replay], fault: Fault) -> None:
+    seen: dict[bytes, str] = {}
+    for run in runs:
+        for window in run.windows:
+            other = seen.setdefault(window.noise_stream, run.header.origin)
+            if other != run.header.origin:
+                sentence = f"noise stream {window.noise_stream.hex()} was used in {other} and in {run.header.origin}"
+                fault("NOISE_REUSED", "seq 0", f"{sentence}; the noise of two releases would cancel")
+
+
+def _judge_carried(leaves: Leaves, run: Replay, registry: SpentRegistry, fault: Fault) -> None:
     for seq, data in enumerate(leaves):
         leaf = decode_leaf(data)
         if not isinstance(leaf, Admit):

@@ -222,3 +222,14 @@ def test_steps_charged_to_a_run_after_it_was_counted_fail_the_audit(tmp_path):
     export = second(tmp_path, early)
     assert verify_with_earlier(export, KEYS, [early]).verdict == "FULL"
     assert [item.code for item in verify_with_earlier(export, KEYS, [late]).findings] == ["EARLIER_GREW"]
+
+
+def test_totals_are_not_recomputed_from_a_pruned_export(tmp_path, first, monkeypatch):
+    from ledger.audit import earlier
+
+    summarised = replace(verify_export(first, KEYS), verdict="SUMMARISED")
+    monkeypatch.setattr(earlier, "verify_export", lambda *args, **named: summarised)
+    assert [item.code for item in verify_with_earlier(first, KEYS, []).findings] == ["PRUNED"]
+    with pytest.raises(LeafRefused) as refused:
+        earlier_run(first, KEYS)
+    assert refused.value.code == "EARLIER"
