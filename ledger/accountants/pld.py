@@ -34,6 +34,9 @@ KEPT_POINTS: Final = 1 << 20
 MOST_STEPS: Final = 1 << 24
 """More sampled steps are not composed: what the grid adds at every step has outgrown what the Renyi bound gives away."""
 
+MOST_MU: Final = 128.0
+"""More that is spent without sampling (epsilon is in the thousands) is not composed with the rest: it would take minutes."""
+
 FFT_ERROR: Final = 1e-15
 """What dp-accounting's own composition may lose of delta per step, fourteen times the most that was measured (7e-17)."""
 
@@ -102,7 +105,7 @@ def _composed(
     bound = math.inf if replace else renyi.epsilon(phases, delta)
     held = [(p.noise_multiplier, p.sampling_rate, p.steps) for p in sampled] + ([(1.0 / rest, 1.0, 1)] if rest > 0.0 else [])
     longest = max(high - low for low, high in (losses.extent(z, q, replace) for z, q, _ in held))
-    if steps > MOST_STEPS or not longest <= MAX_POINTS * interval:
+    if steps > MOST_STEPS or rest > MOST_MU or not longest <= MAX_POINTS * interval:
         return bound
     for grid in (interval * factor for factor in COARSER):
         found = _on_grid(held, grid, delta, replace, _steps if longest <= KEPT_POINTS * grid else losses.one_step)

@@ -104,6 +104,15 @@ def test_many_unsampled_steps_beside_sampled_ones_have_a_figure(steps, replace):
         assert both < 1.05 * alone
 
 
+def test_what_is_spent_without_sampling_in_the_millions_is_not_composed(monkeypatch):
+    monkeypatch.setattr(losses, "one_step", None)
+    pld._steps.cache_clear()
+    phases = (Phase(0.25, 1.0, 125_000), Phase(3.5, 0.1, 1000))
+    for replace in (False, True):
+        both = pld.epsilon_of_phases(phases, 1e-6, replace=replace)
+        assert gaussian.epsilon_of_mu((2.0 if replace else 1.0) * math.sqrt(2e6), 1e-6) <= both < 1e7
+
+
 def test_spread_sums_go_to_a_coarser_grid_and_long_distributions_are_not_kept(monkeypatch):
     phases = (Phase(1.0, 0.3, 3000), Phase(1.1, 0.3, 3000))
     fine = pld.epsilon_of_phases(phases, 1e-6)
