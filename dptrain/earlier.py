@@ -4,12 +4,12 @@ import os
 from collections.abc import Sequence
 
 from dptrain.errors import ResumeRefused
-from ledger.errors import LedgerClosed
+from ledger.errors import LeafRefused, LedgerClosed
 from ledger.handles import Pin
 from ledger.leaves import Previous
 from ledger.leaves.previous import COMPROMISED, SPENT
 from ledger.log import Ledger
-from ledger.spent import Earlier, SpentRegistry
+from ledger.spent import Earlier, SpentRegistry, left_out
 
 LedgerPath = str | os.PathLike[str]
 
@@ -28,11 +28,14 @@ def registry_of(
         LedgerClosed: code EARLIER_OPEN, an earlier run is not closed, so that more could be charged to it unseen.
         LedgerBehind, LedgerForked: a ledger is not what a resumed run once counted.
         ResumeRefused: a resumed run cites other ledgers than these.
+        LeafRefused: code EARLIER_UNCITED, one of them counted a ledger that is not named.
     """
     named = [(ledger, SPENT) for ledger in earlier] + ([] if replaces is None else [(replaces, COMPROMISED)])
     runs = [_read(ledger, reason, cited) for ledger, reason in named]
     if cited is not None and runs and {run.cited.header_digest for run in runs} != {item.header_digest for item in cited}:
         raise ResumeRefused("ANOTHER_RUN", "the run was started with other earlier ledgers; name those that it counts, or none")
+    for origin, missing in left_out(runs):
+        raise LeafRefused("EARLIER_UNCITED", f"{origin} counted what was spent in {missing.origin}; name that ledger too")
     return SpentRegistry(runs)
 
 

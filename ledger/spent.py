@@ -78,6 +78,15 @@ class Earlier:
     run: Replay
 
 
+def left_out(runs: Sequence[Earlier]) -> Iterator[tuple[str, Previous]]:
+    """Yields every ledger that one of these runs counts and that is none of them, behind the origin of that run."""
+    cited = {earlier.cited.header_digest for earlier in runs}
+    for earlier in runs:
+        for before in earlier.run.header.previous:
+            if before.header_digest not in cited:
+                yield earlier.cited.origin, before
+
+
 def total(accounts: Iterable[Account]) -> Total:
     """Adds up runs: exactly where they compose, conservatively where not.
 
@@ -85,7 +94,8 @@ def total(accounts: Iterable[Account]) -> Total:
         ``epsilon`` at ``delta`` bounds what the runs together reveal of the contribution, under the same adjacency as each of
         them, if their policies were fixed beforehand; ``summed`` at ``summed_delta`` does in any case.
     """
-    spent = [account for account in accounts if account.epsilon > 0.0]
+    # No phases: no steps. A run with steps counts with its delta even where its own epsilon at that delta is 0.
+    spent = [account for account in accounts if account.phases != ()]
     groups: dict[tuple[Fraction, str, str], list[Account]] = {}
     alone: list[Account] = []
     for account in spent:
@@ -152,9 +162,11 @@ def _account(header: Header, phases: tuple[Phase, ...] | None, epsilon: float) -
 
 def _of_loss(loss: float, header: Header) -> tuple[Phase, ...] | None:
     """Public occurrences as one Gaussian release of the same mu, which is what they compose to; None for other noise."""
+    if not loss:
+        return ()
     if header.policy.noise_family != "gaussian":
         return None
-    return (Phase(min(loss**-0.5, accountants.MAX_MULTIPLIER), 1.0, 1),) if loss else ()
+    return (Phase(min(loss**-0.5, accountants.MAX_MULTIPLIER), 1.0, 1),)
 
 
 class SpentRegistry:

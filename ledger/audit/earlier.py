@@ -71,7 +71,7 @@ def verify_with_earlier(
     if report.verdict == "FAILED":
         return report
     if report.verdict != "FULL":
-        sentence = "leaves were pruned, so that totals over runs cannot be recomputed; give an export from before, or no --earlier"
+        sentence = "leaves were pruned, and totals over runs cannot be recomputed; give an export from before, or no --earlier"
         return replace(report, verdict="FAILED", findings=(Finding("PRUNED", str(path), sentence),))
     findings: list[Finding] = []
     runs: list[Earlier] = []
@@ -143,7 +143,7 @@ def _judge_cited(earlier: Earlier, whole: Replay, path: str, fault: Fault) -> No
     cited, run = earlier.cited, earlier.run
     named = (run.header.origin, run.keys.at(cited.size))
     if (cited.origin, cited.log_vkey) != named:
-        sentence = f"it is {named[0]!r}, signed by {named[1]} at {cited.size} leaves, and cited as {cited.origin!r}, {cited.log_vkey}"
+        sentence = f"it is {named[0]!r}, signed by {named[1]} at {cited.size}, and cited as {cited.origin!r}, {cited.log_vkey}"
         fault("EARLIER_NAME", path, sentence)
     later, drawn = whole.charged - run.charged, _occurrences(whole) - _occurrences(run)
     if later or drawn:
@@ -156,13 +156,14 @@ def _occurrences(run: Replay) -> int:
 
 
 def _judge_streams(runs: Sequence[Replay], fault: Fault) -> None:
-    seen: dict[bytes, str] = {}
+    """Refuses a noise stream that two runs share; each run by itself was judged as it was verified."""
+    seen: set[bytes] = set()
     for run in runs:
-        for window in run.windows:
-            other = seen.setdefault(window.noise_stream, run.header.origin)
-            if other != run.header.origin:
-                sentence = f"noise stream {window.noise_stream.hex()} was used in {other} and in {run.header.origin}"
-                fault("NOISE_REUSED", "seq 0", f"{sentence}; the noise of two releases would cancel")
+        own = {window.noise_stream for window in run.windows}
+        if shared := seen & own:
+            told = f"{len(shared)} noise streams of {run.header.origin} were used in an earlier run too"
+            fault("NOISE_REUSED", "seq 0", f"{told}, {min(shared).hex()} among them: the noise of two releases would cancel")
+        seen |= own
 
 
 def _judge_carried(leaves: Leaves, run: Replay, registry: SpentRegistry, fault: Fault) -> None:
