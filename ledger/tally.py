@@ -87,6 +87,7 @@ class Tally:
         self.summarised: dict[bytes, tuple[int, AnchorRecord]] = {}
         self._horizon = header.policy.retention_epochs
         self._public = [rule.public for rule in header.policy.classes]
+        self._anchors = not header.occurrences_public  # there no ADMIT leaf is ever pruned, so nothing needs a record
         self._closed: list[_Segment] = []
         self._open = _Segment(len(self._public))
         self._leaving: list[tuple[Contribution, int]] = []
@@ -213,14 +214,14 @@ class Tally:
         tally.see_variance(leaf.variance)
         tally.steps = max(tally.steps, leaf.steps)
         (tally.stay if contribution.active else tally.left).add(leaf.epsilon_micro, self.slack)
-        if not contribution.active:
+        if self._anchors and not contribution.active:
             self._open.records.append(self._record(contribution, leaf.seq, leaf.epsilon_micro))
 
     def _epoch(self, leaf: Epoch, run: "Replay") -> None:
         segment = self._open
         segment.end = leaf.seq + 1
         for contribution, seq in self._leaving:
-            if self._public[contribution.class_index]:
+            if self._anchors and self._public[contribution.class_index]:
                 segment.records.append(self._record(contribution, seq, None))
         for tally, active in zip(segment.classes, run.register.active, strict=True):
             tally.active = active

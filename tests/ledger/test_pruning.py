@@ -9,8 +9,8 @@ from ledger.leaves import Admit, Spend
 from ledger.log import Ledger
 from ledger.reader import ExportReader
 from ledger.statements import summary_keys
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
-from tests.ledger.retained_runs import ANNA, BEN, CLEO, grown, vouched_for
+from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.ledger.retained_runs import ANNA, AUDITORS, BEN, CLEO, grown, vouched_for
 
 KEYS = [SIGNER.vkey]
 EVERYBODY = range(1, 7)
@@ -192,3 +192,32 @@ def test_pruning_waits_for_one_more_epoch_or_the_close(path):
             ledger.prune()
         ledger.finish(now=driver.tick())
         assert ledger.prune() == 12
+
+
+def test_a_ledger_of_public_occurrences_keeps_its_admissions(path, tmp_path):
+    """DRAW leaves name contributions by the order of admission; only SPEND leaves go, and not without a word for it."""
+    policy = {"disclosure": "occurrences_public", "retention_epochs": 1, "auditors": AUDITORS, "auditor_quorum": 2}
+    driver = Driver(Ledger.create(path, header_spec(signed_policy(**policy)), SIGNER, now=START))
+    driver.admit(admission(0), admission(1), admission(2, "sensitive"))
+    with driver.ledger as ledger:
+        for epoch in range(3):
+            window = driver.charge(2)
+            for step in (window.first_step, window.first_step + 1):
+                ledger.draw(step, (0, 2) if epoch else (1, 2), now=driver.tick())
+            ledger.settle(window, 2, now=driver.tick())
+            if not epoch:
+                driver.withdraw(1)
+            driver.epoch()
+        ledger.summarise(now=driver.tick())
+        vouched_for(driver, ANNA, CLEO)
+        ledger.finish(now=driver.tick())
+        before = {n: ledger.epsilon(descriptor(n)) for n in range(3)}
+        assert ledger.prune() == 5
+        assert {kind for _, kind in bodies_gone(ledger)} == {Spend.KIND}
+        assert {n: ledger.epsilon(descriptor(n)) for n in range(3)} == before
+        export = ledger.export(tmp_path / "lean")
+    with Ledger.open(path, SIGNER, recompute=True):
+        assert verify_export(export, KEYS).verdict == "SUMMARISED"
+    (export / "retained" / "notes").write_bytes(b"")
+    report = verify_export(export, KEYS)
+    assert (report.verdict, [found.code for found in report.findings]) == ("FAILED", ["UNVOUCHED"])
