@@ -122,7 +122,8 @@ def _check(check: _Check, export: Path | None, owner_key: bytes | None, minimum_
     if manifest.size < minimum_size:
         sentence = f"the release cites {manifest.size} leaves, at least {minimum_size} are asked for: get a newer release"
         check.fault("OLD", MANIFEST, sentence)
-    _check_files(check, manifest, (MANIFEST,) if place is None else (MANIFEST, EXPORT))
+    # Only a directory of that name is an export that was looked at, here or in `_other_export`; a link or a file is neither.
+    _check_files(check, manifest, (MANIFEST, EXPORT) if own.is_dir() and not own.is_symlink() else (MANIFEST,))
     if place is None or audited is None:
         check.notes.append("no export to check against: that the numbers follow from the ledger is the signer's word")
         return manifest, "SIGNED"

@@ -213,3 +213,15 @@ def test_E5_a_withdrawal_since_the_release_is_refused_unless_the_rights_say_othe
     assert refusal(report, Rights(both), withdrawn_classes={"open"}) == "WITHDRAWN"
     assert choose_artifact(report, Rights(both, withdrawn=True), ["full"]) == "full"
     assert choose_artifact(report, Rights(both), ["full"], withdrawn_classes=()) == "full"
+
+
+def test_nothing_of_the_name_of_the_export_is_left_unlooked_at(scene, new, tmp_path):
+    """With the export elsewhere, a file or a link of its name would be the one thing in the directory that nobody compares."""
+    shutil.move(new / "export", tmp_path / "export")
+    assert check_release(new, KEYS, export=tmp_path / "export").verdict == "FULL"
+    (new / "export").write_bytes(b"other weights")
+    assert codes(new, export=tmp_path / "export") == {"UNKNOWN_FILE"}
+    for target in (new / "config.json", tmp_path / "export"):
+        (new / "export").unlink()
+        (new / "export").symlink_to(target)
+        assert codes(new, export=tmp_path / "export") == {"NOT_A_FILE"}
