@@ -87,7 +87,7 @@ class Replay:
         self.open_window: Charge | None = None
         self.unsettled: list[Charge] = []
         self.epochs: list[Epoch] = []
-        self.spends = 0
+        self.spends = self._spends_left = 0
         self.register = Register(header.policy.classes)
         self.withdrawals: dict[bytes, int] = {}
         self.closed = self._attempt_ended = False
@@ -107,7 +107,6 @@ class Replay:
         self._max_epsilon: list[int | None] = [None if rule.public else 0 for rule in header.policy.classes]
         self._accounts: dict[_Account, tuple[int, float, float | None]] = {}
         self._spending: Iterator[Contribution] | None = None
-        self._spends_left = 0
         self._places = {rule.name: index for index, rule in enumerate(header.policy.classes)}
 
     @property
