@@ -29,9 +29,17 @@ def release_problems(leaf: Release, run: "Replay", root_at: Callable[[int], byte
         return
     if root_at(leaf.size) != leaf.root:
         yield LeafRefused("RELEASE", f"the root at size {leaf.size} is not the one that the release cites")
-    expected = withdrawals_root(run.withdrawals, leaf.size)[1]
+    expected = _root_of_all(run)
     if leaf.withdrawals_root != expected:
         yield LeafRefused("RELEASE", f"the root over the withdrawals is {expected.hex()}, not {leaf.withdrawals_root.hex()}")
     charged = max((window.last_step for window in run.windows), default=0)
     if leaf.step > charged:
         yield LeafRefused("RELEASE", f"step {leaf.step} was released, steps up to {charged} were charged")
+
+
+def _root_of_all(run: "Replay") -> bytes:
+    """The root over all withdrawals so far, computed anew only where one came since the last release: there may be many."""
+    count = len(run.withdrawals)
+    if count not in run.withdrawn_roots:
+        run.withdrawn_roots = {count: root(sorted(run.withdrawals))}
+    return run.withdrawn_roots[count]

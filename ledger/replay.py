@@ -87,9 +87,10 @@ class Replay:
         self.open_window: Charge | None = None
         self.unsettled: list[Charge] = []
         self.epochs: list[Epoch] = []
-        self.spends = self._spends_left = 0
+        self.spends = self._spends_left = self._drawn_to = 0
         self.register = Register(header.policy.classes)
         self.withdrawals: dict[bytes, int] = {}
+        self.withdrawn_roots: dict[int, bytes] = {}  # of the last release alone, by the number of withdrawals then
         self.closed = self._attempt_ended = False
         self.keys = KeyChain(header)
         self.expenditure = Expenditure(header)
@@ -100,7 +101,6 @@ class Replay:
             header.accountant.name, header.accountant.library, header.accountant.version, header.policy.noise_family
         )
         self._root_at = root_at
-        self._drawn_to = 0
         self._draws: list[tuple[int, int]] = []  # (seq, step) of every DRAW leaf that reached further than all before it
         self._window_variances: list[tuple[float, ...]] = []
         self._noise_streams: set[bytes] = set()

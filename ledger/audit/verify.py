@@ -163,9 +163,10 @@ def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | Non
     elif header.owner_key != owner_key:
         fault("OWNER", "seq 0", f"the policy is signed by {header.owner_key.hex()}, {owner_key.hex()} was pinned")
     if header.previous:
+        counted = ", ".join(f"{item.origin} ({item.reason}, {item.size} leaves)" for item in header.previous)
         notes.append(
-            f"the run counts {', '.join(f'{item.origin} ({item.reason}, {item.size} leaves)' for item in header.previous)}; what "
-            "was spent there is the signer's word unless their exports are given too (--earlier)"
+            f"the run counts {counted}; what was spent there is the signer's word unless their exports are given too "
+            "(--earlier)"
         )
     here = describe(header.accountant.name, header.policy.noise_family)
     there = (header.accountant.name, header.accountant.library, header.accountant.version, header.accountant.parameters)
