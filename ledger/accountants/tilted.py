@@ -20,6 +20,8 @@ FLOOR: Final = -160.0
 _BEFORE: Final = 4.0
 _AFTER: Final = 8.0
 _ENOUGH: Final = 1e-9
+_LITTLE: Final = -20.0
+_APART: Final = 1 << 20
 _ENOUGH_SHARE: Final = 1e-3
 _TINY: Final = 1e-30
 _ROUND: Final = 16
@@ -185,8 +187,9 @@ def _tilted(parts: Sequence[tuple[OneStep, int]], interval: float, delta: float,
             return math.inf, 0.0
         whole = size >= full
         start = sum(s * p.lower for p, s in parts) if whole else round(mean - size * _BEFORE / (_BEFORE + _AFTER))
-        beyond = 0.0 if whole else _beyond(parts, interval, start + size, tilt, deviation, _ENOUGH * delta)
-        if beyond <= _ENOUGH * delta:
+        above = (parts, interval, start + size, tilt, deviation)
+        beyond = 0.0 if whole else _beyond(*above, _ENOUGH * delta)
+        if beyond <= _ENOUGH * delta and (whole or size >= _APART or _wraps_little(*above)):
             break
         size *= 2
     sums, lost = _convolved(scaled, [steps for _, steps in parts], size)
@@ -237,6 +240,16 @@ def _beyond(
         if best <= enough:
             break
     return best
+
+
+def _wraps_little(parts: Sequence[tuple[OneStep, int]], interval: float, place: int, tilt: float, deviation: float) -> bool:
+    """Whether what the tilted sum has above the window is too little to be seen where it wraps round to: it could only add.
+
+    A sum of rarely sampled steps has two modes once it is tilted, and most of its tilted mass may lie far above epsilon.
+    """
+    here = _log_moment(parts, interval, tilt, place * interval)
+    tilts = (tilt + extra / (deviation * interval) for extra in (_AFTER, 3.0, 1.0, 0.5, 0.25, 2.0 * _AFTER))
+    return any(_log_moment(parts, interval, steeper, place * interval) - here <= _LITTLE for steeper in tilts)
 
 
 def _log_moment(parts: Sequence[tuple[OneStep, int]], interval: float, tilt: float, at: float) -> float:

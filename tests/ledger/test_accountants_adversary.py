@@ -6,6 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
 
 from ledger.accountants import Phase, gaussian, losses, pld, tilted
 from ledger.accountants.phases import merged
@@ -228,3 +230,11 @@ def test_a_tail_s_bound_is_above_the_tail():
     for place in (500, 1000, 2000):
         exact = float(np.sum(sums[place - 30 * part.lower :]))
         assert exact <= tilted._beyond([(part, 30)], 1e-2, place, 2.0, 300.0, 0.0)
+
+
+@pytest.mark.parametrize("point", [(1.0, 0.001, 30, 1e-9), (0.8, 0.001, 30, 1e-5), (0.5, 1e-4, 30, 1e-5)])
+def test_what_wraps_round_from_a_far_second_mode_adds_nothing(point):
+    """Sums of rarely sampled steps: most of the tilted mass may lie far above epsilon, where a short window cuts it off."""
+    z, q, steps, delta = point
+    loss = PLDAccountant().compose(PoissonSampledDpEvent(q, GaussianDpEvent(z)), steps)
+    assert pld.epsilon(z, q, steps, delta) == pytest.approx(loss.get_epsilon(delta), rel=3e-6)
