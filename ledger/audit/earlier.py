@@ -95,10 +95,18 @@ def verify_with_earlier(
         fault(error.code, str(path), error.sentence)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         fault("INTERNAL", str(path), f"the audit of earlier runs broke off: {type(error).__name__}: {error}")
-    counted = tuple(f"counted with {item.cited.origin}, verified over its {item.cited.size} cited leaves" for item in runs)
+    counted = tuple(map(_counted, runs))
     if not findings:
         return replace(report, notes=(*report.notes, *counted))
     return replace(report, verdict="FAILED", findings=tuple(findings[:MAX_FINDINGS]))
+
+
+def _counted(earlier: Earlier) -> str:
+    cited = earlier.cited
+    told = f"counted with {cited.origin}, verified over its {cited.size} cited leaves"
+    if earlier.run.closed or cited.reason == COMPROMISED:
+        return told
+    return f"{told}, where it was not closed: what was charged to it since shows in a later export of it alone"
 
 
 def _cited_runs(

@@ -80,7 +80,8 @@ def check_release(
         FULL means: the directory has exactly the files of the manifest, byte for byte, and beside them the manifest and the
         export alone; a key of the ledger that a pinned key leads to signed the manifest; the export is FULL by
         `ledger.audit.verify_export`; its first leaves are the tree that the manifest cites, with that header and those
-        withdrawals, and the RELEASE leaf right behind them; whose influence may be in which artifact follows from that header;
+        withdrawals, and the RELEASE leaf right behind them (where the export ends there, a note says that it shows none);
+        whose influence may be in which artifact follows from that header;
         every epsilon is at least the one computed here and at most 2e-6 more (accountants as in `verify_export`); and the tree
         has at least ``minimum_size`` leaves. It cannot tell whether the files are the weights that the run trained.
 
