@@ -61,9 +61,10 @@ def kill_at_random_moments(root: Path, kills: int, seed: int) -> tuple[int, int]
             process.send_signal(signal.SIGKILL)
             struck += 1
         _, errors = process.communicate()
-        assert process.returncode in (0, -signal.SIGKILL), errors
+        finished_before = process.returncode == 1 and "FINISHED" in errors  # the last kill struck behind the end of the run
+        assert process.returncode in (0, -signal.SIGKILL) or finished_before, errors
         assert_nothing_is_undercharged(root)
-        if process.returncode == 0:
+        if process.returncode != -signal.SIGKILL:
             break
     process = start(root)
     _, errors = process.communicate(timeout=300)

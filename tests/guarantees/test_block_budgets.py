@@ -258,7 +258,7 @@ def test_a_run_records_shares_and_an_auditor_finds_the_same_multipliers(tmp_path
     state = private.recorder.ledger.state
     for slot in private.pool.slots:
         found = state.contributions[slot.descriptor_hash]
-        zs = state.expenditure.multipliers(found.class_index, found.admit.sigma_micro, found.admit.clip_micro)
+        zs = state.expenditure.multipliers(found.class_index, found.terms.sigma_micro, found.terms.clip_micro)
         assert zs == (slot.resolution.multiplier,)
     data = encode_leaf(header)
     assert decode_leaf(data) == header
