@@ -10,18 +10,21 @@ from ledger.leaves import Charge, Draw, Header
 
 
 class OrderWatch:
-    """The order of a run, over the leaves of its ledger; without an order nothing is ever wrong.
+    """The order of a run, and how often its steps are repeated, over the leaves of its ledger.
 
     Guarantee:
         Where no problem was found, every contribution took part in exactly those steps with a DRAW leaf in which it was due,
         unless it was withdrawn or had reached its enforced cap: a leaf that leaves one out is found like one that adds one.
-        Of the charged steps at most `redo_steps` were repetitions, so that a contribution has at most the periods that the run
-        reached and redo_steps occurrences, however the run was interrupted (docs/mechanism.md, Theorem 12).
+        There, and where noise varies over the run, at most `redo_steps` of the charged steps were repetitions, however the run
+        was interrupted: so a contribution has at most the periods that the run reached and redo_steps occurrences
+        (docs/mechanism.md, Theorem 12), and a phase of the noise at most its own steps and these.
     """
 
     def __init__(self, header: Header) -> None:
         self._header = header
         self._ordered = header.policy.sampling_order != POISSON
+        # With one level of noise a repeated step costs what any other does, and the total of charges bounds both.
+        self._counted = self._ordered or len(header.phases.scales) > 1
         self._order: Order | None = None
         self._reached = 0
         self._repeated = 0
@@ -30,7 +33,7 @@ class OrderWatch:
         """How many steps may still be charged from the one after `step` on, when `charged` were over all attempts."""
         policy = self._header.policy
         left = policy.steps + policy.redo_steps - charged
-        if not self._ordered:
+        if not self._counted:
             return left
         again, redo_left = max(0, self._reached - step), policy.redo_steps - self._repeated
         return min(left, policy.steps - step if again <= redo_left else redo_left)
@@ -38,7 +41,7 @@ class OrderWatch:
     def earliest_resume(self, charged: int) -> int:
         """The earliest step after which a new attempt can still reach the horizon."""
         policy = self._header.policy
-        if not self._ordered:
+        if not self._counted:
             return charged - policy.redo_steps
         return self._reached - (policy.redo_steps - self._repeated)
 
@@ -50,17 +53,18 @@ class OrderWatch:
 
     def charge(self, leaf: Charge, admitted: Sequence[Contribution]) -> Iterator[LeafRefused]:
         """Yields what is wrong with the steps of a window that were charged before, and counts them."""
-        if not self._ordered:
+        if not self._counted:
             return
-        if self._order is None:
+        if self._ordered and self._order is None:
             places = [contribution.class_index for contribution in admitted]
             self._order = Order(self._header.policy, self._header.run_id, places)
+        most = self._header.policy.redo_steps
+        earliest = self._reached - (most - self._repeated)
         self._repeated += max(0, min(leaf.last_step, self._reached) - leaf.first_step + 1)
         self._reached = max(self._reached, leaf.last_step)
-        most = self._header.policy.redo_steps
         if self._repeated > most:
             sentence = f"{self._repeated} steps would be charged again, redo_steps of the policy allows {most}"
-            sentence += f"; resume from a checkpoint at step {self._reached - most} or later, or start another run"
+            sentence += f"; resume from a checkpoint at step {earliest} or later, or start another run"
             yield HorizonExceeded("HORIZON", sentence)
 
     def draw(self, leaf: Draw, admitted: Sequence[Contribution]) -> Iterator[LeafRefused]:

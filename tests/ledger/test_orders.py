@@ -8,6 +8,7 @@ import pytest
 from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 from attest.order import Order, dearest_turns
+from attest.policy import NoisePhase
 from ledger import accountants
 from ledger.audit import verify_export
 from ledger.errors import HorizonExceeded, LeafRefused
@@ -187,6 +188,19 @@ def test_without_an_order_only_the_total_counts(tmp_path):
         made.charge(1)
         made.ledger.resume(0, None, now=made.tick())
     assert made.ledger.charged_steps == STEPS
+    made.ledger.close()
+
+
+def test_where_noise_varies_no_phase_is_repeated_for_what_is_left_of_the_others(tmp_path):
+    """Else a run that crashes again and again has more steps of least noise than any plan of it counts."""
+    made = new(tmp_path / "ledger.db", "poisson", noise_phases=(NoisePhase(STEPS // 2 + 1, 2_000_000),))
+    for _ in range(1 + REDO):
+        made.charge(1)
+        made.ledger.resume(0, None, now=made.tick())
+    assert made.ledger.state.order.steps_left(0, made.ledger.charged_steps) == 0
+    with pytest.raises(HorizonExceeded, match="from a checkpoint at step 1 or later"):
+        made.charge(1)
+    assert made.ledger.state.charged_phases == (1 + REDO, 0)
     made.ledger.close()
 
 
