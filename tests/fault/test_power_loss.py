@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
@@ -64,8 +65,9 @@ def trace_of(scene: Scene, life: str) -> Trace:
     return Trace(start, directory, tuple(file.read_text().splitlines()))
 
 
-def lay_out(state: dict[str, bytes], directory: Path) -> Path:
-    directory.mkdir()
+def lay_out(state: dict[str, bytes], folder: Path) -> Path:
+    """A new directory with these files."""
+    directory = Path(mkdtemp(dir=folder))
     for name, data in state.items():
         (directory / name).write_bytes(data)
     return directory
@@ -76,7 +78,7 @@ def survive(scene: Scene, life: str, *, goes_on: int) -> None:
     trace = trace_of(scene, life)
     ends: Counter[str] = Counter()
     for number, (state, reports) in enumerate(trace.crashes()):
-        directory = lay_out(state, scene.folder / f"{life}-{number}")
+        directory = lay_out(state, scene.folder)
         try:
             if reports or LIVES[life]:
                 holds(directory, reports)
@@ -111,7 +113,7 @@ def lied_to(scene: Scene, life: str, *, lies: int, crashes: int) -> None:
     for lie in chosen:
         for number, (state, reports) in enumerate(trace.crashes(lie)):
             if number % crashes == crashes - 1:
-                ends[opened(lay_out(state, scene.folder / f"{life}-{lie}-{number}"), reports)] += 1
+                ends[opened(lay_out(state, scene.folder), reports)] += 1
     print(f"{life}: {len(chosen)} syncs left out, {sum(ends.values())} losses of power, {dict(ends)}, undetected 0")
     assert ends["LedgerBehind BEHIND"] > 0
 
