@@ -48,7 +48,7 @@ class PrivateTraining:
     Guarantee: under zero-out adjacency, the sequence of released gradients is (epsilon_i, delta)-differentially private
     with respect to each contribution i, with epsilon_i as the ledger records it: each logical step is a Poisson-subsampled
     Gaussian mechanism with multiplier z_i >= sigma_i (docs/mechanism.md, Theorem 1), composed over all charged steps; or one of
-    the family of noise that the policy names (Theorems 9 to 11).
+    the family of noise that the policy names (Theorems 9 to 11), or unsampled where occurrences are public (Theorems 6 and 12).
     """
 
     def __init__(
@@ -331,15 +331,6 @@ class PrivateTraining:
         self.current = self.feeder.planned(planned)
         self.router.arm(self.current.contributions, self.current.examples, bounds.permitted_NG)
         return self.current
-
-    def require_consumed(self, number: int) -> None:
-        """Raises if the loop moved on without a backward pass for its microbatch."""
-        if self.current is not None:
-            raise StepOrder(
-                "BACKWARD_MISSING",
-                f"a microbatch of step {number} was not given to private.backward(); every microbatch must be, or its "
-                "contributions would be charged and unused",
-            )
 
     def release(self, number: int) -> None:
         """Turns the step's sums into private gradients in ``p.grad``, and adds those of public contributions."""

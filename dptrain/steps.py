@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dptrain.errors import NonFinite
+from dptrain.errors import NonFinite, StepOrder
 from dptrain.feeding import spread
 from dptrain.gradients import Phase
 from dptrain.microbatch import Microbatch
@@ -60,8 +60,18 @@ class LogicalStep:
             with engine.drawing.randomness(self.number, planned, len(chosen) - done):
                 rows = engine.arm(planned)
                 yield rows
-                engine.require_consumed(self.number)
+                _require_consumed(engine, self.number)
         engine.release(self.number)
+
+
+def _require_consumed(engine: "PrivateTraining", number: int) -> None:
+    """Raises if the loop moved on without a backward pass for its microbatch."""
+    if engine.current is not None:
+        raise StepOrder(
+            "BACKWARD_MISSING",
+            f"a microbatch of step {number} was not given to private.backward(); every microbatch must be, or its "
+            "contributions would be charged and unused",
+        )
 
 
 class Probe:
@@ -116,7 +126,7 @@ class Probe:
         engine.current = rows
         try:
             yield rows
-            engine.require_consumed(0)
+            _require_consumed(engine, 0)
         finally:
             self.active = False
             self._heads.close()

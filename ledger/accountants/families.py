@@ -25,7 +25,7 @@ LAPLACE_POINTS: Final = 1 << 22
 """Most points of a composed grid; what would have more is computed on a coarser one, which is an upper bound too."""
 
 FFT_ERROR: Final = 1e-15
-"""What composing loses of delta per step at most, with room."""
+"""What dp-accounting's own composition may lose of delta per step, fourteen times the most that was measured (7e-17)."""
 
 _REAL_ORDERS: Final = tuple(1.0 + 2.0 ** (k / 16) for k in range(-6 * 16, 22 * 16 + 1))
 _WHOLE_ORDERS: Final = (*range(2, 257), *(round(2 ** (8 + k / 16)) for k in range(1, 4 * 16 + 1)))

@@ -37,9 +37,6 @@ MOST_STEPS: Final = 1 << 24
 MOST_MU: Final = 128.0
 """More that is spent without sampling (epsilon is in the thousands) is not composed with the rest: it would take minutes."""
 
-FFT_ERROR: Final = 1e-15
-"""What dp-accounting's own composition may lose of delta per step, fourteen times the most that was measured (7e-17)."""
-
 KERNEL: Final = "pld-2"
 """Changes with every change of these numbers; the first composed with dp-accounting."""
 
