@@ -44,10 +44,10 @@ def header(**changes: object) -> SimpleNamespace:
 
 
 def test_the_same_run_goes_on() -> None:
-    recording._require_same(ledger(), header())  # type: ignore[arg-type]
+    recording._require_same(ledger(), header())
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_one_difference_alone_makes_it_another_run(what: str) -> None:
     with pytest.raises(ResumeRefused, match=f"ANOTHER_RUN: the ledger was opened with {SENTENCES[what]};"):
-        recording._require_same(ledger(), header(**{what: CHANGES[what]}))  # type: ignore[arg-type]
+        recording._require_same(ledger(), header(**{what: CHANGES[what]}))
