@@ -34,7 +34,7 @@ def test_every_configuration_names_every_variant_measured_or_absent_with_a_reaso
 @pytest.mark.parametrize(
     "config", [*CONFIGS.values(), *(c for g in SCALING.values() for c in g.values())], ids=lambda c: c.name
 )
-def test_policies_of_the_benchmarks_are_valid_and_admit_every_contribution(config) -> None:  # type: ignore[no-untyped-def]
+def test_policies_of_the_benchmarks_are_valid_and_admit_every_contribution(config) -> None:
     policy = Policy.from_toml(_policy(config))
     assert policy.normalizer == config.contributions == sum(tier.contributions for tier in config.tiers)
     assert by_name(config.name).name == config.name
@@ -153,7 +153,7 @@ def test_the_gpu_suite_finds_the_routers_sums_equal_to_a_loop_and_stops_if_they_
 def test_the_gpu_suite_stops_if_noise_of_the_device_is_another_there(monkeypatch: pytest.MonkeyPatch) -> None:
     normals, calls = gpu.exactness.DeviceGaussian.normals, []
 
-    def drifting(self, *address):  # type: ignore[no-untyped-def]
+    def drifting(self, *address):
         calls.append(1)
         return normals(self, *address) * (1 + 1e-9 * len(calls))
 
@@ -199,7 +199,7 @@ def test_a_plan_is_measured_beside_a_run_of_it() -> None:
 @pytest.mark.parametrize(
     "extra", ["", '[noise]\ninjection = "per_microbatch"\nmicrobatches = 2\n', 'exactness = "certified"\n']
 )
-def test_a_plan_times_the_microbatches_that_a_run_makes_of_a_draw(extra: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_plan_times_the_microbatches_that_a_run_makes_of_a_draw(extra: str, tmp_path) -> None:
     """Every contribution drawn: classes of different depth share microbatches, in the order that a step takes them."""
     case = plan.Case(8, 4, 4, per_class=3, rate=1.0, microbatch=4, policy=extra)
     made, config = plan.world(tmp_path, case, 2, 1)

@@ -26,7 +26,7 @@ RATE = Fraction(1, 100)
 
 
 def sampler(slots: int = SLOTS, rate: Fraction = RATE, attempt: int = 0, stream: object = None) -> PoissonSampler:
-    return PoissonSampler(stream or KeyStream("sampling", b"r" * 16, attempt, b"h6".ljust(32)), [rate] * slots, [0] * slots)  # type: ignore
+    return PoissonSampler(stream or KeyStream("sampling", b"r" * 16, attempt, b"h6".ljust(32)), [rate] * slots, [0] * slots)
 
 
 def bits_of(found: PoissonSampler, steps: int = STEPS) -> np.ndarray:
@@ -221,7 +221,7 @@ def test_a_run_takes_every_step_and_every_contribution_that_was_drawn(tmp_path: 
         taken.append(sorted(slot for part in found for slot in part.slots))
         return found
 
-    drawing.draw, drawing.planned = listening, counting  # type: ignore[method-assign]
+    drawing.draw, drawing.planned = listening, counting
     releases = 0
     for step in trainer.steps:
         trainer.one(step)

@@ -25,7 +25,7 @@ class Words:
 
 
 def drawn(rates: list[Fraction], *words: int) -> list[int]:
-    sampler = PoissonSampler(Words(*words), rates, [0] * len(rates))  # type: ignore[arg-type]
+    sampler = PoissonSampler(Words(*words), rates, [0] * len(rates))
     return sampler.draw(1).tolist()
 
 

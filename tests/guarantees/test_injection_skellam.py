@@ -129,7 +129,7 @@ def one_less(source: IntegerNoise) -> None:
 
 def same_address(source: IntegerNoise) -> None:
     whole = source._sampler.integers
-    source._sampler.integers = lambda stream, step, lane, start, count: whole(stream, step, 0, start, count)  # type: ignore
+    source._sampler.integers = lambda stream, step, lane, start, count: whole(stream, step, 0, start, count)
 
 
 @pytest.mark.parametrize("fault", [full_each, next_whole_share, one_less, same_address])
@@ -177,13 +177,13 @@ def test_no_draw_of_a_group_meets_another_one() -> None:
 
 @pytest.mark.parametrize("microbatches", [1, 3, 8])
 @pytest.mark.parametrize("rate", ["0.000000001", "0.5"])
-def test_the_total_variance_is_the_scheduled_one_however_many_were_drawn(tmp_path, microbatches, rate) -> None:  # type: ignore
+def test_the_total_variance_is_the_scheduled_one_however_many_were_drawn(tmp_path, microbatches, rate) -> None:
     world = make_world(tmp_path, steps=STEPS, rate=rate, per_class=2, policy_extra=policy(microbatches))
     assert worst_score(Trainer(world, microbatch=2)) < ALARM
 
 
 @pytest.mark.parametrize("fault", [full_each, one_less])
-def test_the_test_of_the_variance_sees(tmp_path, monkeypatch, fault) -> None:  # type: ignore[no-untyped-def]
+def test_the_test_of_the_variance_sees(tmp_path, monkeypatch, fault) -> None:
     whole = IntegerNoise.integers
 
     def broken(self: IntegerNoise, *address: int) -> np.ndarray:
@@ -197,7 +197,7 @@ def test_the_test_of_the_variance_sees(tmp_path, monkeypatch, fault) -> None:  #
     assert worst_score(Trainer(world, microbatch=2)) > 2 * ALARM
 
 
-def test_the_accounting_is_that_of_scheduled_noise_and_an_auditor_agrees(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_accounting_is_that_of_scheduled_noise_and_an_auditor_agrees(tmp_path) -> None:
     spent = []
     scheduled = 'exactness = "certified"\naccountant = "rdp"\nnoise = { family = "skellam" }'
     for name, extra in (("scheduled", scheduled), ("three", policy(3))):

@@ -151,7 +151,7 @@ def test_further_bits_of_the_tail_are_read_at_the_pairs_own_address(monkeypatch:
         return [w & 0x1FF if lane < TAIL_LANE and k % 4 == 1 else w for k, w in enumerate(words)]
 
     monkeypatch.setitem(globals(), "plain_words", low)
-    found = DeviceGaussian(Low()).normals(2, 7, 16, 400).numpy()  # type: ignore[arg-type]
+    found = DeviceGaussian(Low()).normals(2, 7, 16, 400).numpy()
     expected = plain_normals(stream(), 2, 7, 16, 400)
     assert np.all(np.abs(found - expected) <= 2.0**-49 * np.abs(expected) + 2.0**-60)
 
@@ -298,7 +298,7 @@ def _logarithm_six_units_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "log", _second_time(logarithm, lambda x: logarithm(x) * (1 + 6 * 2.0**-52)))
 
 
-def _second_time(first, second):  # type: ignore[no-untyped-def]
+def _second_time(first, second):
     """The processor's value, then the device's."""
     calls: list[int] = []
 
@@ -310,7 +310,7 @@ def _second_time(first, second):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("fault", [_rounds_too_few, _shift_with_the_sign, _sine_of_float32, _logarithm_six_units_off])
-def test_a_device_that_computes_otherwise_is_refused(fault, untested: None, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore
+def test_a_device_that_computes_otherwise_is_refused(fault, untested: None, monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)
     with pytest.raises(ConfigError, match="noise cannot be drawn on device 'cpu'") as caught:
         DeviceGaussian(stream()).release_(torch.zeros(8), 1.0, 1.0, step=1, lane=0)
@@ -322,7 +322,7 @@ def test_a_device_without_float64_is_refused_by_name(untested: None) -> None:
         selftest.require(torch.device("meta"))
 
 
-def test_a_run_with_noise_of_the_device_says_so_in_its_header_and_resumes_with_it_alone(tmp_path) -> None:  # type: ignore
+def test_a_run_with_noise_of_the_device_says_so_in_its_header_and_resumes_with_it_alone(tmp_path) -> None:
     world = make_world(tmp_path, steps=4)
     trainer = Trainer(world, noise_generator="device")
     assert isinstance(trainer.private.streams.noise, DeviceGaussian)
@@ -339,7 +339,7 @@ def test_a_run_with_noise_of_the_device_says_so_in_its_header_and_resumes_with_i
     again.close()
 
 
-def test_the_default_header_says_nothing_of_generators(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_default_header_says_nothing_of_generators(tmp_path) -> None:
     trainer = Trainer(make_world(tmp_path, steps=1))
     assert "device" not in trainer.private.recorder.ledger.header.exactness_note
     assert not isinstance(trainer.private.streams.noise, DeviceGaussian)
@@ -347,7 +347,7 @@ def test_the_default_header_says_nothing_of_generators(tmp_path) -> None:  # typ
 
 
 @pytest.mark.parametrize("level", ["fast", "certified"])
-def test_what_a_run_releases_with_noise_of_the_device_lies_on_the_lattice(level: str, tmp_path, monkeypatch) -> None:  # type: ignore
+def test_what_a_run_releases_with_noise_of_the_device_lies_on_the_lattice(level: str, tmp_path, monkeypatch) -> None:
     release, seen = DeviceGaussian.release_, []
 
     def listening(self: DeviceGaussian, total: torch.Tensor, std: float, normalizer: float, **address: int) -> torch.Tensor:

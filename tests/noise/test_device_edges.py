@@ -127,7 +127,7 @@ def test_further_bits_of_pairs_beyond_2_to_the_32_have_addresses_of_their_own(mo
             return super().words(step, lane, block)
 
     first = (1 << 30) - 2  # of the blocks: pairs from 2^32 - 8 on
-    DeviceGaussian(Watched()).normals(2, 7, PER_BLOCK * first, PER_BLOCK * 4)  # type: ignore[arg-type]
+    DeviceGaussian(Watched()).normals(2, 7, PER_BLOCK * first, PER_BLOCK * 4)
     assert sorted(asked) == list(range(4 * first, 4 * first + 16))
 
 

@@ -227,11 +227,11 @@ def test_what_lies_between_two_floats_is_decided_by_further_bits() -> None:
             threshold = sampler.table.scale * true_weight(law, k) / sampler.table.weights[cell] * mpmath.mpf(2) ** resolution
             prefix = int(mpmath.floor(threshold))
         zeros, ones = Constant(0), Constant(1)
-        assert sampler._decide(cell, k, prefix, zeros) == k  # type: ignore[arg-type]
-        assert sampler._decide(cell, k, prefix, ones) is None  # type: ignore[arg-type]
+        assert sampler._decide(cell, k, prefix, zeros) == k
+        assert sampler._decide(cell, k, prefix, ones) is None
         assert zeros.read and ones.read, "the prefix alone must not decide here"
-        assert sampler._decide(cell, k, prefix - 1, Constant(1)) == k  # type: ignore[arg-type]
-        assert sampler._decide(cell, k, prefix + 1, Constant(0)) is None  # type: ignore[arg-type]
+        assert sampler._decide(cell, k, prefix - 1, Constant(1)) == k
+        assert sampler._decide(cell, k, prefix + 1, Constant(0)) is None
 
 
 @dataclass(frozen=True)
@@ -304,7 +304,7 @@ def shifted(sampler: ExactSampler) -> None:
 def always(sampler: ExactSampler) -> None:
     """Every magnitude of a cell is as likely as its first: the step function itself."""
 
-    class Flat(type(sampler.law)):  # type: ignore[misc]
+    class Flat(type(sampler.law)):
         def ratios(self, cells: np.ndarray, inside: np.ndarray, magnitudes: np.ndarray) -> np.ndarray:
             return np.ones(len(cells))
 
@@ -314,7 +314,7 @@ def always(sampler: ExactSampler) -> None:
 def kept_whatever(sampler: ExactSampler) -> None:
     """What is rejected stays: nobody draws again."""
     whole = sampler._round
-    sampler._round = lambda *args: (whole(*args)[0], np.ones(args[-1], bool))  # type: ignore[method-assign]
+    sampler._round = lambda *args: (whole(*args)[0], np.ones(args[-1], bool))
 
 
 def rare_zero(sampler: ExactSampler) -> None:
@@ -325,7 +325,7 @@ def rare_zero(sampler: ExactSampler) -> None:
         values, taken = whole(*args)
         return values, taken & ((values != 0) | (np.random.default_rng(0).random(len(values)) < 0.95))
 
-    sampler._round = drawn  # type: ignore[method-assign]
+    sampler._round = drawn
 
 
 class DiscreteLaplace(RoundedLaplace):
@@ -349,7 +349,7 @@ def positive(sampler: ExactSampler) -> None:
         values, taken = whole(*args)
         return np.abs(values), taken
 
-    sampler._round = drawn  # type: ignore[method-assign]
+    sampler._round = drawn
 
 
 @pytest.mark.parametrize("law", [DiscreteGaussian(2), RoundedLaplace(2), Skellam(3)], ids=repr)

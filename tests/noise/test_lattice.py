@@ -87,7 +87,7 @@ def test_radii_in_the_tail_and_at_the_centre_are_finer_than_the_lattice() -> Non
             return (self.more + bytes(8)) if lane >= 1 << 31 else self.words * blocks
 
     def radius(first: int, second: int, more: int = 0) -> float:
-        return float(LatticeGaussian(Forced(first, second, more)).normals(1, 0, 0, 2).norm())  # type: ignore[arg-type]
+        return float(LatticeGaussian(Forced(first, second, more)).normals(1, 0, 0, 2).norm())
 
     tail = [radius(3, 0, more << 11) for more in (0, 1 << 40, 2 << 40)]
     assert tail[0] > 8 and tail[2] < tail[1] < tail[0] and tail[0] - tail[2] < 2.0**-10

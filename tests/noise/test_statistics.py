@@ -30,7 +30,7 @@ def device_stream(attempt: int = 0) -> ChaChaStream:
 def noise_of(read: object, step: int = 1, lane: int = 0, count: int = COUNT) -> np.ndarray:
     """What is released for a sum of zero with s = 1 and B0 = 1."""
     make = DeviceGaussian if hasattr(read, "words") else LatticeGaussian
-    return make(read).release_(torch.zeros(count, dtype=torch.float64), 1.0, 1.0, step=step, lane=lane).numpy()  # type: ignore
+    return make(read).release_(torch.zeros(count, dtype=torch.float64), 1.0, 1.0, step=step, lane=lane).numpy()
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def tail_p_values(read: object, zeros: int, pairs: int = 8192) -> tuple[dict[str
     from scipy import stats
 
     make = DeviceGaussian if hasattr(read, "words") else LatticeGaussian
-    half_square = make(read).normals(1, 0, 0, 2 * pairs).view(-1, 2).square().sum(1).numpy() / 2  # type: ignore[arg-type]
+    half_square = make(read).normals(1, 0, 0, 2 * pairs).view(-1, 2).square().sum(1).numpy() / 2
     outer, inner = half_square[half_square > 0.1], half_square[half_square <= 0.1]
     excess = outer - (zeros + 1) * math.log(2.0)  # of -log x, exponential
     place = -np.expm1(-inner) * 2.0 ** (zeros + 1)  # of x, uniform
@@ -259,7 +259,7 @@ def test_the_further_bits_of_the_tail_are_uniform_and_in_their_place() -> None:
 
     for read in (Deepest(), DeepestWords()):
         make = DeviceGaussian if isinstance(read, DeepestWords) else LatticeGaussian
-        half_square = make(read).normals(1, 0, 0, 8192).view(-1, 2).square().sum(1).numpy() / 2  # type: ignore[arg-type]
+        half_square = make(read).normals(1, 0, 0, 8192).view(-1, 2).square().sum(1).numpy() / 2
         place = np.exp(75 * math.log(2.0) - half_square) - 1.0
         assert stats.kstest(place, "uniform").pvalue > ALARM
 
@@ -274,7 +274,7 @@ def test_tails_reach_beyond_what_53_bits_give() -> None:
     """sqrt(-2 log 2^-54) = 8.65 is where they would end."""
     for read in (Deep(53), DeepWords(53)):
         make = DeviceGaussian if isinstance(read, DeepWords) else LatticeGaussian
-        radii = make(read).normals(1, 0, 0, 4096).view(-1, 2).norm(dim=1)  # type: ignore[arg-type]
+        radii = make(read).normals(1, 0, 0, 4096).view(-1, 2).norm(dim=1)
         assert 9.3 < float(radii.max()) < 13.5
 
 

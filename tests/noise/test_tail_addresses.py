@@ -28,7 +28,7 @@ class Bottom:
 @pytest.mark.parametrize(("offset", "count"), [(0, 80), (24, 160), (5, 33)])
 def test_each_pair_reads_its_own_further_bits(offset: int, count: int) -> None:
     stream = Bottom()
-    found = DeviceGaussian(stream).normals(3, 5, offset, count)  # type: ignore[arg-type]
+    found = DeviceGaussian(stream).normals(3, 5, offset, count)
     pairs = range(offset // 8 * 4, -(-(offset + count) // 8) * 4)
     assert sorted(stream.asked) == list(pairs), "pair p of block b reads block 4 b + p of the tail, and nothing else does"
     for place in range(offset + offset % 2, offset + count, 2):

@@ -33,7 +33,7 @@ FUNCTIONS = {
 }
 
 
-def errors(values: torch.Tensor, exact: list) -> np.ndarray:  # type: ignore[type-arg]
+def errors(values: torch.Tensor, exact: list) -> np.ndarray:
     """Signed errors in units in the last place of the exact value."""
     units = []
     for value, true in zip(values.tolist(), exact, strict=True):
@@ -55,7 +55,7 @@ def test_functions_are_within_a_unit_in_the_last_place_and_not_off_to_one_side(n
     assert np.abs(worse).max() > 1.0, "the test sees an error of two units"
 
 
-def exact_pair(first: int, second: int, more: int) -> tuple:  # type: ignore[type-arg]
+def exact_pair(first: int, second: int, more: int) -> tuple:
     """The transform of one block in multiprecision arithmetic, from its integers."""
     fine = ((first & 0x7FF) << 10 | second >> 1 & 0x3FF) + 1
     x = mpmath.mpf(first >> 11) / 2**54 + mpmath.mpf(fine) / 2**75
@@ -79,7 +79,7 @@ def device() -> tuple[torch.Tensor, list[tuple[int, int, int]]]:
 
 
 @pytest.mark.parametrize("generator", [host, device])
-def test_integers_of_the_noise_are_those_of_exact_arithmetic(generator) -> None:  # type: ignore[no-untyped-def]
+def test_integers_of_the_noise_are_those_of_exact_arithmetic(generator) -> None:
     """Four thousand coordinates: an error of a few 2^-50 turns a rounding to 2^-32 in one of some 10^5."""
     drawn, words = generator()
     with mpmath.workprec(160):

@@ -39,7 +39,7 @@ def seed_everything(seed: int) -> None:
     accelerate_utils.set_seed(seed)
 
 
-def states() -> tuple:  # type: ignore[type-arg]
+def states() -> tuple:
     kind, words, *rest = np.random.get_state()
     return random.getstate(), (kind, tuple(words), *rest), tuple(torch.get_rng_state().tolist())
 

@@ -129,7 +129,7 @@ def _chunk(law: Naive, key: bytes, step: int, lane: int, start: int, count: int)
         for place, o in enumerate(still):
             found[o] = _proposal(law, key, step, lane, start + place, number)
         number += 1
-    return found  # type: ignore[return-value]
+    return found
 
 
 def _proposal(law: Naive, key: bytes, step: int, lane: int, place: int, number: int) -> int | None:

@@ -78,7 +78,7 @@ def test_a_place_that_is_no_ledgers_is_refused(lines: str, said: str) -> None:
 def test_a_run_file_is_frozen() -> None:
     config = RunConfig.from_toml(TEXT)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.optimizer.learning_rate = 1.0  # type: ignore[misc]
+        config.optimizer.learning_rate = 1.0
 
 
 def test_an_unknown_key_is_named_with_the_nearest_known_one() -> None:

@@ -35,7 +35,7 @@ def tiny_text_model(directory: Path) -> Path:
 
 @pytest.mark.parametrize("pooling", ["model", "mean"])
 def test_every_text_has_the_same_shape_whatever_its_length(tmp_path: Path, pooling: str) -> None:
-    config = TextModel(path=tiny_text_model(tmp_path), max_length=6, pooling=pooling)  # type: ignore[arg-type]
+    config = TextModel(path=tiny_text_model(tmp_path), max_length=6, pooling=pooling)
     model, collate = text_classification.build(config)
     short, long = {"text": "good", "label": 1}, {"text": "bad film " * 20, "label": "negative"}
     alone, together = collate([short]), collate([short, long])
@@ -146,7 +146,7 @@ def test_the_head_has_a_learning_rate_of_its_own() -> None:
 )
 def test_schedules_follow_the_number_of_the_step(schedule: str, rates: list[float]) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = make_scheduler(optimizer, OptimizerConfig(schedule=schedule, warmup_steps=2), steps=4)  # type: ignore[arg-type]
+    scheduler = make_scheduler(optimizer, OptimizerConfig(schedule=schedule, warmup_steps=2), steps=4)
     found = []
     for _ in range(4):
         found.append(scheduler.get_last_lr()[0])
