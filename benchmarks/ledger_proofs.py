@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ledger import merkle, prover, tiles
+from ledger import merkle, tiles
 from ledger.leaves import Withdraw, encode_leaf
 from ledger.note import Checkpoint, Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, sign_note
-from ledger.proof import make_proof, verify_proof
-from ledger.receipt import make_receipt, verify_receipt
+from ledger.proofs import prover
+from ledger.proofs.receipt import make_receipt, verify_receipt
+from ledger.proofs.tlog_proof import make_proof, verify_proof
 from ledger.trust import auditors_policy
 
 ROUNDS = 400

@@ -9,7 +9,7 @@ from ledger.handles import Pin
 from ledger.leaves import Previous
 from ledger.leaves.previous import COMPROMISED, SPENT
 from ledger.log import Ledger
-from ledger.spent import Earlier, SpentRegistry, left_out
+from ledger.rules.spent import Earlier, SpentRegistry, left_out
 
 LedgerPath = str | os.PathLike[str]
 

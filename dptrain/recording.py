@@ -14,8 +14,8 @@ from dptrain.errors import NotPrivateUse, ResumeRefused
 from dptrain.pin import PinRecord
 from dptrain.pool import Slot
 from dptrain.registry_watch import REASONS
-from ledger.anchor import content_anchor
 from ledger.leaves import HeaderSpec, Withdraw, decode_leaf
+from ledger.leaves.content_anchor import content_anchor
 from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
 from ledger.storage.opening import exists, set_unfinished_aside

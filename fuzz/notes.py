@@ -7,13 +7,14 @@ is not among the few texts and leaves that the keys here signed.
 from attest.errors import AttestError
 from attest.vkeys import parse_verifier_key
 from fuzz.invariants import Target, require
-from ledger import merkle, prover
+from ledger import merkle
 from ledger.errors import LedgerError
-from ledger.evidence import Evidence, judge, parse_evidence
 from ledger.leaves import Withdraw, encode_leaf
 from ledger.note import Checkpoint, Cosigner, NoteSigner, checkpoint_text, cosign, open_note, sign_note
-from ledger.proof import TlogProof, make_proof, parse_proof, verify_proof
-from ledger.receipt import make_receipt, verify_receipt
+from ledger.proofs import prover
+from ledger.proofs.evidence import Evidence, judge, parse_evidence
+from ledger.proofs.receipt import make_receipt, verify_receipt
+from ledger.proofs.tlog_proof import TlogProof, make_proof, parse_proof, verify_proof
 from ledger.trust import auditors_policy, parse_policy
 from tests.attacks.scene import ALICE, BOB, OWNER
 from tests.vectors.published import vectors

@@ -12,7 +12,7 @@ from ledger import layout, tiles
 from ledger.errors import ExportRefused, LedgerCorrupt, StorageFailed
 from ledger.leaves import Admit, Header
 from ledger.merkle import leaf_hash, root_of_hashes
-from ledger.rotation import KeyChain
+from ledger.rules.rotation import KeyChain
 from ledger.storage.store import Row
 
 

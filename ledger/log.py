@@ -38,10 +38,10 @@ from ledger.leaves import (
 )
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, sign_note
-from ledger.readings import Readings
-from ledger.releasing import Releasing
-from ledger.retention import Retaining
-from ledger.signing import Signing
+from ledger.operating.readings import Readings
+from ledger.operating.releasing import Releasing
+from ledger.operating.retaining import Retaining
+from ledger.operating.signing import Signing
 from ledger.storage import highwater
 from ledger.storage.appender import Appender
 from ledger.storage.opening import create_store, open_store

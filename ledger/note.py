@@ -143,7 +143,7 @@ def cosign(data: bytes, cosigner: Cosigner, log_keys: Sequence[str], *, time: in
     """Adds a cosigner's line to a log's checkpoint.
 
     Only a cosigner who has checked, against its own memory, that the checkpoint extends every one that it cosigned before
-    may call this; `ledger.cosigning` is the way that does.
+    may call this; `ledger.proofs.cosigning` is the way that does.
 
     Guarantee:
         The note returned is ``data``, byte for byte, and one further line, which verifies under ``cosigner.vkey``; or

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from ledger.accountants import MICRO, leeway
-from ledger.contributions import Contribution, Register, Terms
 from ledger.errors import LeafRefused
-from ledger.expenditure import Expenditure
 from ledger.leaves import (
     Admit,
     Charge,
@@ -28,11 +26,13 @@ from ledger.leaves import (
     Summary,
     Withdraw,
 )
-from ledger.limits import admission_problems, window_problems
-from ledger.orders import OrderWatch
-from ledger.releases import release_problems
-from ledger.rotation import KeyChain
-from ledger.tally import Tally
+from ledger.retention.tally import Tally
+from ledger.rules.contributions import Contribution, Register, Terms
+from ledger.rules.expenditure import Expenditure
+from ledger.rules.limits import admission_problems, window_problems
+from ledger.rules.orders import OrderWatch
+from ledger.rules.releases import release_problems
+from ledger.rules.rotation import KeyChain
 
 SPEND_TOLERANCE_MICRO: Final = 2
 """A recorded epsilon is the recomputed one plus at most this, in 1e-6: rounded up, and machines differ in last bits. What `prv`

@@ -315,7 +315,7 @@ def _extras(path: Path | None) -> dict[str, Any] | None:
 
 
 def _summary(log: "Ledger") -> dict[str, Any]:
-    from ledger.summary import class_summaries
+    from ledger.views.summary import class_summaries
 
     header, state = log.header, log.state
     return {

@@ -59,8 +59,8 @@ def cosign(
     Your memory keeps the last checkpoint per ledger. A ledger that is smaller, or has another history, is refused, and both
     checkpoints are written to an evidence file that `ledger verify-proof` checks. Keep the memory as you keep the key.
     """
-    from ledger.cosigning import Memory, cosign_export
     from ledger.note import Cosigner
+    from ledger.proofs.cosigning import Memory, cosign_export
 
     refuse_to_overwrite(note)
     signer, named = load_key(key, passphrase_file, name, "--name")
@@ -110,7 +110,7 @@ def merge(
     Every line is verified first, and nothing is taken away. Exports of a ledger that are made later have them too.
     """
     from ledger.note import MAX_NOTE_SIZE, open_note
-    from ledger.statements import summary_keys
+    from ledger.retention.statements import summary_keys
 
     named = [vkey for text in key or [] for vkey in verifier_keys(text)]
     given = [read_limited(path, MAX_NOTE_SIZE, "note") for path in notes]
@@ -134,8 +134,8 @@ def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tu
     """The merged note, written, and the keys whose lines count."""
     from ledger.layout import CHECKPOINT, POLICY
     from ledger.note import merge_notes
-    from ledger.reader import ExportReader
-    from ledger.statements import summary_key
+    from ledger.proofs.reader import ExportReader
+    from ledger.retention.statements import summary_key
     from ledger.trust import parse_policy
 
     reader = ExportReader(export)

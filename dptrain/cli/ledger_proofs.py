@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
     from ledger.leaves import Leaf
     from ledger.note import Checkpoint, Signature
-    from ledger.proof import ProvenLeaf
-    from ledger.prover import Node
+    from ledger.proofs.prover import Node
+    from ledger.proofs.tlog_proof import ProvenLeaf
     from ledger.trust import TrustPolicy
 
 
@@ -101,8 +101,8 @@ def prove(
     Whoever has the file can check it offline and for ever, whatever becomes of the ledger. Hand contributors theirs. A receipt
     says the same to tools that read COSE; it holds neither leaf nor cosignatures, so the file is what to keep.
     """
-    from ledger.proof import make_proof
-    from ledger.proof import verify_proof as verify
+    from ledger.proofs.tlog_proof import make_proof
+    from ledger.proofs.tlog_proof import verify_proof as verify
     from ledger.trust import auditors_policy
 
     for path in (proof, receipt):
@@ -147,8 +147,8 @@ def verify_proof(
     It shows that the leaf is in the ledger, not that the rest of the ledger is in order: that is for `ledger verify`. With
     --quorum, or a trust policy that names one, auditors have said so. Evidence that `ledger cosign` wrote is checked too.
     """
-    from ledger.evidence import HEADER, MAX_EVIDENCE_SIZE
-    from ledger.proof import verify_proof as verify
+    from ledger.proofs.evidence import HEADER, MAX_EVIDENCE_SIZE
+    from ledger.proofs.tlog_proof import verify_proof as verify
 
     policy = read_trust(key or [], trust, quorum)
     data = read_limited(proof, MAX_EVIDENCE_SIZE, "proof")
@@ -168,7 +168,7 @@ def verify_proof(
 
 def _receipt(found: _Found, checkpoint: "Checkpoint", key: Ed25519PrivateKey) -> bytes:
     from ledger.note import NoteSigner
-    from ledger.receipt import make_receipt
+    from ledger.proofs.receipt import make_receipt
 
     signer = NoteSigner(checkpoint.origin, key)
     if signer.vkey != found.log_vkey:
@@ -178,7 +178,7 @@ def _receipt(found: _Found, checkpoint: "Checkpoint", key: Ed25519PrivateKey) ->
 
 def _leaf_of(path: Path) -> bytes:
     """A leaf from a file of its bytes, or from a proof file that carries it."""
-    from ledger.proof import HEADER, MAX_PROOF_SIZE, parse_proof
+    from ledger.proofs.tlog_proof import HEADER, MAX_PROOF_SIZE, parse_proof
 
     data = read_limited(path, MAX_PROOF_SIZE, "leaf")
     return (parse_proof(data).extra or b"") if data.startswith(HEADER.encode()) else data
@@ -186,7 +186,7 @@ def _leaf_of(path: Path) -> bytes:
 
 def _verify_receipt(data: bytes, leaf: bytes | None, policy: "TrustPolicy", json: bool) -> None:
     """Shows the leaf that a receipt proves."""
-    from ledger.receipt import verify_receipt
+    from ledger.proofs.receipt import verify_receipt
 
     if leaf is None:
         raise typer.BadParameter("a receipt does not carry its leaf; give --leaf, the leaf or its proof file")
@@ -199,7 +199,7 @@ def _verify_receipt(data: bytes, leaf: bytes | None, policy: "TrustPolicy", json
 
 def _verify_evidence(data: bytes, policy: "TrustPolicy", json: bool) -> None:
     """Says what evidence against a log shows."""
-    from ledger.evidence import judge, parse_evidence
+    from ledger.proofs.evidence import judge, parse_evidence
 
     found = judge(parse_evidence(data), [str(key) for key in policy.logs])
     first, second = found.remembered, found.offered
@@ -279,7 +279,7 @@ def _wanted(leaf: int | None, contribution: str | None, kind: LeafKind | None) -
 def _in_export(base: Path, leaf: int | None, wanted: Callable[[bytes], bool]) -> _Found:
     from ledger.layout import POLICY
     from ledger.note import open_note, parse_checkpoint
-    from ledger.reader import ExportReader
+    from ledger.proofs.reader import ExportReader
     from ledger.trust import parse_policy
 
     reader = ExportReader(base)
@@ -295,7 +295,7 @@ def _in_export(base: Path, leaf: int | None, wanted: Callable[[bytes], bool]) ->
 
 def _in_ledger(place: Place, leaf: int | None, wanted: Callable[[bytes], bool]) -> _Found:
     from ledger.log import Ledger
-    from ledger.prover import HashTree
+    from ledger.proofs.prover import HashTree
 
     found, tree = (-1, b""), HashTree()
     with Ledger.open(place, read_only=True) as log:

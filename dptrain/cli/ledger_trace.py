@@ -13,8 +13,8 @@ from dptrain.cli.output import console, counted, number, print_json, promised, s
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
     from ledger.log import Ledger
-    from ledger.trace import Trace
-    from ledger.withdrawn import WithdrawalStatement
+    from ledger.views.trace import Trace
+    from ledger.views.withdrawn import WithdrawalStatement
 
 Content = Annotated[
     str | None,
@@ -49,7 +49,7 @@ def show_content(log: "Ledger", content: str, nonce: str, *, json: bool) -> None
         typer.BadParameter: hash or nonce is none.
         LedgerError: code NOT_FOUND.
     """
-    from ledger.trace import trace_content
+    from ledger.views.trace import trace_content
 
     key = _octets(nonce, 16, "--nonce")
     with log.rows() as rows:
@@ -62,7 +62,7 @@ def show_content(log: "Ledger", content: str, nonce: str, *, json: bool) -> None
 
 def show_withdrawn(log: "Ledger", *, json: bool) -> None:
     """Prints the statement about all withdrawn contributions."""
-    from ledger.withdrawn import withdrawal_statement
+    from ledger.views.withdrawn import withdrawal_statement
 
     made = withdrawal_statement(log.state)
     if json:

@@ -16,7 +16,7 @@ from ledger.leaves import Admit, Header, Previous, decode_leaf
 from ledger.leaves.previous import COMPROMISED
 from ledger.note import peek_checkpoint
 from ledger.replay import Replay
-from ledger.spent import Earlier, SpentRegistry, account_of, left_out
+from ledger.rules.spent import Earlier, SpentRegistry, account_of, left_out
 
 CARRIED_TOLERANCE_MICRO = 2
 """What a run says was spent before is the recomputed value less at most this, in 1e-6: machines differ in last bits."""

@@ -26,7 +26,7 @@ from ledger.note import (
     parse_verifier_key,
     peek_checkpoint,
 )
-from ledger.retained import is_stand_in
+from ledger.retention.retained import is_stand_in
 
 MAX_NAMED: Final = 50
 """Missing, unknown or wrong files are named up to this many of each."""

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ledger.leaves import HeaderBlock
-from ledger.summary import ClassSummary
+from ledger.views.summary import ClassSummary
 
 Verdict = Literal["FULL", "SUMMARISED", "FAILED"]
 
@@ -142,7 +142,7 @@ class AuditReport:
         epochs: the recorded epochs.
         blocks: the noise schedule.
         multipliers: per block and class, the noise multiplier of the class's preset bounds on that block alone, as
-            `ledger.posture.block_multipliers` defines it.
+            `ledger.views.posture.block_multipliers` defines it.
         noise_follows_draw: whether the noise of a step is what those drawn brought, rather than the schedule's.
         noise_phases: first step, factor on the schedule, and charged steps of each phase, where the noise varies over the run.
         owner: id of the policy's owner.

@@ -9,7 +9,7 @@ from ledger.audit.findings import Signer
 from ledger.errors import NoteError
 from ledger.leaves import Header
 from ledger.note import Note, open_note
-from ledger.rotation import KeyChain
+from ledger.rules.rotation import KeyChain
 
 
 def pinned_signers(note: Note | None, origin: str) -> tuple[Signer, ...]:

@@ -6,7 +6,7 @@ from attest.vkeys import SIGNATURE_ED25519
 from ledger import layout
 from ledger.errors import NoteError
 from ledger.note import Note, parse_verifier_key
-from ledger.rotation import KeyChain
+from ledger.rules.rotation import KeyChain
 
 
 def judge_keys(

@@ -8,8 +8,8 @@ from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import SummaryRow
 from ledger.errors import ExportChanged, NoteError
 from ledger.note import Checkpoint
-from ledger.retained import RetainedReplay
-from ledger.statements import vouched_end, vouchers
+from ledger.retention.retained import RetainedReplay
+from ledger.retention.statements import vouched_end, vouchers
 
 Report = Callable[[str, str, str], None]
 

@@ -18,10 +18,10 @@ from ledger.audit.withdrawals import Withdrawals
 from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Header, Leaf, decode_leaf
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
-from ledger.posture import block_multipliers
 from ledger.replay import Replay
-from ledger.retained import RetainedReplay, is_stand_in
-from ledger.summary import class_summaries
+from ledger.retention.retained import RetainedReplay, is_stand_in
+from ledger.views.posture import block_multipliers
+from ledger.views.summary import class_summaries
 
 MAX_FINDINGS: Final = 200
 """An audit stops naming faults after this many; one is enough to fail."""
@@ -49,7 +49,8 @@ def verify_export(
         SUMMARISED means the same of a ledger of which SPEND leaves, and ADMIT leaves of contributions that left, were pruned:
         every figure was recomputed from what stays, a quorum of the auditors whom the signed policy names vouches for the
         summaries of everything pruned, and each summary agrees with what stays. That the pruned leaves said no more than
-        their stand-ins is these auditors' word (`ledger.retained`, `ledger.statements`); the notes name them and the ranges.
+        their stand-ins is these auditors' word (`ledger.retention.retained`, `ledger.retention.statements`); the notes
+        name them and the ranges.
 
     Args:
         path: the directory of the export.

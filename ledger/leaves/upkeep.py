@@ -117,7 +117,7 @@ class Key:
         time: POSIX seconds.
         old_vkey: verifier key that signed until now.
         new_vkey: verifier key that signs from now on, under the same name.
-        old_signature: Ed25519 signature by the old key over `ledger.rotation.statement`.
+        old_signature: Ed25519 signature by the old key over `ledger.rules.rotation.statement`.
         new_signature: the same by the new key, which shows that it is held.
     """
 

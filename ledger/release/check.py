@@ -13,7 +13,6 @@ from ledger.audit import AuditReport, verify_export
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import Finding
 from ledger.errors import LedgerError
-from ledger.expenditure import Expenditure
 from ledger.leaves import Header, Release, decode_leaf
 from ledger.note import Checkpoint
 from ledger.release.create import block_rows
@@ -21,9 +20,10 @@ from ledger.release.files import Digested, digested, listed
 from ledger.release.influence import artifacts, class_costs, is_final
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
 from ledger.release.statements import statements
-from ledger.releases import withdrawals_root
 from ledger.replay import SPEND_TOLERANCE_MICRO, Replay
-from ledger.retained import RetainedReplay, is_stand_in
+from ledger.retention.retained import RetainedReplay, is_stand_in
+from ledger.rules.expenditure import Expenditure
+from ledger.rules.releases import withdrawals_root
 
 MAX_NAMED: Final = 50
 """Files that are missing, extra or changed are named up to this many of each."""

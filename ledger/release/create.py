@@ -14,7 +14,7 @@ from ledger.release.files import digested, listed
 from ledger.release.influence import artifacts, class_figures, is_final
 from ledger.release.manifest import EXPORT, MANIFEST, SCHEMA, BlockRow, Manifest, ReleasedFile, sign_manifest
 from ledger.release.statements import statements
-from ledger.releases import withdrawals_root
+from ledger.rules.releases import withdrawals_root
 
 STAMP: Final = "NOT_PRIVATE"
 """File that marks the model of a run without privacy, kept for comparison."""

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ledger.accountants import to_micro_up
-from ledger.contributions import Contribution
 from ledger.errors import ReleaseRefused
-from ledger.expenditure import Expenditure
 from ledger.leaves import Header
 from ledger.replay import Replay
+from ledger.rules.contributions import Contribution
+from ledger.rules.expenditure import Expenditure
 
 
 @dataclass(frozen=True, slots=True)

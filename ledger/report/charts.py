@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Final
 
 from ledger.report.markup import LONGEST_NAME, Html, cut, hidden, rounded_up, text
-from ledger.summary import Spread
+from ledger.views.summary import Spread
 
 COLOURS: Final = 8
 """Colours, and as many dashes, in the style sheet. Lines 1 to 8 differ in both, up to 64 lines in one of them."""

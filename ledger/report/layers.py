@@ -9,7 +9,7 @@ from typing import Final
 from ledger.audit import AuditReport
 from ledger.report.markup import NONE, hidden, rounded_down, rounded_up, section, soft, text
 from ledger.report.verdict import PUBLIC
-from ledger.summary import ClassSummary
+from ledger.views.summary import ClassSummary
 
 HEATS: Final = 8
 """Shades in the style sheet."""

@@ -9,7 +9,7 @@ from ledger.audit import AuditReport
 from ledger.report.charts import BAR, bar, bin_edges, histogram, line_chart
 from ledger.report.markup import Html, details, rounded_down, rounded_up, section, soft, table, text, utc
 from ledger.report.verdict import PUBLIC
-from ledger.summary import ClassSummary, Spread
+from ledger.views.summary import ClassSummary, Spread
 
 MAX_POINTS: Final = 200
 """Epochs that are drawn or listed; of more, as many evenly spaced ones and the last."""

@@ -9,11 +9,11 @@ from typing import Final
 
 from attest.files import atomic_write
 from ledger.errors import LeafRefused, LedgerBehind, LedgerClosed, LedgerError, LedgerForked, LedgerWrongRun
-from ledger.evidence import Evidence
 from ledger.leaves import Leaf, checks, encode_leaf
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, merge_notes, peek_checkpoint, sign_note
-from ledger.prover import HashTree, consistency_proof
+from ledger.proofs.evidence import Evidence
+from ledger.proofs.prover import HashTree, consistency_proof
 from ledger.storage import fsck, highwater
 from ledger.storage.store import Anchor, Row, Store
 
@@ -202,7 +202,7 @@ class Appender:
             highwater.write(place, self.signer, self.size, self.frontier.root())
 
     def _forked(self, note: bytes, sentence: str) -> LedgerForked:
-        """Keeps both histories' notes as evidence (`ledger.evidence`), and returns the error that says where.
+        """Keeps both histories' notes as evidence (`ledger.proofs.evidence`), and returns the error that says where.
 
         It shows a fork to anybody where this ledger has a checkpoint of that size or a larger one; else the two notes alone.
         """

@@ -8,8 +8,8 @@ from ledger.errors import LeafRefused, LedgerBehind, LedgerCorrupt, NoteError
 from ledger.leaves import Header, Leaf, Spend, decode_leaf
 from ledger.merkle import Frontier, leaf_hash
 from ledger.replay import Replay
-from ledger.retained import RetainedReplay
-from ledger.statements import vouched_end, vouchers
+from ledger.retention.retained import RetainedReplay
+from ledger.retention.statements import vouched_end, vouchers
 from ledger.storage.hashes import LeafHashes
 from ledger.storage.store import PRUNABLE_KINDS, Anchor, Row, Snapshot, Store
 

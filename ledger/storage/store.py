@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """What stays of a contribution whose leaves were pruned: an encoded `ledger.anchors.AnchorRecord`."""
+    """What stays of a contribution whose leaves were pruned: an encoded `ledger.retention.anchors.AnchorRecord`."""
 
     descriptor_hash: bytes
     summary_seq: int

@@ -11,7 +11,7 @@ from ledger.audit.earlier import earlier_run, verify_with_earlier
 from ledger.leaves import Previous
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.spent import Account, SpentRegistry, total
+from ledger.rules.spent import Account, SpentRegistry, total
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ledger import merkle, prover
-from ledger.cosigning import Memory, cosign_export
+from ledger import merkle
 from ledger.errors import LedgerError, LedgerForked, LedgerWrongRun, NoteError, ProofError, TrustError
-from ledger.evidence import judge, parse_evidence
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, open_note, parse_checkpoint, sign_note
-from ledger.proof import TlogProof, verify_proof
-from ledger.reader import ExportReader
+from ledger.proofs import prover
+from ledger.proofs.cosigning import Memory, cosign_export
+from ledger.proofs.evidence import judge, parse_evidence
+from ledger.proofs.reader import ExportReader
+from ledger.proofs.tlog_proof import TlogProof, verify_proof
 from ledger.trust import auditors_policy
 from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec
 

@@ -248,6 +248,6 @@ def test_many_releases_of_many_withdrawals_cost_their_sum_and_not_their_product(
         cited = root([encode_leaf(leaf) for leaf in leaves])
         withdrawn = root(sorted(map(descriptor, range(5))))
         leaves.append(Release(len(leaves), driver.now, 0, len(leaves), cited, bytes(32), bytes(32), withdrawn))
-    monkeypatch.setattr("ledger.releases.root", counting)
+    monkeypatch.setattr("ledger.rules.releases.root", counting)
     assert verify_export(forged_export(leaves, tmp_path / "e"), KEYS).verdict == "FULL"
     assert computed == [5]

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from ledger import tiles
-from ledger.anchors import AnchorRecord
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused, LedgerCorrupt, RetentionRefused
 from ledger.leaves import Charge, Epoch, Leaf, Spend, Summary, SummaryKind, Withdraw
 from ledger.log import Ledger
 from ledger.note import checkpoint_text, sign_note
+from ledger.retention.anchors import AnchorRecord
 from tests.ledger.ledger_runs import SIGNER, Driver, admission, descriptor
 from tests.ledger.retained_runs import ANNA, BEN, export_of, forged_export, grown, leaves_of, pruned_run, vouched_for
 

@@ -16,7 +16,6 @@ import pytest
 from typer.testing import CliRunner
 
 from dptrain.cli.app import app
-from ledger.cosigning import Memory, cosign_export
 from ledger.errors import (
     LedgerBehind,
     LedgerBusy,
@@ -27,11 +26,12 @@ from ledger.errors import (
     LedgerWrongRun,
     StorageFailed,
 )
-from ledger.evidence import judge, parse_evidence
 from ledger.handles import Pin
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash
 from ledger.note import Cosigner, NoteSigner, open_note, parse_checkpoint
+from ledger.proofs.cosigning import Memory, cosign_export
+from ledger.proofs.evidence import judge, parse_evidence
 from ledger.storage import highwater
 from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 

@@ -8,8 +8,8 @@ from attest.gate import run_gate
 from attest.policy import open_policy
 from attest.registry import open_registry
 from attest.schedule import block_std
-from ledger.anchor import content_anchor
 from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.leaves.content_anchor import content_anchor
 from ledger.log import AdmitSpec, Ledger
 from ledger.note import NoteSigner
 

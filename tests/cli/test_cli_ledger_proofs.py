@@ -5,7 +5,7 @@ from recorded import record
 
 from attest import keys
 from ledger.note import Cosigner, NoteSigner, cosign
-from ledger.proof import TlogProof, parse_proof
+from ledger.proofs.tlog_proof import TlogProof, parse_proof
 
 CHECK = ("ledger", "verify-proof", "mine.tlog-proof")
 

@@ -11,12 +11,13 @@ import os
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ledger import merkle, prover
+from ledger import merkle
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
-from ledger.proof import TlogProof, make_proof
-from ledger.reader import ExportReader
-from ledger.receipt import make_receipt
+from ledger.proofs import prover
+from ledger.proofs.reader import ExportReader
+from ledger.proofs.receipt import make_receipt
+from ledger.proofs.tlog_proof import TlogProof, make_proof
 from tests.interop.interop import HERE, side
 from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, header_spec
 

@@ -9,8 +9,8 @@ from ledger.leaves import decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root
 from ledger.note import Cosigner, checkpoint_text, sign_note
-from ledger.rotation import KeyChain
-from ledger.statements import summary_keys, vouch
+from ledger.retention.statements import summary_keys, vouch
+from ledger.rules.rotation import KeyChain
 from ledger.storage.store import Row
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
 

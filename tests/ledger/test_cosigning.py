@@ -8,8 +8,6 @@ import pytest
 from ledger_runs import OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, header_spec
 
 from attest.keys import public_bytes
-from ledger import cosigning
-from ledger.cosigning import Memory, cosign_export
 from ledger.errors import (
     CosignRefused,
     LedgerBehind,
@@ -19,10 +17,12 @@ from ledger.errors import (
     NoteError,
     ProofError,
 )
-from ledger.evidence import Evidence, judge, parse_evidence
 from ledger.log import Ledger
 from ledger.merkle import root
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
+from ledger.proofs import cosigning
+from ledger.proofs.cosigning import Memory, cosign_export
+from ledger.proofs.evidence import Evidence, judge, parse_evidence
 
 ANNA = Cosigner("auditor.example/anna", OTHER_KEY)
 KEYS = [SIGNER.vkey]

@@ -299,7 +299,7 @@ def test_without_an_order_such_a_lie_stands(tmp_path):
 
 def test_a_lie_about_repeated_steps_fails_the_audit(driver, tmp_path, monkeypatch):
     """A writer that does not count repetitions: the auditor does."""
-    from ledger.orders import OrderWatch
+    from ledger.rules.orders import OrderWatch
 
     with monkeypatch.context() as patched:
         patched.setattr(OrderWatch, "charge", _uncounted(OrderWatch.charge))

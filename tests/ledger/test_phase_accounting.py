@@ -18,7 +18,7 @@ from ledger.leaves import Charge, Draw, Settle, Spend, decode_leaf
 from ledger.log import Ledger
 from ledger.replay import Replay
 from ledger.report import write_report
-from ledger.summary import class_summaries
+from ledger.views.summary import class_summaries
 
 DELTA = 1e-6
 TWO = (NoisePhase(1, 2_000_000), NoisePhase(11, 1_250_000))

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_runs import OTHER_KEY, SIGNER, START, Driver, descriptor, header_spec
 
-from ledger import merkle, prover, tiles
+from ledger import merkle, tiles
 from ledger.errors import LedgerError, NoteError, ProofError, TrustError
 from ledger.leaves import Header, Spend, Withdraw, decode_leaf
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, open_note, parse_checkpoint, sign_note
-from ledger.proof import MAX_PATH, TlogProof, make_proof, parse_proof, verify_proof
-from ledger.reader import ExportReader
+from ledger.proofs import prover
+from ledger.proofs.reader import ExportReader
+from ledger.proofs.tlog_proof import MAX_PATH, TlogProof, make_proof, parse_proof, verify_proof
 from ledger.trust import auditors_policy
 from tests.vectors.published import vectors
 

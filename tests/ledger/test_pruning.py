@@ -3,12 +3,12 @@
 import pytest
 
 from ledger.audit import verify_export
-from ledger.cosigning import Memory, cosign_export
 from ledger.errors import LeafRefused, ProofError, RetentionRefused
 from ledger.leaves import Admit, Spend
 from ledger.log import Ledger
-from ledger.reader import ExportReader
-from ledger.statements import summary_keys
+from ledger.proofs.cosigning import Memory, cosign_export
+from ledger.proofs.reader import ExportReader
+from ledger.retention.statements import summary_keys
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import ANNA, AUDITORS, BEN, CLEO, grown, vouched_for
 

@@ -7,11 +7,12 @@ from ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, header_spec
 
 from attest import cbor, sign1
 from attest.errors import AttestError
-from ledger import merkle, prover
+from ledger import merkle
 from ledger.errors import LedgerError
 from ledger.log import Ledger
 from ledger.note import Checkpoint, Cosigner, NoteSigner
-from ledger.receipt import make_receipt, verify_receipt
+from ledger.proofs import prover
+from ledger.proofs.receipt import make_receipt, verify_receipt
 from ledger.trust import auditors_policy, policy_of_keys
 from tests.vectors.published import vectors
 

@@ -20,7 +20,7 @@ from ledger.release.files import digested, listed
 from ledger.release.influence import artifacts, class_costs, influenced
 from ledger.release.manifest import sign_manifest
 from ledger.replay import Replay
-from ledger.summary import class_summaries
+from ledger.views.summary import class_summaries
 from tests.ledger.retained_runs import ANNA, BEN, grown, vouched_for
 
 

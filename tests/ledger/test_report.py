@@ -29,7 +29,7 @@ from ledger.report.extras import MAX_EXAMPLES, ExtrasRefused
 from ledger.report.layers import HEATS, merged, shade
 from ledger.report.markup import LONGEST_NAME, rounded_down, rounded_up, text, utc
 from ledger.report.spending import MAX_POINTS
-from ledger.summary import ClassSummary, spread_of
+from ledger.views.summary import ClassSummary, spread_of
 
 VOID = {"meta"}
 

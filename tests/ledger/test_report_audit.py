@@ -12,8 +12,8 @@ from ledger.audit import Signer, WithdrawalCount, verify_export, withdrawals
 from ledger.leaves import HeaderBlock
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.posture import block_multipliers
-from ledger.summary import SPREAD_BINS, spread_of
+from ledger.views.posture import block_multipliers
+from ledger.views.summary import SPREAD_BINS, spread_of
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_the_spread_of_a_class_has_withdrawn_contributions_and_what_each_spent(r
 
 def test_a_class_without_contributions_has_no_spread(run):
     run.admit(admission(1))
-    from ledger.summary import class_summaries
+    from ledger.views.summary import class_summaries
 
     assert [summary.spread is None for summary in class_summaries(run.ledger.state)] == [False, True]
 

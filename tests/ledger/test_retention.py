@@ -6,13 +6,13 @@ import pytest
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.schedule import scheduled_std
-from ledger.anchors import AnchorRecord, set_root
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused
 from ledger.leaves import Epoch, HeaderBlock, SummaryKind, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash, node_hash
-from ledger.tally import subtree_roots
+from ledger.retention.anchors import AnchorRecord, set_root
+from ledger.retention.tally import subtree_roots
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import export_of, forged_export, grown, leaves_of, retaining_spec
 

@@ -8,12 +8,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
 
 from ledger.audit import verify_export
-from ledger.cosigning import Memory, cosign_export
 from ledger.errors import LeafRefused, LedgerBehind, LedgerWrongRun, NoteError
 from ledger.leaves import Header, Key, decode_leaf
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, open_note, sign_note
-from ledger.rotation import KeyChain, rotation
+from ledger.proofs.cosigning import Memory, cosign_export
+from ledger.rules.rotation import KeyChain, rotation
 from ledger.storage import highwater
 
 NEW = NoteSigner(SIGNER.name, Ed25519PrivateKey.from_private_bytes(bytes(range(40, 72))))

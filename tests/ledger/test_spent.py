@@ -14,7 +14,7 @@ from ledger.errors import BudgetExceeded, ExportChanged, LeafRefused
 from ledger.leaves import Previous
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.spent import Account, SpentRegistry, account_of, horizon_account, total
+from ledger.rules.spent import Account, SpentRegistry, account_of, horizon_account, total
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 KEYS = [SIGNER.vkey, SECOND.vkey]

@@ -7,10 +7,10 @@ import pytest
 
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_SUMMARY_V1, VerifierKey
 from ledger.audit import verify_export
-from ledger.cosigning import Memory, cosign_export
 from ledger.errors import CosignRefused, NoteError
 from ledger.note import Cosigner, cosign, open_note, parse_verifier_key
-from ledger.statements import NAME_SUFFIX, statements, summary_key, summary_keys, vouch, vouched_end, vouchers
+from ledger.proofs.cosigning import Memory, cosign_export
+from ledger.retention.statements import NAME_SUFFIX, statements, summary_key, summary_keys, vouch, vouched_end, vouchers
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
 from tests.ledger.retained_runs import ANNA, BEN, CLEO, export_of, grown
 

@@ -6,11 +6,11 @@ import pytest
 from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 from ledger.accountants import epsilon_group, epsilon_occurrences
-from ledger.anchor import content_anchor
 from ledger.errors import LeafRefused, LedgerError
+from ledger.leaves.content_anchor import content_anchor
 from ledger.log import Ledger
-from ledger.trace import trace_content
-from ledger.withdrawn import withdrawal_statement
+from ledger.views.trace import trace_content
+from ledger.views.withdrawn import withdrawal_statement
 
 
 def bodies(ledger):

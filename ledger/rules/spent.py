@@ -16,12 +16,12 @@ from attest.micro import from_micro
 from attest.policy.sampling import POISSON
 from ledger import accountants
 from ledger.accountants import MICRO, Phase
-from ledger.contributions import Contribution
 from ledger.errors import BudgetExceeded
-from ledger.expenditure import Expenditure
 from ledger.handles import AdmitSpec
 from ledger.leaves import Header, Previous
 from ledger.replay import Replay
+from ledger.rules.contributions import Contribution
+from ledger.rules.expenditure import Expenditure
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from ledger.errors import LedgerWrongRun, ProofError, TrustError
 from ledger.leaves import Leaf, decode_leaf
 from ledger.merkle import HASH_SIZE, leaf_hash, root_of_inclusion
 from ledger.note import Checkpoint, NoteSigner
-from ledger.proof import MAX_PATH
-from ledger.prover import Node, inclusion_proof
+from ledger.proofs.prover import Node, inclusion_proof
+from ledger.proofs.tlog_proof import MAX_PATH
 from ledger.trust import NO_QUORUM, TrustPolicy
 
 TYP_RECEIPT: Final = "application/vnd.dptrain.receipt+cose"
@@ -58,7 +58,7 @@ def make_receipt(signer: NoteSigner, node: Node, index: int, checkpoint: Checkpo
 
     Args:
         signer: the log's key.
-        node: nodes of the tree (`ledger.prover`).
+        node: nodes of the tree (`ledger.proofs.prover`).
         index: the leaf.
         checkpoint: what the log has committed to; only such a tree may be signed.
         leaf: bytes of the leaf.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ledger.note import NoteSigner
-from ledger.rotation import rotation
+from ledger.rules.rotation import rotation
 from ledger.storage.appender import Appender
 
 

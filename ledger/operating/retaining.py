@@ -1,15 +1,16 @@
 """Retention: the oldest epochs are summarised, auditors vouch for the summary, and only then do bodies in its range go.
 
 Life of a range: (1) `Retaining.summarise` appends its SUMMARY leaf under a signed checkpoint; (2) auditors audit an export that
-has every body of the range, and a quorum of those whom the signed policy names vouches (`ledger.statements`); (3) one more
-epoch closes, or the run did; (4) `Retaining.prune` drops the bodies of SPEND leaves, and of the ADMIT leaves of contributions
-that left, whose anchor records stay (`ledger.retained`). Nothing else is ever dropped: no leaf hash, nothing of a withdrawal.
+has every body of the range, and a quorum of those whom the signed policy names vouches (`ledger.retention.statements`); (3) one
+more epoch closes, or the run did; (4) `Retaining.prune` drops the bodies of SPEND leaves, and of the ADMIT leaves of
+contributions that left, whose anchor records stay (`ledger.retention.retained`). Nothing else is ever dropped: no leaf hash,
+nothing of a withdrawal.
 """
 
 from ledger.errors import RetentionRefused
 from ledger.export import Pruned
 from ledger.leaves import Spend, Summary
-from ledger.statements import statements, vouched_end, vouchers
+from ledger.retention.statements import statements, vouched_end, vouchers
 from ledger.storage.appender import Appender
 from ledger.storage.store import Anchor
 

@@ -15,7 +15,7 @@ from ledger.errors import ProofError
 from ledger.leaves import Leaf, decode_leaf
 from ledger.merkle import HASH_SIZE, MAX_SIZE, verify_inclusion
 from ledger.note import MAX_NOTE_SIZE
-from ledger.prover import Node, inclusion_proof
+from ledger.proofs.prover import Node, inclusion_proof
 from ledger.trust import TrustedCheckpoint, TrustPolicy
 
 HEADER: Final = "c2sp.org/tlog-proof@v1"
@@ -78,7 +78,7 @@ def make_proof(node: Node, index: int, size: int, checkpoint: bytes, leaf: bytes
     """Makes the proof of a leaf.
 
     Args:
-        node: nodes of the tree (`ledger.prover`).
+        node: nodes of the tree (`ledger.proofs.prover`).
         index: the leaf.
         size: size that the checkpoint signs.
         checkpoint: the signed note.

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from ledger.anchors import AnchorRecord, set_root
-from ledger.contributions import Contribution
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Charge, Epoch, Header, Leaf, Settle, Spend, Summary, SummaryClass, SummaryKind, Withdraw
 from ledger.merkle import Frontier
+from ledger.retention.anchors import AnchorRecord, set_root
+from ledger.rules.contributions import Contribution
 
 if TYPE_CHECKING:
     from ledger.replay import Replay

@@ -2,7 +2,7 @@
 
 from ledger.leaves import Release
 from ledger.note import NoteSigner
-from ledger.releases import withdrawals_root
+from ledger.rules.releases import withdrawals_root
 from ledger.storage.appender import Appender
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from attest import schedule
 from attest.micro import from_micro
 from ledger import accountants
-from ledger.contributions import Contribution
 from ledger.errors import LeafRefused
 from ledger.leaves import Header
+from ledger.rules.contributions import Contribution
 
 
 class Expenditure:

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attest.micro import from_micro
-from ledger.anchor import content_anchor
-from ledger.contributions import Contribution
 from ledger.errors import LedgerError
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
+from ledger.leaves.content_anchor import content_anchor
 from ledger.replay import Replay
+from ledger.rules.contributions import Contribution
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def summary_keys(header: Header) -> list[str]:
 def vouch(data: bytes, cosigner: Cosigner, log_keys: Iterable[str], *, since: int, time: int) -> bytes:
     """Adds an auditor's statement on summaries to a checkpoint of the log.
 
-    Only an auditor who has audited all bodies of these ranges may call this; `ledger.cosigning` is the way that does.
+    Only an auditor who has audited all bodies of these ranges may call this; `ledger.proofs.cosigning` is the way that does.
 
     Args:
         data: a note by the log.

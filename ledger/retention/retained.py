@@ -14,11 +14,11 @@ import math
 from array import array
 from collections.abc import Callable
 
-from ledger.anchors import AnchorRecord
-from ledger.contributions import Contribution
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Epoch, Header, Spend
 from ledger.replay import Problems, Replay
+from ledger.retention.anchors import AnchorRecord
+from ledger.rules.contributions import Contribution
 
 
 def is_stand_in(data: bytes) -> bool:

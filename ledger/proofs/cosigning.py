@@ -31,12 +31,12 @@ from ledger.errors import (
     ProofError,
     StorageFailed,
 )
-from ledger.evidence import Evidence, judge
 from ledger.merkle import verify_consistency
 from ledger.note import MAX_NOTE_SIZE, Checkpoint, Cosigner, cosign, open_note, parse_checkpoint
-from ledger.prover import consistency_proof, tree_root
-from ledger.reader import ExportReader
-from ledger.statements import vouch
+from ledger.proofs.evidence import Evidence, judge
+from ledger.proofs.prover import consistency_proof, tree_root
+from ledger.proofs.reader import ExportReader
+from ledger.retention.statements import vouch
 
 CLOCK_SLACK_SECONDS: Final = 60
 """A clock that ran back by no more than this since the last cosignature is read as standing still; by more, none is given."""
@@ -163,8 +163,8 @@ def cosign_export(
         owner_key: raw public key of the corpus owner, as for the audit.
         first: whether nothing of this log was ever cosigned. An auditor says so once, so that a lost memory is not taken for
             a new log.
-        summary: whether to vouch for the summaries too whose ranges the export has whole (`ledger.statements`). Once a quorum
-            of auditors does, the ledger's operator may delete what they speak for.
+        summary: whether to vouch for the summaries too whose ranges the export has whole (`ledger.retention.statements`). Once
+            a quorum of auditors does, the ledger's operator may delete what they speak for.
 
     Raises:
         CosignRefused: the audit failed, nothing is remembered of the log though it is not the first time, or the reverse;

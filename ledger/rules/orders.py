@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from attest.order import Order
 from attest.policy.sampling import POISSON
-from ledger.contributions import Contribution
 from ledger.errors import HorizonExceeded, LeafRefused
 from ledger.leaves import Charge, Draw, Header
+from ledger.rules.contributions import Contribution
 
 
 class OrderWatch:

@@ -12,8 +12,8 @@ from pathlib import Path
 from ledger import layout, tiles
 from ledger.errors import LedgerCorrupt, ProofError
 from ledger.note import peek_checkpoint
-from ledger.prover import TileTree
-from ledger.retained import is_stand_in
+from ledger.proofs.prover import TileTree
+from ledger.retention.retained import is_stand_in
 
 
 class ExportReader:
@@ -44,7 +44,7 @@ class ExportReader:
         return _read(self.base, name)
 
     def node(self, level: int, index: int) -> bytes:
-        """Returns a node of the tree (`ledger.prover.Node`)."""
+        """Returns a node of the tree (`ledger.proofs.prover.Node`)."""
         return self._tree.node(level, index)
 
     def leaf(self, seq: int) -> bytes:

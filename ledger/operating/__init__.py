@@ -1,0 +1,1 @@
+"""What an operator may do with an open ledger, an act a file; `ledger.log` joins them."""

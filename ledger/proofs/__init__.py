@@ -1,0 +1,1 @@
+"""Proofs about single leaves and sizes, what auditors sign, and what shows a third person a fork."""

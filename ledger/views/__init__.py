@@ -1,0 +1,1 @@
+"""The record told: summary, posture, and what became of one contribution."""
