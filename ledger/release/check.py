@@ -17,12 +17,12 @@ from ledger.leaves import Header, Release, decode_leaf
 from ledger.note import Checkpoint
 from ledger.release.create import block_rows
 from ledger.release.files import Digested, digested, listed
-from ledger.release.influence import artifacts, class_costs, is_final
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
 from ledger.release.statements import statements
 from ledger.replay import SPEND_TOLERANCE_MICRO, Replay
 from ledger.retention.retained import RetainedReplay, is_stand_in
 from ledger.rules.expenditure import Expenditure
+from ledger.rules.influence import artifacts, class_costs, is_final
 from ledger.rules.releases import withdrawals_root
 
 MAX_NAMED: Final = 50

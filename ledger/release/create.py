@@ -11,9 +11,9 @@ from ledger.errors import ReleaseRefused, StorageFailed
 from ledger.leaves import Header
 from ledger.log import Ledger
 from ledger.release.files import digested, listed
-from ledger.release.influence import artifacts, class_figures, is_final
 from ledger.release.manifest import EXPORT, MANIFEST, SCHEMA, BlockRow, Manifest, ReleasedFile, sign_manifest
 from ledger.release.statements import statements
+from ledger.rules.influence import artifacts, class_figures, is_final
 from ledger.rules.releases import withdrawals_root
 
 STAMP: Final = "NOT_PRIVATE"

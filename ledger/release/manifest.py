@@ -21,8 +21,8 @@ from ledger.errors import LedgerError, ReleaseRefused
 from ledger.leaves import checks
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.release.files import MAX_FILES, Digested, check_distinct, check_path
-from ledger.release.influence import Artifact, ClassFigures
 from ledger.release.tensors import Tensor
+from ledger.rules.influence import Artifact, ClassFigures
 
 MANIFEST: Final = "release.cose"
 EXPORT: Final = "export"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from ledger.release.influence import Artifact
+from ledger.rules.influence import Artifact
 
 DIRECT: Final = (
     "A (direct isolation): at every step and from every state, with the data, draws and noise of everyone else fixed, the "

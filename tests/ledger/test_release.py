@@ -17,9 +17,9 @@ from ledger.note import NoteSigner
 from ledger.release import MANIFEST, Manifest, check_release, open_manifest, release
 from ledger.release.create import describe
 from ledger.release.files import digested, listed
-from ledger.release.influence import artifacts, class_costs, influenced
 from ledger.release.manifest import sign_manifest
 from ledger.replay import Replay
+from ledger.rules.influence import artifacts, class_costs, influenced
 from ledger.views.summary import class_summaries
 from tests.ledger.retained_runs import ANNA, BEN, grown, vouched_for
 
