@@ -43,6 +43,7 @@ _POLICY_OPTIONAL = {
     26: "sampling_order",
     27: "auditors",
     28: "auditor_quorum",
+    30: "retention_hash_epochs",
 }
 _CLASS_FIELDS = {
     1: "name",
@@ -66,12 +67,12 @@ _DEPTH_FIELDS = {
 
 
 def encode_policy(policy: Policy) -> bytes:
-    """Encode a policy; every field is present, None is null. Labels 23 to 28 and, in a class, 7 are left
+    """Encode a policy; every field is present, None is null. Labels above 22 and, in a class, 7 are left
     out where not stated, so that a policy without them has the bytes that it always had.
     """
     plain = {key: getattr(policy, name) for key, name in _POLICY_FIELDS.items() if name != "schema"}
     stated = {key: getattr(policy, name) for key, name in _POLICY_OPTIONAL.items()}
-    plain |= {key: value for key, value in stated.items() if value not in (None, (), POISSON)}
+    plain |= {key: value for key, value in stated.items() if value not in (None, (), POISSON, 0)}
     if policy.noise_phases:
         plain[24] = [[phase.first_step, phase.scale_micro] for phase in policy.noise_phases]
     if policy.noise_budgets is not None:

@@ -15,6 +15,9 @@ MAX_STEPS = 10**9
 MAX_PHASES = 64
 """Most phases; each has a multiplier of its own per contribution, and the accountant composes them all."""
 
+MAX_MICROBATCHES = 1 << 16
+"""Most noise injections per step; each costs a draw for every scheduled coordinate."""
+
 MAX_BUDGET_MICRO = 10**9
 """Largest budget weight, 1000 in fixed point. Only ratios count; the widest, 10^9, leaves a block next to nothing."""
 
@@ -61,6 +64,7 @@ def check_noise(policy: "Policy") -> None:
     Raises:
         PolicyRefused: Code TYPE or RANGE.
     """
+    _check_microbatches(policy.noise_microbatches, policy.noise_injection)
     _check_phases(policy.noise_phases, policy.steps)
     _check_budgets(policy.noise_budgets)
     if policy.noise_injection != "per_sample":
@@ -72,6 +76,19 @@ def check_noise(policy: "Policy") -> None:
                 f"{name} goes with scheduled noise, and with noise.injection 'per_sample' the noise of a step is that of the"
                 " contributions drawn in it; use noise.injection = 'scheduled', or leave it out",
             )
+
+
+def _check_microbatches(count: object, injection: str) -> None:
+    if (count is not None) != (injection == "per_microbatch"):
+        raise PolicyRefused(
+            "RANGE",
+            "noise.injection 'per_microbatch' needs noise.microbatches, the number of injections per step: were it the"
+            " number of microbatches that a draw happens to fill, the noise would show who was drawn"
+            if count is None
+            else f"noise.microbatches goes with noise.injection = 'per_microbatch', not with {injection!r}; leave it out",
+        )
+    if count is not None:
+        check_int(count, "noise.microbatches", 1, MAX_MICROBATCHES, error=PolicyRefused)
 
 
 def _check_phases(phases: object, steps: int) -> None:

@@ -13,6 +13,7 @@ from attest.ids import check_id
 from attest.micro import from_micro
 from attest.policy.auditors import check_auditors
 from attest.policy.noise import MAX_STEPS, NoisePhase, check_noise
+from attest.policy.retention import check_retention
 from attest.policy.sampling import POISSON, check_sampling
 
 ACCOUNTANTS = ("pld", "rdp", "moments", "prv")
@@ -24,9 +25,6 @@ ADJACENCY = "zero-out"
 
 MIN_DELTA = Fraction(1, 10**12)
 """Below this, privacy-loss distributions lose their tail to truncation."""
-
-MAX_MICROBATCHES = 1 << 16
-"""Most noise injections per step; each costs a draw for every scheduled coordinate."""
 
 DEFAULT_MAX_WINDOW = 2 * 365 * 86400
 """Two years in seconds: the longest validity of an attestation unless the policy says otherwise."""
@@ -246,6 +244,7 @@ class Policy:
         contributor_cap: Contributions admitted per contributor.
         max_examples: Examples that one contribution may hold.
         retention_epochs: Epochs after which bodies may be pruned, 0 for never.
+        retention_hash_epochs: Epochs after which the leaf hashes of pruned leaves may go as well, 0 for never.
         registry_root: Root of the contributor registry; set when the policy is signed.
     """
 
@@ -276,6 +275,7 @@ class Policy:
     sampling_order: str = POISSON
     auditors: tuple[str, ...] = ()
     auditor_quorum: int | None = None
+    retention_hash_epochs: int = 0
 
     def __post_init__(self) -> None:
         check_id(self.corpus, "corpus", error=PolicyRefused)
@@ -291,6 +291,7 @@ class Policy:
         self._check_classes()
         check_sampling(self)
         check_auditors(self)
+        check_retention(self)
         if self.registry_root is not None:
             check_bytes(self.registry_root, "registry_root", 32, error=PolicyRefused)
 
@@ -340,7 +341,6 @@ class Policy:
         check_int(self.max_window, "gate.max_window in seconds", 1, MAX_WINDOW, error=PolicyRefused)
         check_int(self.contributor_cap, "gate.contributor_cap", 1, MAX_COUNT, error=PolicyRefused)
         check_int(self.max_examples, "gate.max_examples", 1, MAX_COUNT, error=PolicyRefused)
-        check_int(self.retention_epochs, "retention_epochs", 0, MAX_STEPS, error=PolicyRefused)
 
     def _check_choices(self) -> None:
         _check_choice(self.accountant, "accountant", ACCOUNTANTS)
@@ -355,21 +355,7 @@ class Policy:
                 "noise.injection 'per_sample' shows in its variance who was drawn; set disclosure ="
                 " 'occurrences_public' or use noise.injection = 'scheduled'",
             )
-        self._check_microbatches()
         check_noise(self)
-
-    def _check_microbatches(self) -> None:
-        count, injection = self.noise_microbatches, self.noise_injection
-        if (count is not None) != (injection == "per_microbatch"):
-            raise PolicyRefused(
-                "RANGE",
-                "noise.injection 'per_microbatch' needs noise.microbatches, the number of injections per step: were it the"
-                " number of microbatches that a draw happens to fill, the noise would show who was drawn"
-                if count is None
-                else f"noise.microbatches goes with noise.injection = 'per_microbatch', not with {injection!r}; leave it out",
-            )
-        if count is not None:
-            check_int(count, "noise.microbatches", 1, MAX_MICROBATCHES, error=PolicyRefused)
 
     def _check_classes(self) -> None:
         if type(self.classes) is not tuple or not 1 <= len(self.classes) <= 256:

@@ -42,7 +42,8 @@ _BUDGETS = ("embeddings", "layers", "head")
 _SAMPLING = ("order",)
 _FLOORS = ("clip_norm", "noise_multiplier")
 _GATE = ("max_window_days", "contributor_cap", "max_examples")
-_LEDGER = ("auditors", "auditor_quorum")
+_LEDGER_REQUIRED = ("auditors", "auditor_quorum")
+_LEDGER = (*_LEDGER_REQUIRED, "retention_hash_epochs")
 _BOUNDS = ("clip_norm", "noise_multiplier")
 _CLASS_REQUIRED = ("name", *_BOUNDS, "sampling_rate", "depth")
 _CLASS = (*_CLASS_REQUIRED, "max_window_days", "public")
@@ -114,7 +115,7 @@ def _parse_budgets(table: Any) -> tuple[int, ...]:
 
 
 def _parse_ledger(table: dict[str, Any]) -> dict[str, Any]:
-    if table and set(table) != set(_LEDGER):
+    if table and not set(_LEDGER_REQUIRED) <= set(table):
         raise PolicyRefused("KEY", "[ledger] takes auditors, their verifier keys, and auditor_quorum, how many; give both")
     return table | {"auditors": _list(table["auditors"], "ledger.auditors")} if table else {}
 

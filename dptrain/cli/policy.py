@@ -252,6 +252,7 @@ def _as_json(signed: SignedPolicy) -> dict[str, Any]:
             "contributor_cap": policy.contributor_cap,
             "max_examples": policy.max_examples,
             "retention_epochs": policy.retention_epochs,
+            "retention_hash_epochs": policy.retention_hash_epochs,
             "registry_root": (policy.registry_root or b"").hex(),
             "classes": [
                 {

@@ -52,7 +52,10 @@ def as_toml(policy: Policy) -> str:
     tables += [_table("[floors]", floors), _table("[gate]", gate)]
     if policy.auditors:
         named = ", ".join(map(_text, policy.auditors))
-        tables.append(_table("[ledger]", {"auditors": f"[{named}]", "auditor_quorum": str(policy.auditor_quorum)}))
+        ledger = {"auditors": f"[{named}]", "auditor_quorum": str(policy.auditor_quorum)}
+        if policy.retention_hash_epochs:
+            ledger["retention_hash_epochs"] = str(policy.retention_hash_epochs)
+        tables.append(_table("[ledger]", ledger))
     return "\n".join([*tables, *(_table("[[class]]", _class(rule)) for rule in policy.classes)])
 
 

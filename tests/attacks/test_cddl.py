@@ -88,6 +88,7 @@ def test_every_form_of_each_document_is_an_instance():
     varied = replace(
         SCENE.policy, noise_phases=phases, noise_budgets=(1, 10**9, MICRO), auditors=(auditor,), auditor_quorum=1
     )
+    assert valid("policy", replace(varied, retention_epochs=1, retention_hash_epochs=2).to_cbor())
     assert valid("policy", varied.to_cbor())
     turns = tuple(replace(rule, sampling_rate=Fraction(1, 30)) for rule in SCENE.policy.classes)
     for order in ("cyclic", "shuffled"):

@@ -84,6 +84,7 @@ INJECTIONS = st.sampled_from(
         {"disclosure": "occurrences_public"},
         {"noise_phases": (NoisePhase(1, 10**6), NoisePhase(2, 10**15)), "noise_budgets": (1, 10**6, 10**9)},
         {"auditors": AUDITORS, "auditor_quorum": len(AUDITORS)},
+        {"auditors": AUDITORS, "auditor_quorum": 1, "retention_epochs": 2, "retention_hash_epochs": 3},
         {"disclosure": "occurrences_public", "sampling_order": "cyclic"},
         {"disclosure": "occurrences_public", "sampling_order": "shuffled", "noise_injection": "per_sample"},
     ]
