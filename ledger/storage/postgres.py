@@ -17,45 +17,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
-import psycopg
 import sqlalchemy as sa
-from psycopg.conninfo import conninfo_to_dict
 
-from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, ProofError, StorageFailed
+from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, ProofError
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
+from ledger.storage.postgres_connection import engine_of
 from ledger.storage.postgres_errors import translated
 from ledger.storage.postgres_schema import FUNCTIONS, TABLES, Tables, statements, tables, writer_grants
-from ledger.storage.store import LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Anchor, Row
+from ledger.storage.store import SCHEMA_VERSION, Anchor, Row
 
 READ_BATCH: Final = 4_096
 """Rows in memory at once while a ledger is read."""
 
-STATEMENT_TIMEOUT_SECONDS: Final = 120
-"""Longest time for one statement; reading a ledger is many, a batch each."""
-
-CONNECT_TIMEOUT_SECONDS: Final = 10
-"""How long to wait for the server to answer."""
-
-LOST_AFTER_SECONDS: Final = 30
-"""A connection over which nothing is acknowledged for so long counts as lost: here, so that a run stops, and at the server, so
-that a writer that is gone gives up its lock."""
-
-MUST_BE_ON: Final = ("fsync", "full_page_writes", "synchronous_commit")
-"""Settings without which a commit may be forgotten."""
-
-_KEEPALIVES: Final = {
-    "keepalives_idle": LOST_AFTER_SECONDS // 3,
-    "keepalives_interval": LOST_AFTER_SECONDS // 6,
-    "keepalives_count": 4,
-}
-_SETTINGS: Final = {
-    "synchronous_commit": "on",
-    "statement_timeout": f"{STATEMENT_TIMEOUT_SECONDS}s",
-    "lock_timeout": f"{LOCK_TIMEOUT_SECONDS}s",
-    "tcp_user_timeout": f"{LOST_AFTER_SECONDS}s",
-    **{f"tcp_{name}": str(value) for name, value in _KEEPALIVES.items()},
-}
 _COPY: Final = "COPY {schema}.entry (seq, kind, dhash, leaf, body) FROM STDIN (FORMAT BINARY)"
 _COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea", "bytea")
 
@@ -118,7 +92,7 @@ class PostgresStore:
     @classmethod
     def create(cls, place: Place) -> "PostgresStore":
         """Creates an empty ledger, and its schema if that is missing; takes over one without a leaf, made for this writer."""
-        store = cls(place, _engine(place, read_only=False))
+        store = cls(place, engine_of(place, read_only=False))
         created = False
         try:
             store._lock()
@@ -139,7 +113,7 @@ class PostgresStore:
     @classmethod
     def open(cls, place: Place, *, read_only: bool) -> "PostgresStore":
         """Opens a ledger, as its only writer unless ``read_only``."""
-        store = cls(place, _engine(place, read_only=read_only))
+        store = cls(place, engine_of(place, read_only=read_only))
         opened = False
         try:
             if not read_only:
@@ -298,7 +272,7 @@ class PostgresStore:
 @contextmanager
 def _alone(place: Place, doing: str, *, read_only: bool) -> Iterator[sa.Connection]:
     """One transaction on a connection of its own."""
-    engine = _engine(place, read_only=read_only)
+    engine = engine_of(place, read_only=read_only)
     try:
         with translated(doing), engine.begin() as connection:
             yield connection
@@ -331,45 +305,3 @@ def _copy(connection: sa.Connection, schema: str, rows: Sequence[Row]) -> None:
 
 def _holder() -> str:
     return f"{socket.gethostname()} pid {os.getpid()}"
-
-
-def _engine(place: Place, *, read_only: bool) -> sa.Engine:
-    """One connection, kept until the store is closed, and never replaced in silence: the lock would be lost with it."""
-    arguments = _arguments(place)
-    made: list[object] = []
-
-    def connect() -> "psycopg.Connection[Any]":
-        if made:
-            raise StorageFailed("CONNECTION", f"the connection to {place.shown} was lost; open the ledger again")
-        with translated(f"connecting to {place.shown}"):
-            connection = psycopg.connect(**arguments)
-            made.append(connection)
-            _settle(connection)
-            connection.read_only = read_only
-            return connection
-
-    return sa.create_engine("postgresql+psycopg://", creator=connect, poolclass=sa.pool.StaticPool)
-
-
-def _arguments(place: Place) -> dict[str, Any]:
-    """What to connect with: the URL's own, over our defaults."""
-    try:
-        given: dict[str, Any] = dict(conninfo_to_dict(place.target))
-    except psycopg.ProgrammingError as error:
-        # libpq quotes what it cannot read, and that may be the password; a parameter that it does not know is not.
-        said = str(error).strip() if "query parameter" in str(error) else "libpq cannot read it"
-        raise LedgerError("URL", f"{place.shown} is no URL of a database: {said}") from None
-    defaults = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "dptrain ledger"}
-    return defaults | {"tcp_user_timeout": LOST_AFTER_SECONDS * 1000} | _KEEPALIVES | given
-
-
-def _settle(connection: "psycopg.Connection[Any]") -> None:
-    """Gives the session our settings, over those of role, database and URL, and asserts that its commits last."""
-    connection.autocommit = True
-    for name, value in _SETTINGS.items():
-        connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", (name, value))
-    for name in MUST_BE_ON:
-        (value,) = connection.execute(f"SHOW {name}").fetchone() or ("",)
-        if value != "on":
-            raise StorageFailed("NOT_DURABLE", f"the server has {name}={value}, so it may forget what it commits; set it to on")
-    connection.autocommit = False

@@ -6,6 +6,7 @@ import pytest
 
 from tests.fault.scene import Scene, prepared
 from tests.fault.tracing import Writers, require_strace
+from tests.ledger.pg_cluster import Cluster, require_server
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +15,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     require_strace()
     with Writers() as writers:
         yield prepared(writers, tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Cluster]:
+    """A PostgreSQL server to strike."""
+    require_server()
+    cluster = Cluster()
+    yield cluster
+    cluster.stop()

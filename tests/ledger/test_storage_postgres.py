@@ -11,7 +11,7 @@ from storage_backends import PostgresBackend
 
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, StorageFailed
 from ledger.log import Ledger
-from ledger.storage import postgres
+from ledger.storage import postgres_connection
 from ledger.storage.opening import create_store
 from ledger.storage.postgres_schema import TABLES, writer_grants
 
@@ -129,7 +129,7 @@ def test_a_role_that_may_not_create_is_told_so(backend, tmp_path):
 
 def test_a_lock_held_elsewhere_is_waited_for_and_then_named(begun, backend, monkeypatch):
     begun.ledger.close()
-    monkeypatch.setitem(postgres._SETTINGS, "lock_timeout", "200ms")
+    monkeypatch.setitem(postgres_connection._SETTINGS, "lock_timeout", "200ms")
     with backend._connection() as other, backend.open() as ledger:
         other.execute("SELECT * FROM head FOR UPDATE")
         with pytest.raises(LedgerBusy) as found:

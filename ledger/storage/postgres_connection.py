@@ -1,0 +1,125 @@
+"""The one connection of a ledger to its PostgreSQL server: how it is set up, and how long an answer may take.
+
+Nothing here waits for ever. A server that does not acknowledge is given up by TCP; one that acknowledges and does not answer
+(a proxy that swallows what it is given, a commit that waits for a standby that is gone) by `Connection`, whose every wait has
+an end. Then the connection is closed, and the call fails as for any lost one: a commit without an answer may have happened.
+"""
+
+import time
+from collections.abc import Generator
+from typing import Any, Final, TypeVar
+
+import psycopg
+import sqlalchemy as sa
+from psycopg.conninfo import conninfo_to_dict
+
+from ledger.errors import LedgerError, StorageFailed
+from ledger.storage.place import Place
+from ledger.storage.postgres_errors import translated
+from ledger.storage.store import LOCK_TIMEOUT_SECONDS
+
+STATEMENT_TIMEOUT_SECONDS: Final = 120
+"""Longest time for one statement; reading a ledger is many, a batch each. The server does not apply it to a commit."""
+
+CONNECT_TIMEOUT_SECONDS: Final = 10
+"""How long to wait for the server to answer."""
+
+LOST_AFTER_SECONDS: Final = 30
+"""A connection over which nothing is acknowledged for so long counts as lost: here, so that a run stops, and at the server, so
+that a writer that is gone gives up its lock."""
+
+SILENT_AFTER_SECONDS: Final = STATEMENT_TIMEOUT_SECONDS + LOST_AFTER_SECONDS
+"""A server that has not answered one message by then never will: it would have ended the statement itself."""
+
+MUST_BE_ON: Final = ("fsync", "full_page_writes", "synchronous_commit")
+"""Settings without which a commit may be forgotten."""
+
+_KEEPALIVES: Final = {
+    "keepalives_idle": LOST_AFTER_SECONDS // 3,
+    "keepalives_interval": LOST_AFTER_SECONDS // 6,
+    "keepalives_count": 4,
+}
+_SETTINGS: Final = {
+    "synchronous_commit": "on",
+    "statement_timeout": f"{STATEMENT_TIMEOUT_SECONDS}s",
+    "lock_timeout": f"{LOCK_TIMEOUT_SECONDS}s",
+    "tcp_user_timeout": f"{LOST_AFTER_SECONDS}s",
+    **{f"tcp_{name}": str(value) for name, value in _KEEPALIVES.items()},
+}
+
+_Answer = TypeVar("_Answer")
+
+
+class Connection(psycopg.Connection[Any]):
+    """A connection that counts as lost, and is closed, when one exchange takes longer than `SILENT_AFTER_SECONDS`."""
+
+    _given_up = False
+
+    def wait(self, gen: Generator[Any, Any, _Answer], *args: Any, **kwargs: Any) -> _Answer:
+        """Waits as psycopg does, which comes by every tenth of a second whether there is an answer or not."""
+        if self._given_up:
+            raise self._give_up()  # what cleans up after the first failure fails for the same reason
+        return super().wait(self._bounded(gen), *args, **kwargs)
+
+    def _give_up(self) -> psycopg.OperationalError:
+        self._given_up = True
+        self.close()
+        return psycopg.OperationalError(f"the server did not answer within {SILENT_AFTER_SECONDS} s")
+
+    def _bounded(self, exchange: Generator[Any, Any, _Answer]) -> Generator[Any, Any, _Answer]:
+        deadline = time.monotonic() + SILENT_AFTER_SECONDS
+        try:
+            awaited = next(exchange)
+            while True:
+                ready = yield awaited
+                # An answer that is there is read, however late: perhaps it was this process that was stopped meanwhile.
+                if not ready and time.monotonic() > deadline:
+                    raise self._give_up()
+                awaited = exchange.send(ready)
+        except StopIteration as answered:
+            return answered.value
+
+
+def engine_of(place: Place, *, read_only: bool) -> sa.Engine:
+    """Returns an engine of one connection, kept until the store is closed.
+
+    It is never replaced in silence: the lock would be lost with it.
+    """
+    arguments = _arguments(place)
+    made: list[object] = []
+
+    def connect() -> Connection:
+        if made:
+            raise StorageFailed("CONNECTION", f"the connection to {place.shown} was lost; open the ledger again")
+        with translated(f"connecting to {place.shown}"):
+            connection = Connection.connect(**arguments)
+            made.append(connection)
+            _settle(connection)
+            connection.read_only = read_only
+            return connection
+
+    return sa.create_engine("postgresql+psycopg://", creator=connect, poolclass=sa.pool.StaticPool)
+
+
+def _arguments(place: Place) -> dict[str, Any]:
+    """What to connect with: the URL's own, over our defaults."""
+    try:
+        given: dict[str, Any] = dict(conninfo_to_dict(place.target))
+    except psycopg.ProgrammingError as error:
+        # libpq quotes what it cannot read, and that may be the password; a parameter that it does not know is not.
+        said = str(error).strip() if "query parameter" in str(error) else "libpq cannot read it"
+        raise LedgerError("URL", f"{place.shown} is no URL of a database: {said}") from None
+    defaults = {"connect_timeout": CONNECT_TIMEOUT_SECONDS, "application_name": "dptrain ledger"}
+    return defaults | {"tcp_user_timeout": LOST_AFTER_SECONDS * 1000} | _KEEPALIVES | given
+
+
+def _settle(connection: Connection) -> None:
+    """Gives the session our settings, over those of role, database and URL, and asserts that its commits last."""
+    connection.autocommit = True
+    for name, value in _SETTINGS.items():
+        connection.execute("SELECT pg_catalog.set_config(%s, %s, false)", (name, value))
+    for name in MUST_BE_ON:
+        (value,) = connection.execute(f"SHOW {name}").fetchone() or ("",)
+        if value != "on":
+            raise StorageFailed("NOT_DURABLE", f"the server has {name}={value}, so it may forget what it commits; set it to on")
+    connection.autocommit = False
