@@ -55,6 +55,26 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
+def sync_tree(path: str | os.PathLike[str]) -> None:
+    """Make a directory durable with all that is below it, where the system can.
+
+    After all of it was written, so that the system writes many small files back together; the cost is near a quarter of a
+    millisecond a file.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for folder, _, names in os.walk(path, topdown=False, onerror=refuse):
+        for name in names:
+            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_directory(folder)
+
+
 def read_limited(path: str | os.PathLike[str], limit: int, what: str) -> bytes:
     """Read a regular file of at most `limit` bytes.
 

@@ -5,9 +5,10 @@ import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
+from attest.files import sync_directory, sync_tree
 from ledger import layout, tiles
 from ledger.errors import ExportRefused, LedgerCorrupt, StorageFailed
 from ledger.leaves import Admit, Header
@@ -44,7 +45,10 @@ def write_export(
     keys: KeyChain | None = None,
     pruned: Pruned | None = None,
 ) -> Path:
-    """Writes an export: built beside its place, then renamed into it, so it is there whole or not at all.
+    """Writes an export: built beside its place, synced, then renamed into it, so it is there whole or not at all.
+
+    Guarantee:
+        That holds after a crash or a loss of power at any instant, and when this returns the export is on disk.
 
     Args:
         header: leaf 0.
@@ -68,6 +72,7 @@ def write_export(
         raise ExportRefused("EXISTS", f"{directory} exists; choose another place")
     temporary = directory.with_name(f".{directory.name}.{secrets.token_hex(8)}.tmp")
     try:
+        above = [directory, *takewhile(lambda parent: not parent.exists(), directory.parents)]
         temporary.mkdir(parents=True)
         _put(temporary, layout.CHECKPOINT, checkpoint)
         _put(temporary, layout.POLICY, keys.trust_policy().text())
@@ -87,7 +92,10 @@ def write_export(
             raise LedgerCorrupt("EXPORT", "the leaves are not those under the checkpoint; open the ledger again")
         for path, data in tiles.upper_tiles(roots[: size // layout.TILE_WIDTH]):
             _put(temporary, path, data)
+        sync_tree(temporary)
         temporary.rename(directory)
+        for made in above:
+            sync_directory(made.parent)
     except OSError as error:
         raise StorageFailed("EXPORT", f"cannot write the export {directory}: {error.strerror or error}") from error
     finally:

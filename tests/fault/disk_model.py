@@ -18,7 +18,7 @@ OPTIONS: Final = (
     "-s",
     "1000000",
     "-e",
-    "trace=openat,pwrite64,write,ftruncate,fsync,fdatasync,rename,unlink,sendto",
+    "trace=openat,mkdir,pwrite64,write,ftruncate,fsync,fdatasync,rename,unlink,sendto",
 )
 """What strace must be told so that its output can be read here."""
 
@@ -56,13 +56,31 @@ class File:
         return self.content(iter([True] * len(self.since)))
 
 
+@dataclass(slots=True)
+class Directory:
+    """One directory: the names in it, and those that are safe."""
+
+    names: "dict[str, File | Directory]" = field(default_factory=dict)
+    safe: "dict[str, File | Directory]" = field(default_factory=dict)
+
+    def contents(self, names: "dict[str, File | Directory]", share: float, rng: random.Random) -> Iterator[tuple[str, bytes]]:
+        """What is there under these names; a directory ends in a slash. Each thing not synced reached the disk by chance."""
+        for name, found in names.items():
+            if isinstance(found, File):
+                yield name, found.content(iter(lambda: rng.random() < share, None))
+            else:
+                yield f"{name}/", b""
+                below = found.names if rng.random() < share else found.safe
+                yield from ((f"{name}/{rest}", data) for rest, data in found.contents(below, share, rng))
+
+
 class Disk:
-    """The directory of a ledger while a writer runs."""
+    """The directory of a ledger while a writer runs, and what is below it."""
 
     def __init__(self, start: Path) -> None:
         """Begins with what is in a directory, all of it safe."""
-        self._files = {path.name: File(path.read_bytes()) for path in start.iterdir() if not _left_out(path.name)}
-        self._safe_names = dict(self._files)
+        files = {path.name: File(path.read_bytes()) for path in start.iterdir() if not _left_out(path.name)}
+        self._root = Directory(dict(files), dict(files))
 
     def take(self, line: str, directory: Path, *, lying: bool = False) -> tuple[str, str] | None:
         """Does what a line of the trace did.
@@ -82,29 +100,42 @@ class Disk:
         if call == "sendto":
             return call, _text(arguments[1]).decode()
         path = Path(_text(arguments[1] if call == "openat" else arguments[0]).decode(errors="replace"))
-        if path == directory and call in ("fsync", "fdatasync"):
-            if not lying:
-                self._safe_names = dict(self._files)
-            return call, "."
-        if path.parent != directory or _left_out(path.name):
+        if not path.is_relative_to(directory) or _left_out(path.name):
             return None
-        self._do(call, path.name, arguments, lying)
-        return call, path.name
+        parts = path.relative_to(directory).parts
+        if call in ("fsync", "fdatasync"):
+            if not lying:
+                _sync(self._find(parts))
+        elif call == "rename":
+            target = Path(_text(arguments[1]).decode()).relative_to(directory).parts
+            self._names(target)[target[-1]] = self._names(parts).pop(parts[-1])
+        elif parts:
+            self._do(call, parts, arguments)
+        return call, "/".join(parts) or "."
 
-    def _do(self, call: str, name: str, arguments: list[str], lying: bool) -> None:
+    def _find(self, parts: tuple[str, ...]) -> "File | Directory":
+        found: File | Directory = self._root
+        for part in parts:
+            assert isinstance(found, Directory)
+            found = found.names[part]
+        return found
+
+    def _names(self, parts: tuple[str, ...]) -> "dict[str, File | Directory]":
+        above = self._find(parts[:-1])
+        assert isinstance(above, Directory)
+        return above.names
+
+    def _do(self, call: str, parts: tuple[str, ...], arguments: list[str]) -> None:
         if call == "openat":
             if "O_CREAT" in arguments[2]:
-                self._files.setdefault(name, File())
+                self._names(parts).setdefault(parts[-1], File())
+        elif call == "mkdir":
+            self._names(parts)[parts[-1]] = Directory()
         elif call == "unlink":
-            del self._files[name]
-        elif call == "rename":
-            self._files[Path(_text(arguments[1]).decode()).name] = self._files.pop(name)
-        elif call in ("fsync", "fdatasync"):
-            if not lying:
-                file = self._files[name]
-                file.safe, file.since = file.all(), []
+            del self._names(parts)[parts[-1]]
         else:
-            file = self._files[name]
+            file = self._find(parts)
+            assert isinstance(file, File)
             if call == "ftruncate":
                 file.since.append((int(arguments[1]), None))
             else:
@@ -114,9 +145,16 @@ class Disk:
     def states(self, seed: int) -> Iterator[dict[str, bytes]]:
         """What may be there if the power fails now: the extremes, and chance between them."""
         rng = random.Random(seed)
-        for names in (self._safe_names, self._files):
+        for names in (self._root.safe, self._root.names):
             for share in (0.0, 0.5, 0.8):
-                yield {name: file.content(iter(lambda s=share: rng.random() < s, None)) for name, file in names.items()}
+                yield dict(self._root.contents(names, share, rng))
+
+
+def _sync(found: File | Directory) -> None:
+    if isinstance(found, File):
+        found.safe, found.since = found.all(), []
+    else:
+        found.safe = dict(found.names)
 
 
 def _text(argument: str) -> bytes:

@@ -18,6 +18,7 @@ from tempfile import mkdtemp
 
 import pytest
 
+from ledger.audit import verify_export
 from ledger.errors import LedgerBehind, LedgerCorrupt, LedgerError
 from ledger.handles import Pin
 from ledger.log import Ledger
@@ -69,8 +70,22 @@ def lay_out(state: dict[str, bytes], folder: Path) -> Path:
     """A new directory with these files."""
     directory = Path(mkdtemp(dir=folder))
     for name, data in state.items():
-        (directory / name).write_bytes(data)
+        if name.endswith("/"):
+            (directory / name).mkdir()
+        else:
+            (directory / name).write_bytes(data)
     return directory
+
+
+def exported(directory: Path, reported: bool) -> str:
+    """An export is whole under its name, or not there; once it is reported it is there."""
+    export = directory / "export"
+    if not export.exists():
+        assert not reported, "an export was reported and is gone"
+        return "without export"
+    report = verify_export(export, [SIGNER.vkey])
+    assert report.verdict == "FULL", report.findings
+    return "exported"
 
 
 def survive(scene: Scene, life: str, *, goes_on: int) -> None:
@@ -82,6 +97,8 @@ def survive(scene: Scene, life: str, *, goes_on: int) -> None:
         try:
             if reports or LIVES[life]:
                 holds(directory, reports)
+            if life == "export":
+                ends[exported(directory, bool(reports))] += 1
             if number % goes_on == 0:
                 after = scene.run("after", directory)
                 assert after.end == "done", after.sentence
@@ -89,8 +106,10 @@ def survive(scene: Scene, life: str, *, goes_on: int) -> None:
         except (AssertionError, LedgerError) as error:
             raise AssertionError(f"{life}, crash {number}, {len(reports)} reports: {error!r}") from error
         ends["whole" if reports or LIVES[life] else "unfinished"] += 1
-    print(f"{life}: {sum(ends.values())} states after a loss of power, {dict(ends)}, under-counts 0")
-    assert sum(ends.values()) > 50
+    states = ends["whole"] + ends["unfinished"]
+    print(f"{life}: {states} states after a loss of power, {dict(ends)}, under-counts 0")
+    assert states > (50 if life != "export" else 30)
+    assert life != "export" or (ends["exported"] and ends["without export"])
 
 
 def opened(directory: Path, reports: list[dict]) -> str:
@@ -122,8 +141,12 @@ def test_what_was_reported_survives_a_loss_of_power(scene: Scene) -> None:
     survive(scene, "recover", goes_on=40)
 
 
+def test_an_export_is_whole_after_a_loss_of_power_or_not_there(scene: Scene) -> None:
+    survive(scene, "export", goes_on=40)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("life", ["create", "go_on", "recover"])
+@pytest.mark.parametrize("life", ["create", "go_on", "recover", "export"])
 def test_after_every_loss_of_power_an_operator_can_go_on(scene: Scene, life: str) -> None:
     survive(scene, life, goes_on=1)
 
