@@ -9,7 +9,7 @@ from attest import cbor
 from attest.checks import check_bytes, check_int
 from attest.errors import DescriptorRefused
 from attest.ids import check_id
-from attest.micro import from_micro
+from attest.micro import PICO, from_micro
 
 SCHEMA = "dptrain.contribution/1"
 MAX_SIZE = cbor.MAX_SIZE
@@ -41,7 +41,7 @@ _REQUIRED = {
     11: "corpus",
     12: "max_occurrences",
 }
-_OPTIONAL = {13: "principal", 14: "max_examples", 15: "max_epsilon_micro"}
+_OPTIONAL = {13: "principal", 14: "max_examples", 15: "max_epsilon_micro", 16: "max_delta_pico"}
 _FIELDS = _REQUIRED | _OPTIONAL
 _required_values = attrgetter(*_REQUIRED.values())
 
@@ -64,7 +64,9 @@ class ContributionDescriptor:
         max_occurrences: Cap on participations, 0 for none.
         principal: Person or group that the contribution is about, if several contributions share one.
         max_examples: Largest number of examples that the content holds, if stated.
-        max_epsilon_micro: Most epsilon that it may spend in units of 1e-6, over all runs of the corpus together, if stated.
+        max_epsilon_micro: Most epsilon that it may spend in units of 1e-6, over all runs of the corpus together, if stated,
+        max_delta_pico: and the delta at which that holds, in units of 1e-12. Exactly with the former: an epsilon without a
+            delta bounds nothing, since at a larger delta every mechanism has a smaller one.
         schema: Format of this document.
 
     Raises:
@@ -85,6 +87,7 @@ class ContributionDescriptor:
     principal: str | None = None
     max_examples: int | None = None
     max_epsilon_micro: int | None = None
+    max_delta_pico: int | None = None
     schema: str = SCHEMA
 
     def __post_init__(self) -> None:
@@ -105,6 +108,12 @@ class ContributionDescriptor:
             check_int(self.max_examples, "max_examples", 1, MAX_COUNT, error=DescriptorRefused)
         if self.max_epsilon_micro is not None:
             check_int(self.max_epsilon_micro, "max_epsilon_micro", 1, MAX_MICRO, error=DescriptorRefused)
+        if (self.max_epsilon_micro is None) != (self.max_delta_pico is None):
+            raise DescriptorRefused(
+                "RANGE", "max_epsilon_micro and max_delta_pico go together: an epsilon is a limit at a delta; give both"
+            )
+        if self.max_delta_pico is not None:
+            check_int(self.max_delta_pico, "max_delta_pico", 1, PICO - 1, error=DescriptorRefused)
         check_bytes(self.content_hash, "content_hash", 32, error=DescriptorRefused)
         check_bytes(self.nonce, "nonce", 16, error=DescriptorRefused)
         if self.not_after <= self.not_before:
@@ -220,5 +229,5 @@ def _named_fields(value: Any) -> dict[str, Any]:
     if missing:
         raise DescriptorRefused("SCHEMA", f"descriptor lacks {', '.join(missing)}")
     if unknown:
-        raise DescriptorRefused("SCHEMA", f"descriptor has unknown fields {', '.join(unknown[:5])}; expected 1 to 14")
+        raise DescriptorRefused("SCHEMA", f"descriptor has unknown fields {', '.join(unknown[:5])}; expected 1 to 16")
     return {name: value[key] for key, name in _FIELDS.items() if key in value}

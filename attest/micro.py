@@ -1,4 +1,4 @@
-"""Fixed point at 1e-6: signed bounds are integers, so that no NaN, infinity or rounding can enter a comparison."""
+"""Fixed point: signed bounds are integers of 1e-6, signed deltas of 1e-12, so that no NaN or rounding enters a comparison."""
 
 import re
 from decimal import Decimal
@@ -9,6 +9,9 @@ from attest.errors import ValueRefused
 
 MICRO = 1_000_000
 """Units of a fixed-point number in one."""
+
+PICO = 10**12
+"""Units of a signed delta in one; no accountant goes below one of them."""
 
 _DECIMAL = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,60})?([eE][+-]?[0-9]{1,2})?")
 _LIMIT = 2**63
@@ -82,3 +85,29 @@ def from_micro(count: int) -> float:
     if type(count) is not int:
         raise ValueRefused("TYPE", f"found {type(count).__name__}, expected an int count of 1e-6")
     return count / MICRO
+
+
+def to_pico(value: object) -> int:
+    """Convert a delta to an integer count of 1e-12, rounded down: the strict side.
+
+    Args:
+        value: `int`, `Decimal` or decimal `str`; never a float.
+
+    Raises:
+        ValueRefused: Code TYPE, or RANGE unless it is at least 1e-12 and below 1.
+    """
+    scaled = to_fraction(value) * PICO
+    if not 1 <= scaled < PICO:
+        raise ValueRefused("RANGE", f"delta is {value}, expected at least 1e-12 and below 1, such as 1e-6")
+    return scaled.numerator // scaled.denominator
+
+
+def from_pico(count: int) -> Fraction:
+    """The exact delta of a count of 1e-12.
+
+    Raises:
+        ValueRefused: Code TYPE if `count` is not exactly an `int`.
+    """
+    if type(count) is not int:
+        raise ValueRefused("TYPE", f"found {type(count).__name__}, expected an int count of 1e-12")
+    return Fraction(count, PICO)

@@ -33,6 +33,7 @@ class SigningTemplate:
     principal: str | None = None
     max_examples: int | None = None
     max_epsilon_micro: int | None = None
+    max_delta_pico: int | None = None
 
     def __post_init__(self) -> None:
         self.descriptor(bytes(32))
@@ -54,6 +55,7 @@ class SigningTemplate:
             principal=self.principal,
             max_examples=self.max_examples,
             max_epsilon_micro=self.max_epsilon_micro,
+            max_delta_pico=self.max_delta_pico,
         )
 
 

@@ -263,17 +263,20 @@ def _signer(key_path: Path, origin: str, place: Place) -> NoteSigner:
 
 def _admit(slot: Slot, classes: list[str]) -> AdmitSpec:
     admission = slot.admitted.admission
+    signed = admission.descriptor
+    limit = (0, 0) if signed.public else (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
     return AdmitSpec(
         descriptor_hash=admission.descriptor_hash,
         class_name=slot.resolution.class_name,
         profile_id=classes.index(slot.resolution.class_name),
-        clip_micro=admission.descriptor.clip_norm_micro,
-        sigma_micro=admission.descriptor.noise_multiplier_micro,
-        max_occurrences=admission.descriptor.max_occurrences,
+        clip_micro=signed.clip_norm_micro,
+        sigma_micro=signed.noise_multiplier_micro,
+        max_occurrences=signed.max_occurrences,
         attestation_hash=admission.attestation_hash,
         key_id=admission.key_id,
-        max_epsilon_micro=0 if admission.descriptor.public else admission.descriptor.max_epsilon_micro or 0,
-        anchor=content_anchor(admission.descriptor.content_hash, admission.descriptor.nonce),
+        max_epsilon_micro=limit[0],
+        max_delta_pico=limit[1],
+        anchor=content_anchor(signed.content_hash, signed.nonce),
     )
 
 

@@ -21,6 +21,7 @@ class AdmitSpec:
     anchor: bytes
     carried_micro: int = 0
     max_epsilon_micro: int = 0
+    max_delta_pico: int = 0
 
 
 @dataclass(frozen=True, slots=True)

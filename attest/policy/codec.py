@@ -5,8 +5,9 @@ from typing import Any
 
 from attest import cbor
 from attest.errors import CborError, PolicyRefused
+from attest.policy.depth import DepthRule
 from attest.policy.noise import NoisePhase
-from attest.policy.rules import ClassRule, DepthRule, Policy
+from attest.policy.rules import ClassRule, Policy
 from attest.policy.sampling import POISSON
 from attest.signed_file import MAX_PAYLOAD
 
@@ -53,7 +54,7 @@ _CLASS_FIELDS = {
     5: "depth",
     6: "max_window",
 }
-_CLASS_OPTIONAL = {7: "public"}
+_CLASS_OPTIONAL = {7: "public", 8: "max_epsilon_total_micro"}
 _DEPTH_FIELDS = {
     1: "band",
     2: "layers",
@@ -131,7 +132,7 @@ def _tuple(value: Any, what: str) -> tuple[Any, ...]:
 
 def _encode_class(rule: ClassRule) -> dict[int, Any]:
     plain = {key: getattr(rule, name) for key, name in _CLASS_FIELDS.items()}
-    plain |= {key: True for key, name in _CLASS_OPTIONAL.items() if getattr(rule, name)}
+    plain |= {key: value for key, name in _CLASS_OPTIONAL.items() if (value := getattr(rule, name)) not in (None, False)}
     plain[4] = _pair(rule.sampling_rate)
     depth = {key: getattr(rule.depth, name) for key, name in _DEPTH_FIELDS.items()}
     if rule.depth.band is not None:

@@ -11,8 +11,9 @@ from typing import Any
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.errors import PolicyRefused, ValueRefused
 from attest.micro import to_fraction, to_micro
+from attest.policy.depth import DepthRule
 from attest.policy.noise import NoisePhase
-from attest.policy.rules import ClassRule, DepthRule, Policy
+from attest.policy.rules import ClassRule, Policy
 
 _MAX_TEXT = 1 << 20
 _ONE_OVER = re.compile(r"1/[1-9][0-9]{0,18}")
@@ -46,7 +47,7 @@ _LEDGER_REQUIRED = ("auditors", "auditor_quorum")
 _LEDGER = (*_LEDGER_REQUIRED, "retention_hash_epochs")
 _BOUNDS = ("clip_norm", "noise_multiplier")
 _CLASS_REQUIRED = ("name", *_BOUNDS, "sampling_rate", "depth")
-_CLASS = (*_CLASS_REQUIRED, "max_window_days", "public")
+_CLASS = (*_CLASS_REQUIRED, "max_window_days", "public", "max_epsilon_total")
 _DEPTH = ("from", "to", "layers", "set", "adapter", "embeddings", "head", "heads", "experts")
 
 
@@ -148,6 +149,9 @@ def _parse_class(table: Any) -> ClassRule:
         public=public,
         sampling_rate=_rate(table["sampling_rate"], f"sampling_rate of {where}"),
         depth=_parse_depth(table["depth"], where),
+        max_epsilon_total_micro=(
+            _micro(table["max_epsilon_total"], f"max_epsilon_total of {where}") if "max_epsilon_total" in table else None
+        ),
         **_window(table, where),
     )
 

@@ -13,7 +13,8 @@ from attest.attestation import Attestation, read_sequence
 from attest.corpus import SigningTemplate, sign_corpus
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor
 from attest.ids import check_id
-from attest.micro import to_micro
+from attest.micro import PICO, to_micro, to_pico
+from attest.policy import Policy
 from attest.records import SUFFIX
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.cli import attest_keys, attest_show
@@ -115,6 +116,9 @@ def sign(
     max_epsilon: Annotated[
         str | None, typer.Option(metavar="DECIMAL", help="Most epsilon that it may spend, over all runs together.")
     ] = None,
+    max_delta: Annotated[
+        str | None, typer.Option(metavar="DECIMAL", help="The delta of --max-epsilon; default: that of the --policy.")
+    ] = None,
     principal: Annotated[str | None, typer.Option(help="Person that several contributions are about.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: DATA.attest, where the gate looks.")] = None,
     passphrase_file: PassphraseFile = None,
@@ -126,6 +130,7 @@ def sign(
     before stay valid until they are withdrawn or expire.
     """
     signer, name = load_key(key, passphrase_file, contributor, "--contributor")
+    rules = None
     if policy is not None:
         rules, _ = read_policy(policy, owner_key)
         rule = rules.class_rule(admissibility_class)
@@ -145,6 +150,7 @@ def sign(
         if max_epsilon is not None:
             raise typer.BadParameter("of a public contribution no epsilon is promised; give --public, or --max-epsilon")
         clip_micro, noise_micro = PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+    max_delta_pico = _delta_of_limit(max_epsilon, max_delta, rules)
     if corpus is None or (policy is None and not public and (clip_norm is None or noise_multiplier is None)):
         raise typer.BadParameter("give --corpus, --clip-norm and --noise-multiplier, or a --policy to take them from")
     start = int(time.time()) if not_before is None else not_before
@@ -161,6 +167,7 @@ def sign(
         principal=principal,
         max_examples=max_examples,
         max_epsilon_micro=None if max_epsilon is None else to_micro(max_epsilon, rounding="down"),
+        max_delta_pico=max_delta_pico,
     )
     target = out or data.resolve().with_name(data.resolve().name + SUFFIX)
     with progress_bar("signing", lambda: contributions_in(data)) as progress:
@@ -178,6 +185,21 @@ def sign(
         f"signed {counted(count, 'contribution')} as {name} for {corpus}, class {admissibility_class}: {bounds}, until "
         f"{utc(template.not_after)}\n{target}"
     )
+
+
+def _delta_of_limit(max_epsilon: str | None, max_delta: str | None, rules: Policy | None) -> int | None:
+    """The delta at which a limit of epsilon is signed, in 1e-12; None without a limit."""
+    if max_epsilon is None:
+        if max_delta is not None:
+            raise typer.BadParameter("--max-delta is the delta of --max-epsilon; give both, or neither")
+        return None
+    if max_delta is not None:
+        return to_pico(max_delta)
+    if rules is None:
+        raise typer.BadParameter(
+            "an epsilon is a limit only at a delta: give --max-delta, such as 1e-6, or a --policy to take it from"
+        )
+    return int(rules.delta * PICO)
 
 
 attest_show.register(app)

@@ -16,7 +16,7 @@ from attest.attestation import Attestation, read_sequence
 from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError, CborError
 from attest.gate import Gate
-from attest.micro import from_micro
+from attest.micro import from_micro, from_pico
 from attest.records import SUFFIX
 from dptrain.cli.attest_checks import Verifier
 from dptrain.cli.attest_verify import verify
@@ -336,5 +336,6 @@ def _as_json(attestation: Attestation) -> dict[str, Any]:
         "max_occurrences": descriptor.max_occurrences,
         "max_examples": descriptor.max_examples,
         "max_epsilon": None if descriptor.max_epsilon_micro is None else from_micro(descriptor.max_epsilon_micro),
+        "max_delta": None if descriptor.max_delta_pico is None else float(from_pico(descriptor.max_delta_pico)),
         "principal": descriptor.principal,
     }

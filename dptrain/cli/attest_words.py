@@ -13,7 +13,7 @@ from typing import Literal
 from attest import sign1
 from attest.attestation import Attestation
 from attest.descriptor import ContributionDescriptor
-from attest.micro import from_micro
+from attest.micro import from_micro, from_pico
 from attest.order import dearest_turns
 from attest.policy import Policy
 from attest.policy.sampling import POISSON, period
@@ -66,7 +66,8 @@ def permission(signed: ContributionDescriptor) -> str:
     limit = (
         ""
         if signed.max_epsilon_micro is None
-        else f" Over all runs together it may spend an epsilon of {from_micro(signed.max_epsilon_micro):g} at most."
+        else f" Over all runs together it may spend an epsilon of {from_micro(signed.max_epsilon_micro):g} at most, at delta "
+        f"{float(from_pico(signed.max_delta_pico or 0)):g}."
     )
     return (
         f"{signed.contributor} permits the corpus {signed.corpus}, and no other, to train on one contribution "

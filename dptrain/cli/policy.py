@@ -263,6 +263,9 @@ def _as_json(signed: SignedPolicy) -> dict[str, Any]:
                     "sampling_rate": float(rule.sampling_rate),
                     "depth": _depth(rule.depth),
                     "max_window_seconds": rule.max_window,
+                    "max_epsilon_total": (
+                        None if rule.max_epsilon_total_micro is None else rule.max_epsilon_total_micro / 1e6
+                    ),
                 }
                 for rule in policy.classes
             ],

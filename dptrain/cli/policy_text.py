@@ -66,7 +66,11 @@ def _class(rule: ClassRule) -> dict[str, str]:
         "sampling_rate": _rate(rule.sampling_rate),
         "depth": _depth(rule.depth),
     }
-    return fields if rule.max_window is None else fields | {"max_window_days": _days(rule.max_window)}
+    if rule.max_window is not None:
+        fields["max_window_days"] = _days(rule.max_window)
+    if rule.max_epsilon_total_micro is not None:
+        fields["max_epsilon_total"] = _micro(rule.max_epsilon_total_micro)
+    return fields
 
 
 def _bounds(rule: ClassRule) -> dict[str, str]:

@@ -5,6 +5,7 @@ from typing import Final
 
 from attest.errors import AttestError
 from attest.ids import check_id
+from attest.micro import PICO
 from ledger.errors import LeafRefused
 
 MAX_UINT: Final = (1 << 63) - 1
@@ -60,3 +61,12 @@ def place(seq: object, time: object) -> None:
     """Accepts the position and time of a leaf after the header."""
     uint(seq, "seq", low=1)
     uint(time, "time")
+
+
+def limit(epsilon_micro: object, delta_pico: object) -> None:
+    """Accepts a signed limit of epsilon in 1e-6 and its delta in 1e-12, or 0 and 0 where none was signed."""
+    uint(epsilon_micro, "limit of epsilon")
+    uint(delta_pico, "delta of a limit", high=PICO - 1)
+    if bool(epsilon_micro) is not bool(delta_pico):
+        found = f"got {epsilon_micro} and {delta_pico}"
+        raise LeafRefused("RANGE", f"a limit of epsilon holds at a delta: expected both or none, {found}")

@@ -31,6 +31,7 @@ class Admit:
         anchor: `ledger.leaves.content_anchor.content_anchor` of its content.
         carried_micro: what it spent in the earlier runs that the header counts, in 1e-6, rounded up; 0 without any.
         max_epsilon_micro: most that it may spend over all runs, as it signed, in 1e-6; 0 for no limit.
+        max_delta_pico: the delta of that limit, as it signed, in 1e-12; 0 for no limit.
     """
 
     KIND: ClassVar = 1
@@ -47,6 +48,7 @@ class Admit:
     anchor: bytes
     carried_micro: int
     max_epsilon_micro: int
+    max_delta_pico: int
 
     def __post_init__(self) -> None:
         checks.place(self.seq, self.time)
@@ -60,7 +62,7 @@ class Admit:
         checks.octets(self.key_id, "key id", 8)
         checks.octets(self.anchor, "anchor", HASH)
         checks.uint(self.carried_micro, "carried epsilon")
-        checks.uint(self.max_epsilon_micro, "limit of epsilon")
+        checks.limit(self.max_epsilon_micro, self.max_delta_pico)
 
 
 @dataclass(frozen=True, slots=True)

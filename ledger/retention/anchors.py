@@ -35,6 +35,7 @@ class AnchorRecord:
         max_occurrences: its cap, 0 for none.
         carried_micro: what it had spent in earlier runs, in 1e-6.
         max_epsilon_micro: most that it might spend over all runs, in 1e-6; 0 for no limit.
+        max_delta_pico: the delta of that limit, in 1e-12; 0 for no limit.
     """
 
     descriptor_hash: bytes
@@ -47,6 +48,7 @@ class AnchorRecord:
     max_occurrences: int
     carried_micro: int
     max_epsilon_micro: int
+    max_delta_pico: int
 
     def __post_init__(self) -> None:
         checks.octets(self.descriptor_hash, "descriptor hash", 32)
@@ -55,8 +57,9 @@ class AnchorRecord:
         checks.uint(self.last_seq, "last leaf of an anchor", low=self.first_seq + 1)
         if self.spent_micro is not None:
             checks.uint(self.spent_micro, "epsilon of an anchor")
-        for name in ("clip_micro", "sigma_micro", "max_occurrences", "carried_micro", "max_epsilon_micro"):
+        for name in ("clip_micro", "sigma_micro", "max_occurrences", "carried_micro"):
             checks.uint(getattr(self, name), f"{name} of an anchor")
+        checks.limit(self.max_epsilon_micro, self.max_delta_pico)
 
     def to_bytes(self) -> bytes:
         """Returns the record as it is hashed and exported."""
@@ -80,7 +83,7 @@ class AnchorRecord:
         bounds = (self.clip_micro, self.sigma_micro, self.max_occurrences)
         blank = (bytes(32), bytes(8), bytes(32))
         first = (self.first_seq, time, self.descriptor_hash, class_name, self.class_index)
-        return Admit(*first, *bounds, *blank, self.carried_micro, self.max_epsilon_micro)
+        return Admit(*first, *bounds, *blank, self.carried_micro, self.max_epsilon_micro, self.max_delta_pico)
 
 
 def set_root(records: Iterable[AnchorRecord]) -> bytes:

@@ -91,7 +91,6 @@ class Tally:
         self._closed: list[_Segment] = []
         self._open = _Segment(len(self._public))
         self._leaving: list[tuple[Contribution, int]] = []
-        self._limits: dict[bytes, tuple[int, int]] = {}
 
     def see(self, leaf: Leaf, run: "Replay") -> None:
         """Counts a leaf that the run has applied; nothing where the policy keeps everything."""
@@ -203,8 +202,6 @@ class Tally:
         contribution = run.contributions.get(leaf.descriptor_hash)
         if contribution is not None and contribution.seq == leaf.seq:
             self._open.classes[contribution.class_index].admitted += 1
-            if leaf.carried_micro or leaf.max_epsilon_micro:
-                self._limits[leaf.descriptor_hash] = leaf.carried_micro, leaf.max_epsilon_micro
 
     def _spend(self, leaf: Spend, run: "Replay") -> None:
         contribution = run.contributions.get(leaf.descriptor_hash)
@@ -232,7 +229,8 @@ class Tally:
     def _record(self, contribution: Contribution, seq: int, micro: int | None) -> AnchorRecord:
         terms, hash_ = contribution.terms, contribution.descriptor_hash
         bounds = (terms.clip_micro, terms.sigma_micro, terms.max_occurrences)
-        return AnchorRecord(hash_, terms.class_index, contribution.seq, seq, micro, *bounds, *self._limits.get(hash_, (0, 0)))
+        limit = (contribution.carried_micro, terms.max_epsilon_micro, terms.max_delta_pico)
+        return AnchorRecord(hash_, terms.class_index, contribution.seq, seq, micro, *bounds, *limit)
 
 
 def subtree_roots(first: int, end: int, hashes: LeafHashes) -> Iterator[bytes]:

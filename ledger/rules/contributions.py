@@ -21,6 +21,8 @@ class Terms:
         max_occurrences: most steps in which one may take part, 0 for no cap.
         charged_before: steps charged in the ledger before the admission, per phase of the noise.
         attempt_before: attempt that was running at the admission.
+        max_epsilon_micro: most epsilon over all runs that it signed, in 1e-6, 0 for no limit.
+        max_delta_pico: the delta of that limit, in 1e-12.
     """
 
     class_index: int
@@ -30,6 +32,8 @@ class Terms:
     max_occurrences: int
     charged_before: tuple[int, ...]
     attempt_before: int
+    max_epsilon_micro: int
+    max_delta_pico: int
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +48,7 @@ class Contribution:
         attempt_until: last attempt that had charged a step when it was withdrawn, None while active.
         occurrences: steps in which it took part, where the ledger says so.
         loss: sum over them of 1/z^2.
+        carried_micro: what its ADMIT leaf says that it had spent in earlier runs, in 1e-6.
         settled: whether it was withdrawn and its last SPEND leaf has been due.
     """
 
@@ -54,6 +59,7 @@ class Contribution:
     attempt_until: int | None = None
     occurrences: int = 0
     loss: float = 0.0
+    carried_micro: int = 0
     settled: bool = False
 
     @property
@@ -83,18 +89,19 @@ class Register:
         self.withdrawn = [0] * len(classes)
         self.due = 0
         self._public = [rule.public for rule in classes]
-        self._terms: dict[tuple[int, int, int, int, tuple[int, ...], int], Terms] = {}
+        self._terms: dict[tuple[object, ...], Terms] = {}
         self._roots: list[bytes | None] = [None] * len(classes)
         self.by_number: list[Contribution] = []
 
     def admit(self, leaf: Admit, place: int, charged: tuple[int, ...], attempt: int) -> None:
         """Adds the contribution of an ADMIT leaf to the pool of the class at ``place``."""
-        key = (place, leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences, charged, attempt)
+        bounds = (leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
+        limit = (leaf.max_epsilon_micro, leaf.max_delta_pico)
+        key = (place, bounds, charged, attempt, limit)
         terms = self._terms.get(key)
         if terms is None:
-            bounds = (leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
-            terms = self._terms[key] = Terms(place, leaf.class_name, *bounds, charged, attempt)
-        contribution = Contribution(leaf.descriptor_hash, leaf.seq, terms)
+            terms = self._terms[key] = Terms(place, leaf.class_name, *bounds, charged, attempt, *limit)
+        contribution = Contribution(leaf.descriptor_hash, leaf.seq, terms, carried_micro=leaf.carried_micro)
         self.by_hash[leaf.descriptor_hash] = contribution
         self.by_number.append(contribution)
         self.active[place] += 1

@@ -1158,7 +1158,7 @@ LARGE = {
     "a contributor of 16000 bytes": (descriptor({2: "a" * 16000}), "RANGE"),
     "a nonce of 16000 bytes": (descriptor({10: bytes(16000)}), "RANGE"),
     "a clip norm of 16000 bytes": (descriptor({5: "9" * 16000}), "TYPE"),
-    "an unknown field of 16000 bytes": (descriptor({16: bytes(16000)}), "SCHEMA"),
+    "an unknown field of 16000 bytes": (descriptor({17: bytes(16000)}), "SCHEMA"),
     "an unknown key of 16000 bytes": (descriptor({"k" * 16000: 1}), "SCHEMA"),
     "a schema of 16000 bytes": (descriptor({1: "dptrain.contribution/1" * 700}), "SCHEMA"),
 }
@@ -1183,10 +1183,10 @@ def shortest(call):
 
 
 def test_A19_the_limit_is_16384_bytes_exactly(scene):
-    padding = 16384 - len(descriptor({16: b"x" * 16000})) + 16000
-    assert len(descriptor({16: b"x" * padding})) == 16384
-    assert scene.code(signed({16: b"x" * padding})) == "SCHEMA"
-    assert scene.code(signed({16: b"x" * (padding + 1)})) == "SIZE"
+    padding = 16384 - len(descriptor({17: b"x" * 16000})) + 16000
+    assert len(descriptor({17: b"x" * padding})) == 16384
+    assert scene.code(signed({17: b"x" * padding})) == "SCHEMA"
+    assert scene.code(signed({17: b"x" * (padding + 1)})) == "SIZE"
 
 
 def test_A19_messages_above_1024_bytes_are_SIZE(scene):

@@ -119,7 +119,7 @@ BAD_DESCRIPTORS = {
     "occurrences 2^32": {12: 2**32},
     "principal null": {13: None},
     "examples zero": {14: 0},
-    "unknown field": {16: 1},
+    "unknown field": {17: 1},
     "another schema": {1: "dptrain.contribution/2"},
 }
 

@@ -277,7 +277,7 @@ def test_B26_the_body_of_who_is_active_is_missed(pruned):
 
 def test_B26_a_forged_anchor_for_who_is_active_is_refused(pruned):
     contribution = pruned.ledger.state.contributions[descriptor(1)]
-    record = AnchorRecord(descriptor(1), 0, contribution.seq, contribution.seq + 5, 1, 1_000_000, 1_000_000, 0, 0, 0)
+    record = AnchorRecord(descriptor(1), 0, contribution.seq, contribution.seq + 5, 1, 1_000_000, 1_000_000, 0, 0, 0, 0)
     error = tampered(
         pruned,
         f"UPDATE entry SET body = NULL WHERE seq = {contribution.seq}",
@@ -296,7 +296,7 @@ def test_B26_a_forged_anchor_for_who_is_active_is_refused(pruned):
         {"max_occurrences": 0},
         {"last_seq": 9},
         {"carried_micro": 5},
-        {"max_epsilon_micro": 5},
+        {"max_epsilon_micro": 5, "max_delta_pico": 1},
         {"descriptor_hash": descriptor(77)},
         {"first_seq": 3},
     ],

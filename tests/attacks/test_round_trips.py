@@ -30,8 +30,11 @@ WINDOWS = st.tuples(TIMES, TIMES).filter(lambda pair: pair[0] != pair[1]).map(so
 EDGES = st.sampled_from([0, 1, 23, 24, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**53, 2**63 - 1])
 
 DESCRIPTORS = st.builds(
-    lambda window, **fields: ContributionDescriptor(not_before=window[0], not_after=window[1], **fields),
+    lambda window, limit, **fields: ContributionDescriptor(
+        not_before=window[0], not_after=window[1], max_epsilon_micro=limit[0], max_delta_pico=limit[1], **fields
+    ),
     window=WINDOWS,
+    limit=st.just((None, None)) | st.tuples(MICROS, st.integers(1, 10**12 - 1)),
     contributor=IDS,
     data_class=IDS,
     admissibility_class=IDS,
@@ -43,7 +46,6 @@ DESCRIPTORS = st.builds(
     max_occurrences=st.integers(0, MAX_COUNT),
     principal=st.none() | IDS,
     max_examples=st.none() | COUNTS,
-    max_epsilon_micro=st.none() | MICROS,
 )
 WITHDRAWALS = st.builds(Withdrawal, HASHES, IDS, TIMES, IDS)
 FRACTIONS = st.fractions(0, 1, max_denominator=10**12)

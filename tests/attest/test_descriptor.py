@@ -63,9 +63,10 @@ def test_identifiers_are_strings():
     max_occurrences=st.integers(0, 2**32 - 1),
     principal=st.none() | IDS,
     max_examples=st.none() | st.integers(1, 2**32 - 1),
-    max_epsilon_micro=st.none() | st.integers(1, 10**15),
+    limit=st.just((None, None)) | st.tuples(st.integers(1, 10**15), st.integers(1, 10**12 - 1)),
 )
-def test_round_trip(times, **fields):
+def test_round_trip(times, limit, **fields):
+    fields |= {"max_epsilon_micro": limit[0], "max_delta_pico": limit[1]}
     descriptor = ContributionDescriptor(not_before=times[0], not_after=times[1], **fields)
     assert ContributionDescriptor.from_cbor(descriptor.to_cbor()) == descriptor
     assert len(descriptor.digest()) == 32
@@ -88,8 +89,25 @@ def test_fields_stand_under_the_published_keys(world):
         "max_occurrences",
     ]
     assert value == {key: asdict(world.descriptor)[name] for key, name in enumerate(names, start=1)}
-    full = cbor.decode(replace(world.descriptor, principal="p", max_examples=3, max_epsilon_micro=8_000_000).to_cbor())
-    assert full[13] == "p" and full[14] == 3 and full[15] == 8_000_000
+    limited = {"max_epsilon_micro": 8_000_000, "max_delta_pico": 1_000_000}
+    full = cbor.decode(replace(world.descriptor, principal="p", max_examples=3, **limited).to_cbor())
+    assert full[13] == "p" and full[14] == 3 and full[15] == 8_000_000 and full[16] == 1_000_000
+
+
+def test_a_limit_of_epsilon_is_signed_with_its_delta(world):
+    """Without one it would bound nothing: every mechanism has a small epsilon at a large delta."""
+    limited = cbor.decode(replace(world.descriptor, max_epsilon_micro=8_000_000, max_delta_pico=1_000_000).to_cbor())
+    for changes, code in (
+        ({16: 0}, "RANGE"),
+        ({16: 10**12}, "RANGE"),
+        ({16: 1e-6}, "TYPE"),
+        ({16: None}, "RANGE"),
+        ({15: None}, "RANGE"),
+        ({15: None, 16: None}, "CBOR_NONCANONICAL"),
+    ):
+        assert code_of(cbor.encode(limited | changes)) == code
+    for key in (15, 16):
+        assert code_of(cbor.encode({k: v for k, v in limited.items() if k != key})) == "RANGE"
 
 
 def encoded_with(descriptor, key, value):
@@ -144,7 +162,9 @@ WRONG = {
     "limit float": (15, 8.0, "TYPE"),
     "limit null": (15, None, "CBOR_NONCANONICAL"),
     "examples null": (14, None, "CBOR_NONCANONICAL"),
-    "unknown field 16": (16, 1, "SCHEMA"),
+    "delta without a limit": (16, 1, "RANGE"),
+    "limit without a delta": (15, 8_000_000, "RANGE"),
+    "unknown field 17": (17, 1, "SCHEMA"),
     "unknown field 0": (0, 1, "SCHEMA"),
     "unknown text field": ("clip", 1, "SCHEMA"),
     "unknown negative field": (-1, 1, "SCHEMA"),

@@ -27,6 +27,7 @@ def integers(low, high):
 @st.composite
 def templates(draw):
     start = draw(integers(0, MAX_TIME - 1))
+    limit = draw(st.just((None, None)) | st.tuples(integers(1, MAX_MICRO), integers(1, 10**12 - 1)))
     return SigningTemplate(
         contributor=draw(identifiers),
         data_class=draw(identifiers),
@@ -39,6 +40,8 @@ def templates(draw):
         max_occurrences=draw(integers(0, MAX_COUNT)),
         principal=draw(st.none() | identifiers),
         max_examples=draw(st.none() | integers(1, MAX_COUNT)),
+        max_epsilon_micro=limit[0],
+        max_delta_pico=limit[1],
     )
 
 

@@ -326,5 +326,5 @@ def test_an_auditor_admits_to_a_public_class_only_who_signed_that(tmp_path, clip
     with Ledger.create(tmp_path / "ledger.db", header, SIGNER, now=START) as ledger:
         run = Replay(ledger.header, lambda size: b"")
     signed = (bounds[0] + clip, bounds[1] + sigma, 0)
-    leaf = Admit(1, START, descriptor(9), "sensitive", 1, *signed, bytes(32), b"key00009", bytes(32), 0, 0)
+    leaf = Admit(1, START, descriptor(9), "sensitive", 1, *signed, bytes(32), b"key00009", bytes(32), 0, 0, 0)
     assert [problem.code for problem in run.apply(leaf)] == codes

@@ -51,6 +51,13 @@ def rows(strategy):
 
 
 @st.composite
+def admissions(draw):
+    limit = draw(st.just((0, 0)) | st.tuples(positive, st.integers(1, 10**12 - 1)))
+    fields = (positive, uints, hashes, names, uints, positive, positive, uints, hashes, octets[8], hashes, uints)
+    return Admit(*(draw(field) for field in fields), *limit)
+
+
+@st.composite
 def summaries(draw):
     counts = draw(st.dictionaries(st.integers(1, 12), st.integers(1, 10**6), min_size=1))
     spent = draw(st.none() | uints)
@@ -70,7 +77,7 @@ def summaries(draw):
 
 
 RECORDS = st.one_of(
-    st.builds(Admit, positive, uints, hashes, names, uints, positive, positive, uints, hashes, octets[8], hashes, uints, uints),
+    admissions(),
     st.builds(Charge, positive, uints, positive, uints, positive, positive, rows(charge_classes), octets[16], uints),
     st.builds(Settle, positive, uints, positive, uints, rows(reals)),
     st.builds(Spend, positive, uints, hashes, positive, uints, uints, reals, uints),
@@ -143,7 +150,7 @@ def test_the_wire_order_of_fields_is_what_it_was():
     """A reordered field would change every ledger; this fails first."""
     assert {cls.__name__: " ".join(field.name for field in fields(cls)) for cls in WIRE} == {
         "Admit": "seq time descriptor_hash class_name profile_id clip_micro sigma_micro max_occurrences "
-        "attestation_hash key_id anchor carried_micro max_epsilon_micro",
+        "attestation_hash key_id anchor carried_micro max_epsilon_micro max_delta_pico",
         "Charge": "seq time window attempt first_step n_steps classes noise_stream fence",
         "Settle": "seq time window steps_released variances",
         "Spend": "seq time descriptor_hash admit_seq profile_id steps variance epsilon_micro",

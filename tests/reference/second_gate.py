@@ -191,7 +191,7 @@ def _bytes(value: Any, length: int) -> None:
 def _descriptor(data: bytes) -> dict[int, Any]:
     fields = read(data)
     require(type(fields) is dict, "TYPE")
-    require(set(range(1, 13)) <= set(fields) <= set(range(1, 16)), "SCHEMA")
+    require(set(range(1, 13)) <= set(fields) <= set(range(1, 17)), "SCHEMA")
     require(type(fields[1]) is str, "TYPE")
     require(fields[1] == "dptrain.contribution/1", "SCHEMA")
     for key in (2, 3, 4, 11, 13):
@@ -200,6 +200,9 @@ def _descriptor(data: bytes) -> dict[int, Any]:
     for key, (low, high) in ((5, MICRO), (6, MICRO), (8, MOMENT), (9, MOMENT), (12, COUNT), (14, (1, COUNT[1])), (15, MICRO)):
         if key < 14 or fields.get(key) is not None:
             _int(fields[key], low, high)
+    require((fields.get(15) is None) is (fields.get(16) is None), "RANGE")
+    if fields.get(16) is not None:
+        _int(fields[16], 1, 10**12 - 1)
     _bytes(fields[7], 32)
     _bytes(fields[10], 16)
     require(fields[9] > fields[8], "WINDOW")
