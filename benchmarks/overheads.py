@@ -20,7 +20,8 @@ from benchmarks import noise as generators
 from benchmarks.configs import CONFIGS, ROUTING, Config
 from benchmarks.step import take_turns
 from benchmarks.variants import ours, ours_fast
-from dptrain import describe, engine
+from dptrain import engine
+from ledger.rules.weights import model_digest
 
 TARGETS = {"routing": 1.02, "ledger": 1.01, "noise": 16.0}
 
@@ -81,7 +82,7 @@ def ledger(rounds: int, threads: int, config: Config = CONFIGS["bert_full"]) -> 
                 step()
                 steps.append(time.process_time() - start)
         start = time.process_time()
-        describe.model_digest(private.router)
+        model_digest(private.weights.records())
         digest = time.process_time() - start
         start = time.process_time()
         private.finish()  # settles, closes the epoch (with a digest of its own) and the run

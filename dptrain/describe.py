@@ -1,11 +1,10 @@
-"""What the record says of a run: the ledger's header, digests of the model, and public figures per class."""
+"""What the record says of a run: the ledger's header with the structure of the model, and public figures per class."""
 
 import hashlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from attest.order import dearest_turns
@@ -16,7 +15,6 @@ from dptrain.depth import places_name
 from dptrain.noise.device import NOTE as DEVICE_NOTE
 from dptrain.pool import Slot
 from dptrain.resolver import Schedule
-from dptrain.routing import Router
 from ledger.accountants import likely_occurrences
 from ledger.leaves import HeaderBlock, HeaderSpec
 
@@ -64,19 +62,6 @@ def fingerprint(model: nn.Module, schedule: Schedule) -> bytes:
     named = model.named_parameters(remove_duplicate=False)
     lines = sorted(f"{name} {tuple(p.shape)} {p.dtype} {'; '.join(places.get(name, ['-']))}\n" for name, p in named)
     return hashlib.sha256("".join(lines).encode()).digest()
-
-
-def model_digest(router: Router) -> bytes:
-    """SHA-256 over the released parameters, in the order of the schedule; one that is split whole, at its first part."""
-    digest = hashlib.sha256()
-    seen: set[int] = set()
-    for _, tensor in router.tensors:
-        if id(tensor.parameter) in seen:
-            continue
-        seen.add(id(tensor.parameter))
-        digest.update(tensor.name.encode() + b"\x00")
-        digest.update(tensor.parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.digest()
 
 
 def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from attest.corpus import Corpus, open_corpus
 from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
-from dptrain import checkpoints, describe, guards
+from dptrain import checkpoints, describe, guards, weights
 from dptrain.batching import Planned
 from dptrain.depth import layer_stack
 from dptrain.drawing import Drawing
@@ -219,6 +219,7 @@ class PrivateTraining:
         slots = slots_for(self.gate.admitted, self.schedule)
         self.router = Router(self.model, self.schedule, **level_of(self.policy))
         self.router.sums.require_capacity(len(slots))
+        self.weights = weights.Weights(self.model, self.router)
         refuse_addresses(self.router, self.policy.noise_microbatches or 1)
         self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)
         self.feeder = Feeder(self.pool, collate, self.device, self._microbatch_rows)
@@ -344,7 +345,7 @@ class PrivateTraining:
             check_parameters([(t.name, t.parameter) for _, t in self.router.tensors], number)
             self.recorder.settle(number, self._clock())
         if self.recorder.at_epoch_end(number):
-            self.recorder.close_epoch(number, describe.model_digest(self.router), self._clock())
+            self.recorder.close_epoch(number, self.weights.records(), self._clock())
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Objects with ``state_dict``/``load_state_dict`` (schedulers, say) to save and restore; call before ``prepare``."""
@@ -373,7 +374,7 @@ class PrivateTraining:
         if self.gradients.phase is not Phase.IDLE:
             self.gradients.require(Phase.STEPPED, "finish() was called")
             self.gradients.phase = Phase.IDLE
-        self.recorder.finish(self._step, describe.model_digest(self.router), self._clock())
+        self.recorder.finish(self._step, self.weights.records, self._clock())
         self.streams.sealed.destroy()
         self.streams.noise.destroy()
 

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +14,12 @@ from dptrain.errors import NotPrivateUse, ResumeRefused
 from dptrain.pin import PinRecord
 from dptrain.pool import Slot
 from dptrain.registry_watch import REASONS
+from ledger.accountants import to_micro_up
 from ledger.leaves import HeaderSpec, Withdraw, decode_leaf
 from ledger.leaves.content_anchor import content_anchor
 from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
+from ledger.rules.weights import WeightRecord
 from ledger.storage.opening import exists, set_unfinished_aside
 from ledger.storage.place import Place
 
@@ -112,7 +114,8 @@ class Recorder:
             raise ResumeRefused("EARLIER", "the header cites earlier runs and nobody is admitted yet; name their ledgers again")
         if not self.ledger.header.previous or self._steps.classes[admission.profile_id].public:
             return admission
-        return replace(admission, carried_micro=self._spent.carried(admission.descriptor_hash).micro)
+        before = self._spent.carried(admission.descriptor_hash, self.ledger.header.delta)
+        return replace(admission, carried_micro=to_micro_up(before))
 
     def admitted(self) -> list[bytes]:
         """Descriptor hashes in the order of their admission."""
@@ -207,8 +210,9 @@ class Recorder:
         assert self._window is not None
         self.ledger.settle(self._window, step - self._window.first_step + 1, now=now)
 
-    def close_epoch(self, step: int, digest: bytes, now: int) -> None:
-        self.ledger.close_epoch(step, digest, now=now)
+    def close_epoch(self, step: int, weights: Iterable[WeightRecord], now: int) -> None:
+        """Closes an epoch that ended with these weights; the records of their tensors are kept beside the ledger."""
+        self.ledger.close_epoch(step, self.ledger.keep_weights(weights), now=now)
 
     def expire(self, admissions: Iterable[Admission], now: int) -> None:
         """Withdraws contributions whose validity has ended, with the attestation that says so as evidence."""
@@ -231,15 +235,18 @@ class Recorder:
             if window.attempt == attempt:
                 yield from range(window.first_step, window.first_step + window.n_steps)
 
-    def finish(self, step: int, digest: bytes, now: int) -> None:
-        """Settles what is open with the steps that were released, closes the last epoch and the run; once."""
+    def finish(self, step: int, weights: Callable[[], Iterable[WeightRecord]], now: int) -> None:
+        """Settles what is open with the steps that were released, closes the last epoch and the run; once.
+
+        The weights are asked for only if there is an epoch to close.
+        """
         if self.ledger.finished:
             return
         run = self.ledger.state
         if run.open_window is not None:
             self.settle(step, now)
         if run.charged > (run.epochs[-1].charged if run.epochs else 0):
-            self.close_epoch(step, digest, now)
+            self.close_epoch(step, weights(), now)
         self.ledger.finish(now=now)
 
     def export(self, directory: str | os.PathLike[str]) -> Path:

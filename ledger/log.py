@@ -296,7 +296,7 @@ class Ledger(Retaining, Releasing, Signing, Readings):
 
         Args:
             step: last released step.
-            model_digest: SHA-256 over the model state after it.
+            model_digest: digest of the model after it, as `keep_weights` returns it.
             now: POSIX seconds.
 
         Returns:

@@ -266,7 +266,7 @@ class Epoch:
         step: last released step.
         charged: steps charged so far, over all attempts.
         classes: totals per class of the policy, in its order.
-        model_digest: SHA-256 over the model state.
+        model_digest: over the tensors of the model (`ledger.rules.weights`).
     """
 
     KIND: ClassVar = 8

@@ -1,9 +1,21 @@
-"""How weights leave the house, as far as the ledger goes: a checkpoint for the manifest to cite, and then the RELEASE leaf."""
+"""How weights leave the house, as far as the ledger goes: what an epoch ended with, a checkpoint for the manifest to cite, and
+then the RELEASE leaf."""
 
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from attest.errors import AttestError
+from attest.files import atomic_write, read_limited
+from ledger.errors import LedgerCorrupt, LedgerError, StorageFailed
 from ledger.leaves import Release
 from ledger.note import NoteSigner
 from ledger.rules.releases import withdrawals_root
+from ledger.rules.weights import MAX_RECORDS, WeightRecord, model_digest, read_records, write_records
 from ledger.storage.appender import Appender
+
+WEIGHTS: Final = ".weights"
+"""Directory beside the ledger with the records that the model digests of its epochs commit to, each under its digest."""
 
 
 class Releasing:
@@ -19,6 +31,52 @@ class Releasing:
             LedgerClosed: the ledger was opened for reading, or the handle is closed.
         """
         return self._file.require_signer()
+
+    def keep_weights(self, records: Iterable[WeightRecord]) -> bytes:
+        """Keeps the records of a model's tensors beside the ledger, for a release to cite, and returns its model digest.
+
+        Guarantee: when this returns, the records are durable, so that no EPOCH leaf with this digest is without them. They are
+        no secret beyond the weights themselves, and nothing rests on them: whoever reads them folds them to the digest again.
+
+        Args:
+            records: of all tensors of the model, in any order.
+
+        Raises:
+            StorageFailed: the disk refused.
+        """
+        kept = tuple(records)
+        digest = model_digest(kept)
+        path = self._weights(digest)
+        try:
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                atomic_write(path, write_records(kept))
+        except OSError as error:
+            raise StorageFailed("STORAGE", f"cannot write {path}: {error.strerror or error}; free space and resume") from error
+        return digest
+
+    def weights_of(self, digest: bytes) -> tuple[WeightRecord, ...] | None:
+        """Returns the records that a model digest commits to, None if they are not here.
+
+        Raises:
+            LedgerCorrupt: code WEIGHTS, the file of that digest holds something else.
+        """
+        try:
+            path = self._weights(digest)
+        except LedgerError:  # a ledger on a server, opened without its state directory
+            return None
+        if not path.exists():
+            return None
+        try:
+            found = read_records(read_limited(path, MAX_RECORDS, "records of a model"))
+        except (AttestError, LedgerError) as error:
+            raise LedgerCorrupt("WEIGHTS", f"{path} cannot be read: {error.sentence}; restore it, or move it away") from error
+        if model_digest(found) != digest:
+            raise LedgerCorrupt("WEIGHTS", f"{path} holds records of another model; restore it, or move it away")
+        return found
+
+    def _weights(self, digest: bytes) -> Path:
+        return self._file.store.place.side(WEIGHTS) / f"{digest.hex()}.cbor"
 
     def sign_checkpoint(self) -> bytes:
         """Returns a signed checkpoint over all leaves, the stored one if there is one of that size.

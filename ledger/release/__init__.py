@@ -4,17 +4,21 @@ from ledger.release.check import ReleaseReport, check_release
 from ledger.release.create import Released, release
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, ReleasedFile, open_manifest
 from ledger.release.rights import Rights, choose_artifact
+from ledger.release.tied import Commitment, Tie, tie
 
 __all__ = [
     "EXPORT",
     "MANIFEST",
+    "Commitment",
     "Manifest",
     "ReleaseReport",
     "Released",
     "ReleasedFile",
     "Rights",
+    "Tie",
     "check_release",
     "choose_artifact",
     "open_manifest",
     "release",
+    "tie",
 ]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from attest.micro import MICRO
 from ledger.accountants import leeway
@@ -13,20 +13,20 @@ from ledger.audit import AuditReport, verify_export
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import Finding
 from ledger.errors import LedgerError
-from ledger.leaves import Header, Release, decode_leaf
+from ledger.leaves import Header, Leaf, Release, decode_leaf
+from ledger.leaves.previous import COMPROMISED
 from ledger.note import Checkpoint
 from ledger.release.create import block_rows
-from ledger.release.files import Digested, digested, listed
+from ledger.release.differences import differences
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
 from ledger.release.statements import statements
+from ledger.release.tied import Tie, tie
 from ledger.replay import SPEND_TOLERANCE_MICRO, Replay
 from ledger.retention.retained import RetainedReplay, is_stand_in
 from ledger.rules.expenditure import Expenditure
 from ledger.rules.influence import artifacts, class_costs, is_final
 from ledger.rules.releases import withdrawals_root
-
-MAX_NAMED: Final = 50
-"""Files that are missing, extra or changed are named up to this many of each."""
+from ledger.rules.weights import model_digest
 
 Verdict = Literal["FULL", "SUMMARISED", "SIGNED", "FAILED"]
 
@@ -43,6 +43,8 @@ class ReleaseReport:
         notes: what a reader should know though nothing is wrong.
         manifest: what was signed, None unless its signature holds.
         newer_withdrawals: withdrawals that the export has and the manifest cannot know, None without an export.
+        weights: what the files that the manifest names have to do with the weights of the run, tensor by tensor; None unless
+            its signature holds. Unless the verdict is FULL or SUMMARISED, what they were held against is the signer's word.
     """
 
     verdict: Verdict
@@ -50,6 +52,7 @@ class ReleaseReport:
     notes: tuple[str, ...]
     manifest: Manifest | None
     newer_withdrawals: int | None
+    weights: Tie | None
 
 
 @dataclass(slots=True)
@@ -61,9 +64,15 @@ class _Check:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     newer: int | None = None
+    released: list[int] = field(default_factory=list)
 
     def fault(self, code: str, where: str, sentence: str) -> None:
         self.findings.append(Finding(code, where, sentence))
+
+    def see(self, leaf: Leaf, manifest: Manifest) -> None:
+        """Remembers where the ledger tells of a release of the same files."""
+        if isinstance(leaf, Release) and leaf.artifacts_digest == manifest.artifacts_digest:
+            self.released.append(leaf.seq)
 
 
 def check_release(
@@ -73,6 +82,7 @@ def check_release(
     export: Path | None = None,
     owner_key: bytes | None = None,
     minimum_size: int = 1,
+    require_quorum: bool = False,
 ) -> ReleaseReport:
     """Checks a release offline, without torch.
 
@@ -80,10 +90,12 @@ def check_release(
         FULL means: the directory has exactly the files of the manifest, byte for byte, and beside them the manifest and the
         export alone; a key of the ledger that a pinned key leads to signed the manifest; the export is FULL by
         `ledger.audit.verify_export`; its first leaves are the tree that the manifest cites, with that header and those
-        withdrawals, and the RELEASE leaf right behind them (where the export ends there, a note says that it shows none);
-        whose influence may be in which artifact follows from that header;
-        every epsilon is at least the one computed here and at most 2e-6 more (accountants as in `verify_export`); and the tree
-        has at least ``minimum_size`` leaves. It cannot tell whether the files are the weights that the run trained.
+        withdrawals, and the RELEASE leaf right behind them, so that no release is hidden from who reads the ledger; whose
+        influence may be in which artifact follows from that header; every epsilon is at least the one computed here and at
+        most 2e-6 more (accountants as in `verify_export`); and the tree has at least ``minimum_size`` leaves. And what the
+        manifest says of the weights is true: the records of their tensors fold to the model digest of the epoch that it
+        names, and the tensors of the files are those, or not, as ``weights`` tells: FULL does not mean that they are. Whether
+        the ledger's operator committed to what was trained, no check can tell.
 
     Args:
         directory: the release.
@@ -91,6 +103,8 @@ def check_release(
         export: an export of the ledger; by default the one in the directory, if it is there.
         owner_key: raw public key of the corpus owner, obtained likewise.
         minimum_size: an older release is refused: the largest size that the reader has seen in this ledger.
+        require_quorum: fail unless as many of the policy's auditors as it asks for have cosigned the export: else a fork of the
+            ledger could have been made for this reader.
 
     Returns:
         The report. Bad input never raises: it is a finding.
@@ -99,7 +113,7 @@ def check_release(
     manifest: Manifest | None = None
     verdict: Verdict = "FAILED"
     try:
-        manifest, verdict = _check(check, export, owner_key, minimum_size)
+        manifest, verdict = _check(check, export, owner_key, minimum_size, require_quorum)
     except LedgerError as error:
         check.fault(error.code, str(directory), error.sentence)
     except Exception as error:  # an input that breaks the check must not pass it
@@ -110,23 +124,32 @@ def check_release(
         notes=tuple(check.notes),
         manifest=manifest,
         newer_withdrawals=check.newer,
+        weights=None if manifest is None else tie(manifest.weights, manifest.files),
     )
 
 
-def _check(check: _Check, export: Path | None, owner_key: bytes | None, minimum_size: int) -> tuple[Manifest | None, Verdict]:
+def _check(
+    check: _Check, export: Path | None, owner_key: bytes | None, minimum_size: int, require_quorum: bool
+) -> tuple[Manifest | None, Verdict]:
     data = read_manifest(check.directory)
     own = check.directory / EXPORT
     place = export or (own if own.is_dir() else None)
-    audited = None if place is None else verify_export(place, check.keys, owner_key=owner_key)
+    audited = None
+    if place is not None:
+        audited = verify_export(place, check.keys, owner_key=owner_key, require_quorum=require_quorum)
     followed = () if audited is None or audited.verdict == "FAILED" else audited.log_keys
     manifest = open_manifest(data, (*check.keys, *followed))
     if manifest.size < minimum_size:
         sentence = f"the release cites {manifest.size} leaves, at least {minimum_size} are asked for: get a newer release"
         check.fault("OLD", MANIFEST, sentence)
     # Only a directory of that name is an export that was looked at, here or in `_other_export`; a link or a file is neither.
-    _check_files(check, manifest, (MANIFEST, EXPORT) if own.is_dir() and not own.is_symlink() else (MANIFEST,))
+    left_out = (MANIFEST, EXPORT) if own.is_dir() and not own.is_symlink() else (MANIFEST,)
+    check.findings += differences(check.directory, manifest.files, left_out)
     if place is None or audited is None:
-        check.notes.append("no export to check against: that the numbers follow from the ledger is the signer's word")
+        check.notes.append(
+            "no export to check against: that the numbers follow from the ledger is the signer's word, and nothing shows that "
+            "it records this release"
+        )
         return manifest, "SIGNED"
     for report in (audited, *_other_export(check, own, place, owner_key)):
         for finding in report.findings:
@@ -144,51 +167,18 @@ def _other_export(check: _Check, own: Path, place: Path, owner_key: bytes | None
     return (verify_export(own, check.keys, owner_key=owner_key),)
 
 
-def _check_files(check: _Check, manifest: Manifest, left_out: Sequence[str]) -> None:
-    """Names every file that is missing, not in the manifest, or another than it says."""
-    found = set(listed(check.directory, left_out))
-    expected = {file.path: file for file in manifest.files}
-    for path in islice(sorted(expected.keys() - found), MAX_NAMED):
-        check.fault("MISSING_FILE", path, "the manifest has this file, the directory has not")
-    for path in islice(sorted(found - expected.keys()), MAX_NAMED):
-        check.fault("UNKNOWN_FILE", path, "this file is not in the manifest: it was not released")
-    wrong = 0
-    for path in sorted(expected.keys() & found):
-        problem = _difference(check.directory, expected[path])
-        if problem is not None and wrong < MAX_NAMED:
-            wrong += 1
-            check.fault("CHANGED_FILE", path, problem)
-
-
-def _difference(directory: Path, expected: Digested) -> str | None:
-    try:
-        found = digested(directory, expected.path)
-    except LedgerError as error:
-        return error.sentence
-    if found == expected:
-        return None
-    if (found.size, found.sha256) == (expected.size, expected.sha256):
-        return "the manifest says other tensors of this very file"
-    named = {tensor.name: tensor for tensor in expected.tensors or ()}
-    changed = [tensor.name for tensor in found.tensors or () if named.get(tensor.name) != tensor]
-    which = f"; tensors that differ: {', '.join(changed[:5])}{' ...' if changed[5:] else ''}" if changed else ""
-    sentence = f"it has {found.size} bytes with SHA-256 {found.sha256.hex()}, the manifest says {expected.size} bytes with"
-    return f"{sentence} {expected.sha256.hex()}{which}"
-
-
 def _check_ledger(check: _Check, place: Path, audited: AuditReport, manifest: Manifest, digest: bytes) -> None:
     size, origin = audited.size or 0, audited.origin or ""
-    if origin != manifest.origin:
-        check.fault("ORIGIN", MANIFEST, f"the manifest is of {manifest.origin!r}, the export of {origin!r}")
-        return
-    if size < manifest.size:
-        sentence = f"the manifest cites {manifest.size} leaves, the export has {size}; get a later export"
-        check.fault("BEHIND", EXPORT, sentence)
-        return
     export = Export(place, check.fault)
     signed = Checkpoint(origin, size, bytes.fromhex(audited.root_hex or ""))
     leaves = export.leaves(signed) if export.scan() and export.check_names(size) else None
     if leaves is None:
+        return
+    if origin != manifest.origin:
+        _another_run(check, decode_leaf(next(iter(leaves))), manifest)
+        return
+    if size < manifest.size:
+        check.fault("BEHIND", EXPORT, f"the manifest cites {manifest.size} leaves, the export has {size}: {_more(manifest)}")
         return
     if leaves.root_at(manifest.size) != manifest.root:
         sentence = f"the first {manifest.size} leaves of the export are not those that the manifest cites: two histories"
@@ -201,10 +191,41 @@ def _check_ledger(check: _Check, place: Path, audited: AuditReport, manifest: Ma
         _compare(check, leaves, manifest)
 
 
+def _more(manifest: Manifest) -> str:
+    return f"get one of at least {manifest.size + 1} leaves from the ledger's operator, and give it with --export"
+
+
+def _another_run(check: _Check, header: Leaf, manifest: Manifest) -> None:
+    """Tells why the export of another ledger does not do, and what that ledger says of the one that was released from."""
+    assert isinstance(header, Header)  # the audit has read it
+    sentence = f"the manifest is of {manifest.origin!r}, the export of {header.origin!r}"
+    cited = [item for item in header.previous if (item.origin, item.header_digest) == (manifest.origin, manifest.header_digest)]
+    for item in cited:
+        if item.reason == COMPROMISED and manifest.size >= item.size:
+            check.fault(
+                "COMPROMISED",
+                MANIFEST,
+                f"{sentence}, which continues it because its key was lost: nothing counts that was signed with that key behind "
+                f"leaf {item.size - 1}, and this release cites {manifest.size} leaves; take a release of {header.origin!r}",
+            )
+            return
+        sentence += f", which counts it ({item.reason}) up to {item.size} leaves"
+    check.fault("ORIGIN", MANIFEST, f"{sentence}; {_more(manifest)}")
+
+
 def _compare_leaf(check: _Check, data: bytes | None, manifest: Manifest, digest: bytes) -> None:
-    """Holds the manifest against the leaf behind those that it cites, which must record the release."""
+    """Holds the manifest against the leaf behind those that it cites, which must record the release.
+
+    An export that ends there is a fault: `release` logs before the manifest exists and exports after, so what lacks the leaf
+    may be a manifest that was signed with the ledger's key and kept from everybody who reads the ledger.
+    """
     if data is None:
-        check.notes.append("the export ends right before the leaf that records this release; a later one would show it")
+        check.fault(
+            "UNRECORDED",
+            EXPORT,
+            f"the export ends at {manifest.size} leaves, right before the leaf that must record this release; until an export "
+            f"shows it, the release may be hidden from auditors: {_more(manifest)}",
+        )
         return
     leaf = decode_leaf(data)
     told = (leaf.manifest_digest, leaf.artifacts_digest, leaf.step) if isinstance(leaf, Release) else None
@@ -218,28 +239,36 @@ def _compare(check: _Check, leaves: Leaves, manifest: Manifest) -> None:
     header = decode_leaf(next(stream))
     assert isinstance(header, Header)  # the audit has read it
     run = RetainedReplay(header, leaves.root_at, recompute=False)
-    run.tally.hashes = leaves.hashes
+    run.tally.pieces = leaves.between
     for data in islice(stream, manifest.size - 1):
-        _take(run, leaves, data)
+        check.see(_take(run, leaves, data), manifest)
     signer = run.keys.at(manifest.size)
     if signer != manifest.log_vkey:
         sentence = f"at size {manifest.size} the ledger is signed by {signer}, the manifest by {manifest.log_vkey}"
         check.fault("LOG_KEY", MANIFEST, sentence)
     _compare_record(check, run, manifest)
+    _compare_weights(check, run, manifest)
     _compare_costs(check, run, manifest)
     for data in stream:
-        _take(run, leaves, data)
+        check.see(_take(run, leaves, data), manifest)
     check.newer = sum(seq >= manifest.size for seq in run.withdrawals.values())
     if check.newer:
         check.notes.append(f"{check.newer} withdrawals are newer than the release, which cannot take them into account")
+    if len(check.released) > 1:
+        places = " and ".join(map(str, check.released))
+        check.notes.append(f"the same files were released at leaves {places}; this manifest is that of leaf {manifest.size}")
+    if header.previous:
+        names = ", ".join(f"{item.origin} ({item.reason})" for item in header.previous)
+        check.notes.append(f"epsilons are those of this run alone; the ledger counts besides what was spent in {names}")
 
 
-def _take(run: RetainedReplay, leaves: Leaves, data: bytes) -> None:
-    """Applies the next leaf, or what stands in for it where it was pruned; the audit has judged it."""
+def _take(run: RetainedReplay, leaves: Leaves, data: bytes) -> Leaf:
+    """Applies the next leaf, or what stands in for it where it was pruned, and returns it; the audit has judged it."""
     if run.size < leaves.retained and is_stand_in(data):
-        run.stand_in(data)
-    else:
-        run.apply(decode_leaf(data))
+        return run.stand_in(data)[0]
+    leaf = decode_leaf(data)
+    run.apply(leaf)
+    return leaf
 
 
 def _compare_record(check: _Check, run: Replay, manifest: Manifest) -> None:
@@ -251,7 +280,7 @@ def _compare_record(check: _Check, run: Replay, manifest: Manifest) -> None:
         "horizon": horizon,
         "blocks": block_rows(header),
         "artifacts": parts,
-        "statements": statements(parts, delta, horizon=horizon),
+        "statements": statements(parts, delta, tie(manifest.weights, manifest.files), horizon=horizon),
     }
     for name, value in expected.items():
         if getattr(manifest, name) != value:
@@ -259,6 +288,24 @@ def _compare_record(check: _Check, run: Replay, manifest: Manifest) -> None:
     if (manifest.withdrawn, manifest.withdrawals_root) != withdrawals_root(run.withdrawals, manifest.size):
         sentence = f"the withdrawals of the manifest are not those of the {manifest.size} leaves that it cites"
         check.fault("WITHDRAWALS", MANIFEST, sentence)
+
+
+def _compare_weights(check: _Check, run: Replay, manifest: Manifest) -> None:
+    """Folds the records of the tensors to the digest of the epoch that the manifest names."""
+    weights = manifest.weights
+    if weights is None:
+        return
+    epoch = next((epoch for epoch in run.epochs if epoch.number == weights.number), None)
+    if epoch is None or (epoch.seq, epoch.step) != (weights.seq, weights.step):
+        sentence = f"the ledger has no epoch {weights.number} at leaf {weights.seq}, after step {weights.step}"
+        check.fault("WEIGHTS", MANIFEST, sentence)
+    elif epoch.model_digest != (digest := model_digest(weights.records)):
+        check.fault(
+            "WEIGHTS",
+            MANIFEST,
+            f"the tensors with which epoch {weights.number} ended by the manifest have the digest {digest.hex()}, leaf "
+            f"{epoch.seq} commits to {epoch.model_digest.hex()}",
+        )
 
 
 def _compare_costs(check: _Check, run: Replay, manifest: Manifest) -> None:

@@ -13,6 +13,7 @@ from ledger.log import Ledger
 from ledger.release.files import digested, listed
 from ledger.release.manifest import EXPORT, MANIFEST, SCHEMA, BlockRow, Manifest, ReleasedFile, sign_manifest
 from ledger.release.statements import statements
+from ledger.release.tied import Commitment, Tie, tie
 from ledger.rules.influence import artifacts, class_figures, is_final
 from ledger.rules.releases import withdrawals_root
 
@@ -29,12 +30,14 @@ class Released:
         export: the export of the ledger beside it, with the RELEASE leaf in it.
         seq: position of that leaf.
         manifest: what was signed.
+        weights: what the files have to do with the weights of the run, tensor by tensor.
     """
 
     path: Path
     export: Path
     seq: int
     manifest: Manifest
+    weights: Tie
 
 
 def release(log: Ledger, directory: Path, *, now: int) -> Released:
@@ -43,7 +46,8 @@ def release(log: Ledger, directory: Path, *, now: int) -> Released:
     Guarantee:
         The ledger has a RELEASE leaf with the digest of the manifest, durably, before the manifest exists; the manifest appears
         whole or not at all, and after it the export that it is checked against. A crash in between leaves a RELEASE leaf
-        without a manifest, which says too much and never too little: release again.
+        without a manifest, which says too much and never too little: release again. Whether the files are the weights of an
+        epoch is found out and said, not demanded: a release of converted or other weights says that it is one.
 
     Args:
         log: the ledger, opened with its key.
@@ -72,7 +76,7 @@ def release(log: Ledger, directory: Path, *, now: int) -> Released:
     except OSError as error:
         sentence = f"cannot write {directory / MANIFEST}: {error.strerror or error}; leaf {seq} tells of a release without it"
         raise StorageFailed("STORAGE", sentence) from error
-    return Released(directory / MANIFEST, log.export(directory / EXPORT), seq, manifest)
+    return Released(directory / MANIFEST, log.export(directory / EXPORT), seq, manifest, tie(manifest.weights, manifest.files))
 
 
 def describe(log: Ledger, files: tuple[ReleasedFile, ...], *, now: int) -> Manifest:
@@ -81,6 +85,7 @@ def describe(log: Ledger, files: tuple[ReleasedFile, ...], *, now: int) -> Manif
     header, run, size = log.header, log.state, log.size
     withdrawn, gone = withdrawals_root(run.withdrawals, size)
     parts, final = artifacts(header), is_final(run)
+    weights = closest(log, files)
     return Manifest(
         schema=SCHEMA,
         origin=header.origin,
@@ -98,8 +103,30 @@ def describe(log: Ledger, files: tuple[ReleasedFile, ...], *, now: int) -> Manif
         classes=class_figures(run),
         blocks=block_rows(header),
         artifacts=parts,
-        statements=statements(parts, str(header.policy.delta), horizon=not final),
+        statements=statements(parts, str(header.policy.delta), tie(weights, files), horizon=not final),
+        weights=weights,
     )
+
+
+def closest(log: Ledger, files: tuple[ReleasedFile, ...]) -> Commitment | None:
+    """Returns the epoch whose weights the files are, else the one that they share most tensors with; the later of equal ones.
+
+    Raises:
+        LedgerCorrupt: the records of an epoch are not what its leaf commits to.
+    """
+    best, most = None, (-1, -1)
+    for epoch in reversed(log.state.epochs):
+        records = log.weights_of(epoch.model_digest)
+        if records is None:
+            continue
+        found = Commitment(epoch.number, epoch.seq, epoch.step, records)
+        told = tie(found, files)
+        if told.status == "TIED":
+            return found
+        shared = (sum(len(file.tied) for file in told.files), told.present)
+        if shared > most:
+            best, most = found, shared
+    return best
 
 
 def block_rows(header: Header) -> tuple[BlockRow, ...]:

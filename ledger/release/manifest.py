@@ -22,7 +22,9 @@ from ledger.leaves import checks
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.release.files import MAX_FILES, Digested, check_distinct, check_path
 from ledger.release.tensors import Tensor
+from ledger.release.tied import Commitment
 from ledger.rules.influence import Artifact, ClassFigures
+from ledger.rules.weights import WeightRecord, ordered
 
 MANIFEST: Final = "release.cose"
 EXPORT: Final = "export"
@@ -70,6 +72,8 @@ class Manifest:
         blocks: the blocks of the header: which classes may have touched which.
         artifacts: the parts of the model, and whose influence may be in them.
         statements: what holds of the release, in words.
+        weights: the tensors of the model at the end of an epoch, of that whose weights the files are if there is one; None
+            where no epoch was closed, or the records of none were at hand.
     """
 
     schema: str
@@ -89,6 +93,7 @@ class Manifest:
     blocks: tuple[BlockRow, ...]
     artifacts: tuple[Artifact, ...]
     statements: tuple[str, ...]
+    weights: Commitment | None
 
     ROWS: ClassVar = {"classes": ClassFigures, "blocks": BlockRow, "artifacts": Artifact}
 
@@ -111,6 +116,7 @@ class Manifest:
         checks.rows(self.artifacts, "artifacts", Artifact, least=1)
         checks.rows(self.statements, "statements", str, least=1)
         self._check_rows()
+        self._check_weights()
 
     @property
     def artifacts_digest(self) -> bytes:
@@ -194,6 +200,18 @@ class Manifest:
             if len(part.influenced_by) != len(self.classes) or any(type(flag) is not bool for flag in part.influenced_by):
                 raise ReleaseRefused("MANIFEST", f"artifact {part.name} does not say of every class whether a path leads to it")
 
+    def _check_weights(self) -> None:
+        if self.weights is None:
+            return
+        if type(self.weights) is not Commitment:
+            raise ReleaseRefused("MANIFEST", f"the weights are not those of an epoch: {self.weights!a:.80}")
+        checks.uint(self.weights.number, "epoch", low=1)
+        checks.uint(self.weights.seq, "place of the epoch", low=1)
+        checks.uint(self.weights.step, "step of the epoch")
+        checks.rows(self.weights.records, "records of the weights", WeightRecord, least=1)
+        if ordered(self.weights.records) != self.weights.records:
+            raise ReleaseRefused("MANIFEST", "the records of the weights are not in order of their names")
+
 
 def files_digest(files: Sequence[ReleasedFile]) -> bytes:
     """Returns SHA-256 of the canonical CBOR of the rows of files."""
@@ -275,6 +293,8 @@ def _plain(item: Any) -> Any:
 def _read(name: str, item: Any) -> Any:
     if name == "files":
         return tuple(_file(row) for row in _array(item))
+    if name == "weights":
+        return None if item is None else _weights(item)
     if name in Manifest.ROWS:
         return tuple(Manifest.ROWS[name](*map(_tuple, _array(row))) for row in _array(item))
     return _tuple(item)
@@ -290,6 +310,11 @@ def _file(row: Any) -> ReleasedFile:
             raise ReleaseRefused("MANIFEST", f"a tensor of {path!a} has no name, dtype and shape")
         checks.octets(tensor.sha256, "digest of a tensor", _HASH)
     return ReleasedFile(path, size, digest, found)
+
+
+def _weights(row: Any) -> Commitment:
+    number, seq, step, records = _array(row)
+    return Commitment(number, seq, step, tuple(map(WeightRecord.of, _array(records))))
 
 
 def _tuple(item: Any) -> Any:

@@ -21,10 +21,12 @@ class Rights:
         classes: by name the largest epsilon allowed, None for any, of a public class too. Classes that are not named may have
             no influence at all.
         withdrawn: whether contributions that were withdrawn since the release may have had influence.
+        untied: whether weights may answer that are not, bit for bit, those that the run committed to: they have no epsilon.
     """
 
     classes: Mapping[str, float | None] = field(default_factory=dict)
     withdrawn: bool = False
+    untied: bool = False
 
 
 def choose_artifact(
@@ -36,7 +38,8 @@ def choose_artifact(
 ) -> str:
     """Returns the artifact that may answer, of those that can be served: the first that the rights admit.
 
-    Guarantee: fails closed. An artifact is returned only if the release was checked in full against its ledger, and every class
+    Guarantee: fails closed. An artifact is returned only if the release was checked in full against its ledger, its weights are
+    those that the run committed to (unless the rights say otherwise), and every class
     from which a path leads to the artifact is allowed, at no less than the epsilon that the manifest states.
 
     Args:
@@ -46,13 +49,17 @@ def choose_artifact(
         withdrawn_classes: classes of the contributions withdrawn since the release; None where that is not known.
 
     Raises:
-        ReleaseRefused: code NO_RELEASE, NOT_CHECKED, or of the last artifact CLASS, EPSILON or WITHDRAWN.
+        ReleaseRefused: code NO_RELEASE, NOT_CHECKED, NOT_TIED, or of the last artifact CLASS, EPSILON or WITHDRAWN.
     """
     if report is None or report.manifest is None:
         raise ReleaseRefused("NO_RELEASE", "there is no manifest that a pinned key signed; nothing is served without one")
     if report.verdict != "FULL":
         sentence = f"the release is {report.verdict}, not FULL; check it with the export of its ledger and the ledger's key"
         raise ReleaseRefused("NOT_CHECKED", sentence)
+    if not rights.untied and (report.weights is None or report.weights.status != "TIED"):
+        status = "not judged" if report.weights is None else report.weights.status
+        sentence = f"the weights are {status}, not TIED: what these files learned from is not what the ledger counts"
+        raise ReleaseRefused("NOT_TIED", f"{sentence}; serve the files as the run saved them")
     refusal = ReleaseRefused("ARTIFACT", "no artifact was offered")
     for name in artifacts:
         found = _refusal(report, report.manifest, rights, name, withdrawn_classes)

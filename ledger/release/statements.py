@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+from ledger.release.tied import Tie, told
 from ledger.rules.influence import Artifact
 
 DIRECT: Final = (
@@ -28,21 +29,23 @@ PATHS: Final = (
     "an artifact, a path is counted from every class that trained anything."
 )
 NOT_SAID: Final = (
-    "Not said: that blocks outside those of its class are independent of a contribution after a whole run; that these files "
-    "are the weights of that step, which is the releaser's word; and anything of contributions of public classes."
+    "Not said: that blocks outside those of its class are independent of a contribution after a whole run; that the weights to "
+    "which the ledger commits are what training gave, which is its operator's word; and anything of contributions of public "
+    "classes."
 )
 
 
-def statements(artifacts: Sequence[Artifact], delta: str, *, horizon: bool) -> tuple[str, ...]:
+def statements(artifacts: Sequence[Artifact], delta: str, weights: Tie, *, horizon: bool) -> tuple[str, ...]:
     """Returns what holds of a release with these artifacts, at the policy's delta.
 
     Args:
         artifacts: the parts of the model.
         delta: as the manifest spells it.
+        weights: what the files have to do with the weights of the run.
         horizon: whether epsilons are those of the planned horizon.
     """
     free = [part.name for part in artifacts if part.blocks and not any(part.influenced_by)]
     said = [DIRECT, INDIRECT.format(delta=delta)]
     said += [HORIZON] if horizon else []
     said += [NO_PATH.format(name=name) for name in free]
-    return (*said, PATHS, NOT_SAID)
+    return (*said, PATHS, told(weights), NOT_SAID)

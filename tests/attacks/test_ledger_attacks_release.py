@@ -1,5 +1,6 @@
 """Rows E4 and E5 of the attack list, and E2 for releases: what a releaser, or whoever carries a release, may try."""
 
+import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from ledger.merkle import root
 from ledger.note import NoteSigner
 from ledger.release import MANIFEST, ReleaseReport, Rights, check_release, choose_artifact, release
 from ledger.release.manifest import Manifest, sign_manifest
+from ledger.rules.weights import WeightRecord
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 from tests.ledger.retained_runs import forged_export, leaves_of
 
@@ -29,12 +31,17 @@ def model(directory: Path) -> Path:
     return directory
 
 
+WEIGHTS = WeightRecord(("w",), None, True, "F32", (2,), hashlib.sha256(bytes(8)).digest())
+"""The one tensor of `model`, as the run commits to it."""
+
+
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory):
     """A ledger released twice, with a withdrawal in between; the key is the ledger's, so that forgeries are well signed."""
     base = tmp_path_factory.mktemp("releases")
     with Ledger.create(base / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
         driver = Driver(ledger)
+        driver.digest = ledger.keep_weights([WEIGHTS])
         driver.admit(admission(1), admission(2), admission(3, "sensitive"))
         driver.steps(4)
         driver.epoch()
@@ -91,7 +98,7 @@ def test_E4_weights_of_the_same_size_under_a_manifest_of_the_other_release_are_r
     (new / "model.safetensors").write_bytes((new / "model.safetensors").read_bytes()[:-8] + b"\x01" * 8)
     report = check_release(new, KEYS)
     assert [item.code for item in report.findings] == ["CHANGED_FILE"]
-    assert "tensors that differ: w" in report.findings[0].sentence
+    assert "tensors that differ: 'w' has other values" in report.findings[0].sentence
 
 
 def test_E4_an_older_release_is_refused_by_who_has_seen_more_of_the_ledger(scene):
@@ -206,6 +213,20 @@ def test_E5_a_class_or_an_epsilon_that_the_rights_do_not_allow_is_refused(scene)
     assert choose_artifact(report, Rights({"open": None, "sensitive": spent}), ["full"]) == "full"
     assert refusal(report, Rights({"open": None}), "adapter:none") == "ARTIFACT"
     assert refusal(report, Rights({"open": None}), "full", "base") == "CLASS", "in an ordinary stack the base is no way out"
+
+
+def test_E5_weights_that_the_run_did_not_commit_to_serve_nobody_unless_the_rights_say_so(scene, tmp_path):
+    """The manifest is signed, logged and true: it says that the weights are others."""
+    with Ledger.open(shutil.copytree(scene, tmp_path / "scene") / "ledger.db", SIGNER) as ledger:
+        directory = model(tmp_path / "other")
+        (directory / "model.safetensors").write_bytes((directory / "model.safetensors").read_bytes()[:-1] + b"\x01")
+        release(ledger, directory, now=START + 10_000)
+    report = check_release(directory, KEYS)
+    both = {"open": None, "sensitive": None}
+    assert (report.verdict, report.weights.status) == ("FULL", "UNTIED")
+    assert refusal(report, Rights(both)) == "NOT_TIED"
+    assert choose_artifact(report, Rights(both, untied=True), ["full"]) == "full"
+    assert refusal(replace(report, weights=None), Rights(both)) == "NOT_TIED"
 
 
 def test_E5_a_withdrawal_since_the_release_is_refused_unless_the_rights_say_otherwise(scene, tmp_path):

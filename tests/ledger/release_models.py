@@ -1,5 +1,6 @@
 """A model's directory, and ledgers to release it from, for the tests of releases."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from ledger_runs import SIGNER, START, Driver, admission, header_spec
 
 from ledger.leaves import HeaderSpec
 from ledger.log import Ledger
+from ledger.rules.weights import WeightRecord
 
 
 def safetensors(tensors: dict[str, tuple[str, list[int], bytes]], *, metadata: bool = True) -> bytes:
@@ -23,6 +25,17 @@ def safetensors(tensors: dict[str, tuple[str, list[int], bytes]], *, metadata: b
 WEIGHTS = {"layers.0.weight": ("F32", [2, 3], bytes(range(24))), "layers.2.weight": ("BF16", [4], b"\x01\x02" * 4)}
 
 
+Tensors = dict[str, tuple[str, list[int], bytes]]
+
+
+def records(tensors: Tensors, untrained: frozenset[str] = frozenset()) -> tuple[WeightRecord, ...]:
+    """What a run that has these tensors commits to."""
+    return tuple(
+        WeightRecord((name,), None, name not in untrained, dtype, tuple(shape), hashlib.sha256(content).digest())
+        for name, (dtype, shape, content) in tensors.items()
+    )
+
+
 def model(directory: Path) -> Path:
     """A small model as save_pretrained lays one out, with a folder in it."""
     (directory / "tokenizer").mkdir(parents=True)
@@ -33,17 +46,31 @@ def model(directory: Path) -> Path:
 
 
 def run_to_the_end(path: Path, spec: HeaderSpec | None = None) -> Driver:
-    """A ledger whose run went to its signed end: 40 steps, five contributions of two classes, one of them withdrawn."""
+    """A ledger whose run went to its signed end: 40 steps, five contributions of two classes, one of them withdrawn.
+
+    Its epochs end with other weights each, the last one with those of `model`.
+    """
     driver = Driver(Ledger.create(path, spec or header_spec(), SIGNER, now=START))
     driver.admit(admission(1), admission(2), admission(3, "sensitive"))
     driver.admit(admission(4, "sensitive", clip_micro=250_000, sigma_micro=4_000_000))
     driver.steps(2)
-    driver.epoch()
+    _epoch(driver, 1)
     driver.withdraw(2)
     driver.withdraw(99)
     driver.admit(admission(5))
-    for _ in range(4):
+    for number in range(2, 6):
         driver.steps(2)
-        driver.epoch()
+        _epoch(driver, number)
     driver.ledger.finish(now=driver.tick())
     return driver
+
+
+def weights_of_epoch(number: int) -> Tensors:
+    """The tensors with which an epoch of `run_to_the_end` ends: those of the last, with one byte that tells the epoch."""
+    name, (dtype, shape, content) = next(iter(WEIGHTS.items()))
+    return {**WEIGHTS, name: (dtype, shape, content[:-1] + bytes([content[-1] + 5 - number]))}
+
+
+def _epoch(driver: Driver, number: int) -> None:
+    driver.digest = driver.ledger.keep_weights(records(weights_of_epoch(number)))
+    driver.epoch()

@@ -304,11 +304,14 @@ def test_an_auditor_finds_a_release_leaf_that_is_not_true(released, finished, ch
     assert [problem.code for problem in state.apply(replace(leaves[-1], **changes))] == ["RELEASE"]
 
 
-def test_an_export_taken_before_the_release_is_recorded_shows_all_but_the_record(finished, tmp_path):
+def test_a_release_that_the_export_does_not_show_as_recorded_fails_and_says_which_export_would_do(finished, tmp_path):
+    finished.ledger.sign_checkpoint()
     before = finished.ledger.export(tmp_path / "before")
-    release(finished.ledger, model(tmp_path / "model"), now=finished.tick())
+    made = release(finished.ledger, model(tmp_path / "model"), now=finished.tick())
     report = check_release(tmp_path / "model", [SIGNER.vkey], export=before)
-    assert report.verdict == "FULL" and any("ends right before" in note for note in report.notes)
+    assert (report.verdict, codes(report)) == ("FAILED", {"UNRECORDED"})
+    assert f"at least {made.seq + 1} leaves" in report.findings[0].sentence
+    assert check_release(tmp_path / "model", [SIGNER.vkey], export=made.export).verdict == "FULL"
 
 
 def test_a_release_outlives_the_pruning_of_its_ledger(path, tmp_path):

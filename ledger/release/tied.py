@@ -1,0 +1,283 @@
+"""Which tensors of released files are those that the run committed to: tensor by tensor, by what the files' own headers say.
+
+A file may hold a part of the model, and name its tensors from there: the encoder alone, or one adapter, whose name the library
+that saves it leaves out. So each file is read in one *view*: one prefix that its names lack or have too much, and one adapter
+where a name could be of several; the same for all its tensors, so that no two can trade places. The view is the one in which
+most of its tensors are the run's; it is told with the result, and whoever checks finds it again.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final, Literal
+
+from ledger.release.files import Digested
+from ledger.release.tensors import Tensor
+from ledger.rules.weights import WeightRecord
+
+Status = Literal["TIED", "CONVERTED", "UNTIED", "UNRECORDED"]
+
+OPAQUE: Final = frozenset(
+    (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz", ".h5", ".hdf5", ".keras", ".msgpack",
+     ".onnx", ".pb", ".tflite", ".gguf", ".ggml", ".mlmodel", ".tar", ".gz", ".tgz", ".zip", ".xz", ".zst")
+)  # fmt: skip
+"""Endings of files that may hold weights in a form that is not read here."""
+
+_VIEWS: Final = 64
+"""Views that are tried for a file, so that a hostile manifest costs no more than a long one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """The tensors of a model at the end of an epoch, to which the EPOCH leaf commits by its model digest.
+
+    Attributes:
+        number: of the epoch.
+        seq: position of its EPOCH leaf.
+        step: last released step then.
+        records: the tensors, in order of their first names.
+    """
+
+    number: int
+    seq: int
+    step: int
+    records: tuple[WeightRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How the names of a file stand for names of the run's model: without ``drop`` in front, and with ``add`` instead."""
+
+    drop: str
+    add: str
+    adapter: str | None
+
+    def name(self, found: str) -> str | None:
+        """The run's name of a tensor of the file, None if it has none in this view."""
+        return self.add + found.removeprefix(self.drop) if found.startswith(self.drop) else None
+
+
+@dataclass(frozen=True, slots=True)
+class FileTie:
+    """One safetensors file against the commitment; tensors by their names in the file.
+
+    Attributes:
+        path: the file.
+        view: how its names were read.
+        tied: tensors that are the run's, bit for bit.
+        converted: those of another dtype than in the run, whose bytes cannot be compared.
+        changed: those of the run's name with other bytes or another shape.
+        foreign: those of no name that the run's model had.
+    """
+
+    path: str
+    view: View
+    tied: tuple[str, ...]
+    converted: tuple[str, ...]
+    changed: tuple[str, ...]
+    foreign: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """What released files have to do with the weights of a run.
+
+    Attributes:
+        commitment: what they were held against, None if nothing was committed to or its records are gone.
+        files: the safetensors files.
+        opaque: paths of files that may hold weights in a form that is not compared.
+        trained: how many tensors the run trained.
+        present: how many of them are in the files, bit for bit or converted.
+        untrained: how many of the others are in the files, bit for bit.
+        left_out: first names of trained tensors that are in no file.
+    """
+
+    commitment: Commitment | None
+    files: tuple[FileTie, ...] = ()
+    opaque: tuple[str, ...] = ()
+    trained: int = 0
+    present: int = 0
+    untrained: int = 0
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> Status:
+        """TIED: every tensor is the run's, bit for bit; CONVERTED: but for dtypes; UNTIED: something is not; UNRECORDED."""
+        if self.commitment is None:
+            return "UNRECORDED"
+        if self.opaque or not self.files or any(file.changed or file.foreign for file in self.files):
+            return "UNTIED"
+        return "CONVERTED" if any(file.converted for file in self.files) else "TIED"
+
+    @property
+    def differing(self) -> int:
+        """How many tensors keep the files from being tied."""
+        return sum(len(file.converted) + len(file.changed) + len(file.foreign) for file in self.files)
+
+
+def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
+    """Holds released files against the weights of an epoch.
+
+    Guarantee: a tensor counts as tied only if the record that has its name, in the view told with the result, has its dtype,
+        shape and SHA-256; nothing else is asked of whoever made the file.
+
+    Args:
+        commitment: the tensors of the epoch, whose digest the caller has compared with the EPOCH leaf.
+        files: the files of the release, digested.
+    """
+    opaque = tuple(file.path for file in files if PurePosixPath(file.path).suffix.lower() in OPAQUE)
+    if commitment is None:
+        return Tie(None, opaque=opaque)
+    index = _Index(commitment.records)
+    found, seen = [], set()
+    for file in files:
+        if file.tensors is not None:
+            view = index.view(file.tensors)
+            told, records = _against(file.path, file.tensors, view, index)
+            found.append(told)
+            seen |= records
+    trained = [place for place, record in enumerate(commitment.records) if record.trained]
+    return Tie(
+        commitment,
+        tuple(found),
+        opaque,
+        trained=len(trained),
+        present=sum(place in seen for place in trained),
+        untrained=len(seen) - sum(place in seen for place in trained),
+        left_out=tuple(commitment.records[place].names[0] for place in trained if place not in seen),
+    )
+
+
+def told(found: Tie) -> str:
+    """Returns in one sentence or two what a tie says and what it does not, for the statements of a manifest."""
+    if found.commitment is None:
+        return UNRECORDED
+    at = f"at the end of epoch {found.commitment.number} (step {found.commitment.step}, leaf {found.commitment.seq})"
+    share = f"{found.present} of its {found.trained} trained tensors"
+    match found.status:
+        case "TIED":
+            return TIED.format(at=at, share=share, untrained=found.untrained)
+        case "CONVERTED":
+            names = [name for file in found.files for name in file.converted]
+            return CONVERTED.format(at=at, count=len(names), names=_few(names))
+    return UNTIED.format(at=at, why="; ".join(_reasons(found)))
+
+
+TIED: Final = (
+    "W (weights tied): every tensor of these files is, bit for bit, one to which the ledger commits {at}: {share}, and "
+    "{untrained} that it did not train. Behind that leaf nobody could choose others; that these are what training gave is the "
+    "word of the ledger's operator."
+)
+CONVERTED: Final = (
+    "W (weights converted): {count} tensors have another type than those to which the ledger commits {at} ({names}); all "
+    "others are bit for bit the same. Weights were converted after the run, and are not tied to it: that these come from "
+    "those is the releaser's word."
+)
+UNTIED: Final = (
+    "W (weights NOT tied): these files are not the weights to which the ledger commits {at}: {why}. They were changed after "
+    "the run or are not from it; no epsilon here is said of them, unless all that was done to them used no data of the corpus."
+)
+UNRECORDED: Final = (
+    "W (weights not recorded): no epoch was closed, or its record of single tensors was not at hand. That these files are the "
+    "weights of the run is the releaser's word alone."
+)
+
+
+def _reasons(found: Tie) -> Iterator[str]:
+    changed = [name for file in found.files for name in file.changed]
+    foreign = [name for file in found.files for name in file.foreign]
+    if changed:
+        yield f"{len(changed)} tensors have other values or shapes ({_few(changed)})"
+    if foreign:
+        yield f"{len(foreign)} are of no name that its model had ({_few(foreign)})"
+    if found.opaque:
+        yield f"files of a form that is not compared may hold weights ({_few(found.opaque)})"
+    if not found.files:
+        yield "there is no safetensors file"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(ascii(name)[1:-1] for name in names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _against(path: str, tensors: Iterable[Tensor], view: View, index: "_Index") -> tuple[FileTie, set[int]]:
+    """Judges every tensor of a file; returns with it the places of the records that are in the file, converted ones too."""
+    lists: dict[str, list[str]] = {"tied": [], "converted": [], "changed": [], "foreign": []}
+    seen = set()
+    for tensor in tensors:
+        place = index.place(tensor.name, view)
+        verdict = "foreign" if place is None else _verdict(tensor, index.records[place])
+        lists[verdict].append(tensor.name)
+        if place is not None and verdict in ("tied", "converted"):
+            seen.add(place)
+    return FileTie(path, view, **{name: tuple(names) for name, names in lists.items()}), seen
+
+
+def _verdict(tensor: Tensor, record: WeightRecord) -> str:
+    if tensor.shape != record.shape:
+        return "changed"
+    if tensor.dtype != record.dtype:
+        return "converted"
+    return "tied" if tensor.sha256 == record.sha256 else "changed"
+
+
+class _Index:
+    """The records of a model by name, and by every end of a name."""
+
+    def __init__(self, records: tuple[WeightRecord, ...]) -> None:
+        self.records = records
+        self._named: dict[str, list[int]] = {}
+        self._ends: dict[str, dict[str, None]] = {}
+        self._content: Mapping[bytes, int] = Counter(record.sha256 for record in records)
+        for place, record in enumerate(records):
+            for name in record.names:
+                self._named.setdefault(name, []).append(place)
+                for end in _ends(name):
+                    self._ends.setdefault(end, {})[name] = None
+        self._adapters = tuple(sorted({record.adapter for record in records if record.adapter is not None}))
+
+    def place(self, name: str, view: View) -> int | None:
+        """The record of a tensor of a file: the only one of its name, or of several that of the view's adapter."""
+        wanted = view.name(name)
+        places = self._named.get(wanted, []) if wanted is not None else []
+        if len(places) == 1:
+            return places[0]
+        return next((place for place in places if self.records[place].adapter == view.adapter), None)
+
+    def view(self, tensors: Sequence[Tensor]) -> View:
+        """The view in which most tensors of a file are the run's; of equal ones that with most names, then the plainest."""
+        best, most = View("", "", None), (-1, -1, 0)
+        for drop, add in self._prefixes(tensors):
+            for adapter in (None, *self._adapters[:_VIEWS]):
+                view = View(drop, add, adapter)
+                places = [(tensor, self.place(tensor.name, view)) for tensor in tensors]
+                known = [(tensor, self.records[place]) for tensor, place in places if place is not None]
+                score = (sum(_verdict(*pair) == "tied" for pair in known), len(known), -len(drop) - len(add))
+                if score > most:
+                    best, most = view, score
+        return best
+
+    def _prefixes(self, tensors: Sequence[Tensor]) -> list[tuple[str, str]]:
+        """What the names of a file may have too much or lack: nothing, or what its tensors and its longest name suggest."""
+        votes: Counter[tuple[str, str]] = Counter()
+        known = [tensor for tensor in tensors if tensor.sha256 in self._content]
+        longest = max(tensors, key=lambda tensor: (tensor.name.count("."), tensor.name), default=None)
+        for tensor in [*known[:_VIEWS], *([] if longest is None else [longest])]:
+            for name in list(self._ends.get(tensor.name, {}))[: _VIEWS * _VIEWS]:
+                same = any(self.records[place].sha256 == tensor.sha256 for place in self._named[name])
+                votes["", name[: len(name) - len(tensor.name)]] += 2 if same else 1
+            for end in _ends(tensor.name):
+                if end in self._named:
+                    votes[tensor.name[: len(tensor.name) - len(end)], ""] += 2
+        votes.pop(("", ""), None)
+        return [("", ""), *sorted(votes, key=lambda pair: (-votes[pair], pair))[:_VIEWS]]
+
+
+def _ends(name: str) -> Iterator[str]:
+    """A name, and what follows each of its dots."""
+    yield name
+    while "." in name:
+        name = name.partition(".")[2]
+        if name:
+            yield name
