@@ -29,6 +29,7 @@ KeyForm = Literal["pem", "openssh"]
 _MAX_KEY_FILE = 16384
 _OPENSSH_HEAD = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 _PUBLIC_LINE = re.compile(rb"dptrain-key-v1 ([a-z0-9._/-]{1,64}) ([A-Za-z0-9+/]{43}=)\n?")
+_VERIFIER_LINE = re.compile(rb"[^\s+]+\+[0-9a-f]{8}\+[A-Za-z0-9+/]+=*\n")
 
 
 def check_public_key(raw: bytes) -> None:
@@ -254,6 +255,8 @@ def load_named_public_key(path: str | os.PathLike[str]) -> tuple[str, bytes]:
         raise KeyRefused(
             "FORMAT", f"{shown} is a public key in OpenSSH's form; run dptrain attest keygen NAME --from {shown} first"
         )
+    if not match and _VERIFIER_LINE.search(line):
+        raise KeyRefused("FORMAT", f"{shown} holds the key of a ledger or of an auditor; wanted is the public key of a person")
     if not match:
         raise KeyRefused("FORMAT", f"{shown} is not one line 'dptrain-key-v1 NAME BASE64'; is it a public key file?")
     try:

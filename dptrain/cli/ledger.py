@@ -18,8 +18,8 @@ from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli import ledger_cosign, ledger_fsck, ledger_init, ledger_keys, ledger_proofs, ledger_retain, ledger_trace
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
-from dptrain.cli.ledger_place import LedgerName, StateDirectory, opened_to_sign, place_of
-from dptrain.cli.output import JsonFlag, console, number, print_json, promised, styled, table, utc
+from dptrain.cli.ledger_place import LedgerKey, LedgerName, StateDirectory, opened_to_sign, place_of
+from dptrain.cli.output import JsonFlag, console, counting, number, print_json, promised, styled, table, utc
 from dptrain.errors import ConfigError
 from ledger.errors import LedgerBusy
 
@@ -36,10 +36,6 @@ app = typer.Typer(
 
 ExportDirectory = Annotated[
     Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
-]
-LogKey = Annotated[
-    Path | None,
-    typer.Option("--key", metavar="KEY", exists=True, dir_okay=False, help="Private key of the ledger; default: LEDGER.key."),
 ]
 VerifierKeys = Annotated[
     list[str],
@@ -99,7 +95,7 @@ def export(
     ledger: LedgerName,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
     state: StateDirectory = None,
-    key: LogKey = None,
+    ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
 ) -> None:
@@ -108,7 +104,7 @@ def export(
     The directory holds no content, no contributor's name and no draw. It appears complete or not at all.
     """
     place = place_of(ledger, state)
-    with opened_to_sign(place, key, passphrase_file) as log:
+    with opened_to_sign(place, ledger_key, passphrase_file) as log:
         written = log.export(directory)
         size, root, vkey = log.size, log.root.hex(), log.state.keys.current
     if json:
@@ -166,7 +162,7 @@ def withdraw(
         Path | None, typer.Option(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry with the signers' keys.")
     ] = None,
     state: StateDirectory = None,
-    key: LogKey = None,
+    ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
 ) -> None:
@@ -180,7 +176,7 @@ def withdraw(
     now, place = int(time.time()), place_of(ledger, state)
     descriptors = _descriptors(attestations or [])
     try:
-        with opened_to_sign(place, key, passphrase_file) as log:
+        with opened_to_sign(place, ledger_key, passphrase_file) as log:
             known = None if registry is None else _registry_of(log.header, registry)
             checked = [_check_withdrawal(path, log.header, descriptors, known, now) for path in withdrawals]
             entered = [_enter(log, found, evidence, now) for found, evidence in checked]
@@ -245,11 +241,12 @@ def _audit(
     from ledger.audit import verify_export
 
     trusted = [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)]
-    if earlier:
-        from ledger.audit.earlier import verify_with_earlier
+    with counting(f"auditing {export}"):
+        if earlier:
+            from ledger.audit.earlier import verify_with_earlier
 
-        return verify_with_earlier(export, trusted, earlier, owner_key=owner, require_quorum=require_quorum)
-    return verify_export(export, trusted, owner_key=owner, require_quorum=require_quorum)
+            return verify_with_earlier(export, trusted, earlier, owner_key=owner, require_quorum=require_quorum)
+        return verify_export(export, trusted, owner_key=owner, require_quorum=require_quorum)
 
 
 def _enter(log: "Ledger", found: Withdrawal, evidence: bytes, now: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dptrain.cli.files import KeyFile, PassphraseFile, load_key, refuse_to_overw
 from dptrain.cli.ledger_place import LedgerKey, LedgerOrExport, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.ledger_proofs import print_cosigners, verifier_keys
 from dptrain.cli.options import existing_file
-from dptrain.cli.output import JsonFlag, console, print_json, styled, utc
+from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, styled, utc
 
 Name = Annotated[
     str | None,
@@ -65,26 +65,34 @@ def cosign(
     refuse_to_overwrite(note)
     signer, named = load_key(key, passphrase_file, name, "--name")
     cosigner = Cosigner(named, signer)
-    done = cosign_export(
-        export,
-        [vkey for text in log_key for vkey in verifier_keys(text)],
-        cosigner,
-        Memory(memory or key.with_suffix(".cosigned"), cosigner.vkey),
-        now=int(time.time()),
-        owner_key=None if owner_key is None else keys.load_public_key(owner_key),
-        first=first,
-        summary=summary,
-    )
+    log_keys = [vkey for text in log_key for vkey in verifier_keys(text)]
+    owner = None if owner_key is None else keys.load_public_key(owner_key)
+    with counting(f"auditing {export}"):
+        done = cosign_export(
+            export,
+            log_keys,
+            cosigner,
+            Memory(memory or key.with_suffix(".cosigned"), cosigner.vkey),
+            now=int(time.time()),
+            owner_key=owner,
+            first=first,
+            summary=summary,
+        )
     atomic_write(note, done.note)
     before = None if done.before is None else done.before.checkpoint.size
+    vouched = [row for row in done.report.summaries if summary and not row.pruned]
     if json:
         told = {"path": str(note), "key": cosigner.vkey, "origin": done.report.origin, "size": done.report.size}
-        print_json({**told, "root": done.report.root_hex, "before": before, "named": cosigner.vkey in done.report.auditors})
+        told |= {"root": done.report.root_hex, "before": before, "named": cosigner.vkey in done.report.auditors}
+        print_json({**told, "vouched": [row.seq for row in vouched]})
         return
     out = console()
     out.print(styled("bold green", done.report.verdict, f"  {done.report.origin}: {done.report.size} leaves"))
     if done.before is not None:
         out.print(f"extends the {before} leaves that you cosigned at {utc(done.before.time)}")
+    for row in vouched:
+        gone = f"leaves {row.first} to {row.end - 1} may go"
+        out.print(f"vouches for the summary at leaf {row.seq}: once enough auditors do, {gone}")
     if cosigner.vkey in done.report.auditors:
         out.print(f"wrote {note}; its operator adds it with: dptrain ledger merge LEDGER {note}")
         return
@@ -109,8 +117,8 @@ def merge(
 
     Every line is verified first, and nothing is taken away. Exports of a ledger that are made later have them too.
     """
-    from ledger.note import MAX_NOTE_SIZE, open_note
-    from ledger.retention.statements import summary_keys
+    from ledger.note import MAX_NOTE_SIZE, SIGNATURE_COSIGNATURE_V1, open_note
+    from ledger.retention.statements import NAME_SUFFIX, summary_keys
 
     named = [vkey for text in key or [] for vkey in verifier_keys(text)]
     given = [read_limited(path, MAX_NOTE_SIZE, "note") for path in notes]
@@ -122,12 +130,18 @@ def merge(
             trusted += summary_keys(log.header)
             for note in given:
                 merged = log.add_signatures(note, trusted)
-    cosigned = tuple(item for item in open_note(merged, list(dict.fromkeys(trusted))).signatures if item.timestamp is not None)
+    lines = [item for item in open_note(merged, list(dict.fromkeys(trusted))).signatures if item.timestamp is not None]
+    cosigned = tuple(item for item in lines if item.key.kind == SIGNATURE_COSIGNATURE_V1)
+    vouched = [item.key.name.removesuffix(NAME_SUFFIX) for item in lines if item not in cosigned]
     if json:
-        print_json({"path": ledger, "cosigners": [{"name": item.key.name, "time": item.timestamp} for item in cosigned]})
+        cosigners = [{"name": item.key.name, "time": item.timestamp} for item in cosigned]
+        print_json({"path": ledger, "cosigners": cosigners, "vouchers": vouched})
         return
-    console().print(f"the checkpoint of {ledger} has {len(cosigned)} cosignatures")
+    out = console()
+    out.print(f"the checkpoint of {ledger} has {counted(len(cosigned), 'cosignature')}")
     print_cosigners(cosigned)
+    if vouched:
+        out.print(f"its summaries are vouched for by {', '.join(vouched)}")
 
 
 def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tuple[bytes, list[str]]:

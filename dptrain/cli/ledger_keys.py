@@ -1,6 +1,7 @@
 """`dptrain ledger rotate-key`: hand a ledger over to another signing key, safely wherever it is interrupted."""
 
 import os
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ def rotate_key(
     new_file = new_key or Path(f"{old_file}.next")
     old = ledger_key(place, old_file, passphrase_file)
     if not new_file.exists():
+        _require_current(place, old)
         save_private_key(new_file, generate())
     changed = _change(place, old, read_private_key(new_file, None if new_key is None else passphrase_file))
     _publish(place, changed.vkey)
@@ -74,7 +76,18 @@ def rotate_key(
         return
     out = console()
     out.print(f"leaf {changed.seq} hands the ledger over; {where} signs it from now on")
+    if Path(where) != place.key:
+        out.print(f"name it where the ledger is written to: --ledger-key {shlex.quote(where)}, or ledger_key in the run file")
     out.print(f"publish: {changed.vkey}")
+
+
+def _require_current(place: Place, old: Ed25519PrivateKey) -> None:
+    """Opens the ledger with the old key once, so that a wrong one is refused before a new key lies about."""
+    from ledger.log import Ledger
+
+    with Ledger.open(place, read_only=True) as log:
+        origin = log.header.origin
+    Ledger.open(place, NoteSigner(origin, old)).close()
 
 
 def _change(place: Place, old: Ed25519PrivateKey, new: Ed25519PrivateKey) -> _Changed:

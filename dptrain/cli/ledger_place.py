@@ -91,7 +91,7 @@ def ledger_key(place: Place | None, key: Path | None, passphrase_file: Path | No
     found = key or (None if place is None else place.key)
     if found is None or not found.is_file():
         where = "" if found is None else f"there is no {found}; "
-        raise typer.BadParameter(f"{where}give the ledger's private key with --key or --ledger-key")
+        raise typer.BadParameter(f"{where}give the ledger's private key with --ledger-key")
     return read_private_key(found, passphrase_file)
 
 

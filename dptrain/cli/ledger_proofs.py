@@ -235,14 +235,26 @@ def read_trust(keys: list[str], trust: Path | None, quorum: int) -> "TrustPolicy
 
 
 def verifier_keys(text: str) -> list[str]:
-    """Verifier keys of a file, one a line, or the one given itself: `<name>+<key id>+<base64>`."""
+    """Verifier keys of a file, one a line, or the one given itself: `<name>+<key id>+<base64>`.
+
+    Raises:
+        typer.BadParameter: there is none. A wrong file is wrong use, and no verdict on what it was meant to verify.
+    """
     path = Path(text)
     if not path.is_file():
         if text.count("+") < 2:
             raise typer.BadParameter(f"{text!r} is neither a file nor a verifier key; give the .pub file of the ledger")
         return [text]
     lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return [line for line in lines if line and not line.startswith("#")]
+    found = [line for line in lines if line and not line.startswith("#")]
+    if found and found[0].startswith("dptrain-key-v1 "):
+        raise typer.BadParameter(
+            f"{text!r} is the public key of a person; the key of a ledger stands in its ledger.pub, that of an auditor is what "
+            f"'dptrain ledger auditor-key {text}' prints"
+        )
+    if not found or any(line.count("+") < 2 for line in found):
+        raise typer.BadParameter(f"{text!r} holds no verifier key, NAME+ID+BASE64; give the .pub file of the ledger")
+    return found
 
 
 def print_cosigners(cosigned: "tuple[Signature, ...]") -> None:

@@ -1,5 +1,6 @@
 """`dptrain ledger retain`: summarise what is past the policy's horizon, and prune what auditors have vouched for."""
 
+import shlex
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +58,10 @@ def retain(
         out.print(f"{place}: {row['state']}, vouched for by {names}")
     if any(row["state"] == "waiting" for row in told["summaries"]):
         out.print(f"{told['quorum'] or 'none'} of the policy's auditors must vouch for a summary before its leaves are pruned:")
-        out.print(f"dptrain ledger export {ledger} DIR; they run: dptrain ledger cosign DIR NOTE --summary; then: ledger merge")
+        named = " ".join(shlex.quote(word) for word in (ledger, *(() if state is None else ("--state", str(state)))))
+        out.print(f"  you export it for them:  dptrain ledger export {named} DIR")
+        out.print("  each of them runs:       dptrain ledger cosign DIR NOTE --key KEY --name NAME --log-key PUB --summary")
+        out.print(f"  you take in their notes: dptrain ledger merge {named} NOTE ...")
 
 
 def _summarise(log: "Ledger") -> int | None:

@@ -101,10 +101,18 @@ class Memory:
             opened = open_note(note, [self._vkey])
             checkpoint = parse_checkpoint(opened.text)
         except (FileRefused, NoteError) as error:
-            raise LedgerCorrupt("MEMORY", f"{path} is not what this auditor cosigned: {error.sentence}") from error
+            why = self._other_names(note, origin) if error.code == "UNSIGNED" else error.sentence
+            raise LedgerCorrupt("MEMORY", f"{path} is not what this auditor cosigned: {why}") from error
         if checkpoint.origin != origin:
             raise LedgerCorrupt("MEMORY", f"{path} is of {checkpoint.origin!r}, expected {origin!r}")
         return Remembered(note, checkpoint, opened.signatures[0].timestamp or 0)
+
+    def _other_names(self, note: bytes, origin: str) -> str:
+        """Who a note that this auditor did not sign says that cosigned it; a name that was left out is the usual reason."""
+        lines = note.decode("utf-8", "replace").splitlines()
+        names = [name for name in (line.split(" ")[1] for line in lines if line.startswith("— ")) if name != origin]
+        by = ", ".join(names) or "nobody else"
+        return f"{self._vkey} did not, lines in it are by {by}; give the key, and with --name the name, that cosigned it"
 
     def keep(self, origin: str, note: bytes) -> None:
         """Replaces what is remembered of a log; on disk when it returns."""
@@ -199,7 +207,8 @@ def cosign_export(
 
 def _why(report: AuditReport) -> str:
     first = report.findings[0]
-    return f"the audit {report.verdict} with {len(report.findings)} findings, the first in {first.where}: {first.sentence}"
+    count = "one finding" if len(report.findings) == 1 else f"{len(report.findings)} findings, the first"
+    return f"the audit {report.verdict} with {count} in {first.where}: {first.sentence}"
 
 
 def _first_whole(report: AuditReport) -> int:
@@ -214,7 +223,8 @@ def _check_first(before: Remembered | None, origin: str, first: bool) -> None:
     if before is None and not first:
         raise CosignRefused(
             "NO_MEMORY",
-            f"nothing is remembered of {origin!r}; restore the memory, or say that you never cosigned a checkpoint of this log",
+            f"nothing is remembered of {origin!r}; restore the memory, or say with --first that you never cosigned a "
+            "checkpoint of this log",
         )
     if before is not None and first:
         sentence = f"a checkpoint of {before.checkpoint.size} leaves of {origin!r} was cosigned before; this is not the first"

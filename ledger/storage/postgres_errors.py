@@ -1,5 +1,6 @@
 """PostgreSQL's and psycopg's errors as the ledger's own, by SQLSTATE (PostgreSQL documentation, appendix A)."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -17,6 +18,9 @@ _CORRUPT_CLASSES: Final = frozenset({"23", "42", "XX", "P0"})
 
 _CONNECTION_CLASSES: Final = frozenset({"08", "57"})
 """The connection failed, the server is shutting down or starting."""
+
+_QUERY: Final = re.compile(r"\nLINE [0-9]+: .*\n *\^")
+"""The place in a statement that a server points at: statements are this program's, and say nothing to its user."""
 
 _TIMED_OUT: Final = "57014"
 _NO_PRIVILEGE: Final = "42501"
@@ -42,7 +46,7 @@ def translated(doing: str, *, committing: bool = False) -> Iterator[None]:
 
 def _typed(doing: str, error: BaseException | None, committing: bool) -> LedgerError:
     state = getattr(error, "sqlstate", None)
-    said = " ".join(str(error).split())
+    said = " ".join(_QUERY.sub("", str(error)).split())
     if state is None or (state[:2] in _CONNECTION_CLASSES and state != _TIMED_OUT):
         if committing:
             return StorageFailed(
@@ -54,7 +58,7 @@ def _typed(doing: str, error: BaseException | None, committing: bool) -> LedgerE
     if state in _BUSY:
         return LedgerBusy("LOCKED", f"{doing}: another process holds the database ({said})")
     if state == _NO_PRIVILEGE:
-        return StorageFailed("PRIVILEGE", f"{doing}: {said}; see docs/formats.md for what the role needs")
+        return StorageFailed("PRIVILEGE", f"{doing}: {said}; docs/storage.md tells what which role may do")
     if state[:2] in _CORRUPT_CLASSES:
         return LedgerCorrupt("DATABASE", f"{doing}: {said}")
     return StorageFailed("STORAGE", f"{doing}: {said}; mend the server, then open the ledger again")

@@ -60,6 +60,17 @@ def test_what_is_no_key_is_wrong_use(shell, run):
     shell.run("ledger", "verify", "export", "--key", "nowhere.pub", code=2)
 
 
+def test_keys_that_were_mistaken_for_each_other_are_wrong_use_and_no_verdict(shell, run):
+    shell.run("ledger", "export", "ledger.db", "export")
+    told = shell.json("ledger", "verify", "export", "--key", "owner.pub", code=2)["error"]["sentence"]
+    assert "the public key of a person" in told and "ledger auditor-key owner.pub" in told
+    shell.write("empty.pub", "# nobody yet\n")
+    for other in ("empty.pub", "policy.toml"):
+        assert "holds no verifier key" in shell.json("ledger", "verify", "export", "--key", other, code=2)["error"]["sentence"]
+    swapped = shell.json(*VERIFY, "--owner-key", "ledger.pub", code=1)["error"]
+    assert swapped["code"] == "FORMAT" and "key of a ledger" in swapped["sentence"]
+
+
 def test_an_export_is_never_written_over_something(shell, run):
     shell.run("ledger", "export", "ledger.db", "export")
     assert shell.json("ledger", "export", "ledger.db", "export", code=1)["error"]["code"] == "EXISTS"
@@ -124,8 +135,8 @@ def test_the_owner_may_withdraw_without_the_attestation(shell, run):
 
 def test_the_ledgers_key_must_be_found_or_given(shell, run):
     (shell.directory / "ledger.key").rename(shell.directory / "log.key")
-    assert "--key" in shell.run("ledger", "export", "ledger.db", "export", code=2).stderr
-    shell.run("ledger", "export", "ledger.db", "export", "--key", "log.key")
+    assert "--ledger-key" in shell.run("ledger", "export", "ledger.db", "export", code=2).stderr
+    shell.run("ledger", "export", "ledger.db", "export", "--ledger-key", "log.key")
 
 
 def test_report_writes_one_page_with_the_verdict(shell, run):

@@ -36,8 +36,15 @@ def test_the_new_key_takes_the_place_of_the_old_and_whoever_pinned_either_verifi
     for key in (old, told["key"], "ledger.pub"):
         assert shell.json("ledger", "verify", "export", "--key", key)["verdict"] == "FULL"
     assert shell.json("ledger", "fsck", "ledger.db")["verdict"] == "OK"
-    refused = shell.json("ledger", "export", "ledger.db", "again", "--key", retired.name, code=1)
+    refused = shell.json("ledger", "export", "ledger.db", "again", "--ledger-key", retired.name, code=1)
     assert refused["error"]["code"] == "WRONG_KEY" and f"leaf {told['leaf']}" in str(refused["error"])
+
+
+def test_a_wrong_old_key_is_refused_before_a_new_one_is_made(shell, run):
+    shell.run(*ROTATE, "--new-key", "next.key")
+    assert shell.json(*ROTATE, code=1)["error"]["code"] == "WRONG_KEY"
+    assert not (run / "ledger.key.next").exists()
+    assert "--ledger-key last.key" in shell.run(*ROTATE, "--ledger-key", "next.key", "--new-key", "last.key").stdout
 
 
 def test_a_named_new_key_is_used_where_it_lies(shell, run):
@@ -45,7 +52,7 @@ def test_a_named_new_key_is_used_where_it_lies(shell, run):
     told = shell.json(*ROTATE, "--new-key", "next.key")
     assert vkey(run / "next.key") == told["key"] and (run / "ledger.key").read_bytes() == before
     assert shell.json(*ROTATE, "--new-key", "next.key") == told
-    shell.json("ledger", "export", "ledger.db", "export", "--key", "next.key")
+    shell.json("ledger", "export", "ledger.db", "export", "--ledger-key", "next.key")
 
 
 def test_an_interrupted_call_is_finished_by_the_next(shell, run, monkeypatch):
