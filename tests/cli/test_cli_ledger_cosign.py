@@ -49,6 +49,14 @@ def test_two_auditors_cosign_and_proofs_ask_for_both(shell, run):
     assert [item["name"] for item in shell.json(*check)["cosigners"]] == ["anna", "ben"]
 
 
+def test_an_auditor_who_forgot_a_name_or_that_it_is_the_first_is_told_which(shell, run):
+    assert "--first" in shell.json(*COSIGN, code=1)["error"]["sentence"]
+    shell.run(*COSIGN, "--first", "--name", "auditor.example/anna")
+    told = shell.json(*AGAIN[:2], "export", *AGAIN[3:], code=1)["error"]
+    assert told["code"] == "MEMORY" and "by auditor.example/anna; give" in told["sentence"] and "--name" in told["sentence"]
+    shell.run(*AGAIN[:2], "export", *AGAIN[3:], "--name", "auditor.example/anna")
+
+
 def test_what_grew_is_cosigned_and_what_shrank_is_refused_with_evidence(shell, run):
     shell.run(*COSIGN, "--first")
     withdraw(shell, "ledger.db", "1")
