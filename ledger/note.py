@@ -52,11 +52,13 @@ class Note:
 
     Attributes:
         text: the signed text, final newline included.
-        signatures: the verified signatures, in the order of their lines. Signatures by unknown keys are left out.
+        signatures: the verified signatures, in the order of their lines.
+        ignored: name and key id of each line by a key that was not given: it counts for nothing, but readers should hear of it.
     """
 
     text: str
     signatures: tuple[Signature, ...]
+    ignored: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ def open_note(data: bytes, verifier_keys: Sequence[str]) -> Note:
 
     Guarantee:
         Returns only if at least one of ``verifier_keys`` signed exactly the returned text, and no line that claims one
-        of them fails to verify. Lines by other keys are ignored, as the format demands.
+        of them fails to verify. Lines by other keys count for nothing, as the format demands, and are told (`Note.ignored`).
 
     Args:
         data: the note, as stored or received.
@@ -221,17 +223,19 @@ def open_note(data: bytes, verifier_keys: Sequence[str]) -> Note:
     keys = {(key.name, key.key_id): key for key in map(parse_verifier_key, verifier_keys)}
     text, lines = _split(data)
     found: dict[tuple[str, bytes], Signature] = {}
+    ignored: list[tuple[str, bytes]] = []
     for line in lines:
         name, blob = _parse_signature_line(line)
         key = keys.get((name, blob[:4]))
         if key is None:
+            ignored.append((name, blob[:4]))
             continue
         if (name, blob[:4]) in found:
             raise NoteError("SIGNATURE_LINE", f"two signatures by the same key of {name}")
         found[name, blob[:4]] = _verify(key, blob[4:], text)
     if not found:
         raise NoteError("UNSIGNED", "no signature by a pinned key; get the log's verifier key from a trusted place")
-    return Note(text, tuple(found.values()))
+    return Note(text, tuple(found.values()), tuple(ignored))
 
 
 def checkpoint_text(origin: str, size: int, root: bytes) -> str:

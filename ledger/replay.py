@@ -31,7 +31,7 @@ from ledger.rules.contributions import Contribution, Register, Terms
 from ledger.rules.expenditure import Expenditure
 from ledger.rules.limits import admission_problems, window_problems
 from ledger.rules.orders import OrderWatch
-from ledger.rules.releases import release_problems
+from ledger.rules.releases import Releases
 from ledger.rules.rotation import KeyChain
 
 SPEND_TOLERANCE_MICRO: Final = 2
@@ -67,6 +67,7 @@ class Replay:
         closed: whether CLOSE has been seen.
         tally: the summaries, and what the next one must say.
         keys: the keys of the ledger's signer.
+        releases: the RELEASE leaves.
     """
 
     def __init__(self, header: Header, root_at: Callable[[int], bytes], *, recompute: bool = True) -> None:
@@ -90,9 +91,8 @@ class Replay:
         self.spends = self._spends_left = self._drawn_to = 0
         self.register = Register(header.policy.classes)
         self.withdrawals: dict[bytes, int] = {}
-        self.withdrawn_roots: dict[int, bytes] = {}  # of the last release alone, by the number of withdrawals then
         self.closed = self._attempt_ended = False
-        self.keys = KeyChain(header)
+        self.keys, self.releases = KeyChain(header), Releases(root_at)
         self.expenditure = Expenditure(header)
         self.order = OrderWatch(header)
         self.tally = Tally(header)
@@ -195,7 +195,7 @@ class Replay:
             case Summary():
                 yield from self.tally.judge(leaf)
             case Release():
-                yield from release_problems(leaf, self, self._root_at)
+                yield from self.releases.take(leaf, self)
             case Header():
                 yield LeafRefused("KIND", "a second header")
 

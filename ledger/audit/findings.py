@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ledger.leaves import HeaderBlock
+from ledger.views.released import ReleaseRow
 from ledger.views.summary import ClassSummary
 
 Verdict = Literal["FULL", "SUMMARISED", "FAILED"]
@@ -69,6 +70,41 @@ class Signer:
 
 
 @dataclass(frozen=True, slots=True)
+class IgnoredLine:
+    """Signature lines of one key that is neither pinned, nor the ledger's, nor named by the policy: they count for nothing.
+
+    Attributes:
+        name: the name that they claim.
+        key_id: hex of the key id that they claim.
+        lines: how many there are below the checkpoints of the export.
+        resembles: verifier key of a known signer that has this name or this key id, not both; None without such. The line is
+            then damaged, forged, or by another key of that signer.
+    """
+
+    name: str
+    key_id: str
+    lines: int
+    resembles: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class KindRow:
+    """How many leaves of a kind there are.
+
+    Attributes:
+        kind: its name, as docs/formats.md has it.
+        count: how many.
+        first: position of the first.
+        last: position of the last.
+    """
+
+    kind: str
+    count: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class WithdrawalCount:
     """How many withdrawals of a class were entered for a reason; the class is None where nothing was ever admitted."""
 
@@ -110,6 +146,7 @@ class SummaryRow:
         end: first leaf after it.
         vouchers: names of the policy's auditors who vouch for it, as far as the export shows.
         pruned: leaves of the range whose bodies are gone.
+        hashes_gone: how many of these have no leaf hash either, but lie in subtrees of which the root is kept.
     """
 
     seq: int
@@ -117,6 +154,7 @@ class SummaryRow:
     end: int
     vouchers: tuple[str, ...]
     pruned: int = 0
+    hashes_gone: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +184,11 @@ class AuditReport:
         noise_follows_draw: whether the noise of a step is what those drawn brought, rather than the schedule's.
         noise_phases: first step, factor on the schedule, and charged steps of each phase, where the noise varies over the run.
         owner: id of the policy's owner.
+        owner_pinned: whether the owner's key was given by whoever audits, rather than read from the header.
+        kinds: the leaves by kind.
         model_digest: hex of the model digest in the last epoch, None without one.
         signers: who signed the checkpoint, of the pinned keys, the ledger's own and the auditors whom the policy names.
+        ignored: signature lines by keys that nobody knows, below the checkpoint and below those that a pruned export keeps.
         log_keys: the ledger's verifier keys in the order in which they signed it, the current one last.
         auditors: verifier keys of the auditors whom the policy names.
         quorum: how many of them the policy asks for, None without auditors.
@@ -155,6 +196,8 @@ class AuditReport:
         withdrawal_counts: withdrawals by class and reason, all of them.
         withdrawals: the last ones, at most `ledger.audit.withdrawals.MAX_LISTED`.
         summaries: the SUMMARY leaves.
+        release_count: number of RELEASE leaves.
+        releases: the last of them, at most `ledger.views.released.MAX_LISTED`, with what they cost each class.
     """
 
     verdict: Verdict
@@ -177,8 +220,11 @@ class AuditReport:
     noise_follows_draw: bool = False
     noise_phases: tuple[tuple[int, float, int], ...] = ()
     owner: str | None = None
+    owner_pinned: bool = False
+    kinds: tuple[KindRow, ...] = ()
     model_digest: str | None = None
     signers: tuple[Signer, ...] = ()
+    ignored: tuple[IgnoredLine, ...] = ()
     log_keys: tuple[str, ...] = ()
     auditors: tuple[str, ...] = ()
     quorum: int | None = None
@@ -186,6 +232,8 @@ class AuditReport:
     withdrawal_counts: tuple[WithdrawalCount, ...] = ()
     withdrawals: tuple[WithdrawalRow, ...] = ()
     summaries: tuple[SummaryRow, ...] = ()
+    release_count: int = 0
+    releases: tuple[ReleaseRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns a form that ``json.dumps`` takes."""

@@ -1,43 +1,37 @@
 """Who signed the checkpoint under audit: pinned keys, and the auditors whom the signed policy names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1
+from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_SUMMARY_V1, VerifierKey
 from ledger import layout
+from ledger.audit.carried import Carried
 from ledger.audit.findings import Signer
-from ledger.errors import NoteError
 from ledger.leaves import Header
-from ledger.note import Note, open_note
+from ledger.note import Note
 from ledger.rules.rotation import KeyChain
 
 
-def pinned_signers(note: Note | None, origin: str) -> tuple[Signer, ...]:
+def pinned_signers(note: Note, origin: str) -> tuple[Signer, ...]:
     """Returns the pinned keys that signed, before the leaves say which of them are the ledger's: those of its name."""
-    if note is None:
-        return ()
     found = ((signature.key, signature.timestamp) for signature in note.signatures)
     return tuple(Signer(key.name, key.key_id.hex(), time, time is None and key.name == origin) for key, time in found)
 
 
 def judge_signers(
-    data: bytes | None,
-    opened: Note,
+    notes_of_tree: Iterable[Carried],
     header: Header,
     chain: KeyChain,
-    keys: Sequence[str],
     required: bool,
     fault: Callable[[str, str, str], None],
     notes: list[str],
 ) -> dict[str, Any]:
-    """Verifies the lines of the auditors too, and says whether they are the quorum that the policy asks for.
+    """Says who signed the checkpoint under audit, and whether the auditors among them are the quorum that the policy asks for.
 
     Args:
-        data: the checkpoint note, read again.
-        opened: the note as it was verified.
+        notes_of_tree: the notes over the checkpoint under audit, all with its text; their lines count together.
         header: leaf 0.
         chain: the keys of the ledger.
-        keys: the pinned keys.
         required: whether a quorum that was not reached is a fault.
         fault: takes (code, where, sentence) of everything wrong.
         notes: takes what a reader should know.
@@ -45,14 +39,7 @@ def judge_signers(
     Returns:
         The fields ``signers``, ``auditors``, ``quorum`` and ``quorum_met`` of an audit report.
     """
-    policy, note = chain.trust_policy(), opened
-    try:
-        note = open_note(data or b"", list(dict.fromkeys([*keys, *policy.vkeys])))
-        if note.text != opened.text:
-            fault("CHANGED", layout.CHECKPOINT, "the checkpoint changed while it was audited; audit a copy that nobody writes")
-    except NoteError as error:
-        fault(error.code, layout.CHECKPOINT, error.sentence)
-    found = {signature.key: signature.timestamp for signature in note.signatures}
+    policy, found = chain.trust_policy(), _times(notes_of_tree)
     named = [witness.key for witness in policy.witnesses]
     met = policy.satisfied(found) if named else None
     if named:
@@ -73,3 +60,13 @@ def judge_signers(
         "quorum": header.policy.auditor_quorum,
         "quorum_met": met,
     }
+
+
+def _times(notes_of_tree: Iterable[Carried]) -> dict[VerifierKey, int | None]:
+    """Who signed, and when, each key once; statements on summaries are told elsewhere."""
+    found: dict[VerifierKey, int | None] = {}
+    for item in notes_of_tree:
+        for signature in item.note.signatures:
+            if signature.key.kind != SIGNATURE_SUMMARY_V1:
+                found.setdefault(signature.key, signature.timestamp)
+    return found

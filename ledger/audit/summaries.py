@@ -1,40 +1,33 @@
 """What an audit says of summaries: which ranges they speak for, what of them is pruned, and which auditors vouch for that."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ledger import layout
-from ledger.audit.files import Export, Leaves
+from ledger.audit.carried import Carried
 from ledger.audit.findings import SummaryRow
-from ledger.errors import ExportChanged, NoteError
-from ledger.note import Checkpoint
+from ledger.errors import NoteError
 from ledger.retention.retained import RetainedReplay
 from ledger.retention.statements import vouched_end, vouchers
 
 Report = Callable[[str, str, str], None]
 
 
-def judge_summaries(
-    run: RetainedReplay, export: Export, leaves: Leaves, signed: tuple[Checkpoint, bytes], fault: Report, notes: list[str]
-) -> tuple[SummaryRow, ...]:
+def judge_summaries(run: RetainedReplay, carried: Sequence[Carried], fault: Report, notes: list[str]) -> tuple[SummaryRow, ...]:
     """Returns a row per SUMMARY leaf, and reports what is pruned though no quorum of auditors vouches for it.
 
     Args:
         run: the run, whose SUMMARY leaves were judged as they were replayed.
-        export: the directory.
-        leaves: its leaves.
-        signed: the checkpoint under audit, and its note.
+        carried: the checkpoints of the export; what auditors say below any of them counts together.
         fault: takes (code, where, sentence) of everything wrong.
         notes: takes what a reader should know.
     """
-    found = _notes(run, export, leaves, fault)
-    found.setdefault(signed[0].size, signed[1])
     summaries = run.tally.summaries
     try:
-        names = vouchers(run.header, found, summaries)
-    except NoteError as error:
-        fault(error.code, layout.RETAINED_NOTES if export.retained else layout.CHECKPOINT, error.sentence)
-        return ()
+        said = [vouchers(run.header, {item.size: item.data}, summaries) for item in carried]
+    except NoteError:
+        return ()  # told already, when the note was opened under all keys
+    names = {leaf.seq: tuple(sorted({name for found in said for name in found[leaf.seq]})) for leaf in summaries}
     end = vouched_end(run.header, summaries, names)
     wrong = run.unvouched(end)
     if wrong is not None:
@@ -50,18 +43,3 @@ def judge_summaries(
                 "what stays"
             )
     return tuple(rows)
-
-
-def _notes(run: RetainedReplay, export: Export, leaves: Leaves, fault: Report) -> dict[int, bytes]:
-    """The checkpoints that a pruned export keeps, each of this very tree."""
-    found: dict[int, bytes] = {}
-    for data in export.notes():
-        try:
-            _, checkpoint = run.keys.open_note(data)
-            if checkpoint.size > leaves.size or leaves.root_at(checkpoint.size) != checkpoint.root:
-                raise NoteError("ROOT", f"a kept checkpoint of {checkpoint.size} leaves is not of this tree")
-        except (NoteError, ExportChanged) as error:
-            fault(error.code, layout.RETAINED_NOTES, error.sentence)
-        else:
-            found[checkpoint.size] = data
-    return found

@@ -9,8 +9,10 @@ from attest.micro import from_micro
 from attest.policy.sampling import POISSON
 from ledger import layout
 from ledger.accountants import MICRO, Phase, caveat, describe
+from ledger.audit.carried import Carried, carried_notes, ignored_lines, known_keys, tell_ignored
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import AuditReport, EpochRow, Finding, Verdict
+from ledger.audit.kinds import Kinds
 from ledger.audit.quorum import judge_signers, pinned_signers
 from ledger.audit.signing import judge_keys
 from ledger.audit.summaries import judge_summaries
@@ -21,6 +23,7 @@ from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.replay import Replay
 from ledger.retention.retained import RetainedReplay, is_stand_in
 from ledger.views.posture import block_multipliers
+from ledger.views.released import release_rows
 from ledger.views.summary import class_summaries
 
 MAX_FINDINGS: Final = 200
@@ -90,7 +93,8 @@ def _verify(
         return
     note, checkpoint = opened
     report.update(origin=checkpoint.origin, size=checkpoint.size, root_hex=checkpoint.root.hex())
-    report.update(signers=pinned_signers(note, checkpoint.origin))
+    if note is not None:
+        report.update(signers=pinned_signers(note, checkpoint.origin), ignored=ignored_lines([note], keys))
     if checkpoint.size == 0:
         fault("EMPTY", layout.CHECKPOINT, "an empty tree has no header")
         return
@@ -102,8 +106,8 @@ def _verify(
         return
     notes: list[str] = []
     _check_header(header, checkpoint, owner_key, fault, notes)
-    withdrawals = Withdrawals()
-    run = _replay(header, leaves, findings, withdrawals)
+    withdrawals, kinds = Withdrawals(), Kinds(header)
+    run = _replay(header, leaves, findings, withdrawals, kinds)
     if export.read(layout.POLICY) not in (None, run.keys.trust_policy().text()):
         fault("POLICY_FILE", layout.POLICY, "the trust policy is not that of the ledger's key and the auditors in the header")
     signed = export.read(layout.CHECKPOINT)
@@ -116,15 +120,25 @@ def _verify(
         fault("CHANGED", layout.CHECKPOINT, "the checkpoint changed while it was audited; audit a copy that nobody writes")
         report.clear()
         return
-    signers = judge_signers(signed, note, header, run.keys, keys, require_quorum, fault, notes)
+    known = known_keys(run, keys)
+    carried = carried_notes(run, export, leaves, Carried(checkpoint.size, signed or b"", note), known, fault)
+    over_it = [item for item in carried if item.size == checkpoint.size]
+    signers = judge_signers(over_it, header, run.keys, require_quorum, fault, notes)
+    ignored = ignored_lines((item.note for item in carried), known)
+    notes += tell_ignored(ignored)
     _describe(run, notes, report)
     report.update(
         **signers,
+        ignored=ignored,
+        owner_pinned=owner_key is not None,
+        kinds=kinds.rows(),
         log_keys=run.keys.vkeys,
         multipliers=block_multipliers(header),
         withdrawal_counts=withdrawals.counts(),
         withdrawals=withdrawals.rows(run),
-        summaries=judge_summaries(run, export, leaves, (checkpoint, signed or b""), fault, notes),
+        summaries=judge_summaries(run, carried, fault, notes),
+        release_count=len(run.releases.recorded),
+        releases=release_rows(run),
     )
     report.update(notes=tuple(notes))
 
@@ -175,7 +189,7 @@ def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | Non
         notes.append(f"recorded with {' '.join(there)}; recomputed with {' '.join(here)}")
 
 
-def _replay(header: Header, leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals) -> RetainedReplay:
+def _replay(header: Header, leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, kinds: Kinds) -> RetainedReplay:
     run = RetainedReplay(header, leaves.root_at)
     run.tally.hashes = leaves.hashes
     try:
@@ -187,6 +201,7 @@ def _replay(header: Header, leaves: Leaves, findings: list[Finding], withdrawals
                 leaf = decode_leaf(data)
                 problems = run.apply(leaf)
             withdrawals.see(leaf, run)
+            kinds.see(leaf)
             if problems:
                 findings.extend(Finding(problem.code, f"seq {seq}", problem.sentence) for problem in problems)
                 if len(findings) >= MAX_FINDINGS:
@@ -227,7 +242,7 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
         notes.append(f"{run.charged - accounted} charged steps are in no epoch yet; the figures here count them")
     unsettled = len(run.unsettled) + (run.open_window is not None)
     if unsettled:
-        what = "of their steps those with a draw count" if header.occurrences_public else "they count in full"
+        what = "of the steps those with a draw count" if header.occurrences_public else "every step charged counts"
         windows = "1 window was" if unsettled == 1 else f"{unsettled} windows were"
         notes.append(f"{windows} charged and never settled; {what}")
     if header.occurrences_public:

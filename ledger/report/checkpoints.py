@@ -7,8 +7,9 @@ from attest.errors import FileRefused
 from attest.files import read_limited
 from ledger import layout
 from ledger.audit import AuditReport, Signer
+from ledger.audit.findings import IgnoredLine
 from ledger.note import parse_verifier_key
-from ledger.report.markup import code, counted, details, section, soft, table, text, utc
+from ledger.report.markup import Html, code, counted, details, section, soft, table, text, utc
 from ledger.report.spending import evenly
 
 
@@ -21,7 +22,7 @@ def checkpoints(report: AuditReport, export_dir: Path) -> str:
     return section(
         "checkpoints",
         "Checkpoints and who signed them",
-        _signers(report, note),
+        _signers(report),
         _keys(report),
         "<h3>The signed checkpoint</h3>",
         soft("Compare it with the one published elsewhere: the same size with another root is a fork, and proof of one."),
@@ -30,18 +31,39 @@ def checkpoints(report: AuditReport, export_dir: Path) -> str:
     )
 
 
-def _signers(report: AuditReport, note: bytes) -> str:
-    lines = sum(line.startswith("— ".encode()) for line in note.splitlines())
-    others = lines - len(report.signers)
-    told = soft(_unverified(others, whose_known=report.corpus is not None)) if others > 0 else ""
+def _signers(report: AuditReport) -> str:
+    ignored = _ignored(report)
     if not report.signers:
-        return f"<p class='warning'>No signature was verified.</p>{told}"
+        return f"<p class='warning'>No signature was verified.</p>{ignored}"
     rows = [_signer(signer, report) for signer in report.signers]
     signed = {(signer.name, signer.key_id) for signer in report.signers}
     rows += [(*map(code, key), "auditor", "has not cosigned", None) for key in _auditors(report) if key not in signed]
     head = ("name", "key id", "role", "signature", "time stated")
     quorum = _quorum(report) if report.corpus is not None else ""
-    return quorum + table("signers-c", "Who signed the checkpoint, and who has not", head, rows) + told
+    return quorum + table("signers-c", "Who signed the checkpoint, and who has not", head, rows) + ignored
+
+
+def _ignored(report: AuditReport) -> str:
+    """Signature lines that nobody could verify; auditors are known only once the policy was read."""
+    if not report.ignored:
+        return ""
+    whose = (
+        "by keys neither pinned nor named by the policy"
+        if report.corpus is not None
+        else "by keys not pinned, and the audit never came to the policy"
+    )
+    rows = ((code(row.name), code(row.key_id), row.lines, _resembled(row)) for row in report.ignored)
+    head = ("name in the line", "key id in the line", "lines", "the known key that it resembles")
+    told = table("ignored-c", "Signature lines that count for nothing", head, rows)
+    lines = counted(sum(row.lines for row in report.ignored), "signature line")
+    return soft(f"{lines} could not be verified: {whose}.") + told
+
+
+def _resembled(row: IgnoredLine) -> Html | None:
+    if row.resembles is None:
+        return None
+    key = parse_verifier_key(row.resembles)
+    return Html(f"{code(key.name)} {code(key.key_id.hex())}<small>damaged, forged, or by another key</small>")
 
 
 def _keys(report: AuditReport) -> str:
@@ -55,18 +77,6 @@ def _keys(report: AuditReport) -> str:
     )
     caption = "Keys of the ledger, in the order in which they signed it; each handed it over to the next"
     return table("keys-c", caption, ("key", "name", "key id", "state"), rows)
-
-
-def _unverified(lines: int, *, whose_known: bool) -> str:
-    """Says of signature lines why they count for nothing; auditors are known only once the policy was read."""
-    were = "line was" if lines == 1 else "lines were"
-    by = "a key" if lines == 1 else "keys"
-    whose = (
-        f"{by} neither pinned nor named by the policy"
-        if whose_known
-        else f"{by} not pinned; the audit never came to the policy"
-    )
-    return f"{lines:,} signature {were} not verified: by {whose}."
 
 
 def _signer(signer: Signer, report: AuditReport) -> tuple[Any, ...]:

@@ -17,8 +17,10 @@ from ledger.report.events import gate, results, summaries, withdrawals
 from ledger.report.extras import read_extras
 from ledger.report.layers import layers
 from ledger.report.markup import text
+from ledger.report.releases import releases
+from ledger.report.scope import scope
 from ledger.report.spending import classes, distribution, over_the_run
-from ledger.report.verdict import findings, notes, verdict
+from ledger.report.verdict import about, findings, notes, verdict
 
 _STYLE: Final = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _HEADING: Final = re.compile(r"<section id='([a-z]+)'>\n<h2>(.*?)</h2>")
@@ -49,13 +51,15 @@ def write_report(
     """
     told = read_extras(extras)
     sections = [
-        verdict(report),
         findings(report),
+        about(report),
         notes(report),
+        scope(report),
         classes(report),
         over_the_run(report),
         distribution(report),
         layers(report),
+        releases(report),
         withdrawals(report),
         summaries(report),
         gate(told),
@@ -69,6 +73,7 @@ def write_report(
         subject=text(report.origin or "an unknown run"),
         style_digest=_digest_of_style(template),
         contents="".join(f"<li><a href='#{ident}'>{title}</a></li>" for ident, title in _HEADING.findall(body)),
+        verdict=verdict(report),
         body=body,
     )
     try:

@@ -59,6 +59,7 @@ def over_the_run(report: AuditReport) -> str:
     }
     head = (
         "epoch",
+        "leaf",
         "last step",
         "steps charged",
         *(Html(f"ε {text(name)}") for name in names),
@@ -67,12 +68,21 @@ def over_the_run(report: AuditReport) -> str:
         "closed",
     )
     rows: list[tuple[Any, ...]] = [
-        (row.number, row.step, row.charged, *map(_bound, row.epsilons), sum(row.active), sum(row.withdrawn), utc(row.time))
+        (
+            row.number,
+            row.seq,
+            row.step,
+            row.charged,
+            *map(_bound, row.epsilons),
+            sum(row.active),
+            sum(row.withdrawn),
+            utc(row.time),
+        )
         for row in epochs
     ]
     if len(points) > len(epochs):
         counts = (sum(c.active for c in report.classes), sum(c.withdrawn for c in report.classes))
-        rows.append(("in no epoch yet", None, report.charged, *map(_bound, now), *counts, None))
+        rows.append(("in no epoch yet", None, None, report.charged, *map(_bound, now), *counts, None))
     chart = ""
     if series and points[-1][0] and all(map(math.isfinite, chain.from_iterable(series.values()))):
         title, x_label, y_label = "ε per class over the run", "steps charged", "largest ε of a contribution"

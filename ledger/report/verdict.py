@@ -1,5 +1,6 @@
 """The head of the page: what the audit says, what it is about, and what is wrong."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from ledger.audit import AuditReport
@@ -24,7 +25,7 @@ _SAID: Final = {
 
 
 def verdict(report: AuditReport) -> str:
-    """Returns the verdict, the figures that most people look for, and the facts."""
+    """Returns the verdict and the figures that most people look for."""
     kind, sign, sentence = _SAID[report.verdict]
     return "\n".join(
         [
@@ -32,7 +33,6 @@ def verdict(report: AuditReport) -> str:
             f"<div class='verdict {kind}'><p><strong><span aria-hidden='true'>{sign}</span> {report.verdict}</strong>",
             f"{text(sentence)}</p></div>",
             "" if report.verdict == "FAILED" else _tiles(report),
-            _facts(report),
             "</section>",
         ]
     )
@@ -63,7 +63,8 @@ def _tiles(report: AuditReport) -> str:
     return f"<ul class='tiles' aria-label='Largest epsilon of a contribution, by class'>{''.join(tiles)}</ul>" if tiles else ""
 
 
-def _facts(report: AuditReport) -> str:
+def about(report: AuditReport) -> str:
+    """Returns which ledger it is about, and how far that is."""
     facts = [
         ("corpus", report.corpus),
         ("ledger", report.origin),
@@ -81,10 +82,13 @@ def _facts(report: AuditReport) -> str:
     ]
     told = [(name, value) for name, value in facts if value is not None]
     if not told:
-        return "<p>The checkpoint was refused, so there is nothing more to tell.</p>"
-    return (
-        f"<dl class='facts'>{''.join(f'<div><dt>{text(name)}</dt><dd>{_fact(value)}</dd></div>' for name, value in told)}</dl>"
-    )
+        return section("about", "The ledger", "<p>The checkpoint was refused, so there is nothing more to tell.</p>")
+    return section("about", "The ledger", fact_list([(name, _fact(value)) for name, value in told]))
+
+
+def fact_list(facts: Sequence[tuple[str, Html]]) -> str:
+    """Returns names with what belongs to each."""
+    return f"<dl class='facts'>{''.join(f'<div><dt>{text(name)}</dt><dd>{value}</dd></div>' for name, value in facts)}</dl>"
 
 
 def _fact(value: str | int | float) -> Html:

@@ -8,13 +8,16 @@ everything but the contributions of k.
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ledger.accountants import to_micro_up
 from ledger.errors import ReleaseRefused
 from ledger.leaves import Header
-from ledger.replay import Replay
 from ledger.rules.contributions import Contribution
 from ledger.rules.expenditure import Expenditure
+
+if TYPE_CHECKING:
+    from ledger.replay import Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +102,35 @@ def artifacts(header: Header) -> tuple[Artifact, ...]:
     return tuple(found)
 
 
-def is_final(run: Replay) -> bool:
+def is_final(run: "Replay") -> bool:
     """Whether a run went to its signed end, so that what it charged is what it was planned to charge or more."""
     return run.closed and run.position == run.header.policy.steps
 
 
-def class_costs(run: Replay, spent: Expenditure | None = None) -> tuple[tuple[float, float] | None, ...]:
+def class_costs(
+    run: "Replay", spent: Expenditure | None = None, *, admitted: int | None = None, final: bool | None = None
+) -> tuple[tuple[float, float] | None, ...]:
     """Returns what a model of this run costs the contributions of each class: the largest epsilon, and with content replaced.
 
     Guarantee:
         Upper bounds for every contribution of the class, at the policy's delta; None for a public class, of which nothing is
         promised. Of a run that has not gone to its signed end they are those of the planned horizon and all steps that may be
         done again: when to stop may have been decided by looking at the model, and an epsilon up to there would say nothing.
+        So the figures of an earlier release can be had later too; where steps were done again since, in a phase of more
+        noise than the least, they may be above those of its moment, and never below.
 
     Args:
         run: the run.
         spent: the accountant; by default that of the run.
+        admitted: count the first contributions only, as many as had been admitted by a release; by default all.
+        final: whether the run had gone to its signed end by then; by default whether it has.
 
     Raises:
         ReleaseRefused: code HORIZON, the run stopped early and its occurrences are public, so that no horizon has an epsilon.
     """
-    header, final = run.header, is_final(run)
+    header = run.header
+    if final is None:
+        final = is_final(run)
     if header.occurrences_public and not final:
         raise ReleaseRefused(
             "HORIZON",
@@ -128,7 +139,7 @@ def class_costs(run: Replay, spent: Expenditure | None = None) -> tuple[tuple[fl
         )
     counting = spent or run.expenditure
     most = [None if rule.public else (0.0, 0.0) for rule in header.policy.classes]
-    for contribution in _distinct(run.register.by_number):
+    for contribution in _distinct(run.register.by_number[:admitted]):
         found = most[contribution.class_index]
         if found is not None:
             own, replaced = _cost(run, counting, contribution, None if final else planned_steps(header))
@@ -136,7 +147,7 @@ def class_costs(run: Replay, spent: Expenditure | None = None) -> tuple[tuple[fl
     return tuple(most)
 
 
-def class_figures(run: Replay) -> tuple[ClassFigures, ...]:
+def class_figures(run: "Replay") -> tuple[ClassFigures, ...]:
     """Returns the same, rounded up, with the number of contributions of each class."""
     counts, withdrawn = Counter(c.class_index for c in run.register.by_number), run.register.withdrawn
     rounded = [(None, None) if cost is None else tuple(map(to_micro_up, cost)) for cost in class_costs(run)]
@@ -156,7 +167,9 @@ def _distinct(contributions: Iterable[Contribution]) -> Iterator[Contribution]:
             yield contribution
 
 
-def _cost(run: Replay, spent: Expenditure, contribution: Contribution, planned: tuple[int, ...] | None) -> tuple[float, float]:
+def _cost(
+    run: "Replay", spent: Expenditure, contribution: Contribution, planned: tuple[int, ...] | None
+) -> tuple[float, float]:
     if run.header.occurrences_public:
         return spent.of_loss(contribution.loss), spent.of_loss(4 * contribution.loss)
     place, z = contribution.class_index, spent.of_contribution(contribution)

@@ -1,11 +1,13 @@
 """What a RELEASE leaf must say: that weights left the house, under which manifest, and how far the ledger was then."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ledger.errors import LeafRefused
 from ledger.leaves import Release
 from ledger.merkle import root
+from ledger.rules.influence import is_final
 
 if TYPE_CHECKING:
     from ledger.replay import Replay
@@ -22,24 +24,51 @@ def withdrawals_root(withdrawals: Mapping[bytes, int], size: int) -> tuple[int, 
     return len(found), root(found)
 
 
-def release_problems(leaf: Release, run: "Replay", root_at: Callable[[int], bytes]) -> Iterator[LeafRefused]:
-    """Yields what is wrong with a RELEASE leaf: it stands right behind the checkpoint that it cites, and tells of it truly."""
-    if leaf.size != leaf.seq:
-        yield LeafRefused("RELEASE", f"a release cites the {leaf.seq} leaves before it, this one cites {leaf.size}")
-        return
-    if root_at(leaf.size) != leaf.root:
-        yield LeafRefused("RELEASE", f"the root at size {leaf.size} is not the one that the release cites")
-    expected = _root_of_all(run)
-    if leaf.withdrawals_root != expected:
-        yield LeafRefused("RELEASE", f"the root over the withdrawals is {expected.hex()}, not {leaf.withdrawals_root.hex()}")
-    charged = max((window.last_step for window in run.windows), default=0)
-    if leaf.step > charged:
-        yield LeafRefused("RELEASE", f"step {leaf.step} was released, steps up to {charged} were charged")
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A release, as far as the ledger tells of it.
+
+    Attributes:
+        leaf: its RELEASE leaf.
+        admitted: number of contributions admitted before it.
+        withdrawn: number of withdrawals entered before it.
+        final: whether the run had gone to its signed end, so that what it had charged is all that it ever charges.
+    """
+
+    leaf: Release
+    admitted: int
+    withdrawn: int
+    final: bool
 
 
-def _root_of_all(run: "Replay") -> bytes:
-    """The root over all withdrawals so far, computed anew only where one came since the last release: there may be many."""
-    count = len(run.withdrawals)
-    if count not in run.withdrawn_roots:
-        run.withdrawn_roots = {count: root(sorted(run.withdrawals))}
-    return run.withdrawn_roots[count]
+class Releases:
+    """The RELEASE leaves of a run: each stands right behind the checkpoint that it cites, and tells of it truly."""
+
+    def __init__(self, root_at: Callable[[int], bytes]) -> None:
+        """Takes what returns the root over the first leaves, as many as it is asked for."""
+        self.recorded: list[Recorded] = []
+        self._root_at = root_at
+        self._withdrawn: tuple[int, bytes] | None = None
+
+    def take(self, leaf: Release, run: "Replay") -> Iterator[LeafRefused]:
+        """Yields what is wrong with a RELEASE leaf, and records it either way."""
+        self.recorded.append(Recorded(leaf, len(run.register.by_number), len(run.withdrawals), is_final(run)))
+        if leaf.size != leaf.seq:
+            yield LeafRefused("RELEASE", f"a release cites the {leaf.seq} leaves before it, this one cites {leaf.size}")
+            return
+        if self._root_at(leaf.size) != leaf.root:
+            yield LeafRefused("RELEASE", f"the root at size {leaf.size} is not the one that the release cites")
+        expected = self._root_of_all(run)
+        if leaf.withdrawals_root != expected:
+            told = f"the root over the withdrawals is {expected.hex()}, not {leaf.withdrawals_root.hex()}"
+            yield LeafRefused("RELEASE", told)
+        charged = max((window.last_step for window in run.windows), default=0)
+        if leaf.step > charged:
+            yield LeafRefused("RELEASE", f"step {leaf.step} was released, steps up to {charged} were charged")
+
+    def _root_of_all(self, run: "Replay") -> bytes:
+        """The root over all withdrawals so far, computed anew only where one came since the last release: there may be many."""
+        count = len(run.withdrawals)
+        if self._withdrawn is None or self._withdrawn[0] != count:
+            self._withdrawn = count, root(sorted(run.withdrawals))
+        return self._withdrawn[1]

@@ -1,5 +1,6 @@
 """A run with something in every part of its report: bounds that differ, withdrawals, a second attempt, an open window."""
 
+import hashlib
 import random
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def many_layers() -> HeaderSpec:
 
 
 def varied_run(driver: Driver) -> None:
-    """Two hundred contributions with bounds of their own, four epochs, a second attempt, withdrawals for three reasons."""
+    """Two hundred contributions with bounds of their own, four epochs, two releases, a second attempt, withdrawals."""
     dice = random.Random(6)
     for wave in range(4):
         driver.admit(*(_admission(dice, 50 * wave + n) for n in range(50)))
@@ -59,6 +60,10 @@ def varied_run(driver: Driver) -> None:
         driver.epoch()
         for n in range(50 * wave, 50 * wave + 5):
             driver.withdraw(n)
+        if wave % 2:
+            driver.ledger.sign_checkpoint()
+            digests = (hashlib.sha256(b"%d %d" % (wave, part)).digest() for part in range(2))
+            driver.ledger.record_release(*digests, driver.ledger.state.position, now=driver.tick())
     driver.charge()
     driver.ledger.resume(0, None, now=driver.tick())
     driver.steps(1)

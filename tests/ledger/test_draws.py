@@ -207,7 +207,7 @@ def test_an_auditor_says_what_a_window_without_an_end_costs(driver, tmp_path):
     run(driver)
     report = verify_export(driver.ledger.export(tmp_path / "export"), [SIGNER.vkey])
     assert report.verdict == "FULL", report.findings
-    assert any("never settled; of their steps those with a draw count" in note for note in report.notes)
+    assert any("never settled; of the steps those with a draw count" in note for note in report.notes)
 
 
 def test_who_was_withdrawn_or_has_reached_its_cap_is_drawn_no_more(driver):

@@ -1,0 +1,87 @@
+"""What the audit verified and where in the ledger that stands; and what nobody who has only the ledger can know."""
+
+from typing import Any
+
+from ledger.audit import AuditReport
+from ledger.audit.kinds import count_of
+from ledger.report.markup import Html, code, counted, details, section, table, text
+
+_NEVER = (
+    "That the trainer did what it recorded, and that nobody trained on the same data outside of this ledger.",
+    "That a file at hand is the model of this run: dptrain release --check holds files against a signed manifest.",
+    "What contributions say, and whose they are: no export has either.",
+)
+
+
+def scope(report: AuditReport) -> str:
+    """Returns the claims that were checked, each with its leaves, and what was not checked; nothing of an audit that failed."""
+    if report.verdict == "FAILED" or not report.kinds:
+        return ""
+    head = ("claim", "leaves", "how it was checked")
+    kinds = ((row.kind, row.count, row.first, row.last) for row in report.kinds)
+    listed = table("kinds-c", "Leaves of the ledger by kind", ("kind", "leaves", "first", "last"), kinds)
+    return section(
+        "scope",
+        "What was verified, and what was not",
+        table("scope-c", "Claims that the audit checked, and the leaves that they stand in", head, _claims(report)),
+        details("Where which leaves stand", listed),
+        "<h3>Not verified</h3>",
+        f"<ul>{''.join(f'<li>{text(sentence)}</li>' for sentence in _open(report))}</ul>",
+    )
+
+
+def _claims(report: AuditReport) -> list[tuple[Any, ...]]:
+    def leaves(*kinds: str) -> str:
+        return ", ".join(f"{count_of(report.kinds, kind):,} {kind}" for kind in kinds if count_of(report.kinds, kind)) or "none"
+
+    signers = [signer for signer in report.signers if signer.of_log]
+    keys = Html(" ".join(code(signer.key_id) for signer in signers))
+    owner = "signed by a key that was pinned for" if report.owner_pinned else "signed by the key that it names for"
+    found: list[tuple[Any, ...]] = [
+        (
+            "Nothing was changed since it was signed",
+            f"all {report.size or 0:,}",
+            Html(f"hashed to the root, signed by {keys}"),
+        ),
+        ("The policy is the corpus owner's", "0 HEADER", f"{owner} {report.owner}"),
+        ("Noise on every layer is what the policy demands", "0 HEADER", "derived again from the policy"),
+        (
+            "Every step was charged, over the contributions of its moment",
+            leaves("ADMIT", "CHARGE", "DRAW", "SETTLE", "RESUME"),
+            "windows tile the run within its horizon; pools and noise streams compared",
+        ),
+        ("Every ε is at least what was spent", leaves("SPEND", "EPOCH"), f"computed again with {report.accountant}"),
+        ("Who withdrew was drawn no more", leaves("WITHDRAW"), "gone from the pool of every later charge"),
+    ]
+    optional = (
+        ("Releases cite this ledger as it was", "RELEASE", "root and withdrawals of their moment computed again"),
+        ("Summaries say what their ranges said", "SUMMARY", _of_summaries(report)),
+        ("The ledger's key was handed over by its holder", "KEY", "signed by the old key and by the new one"),
+        ("The run is over", "CLOSE", "nothing is charged behind it"),
+    )
+    return found + [(claim, leaves(kind), how) for claim, kind, how in optional if count_of(report.kinds, kind)]
+
+
+def _of_summaries(report: AuditReport) -> str:
+    if any(row.pruned for row in report.summaries):
+        return "computed again from what stays; of what is gone, auditors vouch"
+    return "every figure computed again from the leaves"
+
+
+def _open(report: AuditReport) -> list[str]:
+    found = []
+    if not report.owner_pinned:
+        found.append("That the policy is the corpus owner's: no key of the owner was pinned.")
+    if report.quorum is None:
+        found.append("That everybody is shown this same history: the policy names no auditors who could say so.")
+    elif not report.quorum_met:
+        asked = f"{report.quorum} of {counted(len(report.auditors), 'auditor')}"
+        found.append(f"That everybody is shown this same history: {asked} would have to cosign, and not so many have.")
+    gone = sum(row.pruned for row in report.summaries)
+    if gone:
+        found.append(
+            f"What the bodies of {counted(gone, 'pruned leaf').replace('leafs', 'leaves')} said: auditors vouch for it."
+        )
+    if not report.finished:
+        found.append("What will yet be charged: the run is open.")
+    return [*found, *_NEVER]
