@@ -1,6 +1,7 @@
 """`dptrain release`: sign what a model is and whose influence may be in it, and check that of somebody else's."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,7 @@ from dptrain.cli.output import JsonFlag, console, counted, print_json, promised,
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
-    from ledger.release import Manifest, ReleaseReport
+    from ledger.release import Manifest, ReleaseReport, Tie
 
 ModelDirectory = Annotated[
     Path, typer.Argument(metavar="MODEL", exists=True, file_okay=False, help="Directory of the model, and nothing else.")
@@ -59,7 +60,8 @@ def release(
 ) -> None:
     """Sign what a model is: its files, the ledger it comes from, and whose influence may be in it; or check that.
 
-    Writes the manifest release.cose and the export of the ledger into the directory, and a leaf about it into the ledger.
+    Writes the manifest release.cose and the export of the ledger into the directory, and a leaf about it into the ledger. Says
+    of every tensor whether it is the run's: weights TIED, CONVERTED, UNTIED, or UNRECORDED.
     With --check, everything is held against each other, offline: FULL, SUMMARISED, SIGNED (no export to check the numbers
     against) or FAILED; exit code 1 if FAILED.
 
@@ -84,9 +86,9 @@ def _make(
         made = make(log, model, now=int(time.time()))
     if json:
         told = {"path": str(made.path), "export": str(made.export), "leaf": made.seq, "key": made.manifest.log_vkey}
-        print_json(told | _told(made.manifest))
+        print_json(told | _told(made.manifest) | {"weights": _weights(made.weights)})
         return
-    _print(made.manifest)
+    _print(made.manifest, made.weights)
     out = console()
     out.print(f"wrote {made.path} and {made.export}; leaf {made.seq} of the ledger tells of it")
     out.print(f"check with: dptrain release --check {model} --key {made.manifest.log_vkey}")
@@ -125,7 +127,35 @@ def _report(report: "ReleaseReport") -> dict[str, Any]:
         "findings": [{"code": item.code, "where": item.where, "sentence": item.sentence} for item in report.findings],
         "notes": list(report.notes),
         "newer_withdrawals": report.newer_withdrawals,
+        "weights": None if report.weights is None else _weights(report.weights),
         "manifest": None if report.manifest is None else _told(report.manifest),
+    }
+
+
+def _weights(found: "Tie") -> dict[str, Any]:
+    """What the files have to do with the weights of the run, as JSON."""
+    at = found.commitment
+    return {
+        "status": found.status,
+        "epoch": None if at is None else at.number,
+        "step": None if at is None else at.step,
+        "leaf": None if at is None else at.seq,
+        "trained": found.trained,
+        "trained_in_files": found.present,
+        "untrained_in_files": found.untrained,
+        "left_out": list(found.left_out),
+        "not_compared": list(found.opaque),
+        "files": [
+            {
+                "path": file.path,
+                "as": {"adapter": file.view.adapter, "without": file.view.drop, "with": file.view.add},
+                "tied": list(file.tied),
+                "converted": list(file.converted),
+                "changed": list(file.changed),
+                "foreign": list(file.foreign),
+            }
+            for file in found.files
+        ],
     }
 
 
@@ -197,11 +227,37 @@ def _print_report(report: "ReleaseReport") -> None:
         out.print(styled("red", finding.code, f" {ascii(finding.where)[1:-1]}: {finding.sentence}"))
     for note in report.notes:
         out.print(f"note: {note}")
-    if report.manifest is not None:
-        _print(report.manifest)
+    if report.manifest is not None and report.weights is not None:
+        _print(report.manifest, report.weights)
 
 
-def _print(manifest: "Manifest") -> None:
+def _print_weights(found: "Tie") -> None:
+    out, at = console(), found.commitment
+    colour = {"TIED": "green", "CONVERTED": "yellow"}.get(found.status, "red")
+    share = "" if at is None else (
+        f"  epoch {at.number}, step {at.step}, leaf {at.seq}: {found.present} of {found.trained} trained tensors and "
+        f"{found.untrained} others"
+    )  # fmt: skip
+    out.print(styled(f"bold {colour}", f"weights {found.status}", share))
+    for file in found.files:
+        view = [f"adapter {file.view.adapter}"] if file.view.adapter is not None else []
+        view += [f"names behind {file.view.drop!a}"] if file.view.drop else []
+        view += [f"the part {file.view.add!a}"] if file.view.add else []
+        of = f" of {', '.join(view)}" if view else ""
+        out.print(f"  {ascii(file.path)[1:-1]}: {counted(len(file.tied), 'tensor')}{of} tied")
+        for what, names in (("converted", file.converted), ("CHANGED", file.changed), ("FOREIGN", file.foreign)):
+            if names:
+                more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+                out.print(styled("yellow" if what == "converted" else "red", f"    {what}", f" {_listed(names[:10])}{more}"))
+    if found.opaque:
+        out.print(styled("red", "    NOT COMPARED", f" {_listed(found.opaque[:10])}"))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(ascii(name)[1:-1] for name in names)
+
+
+def _print(manifest: "Manifest", weights: "Tie") -> None:
     out = console()
     files = counted(len(manifest.files), "file")
     out.print(
@@ -213,5 +269,6 @@ def _print(manifest: "Manifest") -> None:
         found = (manifest.epsilon_micro(part.name, place) for place in range(len(manifest.classes)))
         rows.add_row(part.name, *(promised(_number(micro), 6) for micro in found))
     out.print(rows)
+    _print_weights(weights)
     for sentence in manifest.statements:
         out.print(sentence)
