@@ -12,9 +12,11 @@ from attest.files import sync_directory, sync_tree
 from ledger import layout, tiles
 from ledger.errors import ExportRefused, LedgerCorrupt, StorageFailed
 from ledger.leaves import Admit, Header
-from ledger.merkle import leaf_hash, root_of_hashes
+from ledger.merkle import leaf_hash
+from ledger.retention.nodes import KeptNodes, nodes_file
 from ledger.rules.rotation import KeyChain
 from ledger.storage.store import Row
+from ledger.subtrees import Subtree, Subtrees
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +78,29 @@ def write_export(
         temporary.mkdir(parents=True)
         _put(temporary, layout.CHECKPOINT, checkpoint)
         _put(temporary, layout.POLICY, keys.trust_policy().text())
-        roots: list[bytes] = []
-        size, stream = 0, iter(rows)
+        roots, kept = Subtrees(), list[Subtree]()
+        n, size, stream = 0, 0, iter(rows)
         retained = 0 if pruned is None else -(-pruned.before // layout.TILE_WIDTH)
         if pruned is not None and retained:
             _put(temporary, layout.RETAINED_NOTES, tiles.entry_bundle(pruned.notes))
         while batch := list(islice(stream, layout.TILE_WIDTH)):
             bodies = [row.body if row.body or pruned is None else pruned.stand_in(row) for row in batch]
-            hashes = [leaf_hash(row.body) if row.body else row.leaf_hash for row in batch]
-            _put(temporary, layout.bundle_path(len(roots), len(bodies), retained), tiles.entry_bundle(bodies))
-            _put(temporary, layout.tile_path(0, len(roots), len(bodies)), b"".join(hashes))
-            roots.append(root_of_hashes(hashes))
-            size += len(bodies)
-        if keys.open_note(checkpoint)[1].root != root_of_hashes(roots):
+            _put(temporary, layout.bundle_path(n, len(bodies), retained), tiles.entry_bundle(bodies))
+            pieces = [Subtree(row.seq, row.level, _hash(row)) for row in batch if row.body or row.leaf_hash]
+            tiles.add_tile(roots, n, pieces)
+            if any(row.level for row in batch):
+                kept += pieces
+            else:
+                _put(temporary, layout.tile_path(0, n, len(bodies)), b"".join(piece.hash for piece in pieces))
+            n, size = n + 1, size + len(bodies)
+        if keys.open_note(checkpoint)[1].root != roots.root(n):
             raise LedgerCorrupt("EXPORT", "the leaves are not those under the checkpoint; open the ledger again")
-        for path, data in tiles.upper_tiles(roots[: size // layout.TILE_WIDTH]):
+        has_tile = None
+        if kept:
+            data = nodes_file(kept)
+            _put(temporary, layout.RETAINED_NODES, data)
+            has_tile = KeptNodes(data, size).has_tile
+        for path, data in tiles.upper_tiles(roots, size, has_tile):
             _put(temporary, path, data)
         sync_tree(temporary)
         temporary.rename(directory)
@@ -101,6 +111,10 @@ def write_export(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return directory
+
+
+def _hash(row: Row) -> bytes:
+    return leaf_hash(row.body) if row.body else row.leaf_hash
 
 
 def _put(base: Path, path: str, data: bytes) -> None:

@@ -1,15 +1,19 @@
-"""Names and sizes of the files of an export: pure functions of the tree's size, never of anything that was read.
+"""Names and sizes of the files of an export: pure functions of the tree's size, and of what of it is gone.
 
 Source: C2SP tlog-tiles v1.0.0. A directory holds ``checkpoint``, ``policy``, ``tile/<L>/<N>[.p/<W>]`` and
 ``tile/entries/<N>[.p/<W>]``. Of a pruned ledger the first bundles are not there ("Pruning": entries below a minimum index may
 be missing, hashes stay); in their place are ``retained/<N>[.p/<W>]``, in the same format, with what stands in for pruned leaves
-(`ledger.retention.retained`), and ``retained/notes``, the checkpoints below which auditors vouch for summaries.
+(`ledger.retention.retained`), and ``retained/notes``, the checkpoints below which auditors vouch for summaries. Where leaf
+hashes are gone too, tiles that had them are not there either, and ``retained/nodes`` is (`ledger.retention.nodes`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 TILE_WIDTH: Final = 256
+TILE_HEIGHT: Final = 8
+"""Levels of the tree in one tile: 2^8 = 256 hashes wide."""
+
 HASH_SIZE: Final = 32
 MAX_ENTRY_SIZE: Final = 65_535
 MAX_BUNDLE_SIZE: Final = (MAX_ENTRY_SIZE + 2) * TILE_WIDTH
@@ -19,6 +23,12 @@ MAX_TEXT_SIZE: Final = 1_000_000
 CHECKPOINT: Final = "checkpoint"
 POLICY: Final = "policy"
 RETAINED_NOTES: Final = "retained/notes"
+RETAINED_NODES: Final = "retained/nodes"
+NODE_SIZE: Final = 8 + 1 + HASH_SIZE
+"""Bytes of one node in ``retained/nodes``: first leaf, level, root."""
+
+HasTile = Callable[[int, int], bool]
+"""Tells of a row of tiles (level / 8) and a number in it whether that tile is there."""
 
 
 def index_path(n: int) -> str:
@@ -73,21 +83,32 @@ def width_of(n: int, size: int) -> int:
     return min(TILE_WIDTH, size - n * TILE_WIDTH)
 
 
-def file_paths(size: int, retained: int = 0) -> Iterator[str]:
-    """Yields the names of all files of an export of this size, the first bundles of which are retained ones."""
+def file_paths(size: int, retained: int = 0, has_tile: HasTile | None = None) -> Iterator[str]:
+    """Yields the names of all files of an export.
+
+    Args:
+        size: number of leaves.
+        retained: how many bundles, from the first on, are retained ones.
+        has_tile: tells the hash tiles that are there, where leaf hashes are gone.
+    """
     yield CHECKPOINT
     yield POLICY
     if retained:
         yield RETAINED_NOTES
+    if has_tile is not None:
+        yield RETAINED_NODES
     for n, width in tile_widths(size):
         yield bundle_path(n, width, retained)
     for level in range(level_count(size)):
         for n, width in tile_widths(size, level):
-            yield tile_path(level, n, width)
+            if has_tile is None or has_tile(level, n):
+                yield tile_path(level, n, width)
 
 
-def max_file_size(path: str) -> int:
-    """Returns the largest size, in bytes, of a file of an export."""
+def max_file_size(path: str, size: int = 0) -> int:
+    """Returns the largest size, in bytes, of a file of an export of so many leaves; only ``retained/nodes`` grows with them."""
+    if path == RETAINED_NODES:
+        return NODE_SIZE * size + HASH_SIZE
     if path.startswith(("tile/entries/", "retained/")):
         return MAX_BUNDLE_SIZE
     return MAX_TILE_SIZE if path.startswith("tile/") else MAX_TEXT_SIZE

@@ -56,14 +56,20 @@ class Frontier:
         self.size = size
         self._stack = stack
 
-    def append(self, hash_: bytes) -> None:
-        """Adds one leaf hash."""
-        size = self.size
+    def append(self, hash_: bytes, level: int = 0) -> None:
+        """Adds one leaf hash, or the root of a perfect subtree of 2^level leaves.
+
+        Raises:
+            ProofError: no such subtree can begin at this size.
+        """
+        size = self.size >> level
+        if size << level != self.size:
+            raise ProofError("SUBTREE", f"no subtree of level {level} begins at leaf {self.size}")
         while size & 1:
             hash_ = node_hash(self._stack.pop(), hash_)
             size >>= 1
         self._stack.append(hash_)
-        self.size += 1
+        self.size += 1 << level
 
     def extend(self, hashes: Sequence[bytes]) -> None:
         """Adds leaf hashes in order."""

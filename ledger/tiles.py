@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from ledger import layout
 from ledger.errors import ProofError
-from ledger.merkle import root_of_hashes
+from ledger.merkle import Frontier, root_of_hashes
+from ledger.subtrees import Subtree, Subtrees
 
 
 def hash_tiles(hashes: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
@@ -12,9 +13,40 @@ def hash_tiles(hashes: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
     yield from _tiles(0, list(hashes))
 
 
-def upper_tiles(roots: Sequence[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yields (name, content) of the hash tiles above level 0, from the roots of its full tiles."""
-    yield from _tiles(1, list(roots))
+def upper_tiles(roots: Subtrees, size: int, has_tile: layout.HasTile | None = None) -> Iterator[tuple[str, bytes]]:
+    """Yields (name, content) of the hash tiles above level 0.
+
+    Args:
+        roots: the tree over the roots of the tiles of level 0.
+        size: number of leaves.
+        has_tile: tells which tiles there are, where hashes are gone.
+    """
+    for row in range(1, layout.level_count(size)):
+        height = layout.TILE_HEIGHT * (row - 1)
+        for n, width in layout.tile_widths(size, row):
+            if has_tile is None or has_tile(row, n):
+                first = n * layout.TILE_WIDTH
+                hashes = (roots.node(height, index) for index in range(first, first + width))
+                yield layout.tile_path(row, n, width), b"".join(hashes)
+
+
+def add_tile(roots: Subtrees, n: int, pieces: Sequence[Subtree]) -> None:
+    """Adds a tile of level 0 to the tree over their roots.
+
+    Args:
+        roots: that tree, in which a tile counts as one leaf.
+        n: number of the tile, which a subtree of several tiles may contain already.
+        pieces: the subtrees that begin in it: they tile it, or the only one reaches over it and those behind it.
+    """
+    if roots.size > n:
+        return
+    if pieces[0].level > layout.TILE_HEIGHT:
+        roots.append(pieces[0].hash, pieces[0].level - layout.TILE_HEIGHT)
+        return
+    tile = Frontier()
+    for piece in pieces:
+        tile.append(piece.hash, piece.level)
+    roots.append(tile.root())
 
 
 def _tiles(level: int, row: list[bytes]) -> Iterator[tuple[str, bytes]]:

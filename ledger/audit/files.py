@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from ledger import layout, tiles
+from ledger.audit.roots import TileRoots
 from ledger.errors import ExportChanged, NoteError, ProofError
-from ledger.merkle import leaf_hash, root_of_hashes
+from ledger.merkle import Frontier, leaf_hash
 from ledger.note import (
     SIGNATURE_ED25519,
     Checkpoint,
@@ -26,7 +27,9 @@ from ledger.note import (
     parse_verifier_key,
     peek_checkpoint,
 )
+from ledger.retention.nodes import KeptNodes
 from ledger.retention.retained import is_stand_in
+from ledger.subtrees import Subtree, Subtrees
 
 MAX_NAMED: Final = 50
 """Missing, unknown or wrong files are named up to this many of each."""
@@ -43,12 +46,16 @@ class Export:
         report: takes (code, where, sentence) of everything wrong.
         names: names of the regular files found.
         retained: how many bundles, from the first on, are those of a pruned ledger (`ledger.layout`).
+        nodes: what stands for leaf hashes that are gone, None where all are there.
+        size: the signed size, 0 until it is known.
     """
 
     base: Path
     report: Report
     names: set[str] = field(default_factory=set)
     retained: int = 0
+    nodes: KeptNodes | None = None
+    size: int = 0
 
     def scan(self) -> bool:
         """Lists the directory without following a link; False when there is none."""
@@ -77,7 +84,7 @@ class Export:
         """Returns the content of a file, or None after reporting why not. The name is computed, never read."""
         if name not in self.names:
             return None
-        limit = layout.max_file_size(name)
+        limit = layout.max_file_size(name, self.size)
         try:
             descriptor = os.open(self.base / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with open(descriptor, "rb") as stream:
@@ -123,9 +130,11 @@ class Export:
             missing = next(name for name in layout.file_paths(size) if name not in self.names)
             self.report("MISSING_FILE", missing, f"the checkpoint signs {size} leaves; most of their files are missing")
             return False
-        widths = layout.tile_widths(size)
+        self.size, widths = size, layout.tile_widths(size)
         self.retained = sum(1 for _ in takewhile(lambda tile: layout.retained_path(*tile) in self.names, widths))
-        expected = set(layout.file_paths(size, self.retained))
+        if layout.RETAINED_NODES in self.names and not self._read_nodes():
+            return False
+        expected = set(layout.file_paths(size, self.retained, self._has_tile()))
         for name in islice(sorted(expected - self.names), MAX_NAMED):
             self.report("MISSING_FILE", name, f"the checkpoint signs {size} leaves, which need this file")
         for name in islice(sorted(self.names - expected), MAX_NAMED):
@@ -136,25 +145,22 @@ class Export:
         """Returns the leaves if they hash to the signed root, or None after naming the files that do not fit.
 
         Guarantee:
-            The leaves returned are exactly those under the signed root, and every hash tile has been compared with the
-            tile that they give.
+            The leaves returned are exactly those under the signed root, but for stand-ins, for which a hash or the root of a
+            subtree of stand-ins is; and every hash tile and kept node has been compared with what they give.
         """
-        given: list[bytes | None] = []
-        stored: list[bytes | None] = []
-        unlike: list[str] = []
+        given, stored = TileRoots(), TileRoots()
+        unlike: list[int] = []
         for n, width in layout.tile_widths(checkpoint.size):
-            hashes, name = self._hashes(n, width), layout.tile_path(0, n, width)
-            tile = self.read(name)
-            given.append(None if hashes is None else root_of_hashes(hashes))
-            stored.append(_root_of_tile(tile, width))
-            if hashes is not None and tile is not None and tile != b"".join(hashes):
-                unlike.append(name)
-        roots = [root for root in given if root is not None]
-        if len(roots) == len(given) and root_of_hashes(roots) == checkpoint.root:
-            self._report_tiles(unlike)
-            self._compare_upper(roots, checkpoint.size)
-            return Leaves(self, roots, checkpoint.size)
-        self._blame(given, stored, checkpoint)
+            of_entries, of_tile = self._of_entries(n, width), self._of_tile(n, width)
+            given.add(n, of_entries)
+            stored.add(n, of_tile)
+            if of_entries not in (None, of_tile) and (of_tile is not None or layout.tile_path(0, n, width) in self.names):
+                unlike.append(n)
+        if given.root() == checkpoint.root:
+            self._report_tiles([self._hashes_name(n, checkpoint.size) for n in unlike])
+            self._compare_upper(given.roots, checkpoint.size)
+            return Leaves(self, given.roots, checkpoint.size)
+        self._blame(given, stored, unlike, checkpoint)
         return None
 
     def bundle(self, n: int, width: int) -> list[bytes] | None:
@@ -167,6 +173,18 @@ class Export:
             self.report("BUNDLE", name, error.sentence)
             return None
 
+    def _read_nodes(self) -> bool:
+        """Reads what stands for leaf hashes that are gone; False after reporting what is wrong with it."""
+        data = self.read(layout.RETAINED_NODES)
+        if data is None:
+            return False
+        try:
+            self.nodes = KeptNodes(data, self.size)
+        except ProofError as error:
+            self.report(error.code, layout.RETAINED_NODES, error.sentence)
+            return False
+        return True
+
     def notes(self) -> list[bytes]:
         """Returns the checkpoints below which auditors vouch for summaries; none after reporting why not."""
         if not self.retained:
@@ -178,54 +196,82 @@ class Export:
             self.report("BUNDLE", layout.RETAINED_NOTES, error.sentence)
             return []
 
-    def hashes(self, n: int, width: int, entries: list[bytes]) -> list[bytes]:
-        """Returns the leaf hashes of a bundle's entries; those of stand-ins are the tile's, zeros where it has none."""
-        if n >= self.retained or not any(map(is_stand_in, entries)):
-            return list(map(leaf_hash, entries))
-        tile = (self.read(layout.tile_path(0, n, width)) or b"").ljust(layout.HASH_SIZE * width, b"\0")
-        stored = (tile[at : at + layout.HASH_SIZE] for at in range(0, len(tile), layout.HASH_SIZE))
-        return [hash_ if is_stand_in(entry) else leaf_hash(entry) for entry, hash_ in zip(entries, stored, strict=False)]
+    def pieces(self, n: int, width: int, entries: list[bytes]) -> list[Subtree] | None:
+        """Returns what a bundle gives of the tree: the subtrees that begin in it, or None after reporting why not.
 
-    def _hashes(self, n: int, width: int) -> list[bytes] | None:
+        Most are leaf hashes. Of a stand-in it is the tile's, zeros where it has none; where the tile is gone, the kept node's.
+        """
+        start = n * layout.TILE_WIDTH
+        if self.nodes is not None and not self.nodes.has_tile(0, n):
+            kept = self.nodes.in_tile(n)
+            single = {node.first for node in kept if not node.level}
+            for seq, entry in enumerate(entries, start):
+                if seq not in single and not is_stand_in(entry):
+                    sentence = f"a subtree stands for leaf {seq}, which is there, and which nothing would show to be signed"
+                    self.report("NODES", layout.RETAINED_NODES, sentence)
+                    return None
+            told = {seq: leaf_hash(entry) for seq, entry in enumerate(entries, start) if not is_stand_in(entry)}
+            return [Subtree(node.first, node.level, told.get(node.first, node.hash)) for node in kept]
+        if n >= self.retained or not any(map(is_stand_in, entries)):
+            return [Subtree(seq, 0, leaf_hash(entry)) for seq, entry in enumerate(entries, start)]
+        tile = (self.read(layout.tile_path(0, n, width)) or b"").ljust(layout.HASH_SIZE * width, b"\0")
+        return [
+            Subtree(seq, 0, hash_ if is_stand_in(entry) else leaf_hash(entry))
+            for seq, (entry, hash_) in enumerate(zip(entries, _split(tile), strict=False), start)
+        ]
+
+    def _of_entries(self, n: int, width: int) -> list[Subtree] | None:
         entries = self.bundle(n, width)
-        return None if entries is None else self.hashes(n, width, entries)
+        return None if entries is None else self.pieces(n, width, entries)
+
+    def _of_tile(self, n: int, width: int) -> list[Subtree] | None:
+        if self.nodes is not None and not self.nodes.has_tile(0, n):
+            return self.nodes.in_tile(n)
+        tile = self.read(layout.tile_path(0, n, width))
+        if tile is None or len(tile) != layout.HASH_SIZE * width:
+            return None
+        return [Subtree(seq, 0, hash_) for seq, hash_ in enumerate(_split(tile), n * layout.TILE_WIDTH)]
+
+    def _hashes_name(self, n: int, size: int) -> str:
+        """The file that has the hashes of a tile of level 0."""
+        if self.nodes is not None and not self.nodes.has_tile(0, n):
+            return layout.RETAINED_NODES
+        return layout.tile_path(0, n, layout.width_of(n, size))
+
+    def _has_tile(self) -> layout.HasTile | None:
+        return None if self.nodes is None else self.nodes.has_tile
 
     def _report_tiles(self, names: list[str]) -> None:
-        for name in names[:MAX_NAMED]:
-            self.report("TILE", name, "the tile does not hold the hashes of the signed tree")
+        for name in dict.fromkeys(names[:MAX_NAMED]):
+            self.report("TILE", name, "it does not hold the hashes of the signed tree")
 
-    def _compare_upper(self, roots: list[bytes], size: int) -> None:
+    def _compare_upper(self, roots: Subtrees, size: int) -> None:
         wrong = []
-        for name, expected in tiles.upper_tiles(roots[: size // layout.TILE_WIDTH]):
+        for name, expected in tiles.upper_tiles(roots, size, self._has_tile()):
             data = self.read(name)
             if data is not None and data != expected:
                 wrong.append(name)
         self._report_tiles(wrong)
 
-    def _blame(self, given: list[bytes | None], stored: list[bytes | None], checkpoint: Checkpoint) -> None:
+    def _blame(self, given: TileRoots, stored: TileRoots, unlike: list[int], checkpoint: Checkpoint) -> None:
         """Names the files at fault when the entries do not give the root: the tiles, if they do, tell which."""
-        known = [root for root in stored if root is not None]
-        if len(known) < len(stored):
-            n = stored.index(None)
-            name = layout.tile_path(0, n, layout.width_of(n, checkpoint.size))
-            self.report("ROOT", name, "neither the entries nor the tiles give the signed root")
+        sentence = "neither the entries nor the tiles give the signed root"
+        if stored.missing is not None:
+            self.report("ROOT", self._hashes_name(stored.missing, checkpoint.size), sentence)
             return
-        if root_of_hashes(known) == checkpoint.root:
-            self._compare_upper(known, checkpoint.size)
+        if stored.root() == checkpoint.root:
+            self._compare_upper(stored.roots, checkpoint.size)
+        elif self.nodes is not None and not unlike and given.missing is None:
+            self.report("ROOT", layout.RETAINED_NODES, "with the kept nodes, entries and tiles do not give the signed root")
         else:
-            self.report("ROOT", layout.CHECKPOINT, "neither the entries nor the tiles give the signed root")
-        differing = (n for n, (a, b) in enumerate(zip(given, stored, strict=True)) if a is not None and a != b)
-        for n in islice(differing, MAX_NAMED):
+            self.report("ROOT", layout.CHECKPOINT, sentence)
+        for n in unlike[:MAX_NAMED]:
             self._blame_bundle(n, layout.width_of(n, checkpoint.size))
 
     def _blame_bundle(self, n: int, width: int) -> None:
-        hashes, tile = self._hashes(n, width), self.read(layout.tile_path(0, n, width))
-        if hashes is None or tile is None:
-            return
-        for place, hash_ in enumerate(hashes):
-            if tile[place * layout.HASH_SIZE : (place + 1) * layout.HASH_SIZE] != hash_:
-                seq = n * layout.TILE_WIDTH + place
-                sentence = f"leaf {seq} was changed: it does not hash to its place in the tree"
+        for found, expected in zip(self._of_entries(n, width) or (), self._of_tile(n, width) or (), strict=False):
+            if found != expected:
+                sentence = f"leaf {found.first} was changed: it does not hash to its place in the tree"
                 self.report("LEAF", layout.bundle_path(n, width, self.retained), sentence)
 
 
@@ -235,12 +281,12 @@ class Leaves:
 
     Attributes:
         export: the directory.
-        roots: the root of every tile of 256 leaves, and of the partial one at the end.
+        roots: the tree over the roots of the tiles of 256 leaves, and of the partial one at the end.
         size: number of leaves.
     """
 
     export: Export
-    roots: list[bytes]
+    roots: Subtrees
     size: int
 
     def __iter__(self) -> Iterator[bytes]:
@@ -249,51 +295,78 @@ class Leaves:
         Raises:
             ExportChanged: a bundle is no longer what was authenticated.
         """
-        for n in range(len(self.roots)):
+        for n in range(self.roots.size):
             yield from self._tile(n)
 
-    def hashes(self, first: int, end: int) -> Iterator[bytes]:
-        """Yields the leaf hashes from one position up to another.
+    def between(self, first: int, end: int) -> Iterator[Subtree]:
+        """Yields subtrees that tile the leaves from one position up to another (`ledger.subtrees.Pieces`).
 
         Raises:
             ExportChanged: a bundle is no longer what was authenticated.
+            ProofError: code HASHES_GONE if a kept node reaches beyond one of the two.
         """
-        for n in range(first // layout.TILE_WIDTH, -(-end // layout.TILE_WIDTH)):
-            start = n * layout.TILE_WIDTH
-            yield from self._hashes(n)[max(0, first - start) : end - start]
+        if self.export.nodes is not None:
+            self.export.nodes.refuse_inside(first)
+            self.export.nodes.refuse_inside(end)
+        while first < end:
+            n, within = divmod(first, layout.TILE_WIDTH)
+            whole = None if within or end - first < layout.TILE_WIDTH else self._whole(n)
+            if whole is not None:
+                yield whole
+                first = whole.end
+                continue
+            for piece in self._pieces(n):
+                if first <= piece.first < end:
+                    yield piece
+            first = min(end, (n + 1) * layout.TILE_WIDTH)
 
     def root_at(self, size: int) -> bytes:
         """Returns the root over the first ``size`` leaves.
 
         Raises:
             ExportChanged: a bundle is no longer what was authenticated.
+            ProofError: code HASHES_GONE where a kept node reaches beyond that size.
         """
-        whole, rest = divmod(size, layout.TILE_WIDTH)
-        roots = self.roots[:whole]
-        if rest:
-            roots.append(root_of_hashes(self._hashes(whole)[:rest]))
-        return root_of_hashes(roots)
+        frontier = Frontier()
+        for piece in self.between(0, size):
+            frontier.append(piece.hash, piece.level)
+        return frontier.root()
 
     @property
     def retained(self) -> int:
         """Position below which an entry may be a stand-in."""
         return self.export.retained * layout.TILE_WIDTH
 
+    def _whole(self, n: int) -> Subtree:
+        """The subtree that begins with a full tile: that tile, or a kept one over several."""
+        node = None if self.export.nodes is None else self.export.nodes.around(n * layout.TILE_WIDTH)
+        level = layout.TILE_HEIGHT if node is None else max(layout.TILE_HEIGHT, node.level)
+        (root,) = self.roots.between(n, n + (1 << level - layout.TILE_HEIGHT))
+        return Subtree(n * layout.TILE_WIDTH, level, root.hash)
+
     def _tile(self, n: int) -> list[bytes]:
         return self._read(n)[0]
 
-    def _hashes(self, n: int) -> list[bytes]:
+    def _pieces(self, n: int) -> list[Subtree]:
         return self._read(n)[1]
 
-    def _read(self, n: int) -> tuple[list[bytes], list[bytes]]:
-        """Entries and leaf hashes of a bundle."""
+    def _read(self, n: int) -> tuple[list[bytes], list[Subtree]]:
+        """Entries of a bundle, and the subtrees that begin in it."""
         width = layout.width_of(n, self.size)
         entries = self.export.bundle(n, width)
-        hashes = [] if entries is None else self.export.hashes(n, width, entries)
-        if entries is None or root_of_hashes(hashes) != self.roots[n]:
+        pieces = None if entries is None else self.export.pieces(n, width, entries)
+        if entries is None or pieces is None or not self._same(n, pieces):
             name = layout.bundle_path(n, width, self.export.retained)
             raise ExportChanged("CHANGED", f"{name} changed while it was audited; audit a copy that nobody writes")
-        return entries, hashes
+        return entries, pieces
+
+    def _same(self, n: int, pieces: list[Subtree]) -> bool:
+        """Whether a tile has the root that it had; inside a kept subtree of several there is none."""
+        if not pieces or pieces[0].level > layout.TILE_HEIGHT:
+            return True
+        again = Subtrees()
+        tiles.add_tile(again, 0, pieces)
+        return again.node(0, 0) == self.roots.node(0, n)
 
 
 def _claimed(data: bytes, keys: list[str]) -> Checkpoint | None:
@@ -306,7 +379,5 @@ def _claimed(data: bytes, keys: list[str]) -> Checkpoint | None:
     return found if (found.origin, SIGNATURE_ED25519) in named else None
 
 
-def _root_of_tile(data: bytes | None, width: int) -> bytes | None:
-    if data is None or len(data) != layout.HASH_SIZE * width:
-        return None
-    return root_of_hashes([data[at : at + layout.HASH_SIZE] for at in range(0, len(data), layout.HASH_SIZE)])
+def _split(tile: bytes) -> Iterator[bytes]:
+    return (tile[at : at + layout.HASH_SIZE] for at in range(0, len(tile), layout.HASH_SIZE))

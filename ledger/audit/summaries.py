@@ -7,17 +7,22 @@ from ledger import layout
 from ledger.audit.carried import Carried
 from ledger.audit.findings import SummaryRow
 from ledger.errors import NoteError
+from ledger.retention.horizons import hashes_end
+from ledger.retention.nodes import KeptNodes
 from ledger.retention.retained import RetainedReplay
 from ledger.retention.statements import vouched_end, vouchers
 
 Report = Callable[[str, str, str], None]
 
 
-def judge_summaries(run: RetainedReplay, carried: Sequence[Carried], fault: Report, notes: list[str]) -> tuple[SummaryRow, ...]:
+def judge_summaries(
+    run: RetainedReplay, nodes: KeptNodes | None, carried: Sequence[Carried], fault: Report, notes: list[str]
+) -> tuple[SummaryRow, ...]:
     """Returns a row per SUMMARY leaf, and reports what is pruned though no quorum of auditors vouches for it.
 
     Args:
         run: the run, whose SUMMARY leaves were judged as they were replayed.
+        nodes: what stands for leaf hashes that are gone, None where all are there.
         carried: the checkpoints of the export; what auditors say below any of them counts together.
         fault: takes (code, where, sentence) of everything wrong.
         notes: takes what a reader should know.
@@ -32,14 +37,24 @@ def judge_summaries(run: RetainedReplay, carried: Sequence[Carried], fault: Repo
     wrong = run.unvouched(end)
     if wrong is not None:
         fault("UNVOUCHED", layout.RETAINED_NOTES, wrong)
+    allowed = hashes_end(run.header, summaries, run.epochs)
+    if nodes is not None and nodes.gone_before > allowed:
+        sentence = f"hashes below {nodes.gone_before} are gone, and the policy lets those below {allowed} go by now"
+        fault("HORIZON", layout.RETAINED_NODES, sentence)
     rows = []
     for leaf in summaries:
         gone = bisect_left(run.pruned, leaf.end) - bisect_left(run.pruned, leaf.first)
-        rows.append(SummaryRow(leaf.seq, leaf.first, leaf.end, names[leaf.seq], gone))
+        hashes = 0 if nodes is None else nodes.count_gone(leaf.first, leaf.end)
+        rows.append(SummaryRow(leaf.seq, leaf.first, leaf.end, names[leaf.seq], gone, hashes))
         if gone:
             notes.append(
                 f"leaves {leaf.first} to {leaf.end - 1} are summarised by leaf {leaf.seq}: the bodies of {gone} are gone, and "
                 f"what they said is vouched for by {', '.join(names[leaf.seq]) or 'nobody'}; all figures were recomputed from "
                 "what stays"
+            )
+        if hashes:
+            notes.append(
+                f"the hashes of {hashes} of these are gone too, but for the roots of their subtrees: that such a leaf was "
+                "there can be shown only by a proof file made before; every other proof is as good as ever"
             )
     return tuple(rows)

@@ -17,7 +17,7 @@ from ledger.audit.quorum import judge_signers, pinned_signers
 from ledger.audit.signing import judge_keys
 from ledger.audit.summaries import judge_summaries
 from ledger.audit.withdrawals import Withdrawals
-from ledger.errors import ExportChanged, LeafRefused, NoteError
+from ledger.errors import ExportChanged, LeafRefused, NoteError, ProofError
 from ledger.leaves import Header, Leaf, decode_leaf
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.replay import Replay
@@ -136,7 +136,7 @@ def _verify(
         multipliers=block_multipliers(header),
         withdrawal_counts=withdrawals.counts(),
         withdrawals=withdrawals.rows(run),
-        summaries=judge_summaries(run, carried, fault, notes),
+        summaries=judge_summaries(run, export.nodes, carried, fault, notes),
         release_count=len(run.releases.recorded),
         releases=release_rows(run),
     )
@@ -191,7 +191,7 @@ def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | Non
 
 def _replay(header: Header, leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, kinds: Kinds) -> RetainedReplay:
     run = RetainedReplay(header, leaves.root_at)
-    run.tally.hashes = leaves.hashes
+    run.tally.pieces = leaves.between
     try:
         for seq, data in enumerate(islice(leaves, 1, None), start=1):
             leaf: Leaf
@@ -209,7 +209,7 @@ def _replay(header: Header, leaves: Leaves, findings: list[Finding], withdrawals
     except LeafRefused as error:
         # What follows an unreadable leaf cannot be judged; the run as told so far is still described.
         findings.append(Finding(error.code, f"seq {run.size}", error.sentence))
-    except ExportChanged as error:
+    except (ExportChanged, ProofError) as error:
         findings.append(Finding(error.code, f"seq {run.size}", error.sentence))
     return run
 

@@ -3,13 +3,15 @@
 Life of a range: (1) `Retaining.summarise` appends its SUMMARY leaf under a signed checkpoint; (2) auditors audit an export that
 has every body of the range, and a quorum of those whom the signed policy names vouches (`ledger.retention.statements`); (3) one
 more epoch closes, or the run did; (4) `Retaining.prune` drops the bodies of SPEND leaves, and of the ADMIT leaves of
-contributions that left, whose anchor records stay (`ledger.retention.retained`). Nothing else is ever dropped: no leaf hash,
-nothing of a withdrawal.
+contributions that left, whose anchor records stay (`ledger.retention.retained`); (5) where the policy has a second horizon,
+`Retaining.drop_hashes` drops the leaf hashes of pruned leaves past it, but for the roots of the subtrees that they fill
+(`ledger.subtrees`). Nothing else is ever dropped: no leaf that was not pruned, nothing of a withdrawal.
 """
 
 from ledger.errors import RetentionRefused
 from ledger.export import Pruned
 from ledger.leaves import Spend, Summary
+from ledger.retention.horizons import hashes_end
 from ledger.retention.statements import statements, vouched_end, vouchers
 from ledger.storage.appender import Appender
 from ledger.storage.store import Anchor
@@ -24,6 +26,11 @@ class Retaining:
     def pruned_before(self) -> int:
         """Position below which bodies may be gone; 0 where everything is there."""
         return self._file.pruned_before
+
+    @property
+    def hashes_before(self) -> int:
+        """Position below which leaf hashes of pruned leaves may be gone; 0 where all are there."""
+        return self._file.hashes_before
 
     @property
     def vouchers(self) -> dict[int, tuple[str, ...]]:
@@ -80,6 +87,42 @@ class Retaining:
                     seq = next(leaf.seq for leaf in run.tally.summaries if leaf.end == end)
                     anchors[record.first_seq] = Anchor(record.descriptor_hash, seq, record.to_bytes())
         return self._file.prune(before, anchors, [Spend.KIND])
+
+    def drop_hashes(self) -> int:
+        """Drops hashes of leaves that were pruned long ago, but for the roots of their subtrees; returns how many went.
+
+        Guarantee:
+            A hash goes only if the body of its leaf is gone; if the leaf lies in a summarised range that as many closed epochs
+            follow as the signed policy asks for (``retention_hash_epochs``); and into an aligned subtree that has leaves of
+            that kind alone. So every leaf that is left stays under the signed roots, and every stored checkpoint keeps its
+            root, its consistency proofs and the inclusion proofs of what is left. Lost are inclusion proofs of pruned leaves
+            that nobody keeps in a file. All go, or none; the ledger without them was replayed whole before.
+
+        Raises:
+            RetentionRefused: code RETENTION if the policy keeps hashes, NOT_PRUNED if no range has lost its bodies whose hashes
+                are still there, TOO_EARLY if too few epochs follow it.
+            LedgerCorrupt: the ledger could not do without the hashes; nothing is gone.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        return self._file.drop_hashes(self._droppable())
+
+    def _droppable(self) -> int:
+        """Where the leaves end whose hashes may go now."""
+        run = self._file.replay
+        horizon, summaries = run.header.policy.retention_hash_epochs, run.tally.summaries
+        if not horizon:
+            raise RetentionRefused("RETENTION", "the policy says retention_hash_epochs = 0: leaf hashes are kept for ever")
+        due = [leaf.end for leaf in summaries if self.hashes_before < leaf.end <= self.pruned_before]
+        if not due:
+            sentence = "there is no range whose bodies were pruned and whose hashes are still there; prune first"
+            raise RetentionRefused("NOT_PRUNED", sentence)
+        end = hashes_end(run.header, summaries, run.epochs)
+        old = [found for found in due if found <= end]
+        if not old:
+            follow = sum(epoch.seq >= due[0] for epoch in run.epochs)
+            sentence = f"the policy keeps hashes for {horizon} epochs, and {follow} follow leaf {due[0] - 1}"
+            raise RetentionRefused("TOO_EARLY", f"{sentence}; {horizon - follow} more must close first")
+        return old[-1]
 
     def _prunable(self) -> int:
         """Where the leaves end whose bodies may go now."""

@@ -10,9 +10,8 @@ from typing import Final
 from ledger import layout
 from ledger.errors import ProofError
 from ledger.merkle import EMPTY_ROOT, HASH_SIZE, node_hash
-
-TILE_HEIGHT: Final = 8
-"""Levels of the tree in one tile: 2^8 = 256 hashes wide (C2SP tlog-tiles)."""
+from ledger.retention.nodes import KeptNodes
+from ledger.subtrees import refuse_within
 
 TILES_KEPT: Final = 1024
 """Tiles whose nodes are held at a time, 16 KiB of hashes each; a proof needs two per level."""
@@ -56,30 +55,45 @@ class HashTree:
 
 
 class TileTree:
-    """The nodes of an export's tree, read from its hash tiles as they are needed."""
+    """The nodes of an export's tree, from its hash tiles as they are needed, and from what it keeps where these are gone."""
 
-    def __init__(self, fetch: Callable[[str], bytes], size: int) -> None:
-        """Takes what reads a file of the export by its name, and the signed size."""
+    def __init__(self, fetch: Callable[[str], bytes], size: int, kept: KeptNodes | None = None) -> None:
+        """Takes what reads a file of the export by its name, the signed size, and the nodes that stand for gone hashes."""
         self._fetch = fetch
         self._size = size
+        self._kept = kept
         self._tiles: dict[tuple[int, int], list[list[bytes]]] = {}
 
     def node(self, level: int, index: int) -> bytes:
         """Returns the hash of a perfect subtree.
 
         Raises:
-            ProofError: the tree has none there, or a tile has another length than its width asks for.
+            ProofError: the tree has none there, or a tile has another length than its width asks for; code HASHES_GONE where
+                the hashes below it are gone, and it with them.
         """
         if (index + 1) << level > self._size:
             raise ProofError("NODE", f"a tree of {self._size} leaves has no perfect subtree {index} of {1 << level} leaves")
-        row, height = divmod(level, TILE_HEIGHT)
+        row, height = divmod(level, layout.TILE_HEIGHT)
         n, place = divmod(index << height, layout.TILE_WIDTH)
+        if self._kept is not None and not self._kept.has_tile(row, n):
+            return self._kept_node(self._kept, level, index)
         return self._tile(row, n)[height][place >> height]
+
+    def _kept_node(self, kept: KeptNodes, level: int, index: int) -> bytes:
+        """A node of a tile that is not there: one that is kept, or over such."""
+        node = kept.around(index << level)
+        if node is not None and node.level >= level:
+            if node.level > level:
+                refuse_within(node.first, node.end, index << level)
+            return node.hash
+        if not level:
+            raise ProofError("NODE", f"neither a tile nor a kept node has the hash of leaf {index}; verify the export")
+        return node_hash(self.node(level - 1, 2 * index), self.node(level - 1, 2 * index + 1))
 
     def _tile(self, row: int, n: int) -> list[list[bytes]]:
         """The perfect subtrees of a tile by height, the tile's own hashes first."""
         if (row, n) not in self._tiles:
-            width = min(layout.TILE_WIDTH, (self._size >> TILE_HEIGHT * row) - n * layout.TILE_WIDTH)
+            width = min(layout.TILE_WIDTH, (self._size >> layout.TILE_HEIGHT * row) - n * layout.TILE_WIDTH)
             name = layout.tile_path(row, n, width)
             data = self._fetch(name)
             if len(data) != width * HASH_SIZE:

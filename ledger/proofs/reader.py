@@ -13,6 +13,7 @@ from ledger import layout, tiles
 from ledger.errors import LedgerCorrupt, ProofError
 from ledger.note import peek_checkpoint
 from ledger.proofs.prover import TileTree
+from ledger.retention.nodes import KeptNodes
 from ledger.retention.retained import is_stand_in
 
 
@@ -32,19 +33,23 @@ class ExportReader:
         Raises:
             LedgerCorrupt: it cannot be read.
             NoteError: it is no checkpoint.
+            ProofError: what it keeps of gone hashes is damaged.
         """
         self.base = base
         self.checkpoint = _read(base, layout.CHECKPOINT)
         self.claimed = peek_checkpoint(self.checkpoint)
         self.size = self.claimed.size
-        self._tree = TileTree(self.read, self.size)
+        kept = None
+        if (base / layout.RETAINED_NODES).is_file():
+            kept = KeptNodes(self.read(layout.RETAINED_NODES), self.size)
+        self._tree = TileTree(self.read, self.size, kept)
 
     def read(self, name: str) -> bytes:
         """Reads a file by its computed name; raises LedgerCorrupt if it cannot be read or is too large."""
-        return _read(self.base, name)
+        return _read(self.base, name, self.size)
 
     def node(self, level: int, index: int) -> bytes:
-        """Returns a node of the tree (`ledger.proofs.prover.Node`)."""
+        """Returns a node of the tree (`ledger.proofs.prover.Node`); raises ProofError, code HASHES_GONE, where it is gone."""
         return self._tree.node(level, index)
 
     def leaf(self, seq: int) -> bytes:
@@ -71,8 +76,8 @@ class ExportReader:
         return tiles.split_bundle(self.read(name), width)
 
 
-def _read(base: Path, name: str) -> bytes:
-    limit = layout.max_file_size(name)
+def _read(base: Path, name: str, size: int = 0) -> bytes:
+    limit = layout.max_file_size(name, size)
     try:
         descriptor = os.open(base / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as stream:

@@ -5,21 +5,18 @@ back: no gap, no overlap, no second summary of a range, no open window in one. A
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Charge, Epoch, Header, Leaf, Settle, Spend, Summary, SummaryClass, SummaryKind, Withdraw
-from ledger.merkle import Frontier
 from ledger.retention.anchors import AnchorRecord, set_root
 from ledger.rules.contributions import Contribution
+from ledger.subtrees import Pieces, joined
 
 if TYPE_CHECKING:
     from ledger.replay import Replay
-
-LeafHashes = Callable[[int, int], Iterable[bytes]]
-"""Gives the hashes of the leaves from one position up to another, in order."""
 
 FIRST_LEAF: Final = 1
 """Where the first range begins: the header is in none."""
@@ -71,7 +68,7 @@ class Tally:
     """Takes every leaf that a replay has applied.
 
     Attributes:
-        hashes: gives leaf hashes; None unless whoever holds them sets it, and then no summary can be judged.
+        pieces: gives subtrees; None unless whoever holds them sets it, and then no summary can be judged.
         start: where the next range begins.
         summaries: all SUMMARY leaves.
         slack: how much more than it says the SPEND leaf that is seen may record, in 1e-6: not 0 only for a stand-in.
@@ -80,7 +77,7 @@ class Tally:
 
     def __init__(self, header: Header) -> None:
         """Takes leaf 0."""
-        self.hashes: LeafHashes | None = None
+        self.pieces: Pieces | None = None
         self.start = FIRST_LEAF
         self.summaries: list[Summary] = []
         self.slack = 0.0
@@ -174,9 +171,9 @@ class Tally:
         return self._closed[:count]
 
     def _summary(self, seq: int, time: int, segments: Sequence[_Segment]) -> tuple[Summary, list[_Spent]]:
-        if self.hashes is None:
+        if self.pieces is None:
             raise LeafRefused("SUMMARY", "this replay was given no leaf hashes and can judge no summary")
-        end, hashes = segments[-1].end, self.hashes
+        end, pieces = segments[-1].end, self.pieces
         kinds = sum((segment.kinds for segment in segments), Counter[int]())
         rows, slack = [], []
         for place, public in enumerate(self._public):
@@ -192,7 +189,7 @@ class Tally:
             end,
             tuple(SummaryKind(kind, kinds[kind]) for kind in sorted(kinds)),
             tuple(rows),
-            tuple(subtree_roots(self.start, end, hashes)),
+            tuple(piece.hash for piece in joined(pieces(self.start, end))),
             set_root(records),
             self.summaries[-1].seq if self.summaries else None,
         )
@@ -231,20 +228,6 @@ class Tally:
         bounds = (terms.clip_micro, terms.sigma_micro, terms.max_occurrences)
         limit = (contribution.carried_micro, terms.max_epsilon_micro, terms.max_delta_pico)
         return AnchorRecord(hash_, terms.class_index, contribution.seq, seq, micro, *bounds, *limit)
-
-
-def subtree_roots(first: int, end: int, hashes: LeafHashes) -> Iterator[bytes]:
-    """Yields the roots of the maximal aligned subtrees that tile [first, end), from left to right."""
-    stream = iter(hashes(first, end))
-    while first < end:
-        width = first & -first or 1 << (end - first).bit_length()
-        while first + width > end:
-            width >>= 1
-        tree = Frontier()
-        for _ in range(width):
-            tree.append(next(stream))
-        yield tree.root()
-        first += width
 
 
 def _class_row(

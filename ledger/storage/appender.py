@@ -13,8 +13,9 @@ from ledger.leaves import Leaf, checks, encode_leaf
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, merge_notes, peek_checkpoint, sign_note
 from ledger.proofs.evidence import Evidence
-from ledger.proofs.prover import HashTree, consistency_proof
+from ledger.proofs.prover import consistency_proof
 from ledger.storage import fsck, highwater
+from ledger.storage.lean import WithoutBodies, WithoutHashes, droppable
 from ledger.storage.store import Anchor, Row, Store
 
 CLOCK_SLACK_SECONDS: Final = 60
@@ -32,6 +33,7 @@ class Appender:
         checkpoints: signed notes by size.
         header_digest: SHA-256 of leaf 0.
         pruned_before: position below which bodies may be gone.
+        hashes_before: position below which leaf hashes of pruned leaves may be gone.
     """
 
     def __init__(self, store: Store, signer: NoteSigner | None, *, recompute: bool = False) -> None:
@@ -48,8 +50,8 @@ class Appender:
         return self.frontier.size
 
     def root_at(self, size: int) -> bytes:
-        """Returns the root over the first ``size`` leaves."""
-        return self.frontier.root() if size == self.size else self._hashes.root(size)
+        """Returns the root over the first ``size`` leaves; raises ProofError, code HASHES_GONE, where it cannot be made."""
+        return self.frontier.root() if size == self.size else self._subtrees.root(size)
 
     def close(self) -> None:
         """Gives up the database."""
@@ -85,7 +87,7 @@ class Appender:
             writing = True
             self.store.append(rows, frontier, note)
             self.frontier = frontier
-            self._hashes.extend(row.leaf_hash for row in rows)
+            self._subtrees.extend(row.leaf_hash for row in rows)
             if note is not None:
                 self.checkpoints[frontier.size] = note
             self.signer = signers[-1]
@@ -140,7 +142,7 @@ class Appender:
         """
         self.require_signer()
         with self.store.snapshot() as snapshot:
-            lean = fsck.Lean(snapshot, before, anchors, kinds)
+            lean = WithoutBodies(snapshot, before, anchors, kinds)
             fsck.check(lean)
         fresh = [anchor for anchor in anchors.values() if anchor.descriptor_hash not in lean.stored]
         self._broken = True
@@ -148,6 +150,29 @@ class Appender:
         self._take(fsck.load(self.store, recompute=False))
         self._broken = False
         return len(lean.dropped)
+
+    def drop_hashes(self, before: int) -> int:
+        """Drops the hashes of pruned leaves for good, but for the roots of the subtrees that they fill, tried as in `prune`.
+
+        Guarantee:
+            As `prune`. Every stored checkpoint still has its root, as has every size that a RESUME leaf cites.
+
+        Args:
+            before: position below which hashes go.
+
+        Returns:
+            How many hashes went.
+        """
+        self.require_signer()
+        with self.store.snapshot() as snapshot:
+            subtrees = list(droppable(snapshot, before, self.checkpoints))
+            lean = WithoutHashes(snapshot, before, subtrees)
+            fsck.check(lean)
+        self._broken = True
+        self.store.drop_hashes(self.size, before, subtrees)
+        self._take(fsck.load(self.store, recompute=False))
+        self._broken = False
+        return lean.dropped
 
     def stage(self, leaf: Leaf) -> None:
         """Checks the next leaf against the run and queues it; raises LeafRefused when it contradicts the run."""
@@ -210,7 +235,7 @@ class Appender:
         other, size = peek_checkpoint(note).size, max(self.checkpoints)
         evidence = Evidence(note, self.checkpoints[size])
         if 0 < other < size:
-            proof = consistency_proof(HashTree(self._hashes).node, other, size)
+            proof = consistency_proof(self._subtrees.node, other, size)
             evidence = Evidence(note, self.checkpoints[size], self.root_at(other), tuple(proof))
         with suppress(OSError):
             atomic_write(path, evidence.to_bytes())
@@ -230,7 +255,8 @@ class Appender:
         self.checkpoints = loaded.checkpoints
         self.header_digest = loaded.header_digest
         self.pruned_before = loaded.pruned_before
-        self._hashes = loaded.hashes
+        self.hashes_before = loaded.hashes_before
+        self._subtrees = loaded.subtrees
 
     def _time(self, now: int) -> int:
         checks.uint(now, "now")

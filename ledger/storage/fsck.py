@@ -1,17 +1,17 @@
 """Re-derives everything a ledger file claims from the bodies of its leaves, and believes nothing else in it."""
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ledger.errors import LeafRefused, LedgerBehind, LedgerCorrupt, NoteError
+from ledger.errors import LeafRefused, LedgerBehind, LedgerCorrupt, NoteError, ProofError
 from ledger.leaves import Header, Leaf, Spend, decode_leaf
-from ledger.merkle import Frontier, leaf_hash
+from ledger.merkle import HASH_SIZE, Frontier, leaf_hash
 from ledger.replay import Replay
+from ledger.retention.horizons import hashes_end
 from ledger.retention.retained import RetainedReplay
 from ledger.retention.statements import vouched_end, vouchers
-from ledger.storage.hashes import LeafHashes
-from ledger.storage.store import PRUNABLE_KINDS, Anchor, Row, Snapshot, Store
+from ledger.storage.store import PRUNABLE_KINDS, Row, Snapshot, Store
+from ledger.subtrees import MAX_LEVEL, Subtree, Subtrees
 
 
 @dataclass(slots=True)
@@ -21,18 +21,20 @@ class Loaded:
     Attributes:
         replay: the state of the run.
         frontier: the frontier of its tree.
-        hashes: all leaf hashes.
+        subtrees: all leaf hashes, and the roots of subtrees that stand for those that are gone.
         header_digest: SHA-256 of the bytes of leaf 0.
         checkpoints: signed notes by size.
         pruned_before: position below which bodies may be gone.
+        hashes_before: position below which leaf hashes of pruned leaves may be gone.
     """
 
     replay: Replay
     frontier: Frontier
-    hashes: LeafHashes
+    subtrees: Subtrees
     header_digest: bytes
     checkpoints: dict[int, bytes]
     pruned_before: int
+    hashes_before: int
 
 
 def load(store: Store, *, recompute: bool) -> Loaded:
@@ -40,8 +42,8 @@ def load(store: Store, *, recompute: bool) -> Loaded:
 
     Guarantee:
         Every body hashes to its stored leaf hash and stands at its own seq; head, frontier and index columns agree with
-        the bodies; every stored checkpoint is signed by the key of its size and has the root of the tree at its size; and
-        the leaves tell a run without contradiction.
+        the bodies; every stored checkpoint is signed by the key of its size and has the root of the tree at its size; what is
+        gone is what auditors vouch for and the policy's horizons let go; and the leaves tell a run without contradiction.
 
     Args:
         store: the open database.
@@ -56,15 +58,13 @@ def load(store: Store, *, recompute: bool) -> Loaded:
 
 
 def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
-    hashes = LeafHashes()
-    frontier = Frontier()
+    tree = _Tree(snapshot.hashes_before())
     notes = snapshot.checkpoints()
     kept = _Kept(snapshot)
     verified = [0]
     replay: RetainedReplay | None = None
     digest = b""
-    for row in snapshot.rows():
-        seq = len(hashes)
+    for seq, row in enumerate(snapshot.rows()):
         _check_row(row, seq)
         leaf: Leaf
         try:
@@ -73,85 +73,96 @@ def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
             else:
                 leaf = decode_leaf(row.body)
                 problems = [] if replay is None else replay.apply(leaf)
-        except LeafRefused as error:
+        except (LeafRefused, ProofError) as error:
             raise LedgerCorrupt("LEAF", f"leaf {seq}: {error.sentence}", seq=seq) from error
-        hashes.append(row.leaf_hash)
-        frontier.append(row.leaf_hash)
+        whole = tree.take(row)
         if problems:
             raise LedgerCorrupt("REPLAY", f"leaf {seq}: {problems[0].sentence}", seq=seq)
         if replay is None:
             if not isinstance(leaf, Header):
                 raise LedgerCorrupt("HEADER", "leaf 0 is not a header", seq=0)
             digest = hashlib.sha256(row.body).digest()
-            replay = RetainedReplay(leaf, hashes.root, recompute=recompute)
-            replay.tally.hashes = hashes.between
+            replay = RetainedReplay(leaf, tree.subtrees.root, recompute=recompute)
+            replay.tally.pieces = tree.subtrees.between
         if (row.kind, row.descriptor_hash) != (leaf.KIND, getattr(leaf, "descriptor_hash", None)):
             raise LedgerCorrupt("INDEX", f"the index columns of leaf {seq} differ from its body", seq=seq)
-        if frontier.size in notes:
-            _check_note(notes[frontier.size], replay, frontier, verified[-1])
-            verified.append(frontier.size)
+        if seq + 1 in notes:
+            if not whole:
+                sentence = f"the checkpoint at size {seq + 1} lies inside a subtree whose hashes are gone; it cannot be checked"
+                raise LedgerCorrupt("HASHES", sentence, seq=seq)
+            _check_note(notes[seq + 1], replay, tree.frontier, verified[-1])
+            verified.append(seq + 1)
     if replay is None:
         raise LedgerCorrupt("HEADER", "the ledger has no header leaf; creating it did not finish", seq=0)
-    _check_end(snapshot.head(), frontier, notes)
+    _check_end(snapshot.head(), tree.frontier, notes)
     if verified[1:] != sorted(notes):
         raise LedgerCorrupt("CHECKPOINT", "a checkpoint is stored for a size that the ledger never had")
     kept.check(replay, notes)
     replay.recompute = True
-    return Loaded(replay, frontier, hashes, digest, notes, kept.before)
+    return Loaded(replay, tree.frontier, tree.subtrees, digest, notes, kept.before, tree.before)
 
 
 def check(snapshot: Snapshot) -> None:
-    """Does what `load` does and forgets the result; for a ledger that is not there yet (`Lean`)."""
+    """Does what `load` does and forgets the result; for a ledger that is not there yet (`ledger.storage.lean`)."""
     _load(snapshot, False)
 
 
-class Lean:
-    """A database as it would be, were bodies of it pruned.
+class _Tree:
+    """The hashes of a database, a row at a time: leaf hashes, and subtrees that stand for those that are gone.
 
     Attributes:
-        dropped: positions of the bodies that would go, once its rows were read.
-        stored: descriptor hashes whose anchors are in the database already.
+        subtrees: all of them so far.
+        frontier: their frontier.
+        before: position below which hashes may be gone.
     """
 
-    def __init__(self, snapshot: Snapshot, before: int, anchors: Mapping[int, Anchor], kinds: Collection[int]) -> None:
-        """Takes the database as it is, and what would go as `Store.prune`: leaves with anchors, and all of ``kinds``."""
-        self.dropped: list[int] = []
-        self.stored = {anchor.descriptor_hash for anchor in snapshot.anchors()}
-        self._snapshot, self._before, self._added, self._kinds = snapshot, before, anchors, kinds
+    def __init__(self, before: int) -> None:
+        self.subtrees = Subtrees()
+        self.frontier = Frontier()
+        self.before = before
+        self._open: Subtree | None = None
 
-    def head(self) -> Frontier:
-        """As it is."""
-        return self._snapshot.head()
+    def take(self, row: Row) -> bool:
+        """Takes the next row; tells whether the tree ends behind it now, which it does not inside a subtree."""
+        if not row.level and self._open is None:
+            self._append(row.seq, row.leaf_hash, 0)
+            return True
+        self._check_gone(row)
+        if self._open is None:
+            self._open = Subtree(row.seq, row.level, row.leaf_hash)
+        if row.seq + 1 < self._open.end:
+            return False
+        self._append(row.seq, self._open.hash, self._open.level)
+        self._open = None
+        return True
 
-    def rows(self) -> Iterator[Row]:
-        """Yields the rows without the bodies that would go."""
-        self.dropped = []
-        for row in self._snapshot.rows():
-            if row.body and row.seq < self._before and (row.kind in self._kinds or row.seq in self._added):
-                self.dropped.append(row.seq)
-                yield replace(row, body=b"")
-            else:
-                yield row
+    def _append(self, seq: int, hash_: bytes, level: int) -> None:
+        if len(hash_) != HASH_SIZE:
+            raise LedgerCorrupt("HASHES", f"the hash of leaf {seq} is gone, and no subtree stands for it", seq=seq)
+        self.subtrees.append(hash_, level)
+        self.frontier.append(hash_, level)
 
-    def checkpoints(self) -> dict[int, bytes]:
-        """As they are."""
-        return self._snapshot.checkpoints()
-
-    def pruned_before(self) -> int:
-        """As it would be."""
-        return self._before
-
-    def anchors(self) -> Iterator[Anchor]:
-        """Yields what is there and what would come."""
-        yield from self._snapshot.anchors()
-        yield from (anchor for anchor in self._added.values() if anchor.descriptor_hash not in self.stored)
+    def _check_gone(self, row: Row) -> None:
+        """A row in a subtree: pruned, below the horizon, and in its place."""
+        first = row.seq >> row.level << row.level if 0 < row.level <= MAX_LEVEL else -1
+        expected = (first, row.level) if self._open is None else (self._open.first, self._open.level)
+        heads = row.seq == first
+        if (first, row.level) != expected or heads == (self._open is not None) or heads != bool(row.leaf_hash):
+            sentence = f"leaf {row.seq} is said to lie in a subtree of level {row.level}, which fits no subtree before it"
+            raise LedgerCorrupt("HASHES", sentence, seq=row.seq)
+        if row.body:
+            sentence = f"a subtree stands for leaf {row.seq}, which was not pruned: its hash is not its own"
+            raise LedgerCorrupt("HASHES", sentence, seq=row.seq)
+        if row.seq >= self.before:
+            sentence = f"the hash of leaf {row.seq} is gone, and hashes below {self.before} may be"
+            raise LedgerCorrupt("HASHES", sentence, seq=row.seq)
 
 
 class _Kept:
     """What a database keeps of pruned leaves, and whether it was allowed to prune them."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self.before = snapshot.pruned_before()
+        self.before, self.hashes_before = snapshot.pruned_before(), snapshot.hashes_before()
         self._anchors = {anchor.descriptor_hash: anchor.record for anchor in snapshot.anchors()}
 
     def of(self, row: Row) -> bytes:
@@ -167,7 +178,7 @@ class _Kept:
 
     def check(self, replay: RetainedReplay, notes: dict[int, bytes]) -> None:
         """Checks that auditors vouch for all that is gone; raises LedgerCorrupt."""
-        if not (self.before or replay.pruned):
+        if not (self.before or self.hashes_before or replay.pruned):
             return
         try:
             names = vouchers(replay.header, notes, replay.tally.summaries)
@@ -181,6 +192,10 @@ class _Kept:
             wrong = f"{len(self._anchors)} anchors stand for leaves that were not pruned"
         if wrong is not None:
             raise LedgerCorrupt("UNVOUCHED", wrong)
+        allowed = hashes_end(replay.header, replay.tally.summaries, replay.epochs)
+        if self.hashes_before > min(allowed, self.before):
+            sentence = f"hashes below {self.hashes_before} may be gone, and the policy lets those below {allowed} go by now"
+            raise LedgerCorrupt("HORIZON", f"{sentence}; bodies are pruned below {self.before}")
 
 
 def _check_row(row: Row, seq: int) -> None:

@@ -25,7 +25,8 @@ from ledger.storage.place import Place
 from ledger.storage.postgres_connection import engine_of
 from ledger.storage.postgres_errors import translated
 from ledger.storage.postgres_schema import FUNCTIONS, TABLES, Tables, statements, tables, writer_grants
-from ledger.storage.store import SCHEMA_VERSION, Anchor, Row
+from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Anchor, Row
+from ledger.subtrees import Subtree
 
 READ_BATCH: Final = 4_096
 """Rows in memory at once while a ledger is read."""
@@ -56,9 +57,10 @@ class PostgresSnapshot:
     def rows(self) -> Iterator[Row]:
         """Yields all rows in order of seq."""
         entry = self._tables.entry
-        query = sa.select(entry.c.seq, entry.c.kind, entry.c.dhash, entry.c.leaf, entry.c.body).order_by(entry.c.seq)
-        for row in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
-            yield Row(row.seq, row.kind, row.dhash, row.leaf, row.body or b"")
+        columns = (entry.c.seq, entry.c.kind, entry.c.dhash, entry.c.leaf, entry.c.body, entry.c.level)
+        query = sa.select(*columns).order_by(entry.c.seq)
+        for seq, kind, dhash, leaf, body, level in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+            yield Row(seq, kind, dhash, leaf or b"", body or b"", level)
 
     def checkpoints(self) -> dict[int, bytes]:
         """Returns all stored checkpoint notes by size."""
@@ -69,6 +71,10 @@ class PostgresSnapshot:
     def pruned_before(self) -> int:
         """Returns the position below which bodies may be gone."""
         return self._connection.scalar(sa.select(self._tables.head.c.pruned_before)) or 0
+
+    def hashes_before(self) -> int:
+        """Returns the position below which leaf hashes of pruned leaves may be gone."""
+        return self._connection.scalar(sa.select(self._tables.head.c.hashes_before)) or 0
 
     def anchors(self) -> Iterator[Anchor]:
         """Yields all anchors in order of their descriptor hashes."""
@@ -179,15 +185,31 @@ class PostgresStore:
         with self._transaction("pruning") as connection:
             self._check_fence(connection, size)
             connection.execute(sa.update(known.head).values(pruned_before=before))
-            chosen = known.entry.c.seq == sa.any_(sa.cast(list(seqs), sa.ARRAY(sa.BigInteger)))
-            dropped = connection.execute(sa.update(known.entry).where(chosen).values(body=None)).rowcount
-            if dropped != len(seqs):
-                raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
             if anchors:
                 connection.execute(
                     sa.insert(known.anchor),
                     [{"dhash": a.descriptor_hash, "summary_seq": a.summary_seq, "record": a.record} for a in anchors],
                 )
+            chosen = known.entry.c.seq == sa.any_(sa.cast(list(seqs), sa.ARRAY(sa.BigInteger)))
+            dropped = connection.execute(sa.update(known.entry).where(chosen).values(body=None)).rowcount
+            if dropped != len(seqs):
+                raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
+
+    def drop_hashes(self, size: int, before: int, subtrees: Sequence[Subtree]) -> None:
+        """Puts roots of subtrees in the place of leaf hashes; the bytes are gone from disk once the table is vacuumed."""
+        entry = self._tables.entry
+        with self._transaction("dropping hashes") as connection:
+            self._check_fence(connection, size)
+            connection.execute(sa.update(self._tables.head).values(hashes_before=before))
+            found = 0
+            for node in subtrees:
+                root = sa.update(entry).where(entry.c.seq == node.first).values(leaf=node.hash, level=node.level)
+                inside = entry.c.seq.between(node.first + 1, node.end - 1)
+                found += connection.execute(root).rowcount
+                found += connection.execute(sa.update(entry).where(inside).values(leaf=None, level=node.level)).rowcount
+            expected = sum(node.end - node.first for node in subtrees)
+            if found != expected:
+                raise LedgerCorrupt("PRUNE", f"of {expected} leaves whose hashes go, {found} are there")
 
     @contextmanager
     def snapshot(self) -> Iterator[PostgresSnapshot]:
@@ -228,7 +250,7 @@ class PostgresStore:
         for statement in statements(self.place.schema):
             connection.exec_driver_sql(statement)
         connection.execute(sa.insert(known.meta), [{"key": "schema", "value": SCHEMA_VERSION}])
-        connection.execute(sa.insert(known.head), [{"id": 0, "size": 0, "frontier": b"", "pruned_before": 0}])
+        connection.execute(sa.insert(known.head), [EMPTY_HEAD])
         connection.execute(sa.insert(known.lease), [{"id": 0, "holder": "", "fence": 0}])
 
     def _check_version(self, connection: sa.Connection) -> None:

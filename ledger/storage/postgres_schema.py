@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND
+from ledger.storage.store import ADMIT_KIND, PRUNABLE_KINDS, SUMMARY_KIND
 
 TABLES: Final = ("meta", "entry", "head", "checkpoint", "anchor", "lease")
 
@@ -41,9 +41,22 @@ def tables(schema: str) -> Tables:
     return Tables(
         meta=table("meta", key=sa.Text, value=sa.Text),
         entry=table(
-            "entry", seq=sa.BigInteger, kind=sa.Integer, dhash=sa.LargeBinary, leaf=sa.LargeBinary, body=sa.LargeBinary
+            "entry",
+            seq=sa.BigInteger,
+            kind=sa.Integer,
+            dhash=sa.LargeBinary,
+            leaf=sa.LargeBinary,
+            body=sa.LargeBinary,
+            level=sa.Integer,
         ),
-        head=table("head", id=sa.Integer, size=sa.BigInteger, frontier=sa.LargeBinary, pruned_before=sa.BigInteger),
+        head=table(
+            "head",
+            id=sa.Integer,
+            size=sa.BigInteger,
+            frontier=sa.LargeBinary,
+            pruned_before=sa.BigInteger,
+            hashes_before=sa.BigInteger,
+        ),
         checkpoint=table("checkpoint", size=sa.BigInteger, note=sa.LargeBinary),
         anchor=table("anchor", dhash=sa.LargeBinary, summary_seq=sa.BigInteger, record=sa.LargeBinary),
         lease=table("lease", id=sa.Integer, holder=sa.Text, fence=sa.BigInteger),
@@ -53,10 +66,10 @@ def tables(schema: str) -> Tables:
 _TABLES = """
 CREATE TABLE {s}.meta (key text PRIMARY KEY, value text NOT NULL);
 CREATE TABLE {s}.entry (seq bigint PRIMARY KEY, kind integer NOT NULL, dhash bytea,
-    leaf bytea NOT NULL CHECK (octet_length(leaf) = 32), body bytea);
+    leaf bytea CHECK (octet_length(leaf) = 32), body bytea, level integer NOT NULL DEFAULT 0 CHECK (level BETWEEN 0 AND 62));
 CREATE INDEX entry_dhash ON {s}.entry (dhash) WHERE dhash IS NOT NULL;
 CREATE TABLE {s}.head (id integer PRIMARY KEY CHECK (id = 0), size bigint NOT NULL, frontier bytea NOT NULL,
-    pruned_before bigint NOT NULL);
+    pruned_before bigint NOT NULL, hashes_before bigint NOT NULL);
 CREATE TABLE {s}.checkpoint (size bigint PRIMARY KEY, note bytea NOT NULL);
 CREATE TABLE {s}.anchor (dhash bytea PRIMARY KEY CHECK (octet_length(dhash) = 32), summary_seq bigint NOT NULL,
     record bytea NOT NULL);
@@ -74,12 +87,27 @@ _REFUSE = "RAISE EXCEPTION '{sentence}' USING ERRCODE = 'integrity_constraint_vi
 
 _DENSE = """
     UPDATE {s}.head SET size = size + (SELECT count(*) FROM fresh) WHERE id = 0
-        AND (SELECT min(f.seq) = size AND max(f.seq) = size + count(*) - 1 AND count(f.body) = count(*) FROM fresh f);
+        AND (SELECT min(f.seq) = size AND max(f.seq) = size + count(*) - 1 AND count(f.body) = count(*)
+            AND count(f.leaf) = count(*) AND max(f.level) = 0 FROM fresh f);
     IF NOT FOUND AND EXISTS (SELECT 1 FROM fresh) THEN
-        RAISE EXCEPTION 'entry.seq must be the size of the ledger, and its body there'
+        RAISE EXCEPTION 'entry.seq must be the size of the ledger, and its body and hash there'
             USING ERRCODE = 'integrity_constraint_violation';
     END IF;
     RETURN NULL;"""
+
+
+_BODY_GOES = """(OLD.kind IN ({kinds}) AND OLD.seq < (SELECT pruned_before FROM {s}.head)
+            AND (NEW.leaf, NEW.level) IS NOT DISTINCT FROM (OLD.leaf, OLD.level)
+            AND (OLD.kind <> {admit} OR EXISTS (SELECT 1 FROM {s}.anchor a WHERE a.dhash = OLD.dhash)))"""
+
+# The first row of a subtree is set before the others, which find it by their own level.
+_HASH_GOES = """(OLD.body IS NULL AND NEW.level > OLD.level AND CASE WHEN NEW.level > 62 THEN false WHEN NEW.leaf IS NOT NULL
+            THEN NEW.seq & ((1::bigint << NEW.level) - 1) = 0
+                AND NEW.seq + (1::bigint << NEW.level) <= (SELECT hashes_before FROM {s}.head)
+                AND (SELECT count(*) FROM {s}.entry e WHERE e.seq >= NEW.seq AND e.seq < NEW.seq + (1::bigint << NEW.level)
+                    AND e.body IS NULL) = 1::bigint << NEW.level
+            ELSE EXISTS (SELECT 1 FROM {s}.entry e WHERE e.seq = (NEW.seq & ~((1::bigint << NEW.level) - 1))
+                AND e.seq <> NEW.seq AND e.level = NEW.level AND e.leaf IS NOT NULL) END)"""
 
 
 def _guard(when: str, sentence: str) -> str:
@@ -95,15 +123,17 @@ def statements(schema: str) -> list[str]:
     kinds = ", ".join(map(str, PRUNABLE_KINDS))
     guards = {
         "entry": _guard(
-            f"""NEW.body IS NOT NULL OR OLD.kind NOT IN ({kinds}) OR OLD.seq >= (SELECT pruned_before FROM {schema}.head)
-            OR (NEW.seq, NEW.kind, NEW.dhash, NEW.leaf) IS DISTINCT FROM (OLD.seq, OLD.kind, OLD.dhash, OLD.leaf)""",
-            "entry rows are never changed; only bodies below pruned_before may go",
+            f"""NEW.body IS NOT NULL OR (NEW.seq, NEW.kind, NEW.dhash) IS DISTINCT FROM (OLD.seq, OLD.kind, OLD.dhash)
+            OR NOT coalesce({_BODY_GOES.format(s=schema, kinds=kinds, admit=ADMIT_KIND)}, false)
+            AND NOT coalesce({_HASH_GOES.format(s=schema)}, false)""",
+            "entry rows never change; only bodies below pruned_before may go, and hashes below hashes_before into subtrees",
         ),
         "head": _guard(
             f"""NEW.size < OLD.size OR NEW.id <> OLD.id OR NEW.pruned_before < OLD.pruned_before
+            OR NEW.hashes_before < OLD.hashes_before OR NEW.hashes_before > NEW.pruned_before
             OR (NEW.pruned_before > OLD.pruned_before AND NOT EXISTS (
                 SELECT 1 FROM {schema}.entry WHERE kind = {SUMMARY_KIND} AND seq >= NEW.pruned_before))""",
-            "the head of the ledger never shrinks, and pruned_before never passes the last summary",
+            "the head of the ledger never shrinks, pruned_before never passes the last summary, nor hashes_before that",
         ),
         "lease": _guard("NEW.fence <= OLD.fence OR NEW.id <> OLD.id", "the fence of the ledger only grows"),
         # What is appended begins like a signature line and holds no empty line, so the text of the note stays what it was.

@@ -24,12 +24,15 @@ from ledger.merkle import Frontier
 from ledger.storage.disks import is_there, require_local
 from ledger.storage.place import Place
 from ledger.storage.sqlite_schema import ANCHOR, CHECKPOINT, ENTRY, HEAD, LEASE, META, METADATA, TRIGGERS
-from ledger.storage.store import LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Anchor, Row
+from ledger.storage.store import EMPTY_HEAD, LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Anchor, Row
+from ledger.subtrees import Subtree
 
 READ_BATCH: Final = 4_096
 """Rows in memory at once while a ledger is read."""
 
 _DROP_BODY: Final = "UPDATE entry SET body = NULL WHERE seq = ?"
+_PUT_ROOT: Final = "UPDATE entry SET leaf = ?, level = ? WHERE seq = ?"
+_DROP_HASHES: Final = "UPDATE entry SET leaf = NULL, level = ? WHERE seq > ? AND seq < ?"
 _INSERT_ANCHOR: Final = "INSERT INTO anchor (dhash, summary_seq, record) VALUES (?, ?, ?)"
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, dhash, leaf, body) VALUES (?, ?, ?, ?, ?)"
 
@@ -53,9 +56,10 @@ class SqliteSnapshot:
 
     def rows(self) -> Iterator[Row]:
         """Yields all rows in order of seq."""
-        query = sa.select(ENTRY.c.seq, ENTRY.c.kind, ENTRY.c.dhash, ENTRY.c.leaf, ENTRY.c.body).order_by(ENTRY.c.seq)
-        for row in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
-            yield Row(row.seq, row.kind, row.dhash, row.leaf, row.body or b"")
+        columns = (ENTRY.c.seq, ENTRY.c.kind, ENTRY.c.dhash, ENTRY.c.leaf, ENTRY.c.body, ENTRY.c.level)
+        query = sa.select(*columns).order_by(ENTRY.c.seq)
+        for seq, kind, dhash, leaf, body, level in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+            yield Row(seq, kind, dhash, leaf or b"", body or b"", level)
 
     def checkpoints(self) -> dict[int, bytes]:
         """Returns all stored checkpoint notes by size."""
@@ -65,6 +69,10 @@ class SqliteSnapshot:
     def pruned_before(self) -> int:
         """Returns the position below which bodies may be gone."""
         return self._connection.scalar(sa.select(HEAD.c.pruned_before)) or 0
+
+    def hashes_before(self) -> int:
+        """Returns the position below which leaf hashes of pruned leaves may be gone."""
+        return self._connection.scalar(sa.select(HEAD.c.hashes_before)) or 0
 
     def anchors(self) -> Iterator[Anchor]:
         """Yields all anchors in order of their descriptor hashes."""
@@ -102,7 +110,7 @@ class SqliteStore:
                 for trigger in TRIGGERS:
                     connection.exec_driver_sql(trigger)
                 connection.execute(sa.insert(META), [{"key": "schema", "value": SCHEMA_VERSION}])
-                connection.execute(sa.insert(HEAD), [{"id": 0, "size": 0, "frontier": b"", "pruned_before": 0}])
+                connection.execute(sa.insert(HEAD), [EMPTY_HEAD])
                 connection.execute(sa.insert(LEASE), [{"id": 0, "holder": _holder(), "fence": 1}])
         except BaseException:
             store.discard()
@@ -189,13 +197,25 @@ class SqliteStore:
         with self._transaction("pruning") as connection:
             self._check_fence(connection, size)
             connection.execute(sa.update(HEAD).values(pruned_before=before))
+            if anchors:
+                values = [(anchor.descriptor_hash, anchor.summary_seq, anchor.record) for anchor in anchors]
+                connection.exec_driver_sql(_INSERT_ANCHOR, values)
             if seqs:
                 dropped = connection.exec_driver_sql(_DROP_BODY, [(seq,) for seq in seqs])
                 if dropped.rowcount != len(seqs):
                     raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped.rowcount} are there")
-            if anchors:
-                values = [(anchor.descriptor_hash, anchor.summary_seq, anchor.record) for anchor in anchors]
-                connection.exec_driver_sql(_INSERT_ANCHOR, values)
+
+    def drop_hashes(self, size: int, before: int, subtrees: Sequence[Subtree]) -> None:
+        """Puts roots of subtrees in the place of leaf hashes; SQLite zeroes the bytes that are gone (``secure_delete``)."""
+        with self._transaction("dropping hashes") as connection:
+            self._check_fence(connection, size)
+            connection.execute(sa.update(HEAD).values(hashes_before=before))
+            if subtrees:
+                roots = connection.exec_driver_sql(_PUT_ROOT, [(node.hash, node.level, node.first) for node in subtrees])
+                inside = connection.exec_driver_sql(_DROP_HASHES, [(node.level, node.first, node.end) for node in subtrees])
+                found, expected = roots.rowcount + inside.rowcount, sum(node.end - node.first for node in subtrees)
+                if found != expected:
+                    raise LedgerCorrupt("PRUNE", f"of {expected} leaves whose hashes go, {found} are there")
 
     @contextmanager
     def snapshot(self) -> Iterator[SqliteSnapshot]:

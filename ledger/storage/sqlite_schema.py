@@ -8,7 +8,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND
+from ledger.storage.store import ADMIT_KIND, PRUNABLE_KINDS, SUMMARY_KIND
 
 METADATA: Final = sa.MetaData()
 
@@ -34,8 +34,9 @@ ENTRY: Final = sa.Table(
     _position("seq"),
     sa.Column("kind", sa.Integer, nullable=False),
     sa.Column("dhash", sa.LargeBinary),
-    sa.Column("leaf", sa.LargeBinary, sa.CheckConstraint("length(leaf) = 32"), nullable=False),
+    sa.Column("leaf", sa.LargeBinary, sa.CheckConstraint("length(leaf) = 32")),
     sa.Column("body", sa.LargeBinary),
+    sa.Column("level", sa.Integer, sa.CheckConstraint("level BETWEEN 0 AND 62"), nullable=False, server_default="0"),
     sa.Index("entry_dhash", "dhash", sqlite_where=sa.text("dhash IS NOT NULL")),
     sqlite_strict=True,
 )
@@ -46,6 +47,7 @@ HEAD: Final = sa.Table(
     sa.Column("size", sa.Integer, nullable=False),
     sa.Column("frontier", sa.LargeBinary, nullable=False),
     sa.Column("pruned_before", sa.Integer, nullable=False),
+    sa.Column("hashes_before", sa.Integer, nullable=False),
     sqlite_strict=True,
 )
 CHECKPOINT: Final = sa.Table(
@@ -78,6 +80,17 @@ def _refuse(name: str, before: str, when: str, sentence: str) -> str:
 
 
 _KINDS = ", ".join(map(str, PRUNABLE_KINDS))
+_BODY_GOES = f"""(OLD.kind IN ({_KINDS}) AND OLD.seq < (SELECT pruned_before FROM head WHERE id = 0)
+        AND NEW.leaf IS OLD.leaf AND NEW.level = OLD.level
+        AND (OLD.kind <> {ADMIT_KIND} OR EXISTS (SELECT 1 FROM anchor WHERE dhash = OLD.dhash)))"""
+# The first row of a subtree is set before the others, which find it by their own level.
+_HASH_GOES = """(OLD.body IS NULL AND NEW.level > OLD.level AND CASE WHEN NEW.level > 62 THEN 0 WHEN NEW.leaf IS NOT NULL
+        THEN NEW.seq & ((1 << NEW.level) - 1) = 0
+            AND NEW.seq + (1 << NEW.level) <= (SELECT hashes_before FROM head WHERE id = 0)
+            AND (SELECT count(*) FROM entry WHERE seq >= NEW.seq AND seq < NEW.seq + (1 << NEW.level) AND body IS NULL)
+                = 1 << NEW.level
+        ELSE EXISTS (SELECT 1 FROM entry WHERE seq = (NEW.seq & ~((1 << NEW.level) - 1)) AND seq <> NEW.seq
+            AND level = NEW.level AND leaf IS NOT NULL) END)"""
 _SAME_TABLE_KEYS = {"meta": "key = NEW.key", "head": "id = NEW.id", "lease": "id = NEW.id", "checkpoint": "size = NEW.size",
                     "anchor": "dhash = NEW.dhash"}  # fmt: skip
 
@@ -85,24 +98,25 @@ TRIGGERS: Final = (
     _refuse(
         "entry_dense",
         "INSERT ON entry",
-        "NEW.seq IS NOT (SELECT size FROM head WHERE id = 0) OR NEW.body IS NULL",
-        "entry.seq must be the size of the ledger, and its body there",
+        "NEW.seq IS NOT (SELECT size FROM head WHERE id = 0) OR NEW.body IS NULL OR NEW.leaf IS NULL OR NEW.level <> 0",
+        "entry.seq must be the size of the ledger, and its body and hash there",
     ),
     "CREATE TRIGGER entry_bump AFTER INSERT ON entry BEGIN UPDATE head SET size = size + 1 WHERE id = 0; END",
     _refuse(
         "entry_only_pruned",
         "UPDATE ON entry",
-        f"""NEW.body IS NOT NULL OR OLD.kind NOT IN ({_KINDS}) OR OLD.seq >= (SELECT pruned_before FROM head WHERE id = 0)
-        OR NEW.seq IS NOT OLD.seq OR NEW.kind IS NOT OLD.kind OR NEW.dhash IS NOT OLD.dhash OR NEW.leaf IS NOT OLD.leaf""",
-        "entry rows are never changed; only bodies below pruned_before may go",
+        f"""NEW.body IS NOT NULL OR NEW.seq IS NOT OLD.seq OR NEW.kind IS NOT OLD.kind OR NEW.dhash IS NOT OLD.dhash
+        OR NOT ifnull({_BODY_GOES}, 0) AND NOT ifnull({_HASH_GOES}, 0)""",
+        "entry rows never change; only bodies below pruned_before may go, and hashes below hashes_before into subtrees",
     ),
     _refuse(
         "head_grows",
         "UPDATE ON head",
         f"""NEW.size < OLD.size OR NEW.id IS NOT OLD.id OR NEW.pruned_before < OLD.pruned_before
+        OR NEW.hashes_before < OLD.hashes_before OR NEW.hashes_before > NEW.pruned_before
         OR (NEW.pruned_before > OLD.pruned_before
             AND NOT EXISTS (SELECT 1 FROM entry WHERE kind = {SUMMARY_KIND} AND seq >= NEW.pruned_before))""",
-        "the head of the ledger never shrinks, and pruned_before never passes the last summary",
+        "the head of the ledger never shrinks, pruned_before never passes the last summary, nor hashes_before that",
     ),
     _refuse(
         "lease_grows",

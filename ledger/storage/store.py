@@ -4,7 +4,7 @@ A store keeps rows and knows nothing of what leaves mean. Whatever it says is de
 opened (`ledger.storage.fsck`), so a store can lose a ledger, but not falsify one unseen.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
@@ -12,8 +12,9 @@ from typing import Final, Protocol, Self
 from ledger.leaves import Admit, Spend
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
+from ledger.subtrees import Subtree
 
-SCHEMA_VERSION: Final = "2"
+SCHEMA_VERSION: Final = "3"
 """Written into every new database and compared at opening; raised when its tables or triggers change."""
 
 LOCK_TIMEOUT_SECONDS: Final = 10
@@ -22,19 +23,31 @@ LOCK_TIMEOUT_SECONDS: Final = 10
 PRUNABLE_KINDS: Final = (Admit.KIND, Spend.KIND)
 """Leaves whose bodies retention may drop; all others are kept for ever."""
 
+ADMIT_KIND: Final = Admit.KIND
+"""Of such a leaf an anchor must be there before its body goes."""
+
 SUMMARY_KIND: Final = 6
 """A SUMMARY leaf speaks for a pruned range; ``pruned_before`` never passes the last one."""
 
 
+EMPTY_HEAD: Final[Mapping[str, object]] = {"id": 0, "size": 0, "frontier": b"", "pruned_before": 0, "hashes_before": 0}
+"""The head of a ledger without a leaf."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One leaf as stored: the body is what counts, the other columns are an index over it. A pruned one has the body b""."""
+    """One leaf as stored: the body is what counts, the other columns are an index over it.
+
+    A pruned leaf has the body b"". Where leaf hashes are gone too, the first leaf of every aligned subtree that stands for them
+    has its root in place of a leaf hash, the others have b"", and all have its level.
+    """
 
     seq: int
     kind: int
     descriptor_hash: bytes | None
     leaf_hash: bytes
     body: bytes
+    level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,9 @@ class Snapshot(Protocol):
 
     def pruned_before(self) -> int:
         """Returns the position below which bodies may be gone."""
+
+    def hashes_before(self) -> int:
+        """Returns the position below which leaf hashes of pruned leaves may be gone."""
 
     def anchors(self) -> Iterator[Anchor]:
         """Yields all anchors in order of their descriptor hashes."""
@@ -134,13 +150,30 @@ class Store(Protocol):
         """Drops bodies, stores what stands for them, and moves ``pruned_before``; all or nothing, durable as `append`.
 
         Leaf hashes stay. The triggers let bodies of `PRUNABLE_KINDS` go, below ``before``, and that no further than the
-        last SUMMARY leaf; whether the summary was vouched for is the caller's to know.
+        last SUMMARY leaf, those of ADMIT leaves only beside their anchor; whether the summary was vouched for is the caller's
+        to know.
 
         Args:
             size: number of leaves that the caller knows of.
             before: the new ``pruned_before``.
             seqs: leaves whose bodies go.
             anchors: records of contributions that have none yet.
+
+        Raises:
+            LedgerCorrupt: a trigger refused, or a leaf is not there.
+            LedgerBusy, StorageFailed: as `append`.
+        """
+
+    def drop_hashes(self, size: int, before: int, subtrees: Sequence[Subtree]) -> None:
+        """Puts roots of aligned subtrees in the place of leaf hashes, and moves ``hashes_before``; durable as `append`.
+
+        The triggers let a hash go only into a subtree that is made of pruned leaves alone, below ``before``, and that no
+        further than ``pruned_before``.
+
+        Args:
+            size: number of leaves that the caller knows of.
+            before: the new ``hashes_before``.
+            subtrees: each of two leaves or more; it may swallow smaller ones.
 
         Raises:
             LedgerCorrupt: a trigger refused, or a leaf is not there.

@@ -10,9 +10,7 @@ from ledger.audit import verify_export
 from ledger.errors import LeafRefused
 from ledger.leaves import Epoch, HeaderBlock, SummaryKind, encode_leaf
 from ledger.log import Ledger
-from ledger.merkle import Frontier, leaf_hash, node_hash
 from ledger.retention.anchors import AnchorRecord, set_root
-from ledger.retention.tally import subtree_roots
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import export_of, forged_export, grown, leaves_of, retaining_spec
 
@@ -122,29 +120,6 @@ def test_public_classes_and_early_leavers(path):
         assert (row.contributions, row.active, row.sum_epsilon_micro, row.max_epsilon_micro) == (2, 1, None, None)
         record = AnchorRecord(descriptor(2), 0, 2, gone, None, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, 0, 0, 0, 0)
         assert leaf.set_root == set_root([record])
-
-
-@pytest.mark.parametrize(("first", "end"), [(1, 2), (1, 8), (1, 30), (5, 12), (7, 64), (30, 257), (4, 5), (255, 600)])
-def test_subtree_roots_rebuild_every_root(first, end):
-    """With the hashes left of a range, its subtree roots give the root behind it (FORMATS 4, stage 2)."""
-    hashes = [leaf_hash(b"%d" % n) for n in range(end)]
-    roots = list(subtree_roots(first, end, lambda a, b: hashes[a:b]))
-    stack = [(1, hash_) for hash_ in hashes[:first]]
-    widths, at = [], first
-    while at < end:
-        width = max(1 << j for j in range(20) if at % (1 << j) == 0 and at + (1 << j) <= end)
-        widths.append(width)
-        at += width
-    stack += list(zip(widths, roots, strict=True))
-    folded: list = []
-    for node in stack:
-        folded.append(node)
-        while len(folded) > 1 and folded[-1][0] == folded[-2][0]:
-            (width, right), (_, left) = folded.pop(), folded.pop()
-            folded.append((2 * width, node_hash(left, right)))
-    expected = Frontier()
-    expected.extend(hashes)
-    assert b"".join(hash_ for _, hash_ in folded) == expected.to_bytes()
 
 
 def test_anchor_records_round_trip_and_nothing_else_does():

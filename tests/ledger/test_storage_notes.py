@@ -15,6 +15,7 @@ from ledger.merkle import leaf_hash
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, sign_note
 from ledger.storage.opening import open_store
 from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND, Anchor
+from ledger.subtrees import Subtree
 
 ANNE = Cosigner("anne.example", OTHER_KEY)
 BERT = Cosigner("bert.example", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))
@@ -135,7 +136,7 @@ def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     assert set(PRUNABLE_KINDS) == {Admit.KIND, Spend.KIND}
     size = closed.fetch("SELECT size FROM head")[0][0]
     kinds = dict(closed.fetch("SELECT kind, min(seq) FROM entry GROUP BY kind"))
-    summary = f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, NULL, leaf, body FROM entry WHERE seq = 0"
+    summary = f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, NULL, leaf, body, 0 FROM entry WHERE seq = 0"
     for statement in ("UPDATE head SET pruned_before = 1", f"UPDATE head SET pruned_before = {size}"):
         with pytest.raises(closed.refused):
             closed.execute(statement)
@@ -155,33 +156,38 @@ def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     for kind in PRUNABLE_KINDS:
         with pytest.raises(closed.refused):
             closed.execute(f"UPDATE entry SET body = NULL WHERE kind = {kind} AND seq >= {limit}")
+    with pytest.raises(closed.refused):
+        closed.execute(f"UPDATE entry SET body = NULL WHERE seq = {kinds[Admit.KIND]}")  # its anchor must be there before
+    closed.execute(f"INSERT INTO anchor SELECT dhash, 9, x'01' FROM entry WHERE kind = {Admit.KIND} AND seq < {limit}")
     closed.execute(f"UPDATE entry SET body = NULL WHERE seq < {limit} AND kind IN (1, 4)")
     assert closed.fetch("SELECT count(*) FROM entry WHERE body IS NULL")[0][0] > 3
     with pytest.raises(closed.refused):
         closed.execute(f"UPDATE entry SET body = x'00' WHERE seq = {kinds[Admit.KIND]}")
     with pytest.raises(LedgerCorrupt) as found:
         closed.open()
-    assert (found.value.code, found.value.seq) == ("ANCHOR", kinds[Admit.KIND])
+    assert (found.value.code, found.value.seq) == ("LEAF", kinds[Admit.KIND]), "what stands for it is no anchor record"
 
 
-def summarised(backend) -> tuple[int, int, list[int]]:
-    """A closed ledger with a row where a SUMMARY would be: its size, the first epoch's end, and what may go before that."""
+def summarised(backend) -> tuple[int, int, list[int], list[Anchor]]:
+    """A closed ledger with a row where a SUMMARY would be: its size, the first epoch's end, what may go before that, and
+    what must stand for it."""
     (size,) = backend.fetch("SELECT size FROM head")[0]
-    backend.execute(f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, NULL, leaf, body FROM entry WHERE seq = 0")
+    backend.execute(f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, NULL, leaf, body, 0 FROM entry WHERE seq = 0")
     (end,) = backend.fetch(f"SELECT min(seq) FROM entry WHERE kind = {Epoch.KIND}")[0]
     kinds = ", ".join(map(str, PRUNABLE_KINDS))
-    return size + 1, end, [seq for (seq,) in backend.fetch(f"SELECT seq FROM entry WHERE seq < {end} AND kind IN ({kinds})")]
+    seqs = [seq for (seq,) in backend.fetch(f"SELECT seq FROM entry WHERE seq < {end} AND kind IN ({kinds}) ORDER BY seq")]
+    admitted = backend.fetch(f"SELECT dhash FROM entry WHERE seq < {end} AND kind = {Admit.KIND} ORDER BY dhash")
+    return size + 1, end, seqs, [Anchor(hash_, size, b"record of " + hash_) for (hash_,) in admitted]
 
 
 def test_pruning_drops_bodies_and_keeps_hashes_and_anchors(closed):
-    size, end, seqs = summarised(closed)
+    size, end, seqs, anchors = summarised(closed)
     before = closed.fetch("SELECT seq, kind, dhash, leaf FROM entry ORDER BY seq")
-    anchors = [Anchor(bytes([n]) * 32, size - 1, b"record %d" % n) for n in (2, 1)]
     with closing(open_store(closed.place, read_only=False)) as store:
-        store.prune(size, end, seqs, anchors)
+        store.prune(size, end, seqs, anchors[::-1])
         store.prune(size, end, seqs, [])  # once more changes nothing
         with store.snapshot() as snapshot:
-            assert snapshot.pruned_before() == end and list(snapshot.anchors()) == anchors[::-1]
+            assert snapshot.pruned_before() == end and list(snapshot.anchors()) == anchors
             rows = list(snapshot.rows())
         assert [(row.seq, row.kind, row.descriptor_hash, row.leaf_hash) for row in rows] == before
         assert [row.seq for row in rows if not row.body] == seqs
@@ -189,26 +195,27 @@ def test_pruning_drops_bodies_and_keeps_hashes_and_anchors(closed):
 
 
 def test_what_may_not_be_pruned_is_refused_whole(closed):
-    size, end, seqs = summarised(closed)
-    anchor = Anchor(b"a" * 32, size - 1, b"record")
+    size, end, seqs, anchors = summarised(closed)
     (charge,) = closed.fetch("SELECT min(seq) FROM entry WHERE kind = 2")[0]
     with closing(open_store(closed.place, read_only=False)) as store:
         for wrong in (
-            (size, end, [*seqs, charge], [anchor]),
-            (size, end, [*seqs, end], [anchor]),
-            (size, end, [*seqs, size + 5], [anchor]),
-            (size, size, seqs, [anchor]),
-            (size, end, seqs, [anchor, anchor]),
-            (size, end, seqs, [Anchor(b"short", size - 1, b"record")]),
+            (size, end, [*seqs, charge], anchors),
+            (size, end, [*seqs, end], anchors),
+            (size, end, [*seqs, size + 5], anchors),
+            (size, size, seqs, anchors),
+            (size, end, seqs, [*anchors, anchors[0]]),
+            (size, end, seqs, [*anchors, Anchor(b"short", size - 1, b"record")]),
+            (size, end, seqs, anchors[1:]),
+            (size, end, seqs, []),
         ):
             with pytest.raises(LedgerCorrupt):
                 store.prune(*wrong)
         with pytest.raises(LedgerBusy) as found:
-            store.prune(size - 1, end, seqs, [anchor])
+            store.prune(size - 1, end, seqs, anchors)
         assert found.value.code == "HEAD_MOVED"
         closed.execute("UPDATE lease SET fence = fence + 1")
         with pytest.raises(LedgerBusy) as found:
-            store.prune(size, end, seqs, [anchor])
+            store.prune(size, end, seqs, anchors)
         assert found.value.code == "FENCED"
         with store.snapshot() as snapshot:
             assert snapshot.pruned_before() == 0 and not list(snapshot.anchors())
@@ -219,12 +226,12 @@ def test_pruned_bytes_are_gone_from_the_file(run, path):
     backend = SqliteBackend(path.parent)
     run.whole_run()
     run.ledger.close()
-    size, end, seqs = summarised(backend)
+    size, end, seqs, anchors = summarised(backend)
     bodies = [body for (body,) in backend.fetch(f"SELECT body FROM entry WHERE seq IN ({', '.join(map(str, seqs))})")]
     held = path.read_bytes()
     assert all(body in held for body in bodies) and len(bodies) > 3
     with closing(open_store(backend.place, read_only=False)) as store:
-        store.prune(size, end, seqs, [])
+        store.prune(size, end, seqs, anchors)
     held = path.read_bytes()
     assert not any(body in held for body in bodies) and not path.with_name(f"{path.name}-wal").exists()
 
@@ -240,3 +247,94 @@ def test_an_anchor_is_written_once(closed):
         with pytest.raises(closed.refused):
             closed.execute(statement)
     assert closed.fetch("SELECT record FROM anchor") == [(b"\x01",)]
+
+
+def pruned(backend) -> tuple[int, int, list[int]]:
+    """A closed ledger whose first epoch has lost its bodies: size, where hashes may go, and from where on SPEND leaves go."""
+    size, end, seqs, anchors = summarised(backend)
+    with closing(open_store(backend.place, read_only=False)) as store:
+        store.prune(size, end, seqs, anchors)
+    return size, end, seqs
+
+
+def leaves(backend) -> list[tuple]:
+    return backend.fetch("SELECT seq, level, leaf FROM entry ORDER BY seq")
+
+
+def fitting(seqs: list[int], level: int = 1) -> int:
+    """First leaf of an aligned subtree of such leaves."""
+    return next(seq for seq in seqs if not seq % (1 << level) and set(range(seq, seq + (1 << level))) <= set(seqs))
+
+
+def test_hashes_go_into_subtrees_of_pruned_leaves_and_nowhere_else(closed):
+    """The seat belt of the second stage: what the triggers refuse, whatever program asks."""
+    _, end, seqs = pruned(closed)
+    first, alone = fitting(seqs), next(seq for seq in range(1, end) if seq not in seqs)
+    before, some = leaves(closed), "x'" + "ab" * 32 + "'"
+    with pytest.raises(closed.refused):
+        closed.execute(f"UPDATE entry SET leaf = {some}, level = 1 WHERE seq = {first}")  # hashes_before is still 0
+    with pytest.raises(closed.refused):
+        closed.execute(f"UPDATE head SET hashes_before = {end + 1}")
+    closed.execute(f"UPDATE head SET hashes_before = {end}")
+    for statement in (
+        f"UPDATE head SET hashes_before = {end - 1}",
+        f"UPDATE entry SET leaf = NULL, level = 1 WHERE seq = {first + 1}",  # no subtree is there yet
+        f"UPDATE entry SET leaf = NULL, level = 1 WHERE seq = {first}",
+        f"UPDATE entry SET leaf = NULL WHERE seq = {first}",
+        f"UPDATE entry SET leaf = {some} WHERE seq = {first}",
+        f"UPDATE entry SET leaf = {some}, level = 1 WHERE seq = {first + 1}",  # not aligned
+        f"UPDATE entry SET leaf = {some}, level = 6 WHERE seq = {first}",  # over leaves that are there
+        f"UPDATE entry SET leaf = {some}, level = -1 WHERE seq = {first}",
+        f"UPDATE entry SET leaf = {some}, level = 63 WHERE seq = {first}",
+        f"UPDATE entry SET leaf = x'00', level = 1 WHERE seq = {first}",
+        f"UPDATE entry SET leaf = {some}, level = 1, body = x'00' WHERE seq = {first}",
+        f"UPDATE entry SET leaf = {some}, level = 1, dhash = NULL, kind = 2 WHERE seq = {first}",
+        f"UPDATE entry SET leaf = {some}, level = 1 WHERE seq = {alone & -2}",  # over a leaf that is there
+    ):
+        with pytest.raises(closed.refused):
+            closed.execute(statement)
+    assert leaves(closed) == before
+    closed.execute(f"UPDATE entry SET leaf = {some}, level = 1 WHERE seq = {first}")
+    closed.execute(f"UPDATE entry SET leaf = NULL, level = 1 WHERE seq = {first + 1}")
+    for statement in (
+        f"UPDATE entry SET leaf = {some}, level = 0 WHERE seq = {first + 1}",
+        f"UPDATE entry SET leaf = x'{'cd' * 32}' WHERE seq = {first}",
+        f"UPDATE entry SET leaf = NULL, level = 1 WHERE seq = {first}",
+    ):
+        with pytest.raises(closed.refused):
+            closed.execute(statement)
+
+
+def test_subtrees_stand_for_hashes_and_swallow_smaller_ones(begun, backend):
+    begun.admit(*map(admission, range(1, 12)))
+    begun.steps(1)
+    begun.epoch()
+    begun.ledger.close()
+    closed = backend
+    size, end, seqs = pruned(closed)
+    first, root = fitting(seqs, 2), bytes([7]) * 32
+    before = leaves(closed)
+    with closing(open_store(closed.place, read_only=False)) as store:
+        for wrong in (
+            (size, end, [Subtree(first + 1, 1, root)]),
+            (size, end, [Subtree(first, 8, root)]),
+            (size, end, [Subtree(first, 2, root[1:])]),
+            (size, end, [Subtree(first, 2, root), Subtree(first, 2, root[:-1] + b"x")]),
+            (size, end + 1, [Subtree(first, 2, root)]),
+            (size, first, [Subtree(first, 2, root)]),
+            (size, end, [Subtree(first, 2, root), Subtree(1 << 20, 1, root)]),
+        ):
+            with pytest.raises(LedgerCorrupt):
+                store.drop_hashes(*wrong)
+        with pytest.raises(LedgerBusy, match="HEAD_MOVED"):
+            store.drop_hashes(size - 1, end, [Subtree(first, 1, root)])
+        assert leaves(closed) == before and closed.fetch("SELECT hashes_before FROM head") == [(0,)]
+        store.drop_hashes(size, end, [Subtree(first, 1, root), Subtree(first + 2, 1, root)])
+        store.drop_hashes(size, end, [Subtree(first, 2, root[::-1])])
+        with store.snapshot() as snapshot:
+            assert snapshot.hashes_before() == end
+            rows = {row.seq: (row.level, row.leaf_hash) for row in snapshot.rows()}
+    assert [rows[first + n] for n in range(4)] == [(2, root[::-1]), (2, b""), (2, b""), (2, b"")]
+    assert [row for row in leaves(closed) if not first <= row[0] < first + 4] == [
+        row for row in before if not first <= row[0] < first + 4
+    ]

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ledger.errors import LedgerError, ProofError
-from ledger.merkle import leaf_hash, root_of_hashes
-from ledger.storage.hashes import LeafHashes
+from ledger.errors import LedgerError
 from ledger.storage.place import Place
 
 
@@ -98,18 +96,3 @@ def test_a_server_without_state_directory_has_no_files_beside_it():
         with pytest.raises(LedgerError, match="STATE") as found:
             ask()
         assert "s3cret" not in str(found.value)
-
-
-def test_leaf_hashes_are_a_sequence_in_one_block():
-    wanted = [leaf_hash(bytes([n])) for n in range(70)]
-    hashes = LeafHashes(wanted)
-    assert list(hashes) == wanted and len(hashes) == 70 and hashes[-1] == wanted[-1] and hashes[3:9:2] == wanted[3:9:2]
-    for size in range(71):
-        assert hashes.root(size) == root_of_hashes(wanted[:size])
-    for wrong in (-1, 71):
-        with pytest.raises(ProofError):
-            hashes.root(wrong)
-    with pytest.raises(IndexError):
-        hashes[70]
-    with pytest.raises(ProofError):
-        hashes.append(b"short")

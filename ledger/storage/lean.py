@@ -1,0 +1,137 @@
+"""A database as it would be, were bodies or hashes of it gone: it is read and checked whole before anything is dropped."""
+
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from ledger.leaves import Resume, decode_leaf
+from ledger.merkle import Frontier
+from ledger.storage.store import Anchor, Row, Snapshot
+from ledger.subtrees import Subtree, joined
+
+
+class _AsItIs:
+    """A snapshot, passed through."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def head(self) -> Frontier:
+        """As it is."""
+        return self._snapshot.head()
+
+    def rows(self) -> Iterator[Row]:
+        """As they are."""
+        return self._snapshot.rows()
+
+    def checkpoints(self) -> dict[int, bytes]:
+        """As they are."""
+        return self._snapshot.checkpoints()
+
+    def pruned_before(self) -> int:
+        """As it is."""
+        return self._snapshot.pruned_before()
+
+    def hashes_before(self) -> int:
+        """As it is."""
+        return self._snapshot.hashes_before()
+
+    def anchors(self) -> Iterator[Anchor]:
+        """As they are."""
+        return self._snapshot.anchors()
+
+
+class WithoutBodies(_AsItIs):
+    """A database as `Store.prune` would leave it.
+
+    Attributes:
+        dropped: positions of the bodies that would go, once its rows were read.
+        stored: descriptor hashes whose anchors are in the database already.
+    """
+
+    def __init__(self, snapshot: Snapshot, before: int, anchors: Mapping[int, Anchor], kinds: Collection[int]) -> None:
+        """Takes the database as it is, and what would go: leaves with anchors, and all of ``kinds``."""
+        super().__init__(snapshot)
+        self.dropped: list[int] = []
+        self.stored = {anchor.descriptor_hash for anchor in snapshot.anchors()}
+        self._before, self._added, self._kinds = before, anchors, kinds
+
+    def rows(self) -> Iterator[Row]:
+        """Yields the rows without the bodies that would go."""
+        self.dropped = []
+        for row in self._snapshot.rows():
+            if row.body and row.seq < self._before and (row.kind in self._kinds or row.seq in self._added):
+                self.dropped.append(row.seq)
+                yield replace(row, body=b"")
+            else:
+                yield row
+
+    def pruned_before(self) -> int:
+        """As it would be."""
+        return self._before
+
+    def anchors(self) -> Iterator[Anchor]:
+        """Yields what is there and what would come."""
+        yield from self._snapshot.anchors()
+        yield from (anchor for anchor in self._added.values() if anchor.descriptor_hash not in self.stored)
+
+
+class WithoutHashes(_AsItIs):
+    """A database as `Store.drop_hashes` would leave it.
+
+    Attributes:
+        dropped: how many hashes would go, once its rows were read.
+    """
+
+    def __init__(self, snapshot: Snapshot, before: int, subtrees: Iterable[Subtree]) -> None:
+        """Takes the database as it is, and the subtrees that would stand for hashes, in order."""
+        super().__init__(snapshot)
+        self.dropped = 0
+        self._before, self._subtrees = before, list(subtrees)
+
+    def rows(self) -> Iterator[Row]:
+        """Yields the rows without the hashes that would go."""
+        self.dropped, pending = 0, iter(self._subtrees)
+        subtree = next(pending, None)
+        for row in self._snapshot.rows():
+            while subtree is not None and subtree.end <= row.seq:
+                subtree = next(pending, None)
+            if subtree is None or row.seq < subtree.first:
+                yield row
+                continue
+            kept = subtree.hash if row.seq == subtree.first else b""
+            self.dropped += bool(row.leaf_hash) and not kept
+            yield replace(row, leaf_hash=kept, level=subtree.level)
+
+    def hashes_before(self) -> int:
+        """As it would be."""
+        return self._before
+
+
+def droppable(snapshot: Snapshot, before: int, cuts: Iterable[int]) -> Iterator[Subtree]:
+    """Yields the maximal aligned subtrees of pruned leaves that are not in the database already, each of two leaves or more.
+
+    Args:
+        snapshot: the database.
+        before: position below which hashes may go.
+        cuts: sizes of trees whose roots must still be made, such as those of checkpoints; those that RESUME leaves cite are
+            found here.
+    """
+    there: dict[int, int] = {}
+
+    def pruned() -> Iterator[Subtree]:
+        for row in snapshot.rows():
+            if row.seq >= before:
+                break
+            if not row.body and row.leaf_hash:
+                if row.level:
+                    there[row.seq] = row.level
+                yield Subtree(row.seq, row.level, row.leaf_hash)
+
+    for subtree in joined(pruned(), _with_pins(snapshot, cuts)):
+        if subtree.level and there.pop(subtree.first, 0) != subtree.level:
+            yield subtree
+
+
+def _with_pins(snapshot: Snapshot, cuts: Iterable[int]) -> Container[int]:
+    pins = (decode_leaf(row.body) for row in snapshot.rows() if row.kind == Resume.KIND and row.body)
+    return {*cuts, *(leaf.pinned_size for leaf in pins if isinstance(leaf, Resume) and leaf.pinned_size is not None)}
