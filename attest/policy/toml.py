@@ -50,6 +50,17 @@ _CLASS_REQUIRED = ("name", *_BOUNDS, "sampling_rate", "depth")
 _CLASS = (*_CLASS_REQUIRED, "max_window_days", "public", "max_epsilon_total")
 _DEPTH = ("from", "to", "layers", "set", "adapter", "embeddings", "head", "heads", "experts")
 
+_PLACES = {
+    "above the first table": (*_PLAIN, "delta"),
+    "into [noise]": _NOISE,
+    "into [sampling]": _SAMPLING,
+    "into [floors]": _FLOORS,
+    "into [gate]": _GATE,
+    "into [ledger]": _LEDGER,
+    "into [[class]]": _CLASS,
+}
+"""Where a key belongs that stands in another table: which lines a table takes in is TOML's commonest surprise."""
+
 
 def parse_policy(text: str) -> Policy:
     """Read `policy.toml`.
@@ -181,6 +192,9 @@ def _check_keys(table: dict[str, Any], known: Iterable[str], required: Iterable[
     names = list(known)
     for key in table:
         if key not in names:
+            elsewhere = [place for place, keys in _PLACES.items() if key in keys]
+            if elsewhere:
+                raise PolicyRefused("KEY", f"{where} has the key {key!r}, which belongs {' or '.join(elsewhere)}; move it there")
             near = difflib.get_close_matches(key[:80], names, n=1, cutoff=0.0)
             raise PolicyRefused("KEY", f"{where} has the unknown key {ascii(key)[:80]}; the nearest known key is {near[0]!r}")
     missing = [name for name in required if name not in table]

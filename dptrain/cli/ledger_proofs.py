@@ -15,7 +15,7 @@ from attest.micro import MICRO
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger_place import LedgerKey, LedgerOrExport, StateDirectory, place_of
 from dptrain.cli.ledger_place import ledger_key as private_key_of
-from dptrain.cli.output import JsonFlag, console, print_json, styled, utc
+from dptrain.cli.output import JsonFlag, console, number, print_json, styled, utc
 from ledger.errors import LedgerWrongRun, ProofError
 from ledger.storage.place import Place
 
@@ -307,9 +307,9 @@ def _in_export(base: Path, leaf: int | None, wanted: Callable[[bytes], bool]) ->
 
 def _in_ledger(place: Place, leaf: int | None, wanted: Callable[[bytes], bool]) -> _Found:
     from ledger.log import Ledger
-    from ledger.proofs.prover import HashTree
+    from ledger.subtrees import Subtrees
 
-    found, tree = (-1, b""), HashTree()
+    found, tree = (-1, b""), Subtrees()
     with Ledger.open(place, read_only=True) as log:
         note, keys = log.checkpoint, log.state.keys
         size = keys.open_note(note)[1].size
@@ -318,7 +318,8 @@ def _in_ledger(place: Place, leaf: int | None, wanted: Callable[[bytes], bool]) 
             raise ProofError("NOT_SIGNED", f"the last checkpoint signs {size} leaves, and leaf {leaf} came later; export signs")
         with log.rows() as rows:
             for row in islice(rows, size):
-                tree.extend([row.leaf_hash])
+                if row.leaf_hash:
+                    tree.append(row.leaf_hash, row.level)
                 if not row.body and row.seq == leaf:
                     raise ProofError("PRUNED", f"the body of leaf {leaf} was pruned; a proof file made before still shows it")
                 if row.body and (row.seq == leaf or (leaf is None and wanted(row.body))):
@@ -352,9 +353,17 @@ def _print_leaf(leaf: "Leaf", checkpoint: "Checkpoint", cosigned: "tuple[Signatu
     out = console()
     out.print(styled("bold green", "PROVEN", f"  leaf {leaf.seq} of {checkpoint.origin}, {_kind_of(leaf)}"))
     for name, value in _fields(leaf).items():
-        out.print(f"  {name}: {value}")
+        out.print(f"  {_in_units(name, value)}")
     out.print(f"{checkpoint.size} leaves, root {checkpoint.root.hex()}")
     print_cosigners(cosigned)
+
+
+def _in_units(name: str, value: Any) -> str:
+    """A field for a person: `clip: 0.5` for `clip_micro` 500000, no underscores."""
+    for ending, unit in (("_micro", 10**6), ("_pico", 10**12)):
+        if name.endswith(ending) and isinstance(value, int):
+            name, value = name.removesuffix(ending), number(value / unit, 7)
+    return f"{name.replace('_', ' ')}: {value}"
 
 
 def _kind_of(leaf: "Leaf") -> str:

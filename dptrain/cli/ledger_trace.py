@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attest.micro import MICRO
+from attest.records import JSONL
 from dptrain.cli.output import console, counted, number, print_json, promised, styled, table, utc
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ def _content_hash(text: str) -> bytes:
     path = Path(text)
     if re.fullmatch("[0-9a-f]{64}", text) or not path.is_file():
         return _octets(text, 32, "--content")
+    if path.suffix == JSONL:
+        raise typer.BadParameter(
+            f"{text} holds many contributions; give the content hash of one, as 'dptrain attest show {text}.attest --record N' "
+            "prints it"
+        )
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):

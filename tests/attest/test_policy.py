@@ -160,6 +160,19 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(old, new, found, nea
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("[floors]", "[floors]\nretention_epochs = 2", "above the first table"),
+        ("delta = 1e-6", "delta = 1e-6\nauditor_quorum = 1", "into [ledger]"),
+        ("delta = 1e-6", "delta = 1e-6\nclip_norm = 1", "into [floors] or into [[class]]"),
+    ],
+)
+def test_a_key_in_the_wrong_table_is_told_where_it_belongs(old, new, place):
+    error = refused(TEXT.replace(old, new, 1))
+    assert error.code == "KEY" and f"which belongs {place}" in error.sentence
+
+
+@pytest.mark.parametrize(
     "line", ["corpus =", "delta =", "steps =", "normalizer =", "name =", "clip_norm = 1.0", "depth = { f"]
 )
 def test_a_missing_key_is_named(line):

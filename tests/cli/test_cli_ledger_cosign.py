@@ -45,6 +45,8 @@ def test_two_auditors_cosign_and_proofs_ask_for_both(shell, run):
     assert "cosigned by ben at" in shell.run("ledger", "merge", "export", "ben.note", "--key", "auditors.pub").stdout
     assert shell.json("ledger", "verify", "export", "--key", "ledger.pub")["verdict"] == "FULL"
     shell.run("ledger", "prove", "export", "mine.tlog-proof", "--leaf", "1")
+    shown = shell.run("ledger", "verify-proof", "mine.tlog-proof", "--key", "ledger.pub").stdout
+    assert "\n  clip: 0.5\n" in shown and "\n  class name: sensitive\n" in shown
     check = ("ledger", "verify-proof", "mine.tlog-proof", "--key", "ledger.pub", "--key", "auditors.pub", "--quorum", "2")
     assert [item["name"] for item in shell.json(*check)["cosigners"]] == ["anna", "ben"]
 

@@ -29,6 +29,8 @@ def test_who_has_the_content_alone_finds_nothing(shell, attested):
     wrong = shell.json(*SHOW, "--content", attested["content_hash"], "--nonce", "00" * 16, code=1)
     assert wrong["error"]["code"] == "NOT_FOUND"
     shell.run(*SHOW, "--content", "nowhere.png", "--nonce", "00" * 16, code=2)
+    whole = shell.json(*SHOW, "--content", "corpus/notes.jsonl", "--nonce", attested["nonce"], code=2)["error"]
+    assert "holds many contributions" in whole["sentence"]
 
 
 def test_who_withdrew_is_told_what_holds(shell, attested):

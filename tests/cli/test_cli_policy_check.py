@@ -1,12 +1,15 @@
 """`dptrain policy check`: facts with true numbers, likely mistakes with settings that really mend them."""
 
+import json
 import math
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
+from attest.keys import generate, public_bytes
 from attest.policy import Policy
+from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.facts import detection_limit
 from dptrain.cli.advice.fixes import multiplier_for, power_of_ten_below, rounded
@@ -321,6 +324,28 @@ def test_one_charge_for_the_whole_run():
     assert warned(check(("steps = 1000", "steps = 1000\nwindow_steps = 1000"))) == {
         ("WINDOW_STEPS", None): {"window_steps": "16"}
     }
+
+
+AUDITORS = [
+    str(VerifierKey(f"auditor.example/{index}", SIGNATURE_COSIGNATURE_V1, public_bytes(generate().public_key())))
+    for index in range(3)
+]
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_auditors_who_could_cosign_two_histories_without_noticing(quorum):
+    found = check(("[gate]", f"[ledger]\nauditors = {json.dumps(AUDITORS)}\nauditor_quorum = {quorum}\n[gate]"))
+    split = {("QUORUM_SPLIT", None): {"auditor_quorum in [ledger]": "2"}}
+    assert warned(found) == (split if quorum == 1 else {})
+    assert f"{quorum} of 3 auditors must cosign" in sentence(found, "CHECKPOINT")
+    assert "names no auditor" in sentence(check(), "CHECKPOINT")
+
+
+def test_retention_is_told_and_nobody_to_vouch_for_it_is_warned_of():
+    keep = ("steps = 1000", "steps = 1000\nretention_epochs = 2")
+    assert warned(check(keep)) == {("RETENTION_UNVOUCHED", None): {}}
+    named = check(keep, ("[gate]", f"[ledger]\nauditors = {json.dumps(AUDITORS)}\nauditor_quorum = 2\n[gate]"))
+    assert warned(named) == {} and "the last 2" in sentence(named, "RETENTION")
 
 
 def test_what_a_counted_corpus_shows():
