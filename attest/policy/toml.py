@@ -194,7 +194,8 @@ def _check_keys(table: dict[str, Any], known: Iterable[str], required: Iterable[
         if key not in names:
             elsewhere = [place for place, keys in _PLACES.items() if key in keys]
             if elsewhere:
-                raise PolicyRefused("KEY", f"{where} has the key {key!r}, which belongs {' or '.join(elsewhere)}; move it there")
+                there = " or ".join(elsewhere)
+                raise PolicyRefused("KEY", f"{where} has the key {key!r}, which belongs {there}; move it there")
             near = difflib.get_close_matches(key[:80], names, n=1, cutoff=0.0)
             raise PolicyRefused("KEY", f"{where} has the unknown key {ascii(key)[:80]}; the nearest known key is {near[0]!r}")
     missing = [name for name in required if name not in table]
