@@ -21,8 +21,12 @@ def withdrawals(report: AuditReport) -> str:
     if not counts:
         return section("withdrawals", "Withdrawals", "<p>None.</p>")
     largest, total = max(row.count for row in counts), sum(row.count for row in counts)
-    rows = ((row.class_name or _NEVER, code(row.reason), row.count, bar(row.count, largest)) for row in counts)
-    told = table("withdrawn-c", f"{total:,} withdrawals by class and reason", ("class", "reason", "count", BAR), rows)
+    # Class and reason share a column, so that on a phone there is room for whole bars, whose lengths can be compared.
+    rows = (
+        (Html(f"{text(row.class_name or _NEVER)}<small>{code(row.reason)}</small>"), row.count, bar(row.count, largest))
+        for row in counts
+    )
+    told = table("withdrawn-c", f"{total:,} withdrawals by class and reason", ("class, reason", "count", BAR), rows)
     head = ("leaf", "time", "contribution", "reason", "class", "steps charged", "ε spent and kept")
     last = table("withdrawn-last-c", "What each had spent when it left", head, map(_withdrawal, report.withdrawals))
     shown = len(report.withdrawals)

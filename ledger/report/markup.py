@@ -47,11 +47,19 @@ def code(value: object) -> Html:
 
 def utc(seconds: int) -> Html:
     """Returns a time of the ledger; a number that is none is shown as it is."""
+    shown = moment(seconds)
+    if not shown.endswith("UTC"):
+        return text(shown)
+    day, clock, _ = shown.split(" ")
+    return Html(f"<time datetime='{day}T{clock}Z'>{shown}</time>")
+
+
+def moment(seconds: int) -> str:
+    """Returns the same in words alone."""
     try:
-        moment = datetime.fromtimestamp(seconds, UTC)
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
-        return text(f"{seconds} s")
-    return Html(f"<time datetime='{moment:%Y-%m-%dT%H:%M:%SZ}'>{moment:%Y-%m-%d %H:%M:%S} UTC</time>")
+        return f"{seconds} s"
 
 
 def rounded_up(value: float) -> Decimal:
@@ -125,9 +133,9 @@ def cell(value: Any, right: bool = True) -> str:
     return f"<td>{_words(value)}</td>"
 
 
-def counted(count: int, thing: str) -> str:
-    """Returns a number of things."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+def counted(count: int, thing: str, things: str = "") -> str:
+    """Returns a number of things; their plural, where it is not made by an s."""
+    return f"{count:,} {thing if count == 1 else things or f'{thing}s'}"
 
 
 def number(value: int | float | Decimal) -> Html:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ledger.audit import AuditReport
-from ledger.report.markup import Html, code, counted, details, rounded_up, section, soft, table, text, utc
+from ledger.report.markup import Html, code, counted, details, moment, rounded_up, section, soft, table, text
 from ledger.report.verdict import PUBLIC, fact_list
 from ledger.views.released import ReleaseRow
 
@@ -27,15 +27,15 @@ def releases(report: AuditReport) -> str:
             "The ledger records digests. Which files they are says the manifest beside the weights: "
             "dptrain release --check holds it against them and against this ledger."
         ),
-        f"<h3>{_title(last)}</h3>",
+        f"<h3>{text(_title(last))}</h3>",
         _release(last, names),
-        *(details(f"Leaf {row.seq:,}: step {row.step:,}", _release(row, names)) for row in before),
+        *(details(_title(row), _release(row, names)) for row in before),
         soft(f"{left_out:,} earlier releases are left out; the export has all.") if left_out else "",
     )
 
 
-def _title(row: ReleaseRow) -> Html:
-    return Html(f"Leaf {row.seq:,}: step {row.step:,}, {utc(row.time)}")
+def _title(row: ReleaseRow) -> str:
+    return f"Leaf {row.seq:,}: step {row.step:,}, {moment(row.time)}"
 
 
 def _release(row: ReleaseRow, names: Sequence[str]) -> str:
@@ -45,14 +45,13 @@ def _release(row: ReleaseRow, names: Sequence[str]) -> str:
         else "of the whole run, which had gone to its signed end"
     )
     facts = [
-        ("released", utc(row.time)),
         ("manifest", Html(f"release.cose with SHA-256 {code(row.manifest_digest)}")),
         ("files", Html(f"digest {code(row.artifacts_digest)}")),
-        ("cites", Html(f"{counted(row.size, 'leaf').replace('leafs', 'leaves')}, root {code(row.root)}")),
+        ("cites", Html(f"{counted(row.size, 'leaf', 'leaves')}, root {code(row.root)}")),
         ("withdrawals", text(f"{row.withdrawn:,} before it")),
         ("ε", text(basis)),
     ]
-    head = ("part of the model", "classes whose influence may be in it", *(Html(f"ε {text(name)}") for name in names))
+    head = ("part", "influence of", *(Html(f"ε {text(name)}") for name in names))
     rows: list[tuple[Any, ...]] = [
         (
             part.name,

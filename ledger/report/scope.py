@@ -1,10 +1,9 @@
 """What the audit verified and where in the ledger that stands; and what nobody who has only the ledger can know."""
 
-from typing import Any
-
 from ledger.audit import AuditReport
 from ledger.audit.kinds import count_of
-from ledger.report.markup import Html, code, counted, details, section, table, text
+from ledger.report.markup import Html, counted, details, section, table, text
+from ledger.report.verdict import fact_list
 
 _NEVER = (
     "That the trainer did what it recorded, and that nobody trained on the same data outside of this ledger.",
@@ -17,34 +16,40 @@ def scope(report: AuditReport) -> str:
     """Returns the claims that were checked, each with its leaves, and what was not checked; nothing of an audit that failed."""
     if report.verdict == "FAILED" or not report.kinds:
         return ""
-    head = ("claim", "leaves", "how it was checked")
     kinds = ((row.kind, row.count, row.first, row.last) for row in report.kinds)
     listed = table("kinds-c", "Leaves of the ledger by kind", ("kind", "leaves", "first", "last"), kinds)
+    claims = [(claim, Html(f"{text(how)}<small>{text(leaves)}</small>")) for claim, leaves, how in _claims(report)]
     return section(
         "scope",
         "What was verified, and what was not",
-        table("scope-c", "Claims that the audit checked, and the leaves that they stand in", head, _claims(report)),
-        details("Where which leaves stand", listed),
+        fact_list(claims, "facts claims"),
+        details("Where these leaves stand", listed),
         "<h3>Not verified</h3>",
         f"<ul>{''.join(f'<li>{text(sentence)}</li>' for sentence in _open(report))}</ul>",
     )
 
 
-def _claims(report: AuditReport) -> list[tuple[Any, ...]]:
-    def leaves(*kinds: str) -> str:
-        return ", ".join(f"{count_of(report.kinds, kind):,} {kind}" for kind in kinds if count_of(report.kinds, kind)) or "none"
+def _claims(report: AuditReport) -> list[tuple[str, str, str]]:
+    """What was claimed, the leaves that say it, and how it was checked."""
 
-    signers = [signer for signer in report.signers if signer.of_log]
-    keys = Html(" ".join(code(signer.key_id) for signer in signers))
-    owner = "signed by a key that was pinned for" if report.owner_pinned else "signed by the key that it names for"
-    found: list[tuple[Any, ...]] = [
+    def leaves(*kinds: str) -> str:
+        there = [f"{count:,} {kind}" for kind in kinds if (count := count_of(report.kinds, kind))]
+        return f"leaves: {', '.join(there) or 'none'}"
+
+    keys = " and ".join(f"{signer.name}, key id {signer.key_id}" for signer in report.signers if signer.of_log)
+    owner = (
+        "signed by the owner's key that was pinned"
+        if report.owner_pinned
+        else f"signed by the key that it names for {report.owner}"
+    )
+    found = [
         (
             "Nothing was changed since it was signed",
-            f"all {report.size or 0:,}",
-            Html(f"hashed to the root, signed by {keys}"),
+            f"all {report.size or 0:,} leaves",
+            f"hashed to the root, signed by {keys}",
         ),
-        ("The policy is the corpus owner's", "0 HEADER", f"{owner} {report.owner}"),
-        ("Noise on every layer is what the policy demands", "0 HEADER", "derived again from the policy"),
+        ("The policy is the corpus owner's", "leaf 0, HEADER", owner),
+        ("Noise on every layer is what the policy demands", "leaf 0, HEADER", "derived again from the policy"),
         (
             "Every step was charged, over the contributions of its moment",
             leaves("ADMIT", "CHARGE", "DRAW", "SETTLE", "RESUME"),
@@ -80,7 +85,7 @@ def _open(report: AuditReport) -> list[str]:
     gone = sum(row.pruned for row in report.summaries)
     if gone:
         found.append(
-            f"What the bodies of {counted(gone, 'pruned leaf').replace('leafs', 'leaves')} said: auditors vouch for it."
+            f"What the bodies of {counted(gone, 'pruned leaf', 'pruned leaves')} said: auditors vouch for it."
         )
     if not report.finished:
         found.append("What will yet be charged: the run is open.")

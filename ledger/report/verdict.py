@@ -86,9 +86,9 @@ def about(report: AuditReport) -> str:
     return section("about", "The ledger", fact_list([(name, _fact(value)) for name, value in told]))
 
 
-def fact_list(facts: Sequence[tuple[str, Html]]) -> str:
-    """Returns names with what belongs to each."""
-    return f"<dl class='facts'>{''.join(f'<div><dt>{text(name)}</dt><dd>{value}</dd></div>' for name, value in facts)}</dl>"
+def fact_list(facts: Sequence[tuple[str, Html]], kind: str = "facts") -> str:
+    """Returns names with what belongs to each; the kind is a class of the style sheet."""
+    return f"<dl class='{kind}'>{''.join(f'<div><dt>{text(name)}</dt><dd>{value}</dd></div>' for name, value in facts)}</dl>"
 
 
 def _fact(value: str | int | float) -> Html:

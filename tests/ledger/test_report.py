@@ -19,7 +19,7 @@ from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor,
 from report_ledgers import ANNA, BORIS, EXTRAS, HOSTILE, many_layers, varied_export
 
 from ledger.audit import AuditReport, EpochRow, Finding, WithdrawalCount, WithdrawalRow, verify_export
-from ledger.audit.findings import SummaryRow
+from ledger.audit.findings import IgnoredLine, SummaryRow
 from ledger.leaves import HeaderBlock
 from ledger.log import Ledger
 from ledger.note import NoteSigner
@@ -29,6 +29,7 @@ from ledger.report.extras import MAX_EXAMPLES, ExtrasRefused
 from ledger.report.layers import HEATS, merged, shade
 from ledger.report.markup import LONGEST_NAME, rounded_down, rounded_up, text, utc
 from ledger.report.spending import MAX_POINTS
+from ledger.views.released import ReleasedPart
 from ledger.views.summary import ClassSummary, spread_of
 
 VOID = {"meta"}
@@ -201,6 +202,88 @@ def test_a_ledger_that_was_handed_over_shows_its_keys(tmp_path):
         *("1", SIGNER.name, SIGNER.verifier.key_id.hex(), "replaced"),
         *("2", SIGNER.name, successor.verifier.key_id.hex(), "current"),
     ]
+
+
+def words(html: str) -> str:
+    return " ".join(re.sub("<[^>]*>", " ", html).split())
+
+
+def section_of(found: str, ident: str) -> str:
+    return found.split(f"<section id='{ident}'>")[1].split("</section>")[0]
+
+
+def test_the_verdict_stands_before_everything_else(varied, tmp_path):
+    found = page(varied[0], tmp_path, report=varied[1], extras=EXTRAS)
+    body = found.split("<main")[1]
+    places = [
+        body.index(part) for part in ("class='verdict full'", "class='tiles'", "<nav", "id='about'", "id='notes'", "id='scope'")
+    ]
+    assert places == sorted(places)
+
+
+def test_every_claim_names_its_leaves_and_what_nobody_can_know_is_said(varied, tmp_path):
+    export, report = varied
+    assert [(row.kind, row.count) for row in report.kinds if row.kind in ("HEADER", "RELEASE", "CLOSE")] == [
+        ("HEADER", 1),
+        ("RELEASE", 2),
+    ]
+    assert sum(row.count for row in report.kinds) == report.size
+    told = words(section_of(page(export, tmp_path, report=report), "scope"))
+    for expected in (
+        f"hashed to the root, signed by {SIGNER.name}, key id {SIGNER.verifier.key_id.hex()} all {report.size} leaves",
+        "signed by the key that it names for owner leaf 0, HEADER",
+        "leaves: 200 ADMIT, 10 CHARGE, 9 SETTLE, 1 RESUME",
+        "Releases cite this ledger as it was",
+        "no key of the owner was pinned",
+        "2 of 2 auditors would have to cosign",
+        "What will yet be charged",
+        "That the trainer did what it recorded",
+        "dptrain release --check",
+    ):
+        assert expected in told, expected
+    assert "Summaries" not in told and "The run is over" not in told
+    known = dataclasses.replace(report, owner_pinned=True, quorum_met=True, finished=True)
+    told = words(section_of(page(export, tmp_path, report=known), "scope"))
+    assert "owner's key that was pinned" in told.replace("&#x27;", "'")
+    assert not any(part in told for part in ("no key of the owner", "would have to cosign", "What will yet be charged"))
+
+
+def test_an_audit_that_failed_claims_nothing(varied, tmp_path):
+    wrong = dataclasses.replace(varied[1], verdict="FAILED", findings=(Finding("LEAF", "seq 3", "it was changed"),))
+    assert "id='scope'" not in page(varied[0], tmp_path, report=wrong)
+
+
+def test_releases_are_told_last_first_with_influence_and_cost(varied, tmp_path):
+    export, report = varied
+    found = page(export, tmp_path, report=report)
+    well_formed(found)
+    told = words(section_of(found, "releases"))
+    first, last = report.releases
+    assert told.index(last.manifest_digest) < told.index(first.manifest_digest)
+    assert f"Leaf {last.seq}: step {last.step}," in told and f"cites {last.size} leaves, root {last.root}" in told
+    assert f"full open, sensitive {rounded_up(last.parts[0].epsilons[0])} {rounded_up(last.parts[0].epsilons[1])}" in told
+    assert "of the planned horizon and all steps that may be done again" in told
+    parts = (
+        ReleasedPart("full", ("open", "sensitive"), (None, math.inf), (None, math.inf)),
+        ReleasedPart("base", (), (None, 0.0), (None, 0.0)),
+    )
+    odd = dataclasses.replace(last, planned_horizon=False, parts=parts)
+    found = page(export, tmp_path, report=dataclasses.replace(report, releases=(odd,), release_count=60))
+    told = words(section_of(found, "releases"))
+    assert "full open, sensitive public no bound known base none no influence no influence" in told
+    assert "59 earlier releases are left out" in told and "of the whole run" in told
+    assert "id='releases'" not in page(export, tmp_path, report=dataclasses.replace(report, releases=(), release_count=0))
+
+
+def test_signature_lines_that_count_for_nothing_are_listed(varied, tmp_path):
+    export, report = varied
+    assert "ignored-c" not in page(export, tmp_path, report=report)
+    rows = (IgnoredLine(BORIS.name, "0badf00d", 2, BORIS.vkey), IgnoredLine(HOSTILE, "12345678", 1, None))
+    found = page(export, tmp_path, report=dataclasses.replace(report, ignored=rows))
+    well_formed(found)
+    told = words(found.split("id='ignored-c'")[1].split("</table>")[0])
+    assert f"{BORIS.name} 0badf00d 2 {BORIS.name} {BORIS.verifier.key_id.hex()} damaged, forged, or by another key" in told
+    assert "3 signature lines could not be verified: by keys neither pinned nor named by the policy." in found
 
 
 def test_summaries_are_told_with_what_is_gone_and_who_vouches(varied, tmp_path):

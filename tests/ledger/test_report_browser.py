@@ -81,6 +81,7 @@ def path(tmp_path_factory):
     export = varied_export(base)
     report = verify_export(export, [SIGNER.vkey])
     assert report.verdict == "FULL", report.findings
+    write_report(export, base / "plain.html", report=report)
     return write_report(export, base / "report.html", report=report, extras=EXTRAS)
 
 
@@ -131,6 +132,48 @@ def test_nothing_reaches_beyond_the_screen(page, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(OVERFLOW) == []
     assert page.evaluate(SVG_TEXT) == []
+
+
+def test_on_a_phone_the_verdict_is_on_the_first_screen_and_before_the_contents(page):
+    page.resize(360, mobile=True)
+    box = "document.querySelector('{}').getBoundingClientRect()"
+    assert page.evaluate(f"{box.format('.verdict')}.bottom") < 300
+    assert page.evaluate(f"{box.format('.tiles')}.bottom <= {box.format('nav')}.top")
+
+
+def test_on_a_phone_no_bar_is_cut_so_that_their_lengths_can_be_compared(page):
+    page.resize(360, mobile=True)
+    ends = "filter(e => e.checkVisibility()).map(e => e.getBoundingClientRect().right)"
+    bars = page.evaluate(f"[...document.querySelectorAll('td svg.inline')].{ends}")
+    assert len(bars) >= 8 and max(bars) <= 360 - 14
+
+
+# Words of tables and lists that are broken in the middle: one word on two lines. Digests and file names may be.
+BROKEN_WORDS = """
+(() => {
+  const found = [], walker = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode;
+    if (node.parentElement.closest('code, pre, svg, .hear')) continue;
+    for (const match of node.data.matchAll(/[A-Za-z]{4,}/g)) {
+      const range = document.createRange();
+      range.setStart(node, match.index); range.setEnd(node, match.index + match[0].length);
+      const tops = new Set([...range.getClientRects()].filter(r => r.width > 1).map(r => Math.round(r.top)));
+      if (tops.size > 1 && match[0].length < 25) found.push(match[0]);
+    }
+  }
+  return found;
+})()
+"""
+
+
+@pytest.mark.parametrize("width", [360, 768])
+def test_no_word_is_broken_on_a_phone(browser, path, width):
+    """Of the page without extras, whose words may be anything."""
+    page = browser.open((path.parent / "plain.html").as_uri())
+    page.resize(width, mobile=width < 700)
+    unfold(page)
+    assert page.evaluate(BROKEN_WORDS) == []
 
 
 def test_text_of_twice_the_size_still_fits(page):
