@@ -1,9 +1,12 @@
-"""The earlier runs that a new run counts, read from their ledgers."""
+"""The earlier runs that a new run counts, read from their ledgers or from exports of them."""
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from dptrain.errors import ResumeRefused
+from dptrain.errors import ConfigError, ResumeRefused
+from ledger.audit.earlier import earlier_run
 from ledger.errors import LeafRefused, LedgerClosed
 from ledger.handles import Pin
 from ledger.leaves import Previous
@@ -14,39 +17,87 @@ from ledger.rules.spent import Earlier, SpentRegistry, left_out
 LedgerPath = str | os.PathLike[str]
 
 
-def registry_of(
-    earlier: Sequence[LedgerPath], replaces: LedgerPath | None, cited: tuple[Previous, ...] | None
-) -> SpentRegistry:
-    """Opens the ledgers of earlier runs, checks each of them in full, and returns what was spent in them.
+@dataclass(frozen=True, slots=True)
+class EarlierRuns:
+    """What a run is told of the runs before it.
 
-    Args:
-        earlier: ledgers of closed runs over the same corpus.
-        replaces: a ledger whose key was lost to others, which the new one continues.
-        cited: what the header of a resumed run cites; None for a new run.
-
-    Raises:
-        LedgerClosed: code EARLIER_OPEN, an earlier run is not closed, so that more could be charged to it unseen.
-        LedgerBehind, LedgerForked: a ledger is not what a resumed run once counted.
-        ResumeRefused: a resumed run cites other ledgers than these.
-        LeafRefused: code EARLIER_UNCITED, one of them counted a ledger that is not named.
+    Attributes:
+        ledgers: ledgers of closed runs over the same corpus, or directories of exports of them.
+        replaces: a ledger or export whose key was lost to others, which the new one continues.
+        keys: verifier keys, or files of them, under which exports are audited, from a place that the exporter does not control.
+        owner_key: raw public key of the corpus owner, whose policies they must have.
     """
-    named = [(ledger, SPENT) for ledger in earlier] + ([] if replaces is None else [(replaces, COMPROMISED)])
-    runs = [_read(ledger, reason, cited) for ledger, reason in named]
-    if cited is not None and runs and {run.cited.header_digest for run in runs} != {item.header_digest for item in cited}:
-        raise ResumeRefused("ANOTHER_RUN", "the run was started with other earlier ledgers; name those that it counts, or none")
-    for origin, missing in left_out(runs):
-        raise LeafRefused("EARLIER_UNCITED", f"{origin} counted what was spent in {missing.origin}; name that ledger too")
-    return SpentRegistry(runs)
 
+    ledgers: Sequence[LedgerPath] = ()
+    replaces: LedgerPath | None = None
+    keys: Sequence[LedgerPath] = ()
+    owner_key: bytes | None = None
 
-def _read(ledger: LedgerPath, reason: str, cited: tuple[Previous, ...] | None) -> Earlier:
-    with Ledger.open(ledger, read_only=True, recompute=True) as log:
-        if reason == SPENT and not log.finished:
-            raise LedgerClosed(
-                "EARLIER_OPEN", f"the run of {log.place.shown} is not closed, and what it charges later would not be counted"
+    def registry(self, cited: tuple[Previous, ...] | None) -> SpentRegistry:
+        """Reads every earlier run, checks each of them in full, and returns what was spent in them.
+
+        Args:
+            cited: what the header of a resumed run cites; None for a new run.
+
+        Raises:
+            LedgerClosed: code EARLIER_OPEN, an earlier run is not closed, so that more could be charged to it unseen.
+            LeafRefused: code EARLIER, the audit of an export FAILED; EARLIER_NOT_PRIVATE, a run with a fixed test key;
+                EARLIER_UNCITED, one of them counted a ledger that is not named.
+            LedgerBehind, LedgerForked: a ledger or export is not what a resumed run once counted.
+            ResumeRefused: a resumed run cites other ledgers than these.
+            ConfigError: code EARLIER_KEY, an export and no key to audit it with.
+        """
+        named = [(ledger, SPENT) for ledger in self.ledgers] + ([(self.replaces, COMPROMISED)] if self.replaces else [])
+        runs = [self._read(ledger, reason, cited) for ledger, reason in named]
+        if cited is not None and runs and {run.cited.header_digest for run in runs} != {item.header_digest for item in cited}:
+            raise ResumeRefused(
+                "ANOTHER_RUN", "the run was started with other earlier ledgers; name those that it counts, or none"
             )
-        for item in cited or ():
-            if item.header_digest == log.header_digest:
-                log.check_pin(Pin(item.origin, item.size, item.root, item.header_digest))
-        found = Previous(log.header.origin, log.size, log.root, log.header_digest, log.state.keys.current, reason)
-        return Earlier(found, log.state)
+        for origin, missing in left_out(runs):
+            raise LeafRefused("EARLIER_UNCITED", f"{origin} counted what was spent in {missing.origin}; name that ledger too")
+        return SpentRegistry(runs)
+
+    def _read(self, ledger: LedgerPath, reason: str, cited: tuple[Previous, ...] | None) -> Earlier:
+        if not os.fspath(ledger).startswith(("postgresql:", "postgres:")) and Path(ledger).is_dir():
+            return self._audited(Path(ledger), reason, cited)
+        with Ledger.open(ledger, read_only=True, recompute=True) as log:
+            if reason == SPENT and not log.finished:
+                raise LedgerClosed(
+                    "EARLIER_OPEN",
+                    f"the run of {log.place.shown} is not closed, and what it charges later would not be counted",
+                )
+            if not log.header.private:
+                raise LeafRefused(
+                    "EARLIER_NOT_PRIVATE",
+                    f"the run of {log.place.shown} used a fixed test key: it spent without bound, and no total with it means "
+                    "anything",
+                )
+            for item in cited or ():
+                if item.header_digest == log.header_digest:
+                    log.check_pin(Pin(item.origin, item.size, item.root, item.header_digest))
+            found = Previous(log.header.origin, log.size, log.root, log.header_digest, log.state.keys.current, reason)
+            return Earlier(found, log.state)
+
+    def _audited(self, export: Path, reason: str, cited: tuple[Previous, ...] | None) -> Earlier:
+        """An export, audited as `dptrain ledger verify` does before anything of it is counted."""
+        if not self.keys:
+            raise ConfigError(
+                "EARLIER_KEY",
+                f"{export} is an export, and nothing says under which key to audit it; give earlier_keys, the verifier keys of "
+                "earlier ledgers (their .pub files)",
+            )
+        keys = [vkey for key in self.keys for vkey in _verifier_keys(os.fspath(key))]
+        return earlier_run(export, keys, owner_key=self.owner_key, reason=reason, counted=cited or ())
+
+
+def _verifier_keys(text: str) -> list[str]:
+    """The verifier keys of a file, one a line, or the one that is given itself."""
+    path = Path(text)
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else [text]
+    found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not found or any(line.count("+") < 2 for line in found):
+        raise ConfigError(
+            "EARLIER_KEY",
+            f"{text!r:.200} is no verifier key NAME+ID+BASE64 and no file of them; give the .pub file of the ledger",
+        )
+    return found

@@ -17,6 +17,7 @@ from dptrain import checkpoints, describe, guards, weights
 from dptrain.batching import Planned
 from dptrain.depth import layer_stack
 from dptrain.drawing import Drawing
+from dptrain.earlier import EarlierRuns
 from dptrain.errors import ConfigError, StepOrder
 from dptrain.feeding import Feeder
 from dptrain.gradients import Phase, PrivateGradients, refuse_addresses
@@ -110,6 +111,7 @@ class PrivateTraining:
         origin: str | None = None,
         earlier: Sequence[str | os.PathLike[str]] = (),
         replaces: str | os.PathLike[str] | None = None,
+        earlier_keys: Sequence[str | os.PathLike[str]] = (),
         decode: Decode = json_examples,
         microbatch: int = 16,
         microbatch_rows: int | None = None,
@@ -128,15 +130,13 @@ class PrivateTraining:
                 key, incoming withdrawals, checkpoints.
             owner_key: public key of the corpus owner, a file or 32 bytes; default ``owner.pub`` beside the policy.
             registry: contributor registry; default ``registry.cbor`` beside the policy.
-            ledger_key: private key that signs checkpoints; default ``<ledger>.key``, made on first use.
-            origin: name of the log in its checkpoints; default ``<corpus>/<ledger name>``.
-            earlier: ledgers of earlier runs over the corpus, closed, whose expenditure counts towards what contributors signed
-                for all runs. replaces: likewise one whose key was lost to others, so that this ledger continues it.
+            ledger_key: signs checkpoints; default ``<ledger>.key``, made on first use. origin: default ``<corpus>/<ledger>``.
+            earlier: ledgers of closed runs over the corpus, or directories of their exports, audited under earlier_keys
+                (verifier keys or .pub files); they count in every limit over runs. replaces: likewise one that this continues.
             decode: content bytes to examples. microbatch: contributions per microbatch (a matter of memory, not privacy).
             microbatch_rows: examples per microbatch, at most; a contribution with more is spread over several, and clipped
                 once. The start-up probes use three examples at least.
-            resume: continue a run that already has a ledger. checkpoint_dir: default ``<ledger>.checkpoints``.
-            progress: show a bar on standard error; default only on a terminal.
+            resume: continue a run that has a ledger. checkpoint_dir: default ``<ledger>.checkpoints``. progress: show a bar.
             insecure_test_key: 32 bytes that fix noise and sampling; the ledger is stamped NOT PRIVATE and cannot be exported.
             noise_generator: "host" draws noise on the processor, "device" where the gradients are; see :class:`DeviceGaussian`.
 
@@ -146,7 +146,7 @@ class PrivateTraining:
             UnsupportedPolicy: the policy asks for what this build does not carry.
             NotPrivateUse: an accelerator configuration under which the release would not be private.
             ResumeRefused, LedgerError: the ledger exists without ``resume``, or does not fit.
-            BudgetExceeded: the run could spend more of a contribution than it signed for all runs (raised by `prepare`).
+            BudgetExceeded: the run could spend more of a contribution than is allowed over all runs (raised by `prepare`).
         """
         beside = Path(policy).parent
         public = owner_key if isinstance(owner_key, bytes) else load_public_key(owner_key or beside / "owner.pub")
@@ -159,7 +159,7 @@ class PrivateTraining:
         data = open_corpus(corpus)
         place = Place.of(ledger, ledger_state)
         name = origin or f"{signed.policy.corpus}/{place.name}"
-        recorder = Recorder(place, ledger_key, name, resume, public, earlier=earlier, replaces=replaces)
+        recorder = Recorder(place, ledger_key, name, resume, public, EarlierRuns(earlier, replaces, earlier_keys, public))
         try:
             admitting = watch.at_admission(recorder.registry_roots())
             gate = run_gate(data, signed.policy, admitting, now=recorder.admission_time(clock()))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attest.admission import Admission
 from attest.keys import generate, load_private_key, save_private_key
-from dptrain.earlier import LedgerPath, registry_of
+from dptrain.earlier import EarlierRuns
 from dptrain.errors import NotPrivateUse, ResumeRefused
 from dptrain.pin import PinRecord
 from dptrain.pool import Slot
@@ -37,9 +37,7 @@ class Recorder:
         origin: str,
         resume: bool,
         owner_public: bytes,
-        *,
-        earlier: Sequence[LedgerPath] = (),
-        replaces: LedgerPath | None = None,
+        earlier: EarlierRuns,
     ) -> None:
         self.place = place
         if resume:
@@ -56,7 +54,7 @@ class Recorder:
         self._signer = _signer(Path(key_path) if key_path else place.key, origin, place)
         self._ledger: Ledger | None = Ledger.open(place, self._signer) if self.resuming else None
         try:
-            self._spent = registry_of(earlier, replaces, None if self._ledger is None else self._ledger.header.previous)
+            self._spent = earlier.registry(None if self._ledger is None else self._ledger.header.previous)
         except BaseException:
             self.close()
             raise

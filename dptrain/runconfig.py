@@ -175,7 +175,9 @@ class MachineConfig:
         output: directory for the model and the export.
         ledger_key: private key that signs the ledger; default ``<ledger>.key``, made on first use.
         origin: name of the log; default ``<corpus>/<ledger name>``.
-        earlier: ledgers of earlier runs over the corpus, closed, whose expenditure counts here.
+        earlier: ledgers of earlier runs over the corpus, closed, or directories of their exports, whose expenditure counts
+            here.
+        earlier_keys: files with the verifier keys (``.pub``) under which these exports are audited; not from their exporter.
         replaces: a ledger whose key was lost to others, which this one continues under another origin.
         microbatch: contributions per forward pass.
         microbatch_rows: examples per forward pass, at most; a contribution with more is spread over several and still clipped
@@ -197,6 +199,7 @@ class MachineConfig:
     ledger_key: Path | None = None
     origin: str | None = None
     earlier: tuple[Location, ...] = ()
+    earlier_keys: tuple[Path, ...] = ()
     replaces: Location | None = None
     microbatch: int = 16
     microbatch_rows: int | None = None
@@ -283,6 +286,7 @@ class RunConfig:
             "ledger_key": self.run.ledger_key,
             "origin": self.run.origin,
             "earlier": self.run.earlier,
+            "earlier_keys": self.run.earlier_keys,
             "replaces": self.run.replaces,
             "microbatch": self.run.microbatch,
             "microbatch_rows": self.run.microbatch_rows,
@@ -346,9 +350,10 @@ def _convert(hint: Any, value: Any, where: str, base: Path) -> Any:
     if hint is Path:
         _check(where, value, isinstance(value, str) and value != "" and "\x00" not in value, "a path")
         return base / value
-    if hint == tuple[Location, ...]:
-        _check(where, value, isinstance(value, list), "a list of ledgers")
-        return tuple(_convert(Location, item, where, base) for item in value)
+    if hint in (tuple[Location, ...], tuple[Path, ...]):
+        kind = typing.get_args(hint)[0]
+        _check(where, value, isinstance(value, list), f"a list of {'ledgers' if kind is Location else 'paths'}")
+        return tuple(_convert(kind, item, where, base) for item in value)
     if typing.get_origin(hint) is tuple:
         _check(where, value, isinstance(value, list) and all(isinstance(item, str) for item in value), "a list of strings")
         return tuple(value)

@@ -27,6 +27,7 @@ from ledger.leaves import (
     Withdraw,
 )
 from ledger.retention.tally import Tally
+from ledger.rules.budgets import Plans, budget_problems
 from ledger.rules.contributions import Contribution, Register, Terms
 from ledger.rules.expenditure import Expenditure
 from ledger.rules.limits import admission_problems, window_problems
@@ -65,6 +66,7 @@ class Replay:
         register: all admitted contributions, and the pools of those that are active.
         withdrawals: position of the WITHDRAW leaf by descriptor hash, unknown hashes included.
         closed: whether CLOSE has been seen.
+        plans: what contributions could spend over its whole horizon, and their limits over all runs.
         tally: the summaries, and what the next one must say.
         keys: the keys of the ledger's signer.
         releases: the RELEASE leaves.
@@ -93,7 +95,7 @@ class Replay:
         self.withdrawals: dict[bytes, int] = {}
         self.closed = self._attempt_ended = False
         self.keys, self.releases = KeyChain(header), Releases(root_at)
-        self.expenditure = Expenditure(header)
+        self.expenditure, self.plans = Expenditure(header), Plans(header)
         self.order = OrderWatch(header)
         self.tally = Tally(header)
         self._least = Expenditure(header, "pld") if header.accountant.name == "prv" else self.expenditure
@@ -205,6 +207,7 @@ class Replay:
             yield LeafRefused("CLASS_UNKNOWN", f"the policy has no class {leaf.class_name}")
             return
         yield from admission_problems(leaf, self.header, place)
+        yield from budget_problems(leaf, self.plans, place)
         if leaf.descriptor_hash in self.withdrawals:
             yield LeafRefused("WITHDRAWN", f"{leaf.descriptor_hash.hex()} was withdrawn before")
             return

@@ -314,7 +314,7 @@ def _laplace(phases: tuple[tuple[float, float, int], ...], delta: float, replace
     bounds = [sensitivity / z for z, _, _ in phases]
     steps = [count for _, _, count in phases]
     pure = math.fsum(count * bound for count, bound in zip(steps, bounds, strict=True))
-    without = _of_curve(_REAL_ORDERS, lambda order: _laplace_rdp(order, bounds, steps), delta)
+    without = _of_curve(_REAL_ORDERS, lambda order: laplace_rdp(order, bounds, steps), delta)
     lost = FFT_ERROR * sum(steps)
     if lost > 0.1 * delta:
         return min(pure, without)
@@ -333,7 +333,7 @@ def _laplace(phases: tuple[tuple[float, float, int], ...], delta: float, replace
     return max(0.0, min(float(accountant.get_epsilon(delta - lost)), pure, without))
 
 
-def _laplace_rdp(order: float, bounds: Sequence[float], steps: Sequence[int]) -> float:
+def laplace_rdp(order: float, bounds: Sequence[float], steps: Sequence[int]) -> float:
     """Rényi divergence of Laplace releases without sampling, shifts over scales being ``bounds``.
 
     Source: Mironov (2017), Table II: log(a/(2a-1) e^((a-1) b) + (a-1)/(2a-1) e^(-a b)) / (a - 1); at most a b^2 / 2, and b.

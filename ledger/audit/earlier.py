@@ -1,8 +1,8 @@
 """Auditing a run together with the earlier runs that it says it counted."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -11,12 +11,15 @@ from ledger.accountants import MICRO
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import AuditReport, Finding
 from ledger.audit.verify import MAX_FINDINGS, verify_export
-from ledger.errors import ExportChanged, LeafRefused
-from ledger.leaves import Admit, Header, Previous, decode_leaf
-from ledger.leaves.previous import COMPROMISED
+from ledger.errors import ExportChanged, LeafRefused, LedgerBehind, LedgerForked, ProofError
+from ledger.leaves import Header, Previous, decode_leaf
+from ledger.leaves.previous import COMPROMISED, SPENT
 from ledger.note import peek_checkpoint
 from ledger.replay import Replay
-from ledger.rules.spent import Earlier, SpentRegistry, account_of, left_out
+from ledger.retention.retained import RetainedReplay, is_stand_in
+from ledger.rules.budgets import TOLERANCE_MICRO
+from ledger.rules.contributions import Contribution
+from ledger.rules.spent import Accounts, Earlier, SpentRegistry, left_out
 
 CARRIED_TOLERANCE_MICRO = 2
 """What a run says was spent before is the recomputed value less at most this, in 1e-6: machines differ in last bits."""
@@ -24,23 +27,60 @@ CARRIED_TOLERANCE_MICRO = 2
 Fault = Callable[[str, str, str], None]
 
 
-def earlier_run(path: str | Path, keys: Sequence[str], *, owner_key: bytes | None = None) -> Earlier:
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """An export that was given as that of an earlier run."""
+
+    path: Path
+    leaves: Leaves
+    digest: bytes
+
+
+def earlier_run(
+    path: str | Path,
+    keys: Sequence[str],
+    *,
+    owner_key: bytes | None = None,
+    reason: str = SPENT,
+    counted: Sequence[Previous] = (),
+) -> Earlier:
     """Verifies an export and returns it as an earlier run, at its whole size.
 
+    A pruned one will do: what was spent is recomputed from what stays (`ledger.retention.retained`).
+
+    Args:
+        path: the directory.
+        keys: verifier keys of its ledger.
+        owner_key: raw public key of the corpus owner, if its policy must have been signed by that.
+        reason: as what it is to be cited.
+        counted: how a header cites earlier ledgers, perhaps this one, which must have grown from there.
+
     Raises:
-        LeafRefused: code EARLIER, the audit is not FULL; the sentence says why.
+        LedgerBehind, LedgerForked: it is shorter than cited, or another history.
+        LeafRefused: code EARLIER, the audit FAILED; EARLIER_OPEN, the run is not closed, so that more could be charged to it
+            unseen; the sentence says more.
         ExportChanged: the export was written to meanwhile.
     """
     report = verify_export(path, keys, owner_key=owner_key)
-    if report.verdict != "FULL":
-        why = f"{report.findings[0].where}: {report.findings[0].sentence}" if report.findings else "summarised"
-        raise LeafRefused("EARLIER", f"the earlier run {path} is {report.verdict}: {why}")
-    leaves, digest = _leaves(Path(path))
-    _require_same(report, leaves, path)
-    run = _replay(leaves, leaves.size)
-    header = run.header
-    cited = Previous(header.origin, leaves.size, leaves.root_at(leaves.size), digest, run.keys.current, "spent")
+    if report.verdict == "FAILED":
+        found = report.findings[0]
+        raise LeafRefused("EARLIER", f"the earlier run {path} is FAILED: {found.where}: {found.sentence}")
+    given = _given(Path(path))
+    _require_same(report, given)
+    run = _replay(given.leaves, given.leaves.size)
+    if reason == SPENT and not run.closed:
+        raise LeafRefused("EARLIER_OPEN", f"the run of {path} {_NOT_CLOSED}")
+    size, header = given.leaves.size, run.header
+    for cited in counted:
+        if cited.header_digest == given.digest and size < cited.size:
+            raise LedgerBehind("BEHIND", f"{cited.size} leaves of {cited.origin} were counted, {path} has {size}")
+        if cited.header_digest == given.digest and given.leaves.root_at(cited.size) != cited.root:
+            raise LedgerForked("FORKED", f"the first {cited.size} leaves of {path} are not those that were counted")
+    cited = Previous(header.origin, size, given.leaves.root_at(size), given.digest, run.keys.current, reason)
     return Earlier(cited, run)
+
+
+_NOT_CLOSED = "is not closed, and what it charges later would not be counted; close it, and export it again"
 
 
 def verify_with_earlier(
@@ -54,113 +94,145 @@ def verify_with_earlier(
     """Audits an export as `verify_export` does, and what it says of earlier runs against their exports.
 
     Guarantee:
-        FULL means besides: every cited earlier run was given, is FULL itself, is no shorter than cited and has the cited root
-        at that size, under the cited name and key; whatever one of them counted is cited too; a compromised one is no longer
-        than cited, and in none was a step charged or drawn after it was counted; no noise stream of one was used in another;
-        no admission says less than what its contribution had spent in them together, nor has anybody spent more than the limit
-        it signed for all runs.
+        FULL means besides: every cited earlier run was given, is FULL itself, of the same corpus, is no shorter than cited and
+        has the cited root at that size, under the cited name and key, and was closed there; whatever one of them counted is
+        cited too, and so is every run given that began before and shares a contribution; a compromised one is no longer
+        than cited; no noise stream of one was used in another; no admission says less than what its contribution had spent in
+        them together, or another signed limit than they did; and with this run as planned nobody exceeds a limit of epsilon
+        over all runs, its own or one of any policy for its class.
+
+        SUMMARISED means the same where leaves of one of them were pruned; the notes name the ranges.
 
     Args:
         path: the directory of the export.
         keys: verifier keys of this ledger and of the earlier ones.
-        earlier: directories of the exports of earlier runs.
+        earlier: directories of the exports of earlier runs: all that the auditor knows of, whether cited or not.
         owner_key: raw public key of the corpus owner, for all of them.
         require_quorum: as for `verify_export`, for the run itself.
     """
     report = verify_export(path, keys, owner_key=owner_key, require_quorum=require_quorum)
     if report.verdict == "FAILED":
         return report
-    if report.verdict != "FULL":
-        sentence = "leaves were pruned, and totals over runs cannot be recomputed; give an export from before, or no --earlier"
-        return replace(report, verdict="FAILED", findings=(Finding("PRUNED", str(path), sentence),))
     findings: list[Finding] = []
-    runs: list[Earlier] = []
+    notes: list[str] = []
 
     def fault(code: str, where: str, sentence: str) -> None:
         findings.append(Finding(code, where, sentence))
 
     try:
-        leaves, _ = _leaves(Path(path))
-        _require_same(report, leaves, path)
-        header = _header(leaves)
-        runs = _cited_runs(header, [(Path(item), *_leaves(Path(item))) for item in earlier], keys, owner_key, fault)
+        own = _given(Path(path))
+        _require_same(report, own)
+        run = _replay(own.leaves, own.leaves.size)
+        given = [found for found in (_given(Path(item)) for item in earlier) if found.digest != own.digest]
+        runs, pruned = _cited_runs(run.header, given, keys, owner_key, fault)
+        notes += pruned
         for origin, missing in left_out(runs):
             sentence = f"{origin} counted {missing.origin}, which this run does not cite: what was spent there counts nowhere"
             fault("EARLIER_UNCITED", "seq 0", sentence)
+        for item in given:
+            if item.digest not in {before.header_digest for before in run.header.previous}:
+                notes += _judge_uncited(run, own.digest, item, verify_export(item.path, keys, owner_key=owner_key), fault)
         if not findings:
-            run = _replay(leaves, leaves.size)
             _judge_streams([*(item.run for item in runs), run], fault)
-            _judge_carried(leaves, run, SpentRegistry(runs), fault)
-    except (LeafRefused, ExportChanged) as error:
+            notes += [_counted(item) for item in runs]
+            notes += _judge_spent(run, SpentRegistry(runs), fault)
+    except (LeafRefused, ExportChanged, ProofError) as error:
         fault(error.code, str(path), error.sentence)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         fault("INTERNAL", str(path), f"the audit of earlier runs broke off: {type(error).__name__}: {error}")
-    counted = tuple(map(_counted, runs))
-    if not findings:
-        return replace(report, notes=(*report.notes, *counted))
-    return replace(report, verdict="FAILED", findings=tuple(findings[:MAX_FINDINGS]))
+    if findings:
+        return replace(report, verdict="FAILED", findings=tuple(findings[:MAX_FINDINGS]))
+    verdict = "SUMMARISED" if pruned else report.verdict
+    return replace(report, verdict=verdict, notes=(*report.notes, *notes))
 
 
 def _counted(earlier: Earlier) -> str:
     cited = earlier.cited
     told = f"counted with {cited.origin}, verified over its {cited.size} cited leaves"
-    if earlier.run.closed or cited.reason == COMPROMISED:
-        return told
-    return f"{told}, where it was not closed: what was charged to it since shows in a later export of it alone"
+    if cited.reason == COMPROMISED:
+        return f"{told}; it ended there with its key lost: what may have been charged to it since counts nowhere"
+    return told
 
 
 def _cited_runs(
-    header: Header,
-    given: list[tuple[Path, Leaves, bytes]],
-    keys: Sequence[str],
-    owner_key: bytes | None,
-    fault: Fault,
-) -> list[Earlier]:
-    """The cited runs, each verified and replayed to the size at which it is cited."""
-    found: list[Earlier] = []
+    header: Header, given: Sequence[_Given], keys: Sequence[str], owner_key: bytes | None, fault: Fault
+) -> tuple[list[Earlier], list[str]]:
+    """The cited runs, each verified and replayed to the size at which it is cited, and what of them is summarised."""
+    runs: list[Earlier] = []
+    notes: list[str] = []
     for cited in header.previous:
-        match = next(((path, leaves) for path, leaves, digest in given if digest == cited.header_digest), None)
+        match = next((item for item in given if item.digest == cited.header_digest), None)
         if match is None:
             fault("EARLIER_MISSING", "seq 0", f"the run cites {cited.origin}, {cited.size} leaves, whose export was not given")
             continue
-        path, leaves = match
-        report = verify_export(path, keys, owner_key=owner_key)
-        if report.verdict != "FULL":
-            why = report.findings[0].sentence if report.findings else "it is not whole"
-            fault("EARLIER", str(path), f"the earlier run {cited.origin} is {report.verdict}: {why}")
+        path = str(match.path)
+        report = verify_export(match.path, keys, owner_key=owner_key)
+        if report.verdict == "FAILED":
+            fault("EARLIER", path, f"the earlier run {cited.origin} is FAILED: {report.findings[0].sentence}")
             continue
-        _require_same(report, leaves, path)
-        if leaves.size < cited.size:
-            fault(
-                "EARLIER_BEHIND", str(path), f"{cited.size} leaves of {cited.origin} were cited, {leaves.size} are here"
-            )
-        elif leaves.root_at(cited.size) != cited.root:
-            fault("EARLIER_FORKED", str(path), f"the first {cited.size} leaves of {cited.origin} are not those that were cited")
-        elif cited.reason == COMPROMISED and leaves.size > cited.size:
-            sentence = f"{cited.origin} ended at {cited.size} leaves, when its key was lost; {leaves.size} are shown"
-            fault("EARLIER_COMPROMISED", str(path), sentence)
-        else:
-            run = _replay(leaves, cited.size)
-            _judge_cited(Earlier(cited, run), _replay(leaves, leaves.size), str(path), fault)
-            found.append(Earlier(cited, run))
-    return found
+        _require_same(report, match)
+        if _is_cited(match.leaves, cited, path, fault):
+            run = _replay(match.leaves, cited.size)
+            runs.append(Earlier(cited, run))
+            _judge_cited(runs[-1], header, path, fault)
+            notes += [f"{cited.origin}: {note}" for row, note in _summarised(report) if row]
+    return runs, notes
 
 
-def _judge_cited(earlier: Earlier, whole: Replay, path: str, fault: Fault) -> None:
-    """Holds a citation against the run as it was then, and as it is by now."""
+def _summarised(report: AuditReport) -> Iterator[tuple[int, str]]:
+    """What is pruned in each range of an export, and where its figures come from."""
+    for row in report.summaries:
+        told = f"the bodies of {row.pruned} of the leaves {row.first} to {row.end - 1} are gone; what was spent was recomputed"
+        yield row.pruned, f"{told} from what stays, on the word of {', '.join(row.vouchers) or 'nobody'}"
+
+
+def _is_cited(leaves: Leaves, cited: Previous, path: str, fault: Fault) -> bool:
+    """Whether an export is one of the ledger that is cited, and whether that has ended where it must have."""
+    if leaves.size < cited.size:
+        fault("EARLIER_BEHIND", path, f"{cited.size} leaves of {cited.origin} were cited, {leaves.size} are here")
+    elif leaves.root_at(cited.size) != cited.root:
+        fault("EARLIER_FORKED", path, f"the first {cited.size} leaves of {cited.origin} are not those that were cited")
+    elif cited.reason == COMPROMISED and leaves.size > cited.size:
+        sentence = f"{cited.origin} ended at {cited.size} leaves, when its key was lost; {leaves.size} are shown"
+        fault("EARLIER_COMPROMISED", path, sentence)
+    else:
+        return True
+    return False
+
+
+def _judge_cited(earlier: Earlier, header: Header, path: str, fault: Fault) -> None:
+    """Holds a citation against the run as it was then."""
     cited, run = earlier.cited, earlier.run
     named = (run.header.origin, run.keys.at(cited.size))
     if (cited.origin, cited.log_vkey) != named:
         sentence = f"it is {named[0]!r}, signed by {named[1]} at {cited.size}, and cited as {cited.origin!r}, {cited.log_vkey}"
         fault("EARLIER_NAME", path, sentence)
-    later, drawn = whole.charged - run.charged, _occurrences(whole) - _occurrences(run)
-    if later or drawn:
-        counted = f"{later} steps were charged to {cited.origin}" if later else f"{drawn} draws were made in {cited.origin}"
-        fault("EARLIER_GREW", path, f"{counted} after it was counted, and count nowhere")
+    if run.header.policy.corpus != header.policy.corpus:
+        sentence = f"it is a run over {run.header.policy.corpus}, and is counted in one over {header.policy.corpus}"
+        fault("EARLIER_CORPUS", path, sentence)
+    if cited.reason == SPENT and not run.closed:
+        sentence = f"{cited.origin} was counted at {cited.size} leaves, where it was not closed: whatever it charged after that"
+        fault("EARLIER_OPEN", path, f"{sentence} counts nowhere")
 
 
-def _occurrences(run: Replay) -> int:
-    return sum(contribution.occurrences for contribution in run.register.by_number)
+def _judge_uncited(run: Replay, digest: bytes, given: _Given, report: AuditReport, fault: Fault) -> Iterator[str]:
+    """Looks at an export that is not cited: what was spent in a run that began before this one must be counted."""
+    if report.verdict == "FAILED":
+        fault("EARLIER", str(given.path), f"it is not cited, and FAILED: {report.findings[0].sentence}")
+        return
+    _require_same(report, given)
+    other = _replay(given.leaves, given.leaves.size)
+    accounts, origin = Accounts(other), other.header.origin
+    shared = sum(1 for name in run.contributions if (found := accounts.of(name)) is not None and found.spent)
+    if digest in {before.header_digest for before in other.header.previous}:
+        yield f"{origin} is a later run, which counts this one: audit it with --earlier of this"
+    elif not shared:
+        yield f"{origin} is not cited, and nobody in this run spent anything there"
+    elif other.header.time <= run.header.time:
+        sentence = f"{origin} began before this run and is not cited: what {shared} contributions of this run spent there"
+        fault("EARLIER_LEFT_OUT", str(given.path), f"{sentence} counts nowhere")
+    else:
+        yield f"{origin} began after this run, shares {shared} contributions with it and does not count it: audit it too"
 
 
 def _judge_streams(runs: Sequence[Replay], fault: Fault) -> None:
@@ -174,51 +246,68 @@ def _judge_streams(runs: Sequence[Replay], fault: Fault) -> None:
         seen |= own
 
 
-def _judge_carried(leaves: Leaves, run: Replay, registry: SpentRegistry, fault: Fault) -> None:
-    for seq, data in enumerate(leaves):
-        leaf = decode_leaf(data)
-        if not isinstance(leaf, Admit):
-            continue
-        account = account_of(run, run.contributions[leaf.descriptor_hash])
+def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault) -> Iterator[str]:
+    """Holds what every admission says against what is recomputed, and yields the largest totals per class.
+
+    Contributions with equal histories share one computation, so that this takes seconds for 10^5 of them.
+    """
+    own, delta = Accounts(run), run.header.delta
+    most: dict[str, float] = {}
+    for name, contribution in run.contributions.items():
+        account = own.of(name)
         if account is None:
             continue
-        name, before = leaf.descriptor_hash.hex(), registry.carried(leaf.descriptor_hash)
-        if leaf.carried_micro + CARRIED_TOLERANCE_MICRO < before.epsilon * MICRO:
-            spent = before.epsilon * MICRO
-            fault("CARRIED", f"seq {seq}", f"{name} had spent {spent:.3f} (1e-6) before, the leaf says {leaf.carried_micro}")
-        reached = registry.with_run(leaf.descriptor_hash, account).epsilon * MICRO
-        if leaf.max_epsilon_micro and reached > leaf.max_epsilon_micro + CARRIED_TOLERANCE_MICRO:
-            sentence = f"{name} has spent {reached:.3f} (1e-6) over all runs, it signed {leaf.max_epsilon_micro} at most"
-            fault("BUDGET", f"seq {seq}", sentence)
+        before = registry.accounts(name)
+        _judge_admission(contribution, registry.composed(before, delta), fault)
+        use = registry.worst(before, own.planned(contribution), delta)
+        if use is not None and use.too_much(TOLERANCE_MICRO):
+            sentence = f"{name.hex()}: {use.limit} over all runs; with this one as planned {use.epsilon:.6f} of it is used"
+            fault("BUDGET", f"seq {contribution.seq}", sentence)
+        signed = [item for item in account.limits if item.by == "contributor"]
+        if any([item for item in other.limits if item.by == "contributor"] != signed for other in before):
+            said = "an earlier run says that it signed another limit of epsilon, or none"
+            fault("LIMIT", f"seq {contribution.seq}", f"{name.hex()}: {said}; one descriptor has one limit")
+        total = registry.composed((*before, account), delta)
+        most[contribution.terms.class_name] = max(most.get(contribution.terms.class_name, 0.0), total)
+    for class_name, total in most.items():
+        spent = f"a contribution has spent epsilon {total:.6f} at most, at delta {delta:g}"
+        yield f"class {class_name}: over all runs counted, {spent}, if none was chosen by looking at another one's model"
 
 
-def _leaves(path: Path) -> tuple[Leaves, bytes]:
+def _judge_admission(contribution: Contribution, before: float, fault: Fault) -> None:
+    if contribution.carried_micro + CARRIED_TOLERANCE_MICRO < before * MICRO:
+        name, said = contribution.descriptor_hash.hex(), contribution.carried_micro
+        sentence = f"{name} had spent {before * MICRO:.3f} (1e-6) before, the leaf says {said}"
+        fault("CARRIED", f"seq {contribution.seq}", sentence)
+
+
+def _given(path: Path) -> _Given:
     """The leaves of an export under the root that it claims, and the digest of its header; not who signed it."""
     faults: list[str] = []
     export = Export(path, lambda code, where, sentence: faults.append(f"{where}: {sentence}"))
     data = export.read(layout.CHECKPOINT) if export.scan() else None
-    leaves = None if data is None else export.leaves(peek_checkpoint(data))
+    checkpoint = None if data is None else peek_checkpoint(data)
+    leaves = export.leaves(checkpoint) if checkpoint is not None and export.check_names(checkpoint.size) else None
     if leaves is None:
         raise LeafRefused("EARLIER", f"{path} is no whole export: {faults[0] if faults else 'it has no checkpoint'}")
-    return leaves, hashlib.sha256(next(iter(leaves))).digest()
+    return _Given(path, leaves, hashlib.sha256(next(iter(leaves))).digest())
 
 
-def _require_same(report: AuditReport, leaves: Leaves, path: str | Path) -> None:
+def _require_same(report: AuditReport, given: _Given) -> None:
     """Refuses leaves that are not those of which the audit said that they are signed: others may write there."""
-    if (report.size, report.root_hex) != (leaves.size, leaves.root_at(leaves.size).hex()):
-        raise ExportChanged("CHANGED", f"{path} changed while it was audited; audit a copy that nobody writes")
-
-
-def _header(leaves: Leaves) -> Header:
-    header = decode_leaf(next(iter(leaves)))
-    if not isinstance(header, Header):
-        raise LeafRefused("HEADER", "the first leaf is not a header", seq=0)
-    return header
+    if (report.size, report.root_hex) != (given.leaves.size, given.leaves.root_at(given.leaves.size).hex()):
+        raise ExportChanged("CHANGED", f"{given.path} changed while it was audited; audit a copy that nobody writes")
 
 
 def _replay(leaves: Leaves, size: int) -> Replay:
     """A run as its first leaves tell it; it was verified before, so recorded epsilons are not computed again."""
-    run = Replay(_header(leaves), leaves.root_at, recompute=False)
-    for data in islice(leaves, 1, size):
-        run.apply(decode_leaf(data))
+    header = decode_leaf(next(iter(leaves)))
+    if not isinstance(header, Header):
+        raise LeafRefused("HEADER", "the first leaf is not a header", seq=0)
+    run = RetainedReplay(header, leaves.root_at, recompute=False)
+    for seq, data in enumerate(islice(leaves, 1, size), start=1):
+        if seq < leaves.retained and is_stand_in(data):
+            run.stand_in(data)
+        else:
+            run.apply(decode_leaf(data))
     return run

@@ -127,13 +127,17 @@ class Expenditure:
         if self._header.occurrences_public:
             return self.of_loss(contribution.loss)
         steps = self.phase_steps(contribution, charged)
-        occurrences = 0
-        if self._header.caps_enforced and terms.max_occurrences and any(steps):
-            first = terms.attempt_before
-            last = attempt if contribution.attempt_until is None else contribution.attempt_until
-            occurrences = terms.max_occurrences * (max(last, first) - first + 1)
         z = self.of_contribution(contribution)
-        return self.of_group(contribution.class_index, z, steps, min(occurrences, sum(steps)))
+        return self.of_group(contribution.class_index, z, steps, self.occurrences(contribution, steps, attempt))
+
+    def occurrences(self, contribution: Contribution, steps: tuple[int, ...], attempt: int) -> int:
+        """In how many of these steps its cap lets it take part at most, over all attempts; 0 where no cap is enforced."""
+        terms = contribution.terms
+        if not (self._header.caps_enforced and terms.max_occurrences):
+            return 0
+        first = terms.attempt_before
+        last = attempt if contribution.attempt_until is None else contribution.attempt_until
+        return min(terms.max_occurrences * (max(last, first) - first + 1), sum(steps))
 
     def of_loss(self, loss: float) -> float:
         """Epsilon of all contributions with this sum of 1/z^2 over public occurrences."""

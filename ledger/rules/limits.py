@@ -17,9 +17,9 @@ def admission_problems(leaf: Admit, header: Header, place: int) -> Iterator[Leaf
     if leaf.carried_micro and (rule.public or not header.previous):
         why = "its class is public" if rule.public else "the header counts no earlier run"
         yield LeafRefused("CARRIED", f"{leaf.carried_micro} (1e-6) are said to be spent before, and {why}")
-    if leaf.max_epsilon_micro and (rule.public or leaf.carried_micro > leaf.max_epsilon_micro):
-        why = "its class is public" if rule.public else f"it has spent {leaf.carried_micro} before"
-        yield LeafRefused("BUDGET", f"the contribution signed an epsilon of {leaf.max_epsilon_micro} (1e-6) at most, and {why}")
+    if leaf.max_epsilon_micro and rule.public:
+        sentence = f"the contribution signed an epsilon of {leaf.max_epsilon_micro} (1e-6) at most, and its class is public"
+        yield LeafRefused("BUDGET", sentence)
     if leaf.sigma_micro < rule.noise_multiplier_micro:
         preset = rule.noise_multiplier_micro
         yield LeafRefused("NOISE", f"noise multiplier {leaf.sigma_micro} is below the class's {preset} (1e-6)")

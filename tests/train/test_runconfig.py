@@ -49,11 +49,13 @@ def test_a_ledger_may_be_on_a_server_with_its_state_on_this_machine(tmp_path: Pa
 
 def test_earlier_ledgers_are_named_relative_to_the_run_file_or_by_their_url(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
-    run.write_text(TEXT + '[run]\nearlier = ["one.db", "postgresql://reader@db.example/privacy"]\nreplaces = "lost.db"\n')
+    more = 'replaces = "lost.db"\nearlier_keys = ["keys/one.pub"]\n'
+    run.write_text(TEXT + f'[run]\nearlier = ["one.db", "postgresql://reader@db.example/privacy"]\n{more}')
     opening = RunConfig.load(run).opening
     assert opening["earlier"] == (str(tmp_path / "one.db"), "postgresql://reader@db.example/privacy")
     assert opening["replaces"] == str(tmp_path / "lost.db")
-    for wrong in ('earlier = "one.db"', "earlier = [1]", "replaces = []"):
+    assert opening["earlier_keys"] == (tmp_path / "keys" / "one.pub",)
+    for wrong in ('earlier = "one.db"', "earlier = [1]", "replaces = []", "earlier_keys = [1]", 'earlier_keys = "a"'):
         run.write_text(TEXT + f"[run]\n{wrong}\n")
         with pytest.raises(ConfigError):
             RunConfig.load(run)

@@ -1,0 +1,189 @@
+"""Limits of epsilon over runs: what a contributor signed for one contribution, and what policies signed for its class.
+
+A limit is a pair (epsilon, delta), and holds for all runs together, also where a later one was chosen by looking at the models
+of those before, as it mostly is. So several runs are added up by a Rényi filter, at an order that is fixed before the first of
+them, and not composed as if they had been planned together (docs/mechanism.md, Theorem 13). One run by itself is held against
+its accountant.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Literal
+
+from attest.micro import MICRO, from_micro, from_pico
+from ledger import accountants
+from ledger.accountants import divergence, renyi
+from ledger.errors import LeafRefused
+from ledger.handles import AdmitSpec
+from ledger.leaves import Admit, Header
+from ledger.rules.spending import Spending, of_horizon
+
+TOLERANCE_MICRO = 2
+"""An auditor finds a limit exceeded from so much on, in 1e-6: machines differ in last bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a contribution may spend over all runs.
+
+    Attributes:
+        epsilon_micro: at most, in 1e-6.
+        delta: at this delta.
+        by: whose limit it is: its contributor's, or that of a policy for its class.
+        whose: the ledger whose policy it is in, or empty.
+    """
+
+    epsilon_micro: int
+    delta: Fraction
+    by: Literal["contributor", "class"]
+    whose: str = ""
+
+    def __str__(self) -> str:
+        said = f"epsilon {from_micro(self.epsilon_micro):g} at delta {float(self.delta):g}"
+        whose = "its contributor signed" if self.by == "contributor" else f"the policy of {self.whose} allows its class"
+        return f"{whose} {said}"
+
+    @property
+    def pair(self) -> tuple[float, float]:
+        """Epsilon and delta as doubles."""
+        return from_micro(self.epsilon_micro), max(float(self.delta), accountants.MIN_DELTA)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How much of a limit is used.
+
+    Attributes:
+        limit: the limit.
+        epsilon: what is used of it, at its delta.
+    """
+
+    limit: Limit
+    epsilon: float
+
+    def share(self) -> float:
+        """What is used over what is allowed."""
+        return self.epsilon * MICRO / self.limit.epsilon_micro
+
+    def too_much(self, tolerance: int = 0) -> bool:
+        """Whether more is used than allowed and, in 1e-6, tolerated."""
+        return self.epsilon * MICRO > self.limit.epsilon_micro + tolerance
+
+
+def limits_of(header: Header, place: int, max_epsilon_micro: int, max_delta_pico: int) -> tuple[Limit, ...]:
+    """Returns the limits under which a run admits a contribution to the class at ``place``: none in a public class."""
+    rule = header.policy.classes[place]
+    if rule.public:
+        return ()
+    found = []
+    if max_epsilon_micro:
+        found.append(Limit(max_epsilon_micro, from_pico(max_delta_pico), "contributor"))
+    if rule.max_epsilon_total_micro is not None:
+        found.append(Limit(rule.max_epsilon_total_micro, header.policy.delta, "class", header.origin))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Account:
+    """One run in the account of a contribution; one object for all contributions that are alike.
+
+    Attributes:
+        order: how many runs it counts itself, and its time: runs of one contribution stand in this order.
+        spent: what the contribution spent in it; for the run in question the same as what follows.
+        planned: the most that it could have spent, by its policy.
+        limits: under which it was admitted.
+    """
+
+    order: tuple[int, int]
+    spent: Spending
+    planned: Spending
+    limits: tuple[Limit, ...]
+
+
+def limits_over(accounts: Iterable[Account]) -> tuple[Limit, ...]:
+    """Returns all limits under which any run admitted a contribution; an earlier policy's bind later runs too."""
+    return tuple(dict.fromkeys(limit for account in accounts for limit in account.limits))
+
+
+def reached(limit: Limit, accounts: Sequence[Account]) -> float:
+    """Returns what of a limit these runs use, as epsilon at its delta.
+
+    Guarantee:
+        If this never exceeded the limit's epsilon before a run began, counting that run as planned, all runs together are
+        within the limit, however each was chosen: by its accountant if only one has spent anything, else by the filter.
+    """
+    used = [account for account in accounts if account.spent]
+    if not used:
+        return 0.0
+    epsilon, delta = limit.pair
+    if len(used) == 1:
+        return used[0].spent.epsilon(delta)
+    first = min(used, key=lambda account: account.order).planned
+    place = _place(first, epsilon, delta)
+    order = renyi.ORDERS[place]
+    both = max(sum(account.spent.divergences[place] for account in used), first.divergences[place])
+    return renyi.least_of_order(both, order, delta)
+
+
+class Plans:
+    """What contributions could spend in a run of one header: one account per group with equal bounds and limits."""
+
+    def __init__(self, header: Header, steps: int | None = None) -> None:
+        """Takes the header, and how many of its steps are to run if not all."""
+        self.header, self._steps = header, steps
+        self._accounts: dict[tuple[int, ...], Account] = {}
+        self._plans: dict[tuple[int, int, int], Spending] = {}
+
+    def account(self, place: int, sigma_micro: int, clip_micro: int, max_epsilon_micro: int, max_delta_pico: int) -> Account:
+        """Returns the account of every contribution to the class at ``place`` that signed these bounds and this limit."""
+        key = (place, sigma_micro, clip_micro, max_epsilon_micro, max_delta_pico)
+        found = self._accounts.get(key)
+        if found is None:
+            plan = self._plans.get(key[:3])
+            if plan is None:
+                plan = self._plans[key[:3]] = of_horizon(self.header, place, sigma_micro, clip_micro, self._steps)
+            limits = limits_of(self.header, place, max_epsilon_micro, max_delta_pico)
+            order = (len(self.header.previous), self.header.time)
+            found = self._accounts[key] = Account(order, plan, plan, limits)
+        return found
+
+    def of(self, admission: AdmitSpec) -> Account:
+        """Returns the account of a contribution that is to be admitted."""
+        bounds = (admission.profile_id, admission.sigma_micro, admission.clip_micro)
+        return self.account(*bounds, admission.max_epsilon_micro, admission.max_delta_pico)
+
+
+def budget_problems(leaf: Admit, plans: Plans, place: int) -> Iterator[LeafRefused]:
+    """Yields the limits that the plan of this run exceeds by itself, or that are used up by what was spent before.
+
+    What is said to be spent before is an epsilon at the policy's delta: it says nothing of a limit at a larger one.
+    """
+    bounds = (place, leaf.sigma_micro, leaf.clip_micro)
+    account = plans.account(*bounds, leaf.max_epsilon_micro, leaf.max_delta_pico)
+    for limit in account.limits:
+        alone = Use(limit, reached(limit, (account,)))
+        if alone.too_much(TOLERANCE_MICRO):
+            yield LeafRefused("BUDGET", f"{limit} over all runs; this run by itself could bring it to {alone.epsilon:.6g}")
+        if leaf.carried_micro > limit.epsilon_micro and limit.delta <= plans.header.policy.delta:
+            before = from_micro(leaf.carried_micro)
+            yield LeafRefused("BUDGET", f"{limit} over all runs; it has spent {before:g} before")
+
+
+@lru_cache(maxsize=4096)
+def _place(first: Spending, epsilon: float, delta: float) -> int:
+    """The place in `renyi.ORDERS` of the filter: that at which the first run could be repeated most often, by its plan."""
+    return divergence.roomiest(first.divergences, epsilon, delta)
+
+
+def repetitions(limit: Limit, planned: Spending) -> int | None:
+    """Returns how many runs of this plan fit into a limit one after the other; None if any number does."""
+    epsilon, delta = limit.pair
+    if not planned:
+        return None
+    place = _place(planned, epsilon, delta)
+    if not planned.divergences[place]:
+        return None
+    fit = int(divergence.room(epsilon, delta)[place] / planned.divergences[place])
+    return max(fit, int(not Use(limit, planned.epsilon(delta)).too_much()))
