@@ -4,7 +4,6 @@ import hashlib
 import json as json_text
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +15,19 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import RegistryRefused, SignatureRefused
 from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
-from dptrain.cli import ledger_cosign, ledger_fsck, ledger_init, ledger_keys, ledger_proofs, ledger_retain, ledger_trace
+from dptrain.cli import (
+    ledger_cosign,
+    ledger_fsck,
+    ledger_init,
+    ledger_keys,
+    ledger_proofs,
+    ledger_retain,
+    ledger_show,
+    ledger_trace,
+)
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger_place import LedgerKey, LedgerName, StateDirectory, opened_to_sign, place_of
-from dptrain.cli.output import JsonFlag, console, counting, number, print_json, promised, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, counting, print_json
 from dptrain.errors import ConfigError
 from ledger.errors import LedgerBusy
 
@@ -73,21 +81,11 @@ def show(
         if withdrawn:
             ledger_trace.show_withdrawn(log, json=json)
             return
-        data = _summary(log)
+        data = ledger_show.summary(log)
     if json:
         print_json(data)
         return
-    out = console()
-    out.print(styled("bold", data["origin"], f"  run {data['run_id']}  {'closed' if data['finished'] else 'open'}"))
-    out.print(f"{data['size']} leaves, root {data['root']}")
-    out.print(f"corpus {data['corpus']}, delta {data['delta']:g}, {data['accountant']}, {data['adjacency']}")
-    out.print(
-        f"since {utc(data['time'])}: {data['charged_steps']} steps charged of {data['steps']} (and {data['redo_steps']} that "
-        f"may be redone), last released {data['step']}, attempt {data['attempt']}"
-    )
-    if not data["private"]:
-        out.print(styled("bold red", "NOT PRIVATE", ": this run used a fixed test key and cannot be exported"))
-    _print_classes(data["classes"])
+    ledger_show.print_summary(data)
 
 
 @app.command()
@@ -143,7 +141,7 @@ def verify(
     if json:
         print_json(report.to_json())
     else:
-        _print_audit(report)
+        ledger_show.print_audit(report)
     if report.verdict == "FAILED":
         raise typer.Exit(1)
 
@@ -309,74 +307,6 @@ def _extras(path: Path | None) -> dict[str, Any] | None:
 
     read_extras(value)  # an audit may take a minute: what would be refused after it is refused before
     return value
-
-
-def _summary(log: "Ledger") -> dict[str, Any]:
-    from ledger.views.summary import class_summaries
-
-    header, state = log.header, log.state
-    return {
-        "origin": header.origin,
-        "run_id": header.run_id.hex(),
-        "size": log.size,
-        "root": log.root.hex(),
-        "time": header.time,
-        "private": header.private,
-        "finished": log.finished,
-        "key": state.keys.current,
-        "owner": header.owner,
-        "registry_root": header.registry_root.hex(),
-        "corpus": header.policy.corpus,
-        "delta": header.delta,
-        "accountant": header.accountant.name,
-        "adjacency": header.policy.adjacency,
-        "exactness": header.exactness_note,
-        "steps": header.policy.steps,
-        "redo_steps": header.policy.redo_steps,
-        "charged_steps": log.charged_steps,
-        "step": state.position,
-        "attempt": log.attempt,
-        "epochs": len(state.epochs),
-        "classes": [asdict(item) for item in class_summaries(state)],
-        "blocks": [{"name": block.name, "std": block.std, "classes": list(block.classes)} for block in header.blocks],
-    }
-
-
-def _print_audit(audited: "AuditReport") -> None:
-    out = console()
-    colour = {"FULL": "green", "SUMMARISED": "yellow"}.get(audited.verdict, "red")
-    out.print(styled(f"bold {colour}", audited.verdict, f"  {audited.origin or 'the checkpoint was refused'}"))
-    if audited.origin is not None:
-        out.print(f"{audited.size} leaves, root {audited.root_hex}")
-    for finding in audited.findings:
-        out.print(styled("red", finding.code, f" {finding.where}: {finding.sentence}"))
-    for note in audited.notes:
-        out.print(f"note: {note}")
-    if audited.classes:
-        out.print(
-            f"corpus {audited.corpus}, policy signed by {audited.owner}, {audited.charged} steps charged of {audited.steps}, "
-            f"delta {audited.delta:g}, {audited.accountant}"
-        )
-        _print_classes([asdict(item) for item in audited.classes])
-
-
-def _print_classes(classes: list[dict[str, Any]]) -> None:
-    counted = any(item["occurrences"] is not None for item in classes)
-    steps = ("steps", "occurrences") if counted else ("steps",)
-    rows = table("class", "active", "withdrawn", "q", "least z", *steps, "epsilon", "if content replaced", "parameters")
-    for item in classes:
-        rows.add_row(
-            item["name"],
-            str(item["active"]),
-            str(item["withdrawn"]),
-            number(item["sampling_rate"]),
-            "" if item["noise_multiplier"] is None and not item["public"] else promised(item["noise_multiplier"]),
-            *(str(item[name]) for name in steps),
-            promised(item["epsilon"], 6),
-            promised(item["epsilon_replace"], 6),
-            str(item["coordinates"]),
-        )
-    console().print(rows)
 
 
 ledger_fsck.register(app)

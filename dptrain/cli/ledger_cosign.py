@@ -130,18 +130,35 @@ def merge(
             trusted += summary_keys(log.header)
             for note in given:
                 merged = log.add_signatures(note, trusted)
+    ignored = _ignored(notes, given, trusted)
     lines = [item for item in open_note(merged, list(dict.fromkeys(trusted))).signatures if item.timestamp is not None]
     cosigned = tuple(item for item in lines if item.key.kind == SIGNATURE_COSIGNATURE_V1)
     vouched = [item.key.name.removesuffix(NAME_SUFFIX) for item in lines if item not in cosigned]
     if json:
         cosigners = [{"name": item.key.name, "time": item.timestamp} for item in cosigned]
-        print_json({"path": ledger, "cosigners": cosigners, "vouchers": vouched})
+        print_json({"path": ledger, "cosigners": cosigners, "vouchers": vouched, "ignored": ignored})
         return
     out = console()
+    for row in ignored:
+        out.print(
+            f"note: {row['path']} has a line by {ascii(row['name'])[1:-1]}, key id {row['key_id']}: not taken over, since the "
+            "policy does not name that key; give it with --key, if you trust it"
+        )
     out.print(f"the checkpoint of {ledger} has {counted(len(cosigned), 'cosignature')}")
     print_cosigners(cosigned)
     if vouched:
         out.print(f"its summaries are vouched for by {', '.join(vouched)}")
+
+
+def _ignored(paths: list[Path], given: list[bytes], trusted: list[str]) -> list[dict[str, str]]:
+    """The lines of the notes that are by none of the keys, and so were not taken over; the ledger's own are no news to it."""
+    from ledger.note import open_note, peek_checkpoint
+
+    found = []
+    for path, note in zip(paths, given, strict=True):
+        own, lines = peek_checkpoint(note).origin, open_note(note, list(dict.fromkeys(trusted))).ignored
+        found += [{"path": str(path), "name": name, "key_id": key_id.hex()} for name, key_id in lines if name != own]
+    return found
 
 
 def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tuple[bytes, list[str]]:

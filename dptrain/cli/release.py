@@ -53,6 +53,12 @@ def release(
             metavar="EXPORT", exists=True, file_okay=False, help="With --check: a newer export than the one in the model."
         ),
     ] = None,
+    require_quorum: Annotated[
+        bool,
+        typer.Option(
+            "--require-quorum", help="With --check: fail unless the policy's auditors have cosigned what records the release."
+        ),
+    ] = False,
     min_size: Annotated[
         int, typer.Option("--min-size", metavar="N", min=1, help="With --check: refuse a release that cites fewer leaves.")
     ] = 1,
@@ -62,16 +68,17 @@ def release(
 
     Writes the manifest release.cose and the export of the ledger into the directory, and a leaf about it into the ledger. Says
     of every tensor whether it is the run's: weights TIED, CONVERTED, UNTIED, or UNRECORDED.
-    With --check, everything is held against each other, offline: FULL, SUMMARISED, SIGNED (no export to check the numbers
-    against) or FAILED; exit code 1 if FAILED.
 
-    Example: dptrain release model --ledger ledger.db
+    With --check, everything is held against each other, offline: FULL, SUMMARISED, SIGNED (no export to check the numbers
+    against) or FAILED; exit code 1 if FAILED. An export that does not show the leaf about the release fails: the release may
+    be hidden from auditors. That auditors are shown the same ledger, only cosignatures tell: --require-quorum.
     """
     if check:
-        _check(model, key or [], owner_key, export, min_size, json, signing=(ledger, state, ledger_key, passphrase_file))
+        signing = (ledger, state, ledger_key, passphrase_file)
+        _check(model, key or [], owner_key, export, min_size, require_quorum, json, signing=signing)
     else:
-        if key or owner_key or export or min_size != 1:
-            raise typer.BadParameter("--key, --owner-key, --export and --min-size go with --check")
+        if key or owner_key or export or require_quorum or min_size != 1:
+            raise typer.BadParameter("--key, --owner-key, --export, --require-quorum and --min-size go with --check")
         _make(model, ledger, state, ledger_key, passphrase_file, json)
 
 
@@ -100,6 +107,7 @@ def _check(
     owner_key: Path | None,
     export: Path | None,
     min_size: int,
+    require_quorum: bool,
     json: bool,
     *,
     signing: tuple[object, ...],
@@ -112,7 +120,9 @@ def _check(
 
     trusted = [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)]
     owner = None if owner_key is None else keys.load_public_key(owner_key)
-    report = check_release(model, trusted, export=export, owner_key=owner, minimum_size=min_size)
+    report = check_release(
+        model, trusted, export=export, owner_key=owner, minimum_size=min_size, require_quorum=require_quorum
+    )
     if json:
         print_json(_report(report))
     else:

@@ -134,8 +134,25 @@ def test_the_ledger_itself_takes_cosignatures_and_later_exports_have_them(shell,
 
 def test_lines_of_auditors_whom_nobody_named_are_not_taken_in(shell, run):
     shell.run(*COSIGN, "--first")
+    key_id = run["anna"].split("+")[1]
     for place in ("ledger.db", "export"):
-        assert shell.json("ledger", "merge", place, "anna.note")["cosigners"] == []
+        merged = shell.json("ledger", "merge", place, "anna.note")
+        assert merged["cosigners"] == [] and merged["ignored"] == [{"path": "anna.note", "name": "anna", "key_id": key_id}]
+        told = shell.run("ledger", "merge", place, "anna.note").stdout
+        assert f"anna.note has a line by anna, key id {key_id}: not taken over" in told and "--key" in told
+        assert shell.json("ledger", "merge", place, "anna.note", "--key", "auditors.pub")["ignored"] == []
+
+
+def test_a_line_of_an_unknown_key_is_told_by_verify(shell, run):
+    shell.run(*COSIGN, "--first")
+    shutil.copy("anna.note", "export/checkpoint")
+    verify = ("ledger", "verify", "export", "--key", "ledger.pub")
+    answer = shell.json(*verify)
+    assert answer["verdict"] == "FULL" and [(row["name"], row["resembles"]) for row in answer["ignored"]] == [("anna", None)]
+    assert "note: 1 signature line by keys neither pinned nor named by the policy counts for nothing: anna (key id" in (
+        shell.run(*verify).stdout
+    )
+    assert shell.json(*verify, "--key", "auditors.pub")["ignored"] == []
 
 
 def test_the_policys_auditors_need_not_be_named_again(shell, run):

@@ -1,5 +1,7 @@
 """`dptrain release`: a model is released beside its ledger's export, and checked by whoever gets it."""
 
+import hashlib
+
 import pytest
 from recorded import record
 
@@ -60,3 +62,40 @@ def test_options_of_the_two_ways_do_not_mix(shell, model):
     shell.run("release", "--check", "model", code=2)
     shell.run("release", "model", "--ledger", "ledger.db", "--key", "ledger.pub", code=2)
     shell.run(*CHECK, "--ledger", "ledger.db", code=2)
+
+
+def test_the_ledger_and_its_audit_tell_of_releases(shell, model):
+    assert shell.json("ledger", "show", "ledger.db")["releases"] == []
+    assert "released at leaf" not in shell.run("ledger", "show", "ledger.db").stdout
+    made = shell.json("release", "model", "--ledger", "ledger.db")
+    shown = shell.json("ledger", "show", "ledger.db")
+    audited = shell.json("ledger", "verify", "model/export", "--key", "ledger.pub")
+    assert shown["releases"] == audited["releases"] and shown["release_count"] == audited["release_count"] == 1
+    (row,) = shown["releases"]
+    assert row["seq"] == made["leaf"] and row["root"] == made["root"]
+    assert row["manifest_digest"] == hashlib.sha256((model / "release.cose").read_bytes()).hexdigest()
+    for text in (
+        shell.run("ledger", "show", "ledger.db").stdout,
+        shell.run("ledger", "verify", "model/export", "--key", "ledger.pub").stdout,
+    ):
+        assert f"released at leaf {made['leaf']}," in text and f"release.cose has SHA-256 {row['manifest_digest']}" in text
+        assert "  full: epsilon of the whole run: sensitive " in text
+
+
+def test_a_release_that_the_export_does_not_show_fails_and_names_the_export_that_would_do(shell, model):
+    """A manifest signed with the ledger's key that was never logged is a release hidden from auditors."""
+    shell.run("ledger", "export", "ledger.db", "before")
+    made = shell.json("release", "model", "--ledger", "ledger.db")
+    before = made["size"] == shell.json("ledger", "verify", "before", "--key", "ledger.pub")["size"]
+    answer = shell.json(*CHECK, "--export", "before", code=1)
+    assert [item["code"] for item in answer["findings"]] == ["UNRECORDED" if before else "BEHIND"]
+    assert f"at least {made['size'] + 1} leaves" in answer["findings"][0]["sentence"]
+    assert "--export" in answer["findings"][0]["sentence"]
+
+
+def test_only_cosignatures_tell_that_auditors_are_shown_the_ledger_that_records_a_release(shell, model):
+    shell.run("release", "model", "--ledger", "ledger.db")
+    assert shell.json(*CHECK)["verdict"] == "FULL"
+    answer = shell.json(*CHECK, "--require-quorum", code=1)
+    assert [item["code"] for item in answer["findings"]] == ["QUORUM"]
+    shell.run("release", "model", "--ledger", "ledger.db", "--require-quorum", code=2)

@@ -1,0 +1,125 @@
+"""What a ledger and the audit of an export say, for people and as JSON."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from dptrain.cli.output import console, number, print_table, promised, styled, table, utc
+
+if TYPE_CHECKING:
+    # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
+    from ledger.audit import AuditReport
+    from ledger.log import Ledger
+
+
+def summary(log: "Ledger") -> dict[str, Any]:
+    """What a ledger says of its run, as JSON."""
+    from ledger.views.released import release_rows
+    from ledger.views.summary import class_summaries
+
+    header, state = log.header, log.state
+    return {
+        "origin": header.origin,
+        "run_id": header.run_id.hex(),
+        "size": log.size,
+        "root": log.root.hex(),
+        "time": header.time,
+        "private": header.private,
+        "finished": log.finished,
+        "key": state.keys.current,
+        "owner": header.owner,
+        "registry_root": header.registry_root.hex(),
+        "corpus": header.policy.corpus,
+        "delta": header.delta,
+        "accountant": header.accountant.name,
+        "adjacency": header.policy.adjacency,
+        "exactness": header.exactness_note,
+        "steps": header.policy.steps,
+        "redo_steps": header.policy.redo_steps,
+        "charged_steps": log.charged_steps,
+        "step": state.position,
+        "attempt": log.attempt,
+        "epochs": len(state.epochs),
+        "classes": [asdict(item) for item in class_summaries(state)],
+        "releases": [asdict(row) for row in release_rows(state)],
+        "release_count": len(state.releases.recorded),
+        "blocks": [{"name": block.name, "std": block.std, "classes": list(block.classes)} for block in header.blocks],
+    }
+
+
+def print_summary(data: dict[str, Any]) -> None:
+    """The same for people."""
+    out = console()
+    out.print(styled("bold", data["origin"], f"  run {data['run_id']}  {'closed' if data['finished'] else 'open'}"))
+    out.print(f"{data['size']} leaves, root {data['root']}")
+    out.print(f"corpus {data['corpus']}, delta {data['delta']:g}, {data['accountant']}, {data['adjacency']}")
+    out.print(
+        f"since {utc(data['time'])}: {data['charged_steps']} steps charged of {data['steps']} (and {data['redo_steps']} that "
+        f"may be redone), last released {data['step']}, attempt {data['attempt']}"
+    )
+    if not data["private"]:
+        out.print(styled("bold red", "NOT PRIVATE", ": this run used a fixed test key and cannot be exported"))
+    print_classes(data["classes"])
+    print_releases(data["releases"], [item["name"] for item in data["classes"]])
+
+
+def print_audit(audited: "AuditReport") -> None:
+    """The verdict, what is wrong, what a reader should know, and then the figures."""
+    out = console()
+    colour = {"FULL": "green", "SUMMARISED": "yellow"}.get(audited.verdict, "red")
+    out.print(styled(f"bold {colour}", audited.verdict, f"  {audited.origin or 'the checkpoint was refused'}"))
+    if audited.origin is not None:
+        out.print(f"{audited.size} leaves, root {audited.root_hex}")
+    for finding in audited.findings:
+        out.print(styled("red", finding.code, f" {finding.where}: {finding.sentence}"))
+    for note in audited.notes:
+        out.print(f"note: {note}")
+    if audited.classes:
+        out.print(
+            f"corpus {audited.corpus}, policy signed by {audited.owner}, {audited.charged} steps charged of {audited.steps}, "
+            f"delta {audited.delta:g}, {audited.accountant}"
+        )
+        print_classes([asdict(item) for item in audited.classes])
+        print_releases([asdict(row) for row in audited.releases], [item.name for item in audited.classes])
+
+
+def print_classes(classes: list[dict[str, Any]]) -> None:
+    """What the contributions of each class have spent at most."""
+    counted = any(item["occurrences"] is not None for item in classes)
+    steps = ("steps", "occurrences") if counted else ("steps",)
+    rows = table("class", "active", "withdrawn", "q", "least z", *steps, "epsilon", "if content replaced", "parameters")
+    for item in classes:
+        rows.add_row(
+            item["name"],
+            str(item["active"]),
+            str(item["withdrawn"]),
+            number(item["sampling_rate"]),
+            "" if item["noise_multiplier"] is None and not item["public"] else promised(item["noise_multiplier"]),
+            *(str(item[name]) for name in steps),
+            promised(item["epsilon"], 6),
+            promised(item["epsilon_replace"], 6),
+            str(item["coordinates"]),
+        )
+    print_table(rows)
+
+
+def print_releases(rows: Iterable[dict[str, Any]], classes: list[str]) -> None:
+    """Each release that the ledger records, whose influence may be in it, and what it costs each of these classes at most."""
+    out = console()
+    for row in rows:
+        basis = "planned horizon" if row["planned_horizon"] else "whole run"
+        out.print(styled("bold", f"released at leaf {row['seq']}", f", {utc(row['time'])}, step {row['step']}"))
+        out.print(f"  release.cose has SHA-256 {row['manifest_digest']}")
+        for part in row["parts"]:
+            costs = [
+                f"{name} {_cost(epsilon)}"
+                for name, epsilon in zip(classes, part["epsilons"], strict=True)
+                if name in part["influenced_by"]
+            ]
+            what = f"epsilon of the {basis}: {', '.join(costs)}" if costs else "no class has any influence on it"
+            out.print(f"  {part['name']}: {what}")
+
+
+def _cost(epsilon: float | None) -> str:
+    return "has no bound" if epsilon is not None and math.isinf(epsilon) else promised(epsilon, 6)
