@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attest.keys import load_private_key, load_public_key
+from attest.keys import load_private_key
 from ledger import layout
 from ledger.log import Ledger
 from ledger.note import NoteSigner, parse_verifier_key
-from ledger.release import check_release, release
+from ledger.release import release
 
 _AUDITOR = """
 import sys
@@ -32,21 +32,41 @@ main()
 
 def verify_without_torch(export: Path, log_key: Path, owner_key: Path) -> dict[str, Any]:
     """What ``dptrain ledger verify EXPORT --json`` says where torch is not installed."""
-    arguments = ["ledger", "verify", str(export), "--key", str(log_key), "--owner-key", str(owner_key), "--json"]
+    return without_torch("ledger", "verify", str(export), "--key", str(log_key), "--owner-key", str(owner_key), "--json")[1]
+
+
+def without_torch(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """Runs a command of ``dptrain`` that prints JSON where torch is not installed; its exit code and what it said."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, "-c", _AUDITOR, *arguments], capture_output=True, text=True, env=environment)
     if done.returncode not in (0, 1):
         raise RuntimeError(f"the auditor's process failed: {done.stderr.strip()[-2000:]}")
-    return json.loads(done.stdout)
+    return done.returncode, json.loads(done.stdout)
 
 
-def released(directory: Path, model: Path, owner_key: Path) -> str:
-    """Releases the model of the ledger in a directory, and returns what its check says: FULL if all is well."""
+def released(directory: Path, model: Path, owner_key: Path) -> dict[str, Any]:
+    """Releases the model of the ledger in a directory; returns what a check tells whoever gets it, where torch is missing."""
     log_key = (directory / "ledger.pub").read_text().split()
     signer = NoteSigner(parse_verifier_key(log_key[0]).name, load_private_key(directory / "ledger.key"))
     with Ledger.open(directory / "ledger.db", signer) as log:
         release(log, model, now=int(time.time()))
-    return check_release(model, log_key, owner_key=load_public_key(owner_key)).verdict
+    return checked(directory, model, owner_key)
+
+
+def checked(directory: Path, model: Path, owner_key: Path) -> dict[str, Any]:
+    """What ``dptrain release --check MODEL --json`` says where torch is not installed."""
+    keys = ("--key", str(directory / "ledger.pub"), "--owner-key", str(owner_key))
+    return without_torch("release", "--check", str(model), *keys, "--json")[1]
+
+
+def other_weights(model: Path, directory: Path) -> str:
+    """Copies a released model, flips one bit of one weight in it, and returns the name of the file."""
+    shutil.copytree(model, directory)
+    weights = next(path for path in sorted(directory.rglob("*.safetensors")) if layout.CHECKPOINT not in path.parts)
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    return weights.relative_to(directory).as_posix()
 
 
 def tampered_copy(export: Path, directory: Path) -> str:

@@ -20,7 +20,7 @@ from attest.policy import open_policy
 from attest.registry import open_registry
 from dptrain.cli.output import console, number, print_json, styled, table
 from dptrain.command import guarded, quiet_libraries
-from dptrain.demo.audit import released, tampered_copy, verify_without_torch
+from dptrain.demo.audit import checked, other_weights, released, tampered_copy, verify_without_torch
 from dptrain.demo.data import CONTRIBUTORS_PER_TIER, CORPUS, DELTA, TIERS, WEIGHTS, Digits, digits
 from dptrain.demo.public_start import SIZES, public_model
 from dptrain.demo.refusals import plant_refusals
@@ -119,8 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_json(results)
         else:
             _print(results)
-        good = results["verdict"] == results["release"] == "FULL" and results["tampered"]["verdict"] == "FAILED"
-        return 0 if good else 1
+        release = results["release"]
+        whole = results["verdict"] == release["verdict"] == "FULL" and release["weights"] == "TIED"
+        return 0 if whole and results["tampered"]["verdict"] == release["other"]["verdict"] == "FAILED" else 1
 
     return guarded(work, as_json=arguments.json)
 
@@ -155,12 +156,36 @@ def tell(directory: Path, scale: Scale, narrator: Narrator) -> dict[str, Any]:
     changed = tampered_copy(directory / "export", directory / "export-tampered")
     refuted = verify_without_torch(directory / "export-tampered", log_key, owner_key)
     narrator.say("tamper", f"one bit flipped in {changed} of a copy: the audit says {refuted['verdict']}")
-    narrator.say("release", "the model gets a signed manifest: its files, its ledger, and whose influence may be in it")
-    verdict = released(directory, directory / "model", owner_key)
-    results = _results(directory, made, gate, outcome, before, plain, audited, refuted, changed) | {"release": verdict}
+    results = _results(directory, made, gate, outcome, before, plain, audited, refuted, changed)
+    results["release"] = _release(directory, owner_key, narrator)
     _report(directory, made, results)
     narrator.say("done", f"everything lies in {directory}/")
     return results
+
+
+def _release(directory: Path, owner_key: Path, narrator: Narrator) -> dict[str, Any]:
+    """Releases the model; then one weight of a copy is another, and the copy is checked too."""
+    narrator.say("release", "the model gets a signed manifest: its files, its ledger, and whose influence may be in it")
+    told = released(directory, directory / "model", owner_key)
+    weights = told["weights"]
+    narrator.say(
+        "weights",
+        f"{weights['status']}: {weights['trained_in_files']} of {weights['trained']} trained tensors are those that the ledger "
+        f"committed to after step {weights['step']} (leaf {weights['leaf']}), bit for bit; seen without torch",
+    )
+    changed = other_weights(directory / "model", directory / "model-tampered")
+    other = checked(directory, directory / "model-tampered", owner_key)
+    narrator.say("tamper", f"one bit flipped in {changed} of a copy: the check says {other['verdict']}")
+    return {
+        "verdict": told["verdict"],
+        "findings": told["findings"],
+        "weights": weights["status"],
+        "epoch": weights["epoch"],
+        "step": weights["step"],
+        "leaf": weights["leaf"],
+        "tensors": weights["trained_in_files"],
+        "other": {"file": changed, "verdict": other["verdict"], "findings": other["findings"]},
+    }
 
 
 def _contribute(directory: Path, data: Digits, scale: Scale, narrator: Narrator) -> Stage:
@@ -283,6 +308,12 @@ def _print(results: dict[str, Any]) -> None:
     tampered = results["tampered"]
     finding = tampered["findings"][0] if tampered["findings"] else {"where": "", "sentence": "nothing found"}
     out.print(styled("bold red", tampered["verdict"], f"  its tampered copy: {finding['where']}: {finding['sentence']}"))
-    out.print(styled("bold green" if results["release"] == "FULL" else "bold red", results["release"], "  the release"))
+    release = results["release"]
+    tied = f"  the release: {release['tensors']} tensors {release['weights']} to epoch {release['epoch']}, leaf {release['leaf']}"
+    good = (release["verdict"], release["weights"]) == ("FULL", "TIED")
+    out.print(styled("bold green" if good else "bold red", release["verdict"], tied))
+    for finding in release["other"]["findings"]:
+        sentence = f"  a copy with one weight changed: {finding['where']}: {finding['sentence']}"
+        out.print(styled("bold red", release["other"]["verdict"], sentence))
     for name, path in results["files"].items():
         out.print(f"  {name:<8}{path}")

@@ -12,6 +12,7 @@ from dptrain.demo import main
 from dptrain.demo.data import digits
 from dptrain.demo.strokes import draw_digits
 from ledger.audit import verify_export
+from ledger.release import check_release
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +31,22 @@ def test_the_record_verifies_and_its_tampered_copy_does_not(told: tuple[Path, di
     directory, result = told
     assert result["verdict"] == "FULL"
     assert result["tampered"]["verdict"] == "FAILED"
-    assert result["release"] == "FULL"
+    assert (result["release"]["verdict"], result["release"]["findings"]) == ("FULL", [])
     assert any(result["tampered"]["file"] in finding["where"] for finding in result["tampered"]["findings"])
     keys = (directory / "ledger.pub").read_text().split()
     assert verify_export(directory / "export", keys).verdict == "FULL"
+
+
+def test_the_released_weights_are_those_of_the_last_epoch_and_a_changed_one_is_named(told: tuple[Path, dict]) -> None:
+    """Under the names of their original files, which `transformers` writes and the model does not have."""
+    directory, result = told
+    release = result["release"]
+    assert (release["weights"], release["step"]) == ("TIED", 4)
+    report = check_release(directory / "model", (directory / "ledger.pub").read_text().split())
+    assert report.weights is not None and report.weights.left_out == () and report.weights.trained == release["tensors"] > 30
+    assert release["other"]["verdict"] == "FAILED"
+    (finding,) = release["other"]["findings"]
+    assert finding["where"] == release["other"]["file"] == "model.safetensors" and "has other values" in finding["sentence"]
 
 
 def test_everything_lies_where_it_is_said_to(told: tuple[Path, dict]) -> None:
