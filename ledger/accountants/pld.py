@@ -1,7 +1,9 @@
 """Privacy-loss-distribution accounting of the Poisson-sampled Gaussian mechanism.
 
 Losses are put on a grid so that both worlds keep their mass, which dominates them (`losses`); so epsilon is an upper bound
-at any grid. What the composition rounds is bounded on the way (`tilted`): the bound is one of the exact epsilon.
+at any grid. What the composition rounds is bounded on the way (`tilted`): the bound is one of the exact epsilon. Where losses
+are wide and smooth against the grid, what it adds is known, and the figure is found without it, some fifty times faster
+(`contour`).
 """
 
 import math
@@ -9,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
-from ledger.accountants import losses, renyi, tilted
+from ledger.accountants import contour, losses, renyi, tilted
 from ledger.accountants.gaussian import epsilon_of_mu
 from ledger.accountants.phases import Phase, loss_of
 
@@ -39,6 +41,9 @@ MOST_MU: Final = 128.0
 
 KERNEL: Final = "pld-2"
 """Changes with every change of these numbers; the first composed with dp-accounting."""
+
+QUIET: Final = 4.0
+"""Intervals of the grid: where q/z, the width of a step's losses, is at least so many, what it adds is below 1 % of mu^2."""
 
 _COARSE_MU: Final = 10.0
 
@@ -98,9 +103,16 @@ def _composed(
     steps = sum(p.steps for p in sampled)
     if rest == 0.0 and -math.expm1(math.fsum(p.steps * math.log1p(-p.sampling_rate) for p in sampled)) * (1.0 + 1e-9) <= delta:
         return 0.0
+    parts = [(p.noise_multiplier, p.sampling_rate, p.steps) for p in sampled]
+    if not replace and steps <= MOST_STEPS and rest <= MOST_MU:
+        found = contour.epsilon(parts, rest, interval, delta)
+        if found < math.inf:
+            # Only where the grid adds what can be seen beside the steps may a Renyi bound be smaller.
+            quiet = any(q < QUIET * interval * z for z, q, _ in parts)
+            return min(found, renyi.epsilon(phases, delta)) if quiet else found
     # Content replacement is two zero-outs, of which no sampled Renyi bound is at hand; unsampled holds.
     bound = math.inf if replace else renyi.epsilon(phases, delta)
-    held = [(p.noise_multiplier, p.sampling_rate, p.steps) for p in sampled] + ([(1.0 / rest, 1.0, 1)] if rest > 0.0 else [])
+    held = parts + ([(1.0 / rest, 1.0, 1)] if rest > 0.0 else [])
     longest = max(high - low for low, high in (losses.extent(z, q, replace) for z, q, _ in held))
     if steps > MOST_STEPS or rest > MOST_MU or not longest <= MAX_POINTS * interval:
         return bound
