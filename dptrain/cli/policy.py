@@ -86,12 +86,12 @@ def check(
     rules, signed = read_policy(policy, owner_key)
     refused = unsupported(rules)
     size = _size(policy, rules, signed is not None, contributions or [], corpus, registry, owner_key)
-    granted, enrolled = _grants(policy, registry, owner_key)
+    known = _registry(policy, registry, owner_key)
     found: tuple[Consequence, ...] = ()
     if not refused:
         with counting("computing epsilon"):
             plan = make_plan(rules, layers, hasty=True)
-            found = consequences(Case(rules, plan, size, granted, enrolled, seconds_per_step, int(time.time())))
+            found = consequences(Case(rules, plan, size, seconds_per_step=seconds_per_step, now=int(time.time()), **known))
     warnings = sum(item.level == "warning" for item in found)
     if json:
         print_json(
@@ -212,13 +212,18 @@ def _size(
     return replace(size, classes={**size.classes, **by_hand})
 
 
-def _grants(path: Path, registry: Path | None, owner_key: Path | None) -> tuple[frozenset[str] | None, int]:
-    """Which classes the registry grants, and how many contributors it has; None if there is none that can be verified."""
+def _registry(path: Path, registry: Path | None, owner_key: Path | None) -> dict[str, Any]:
+    """What the registry says of a case: classes granted, contributors, whose keys they are; nothing if none can be verified."""
     at_hand = path.with_name("registry.cbor").is_file() and (owner_key or path.with_name("owner.pub")).is_file()
     if registry is None and not at_hand:
-        return None, 0
-    known = read_registry(path, registry, owner_key).contributors
-    return frozenset(name for item in known for name in item.classes), len(known)
+        return {}
+    found = read_registry(path, registry, owner_key)
+    parties = {key.raw: f"the contributor {item.name}" for item in found.contributors for key in item.keys}
+    return {
+        "granted": frozenset(name for item in found.contributors for name in item.classes),
+        "enrolled": len(found.contributors),
+        "parties": {**parties, found.owner_key: f"the corpus owner {found.owner}"},
+    }
 
 
 def _as_json(signed: SignedPolicy) -> dict[str, Any]:

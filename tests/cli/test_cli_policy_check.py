@@ -9,7 +9,7 @@ import pytest
 
 from attest.keys import generate, public_bytes
 from attest.policy import Policy
-from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
+from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
 from dptrain.cli.advice.facts import detection_limit
 from dptrain.cli.advice.fixes import multiplier_for, power_of_ten_below, rounded
@@ -339,6 +339,54 @@ def test_auditors_who_could_cosign_two_histories_without_noticing(quorum):
     assert warned(found) == (split if quorum == 1 else {})
     assert f"{quorum} of 3 auditors must cosign" in sentence(found, "CHECKPOINT")
     assert "names no auditor" in sentence(check(), "CHECKPOINT")
+
+
+def auditing(count: int, quorum: int) -> tuple[str, str]:
+    return "[gate]", f"[ledger]\nauditors = {json.dumps(AUDITORS[:count])}\nauditor_quorum = {quorum}\n[gate]"
+
+
+def test_without_auditors_nothing_is_watched_and_nothing_may_go():
+    assert "names no auditor" in sentence(check(), "CHECKPOINT") and "can ever be deleted" in sentence(check(), "CHECKPOINT")
+    keep = ("steps = 1000", "steps = 1000\nretention_epochs = 2")
+    assert "can ever be deleted" not in sentence(check(keep), "CHECKPOINT"), "the warning says so"
+
+
+def test_an_auditor_without_whom_nothing_goes_on_is_told():
+    keep = ("steps = 1000", "steps = 1000\nretention_epochs = 2")
+    codes = {"QUORUM_ONE", "QUORUM_ALL"}
+    assert "nobody else is bound to see" in sentence(check(auditing(1, 1)), "QUORUM_ONE")
+    assert "nothing is deleted" not in sentence(check(auditing(1, 1)), "QUORUM_ONE")
+    assert "nothing is deleted any more" in sentence(check(keep, auditing(1, 1)), "QUORUM_ONE")
+    assert "all 3 auditors must cosign" in sentence(check(auditing(3, 3)), "QUORUM_ALL")
+    for found in (check(), check(auditing(3, 2))):
+        assert not codes & {item.code for item in found}
+    assert warned(check(auditing(1, 1))) == warned(check(auditing(3, 3))) == {}
+
+
+@pytest.mark.parametrize(("kept", "epoch_steps", "change"), [(10, 100, "5"), (3, 400, "1"), (9, 100, None), (1, 1000, "")])
+def test_a_horizon_that_no_epoch_passes_is_warned_of(kept, epoch_steps, change):
+    lines = ("steps = 1000", f"steps = 1000\nepoch_steps = {epoch_steps}\nretention_epochs = {kept}")
+    expected = {("RETENTION_IDLE", None): {"retention_epochs": change} if change else {}}
+    assert warned(check(lines, auditing(3, 2))) == ({} if change is None else expected)
+
+
+def test_an_auditor_with_the_key_of_somebody_whom_it_is_to_watch_is_warned_of():
+    key = parse_verifier_key(AUDITORS[1]).public_key
+    parties = {key: "the corpus owner clinic", bytes(32): "the contributor alice"}
+    found = check(auditing(3, 2), parties=parties)
+    assert warned(found) == {("AUDITOR_PARTY", None): {}}
+    assert "auditor.example/1 has the key of the corpus owner clinic" in sentence(found, "AUDITOR_PARTY")
+    assert warned(check(auditing(1, 1), parties=parties)) == {}
+
+
+def test_the_command_knows_whose_keys_the_registry_holds(shell, corpus):
+    corpus()
+    vkey = shell.json("ledger", "auditor-key", "owner.pub", "--name", "auditor.example/self")["key"]
+    text = (shell.directory / "policy.toml").read_text()
+    named = f'[ledger]\nauditors = ["{vkey}"]\nauditor_quorum = 1\n'
+    (shell.directory / "own.toml").write_text(text.replace("[[class]]", f"{named}[[class]]", 1))
+    found = {item["code"]: item["sentence"] for item in shell.json("policy", "check", "own.toml")["consequences"]}
+    assert "auditor.example/self has the key of the corpus owner" in found["AUDITOR_PARTY"]
 
 
 def test_retention_is_told_and_nobody_to_vouch_for_it_is_warned_of():

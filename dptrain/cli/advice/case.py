@@ -52,6 +52,7 @@ class Case:
         size: None if nobody said how large the corpus is.
         granted: Classes that the registry grants to anybody, None if there is no registry to look at.
         enrolled: Contributors in it.
+        parties: Who holds a key, in words, of the keys in the registry: the corpus owner and the contributors.
         seconds_per_step: How long a logical step is taken to last; validity of attestations is compared with it.
         now: Seconds since 1970.
     """
@@ -61,6 +62,7 @@ class Case:
     size: CorpusSize | None = None
     granted: frozenset[str] | None = None
     enrolled: int = 0
+    parties: Mapping[bytes, str] = field(default_factory=dict)
     seconds_per_step: float = 10.0
     now: int = 0
 

@@ -7,11 +7,10 @@ it; docs/guarantee.md is the promise that they repeat.
 import math
 from collections.abc import Iterator
 
-from attest.policy import Policy
 from attest.policy.sampling import POISSON, SHUFFLED
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Consequence, fact
-from dptrain.cli.output import amount, counted, number
+from dptrain.cli.output import amount, number
 from dptrain.planning.layout import stack
 from dptrain.planning.plan import ClassPlan, Plan, Reach
 from dptrain.planning.rounding import at_most
@@ -27,6 +26,7 @@ def facts(case: Case) -> Iterator[Consequence]:
         yield _reach(case, planned)
         yield _epsilon(case, planned)
         yield _attacker(case, planned)
+        yield from _total(case, planned)
         yield from _signal(case, planned)
     for public in case.plan.public:
         yield _reach(case, public)
@@ -108,6 +108,23 @@ def _attacker(case: Case, planned: ClassPlan) -> Consequence:
     return fact(
         "ATTACKER",
         f"in other words: {attacker(planned.preset.epsilon, delta)}, from a given other content in at most {other}",
+        planned.name,
+    )
+
+
+def _total(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
+    total = case.total_of(planned)
+    if total is None:
+        return
+    delta = f"{float(case.policy.delta):g}"
+    fit = "any number of" if total.runs is None else f"{total.runs:,}"
+    if total.runs == 1:
+        fit = "only this one of"
+    yield fact(
+        "TOTAL",
+        f"over all runs together a contribution may spend epsilon {total.limit:g} at delta {delta}, whatever later policies say: "
+        f"this run could use {at_most(total.used)}, every step that may be done again included, and {fit} such runs fit, one "
+        "after the other. No run begins that could exceed it",
         planned.name,
     )
 
@@ -271,21 +288,6 @@ def _horizon(case: Case) -> Iterator[Consequence]:
     else:
         most = policy.window_steps
         yield fact("CRASH", f"a crash can make the ledger count up to {most} steps that never ran, never too few")
-    yield fact("CHECKPOINT", f"the ledger signs a checkpoint every {policy.epoch_steps} steps; {_auditors(policy)}")
-    if policy.retention_epochs and policy.auditor_quorum is not None:
-        yield fact(
-            "RETENTION",
-            f"what was spent in epochs older than the last {policy.retention_epochs}, and who had left by then, may be deleted "
-            f"once {policy.auditor_quorum} of the auditors vouch for a summary of it",
-        )
-
-
-def _auditors(policy: Policy) -> str:
-    """Who holds the ledger's operator to one history, in words."""
-    if policy.auditor_quorum is None:
-        return "the policy names no auditor, so nobody is bound to notice that different people are shown different histories"
-    count = len(policy.auditors)
-    return f"{policy.auditor_quorum} of {counted(count, 'auditor')} must cosign what readers rely on"
 
 
 def reach(case: Case, planned: Reach) -> str:

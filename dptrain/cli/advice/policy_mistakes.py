@@ -214,28 +214,6 @@ def long_charges(case: Case) -> Iterator[Consequence]:
         )
 
 
-def unvouched_retention(case: Case) -> Iterator[Consequence]:
-    """Nothing goes without auditors who vouch for it."""
-    if case.policy.retention_epochs and case.policy.auditor_quorum is None:
-        yield warning(
-            "RETENTION_UNVOUCHED",
-            f"retention_epochs is {case.policy.retention_epochs}, and no auditors are named who could vouch for what goes: the "
-            "ledger will keep everything. Name them in [ledger]",
-        )
-
-
-def split_quorum(case: Case) -> Iterator[Consequence]:
-    """Two quorums without a common member can cosign two histories, and nobody lied."""
-    quorum, count = case.policy.auditor_quorum, len(case.policy.auditors)
-    if quorum is not None and 2 * quorum <= count:
-        yield warning(
-            "QUORUM_SPLIT",
-            f"auditor_quorum {quorum} of {count} is not more than half: two quorums may have nobody in common, and cosign two "
-            "different histories of one ledger without any of them noticing",
-            Change("auditor_quorum in [ledger]", str(count // 2 + 1)),
-        )
-
-
 def _near(name: str, names: list[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     return f" (is {near[0]} meant?)" if near else f" (it has {', '.join(names)})"
@@ -253,6 +231,4 @@ POLICY_RULES: tuple[Callable[[Case], Iterator[Consequence]], ...] = (
     short_window,
     tight_floor,
     long_charges,
-    unvouched_retention,
-    split_quorum,
 )

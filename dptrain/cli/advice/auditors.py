@@ -1,0 +1,114 @@
+"""Whom a policy names to watch the ledger's operator, and what their quorum and retention come to."""
+
+import math
+from collections.abc import Callable, Iterator
+
+from attest.policy import Policy
+from attest.vkeys import parse_verifier_key
+from dptrain.cli.advice.case import Case
+from dptrain.cli.advice.consequence import Change, Consequence, fact, warning
+from dptrain.cli.output import counted
+
+
+def named_auditors(case: Case) -> Iterator[Consequence]:
+    """Who holds the operator to one history."""
+    policy = case.policy
+    yield fact("CHECKPOINT", f"the ledger signs a checkpoint every {policy.epoch_steps} steps; {_auditors(policy)}")
+
+
+def agreed_retention(case: Case) -> Iterator[Consequence]:
+    """What may be deleted, and when."""
+    policy = case.policy
+    if policy.retention_epochs and policy.auditor_quorum is not None:
+        yield fact(
+            "RETENTION",
+            f"what was spent in epochs older than the last {policy.retention_epochs}, and who had left by then, may be deleted "
+            f"once {policy.auditor_quorum} of the auditors vouch for a summary of it",
+        )
+
+
+def unvouched_retention(case: Case) -> Iterator[Consequence]:
+    """Nothing goes without auditors who vouch for it."""
+    if case.policy.retention_epochs and case.policy.auditor_quorum is None:
+        yield warning(
+            "RETENTION_UNVOUCHED",
+            f"retention_epochs is {case.policy.retention_epochs}, and no auditors are named who could vouch for what goes: the "
+            "ledger will keep everything. Name them in [ledger]",
+        )
+
+
+def idle_retention(case: Case) -> Iterator[Consequence]:
+    """A horizon that no epoch of the run ever passes."""
+    policy = case.policy
+    kept, epochs = policy.retention_epochs, math.ceil(policy.steps / policy.epoch_steps)
+    if kept and kept >= epochs:
+        change = [Change("retention_epochs", str(max(1, epochs // 2)))] if epochs > 1 else []
+        yield warning(
+            "RETENTION_IDLE",
+            f"retention_epochs {kept} keeps as many epochs as the run has ({epochs}, of {policy.epoch_steps} steps each): "
+            "nothing is ever old enough to be summarised, and the ledger will keep everything",
+            *change,
+        )
+
+
+def split_quorum(case: Case) -> Iterator[Consequence]:
+    """Two quorums without a common member can cosign two histories, and nobody lied."""
+    quorum, count = case.policy.auditor_quorum, len(case.policy.auditors)
+    if quorum is not None and 2 * quorum <= count:
+        yield warning(
+            "QUORUM_SPLIT",
+            f"auditor_quorum {quorum} of {count} is not more than half: two quorums may have nobody in common, and cosign two "
+            "different histories of one ledger without any of them noticing",
+            Change("auditor_quorum in [ledger]", str(count // 2 + 1)),
+        )
+
+
+def whole_quorum(case: Case) -> Iterator[Consequence]:
+    """An auditor without whom nothing goes on, for as long as the run lasts: its policy is signed once."""
+    quorum, count = case.policy.auditor_quorum, len(case.policy.auditors)
+    if quorum != count:
+        return
+    stops = ", and nothing is deleted any more" if case.policy.retention_epochs else ""
+    if count == 1:
+        yield fact(
+            "QUORUM_ONE",
+            "readers rely on one auditor: what it overlooks, or agrees to, nobody else is bound to see; if it loses its key or "
+            f"stops answering, no later checkpoint satisfies who asks for the quorum{stops}",
+        )
+    else:
+        yield fact(
+            "QUORUM_ALL",
+            f"all {count} auditors must cosign: if a single one loses its key or stops answering, no later checkpoint "
+            f"satisfies who asks for the quorum{stops}",
+        )
+
+
+def partial_auditors(case: Case) -> Iterator[Consequence]:
+    """Somebody who audits what is its own business, with a key that signs other things too."""
+    for vkey in case.policy.auditors:
+        key = parse_verifier_key(vkey)
+        party = case.parties.get(key.public_key)
+        if party is not None:
+            yield warning(
+                "AUDITOR_PARTY",
+                f"the auditor {key.name} has the key of {party}: whoever is to be convinced gains nothing from its "
+                "cosignature. Name somebody independent, with a key that is used for nothing else",
+            )
+
+
+def _auditors(policy: Policy) -> str:
+    if policy.auditor_quorum is None:
+        told = "the policy names no auditor, so nobody is bound to notice that different people are shown different histories"
+        return told if policy.retention_epochs else f"{told}, and nothing of the ledger can ever be deleted"
+    return f"{policy.auditor_quorum} of {counted(len(policy.auditors), 'auditor')} must cosign what readers rely on"
+
+
+AUDITOR_RULES: tuple[Callable[[Case], Iterator[Consequence]], ...] = (
+    named_auditors,
+    agreed_retention,
+    whole_quorum,
+    split_quorum,
+    partial_auditors,
+    unvouched_retention,
+    idle_retention,
+)
