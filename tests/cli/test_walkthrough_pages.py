@@ -1,0 +1,237 @@
+"""Every command that README and the pages for auditors, planners and keepers of keys show is run as it is printed.
+
+Each page has a world in which its commands make sense. Commands that ask a person are typed to on a terminal; one that needs
+torch is named here with the test that runs it. What the pages print is not compared; the walkthrough's is (`test_walkthrough`).
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from terminals import on_terminal
+
+from attest.keys import public_bytes, save_private_key, save_public_key
+from attest.template import SigningTemplate
+from ledger.log import Ledger
+from tests.agents import needs_openssh, openssh_agent, ssh_add
+from tests.ledger.ledger_runs import LOG_KEY, OWNER_KEY, SIGNER, Driver
+from tests.ledger.retained_runs import grown
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG_AGO = 1_700_000_000
+Hook = Callable[[], None]
+
+
+def commands(page: str) -> list[str]:
+    """The commands of a page's `sh` blocks, continued lines joined."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def run_page(
+    shell, page: str, *, before: dict[str, Hook], instead: dict[str, Hook], words: dict[str, Callable[[], str]]
+) -> None:
+    """Run all commands of a page in order.
+
+    Args:
+        shell: Where.
+        page: The page.
+        before: What others do before the command that begins so.
+        instead: What is done in place of a command that begins so.
+        words: Replacements of words that differ from world to world, computed when they are met.
+    """
+    hooks = {**before, **instead}
+    for line in commands(page):
+        for start in [start for start in hooks if line.startswith(start)]:
+            hooks.pop(start)()
+        if any(line.startswith(start) for start in instead):
+            continue
+        told = shlex.split(line, comments=True)
+        for word in words:
+            told = [words[word]() if item == word else item for item in told]
+        if told[0] == "dptrain":
+            shell.run(*told[1:])
+        else:
+            subprocess.run(told, check=True, cwd=shell.directory)
+    assert not hooks, f"{page} has no command that begins with {', '.join(hooks)} any more"
+
+
+# Auditors --------------------------------------------------------------------------------------------------------------
+
+
+def auditors_key(shell, name: str) -> str:
+    return shell.run("ledger", "auditor-key", f"{name}.pub", "--name", f"auditor.example/{name}").stdout.strip()
+
+
+def fork(directory: Path, **policy) -> None:
+    """Another history of the same ledger, of the same size, in `fork/`."""
+    (directory / "fork").mkdir()
+    grown(directory / "fork" / "ledger.db", start=LONG_AGO + 1, **policy).ledger.close()
+    save_private_key(directory / "fork" / "ledger.key", LOG_KEY)
+
+
+def grow(directory: Path) -> None:
+    """One more epoch, by the run itself."""
+    with Ledger.open(directory / "ledger.db", SIGNER) as ledger:
+        driver = Driver(ledger, now=ledger.state.last_time, streams=500)
+        ledger.resume(ledger.state.position, ledger.pin(), now=driver.tick())
+        driver.steps(1)
+        driver.epoch()
+
+
+def test_the_page_for_auditors(shell):
+    here = shell.directory
+    save_private_key(here / "ledger.key", LOG_KEY)
+    shell.write("ledger.pub", f"{SIGNER.vkey}\n")
+    save_public_key(here / "owner.pub", public_bytes(OWNER_KEY), "owner")
+
+    def cosign(export: str, who: str, note: str, *options: str, code: int = 0) -> None:
+        name = ("--name", f"auditor.example/{who}", "--log-key", "ledger.pub")
+        shell.run("ledger", "cosign", export, note, "--key", f"{who}.key", *name, *options, code=code)
+
+    def begin() -> None:
+        shell.run("attest", "keygen", "ben")
+        vkeys = [auditors_key(shell, name) for name in ("anna", "ben")]
+        shell.write("auditors.pub", "".join(f"{vkey}\n" for vkey in vkeys))
+        policy = {"auditors": tuple(vkeys), "auditor_quorum": 2}
+        grown(here / "ledger.db", start=LONG_AGO, **policy).ledger.close()
+        fork(here, **policy)
+        shell.run("ledger", "export", "ledger.db", "export")
+        cosign("export", "ben", "ben.note", "--first")
+
+    def show_a_fork() -> None:
+        shell.run("ledger", "export", "fork/ledger.db", "forked")
+        cosign("forked", "anna", "forked.note", code=1)
+
+    run_page(
+        shell,
+        "docs/auditors.md",
+        before={
+            "dptrain ledger cosign export anna.note": begin,
+            "dptrain ledger verify-proof anna.cosigned": show_a_fork,
+            "dptrain ledger merge ledger.db anna-2": lambda: cosign("export-2", "ben", "ben-2.note", "--summary"),
+            "dptrain ledger retain ledger.db --prune": lambda: grow(here),
+        },
+        instead={},
+        words={
+            "anna.cosigned/0d1f.evidence": lambda: str(next(Path("anna.cosigned").glob("*.evidence"))),
+            "5c832fa4b55e121d8439746d0caced9ed70a64c6abf22a21c48bf019b54206cb": lambda: one_who_stays(here).hex(),
+        },
+    )
+    shell.run("ledger", "export", "ledger.db", "export-3")
+    assert shell.json("ledger", "verify", "export-3", "--key", "ledger.pub")["verdict"] == "SUMMARISED"
+
+
+def one_who_stays(directory: Path) -> bytes:
+    with Ledger.open(directory / "ledger.db", read_only=True) as log:
+        return next(iter(log.state.contributions))
+
+
+# Planning, and the commands of README ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clinic(shell) -> None:
+    """A corpus of six notes under the policy that `policy init` writes, signed and admitted."""
+    shell.run("attest", "keygen", "owner")
+    shell.run("attest", "keygen", "dora")
+    shell.run("policy", "init", "policy.toml", "--corpus", "clinic-notes-2026")
+    shell.run("registry", "init", "registry.cbor")
+    shell.run("registry", "add", "registry.cbor", "--pub", "dora.pub", "--class", "sensitive")
+    shell.run("policy", "sign", "policy.toml")
+    shell.write("notes.jsonl", "".join(f'{{"text": "note {index}"}}\n' for index in range(6)))
+    (shell.directory / "corpus").mkdir()
+    shutil.copy("notes.jsonl", "corpus")
+    shell.run("attest", "sign", "corpus/notes.jsonl", "--key", "dora.key", "--class", "sensitive", "--policy", "policy.cose")
+
+
+NEEDS_TORCH = "dptrain plan policy.cose corpus --measure"
+"""Run by `test_cli_plan_measure`."""
+
+
+@pytest.mark.slow
+def test_the_page_for_planners(shell, clinic):
+    (shell.directory / "policy.toml").unlink()
+    run_page(shell, "docs/planning.md", before={}, instead={}, words={})
+    assert (shell.directory / "epsilon.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_the_commands_of_readme(shell, clinic):
+    def train() -> None:
+        grown(shell.directory / "ledger.db", start=LONG_AGO).ledger.close()
+        save_private_key(shell.directory / "ledger.key", LOG_KEY)
+        shell.write("ledger.pub", f"{SIGNER.vkey}\n")
+        (shell.directory / "owner.pub").unlink()
+        save_public_key(shell.directory / "owner.pub", public_bytes(OWNER_KEY), "owner")
+        shell.run("ledger", "export", "ledger.db", "export")
+
+    made = {"make demo": lambda: None, "make test": lambda: None, NEEDS_TORCH: lambda: None}
+    run_page(shell, "README.md", before={"dptrain ledger verify": train}, instead=made, words={})
+
+
+# Keys ------------------------------------------------------------------------------------------------------------------
+
+
+@needs_openssh
+def test_the_page_for_keepers_of_keys(shell, clinic, monkeypatch):
+    again = ("attest", "keygen", "alice", "--format", "openssh", "--passphrase")
+    answers = [("new key:", "correct horse"), ("Once more:", "correct horse")]
+
+    def typed(*arguments: str) -> Hook:
+        def type_it() -> None:
+            code, shown = on_terminal(shell.directory, arguments, answers)
+            assert code == 0, shown
+
+        return type_it
+
+    def begin_anew() -> None:
+        for path in shell.directory.glob("alice.*"):
+            path.unlink()
+        typed(*again)()
+
+    with openssh_agent() as socket:
+
+        def load() -> None:
+            shell.write("secret", "correct horse\n")
+            shutil.copy("alice.key", "plain.key")
+            subprocess.run(["ssh-keygen", "-q", "-p", "-P", "correct horse", "-N", "", "-f", "plain.key"], check=True)
+            ssh_add(socket, "plain.key")
+            monkeypatch.setenv("SSH_AUTH_SOCK", socket)
+
+        def made_elsewhere() -> None:
+            (shell.directory / ".ssh").mkdir()
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ".ssh/id_ed25519"], check=True)
+            for path in shell.directory.glob("alice.*"):
+                path.unlink()
+
+        run_page(
+            shell,
+            "docs/keys.md",
+            before={"dptrain attest keygen alice --from ~/": made_elsewhere},
+            instead={
+                "dptrain attest keygen bob --passphrase": typed("attest", "keygen", "bob", "--passphrase"),
+                "dptrain attest keygen alice --from alice.key": typed(*again, "--from", "alice.key", "--dir", "agent"),
+                "dptrain attest keygen alice --format openssh": begin_anew,
+                "eval $(ssh-agent) && ssh-add alice.key": load,
+            },
+            words={"~/.ssh/id_ed25519.pub": lambda: ".ssh/id_ed25519.pub"},
+        )
+
+
+def test_the_python_that_signs_with_openssl(shell, clinic):
+    page = (ROOT / "docs" / "keys.md").read_text(encoding="utf-8")
+    shell.run("attest", "keygen", "alice")
+    now = int(time.time())
+    bounds = {"clip_norm_micro": 500_000, "noise_multiplier_micro": 1_200_000}
+    said = {"contributor": "alice", "data_class": "text", "admissibility_class": "sensitive", "corpus": "clinic-notes-2026"}
+    template = SigningTemplate(**said, **bounds, not_before=now, not_after=now + 86400)
+    names: dict = {"template": template}
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "docs/keys.md", "exec"), names)
+    assert shell.json("attest", "verify", "notes.jsonl", "--pub", "alice.pub")["verified"] == 6
