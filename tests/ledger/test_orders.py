@@ -188,6 +188,9 @@ def test_without_an_order_only_the_total_counts(tmp_path):
         made.charge(1)
         made.ledger.resume(0, None, now=made.tick())
     assert made.ledger.charged_steps == STEPS
+    left = made.ledger.state.order
+    assert [left.steps_left(0, charged) for charged in (0, STEPS, STEPS + REDO)] == [STEPS + REDO, REDO, 0]
+    assert [left.earliest_resume(charged) for charged in (REDO, STEPS)] == [0, STEPS - REDO]
     made.ledger.close()
 
 

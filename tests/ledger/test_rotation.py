@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import cbor2
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
@@ -13,7 +14,7 @@ from ledger.leaves import Header, Key, decode_leaf
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, open_note, sign_note
 from ledger.proofs.cosigning import Memory, cosign_export
-from ledger.rules.rotation import KeyChain, rotation
+from ledger.rules.rotation import KeyChain, rotation, statement
 from ledger.storage import highwater
 
 NEW = NoteSigner(SIGNER.name, Ed25519PrivateKey.from_private_bytes(bytes(range(40, 72))))
@@ -183,6 +184,22 @@ def test_a_key_never_comes_back():
     assert list(chain.take(LEAF)) == []
     (problem,) = chain.take(rotation(header(), 6, START, NEW, SIGNER))
     assert problem.code == "LOG_KEY" and chain.current == NEW.vkey
+
+
+def test_a_retired_key_hands_over_to_nobody():
+    """Its thief has a signature for every statement that begins with it."""
+    chain = KeyChain(header())
+    assert list(chain.take(LEAF)) == []
+    (problem,) = chain.take(rotation(header(), 6, START, SIGNER, NEWER))
+    assert problem.code == "LOG_KEY" and chain.vkeys == (SIGNER.vkey, NEW.vkey)
+
+
+def test_what_both_keys_sign_is_what_the_formats_page_says():
+    """Origin, run, place and both keys, in this order and nothing else, behind the domain."""
+    found = statement(header(), 5, SIGNER.vkey, NEW.vkey)
+    domain = b"dptrain/rotate-ledger-key/1\0"
+    assert found.startswith(domain)
+    assert cbor2.loads(found[len(domain) :]) == [SIGNER.name, bytes(16), 5, SIGNER.vkey, NEW.vkey]
 
 
 def test_who_signs_a_checkpoint_of_which_size():
