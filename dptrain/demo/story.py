@@ -309,7 +309,8 @@ def _print(results: dict[str, Any]) -> None:
     finding = tampered["findings"][0] if tampered["findings"] else {"where": "", "sentence": "nothing found"}
     out.print(styled("bold red", tampered["verdict"], f"  its tampered copy: {finding['where']}: {finding['sentence']}"))
     release = results["release"]
-    tied = f"  the release: {release['tensors']} tensors {release['weights']} to epoch {release['epoch']}, leaf {release['leaf']}"
+    at = f"epoch {release['epoch']}, leaf {release['leaf']}"
+    tied = f"  the release: {release['tensors']} tensors {release['weights']} to {at}"
     good = (release["verdict"], release["weights"]) == ("FULL", "TIED")
     out.print(styled("bold green" if good else "bold red", release["verdict"], tied))
     for finding in release["other"]["findings"]:
