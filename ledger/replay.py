@@ -30,7 +30,7 @@ from ledger.retention.tally import Tally
 from ledger.rules.budgets import Plans, budget_problems
 from ledger.rules.contributions import Contribution, Register, Terms
 from ledger.rules.expenditure import Expenditure
-from ledger.rules.limits import admission_problems, window_problems
+from ledger.rules.limits import Reached, admission_problems, window_problems
 from ledger.rules.orders import OrderWatch
 from ledger.rules.releases import Releases
 from ledger.rules.rotation import KeyChain
@@ -65,6 +65,7 @@ class Replay:
         spends: number of SPEND leaves.
         register: all admitted contributions, and the pools of those that are active.
         withdrawals: position of the WITHDRAW leaf by descriptor hash, unknown hashes included.
+        charged_steps: the farthest step that was charged.
         closed: whether CLOSE has been seen.
         plans: what contributions could spend over its whole horizon, and their limits over all runs.
         tally: the summaries, and what the next one must say.
@@ -80,10 +81,8 @@ class Replay:
             root_at: gives the root over the first n leaves; used where a RESUME cites one.
             recompute: whether SPEND leaves are checked against the accountant, or only their order and fields.
         """
-        self.header = header
-        self.recompute = recompute
-        self.size = 1
-        self.last_time = header.time
+        self.header, self.recompute = header, recompute
+        self.size, self.last_time = 1, header.time
         self.attempt = self.position = self.charged_attempt = 0
         self.charged_phases = (0,) * len(header.phases.scales)
         self.windows: list[Charge] = []
@@ -96,14 +95,13 @@ class Replay:
         self.closed = self._attempt_ended = False
         self.keys, self.releases = KeyChain(header), Releases(root_at)
         self.expenditure, self.plans = Expenditure(header), Plans(header)
-        self.order = OrderWatch(header)
-        self.tally = Tally(header)
+        self.order, self.tally = OrderWatch(header), Tally(header)
         self._least = Expenditure(header, "pld") if header.accountant.name == "prv" else self.expenditure
         self._leeway = SPEND_TOLERANCE_MICRO + MICRO * leeway(
             header.accountant.name, header.accountant.library, header.accountant.version, header.policy.noise_family
         )
         self._root_at = root_at
-        self._draws: list[tuple[int, int]] = []  # (seq, step) of every DRAW leaf that reached further than all before it
+        self.charged_steps, self._drawn_steps = Reached(), Reached()
         self._window_variances: list[tuple[float, ...]] = []
         self._noise_streams: set[bytes] = set()
         self._max_epsilon: list[int | None] = [None if rule.public else 0 for rule in header.policy.classes]
@@ -244,6 +242,7 @@ class Replay:
         self._noise_streams.add(leaf.noise_stream)
         self._drawn_to, self._window_variances = leaf.first_step - 1, []
         self.windows.append(leaf)
+        self.charged_steps.take(self.size, leaf.last_step)
         self.open_window = leaf
         counts = self.header.phases.count(leaf.first_step, leaf.n_steps)
         self.charged_phases = tuple(map(int.__add__, self.charged_phases, counts))
@@ -271,8 +270,7 @@ class Replay:
             if window is None:
                 return
         self._drawn_to = leaf.step
-        if not self._draws or leaf.step > self._draws[-1][1]:
-            self._draws.append((leaf.seq, leaf.step))
+        self._drawn_steps.take(self.size, leaf.step)
         try:
             drawn = self.register.numbered(leaf.drawn)
         except LeafRefused as error:
@@ -367,6 +365,7 @@ class Replay:
             yield LeafRefused("WITHDRAW", f"{leaf.descriptor_hash.hex()} was withdrawn before")
             return
         self.withdrawals[leaf.descriptor_hash] = self.size
+        self.releases.withdrawn(leaf.descriptor_hash)
         if contribution is not None:
             self.register.withdraw(contribution, self.charged_phases, self.charged_attempt)
 
@@ -380,9 +379,8 @@ class Replay:
             yield LeafRefused("RESUME", f"the pinned root at size {leaf.pinned_size} is not this ledger's")
         covered = leaf.pinned_size or 0
         # Charged steps count in full where draws are secret; where they are public only drawn ones do.
-        public, paid = self.header.occurrences_public, ((window.seq, window.last_step) for window in self.windows)
-        reached = max((step for seq, step in (self._draws if public else paid) if seq < covered), default=0)
-        if leaf.from_step > reached:
+        public = self.header.occurrences_public
+        if leaf.from_step > (self._drawn_steps if public else self.charged_steps).by(covered):
             event = "drawn" if public else "charged"
             yield LeafRefused("RESUME", f"step {leaf.from_step} was not {event} by the pinned size {covered}")
         if self.open_window is not None:

@@ -24,6 +24,7 @@ from dptrain.planning import changes, figures, targets
 from dptrain.planning.bounds import GroupPlan, signed_groups
 from dptrain.planning.plan import Plan, make_plan
 from dptrain.planning.signal import Signal, as_json, read_norms, signals
+from dptrain.planning.totals import totals
 from dptrain.support import unsupported
 
 _LAYERS = 12
@@ -207,6 +208,7 @@ def _as_json(
         "redo_steps": policy.redo_steps,
         "normalizer": policy.normalizer,
         **asdict(planned),
+        "totals": [asdict(total) for total in totals(policy, planned)],
         "unsupported": list(unsupported(policy)),
     }
     if counts is not None:

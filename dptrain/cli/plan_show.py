@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attest.gate import GateReport
 from attest.policy import Policy
 from attest.policy.sampling import POISSON
+from dptrain.cli.advice.totals import repeated
 from dptrain.cli.output import amount, console, counted, duration, number, print_picture, print_table, size, styled, table
 from dptrain.planning.bounds import GroupPlan
 from dptrain.planning.layout import BlockPlan
@@ -18,6 +19,7 @@ from dptrain.planning.plan import Plan
 from dptrain.planning.rounding import rounded_up
 from dptrain.planning.signal import Signal
 from dptrain.planning.targets import Solution
+from dptrain.planning.totals import totals
 
 if TYPE_CHECKING:
     from dptrain.planning.measure import Measured
@@ -72,6 +74,11 @@ def print_plan(policy: Policy, planned: Plan) -> None:
         out.print(
             "occurrences are public: the ledger says who was drawn, and each occurrence counts in full. Epsilons here are for "
             "as many draws as one contribution in a million exceeds; what each spends is known only afterwards"
+        )
+    for total in totals(policy, planned):
+        out.print(
+            f"class {total.name}: epsilon {total.limit:g} over all runs together, of which this one could use "
+            f"{rounded_up(total.used)} with every step done again; {repeated(total) if total.runs else 'so it cannot begin'}"
         )
     _print_blocks(planned)
     if literal:

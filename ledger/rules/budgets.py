@@ -13,12 +13,12 @@ from functools import lru_cache
 from typing import Literal
 
 from attest.micro import MICRO, from_micro, from_pico
-from ledger import accountants
 from ledger.accountants import divergence, renyi
 from ledger.errors import LeafRefused
 from ledger.handles import AdmitSpec
 from ledger.leaves import Admit, Header
-from ledger.rules.spending import Spending, of_horizon
+from ledger.rules.expenditure import Expenditure
+from ledger.rules.spending import Spending, of_plan
 
 TOLERANCE_MICRO = 2
 """An auditor finds a limit exceeded from so much on, in 1e-6: machines differ in last bits."""
@@ -48,7 +48,7 @@ class Limit:
     @property
     def pair(self) -> tuple[float, float]:
         """Epsilon and delta as doubles."""
-        return from_micro(self.epsilon_micro), max(float(self.delta), accountants.MIN_DELTA)
+        return from_micro(self.epsilon_micro), float(self.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,7 @@ class Plans:
     def __init__(self, header: Header, steps: int | None = None) -> None:
         """Takes the header, and how many of its steps are to run if not all."""
         self.header, self._steps = header, steps
+        self._expenditure = Expenditure(header)
         self._accounts: dict[tuple[int, ...], Account] = {}
         self._plans: dict[tuple[int, int, int], Spending] = {}
 
@@ -143,7 +144,8 @@ class Plans:
         if found is None:
             plan = self._plans.get(key[:3])
             if plan is None:
-                plan = self._plans[key[:3]] = of_horizon(self.header, place, sigma_micro, clip_micro, self._steps)
+                multipliers = self._expenditure.multipliers(*key[:3])
+                plan = self._plans[key[:3]] = of_plan(self.header.policy, place, multipliers, self._steps)
             limits = limits_of(self.header, place, max_epsilon_micro, max_delta_pico)
             order = (len(self.header.previous), self.header.time)
             found = self._accounts[key] = Account(order, plan, plan, limits)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from attest.policy import Policy
 from attest.policy.sampling import POISSON
+from attest.schedule import Phases
 from ledger import accountants
 from ledger.accountants import Phase, divergence, renyi
-from ledger.leaves import Header
 from ledger.rules.contributions import Contribution
-from ledger.rules.expenditure import Expenditure
 
 if TYPE_CHECKING:
     from ledger.replay import Replay
@@ -92,33 +92,38 @@ def _release(loss: float) -> tuple[Phase, ...]:
 
 def of_run(run: "Replay", contribution: Contribution) -> Spending:
     """Returns what a contribution spent in a run so far."""
-    header, place = run.header, contribution.class_index
-    if header.occurrences_public:
-        return _spending(header, loss=contribution.loss)
+    policy, place = run.header.policy, contribution.class_index
+    if run.header.occurrences_public:
+        return _spending(policy, loss=contribution.loss)
     spent = run.expenditure
     steps = spent.phase_steps(contribution, run.charged_phases)
     phases = spent.charged_phases(place, spent.of_contribution(contribution), steps)
-    return _spending(header, phases, cap=spent.occurrences(contribution, steps, run.charged_attempt))
+    return _spending(policy, phases, cap=spent.occurrences(contribution, steps, run.charged_attempt))
 
 
-def of_horizon(header: Header, place: int, sigma_micro: int, clip_micro: int, steps: int | None = None) -> Spending:
-    """Returns the most that a contribution with these bounds can spend in a run of this header, or in its first steps.
+def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int | None = None) -> Spending:
+    """Returns the most that a contribution can spend in a run of a policy, or in its first steps.
 
     Redone steps are counted where they are dearest. A cap of occurrences is not counted on: it begins anew in every attempt.
+
+    Args:
+        policy: the policy.
+        place: place of the class in it.
+        multipliers: effective noise multiplier of the contribution in each phase of the noise.
+        steps: how many steps are to run if not all.
     """
-    policy, spent = header.policy, Expenditure(header)
-    counts = list(header.phases.count(1, policy.steps if steps is None else steps))
-    z = spent.multipliers(place, sigma_micro, clip_micro)
+    rate = policy.classes[place].sampling_rate
+    counts = list(Phases.of(policy).count(1, policy.steps if steps is None else steps))
     if policy.sampling_order != POISSON:
-        rate = policy.classes[place].sampling_rate
         counts = [math.ceil(count * rate) + (count > 0) for count in counts]
-    dearest = min((index for index, count in enumerate(counts) if count), key=lambda index: z[index], default=0)
+    dearest = min((index for index, count in enumerate(counts) if count), key=lambda index: multipliers[index], default=0)
     counts[dearest] += policy.redo_steps
-    if header.occurrences_public:
-        return _spending(header, loss=math.fsum(count / multiplier**2 for multiplier, count in zip(z, counts, strict=True)))
-    return _spending(header, spent.charged_phases(place, z, tuple(counts)))
+    charged = [(min(z, accountants.MAX_MULTIPLIER), count) for z, count in zip(multipliers, counts, strict=True) if count]
+    if policy.disclosure == "occurrences_public":
+        return _spending(policy, loss=math.fsum(count / z**2 for z, count in charged))
+    return _spending(policy, [Phase(z, float(rate), count) for z, count in charged])
 
 
-def _spending(header: Header, phases: Iterable[Phase] = (), loss: float = 0.0, cap: int = 0) -> Spending:
-    name = header.accountant.name
-    return Spending("pld" if name == "prv" else name, header.policy.noise_family, tuple(phases), loss, cap)
+def _spending(policy: Policy, phases: Iterable[Phase] = (), loss: float = 0.0, cap: int = 0) -> Spending:
+    name = "pld" if policy.accountant == "prv" else policy.accountant
+    return Spending(name, policy.noise_family, tuple(phases), loss, cap)

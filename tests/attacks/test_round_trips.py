@@ -67,10 +67,15 @@ DEPTHS = st.one_of(
 )
 SAYS_PUBLIC = (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO)
 CLASSES = st.builds(
-    lambda bounds, **fields: ClassRule(
-        clip_norm_micro=bounds[0], noise_multiplier_micro=bounds[1], public=bounds == SAYS_PUBLIC, **fields
+    lambda bounds, total, **fields: ClassRule(
+        clip_norm_micro=bounds[0],
+        noise_multiplier_micro=bounds[1],
+        public=bounds == SAYS_PUBLIC,
+        max_epsilon_total_micro=None if bounds == SAYS_PUBLIC else total,
+        **fields,
     ),
     st.tuples(MICROS, MICROS) | st.just(SAYS_PUBLIC),
+    st.none() | MICROS,
     name=IDS,
     sampling_rate=FRACTIONS.filter(bool),
     depth=DEPTHS,

@@ -11,6 +11,7 @@ from fractions import Fraction
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Change, Consequence, warning
 from dptrain.cli.advice.fixes import in_class, multiplier_for, rounded
+from dptrain.cli.advice.totals import total_over_runs
 from dptrain.cli.output import amount, number
 from dptrain.planning.plan import ClassPlan, Reach
 from dptrain.planning.rounding import at_most
@@ -275,6 +276,7 @@ def _comparable(planned: ClassPlan) -> float:
 
 CLASS_RULES: tuple[Callable[[Case, ClassPlan], Iterator[Consequence]], ...] = (
     weak_epsilon,
+    total_over_runs,
     no_amplification,
     waste,
     seen_often,
