@@ -1,4 +1,4 @@
-"""Every command that README and the pages for auditors, planners and keepers of keys show is run as it is printed.
+"""Every command that README and the pages for auditors, operators, planners and keepers of keys show is run as it is printed.
 
 Each page has a world in which its commands make sense. Commands that ask a person are typed to on a terminal; one that needs
 torch is named here with the test that runs it. What the pages print is not compared; the walkthrough's is (`test_walkthrough`).
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from terminals import on_terminal
 
 from attest.keys import public_bytes, save_private_key, save_public_key
 from attest.template import SigningTemplate
+from dptrain.runconfig import DataConfig, ImageModel, MachineConfig, OptimizerConfig, TextModel
 from ledger.log import Ledger
 from tests.agents import needs_openssh, openssh_agent, ssh_add
 from tests.ledger.ledger_runs import LOG_KEY, OWNER_KEY, SIGNER, Driver
@@ -131,6 +133,26 @@ def test_the_page_for_auditors(shell):
 def one_who_stays(directory: Path) -> bytes:
     with Ledger.open(directory / "ledger.db", read_only=True) as log:
         return next(iter(log.state.contributions))
+
+
+# Operators ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_for_operators(shell):
+    here = shell.directory
+    grown(here / "ledger.db", start=LONG_AGO).ledger.close()
+    save_private_key(here / "ledger.key", LOG_KEY)
+    shell.write("ledger.pub", f"{SIGNER.vkey}\n")
+    save_public_key(here / "owner.pub", public_bytes(OWNER_KEY), "owner")
+    shell.write("model/model.bin", "weights")
+    run_page(shell, "docs/operating.md", before={}, instead={}, words={})
+    assert shell.json("ledger", "fsck", "backup.db")["verdict"] == "OK"
+
+
+def test_the_page_for_operators_knows_every_key_of_a_run_file():
+    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    parts = (TextModel, ImageModel, DataConfig, OptimizerConfig, MachineConfig)
+    assert [field.name for part in parts for field in fields(part) if f"`{field.name}`" not in text] == []
 
 
 # Planning, and the commands of README ------------------------------------------------------------------------------------
