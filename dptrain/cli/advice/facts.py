@@ -26,7 +26,6 @@ def facts(case: Case) -> Iterator[Consequence]:
         yield _reach(case, planned)
         yield _epsilon(case, planned)
         yield _attacker(case, planned)
-        yield from _total(case, planned)
         yield from _signal(case, planned)
     for public in case.plan.public:
         yield _reach(case, public)
@@ -108,23 +107,6 @@ def _attacker(case: Case, planned: ClassPlan) -> Consequence:
     return fact(
         "ATTACKER",
         f"in other words: {attacker(planned.preset.epsilon, delta)}, from a given other content in at most {other}",
-        planned.name,
-    )
-
-
-def _total(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
-    total = case.total_of(planned)
-    if total is None:
-        return
-    delta = f"{float(case.policy.delta):g}"
-    fit = "any number of" if total.runs is None else f"{total.runs:,}"
-    if total.runs == 1:
-        fit = "only this one of"
-    yield fact(
-        "TOTAL",
-        f"over all runs together a contribution may spend epsilon {total.limit:g} at delta {delta}, whatever later policies say: "
-        f"this run could use {at_most(total.used)}, every step that may be done again included, and {fit} such runs fit, one "
-        "after the other. No run begins that could exceed it",
         planned.name,
     )
 
