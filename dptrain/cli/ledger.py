@@ -1,4 +1,4 @@
-"""`dptrain ledger`: show, export, verify and report the record of a run, and enter withdrawals."""
+"""`dptrain ledger`: show, export, audit and report the record of a run, and enter withdrawals; the rest stands beside."""
 
 import hashlib
 import json as json_text
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from ledger.log import Ledger
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="The record of a run: show, export, verify, report, withdraw."
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="The signed record of a run: keep it, audit it, prove what is in it.",
 )
 
 ExportDirectory = Annotated[
@@ -66,7 +68,7 @@ def show(
     state: StateDirectory = None,
     json: JsonFlag = False,
 ) -> None:
-    """What the ledger says: run, policy, steps charged, expenditure per class; or of single contributions.
+    """What the ledger says: steps charged, what every class has spent, releases; or of one contribution.
 
     With --content and --nonce: where that content was admitted, the windows in whose pool it was, the blocks that it could
     touch, and what it has spent. With --withdrawn: the statement for everybody who withdrew.
@@ -97,7 +99,7 @@ def export(
     passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write the ledger as a static directory that anyone can verify offline.
+    """Write the ledger as a directory that anybody can audit offline.
 
     The directory holds no content, no contributor's name and no draw. It appears complete or not at all.
     """
@@ -132,10 +134,11 @@ def verify(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Re-derive everything from an export and a public key: FULL, SUMMARISED or FAILED; exit code 1 if FAILED.
+    """Audit an export with the ledger's public key: FULL, SUMMARISED or FAILED.
 
-    Needs no network, no data, no model and no torch. Get the key from the ledger's operator by another way than the
-    export.
+    Every number is derived again from the leaves, and every finding names a file or a leaf. Needs no network, no data, no
+    model and no torch. Get the key from the ledger's operator by another way than the export. Read the notes too: they say
+    what nothing is wrong with and a reader should know, such as who has not cosigned.
     """
     report = _audit(export, key, owner_key, require_quorum, earlier or [])
     if json:
@@ -205,7 +208,10 @@ def report(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Verify an export and write one self-contained HTML page about it; exit code 1 if it FAILED."""
+    """Audit an export and write one HTML page about it, for people.
+
+    The page fetches and runs nothing, prints, and can be read on a phone; docs/report.md says what is in it.
+    """
     refuse_to_overwrite(out)
     told = _extras(extras)
     audited = _audit(export, key, owner_key)

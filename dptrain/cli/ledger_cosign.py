@@ -54,7 +54,7 @@ def cosign(
     passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
 ) -> None:
-    """As an auditor: verify an export in full, hold it against what you cosigned before, and cosign its checkpoint.
+    """Audit an export, hold it against what you cosigned before, and cosign.
 
     Your memory keeps the last checkpoint per ledger. A ledger that is smaller, or has another history, is refused, and both
     checkpoints are written to an evidence file that `ledger verify-proof` checks. Keep the memory as you keep the key.
@@ -113,7 +113,7 @@ def merge(
     state: StateDirectory = None,
     json: JsonFlag = False,
 ) -> None:
-    """Add auditors' cosignatures to a checkpoint of the ledger, or of an export of it.
+    """Add auditors' cosignatures to the ledger, or to an export of it.
 
     Every line is verified first, and nothing is taken away. Exports of a ledger that are made later have them too.
     """
@@ -185,7 +185,7 @@ def auditor_key(
     name: Name = None,
     json: JsonFlag = False,
 ) -> None:
-    """Print the verifier key of an auditor, to be named in policies and given to `verify-proof`: name, key id and key."""
+    """Print the line that names you as an auditor in policies: name, key id and key."""
     from ledger.note import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
 
     found, raw = keys.load_named_public_key(key)

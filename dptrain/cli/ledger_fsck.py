@@ -35,13 +35,11 @@ def register(app: typer.Typer) -> None:
 
 
 def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, json: JsonFlag = False) -> None:
-    """Check a ledger where it is kept: every byte, every signature, every number; exit code 1 if anything is wrong.
+    """Check a ledger where it is kept: every byte, every signature, every number.
 
     Re-derives the tree from the leaves, every leaf from the leaves before it, every recorded epsilon from the charges, and the
     index from the leaves; then compares with what remembers an earlier state: the signer's record beside the ledger, and the
     pins of model checkpoints. Changes nothing, and may run beside a training run.
-
-    Example: dptrain ledger fsck ledger.db
     """
     from ledger.log import Ledger
 

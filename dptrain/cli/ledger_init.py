@@ -20,7 +20,7 @@ def init(
     writer: Annotated[str, typer.Option("--writer", metavar="ROLE", help="Role that runs write with; it exists.")],
     json: JsonFlag = False,
 ) -> None:
-    """Make the empty tables of a ledger on a server, for a role that can append to them and no more.
+    """Make the tables of a ledger on a server, for a role that can only append.
 
     Connect as the role that shall own them. The run then connects as ROLE and begins the ledger. Not needed where the run's own
     role may create a schema: then the run makes the tables itself.

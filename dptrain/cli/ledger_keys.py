@@ -49,8 +49,9 @@ def rotate_key(
     state: StateDirectory = None,
     json: JsonFlag = False,
 ) -> None:
-    """Let a new key sign the ledger from now on, by a leaf that the old and the new key sign.
+    """Let a new key sign the ledger from now on.
 
+    A leaf says so that both keys sign.
     Without --new-key the new key takes the place of the old one, which stays beside it as KEY.retired-ID. Whoever pinned the
     old key can follow the change in any export; publish the new line of LEDGER.pub all the same. No run may hold the ledger.
     If the command is interrupted, run it again. After a theft of the key this does not help, since the thief holds it too:

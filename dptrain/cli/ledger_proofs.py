@@ -96,10 +96,11 @@ def prove(
     state: StateDirectory = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write a proof that a leaf is in the ledger: the leaf, its path in the tree, and the signed checkpoint, in one file.
+    """Write one file that shows for ever that a leaf is in the ledger.
 
-    Whoever has the file can check it offline and for ever, whatever becomes of the ledger. Hand contributors theirs. A receipt
-    says the same to tools that read COSE; it holds neither leaf nor cosignatures, so the file is what to keep.
+    It holds the leaf, its path in the tree, and the signed checkpoint with its cosignatures. Whoever has it can check it
+    offline, whatever becomes of the ledger. Hand contributors theirs. A receipt says the same to tools that read COSE; it
+    holds neither leaf nor cosignatures, so the file is what to keep.
     """
     from ledger.proofs.tlog_proof import make_proof
     from ledger.proofs.tlog_proof import verify_proof as verify
@@ -137,12 +138,12 @@ def verify_proof(
     leaf: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, help="The leaf, for a file without it: its bytes, or its proof file."
+            metavar="FILE", exists=True, dir_okay=False, help="For a receipt, which has no leaf: its bytes, or its proof file."
         ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Verify a proof file offline and show the leaf that it proves; exit code 1 if it proves nothing.
+    """Check a proof file offline, and show the leaf that it proves.
 
     It shows that the leaf is in the ledger, not that the rest of the ledger is in order: that is for `ledger verify`. With
     --quorum, or a trust policy that names one, auditors have said so. Evidence that `ledger cosign` wrote is checked too.

@@ -44,6 +44,15 @@ PEOPLE = {
 }
 """Commands of the root by who needs them, in the order of the help."""
 
+LEDGER_PEOPLE = {
+    "For who keeps the ledger": ("show", "withdraw", "export", "merge", "retain", "rotate-key", "fsck", "init"),
+    "For auditors": ("verify", "report", "cosign", "auditor-key"),
+    "For contributors": ("prove", "verify-proof"),
+}
+"""Commands of `dptrain ledger` likewise."""
+
+_BY_PEOPLE = {(): PEOPLE, ("ledger",): LEDGER_PEOPLE}
+
 _PANEL_OF = {option: panel for panel, options in PANELS.items() for option in options}
 
 
@@ -86,10 +95,8 @@ def attach(group: TyperGroup, path: tuple[str, ...] = ()) -> None:
     page = pages().get(" ".join(path))
     if page is not None:
         group.epilog = page.markdown()
-    if not path:
-        for panel, names in PEOPLE.items():
-            for name in names:
-                group.commands[name].rich_help_panel = panel
+    if path in _BY_PEOPLE:
+        _sort_commands(group, _BY_PEOPLE[path])
     for name, command in group.commands.items():
         if isinstance(command, TyperGroup):
             attach(command, (*path, name))
@@ -126,6 +133,15 @@ def _options_with_values(command: str) -> list[str]:
     if shlex.split(command) != command.split(" "):
         raise ValueError(f"example holds quotes or escapes: {command}")
     return found
+
+
+def _sort_commands(group: TyperGroup, people: dict[str, tuple[str, ...]]) -> None:
+    """Puts the commands under the headings of those who need them, in that order."""
+    order = [name for names in people.values() for name in names]
+    group.commands = dict(sorted(group.commands.items(), key=lambda item: order.index(item[0])))
+    for panel, names in people.items():
+        for name in names:
+            group.commands[name].rich_help_panel = panel
 
 
 def _sort_options(command: TyperCommand) -> None:

@@ -60,11 +60,6 @@ class RootGroup(TyperGroup):
         complete.attach(self)
         manual.attach(self)
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The commands, by who needs them."""
-        order = [name for names in manual.PEOPLE.values() for name in names]
-        return sorted(super().list_commands(ctx), key=lambda name: order.index(name) if name in order else len(order))
-
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command; typed errors and I/O errors end here, anything else is a fault and propagates."""
         nearest = None

@@ -9,7 +9,7 @@ import typer
 
 from dptrain.cli.app import app
 from dptrain.cli.man import write_pages
-from dptrain.cli.manual import PEOPLE, WIDTH, pages, wrapped
+from dptrain.cli.manual import LEDGER_PEOPLE, PEOPLE, WIDTH, pages, wrapped
 
 ROOT = typer.main.get_command(app)
 
@@ -25,7 +25,17 @@ COMMANDS = {" ".join(path): command for path, command in tree(ROOT)}
 
 def test_every_command_has_a_page_and_every_page_a_command():
     assert set(pages()) == set(COMMANDS)
-    assert {name for names in PEOPLE.values() for name in names} == set(ROOT.commands)
+    for group, people in ((ROOT, PEOPLE), (COMMANDS["ledger"], LEDGER_PEOPLE)):
+        assert [name for names in people.values() for name in names] == list(group.commands)
+
+
+def test_commands_of_the_ledger_stand_under_those_who_use_them(shell):
+    shown = shell.run("ledger", "--help").stdout
+    places = [
+        shown.index(f" {word} ")
+        for word in ("For who keeps the ledger", "retain", "For auditors", "cosign", "For contributors")
+    ]
+    assert places == sorted(places) and "─ Commands ─" not in shown
 
 
 @pytest.mark.parametrize("name", COMMANDS)
