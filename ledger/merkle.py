@@ -29,6 +29,10 @@ def node_hash(left: bytes, right: bytes) -> bytes:
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
+def _pair_hash(pair: bytes) -> bytes:
+    return hashlib.sha256(b"\x01" + pair).digest()
+
+
 class Frontier:
     """The perfect subtrees on the right edge of a growing tree: O(1) amortised appends, O(log n) memory.
 
@@ -99,6 +103,62 @@ class Frontier:
         if len(data) % HASH_SIZE:
             raise ProofError("FRONTIER", f"edge hashes take a multiple of {HASH_SIZE} bytes, got {len(data)}")
         return cls(size, [data[i : i + HASH_SIZE] for i in range(0, len(data), HASH_SIZE)])
+
+
+class SlotTree:
+    """A tree of which leaves change in place: O(log n) hashes per change, done when the root is asked for.
+
+    All levels lie in one block of memory each, 64 bytes a leaf together.
+    """
+
+    __slots__ = ("_changed", "_levels")
+
+    def __init__(self) -> None:
+        """Begins empty."""
+        self._levels = [bytearray()]
+        self._changed: set[int] = set()
+
+    @property
+    def size(self) -> int:
+        """Number of leaves."""
+        return len(self._levels[0]) // HASH_SIZE
+
+    def append(self, hash_: bytes) -> int:
+        """Adds a leaf hash, and returns its index."""
+        _check_hashes([hash_], "leaf hash")
+        index = self.size
+        self._levels[0] += hash_
+        self._changed.add(index)
+        return index
+
+    def replace(self, index: int, hash_: bytes) -> None:
+        """Puts another leaf hash in the place of one that is there."""
+        _check_index(index, self.size)
+        _check_hashes([hash_], "leaf hash")
+        self._levels[0][index * HASH_SIZE : (index + 1) * HASH_SIZE] = hash_
+        self._changed.add(index)
+
+    def root(self) -> bytes:
+        """Returns the RFC 6962 root of the tree as it stands."""
+        if not self.size:
+            return EMPTY_ROOT
+        changed, level, below = self._changed, 0, self._levels[0]
+        while len(below) > HASH_SIZE:
+            level += 1
+            if level == len(self._levels):
+                self._levels.append(bytearray())
+                changed = set(range(len(below) // HASH_SIZE))
+            here = self._levels[level]
+            here += bytes(-(-len(below) // (2 * HASH_SIZE)) * HASH_SIZE - len(here))
+            changed = {index >> 1 for index in changed}
+            for index in changed:
+                pair = bytes(below[2 * index * HASH_SIZE : 2 * (index + 1) * HASH_SIZE])
+                # A lone right edge climbs unchanged, as in `root_of_hashes`.
+                whole = len(pair) > HASH_SIZE
+                here[index * HASH_SIZE : (index + 1) * HASH_SIZE] = _pair_hash(pair) if whole else pair
+            below = here
+        self._changed = set()
+        return bytes(below)
 
 
 def root(leaves: Sequence[bytes]) -> bytes:

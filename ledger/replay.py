@@ -100,8 +100,7 @@ class Replay:
         self._leeway = SPEND_TOLERANCE_MICRO + MICRO * leeway(
             header.accountant.name, header.accountant.library, header.accountant.version, header.policy.noise_family
         )
-        self._root_at = root_at
-        self.charged_steps, self._drawn_steps = Reached(), Reached()
+        self._root_at, self.charged_steps, self._drawn_steps = root_at, Reached(), Reached()
         self._window_variances: list[tuple[float, ...]] = []
         self._noise_streams: set[bytes] = set()
         self._max_epsilon: list[int | None] = [None if rule.public else 0 for rule in header.policy.classes]
@@ -381,8 +380,8 @@ class Replay:
         # Charged steps count in full where draws are secret; where they are public only drawn ones do.
         public = self.header.occurrences_public
         if leaf.from_step > (self._drawn_steps if public else self.charged_steps).by(covered):
-            event = "drawn" if public else "charged"
-            yield LeafRefused("RESUME", f"step {leaf.from_step} was not {event} by the pinned size {covered}")
+            told = f"step {leaf.from_step} was not {'drawn' if public else 'charged'} by the pinned size {covered}"
+            yield LeafRefused("RESUME", told)
         if self.open_window is not None:
             self.unsettled.append(self.open_window)
         self.open_window = None

@@ -78,7 +78,7 @@ class ChargeClass:
         min_std: effective noise of the class: the smallest standard deviation over the blocks of its profile, or what budgets
             make of all of them.
         pool_count: number of active contributions.
-        pool_root: RFC 6962 root over their sorted descriptor hashes.
+        pool_root: RFC 6962 root over all ever admitted, in that order: the descriptor hash, or nothing once withdrawn.
     """
 
     class_name: str

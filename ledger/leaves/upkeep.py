@@ -149,7 +149,7 @@ class Release:
         root: root of that checkpoint.
         manifest_digest: SHA-256 of the signed manifest.
         artifacts_digest: digest over the digests of the released files, as the manifest defines it.
-        withdrawals_root: RFC 6962 root over the sorted descriptor hashes withdrawn by that size.
+        withdrawals_root: RFC 6962 root over the descriptor hashes withdrawn by that size, in the order of their leaves.
     """
 
     KIND: ClassVar = 10

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Final
 
 from attest.errors import AttestError
-from attest.files import atomic_write, read_limited
+from attest.files import atomic_write, read_limited, sync_directory
 from ledger.errors import LedgerCorrupt, LedgerError, StorageFailed
 from ledger.leaves import Release
 from ledger.note import NoteSigner
-from ledger.rules.releases import withdrawals_root
 from ledger.rules.weights import MAX_RECORDS, WeightRecord, model_digest, read_records, write_records
 from ledger.storage.appender import Appender
 
@@ -48,8 +47,10 @@ class Releasing:
         digest = model_digest(kept)
         path = self._weights(digest)
         try:
-            if not path.exists():
+            if not path.parent.exists():
                 path.parent.mkdir(exist_ok=True)
+                sync_directory(path.parent.parent)
+            if not path.exists():
                 atomic_write(path, write_records(kept))
         except OSError as error:
             raise StorageFailed("STORAGE", f"cannot write {path}: {error.strerror or error}; free space and resume") from error
@@ -108,7 +109,7 @@ class Releasing:
             LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         seq, tree = self._file.size, self._file.frontier.root()
-        gone = withdrawals_root(self._file.replay.withdrawals, seq)[1]
+        gone = self._file.replay.releases.withdrawals_root
         with self._file.appending(now, checkpoint=True) as time:
             self._file.stage(Release(seq, time, step, seq, tree, manifest_digest, artifacts_digest, gone))
         return seq

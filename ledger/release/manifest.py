@@ -67,7 +67,7 @@ class Manifest:
         horizon: whether epsilons are those of the planned horizon, since the run did not go to its signed end.
         files: every file of the directory but the manifest and the export.
         withdrawn: number of withdrawals by that size.
-        withdrawals_root: RFC 6962 root over their sorted descriptor hashes.
+        withdrawals_root: RFC 6962 root over their descriptor hashes, in the order of their WITHDRAW leaves.
         classes: the classes of the policy and what is promised to each.
         blocks: the blocks of the header: which classes may have touched which.
         artifacts: the parts of the model, and whose influence may be in them.

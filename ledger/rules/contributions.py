@@ -2,11 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from attest.policy import ClassRule
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit
-from ledger.merkle import root as merkle_root
+from ledger.merkle import SlotTree, leaf_hash
+
+EMPTY_SLOT: Final = leaf_hash(b"")
+"""What stands in a pool's tree for a contribution that was withdrawn; no descriptor hash is empty."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +53,7 @@ class Contribution:
         occurrences: steps in which it took part, where the ledger says so.
         loss: sum over them of 1/z^2.
         carried_micro: what its ADMIT leaf says that it had spent in earlier runs, in 1e-6.
-        settled: whether it was withdrawn and its last SPEND leaf has been due.
+        slot: its place among all contributions of its class, from 0, in the order of admission.
     """
 
     descriptor_hash: bytes
@@ -60,7 +64,7 @@ class Contribution:
     occurrences: int = 0
     loss: float = 0.0
     carried_micro: int = 0
-    settled: bool = False
+    slot: int = 0
 
     @property
     def class_index(self) -> int:
@@ -80,17 +84,16 @@ class Register:
         by_hash: every contribution ever admitted, by descriptor hash.
         active: contributions in the pool, per class.
         withdrawn: contributions that were withdrawn, per class.
-        due: how many need a SPEND leaf at the next epoch.
     """
 
     def __init__(self, classes: Sequence[ClassRule]) -> None:
         self.by_hash: dict[bytes, Contribution] = {}
         self.active = [0] * len(classes)
         self.withdrawn = [0] * len(classes)
-        self.due = 0
         self._public = [rule.public for rule in classes]
         self._terms: dict[tuple[object, ...], Terms] = {}
-        self._roots: list[bytes | None] = [None] * len(classes)
+        self._pools = [SlotTree() for _ in classes]
+        self._due: list[Contribution] = []
         self.by_number: list[Contribution] = []
 
     def admit(self, leaf: Admit, place: int, charged: tuple[int, ...], attempt: int) -> None:
@@ -101,12 +104,13 @@ class Register:
         terms = self._terms.get(key)
         if terms is None:
             terms = self._terms[key] = Terms(place, leaf.class_name, *bounds, charged, attempt, *limit)
-        contribution = Contribution(leaf.descriptor_hash, leaf.seq, terms, carried_micro=leaf.carried_micro)
+        slot = self._pools[place].append(leaf_hash(leaf.descriptor_hash))
+        contribution = Contribution(leaf.descriptor_hash, leaf.seq, terms, carried_micro=leaf.carried_micro, slot=slot)
         self.by_hash[leaf.descriptor_hash] = contribution
         self.by_number.append(contribution)
         self.active[place] += 1
-        self.due += not self._public[place]
-        self._roots[place] = None
+        if not self._public[place]:
+            self._due.append(contribution)
 
     def withdraw(self, contribution: Contribution, charged: tuple[int, ...], attempt: int) -> None:
         """Takes a contribution out of its pool."""
@@ -114,28 +118,32 @@ class Register:
         place = contribution.class_index
         self.active[place] -= 1
         self.withdrawn[place] += 1
-        self._roots[place] = None
+        self._pools[place].replace(contribution.slot, EMPTY_SLOT)
 
     def pool(self, place: int) -> tuple[int, bytes]:
-        """Returns the number of active contributions of a class and the RFC 6962 root over their sorted hashes."""
-        found = self._roots[place]
-        if found is None:
-            members = (c.descriptor_hash for c in self.by_number if c.class_index == place and c.active)
-            found = self._roots[place] = merkle_root(sorted(members))
-        return self.active[place], found
+        """Returns the number of active contributions of a class, and the root that commits to who they are.
+
+        Guarantee:
+            The root determines all that were ever admitted to the class, in that order, and which of them are active: it is the
+            RFC 6962 root over one leaf per admission, the descriptor hash, or nothing once the contribution was withdrawn.
+        """
+        return self.active[place], self._pools[place].root()
+
+    @property
+    def due(self) -> int:
+        """How many need a SPEND leaf at the next epoch."""
+        return len(self._due)
 
     def spends_due(self) -> Iterator[Contribution]:
         """Yields the contributions that need a SPEND leaf at the next epoch, in the order of their admission.
 
         Those of public classes are never due: no epsilon is claimed for them.
         """
-        return (c for c in self.by_number if not (c.settled or self._public[c.class_index]))
+        return iter(self._due)
 
     def close_epoch(self) -> None:
         """Lets the contributions withdrawn before an EPOCH leaf need no SPEND leaf after it."""
-        for contribution in self.by_number:
-            contribution.settled = not contribution.active
-        self.due = sum(count for count, public in zip(self.active, self._public, strict=True) if not public)
+        self._due = [contribution for contribution in self._due if contribution.active]
 
     def numbered(self, numbers: Iterable[int]) -> list[Contribution]:
         """Returns contributions by the number of their admission, counted from 0.

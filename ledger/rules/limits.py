@@ -1,5 +1,6 @@
 """What the signed policy permits a leaf: bounds that may be admitted, and steps that a window may charge."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from ledger.errors import HorizonExceeded, LeafRefused
@@ -55,3 +56,28 @@ def window_problems(leaf: Charge, header: Header, position: int, charged: int) -
             sentence = f"{sentence}. {left} are left, which reach step {position + left}; only from a checkpoint at step "
             sentence += f"{policy.steps - left} or later is the last step in reach"
         yield HorizonExceeded("HORIZON", sentence)
+
+
+class Reached:
+    """The farthest step of a kind of leaf, by every size of the ledger.
+
+    Attributes:
+        most: the farthest of all.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._seqs: list[int] = []
+        self._steps: list[int] = []
+
+    def take(self, seq: int, step: int) -> None:
+        """Takes a step of the leaf at ``seq``; leaves come in order."""
+        if step > self.most:
+            self.most = step
+            self._seqs.append(seq)
+            self._steps.append(step)
+
+    def by(self, size: int) -> int:
+        """Returns the farthest step in the first ``size`` leaves, 0 without any."""
+        count = bisect_left(self._seqs, size)
+        return self._steps[count - 1] if count else 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ledger.errors import LeafRefused
 from ledger.leaves import Release
-from ledger.merkle import root
+from ledger.merkle import Frontier, leaf_hash, root
 from ledger.rules.influence import is_final
 
 if TYPE_CHECKING:
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def withdrawals_root(withdrawals: Mapping[bytes, int], size: int) -> tuple[int, bytes]:
-    """Returns how many contributions were withdrawn by a size of the ledger, and the RFC 6962 root over their sorted hashes.
+    """Returns how many contributions were withdrawn by a size of the ledger, and the RFC 6962 root over their hashes.
 
     Args:
-        withdrawals: position of the WITHDRAW leaf by descriptor hash, those that matched nothing included.
+        withdrawals: position of the WITHDRAW leaf by descriptor hash, in order, those that matched nothing included.
         size: number of leaves that count.
     """
-    found = sorted(descriptor_hash for descriptor_hash, seq in withdrawals.items() if seq < size)
+    found = [descriptor_hash for descriptor_hash, seq in withdrawals.items() if seq < size]
     return len(found), root(found)
 
 
@@ -42,13 +42,26 @@ class Recorded:
 
 
 class Releases:
-    """The RELEASE leaves of a run: each stands right behind the checkpoint that it cites, and tells of it truly."""
+    """The RELEASE leaves of a run: each stands right behind the checkpoint that it cites, and tells of it truly.
+
+    Attributes:
+        recorded: all of them.
+    """
 
     def __init__(self, root_at: Callable[[int], bytes]) -> None:
         """Takes what returns the root over the first leaves, as many as it is asked for."""
         self.recorded: list[Recorded] = []
         self._root_at = root_at
-        self._withdrawn: tuple[int, bytes] | None = None
+        self._withdrawn = Frontier()
+
+    def withdrawn(self, descriptor_hash: bytes) -> None:
+        """Takes the hash of a WITHDRAW leaf, each once."""
+        self._withdrawn.append(leaf_hash(descriptor_hash))
+
+    @property
+    def withdrawals_root(self) -> bytes:
+        """The root over all withdrawals so far, as `withdrawals_root` computes it."""
+        return self._withdrawn.root()
 
     def take(self, leaf: Release, run: "Replay") -> Iterator[LeafRefused]:
         """Yields what is wrong with a RELEASE leaf, and records it either way."""
@@ -58,17 +71,9 @@ class Releases:
             return
         if self._root_at(leaf.size) != leaf.root:
             yield LeafRefused("RELEASE", f"the root at size {leaf.size} is not the one that the release cites")
-        expected = self._root_of_all(run)
+        expected = self.withdrawals_root
         if leaf.withdrawals_root != expected:
             told = f"the root over the withdrawals is {expected.hex()}, not {leaf.withdrawals_root.hex()}"
             yield LeafRefused("RELEASE", told)
-        charged = max((window.last_step for window in run.windows), default=0)
-        if leaf.step > charged:
-            yield LeafRefused("RELEASE", f"step {leaf.step} was released, steps up to {charged} were charged")
-
-    def _root_of_all(self, run: "Replay") -> bytes:
-        """The root over all withdrawals so far, computed anew only where one came since the last release: there may be many."""
-        count = len(run.withdrawals)
-        if self._withdrawn is None or self._withdrawn[0] != count:
-            self._withdrawn = count, root(sorted(run.withdrawals))
-        return self._withdrawn[1]
+        if leaf.step > run.charged_steps.most:
+            yield LeafRefused("RELEASE", f"step {leaf.step} was released, steps up to {run.charged_steps.most} were charged")

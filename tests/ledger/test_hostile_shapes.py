@@ -1,0 +1,122 @@
+"""Ledgers made to be slow: what an audit does for one more leaf must not grow with the leaves before it."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger import merkle
+from ledger.leaves import Admit, Resume
+from ledger.merkle import SlotTree, leaf_hash, root_of_hashes
+from ledger.replay import Replay
+from ledger.rules.contributions import EMPTY_SLOT, Contribution, Register
+from ledger.rules.limits import Reached
+from tests.ledger.ledger_runs import SIGNER, START, Driver, Ledger, admission, descriptor, header_spec, signed_policy
+
+
+class Counter:
+    """Counts the calls of a function."""
+
+    def __init__(self, function):
+        self.calls, self.function = 0, function
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        return self.function(*arguments)
+
+
+def admit(n, class_name="open"):
+    spec = admission(n, class_name)
+    fields = {name: getattr(spec, name) for name in Admit.__dataclass_fields__ if hasattr(spec, name)}
+    return Admit(seq=n + 1, time=START, **fields)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.one_of(st.none(), st.integers(0, 100)), max_size=120), st.integers(1, 9))
+def test_a_tree_that_changes_in_place_has_the_root_of_its_leaves(changes, every):
+    """None appends, a number replaces; the root is asked for now and then."""
+    tree, leaves = SlotTree(), []
+    assert tree.root() == merkle.EMPTY_ROOT
+    for n, change in enumerate(changes):
+        hash_ = leaf_hash(b"%d" % n)
+        if change is None or not leaves:
+            assert tree.append(hash_) == len(leaves)
+            leaves.append(hash_)
+        else:
+            tree.replace(change % len(leaves), hash_)
+            leaves[change % len(leaves)] = hash_
+        if n % every == 0:
+            assert tree.root() == root_of_hashes(leaves)
+    assert tree.root() == root_of_hashes(leaves) and tree.size == len(leaves)
+
+
+def test_a_pool_root_after_one_change_costs_one_path(monkeypatch):
+    """An ADMIT or WITHDRAW between all charges made 100,000 contributions 10^10 hashes."""
+    register, count = Register(signed_policy().policy.classes), 1024
+    for n in range(count):
+        register.admit(admit(n), 0, (0,), 0)
+    _, before = register.pool(0)
+    counter = Counter(merkle._pair_hash)
+    monkeypatch.setattr(merkle, "_pair_hash", counter)
+    assert register.pool(0) == (count, before) and counter.calls == 0
+    for n in range(0, count, 8):
+        register.withdraw(register.by_number[n], (4,), 0)
+        register.admit(admit(count + n), 0, (4,), 0)
+        register.pool(0)
+    assert counter.calls <= 2 * 12 * count // 8
+    members = [leaf_hash(c.descriptor_hash) if c.active else EMPTY_SLOT for c in register.by_number]
+    assert register.pool(0) == (count, root_of_hashes(members))
+
+
+def test_a_pool_root_tells_who_is_in_it_and_in_which_order():
+    first, second, third = (Register(signed_policy().policy.classes) for _ in range(3))
+    for register, order in ((first, (1, 2, 3)), (second, (2, 1, 3)), (third, (1, 3))):
+        for n in order:
+            register.admit(admit(n), 0, (0,), 0)
+    first.withdraw(first.by_hash[descriptor(2)], (0,), 0)
+    second.withdraw(second.by_hash[descriptor(2)], (0,), 0)
+    assert [pool.pool(0)[0] for pool in (first, second, third)] == [2, 2, 2]
+    assert len({pool.pool(0)[1] for pool in (first, second, third)}) == 3
+
+
+def test_an_epoch_costs_nothing_for_those_who_left_before(monkeypatch):
+    register = Register(signed_policy().policy.classes)
+    for n in range(100):
+        register.admit(admit(n), 0, (0,), 0)
+        if n:
+            register.withdraw(register.by_number[n], (4,), 0)
+    assert [c.seq for c in register.spends_due()] == list(range(1, 101)) and register.due == 100
+    register.close_epoch()
+    looked = Counter(lambda contribution: contribution.charged_until is None)
+    monkeypatch.setattr(Contribution, "active", property(looked))
+    for _ in range(50):
+        assert [c.seq for c in register.spends_due()] == [1] and register.due == 1
+        register.close_epoch()
+    assert looked.calls == 50
+
+
+def test_what_was_reached_by_a_size_is_looked_up():
+    reached, leaves = Reached(), [(3, 4), (5, 8), (9, 8), (12, 2), (20, 11)]
+    assert reached.by(10**6) == reached.most == 0
+    for seq, step in leaves:
+        reached.take(seq, step)
+    for size in range(25):
+        assert reached.by(size) == max((step for seq, step in leaves if seq < size), default=0)
+    assert reached.most == 11
+
+
+def test_a_resumption_does_not_look_at_every_window(tmp_path):
+    """Alternating CHARGE and RESUME leaves cost their product."""
+    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1))
+        driver.steps(3)
+        run: Replay = ledger.state
+
+        class Untouchable(list):
+            def __iter__(self):
+                raise AssertionError("all windows are looked at")
+
+        run.windows = Untouchable(run.windows)
+        good = Resume(run.size, START + 99, 1, 12, run.size, bytes(32))
+        run._root_at = lambda size: bytes(32)
+        assert run.apply(good) == []
+        assert [p.code for p in run.apply(Resume(run.size, START + 99, 2, 13, run.size, bytes(32)))] == ["RESUME"]
