@@ -62,11 +62,13 @@ class TrustedCheckpoint:
         checkpoint: what the log committed to.
         log: key of the log that signed it.
         cosigned: the verified cosignatures by witnesses of the policy, in the order of their lines.
+        ignored: name and key id of each line by a key that the policy does not know; it counts for nothing.
     """
 
     checkpoint: Checkpoint
     log: VerifierKey
     cosigned: tuple[Signature, ...]
+    ignored: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class TrustPolicy:
         cosigned = tuple(item for item in note.signatures if item.key.kind == SIGNATURE_COSIGNATURE_V1)
         if not self.satisfied({item.key for item in cosigned}):
             raise TrustError("QUORUM", self._missing(cosigned))
-        return TrustedCheckpoint(checkpoint, log, cosigned)
+        return TrustedCheckpoint(checkpoint, log, cosigned, note.ignored)
 
     def text(self) -> bytes:
         """Returns the policy as a file, without URLs and comments; `parse_policy` reads it back as equal."""

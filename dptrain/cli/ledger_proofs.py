@@ -161,10 +161,14 @@ def verify_proof(
         _verify_receipt(data, given, policy, json)
         return
     proven = verify(data, policy, leaf=given)
+    ignored = [{"name": name, "key_id": key_id.hex()} for name, key_id in proven.trusted.ignored]
     if json:
-        print_json({"verdict": "PROVEN", **_told(proven)})
+        print_json({"verdict": "PROVEN", **_told(proven), "ignored": ignored})
         return
     _print_leaf(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned)
+    for row in ignored:
+        name = ascii(row["name"])[1:-1]
+        console().print(f"not checked: a line of {name}, key id {row['key_id']}; to have it checked, give its key")
 
 
 def _receipt(found: _Found, checkpoint: "Checkpoint", key: Ed25519PrivateKey) -> bytes:

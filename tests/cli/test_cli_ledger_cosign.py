@@ -49,6 +49,11 @@ def test_two_auditors_cosign_and_proofs_ask_for_both(shell, run):
     assert "\n  clip: 0.5\n" in shown and "\n  class name: sensitive\n" in shown
     check = ("ledger", "verify-proof", "mine.tlog-proof", "--key", "ledger.pub", "--key", "auditors.pub", "--quorum", "2")
     assert [item["name"] for item in shell.json(*check)["cosigners"]] == ["anna", "ben"]
+    assert shell.json(*check)["ignored"] == [] and "not checked" in shown
+    alone = shell.json("ledger", "verify-proof", "mine.tlog-proof", "--key", "ledger.pub")
+    assert [(row["name"], row["key_id"]) for row in alone["ignored"]] == [
+        (vkey.split("+")[0], vkey.split("+")[1]) for vkey in run.values()
+    ]
 
 
 def test_an_auditor_who_forgot_a_name_or_that_it_is_the_first_is_told_which(shell, run):
