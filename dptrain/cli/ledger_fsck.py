@@ -1,13 +1,14 @@
 """`dptrain ledger fsck`: a ledger where it is kept, held against itself and against all that pinned it."""
 
 import json as json_text
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dptrain.cli.ledger_place import LedgerName, StateDirectory, place_of
-from dptrain.cli.output import JsonFlag, console, print_json, styled
+from dptrain.cli.output import JsonFlag, console, counted, print_json, styled
 from dptrain.errors import ConfigError
 from ledger.errors import LeafRefused, LedgerError
 
@@ -58,8 +59,19 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
         f"{found['checkpoints']} signed checkpoints, the last over {found['signed']} leaves; {found['windows']} windows, "
         f"{found['unsettled']} of them never settled; {found['epsilons']} recorded epsilons computed again"
     )
-    record = "compared with the signer's record" if found["record"] else "the signer's record was not there to compare with"
-    out.print(f"{record} and {found['pins']} pins of model checkpoints")
+    if found["pruned"]:
+        which = f"{found['pruned']} leaves below {found['pruned_before']}"
+        out.print(f"the bodies of {which} are gone; what stands for them was checked")
+    pins = f"compared with {counted(found['pins'], 'pin')} of model checkpoints"
+    if found["record"]:
+        out.print(f"{pins} and with the signer's record")
+        return
+    from ledger.storage import highwater
+
+    why = "give --state, where it lies"
+    if place.beside is not None:
+        why = f"there is no {highwater.path_of(place)}, and no run goes on without it"
+    out.print(styled("bold yellow", "NOT compared with the signer's record", f": {why}; {pins}"))
 
 
 def _hold_against(log: "Ledger", path: Path) -> None:
@@ -82,7 +94,7 @@ def _pin(path: Path) -> "Pin":
 def _found(log: "Ledger", record: bool, pins: list[Path]) -> dict[str, Any]:
     from ledger.storage import highwater
 
-    run = log.state
+    run, (gone, spends) = log.state, _gone(log)
     return {
         "verdict": "OK",
         "origin": log.header.origin,
@@ -92,7 +104,20 @@ def _found(log: "Ledger", record: bool, pins: list[Path]) -> dict[str, Any]:
         "signed": log.checkpoint_sizes[-1],
         "windows": len(run.windows),
         "unsettled": len(run.unsettled) + (run.open_window is not None),
-        "epsilons": run.spends,
+        "epsilons": run.spends - spends,
+        "pruned": gone,
+        "pruned_before": log.pruned_before,
         "record": record and highwater.path_of(log.place).exists(),
         "pins": len(pins),
     }
+
+
+def _gone(log: "Ledger") -> tuple[int, int]:
+    """How many leaves were pruned, and how many of them had an epsilon recorded."""
+    from ledger.leaves import Spend
+
+    kinds = []
+    if log.pruned_before:
+        with log.rows() as rows:
+            kinds = [row.kind for row in islice(rows, log.pruned_before) if not row.body]
+    return len(kinds), kinds.count(Spend.KIND)

@@ -88,4 +88,5 @@ def test_pins_of_model_checkpoints_are_compared(shell, run):
 def test_a_ledger_that_its_signer_remembers_longer_is_refused(shell, run):
     (run / "ledger.db.highwater").unlink()
     assert shell.json(*FSCK)["record"] is False
-    assert "was not there to compare with" in shell.run(*FSCK).stdout
+    shown = shell.run(*FSCK).stdout
+    assert "NOT compared with the signer's record: there is no ledger.db.highwater, and no run goes on without it" in shown

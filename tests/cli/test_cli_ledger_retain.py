@@ -3,6 +3,7 @@
 import pytest
 
 from attest.keys import save_private_key
+from ledger.leaves import Spend
 from ledger.log import Ledger
 from tests.ledger.ledger_runs import LOG_KEY, SIGNER, Driver
 from tests.ledger.retained_runs import ANNA, BEN, grown
@@ -56,6 +57,8 @@ def test_summarise_vouch_and_prune(shell, run):
     assert "has 2 cosignatures" in shell.run("ledger", "merge", "export", *notes).stdout
     merged = shell.json("ledger", "merge", "ledger.db", *notes)
     assert [item["name"] for item in merged["cosigners"]] == merged["vouchers"] and len(merged["vouchers"]) == 2
+    whole = shell.json("ledger", "fsck", "ledger.db")
+    assert whole["pruned"] == whole["pruned_before"] == 0
     early = shell.json(*RETAIN, "--prune", code=1)
     assert early["error"]["code"] == "TOO_EARLY"
     grow(run)
@@ -63,7 +66,12 @@ def test_summarise_vouch_and_prune(shell, run):
     assert done["pruned"] == 12 and done["pruned_before"] == done["summaries"][0]["end"]
     assert [row["state"] for row in done["summaries"]] == ["pruned"]
     assert done["summaries"][0]["vouchers"] == [ANNA.name, BEN.name]
-    assert shell.json("ledger", "fsck", "ledger.db")["verdict"] == "OK"
+    lean = shell.json("ledger", "fsck", "ledger.db")
+    assert lean["verdict"] == "OK" and (lean["pruned"], lean["pruned_before"]) == (12, done["pruned_before"])
+    with Ledger.open(run / "ledger.db", read_only=True) as log, log.rows() as rows:
+        there = sum(row.kind == Spend.KIND and bool(row.body) for row in rows)
+    assert lean["epsilons"] == there > 0, "none is said to be computed again that is gone"
+    assert "the bodies of 12 leaves below" in shell.run("ledger", "fsck", "ledger.db").stdout
     shell.run("ledger", "export", "ledger.db", "lean")
     found = shell.json("ledger", "verify", "lean", "--key", SIGNER.vkey)
     assert found["verdict"] == "SUMMARISED" and found["summaries"][0]["pruned"] == 12
