@@ -32,7 +32,8 @@ def checked(ledger: str | None) -> str | None:
     if place.kind == "sqlite" and not Path(place.target).exists():
         raise typer.BadParameter(f"File '{ledger}' does not exist.")
     if place.kind == "sqlite" and Path(place.target).is_dir():
-        raise typer.BadParameter(f"File '{ledger}' is a directory.")
+        what = "an export" if (Path(ledger) / "checkpoint").is_file() else "a directory"
+        raise typer.BadParameter(f"'{ledger}' is {what}, and no ledger; of exports 'ledger verify', 'report' and 'prove' speak")
     return ledger
 
 
