@@ -81,6 +81,7 @@ bench-ledger: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger $(ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_append
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_proofs
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_retain
 
 # What it finds lies in build/fuzz/.
 fuzz: $(STAMP)

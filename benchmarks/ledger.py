@@ -35,8 +35,8 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SIGNER = NoteSigner("benchmark/run", KEY)
 
 
-def header() -> HeaderSpec:
-    """Three classes over nested bands of twelve layers, five epochs of four windows."""
+def header(**rules: Any) -> HeaderSpec:
+    """Three classes over nested bands of twelve layers, five epochs of four windows; further rules of the policy by name."""
     names = ("whole", "upper", "head")
     classes = tuple(
         ClassRule(
@@ -48,9 +48,8 @@ def header() -> HeaderSpec:
         )
         for place, name in enumerate(names)
     )
-    policy = Policy(
-        corpus="benchmark", delta=Fraction(1, 10**7), steps=16 * 4 * EPOCHS, normalizer=64, epoch_steps=64, classes=classes
-    )
+    fields: dict[str, Any] = {"steps": 16 * 4 * EPOCHS, "normalizer": 64, "epoch_steps": 64, "classes": classes} | rules
+    policy = Policy(corpus="benchmark", delta=Fraction(1, 10**7), **fields)
     payload, message = sign_policy(policy, KEY, owner="owner", registry_root=bytes(32))
     signed = verify_policy(payload, message, public_bytes(KEY))
     bands = [names[: 1 + layer // 4] for layer in range(12)]
@@ -68,30 +67,34 @@ def header() -> HeaderSpec:
     )
 
 
+def admission(spec: HeaderSpec, n: int) -> AdmitSpec:
+    """The n-th contribution, at the presets of its class."""
+    rule, digest = spec.policy.policy.classes[n % 3], hashlib.sha256(b"%d" % n).digest()
+    return AdmitSpec(
+        digest, rule.name, n % 3, rule.clip_norm_micro, rule.noise_multiplier_micro, 0, digest, digest[:8], digest
+    )
+
+
+def run_epoch(ledger: Ledger, number: int, now: int) -> None:
+    """Four windows of sixteen steps, and the close of an epoch."""
+    for window in range(4 * number + 1, 4 * number + 5):
+        step = ledger.state.position
+        charged = ledger.charge(step + 1, 16, now=now, noise_stream=window.to_bytes(16, "big"))
+        ledger.settle(charged, 16, now=now)
+    ledger.close_epoch(ledger.state.position, bytes(32), now=now)
+
+
 def write_ledger(base: Path, size: int) -> dict[str, float]:
     """Writes a ledger of about ``size`` leaves and exports it; returns the seconds that each part took."""
     contributions = max(1, (size - 60) // (1 + EPOCHS))
     spec, now, took = header(), START, {}
-    presets = [(rule.clip_norm_micro, rule.noise_multiplier_micro) for rule in spec.policy.policy.classes]
-    names = [rule.name for rule in spec.policy.policy.classes]
-
-    def admission(n: int) -> AdmitSpec:
-        digest = hashlib.sha256(b"%d" % n).digest()
-        return AdmitSpec(digest, names[n % 3], n % 3, *presets[n % 3], 0, digest, digest[:8], digest)
-
     with Ledger.create(base / "ledger.db", spec, SIGNER, now=now) as ledger:
         start = time.perf_counter()
-        ledger.admit(map(admission, range(contributions)), now=now)
+        ledger.admit((admission(spec, n) for n in range(contributions)), now=now)
         took["admit"] = time.perf_counter() - start
         start = time.perf_counter()
-        windows, step = 0, 0
-        for _ in range(EPOCHS):
-            for _ in range(4):
-                windows += 1
-                window = ledger.charge(step + 1, 16, now=now, noise_stream=windows.to_bytes(16, "big"))
-                ledger.settle(window, 16, now=now)
-                step += 16
-            ledger.close_epoch(step, bytes(32), now=now)
+        for number in range(EPOCHS):
+            run_epoch(ledger, number, now)
         ledger.finish(now=now)
         took["run"] = time.perf_counter() - start
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""`dptrain ledger retain`: summarise what is past the policy's horizon, and prune what auditors have vouched for."""
+"""`dptrain ledger retain`: summarise past the policy's horizon, prune what auditors have vouched for, drop old hashes."""
 
 import shlex
 import time
@@ -25,12 +25,15 @@ def retain(
     prune: Annotated[
         bool, typer.Option("--prune", help="Delete for good the bodies of leaves that enough auditors vouch for.")
     ] = False,
+    drop_hashes: Annotated[
+        bool, typer.Option("--drop-hashes", help="Delete for good the hashes of leaves that were pruned long ago.")
+    ] = False,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     state: StateDirectory = None,
     json: JsonFlag = False,
 ) -> None:
-    """Summarise the epochs that the policy keeps no longer; with --prune, delete what auditors vouch for.
+    """Summarise the epochs that the policy keeps no longer; with --prune, delete what auditors vouch for; later, its hashes.
 
     First, without --prune: a SUMMARY leaf says what all epochs but the last `retention_epochs` said. Then export the ledger,
     let its auditors check the summary (`ledger cosign --summary`), and merge what they write. One epoch later, with --prune:
@@ -38,19 +41,34 @@ def retain(
     charge, every withdrawal and every hash stay, and all figures are recomputed from these as before; audits of the ledger say
     SUMMARISED from then on. No run may hold the ledger.
 
+    Where the policy has a second horizon, `retention_hash_epochs`, --drop-hashes then deletes the hashes of pruned leaves past
+    it, but for the roots of the subtrees that they fill. Every root and every proof of a leaf that stays can still be made;
+    that a pruned leaf was there is shown by a proof file made earlier, and by nothing else.
+
     Example: dptrain ledger retain ledger.db
     """
+    if prune and drop_hashes:
+        raise typer.BadParameter("give --prune or --drop-hashes, not both: bodies go first, and hashes epochs later")
     with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
         gone = log.prune() if prune else None
-        written = None if prune else _summarise(log)
-        told: dict[str, Any] = {"summary": written, "pruned": gone, "pruned_before": log.pruned_before, **_found(log)}
+        hashes = log.drop_hashes() if drop_hashes else None
+        told: dict[str, Any] = {
+            "summary": None if prune or drop_hashes else _summarise(log),
+            "pruned": gone,
+            "pruned_before": log.pruned_before,
+            "hashes_gone": hashes,
+            "hashes_before": log.hashes_before,
+            **_found(log),
+        }
     if json:
         print_json(told)
         return
     out = console()
     if gone is not None:
         out.print(f"{gone} bodies are gone, all of leaves below {told['pruned_before']}; their hashes stay")
-    elif written is None:
+    elif hashes is not None:
+        out.print(f"{hashes} hashes are gone, all of leaves below {told['hashes_before']}; the roots of their subtrees stay")
+    elif told["summary"] is None:
         out.print("no epoch is past the horizon that is not summarised yet")
     for row in told["summaries"]:
         names = ", ".join(row["vouchers"]) or "nobody"
@@ -79,6 +97,8 @@ def _found(log: "Ledger") -> dict[str, Any]:
     rows = []
     for leaf in log.state.tally.summaries:
         ready = quorum is not None and len(names[leaf.seq]) >= quorum
-        state = "pruned" if leaf.end <= log.pruned_before else "ready to be pruned" if ready else "waiting"
+        state = "ready to be pruned" if ready else "waiting"
+        if leaf.end <= log.pruned_before:
+            state = "pruned, hashes too" if leaf.end <= log.hashes_before else "pruned"
         rows.append({"leaf": leaf.seq, "first": leaf.first, "end": leaf.end, "state": state, "vouchers": list(names[leaf.seq])})
     return {"summaries": rows, "quorum": quorum}

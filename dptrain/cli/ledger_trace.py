@@ -52,9 +52,10 @@ def show_content(log: "Ledger", content: str, nonce: str, *, json: bool) -> None
     """
     from ledger.views.trace import trace_content
 
-    key = _octets(nonce, 16, "--nonce")
+    key, pruned = _octets(nonce, 16, "--nonce"), log.pruned()
     with log.rows() as rows:
-        found = trace_content(log.state, (row.body for row in rows), _content_hash(content), key)
+        bodies = (row.body if row.body or pruned is None else pruned.stand_in(row) for row in rows)
+        found = trace_content(log.state, bodies, _content_hash(content), key)
     if json:
         print_json(_told(found, log.header.delta))
     else:
@@ -110,7 +111,8 @@ def _told(found: "Trace", delta: float) -> dict[str, Any]:
     return {
         "descriptor_hash": admit.descriptor_hash.hex(),
         "seq": admit.seq,
-        "time": admit.time,
+        "time": None if found.pruned else admit.time,
+        "pruned": found.pruned,
         "class": admit.class_name,
         "clip_norm": admit.clip_micro / MICRO,
         "noise_multiplier": admit.sigma_micro / MICRO,
@@ -138,7 +140,8 @@ def _told(found: "Trace", delta: float) -> dict[str, Any]:
 
 def _print(found: "Trace", delta: float) -> None:
     out, admit, withdraw = console(), found.admit, found.withdraw
-    out.print(styled("bold", admit.descriptor_hash.hex(), f"  admitted {utc(admit.time)}, leaf {admit.seq}"))
+    when, since = ("", ", pruned since") if found.pruned else (f" {utc(admit.time)}", "")
+    out.print(styled("bold", admit.descriptor_hash.hex(), f"  admitted{when}, leaf {admit.seq}{since}"))
     out.print(
         f"class {admit.class_name}, clip norm {number(admit.clip_micro / MICRO)}, noise {number(admit.sigma_micro / MICRO)}"
     )

@@ -16,6 +16,9 @@ from ledger.subtrees import refuse_within
 TILES_KEPT: Final = 1024
 """Tiles whose nodes are held at a time, 16 KiB of hashes each; a proof needs two per level."""
 
+NODES_KEPT: Final = 1 << 18
+"""Nodes over kept ones that are held at a time: all there can be over a thousand tiles."""
+
 Node = Callable[[int, int], bytes]
 """Gives the hash of the perfect subtree (level, index)."""
 
@@ -62,6 +65,7 @@ class TileTree:
         self._fetch = fetch
         self._size = size
         self._kept = kept
+        self._rebuilt: dict[tuple[int, int], bytes] = {}
         self._tiles: dict[tuple[int, int], list[list[bytes]]] = {}
 
     def node(self, level: int, index: int) -> bytes:
@@ -88,7 +92,12 @@ class TileTree:
             return node.hash
         if not level:
             raise ProofError("NODE", f"neither a tile nor a kept node has the hash of leaf {index}; verify the export")
-        return node_hash(self.node(level - 1, 2 * index), self.node(level - 1, 2 * index + 1))
+        if (level, index) not in self._rebuilt:
+            if len(self._rebuilt) == NODES_KEPT:
+                self._rebuilt.clear()
+            below = self.node(level - 1, 2 * index), self.node(level - 1, 2 * index + 1)
+            self._rebuilt[level, index] = node_hash(*below)
+        return self._rebuilt[level, index]
 
     def _tile(self, row: int, n: int) -> list[list[bytes]]:
         """The perfect subtrees of a tile by height, the tile's own hashes first."""

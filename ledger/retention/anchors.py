@@ -1,6 +1,8 @@
 """Anchor records: what stays of a contribution that has left its run when the body of its ADMIT leaf is pruned.
 
-A record holds what later leaves can be judged by, and nothing that leads to a person: neither attestation nor key id. From it
+A record holds what later leaves can be judged by, and the content anchor, by which whoever has content and nonce finds what
+became of it; and nothing that leads to a person: neither attestation nor key id, and without the 16 random bytes of the nonce
+an anchor tells nothing, not even to who guesses the content. From it
 the replay restores bounds and class at the place of the ADMIT leaf, and so counts and roots of the pools, every charge, and
 the epsilon spent, exactly as from the leaf. SUMMARY leaves commit to the records by a root over the sorted set.
 """
@@ -36,6 +38,7 @@ class AnchorRecord:
         carried_micro: what it had spent in earlier runs, in 1e-6.
         max_epsilon_micro: most that it might spend over all runs, in 1e-6; 0 for no limit.
         max_delta_pico: the delta of that limit, in 1e-12; 0 for no limit.
+        content_anchor: of its content and nonce (`ledger.leaves.content_anchor`), as in its ADMIT leaf.
     """
 
     descriptor_hash: bytes
@@ -49,6 +52,7 @@ class AnchorRecord:
     carried_micro: int
     max_epsilon_micro: int
     max_delta_pico: int
+    content_anchor: bytes
 
     def __post_init__(self) -> None:
         checks.octets(self.descriptor_hash, "descriptor hash", 32)
@@ -60,6 +64,7 @@ class AnchorRecord:
         for name in ("clip_micro", "sigma_micro", "max_occurrences", "carried_micro"):
             checks.uint(getattr(self, name), f"{name} of an anchor")
         checks.limit(self.max_epsilon_micro, self.max_delta_pico)
+        checks.octets(self.content_anchor, "content anchor", 32)
 
     def to_bytes(self) -> bytes:
         """Returns the record as it is hashed and exported."""
@@ -81,9 +86,10 @@ class AnchorRecord:
     def admission(self, class_name: str, time: int) -> Admit:
         """Returns an ADMIT leaf that means to the replay what the pruned one did; what only the attestation tells is blank."""
         bounds = (self.clip_micro, self.sigma_micro, self.max_occurrences)
-        blank = (bytes(32), bytes(8), bytes(32))
+        blank = (bytes(32), bytes(8))
         first = (self.first_seq, time, self.descriptor_hash, class_name, self.class_index)
-        return Admit(*first, *bounds, *blank, self.carried_micro, self.max_epsilon_micro, self.max_delta_pico)
+        limit = (self.carried_micro, self.max_epsilon_micro, self.max_delta_pico)
+        return Admit(*first, *bounds, *blank, self.content_anchor, *limit)
 
 
 def set_root(records: Iterable[AnchorRecord]) -> bytes:

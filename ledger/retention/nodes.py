@@ -100,11 +100,12 @@ class KeptNodes:
                 raise ProofError("NODES", f"the subtree at leaf {node.first} overlaps the one before, which ends at {end}")
             if node.first > end and (end % TILE_WIDTH or node.first % TILE_WIDTH):
                 raise ProofError("NODES", f"there is a gap inside a tile, from leaf {end} to {node.first}")
-            if not node.level and node.first // TILE_WIDTH not in self._tiles_gone(0):
-                raise ProofError("NODES", f"leaf {node.first} lies in a tile of which no hash is gone, and which has its hash")
             end = node.end
         if end % TILE_WIDTH and end != self.size:
             raise ProofError("NODES", f"there is a gap inside a tile, from leaf {end} on")
+        for node in self:  # only now: before, one node could have claimed tiles without end
+            if not node.level and node.first // TILE_WIDTH not in self._tiles_gone(0):
+                raise ProofError("NODES", f"leaf {node.first} lies in a tile of which no hash is gone, and which has its hash")
 
 
 def nodes_file(nodes: Iterable[Subtree]) -> bytes:

@@ -4,6 +4,8 @@ Ranges begin with leaf 1 or where the range before ended, and end behind an EPOC
 back: no gap, no overlap, no second summary of a range, no open window in one. A policy with ``retention_epochs = 0`` has none.
 """
 
+from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +90,8 @@ class Tally:
         self._closed: list[_Segment] = []
         self._open = _Segment(len(self._public))
         self._leaving: list[tuple[Contribution, int]] = []
+        self._admitted = array("q")  # positions of ADMIT leaves, and their content anchors one after the other
+        self._content_anchors = bytearray()
 
     def see(self, leaf: Leaf, run: "Replay") -> None:
         """Counts a leaf that the run has applied; nothing where the policy keeps everything."""
@@ -199,6 +203,9 @@ class Tally:
         contribution = run.contributions.get(leaf.descriptor_hash)
         if contribution is not None and contribution.seq == leaf.seq:
             self._open.classes[contribution.class_index].admitted += 1
+            if self._anchors:
+                self._admitted.append(leaf.seq)
+                self._content_anchors += leaf.anchor
 
     def _spend(self, leaf: Spend, run: "Replay") -> None:
         contribution = run.contributions.get(leaf.descriptor_hash)
@@ -227,7 +234,9 @@ class Tally:
         terms, hash_ = contribution.terms, contribution.descriptor_hash
         bounds = (terms.clip_micro, terms.sigma_micro, terms.max_occurrences)
         limit = (contribution.carried_micro, terms.max_epsilon_micro, terms.max_delta_pico)
-        return AnchorRecord(hash_, terms.class_index, contribution.seq, seq, micro, *bounds, *limit)
+        place = 32 * bisect_left(self._admitted, contribution.seq)
+        anchor = bytes(self._content_anchors[place : place + 32])
+        return AnchorRecord(hash_, terms.class_index, contribution.seq, seq, micro, *bounds, *limit, anchor)
 
 
 def _class_row(

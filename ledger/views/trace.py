@@ -8,7 +8,8 @@ from ledger.errors import LedgerError
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
 from ledger.leaves.content_anchor import content_anchor
 from ledger.replay import Replay
-from ledger.rules.contributions import Contribution
+from ledger.retention.anchors import AnchorRecord
+from ledger.retention.retained import is_stand_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,8 @@ class Trace:
     """A contribution in a ledger.
 
     Attributes:
-        admit: its ADMIT leaf.
+        admit: its ADMIT leaf; where that was pruned what its anchor record says of it, blank in the rest.
+        pruned: whether it was: then neither attestation, key id nor time of the admission are known.
         withdraw: its WITHDRAW leaf, None while it is in its pool.
         windows: the CHARGE leaves in whose pool it was, abandoned attempts included: it may have been drawn in their steps.
         steps: how many steps these are.
@@ -27,6 +29,7 @@ class Trace:
     """
 
     admit: Admit
+    pruned: bool
     withdraw: Withdraw | None
     windows: tuple[Charge, ...]
     steps: int
@@ -41,17 +44,22 @@ def trace_content(run: Replay, bodies: Iterable[bytes | None], content_hash: byt
 
     Args:
         run: the replayed ledger.
-        bodies: its leaves in order, None where they were pruned.
+        bodies: its leaves in order; of pruned ones what stands in for them (`ledger.export.Pruned.stand_in`), or nothing.
         content_hash: SHA-256 of the content.
         nonce: of its descriptor; whoever does not have it finds nothing.
 
     Raises:
-        LedgerError: code NOT_FOUND; it was not admitted, or its admission was pruned.
+        LedgerError: code NOT_FOUND; it was not admitted.
     """
-    anchor, admit, withdraw = content_anchor(content_hash, nonce), None, None
+    anchor, admit, withdraw, pruned = content_anchor(content_hash, nonce), None, None, False
     for body in bodies:
         # Most leaves are of other contributions: bytes are compared before anything is decoded.
         if not body or (anchor if admit is None else admit.descriptor_hash) not in body:
+            continue
+        if is_stand_in(body):
+            record = AnchorRecord.from_bytes(body)
+            if record.content_anchor == anchor:
+                admit, pruned = record.admission(run.header.policy.classes[record.class_index].name, run.header.time), True
             continue
         leaf = decode_leaf(body)
         if admit is None and isinstance(leaf, Admit) and leaf.anchor == anchor:
@@ -61,16 +69,18 @@ def trace_content(run: Replay, bodies: Iterable[bytes | None], content_hash: byt
     if admit is None:
         raise LedgerError(
             "NOT_FOUND",
-            "no admission has the anchor of this content and nonce: another nonce, never admitted, or pruned since",
+            "no admission has the anchor of this content and nonce: another nonce, or never admitted",
         )
-    return _trace(run, run.contributions[admit.descriptor_hash], admit, withdraw)
+    return _trace(run, admit, withdraw, pruned)
 
 
-def _trace(run: Replay, found: Contribution, admit: Admit, withdraw: Withdraw | None) -> Trace:
+def _trace(run: Replay, admit: Admit, withdraw: Withdraw | None, pruned: bool) -> Trace:
+    found = run.contributions[admit.descriptor_hash]
     header, end = run.header, run.size if withdraw is None else withdraw.seq
     windows = tuple(window for window in run.windows if admit.seq < window.seq < end)
     return Trace(
         admit=admit,
+        pruned=pruned,
         withdraw=withdraw,
         windows=windows,
         steps=sum(window.n_steps for window in windows),

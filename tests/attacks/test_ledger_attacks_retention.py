@@ -277,7 +277,8 @@ def test_B26_the_body_of_who_is_active_is_missed(pruned):
 
 def test_B26_a_forged_anchor_for_who_is_active_is_refused(pruned):
     contribution = pruned.ledger.state.contributions[descriptor(1)]
-    record = AnchorRecord(descriptor(1), 0, contribution.seq, contribution.seq + 5, 1, 1_000_000, 1_000_000, 0, 0, 0, 0)
+    first, bounds = contribution.seq, (1_000_000, 1_000_000, 0, 0, 0, 0)
+    record = AnchorRecord(descriptor(1), 0, first, first + 5, 1, *bounds, bytes(32))
     error = tampered(
         pruned,
         f"UPDATE entry SET body = NULL WHERE seq = {contribution.seq}",
@@ -330,14 +331,14 @@ def test_every_changed_byte_of_what_is_retained_fails_the_audit(pruned, tmp_path
 
 
 def test_B27_what_stays_of_who_left_leads_to_nobody(pruned, tmp_path):
-    """No key id, no hash of an attestation and no anchor of a content: with the nonce gone the hash alone is of nobody."""
+    """No key id and no hash of an attestation; with the nonce gone neither descriptor hash nor content anchor is of anybody."""
     export = export_of(pruned, tmp_path / "e")
     pruned.ledger.close()
     files = [*sorted(export.rglob("*")), *tmp_path.glob("pruned.db*")]
     data = b"".join(path.read_bytes() for path in files if path.is_file())
     for n in (2, 4, 6):
         gone = admission(n)
-        assert gone.key_id not in data and gone.attestation_hash not in data and gone.anchor not in data
+        assert gone.key_id not in data and gone.attestation_hash not in data
     assert admission(1).key_id in data
 
 

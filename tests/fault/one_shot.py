@@ -23,6 +23,7 @@ from ledger.log import Ledger
 from ledger.storage.opening import set_unfinished_aside
 from ledger.storage.place import Place
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec
+from tests.ledger.retained_runs import ready_to_prune
 
 _PR_SET_PTRACER = 0x59616D61
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -63,7 +64,24 @@ def export(directory: Path, report: Report) -> None:
         report(_facts(ledger))
 
 
+def prune(directory: Path, report: Report) -> None:
+    """A ledger is opened, and what its auditors vouch for is pruned."""
+    with Ledger.open(directory / "ledger.db", SIGNER) as ledger:
+        report(_facts(ledger))
+        ledger.prune()
+        report(_facts(ledger) | {"gone": True})
+
+
+def drop_hashes(directory: Path, report: Report) -> None:
+    """A pruned ledger is opened, and the hashes of what was pruned long ago go."""
+    with Ledger.open(directory / "ledger.db", SIGNER) as ledger:
+        report(_facts(ledger))
+        ledger.drop_hashes()
+        report(_facts(ledger) | {"gone": True})
+
+
 LIVES: dict[str, Callable[[Path, Report], None]] = {"create": create, "go_on": go_on, "export": export}
+RETAINING: dict[str, Callable[[Path, Report], None]] = {"prune": prune, "drop_hashes": drop_hashes}
 
 
 def after(directory: Path, report: Report) -> None:
@@ -113,7 +131,7 @@ def _facts(ledger: Ledger) -> dict:
 def live(name: str, directory: Path, report: Report) -> int:
     """Lives one life; returns the exit status."""
     try:
-        (LIVES | {"after": after})[name](directory, report)
+        (LIVES | RETAINING | {"after": after})[name](directory, report)
     except LedgerError as error:
         report({"end": type(error).__name__, "code": error.code, "sentence": error.sentence})
         return 3
@@ -136,8 +154,10 @@ def child(connection: socket.socket) -> int:
 def main(path: str) -> None:
     """Warms up, then forks a writer for every connection."""
     with tempfile.TemporaryDirectory() as warm:
-        for name in LIVES:
-            assert live(name, Path(warm), lambda facts: None) == 0, name
+        (retained := Path(warm) / "retained").mkdir()
+        ready_to_prune(retained)
+        for name in (*LIVES, *RETAINING):
+            assert live(name, Path(warm) if name in LIVES else retained, lambda facts: None) == 0, name
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(16)

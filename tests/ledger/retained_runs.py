@@ -48,6 +48,62 @@ def grown(place, *, start: int = START, **changes: object) -> Driver:
     return driver
 
 
+def crowded(place, directory: Path, *, people: int = 40, **changes: object) -> Driver:
+    """Epochs with many SPEND leaves, whose policy keeps one epoch whole and three with all hashes.
+
+    Contributions 3 to 18 leave in the first epoch, so that their ADMIT leaves go, next to each other; a checkpoint and a pin
+    that a RESUME leaf cites lie among these.
+    """
+    fields = {"retention_hash_epochs": 3} | changes
+    driver = Driver(Ledger.create(place, retaining_spec(**fields), SIGNER, now=START), now=START)
+    driver.admit(*map(admission, range(10)))
+    export_of(driver, directory / "early")
+    driver.admit(admission(10), admission(11))
+    pin = driver.ledger.pin()
+    driver.admit(*map(admission, range(12, people)))
+    driver.steps(1)
+    for n in range(3, 19):
+        driver.withdraw(n)
+    driver.epoch()
+    driver.ledger.resume(0, pin, now=driver.tick())
+    driver.steps(1)
+    driver.epoch()
+    driver.steps(1)
+    driver.epoch()
+    return driver
+
+
+def vouched_and_older(place, directory: Path, **changes: object) -> Driver:
+    """`crowded`, summarised, vouched for, and an epoch older: four epochs are closed."""
+    driver = crowded(place, directory, **changes)
+    driver.ledger.summarise(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
+    driver.steps(1)
+    driver.epoch()
+    return driver
+
+
+def ready_to_prune(directory: Path) -> None:
+    """Such a ledger in a file, closed, whose policy lets hashes go as soon as bodies have."""
+    vouched_and_older(directory / "ledger.db", directory, people=20, retention_hash_epochs=1).ledger.close()
+
+
+def crowded_and_pruned(place, directory: Path, **changes: object) -> Driver:
+    """`vouched_and_older`, and pruned: two of four epochs have lost bodies."""
+    driver = vouched_and_older(place, directory, **changes)
+    driver.ledger.prune()
+    return driver
+
+
+def hashes_gone(place, directory: Path, **changes: object) -> Driver:
+    """`crowded_and_pruned`, an epoch older, and without the hashes of what was pruned."""
+    driver = crowded_and_pruned(place, directory, **changes)
+    driver.steps(1)
+    driver.epoch()
+    driver.ledger.drop_hashes()
+    return driver
+
+
 def export_of(driver: Driver, directory: Path) -> Path:
     """The ledger as it stands, exported."""
     return driver.ledger.export(directory)

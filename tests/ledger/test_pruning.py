@@ -1,16 +1,22 @@
 """Pruning on both databases: what goes, what stays, and that nothing which anybody may ask changes."""
 
+import hashlib
+from dataclasses import replace
+
 import pytest
 
 from ledger.audit import verify_export
-from ledger.errors import LeafRefused, ProofError, RetentionRefused
+from ledger.errors import LeafRefused, LedgerCorrupt, LedgerError, ProofError, RetentionRefused
 from ledger.leaves import Admit, Spend
+from ledger.leaves.content_anchor import content_anchor
 from ledger.log import Ledger
 from ledger.proofs.cosigning import Memory, cosign_export
 from ledger.proofs.reader import ExportReader
+from ledger.retention.anchors import AnchorRecord
 from ledger.retention.statements import summary_keys
+from ledger.views.trace import trace_content
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
-from tests.ledger.retained_runs import ANNA, AUDITORS, BEN, CLEO, grown, vouched_for
+from tests.ledger.retained_runs import ANNA, AUDITORS, BEN, CLEO, grown, retaining_spec, vouched_for
 
 KEYS = [SIGNER.vkey]
 EVERYBODY = range(1, 7)
@@ -159,6 +165,43 @@ def test_an_auditor_of_a_pruned_ledger_vouches_for_what_is_still_whole(ready, tm
     done = cosign_export(export, KEYS, CLEO, memory, now=START + 600, summary=True)
     ready.ledger.add_signatures(done.note, [CLEO.vkey, *summary_keys(ready.ledger.header)])
     assert ready.ledger.vouchers == {ready.leaf.seq: (ANNA.name, BEN.name), second.seq: (CLEO.name,)}
+
+
+def test_who_has_content_and_nonce_finds_a_contribution_whose_leaves_are_gone(place, backend):
+    """The anchor record keeps the content anchor, under the root that the summary commits to."""
+    content, nonce = hashlib.sha256(b"a scan").digest(), b"n" * 16
+    driver = Driver(Ledger.create(place, retaining_spec(), SIGNER, now=START))
+    driver.admit(admission(1), admission(2, "sensitive", anchor=content_anchor(content, nonce)))
+    driver.steps(2)
+    driver.withdraw(2)
+    for _ in range(2):
+        driver.epoch()
+        driver.steps(1)
+    driver.ledger.summarise(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
+    driver.epoch()
+
+    def traced(ledger: Ledger, nonce: bytes):
+        pruned = ledger.pruned()
+        with ledger.rows() as rows:
+            bodies = (row.body if row.body or pruned is None else pruned.stand_in(row) for row in rows)
+            return trace_content(ledger.state, bodies, content, nonce)
+
+    before = traced(driver.ledger, nonce)
+    driver.ledger.prune()
+    after = traced(driver.ledger, nonce)
+    assert (before.pruned, after.pruned) == (False, True)
+    assert replace(after, admit=before.admit, pruned=False) == before
+    blank = {"attestation_hash": bytes(32), "key_id": bytes(8), "time": after.admit.time}
+    assert after.admit == replace(before.admit, **blank) != before.admit
+    with pytest.raises(LedgerError, match="NOT_FOUND"):
+        traced(driver.ledger, b"m" * 16)
+    driver.ledger.close()
+    (record,) = backend.fetch("SELECT record FROM anchor")[0]
+    forged = replace(AnchorRecord.from_bytes(bytes(record)), content_anchor=bytes(32)).to_bytes()
+    backend.edit(f"UPDATE anchor SET record = x'{forged.hex()}'")
+    with pytest.raises(LedgerCorrupt, match="set_root"):
+        Ledger.open(place, SIGNER)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_the_set_root_is_over_those_who_left(run):
     for n, signed in bounds.items():
         spend = last[descriptor(n)]
         place = (descriptor(n), int(n == 4), spend.admit_seq, spend.seq, spend.epsilon_micro)
-        records.append(AnchorRecord(*place, *signed, 0, 0, 0))
+        records.append(AnchorRecord(*place, *signed, 0, 0, 0, admission(n).anchor))
     assert leaf.set_root == set_root(records)
 
 
@@ -118,12 +118,13 @@ def test_public_classes_and_early_leavers(path):
         leaf = ledger.summarise(now=driver.tick())
         row = leaf.classes[0]
         assert (row.contributions, row.active, row.sum_epsilon_micro, row.max_epsilon_micro) == (2, 1, None, None)
-        record = AnchorRecord(descriptor(2), 0, 2, gone, None, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, 0, 0, 0, 0)
+        bounds = (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, 0, 0, 0, 0)
+        record = AnchorRecord(descriptor(2), 0, 2, gone, None, *bounds, admission(2).anchor)
         assert leaf.set_root == set_root([record])
 
 
 def test_anchor_records_round_trip_and_nothing_else_does():
-    record = AnchorRecord(descriptor(1), 0, 3, 9, None, 5, 6, 0, 0, 0, 0)
+    record = AnchorRecord(descriptor(1), 0, 3, 9, None, 5, 6, 0, 0, 0, 0, bytes(32))
     assert AnchorRecord.from_bytes(record.to_bytes()) == record
     for data in (b"", b"\x80", b"\xa0", record.to_bytes() + b"\x00", record.to_bytes()[:-1], bytes(300)):
         with pytest.raises(LeafRefused):
