@@ -86,7 +86,7 @@ def test_the_steps_name_every_reason_code():
 FAULTS = [
     ("CLOCK", {"now": -1}),
     ("SIZE", {"changes": {16: bytes(17000)}}),
-    ("SCHEMA", {"changes": {16: 1}}),
+    ("SCHEMA", {"changes": {17: 1}}),
     ("RANGE", {"changes": {12: 2**32}}),
     ("HEADER", {"header": {1: -8}}),
     ("SIG_BAD", {"key": MALLORY}),

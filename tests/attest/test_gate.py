@@ -92,7 +92,7 @@ def test_code_HEADER(world):
 def test_code_SCHEMA(world):
     fields = raw_fields(world.sign())
     assert world.code(signed(world, cbor.encode(fields | {1: "dptrain.contribution/9"}))) == "SCHEMA"
-    assert world.code(signed(world, cbor.encode(fields | {16: 1}))) == "SCHEMA"
+    assert world.code(signed(world, cbor.encode(fields | {17: 1}))) == "SCHEMA"
     assert world.code(signed(world, cbor.encode({k: v for k, v in fields.items() if k != 10}))) == "SCHEMA"
 
 
