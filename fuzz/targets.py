@@ -34,6 +34,7 @@ from attest.registry.entries import join
 from attest.registry.statements import read_statement
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.withdrawal import Withdrawal
+from fuzz.exports import EXPORT_TARGETS
 from fuzz.invariants import LIMIT, BrokenInvariant, Target, require, timed
 from fuzz.notes import NOTE_TARGETS
 from tests.attacks.mutations import COPIES, TRICKY, claimed_content, make_originals
@@ -358,5 +359,6 @@ TARGETS: dict[str, Target] = {
     "registry": Target(run_registry, [REGISTRY]),
     "registry_entry": Target(run_registry_entry, registry_entries()),
     **NOTE_TARGETS,
+    **EXPORT_TARGETS,
 }
 """Every reader of bytes from outside, by name."""

@@ -17,6 +17,9 @@ SUFFIX: Final = ".safetensors"
 MAX_HEADER: Final = 100_000_000
 """Bytes of the JSON header, as in the reference implementation."""
 
+MAX_DIMENSIONS: Final = 64
+"""Of one tensor, as in torch and numpy; the product of a million sizes would take hours."""
+
 _CHUNK: Final = 1 << 20
 _BITS: Final = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F4": 4,
@@ -80,11 +83,12 @@ def _entries(data: bytes, path: str) -> list[tuple[str, str, tuple[int, ...], in
 
 
 def _entry(name: str, value: Any, path: str) -> tuple[str, str, tuple[int, ...], int, int]:
-    if type(value) is not dict or set(value) != {"dtype", "shape", "data_offsets"} or value["dtype"] not in _BITS:
+    known = type(value) is dict and set(value) == {"dtype", "shape", "data_offsets"} and type(value["dtype"]) is str
+    if not known or value["dtype"] not in _BITS:
         raise _refused(path, f"tensor {name!a:.100} is not described by a known dtype, shape and data_offsets")
     shape, offsets = value["shape"], value["data_offsets"]
     numbers = [*shape, *offsets] if type(shape) is list and type(offsets) is list and len(offsets) == 2 else [None]
-    if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers):
+    if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers) or len(shape) > MAX_DIMENSIONS:
         raise _refused(path, f"shape or offsets of tensor {name!a:.100} are no lists of sizes")
     return name, value["dtype"], tuple(shape), offsets[0], offsets[1]
 

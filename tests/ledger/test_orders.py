@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
@@ -18,6 +19,7 @@ from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root_of_hashes
 from ledger.note import checkpoint_text, sign_note
 from ledger.replay import Replay
+from ledger.rules.orders import OrderWatch
 from ledger.storage.store import Row
 
 ORDERS = ("cyclic", "shuffled")
@@ -205,6 +207,23 @@ def test_where_noise_varies_no_phase_is_repeated_for_what_is_left_of_the_others(
         made.charge(1)
     assert made.ledger.state.charged_phases == (1 + REDO, 0)
     made.ledger.close()
+
+
+def test_a_step_that_was_reached_once_is_a_repetition_ever_after(tmp_path):
+    """Going back and forth: the way forth again, beyond where the last attempt ended, is repeated too."""
+    header = header_spec(policy("poisson", redo_steps=6, noise_phases=(NoisePhase(STEPS, 2_000_000),)))
+    watch = OrderWatch(header.header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START))
+
+    def charge(first: int, last: int) -> list[str]:
+        return [problem.code for problem in watch.charge(SimpleNamespace(first_step=first, last_step=last), [])]
+
+    assert charge(1, 4) == charge(5, 8) == [] and watch.steps_left(8, 8) == 4
+    assert charge(1, 2) == [], "repeats two"
+    assert charge(3, 4) == [], "and two more"
+    assert watch.earliest_resume(12) == 6 and watch.steps_left(6, 12) == 6 and watch.steps_left(4, 12) == 2
+    assert charge(5, 6) == [], "six"
+    assert charge(9, 10) == [], "these are new"
+    assert charge(10, 11) == ["HORIZON"]
 
 
 def test_what_is_left_is_what_the_ledger_takes(driver):

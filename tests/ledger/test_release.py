@@ -235,6 +235,7 @@ def test_a_closed_run_may_be_released_and_a_release_counts_nothing(finished):
         (lambda data: data.replace(b'"data_offsets": [0, 24]', b'"data_offsets": [1, 24]'), "begins at 1"),
         (lambda data: data.replace(b'"layers.2.weight"', b'"layers.0.weight"'), "a name stands twice"),
         (lambda data: data.replace(b"[2, 3]", b"[2,-3]"), "no lists of sizes"),
+        (lambda data: data.replace(b'"BF16"', b"[  16]"), "known dtype"),
     ],
 )
 def test_a_file_that_is_no_whole_safetensors_file_is_refused(tmp_path, change, why):
@@ -242,6 +243,14 @@ def test_a_file_that_is_no_whole_safetensors_file_is_refused(tmp_path, change, w
     with pytest.raises(ReleaseRefused, match=why) as caught:
         digested(tmp_path, "model.safetensors")
     assert caught.value.code == "SAFETENSORS"
+
+
+@pytest.mark.parametrize(("dimensions", "why"), [(64, "does not take"), (65, "no lists"), (200_000, "no lists")])
+def test_a_tensor_of_very_many_dimensions_is_refused_at_once(tmp_path, dimensions, why):
+    """Their product would have millions of digits."""
+    (tmp_path / "model.safetensors").write_bytes(safetensors({"a": ("F32", [2**61] * dimensions, b"")}))
+    with pytest.raises(ReleaseRefused, match=why):
+        digested(tmp_path, "model.safetensors")
 
 
 def test_tensors_are_digested_in_the_librarys_own_files(tmp_path):
