@@ -162,6 +162,8 @@ def budget_problems(leaf: Admit, plans: Plans, place: int) -> Iterator[LeafRefus
 
     What is said to be spent before is an epsilon at the policy's delta: it says nothing of a limit at a larger one.
     """
+    if plans.header.policy.classes[place].public:
+        return  # nothing is promised, and a block that it touches alone has no noise to count with
     bounds = (place, leaf.sigma_micro, leaf.clip_micro)
     account = plans.account(*bounds, leaf.max_epsilon_micro, leaf.max_delta_pico)
     for limit in account.limits:
