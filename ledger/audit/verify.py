@@ -10,6 +10,7 @@ from attest.policy.sampling import POISSON
 from ledger import layout
 from ledger.accountants import MICRO, Phase, caveat, describe
 from ledger.audit.carried import Carried, carried_notes, ignored_lines, known_keys, tell_ignored
+from ledger.audit.cited import Roots
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import AuditReport, EpochRow, Finding, Verdict
 from ledger.audit.kinds import Kinds
@@ -190,7 +191,7 @@ def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | Non
 
 
 def _replay(header: Header, leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, kinds: Kinds) -> RetainedReplay:
-    run = RetainedReplay(header, leaves.root_at)
+    run = RetainedReplay(header, Roots(leaves).at)
     run.tally.pieces = leaves.between
     try:
         for seq, data in enumerate(islice(leaves, 1, None), start=1):

@@ -10,6 +10,7 @@ from typing import Literal
 from attest.micro import MICRO
 from ledger.accountants import leeway
 from ledger.audit import AuditReport, verify_export
+from ledger.audit.cited import Roots
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import Finding
 from ledger.errors import LedgerError
@@ -238,7 +239,7 @@ def _compare(check: _Check, leaves: Leaves, manifest: Manifest) -> None:
     stream = iter(leaves)
     header = decode_leaf(next(stream))
     assert isinstance(header, Header)  # the audit has read it
-    run = RetainedReplay(header, leaves.root_at, recompute=False)
+    run = RetainedReplay(header, Roots(leaves).at, recompute=False)
     run.tally.pieces = leaves.between
     for data in islice(stream, manifest.size - 1):
         check.see(_take(run, leaves, data), manifest)

@@ -7,7 +7,9 @@ sign nothing that extends the ledger. A key that was stolen before it was retire
 too, so that ledger ends, and a new one under another origin cites it (`ledger.leaves.previous`).
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Final
 
 from attest import cbor
@@ -41,6 +43,7 @@ class KeyChain:
         """Begins with the key in the header."""
         self._header = header
         self._keys: list[tuple[int, str]] = [(0, header.log_vkey)]
+        self._used = {parse_verifier_key(header.log_vkey).public_key}
 
     @property
     def vkeys(self) -> tuple[str, ...]:
@@ -59,7 +62,7 @@ class KeyChain:
 
     def at(self, size: int) -> str:
         """Returns the key that must have signed a checkpoint of this size."""
-        return next(vkey for seq, vkey in reversed(self._keys) if seq < size or seq == 0)
+        return self._keys[max(0, bisect_left(self._keys, size, key=itemgetter(0)) - 1)][1]
 
     def required(self, size: int) -> tuple[str, ...]:
         """Returns all keys that must have signed it: right after a change both, else one."""
@@ -95,7 +98,7 @@ class KeyChain:
         try:
             new = _log_key(leaf.new_vkey, self._header.origin)
             _trust(self._header, leaf.new_vkey)
-            if any(new.public_key == parse_verifier_key(vkey).public_key for vkey in self.vkeys):
+            if new.public_key in self._used:
                 raise LeafRefused("LOG_KEY", f"the key {leaf.new_vkey} signed this ledger before; a change takes a new key")
             message = statement(self._header, leaf.seq, leaf.old_vkey, leaf.new_vkey)
             for vkey, signature in ((leaf.old_vkey, leaf.old_signature), (leaf.new_vkey, leaf.new_signature)):
@@ -107,6 +110,7 @@ class KeyChain:
             yield LeafRefused("LOG_KEY", f"{leaf.new_vkey!r:.200} cannot sign this ledger: {error.sentence}")
             return
         self._keys.append((leaf.seq, leaf.new_vkey))
+        self._used.add(new.public_key)
 
     def _unsigned(self, size: int, required: Sequence[str]) -> NoteError:
         since = next((f", the key since leaf {seq}" for seq, vkey in self.changes if vkey == required[-1]), "")

@@ -1,15 +1,21 @@
 """Ledgers made to be slow: what an audit does for one more leaf must not grow with the leaves before it."""
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger import merkle
-from ledger.leaves import Admit, Resume
+from ledger.audit.cited import Roots
+from ledger.audit.files import Export
+from ledger.leaves import Admit, Resume, encode_leaf
 from ledger.merkle import SlotTree, leaf_hash, root_of_hashes
+from ledger.note import NoteSigner
 from ledger.replay import Replay
+from ledger.rules import rotation
 from ledger.rules.contributions import EMPTY_SLOT, Contribution, Register
 from ledger.rules.limits import Reached
 from tests.ledger.ledger_runs import SIGNER, START, Driver, Ledger, admission, descriptor, header_spec, signed_policy
+from tests.ledger.retained_runs import leaves_of
 
 
 class Counter:
@@ -120,3 +126,43 @@ def test_a_resumption_does_not_look_at_every_window(tmp_path):
         run._root_at = lambda size: bytes(32)
         assert run.apply(good) == []
         assert [p.code for p in run.apply(Resume(run.size, START + 99, 2, 13, run.size, bytes(32)))] == ["RESUME"]
+
+
+def test_a_change_of_the_key_does_not_read_all_keys_before(tmp_path, monkeypatch):
+    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        run: Replay = ledger.state
+        old, counts = SIGNER, []
+        parse = Counter(rotation.parse_verifier_key)
+        monkeypatch.setattr(rotation, "parse_verifier_key", parse)
+        for n in range(20):
+            private = Ed25519PrivateKey.from_private_bytes(bytes([100 + n]) * 32)
+            new = NoteSigner(run.header.origin, private)
+            before = parse.calls
+            assert run.apply(rotation.rotation(run.header, run.size, START, old, new)) == []
+            counts.append(parse.calls - before)
+            old = new
+        assert counts[0] == counts[-1]
+        assert [run.keys.at(size) for size in (0, 1, 2, 3, 21)] == [run.keys.vkeys[n] for n in (0, 0, 1, 2, 20)]
+        again = rotation.rotation(run.header, run.size, START, old, SIGNER)
+        assert [problem.code for problem in run.apply(again)] == ["LOG_KEY"]
+
+
+def test_roots_that_leaves_cite_read_a_bundle_once(tmp_path):
+    """One root per RESUME leaf, of whatever size, was one bundle read, split and hashed twice, and all tiles before it."""
+    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(*(admission(n) for n in range(700)))
+        size = ledger.size
+        ledger.export(tmp_path / "export")
+        hashes = [leaf_hash(encode_leaf(leaf)) for leaf in leaves_of(ledger)]
+    faults = []
+    export = Export(tmp_path / "export", lambda *fault: faults.append(fault))
+    assert export.scan()
+    _, checkpoint = export.checkpoint([SIGNER.vkey])
+    assert export.check_names(size)
+    leaves = export.leaves(checkpoint)
+    roots, cited = Roots(leaves), [size, 0, 1, 255, 256, 257, 511, 512, 513, 600, 300, 2, size]
+    assert [roots.at(n) for n in cited] == [root_of_hashes(hashes[:n]) for n in cited]
+    read, export.names = export.names, set()  # nothing more can be read
+    assert [roots.at(n) for n in range(0, size + 1, 7)] == [root_of_hashes(hashes[:n]) for n in range(0, size + 1, 7)]
+    assert not faults and read
