@@ -37,8 +37,8 @@ def policy(order, **changes):
     return signed_policy(**fields | {"epoch_steps": 12, "classes": classes} | changes)
 
 
-def new(path, order, caps=0, **changes) -> Driver:
-    header = header_spec(policy(order, **changes), caps_enforced=True)
+def new(path, order, caps=0, *, enforced=True, **changes) -> Driver:
+    header = header_spec(policy(order, **changes), caps_enforced=enforced)
     made = Driver(Ledger.create(path, header, SIGNER, now=START))
     made.admit(*(admission(n, name, max_occurrences=caps) for n, name in enumerate(SIGNED)))
     return made
@@ -206,6 +206,15 @@ def test_where_noise_varies_no_phase_is_repeated_for_what_is_left_of_the_others(
     with pytest.raises(HorizonExceeded, match="from a checkpoint at step 1 or later"):
         made.charge(1)
     assert made.ledger.state.charged_phases == (1 + REDO, 0)
+    made.ledger.close()
+
+
+def test_a_cap_that_nobody_enforces_leaves_nobody_out(tmp_path):
+    """What a contribution signed at most is then not kept by the sampler, and its turns go on."""
+    made = new(tmp_path / "ledger.db", "cyclic", caps=1, enforced=False)
+    for _ in range(3):
+        window(made)
+    assert occurrences(made) == [{"open": 3, "sensitive": 4}[name] for name in SIGNED]
     made.ledger.close()
 
 
