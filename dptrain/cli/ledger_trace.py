@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attest.micro import MICRO
+from attest.micro import MICRO, PICO
 from attest.records import JSONL
 from dptrain.cli.output import console, counted, number, print_json, promised, styled, table, utc
 
@@ -134,6 +134,8 @@ def _told(found: "Trace", delta: float) -> dict[str, Any]:
         "occurrences": found.occurrences,
         "epsilon": found.epsilon,
         "carried": found.carried,
+        "max_epsilon": admit.max_epsilon_micro / MICRO or None,
+        "max_delta": admit.max_delta_pico / PICO or None,
         "delta": delta,
     }
 
@@ -145,6 +147,11 @@ def _print(found: "Trace", delta: float) -> None:
     out.print(
         f"class {admit.class_name}, clip norm {number(admit.clip_micro / MICRO)}, noise {number(admit.sigma_micro / MICRO)}"
     )
+    if admit.max_epsilon_micro:
+        limit = f"epsilon {number(admit.max_epsilon_micro / MICRO, 6)} at delta {admit.max_delta_pico / PICO:g}"
+        out.print(f"signed for at most {limit} over all runs")
+    else:
+        out.print("signed no limit of epsilon over all runs")
     if withdraw is not None:
         out.print(f"withdrawn {utc(withdraw.time)}, leaf {withdraw.seq}: {withdraw.reason}")
     out.print(f"could touch: {', '.join(found.blocks)}")

@@ -108,7 +108,8 @@ def verify_with_earlier(
         keys: verifier keys of this ledger and of the earlier ones.
         earlier: directories of the exports of earlier runs: all that the auditor knows of, whether cited or not.
         owner_key: raw public key of the corpus owner, for all of them.
-        require_quorum: as for `verify_export`, for the run itself.
+        require_quorum: as for `verify_export`, for the run and every earlier one: an operator who shows different people
+            different histories of an earlier run could show here the one in which less was spent.
     """
     report = verify_export(path, keys, owner_key=owner_key, require_quorum=require_quorum)
     if report.verdict == "FAILED":
@@ -124,14 +125,21 @@ def verify_with_earlier(
         _require_same(report, own)
         run = _replay(own.leaves, own.leaves.size)
         given = [found for found in (_given(Path(item)) for item in earlier) if found.digest != own.digest]
-        runs, pruned = _cited_runs(run.header, given, keys, owner_key, fault)
+
+        def audited(item: _Given) -> AuditReport:
+            found = verify_export(item.path, keys, owner_key=owner_key, require_quorum=require_quorum)
+            if found.verdict != "FAILED":
+                _require_same(found, item)
+            return found
+
+        runs, pruned = _cited_runs(run.header, given, audited, fault)
         notes += pruned
         for origin, missing in left_out(runs):
             sentence = f"{origin} counted {missing.origin}, which this run does not cite: what was spent there counts nowhere"
             fault("EARLIER_UNCITED", "seq 0", sentence)
         for item in given:
             if item.digest not in {before.header_digest for before in run.header.previous}:
-                notes += _judge_uncited(run, own.digest, item, verify_export(item.path, keys, owner_key=owner_key), fault)
+                notes += _judge_uncited(run, own.digest, item, audited(item), fault)
         if not findings:
             _judge_streams([*(item.run for item in runs), run], fault)
             notes += [_counted(item) for item in runs]
@@ -155,7 +163,7 @@ def _counted(earlier: Earlier) -> str:
 
 
 def _cited_runs(
-    header: Header, given: Sequence[_Given], keys: Sequence[str], owner_key: bytes | None, fault: Fault
+    header: Header, given: Sequence[_Given], audited: Callable[[_Given], AuditReport], fault: Fault
 ) -> tuple[list[Earlier], list[str]]:
     """The cited runs, each verified and replayed to the size at which it is cited, and what of them is summarised."""
     runs: list[Earlier] = []
@@ -166,11 +174,10 @@ def _cited_runs(
             fault("EARLIER_MISSING", "seq 0", f"the run cites {cited.origin}, {cited.size} leaves, whose export was not given")
             continue
         path = str(match.path)
-        report = verify_export(match.path, keys, owner_key=owner_key)
+        report = audited(match)
         if report.verdict == "FAILED":
             fault("EARLIER", path, f"the earlier run {cited.origin} is FAILED: {report.findings[0].sentence}")
             continue
-        _require_same(report, match)
         if _is_cited(match.leaves, cited, path, fault):
             run = _replay(match.leaves, cited.size)
             runs.append(Earlier(cited, run))
@@ -220,7 +227,6 @@ def _judge_uncited(run: Replay, digest: bytes, given: _Given, report: AuditRepor
     if report.verdict == "FAILED":
         fault("EARLIER", str(given.path), f"it is not cited, and FAILED: {report.findings[0].sentence}")
         return
-    _require_same(report, given)
     other = _replay(given.leaves, given.leaves.size)
     accounts, origin = Accounts(other), other.header.origin
     shared = sum(1 for name in run.contributions if (found := accounts.of(name)) is not None and found.spent)

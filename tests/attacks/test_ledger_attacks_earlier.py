@@ -13,7 +13,7 @@ from ledger.audit.earlier import earlier_run, verify_with_earlier
 from ledger.errors import LeafRefused
 from ledger.leaves import Previous
 from ledger.log import Ledger
-from ledger.note import NoteSigner
+from ledger.note import Cosigner, NoteSigner, cosign
 from ledger.rules.budgets import Account, Limit, reached
 from ledger.rules.spending import Spending, composed
 from ledger.rules.spent import SpentRegistry
@@ -141,6 +141,28 @@ def test_an_export_that_is_given_and_need_not_be_counted_is_told(tmp_path):
     assert "nobody in this run spent anything there" in told and "is a later run, which counts this one" in told
     broken = finished(tmp_path, "four", NoteSigner("unknown.example", THIRD.private_key), admission(7), streams=30)
     assert codes(second, first, broken) == ["EARLIER"]
+
+
+def test_another_history_of_an_earlier_run_is_found_by_its_cosigners(tmp_path):
+    """One key signs two histories of a run and cites the one in which less was spent; auditors have seen the other."""
+    anna = Cosigner("auditor.example/anna", Ed25519PrivateKey.from_private_bytes(bytes(range(4, 36))))
+    policy = signed_policy(auditors=(anna.vkey,), auditor_quorum=1)
+
+    def cosigned(export: Path) -> Path:
+        note = (export / "checkpoint").read_bytes()
+        (export / "checkpoint").write_bytes(cosign(note, anna, KEYS, time=START))
+        return export
+
+    shown = cosigned(finished(tmp_path, "one", SIGNER, admission(1), admission(2), policy=policy))
+    forked = finished(tmp_path, "other", SIGNER, admission(1), policy=policy)
+    registry = counting(forked)
+    second = finished(tmp_path, "two", SECOND, carrying(registry), streams=10, previous=registry.previous, policy=policy)
+    cosigned(second)
+    assert codes(second, forked) == [] and codes(second, shown) == ["EARLIER_FORKED"]
+    keys = [*KEYS, anna.vkey]
+    assert verify_export(second, keys, require_quorum=True).verdict == "FULL"
+    report = verify_with_earlier(second, keys, [forked], require_quorum=True)
+    assert [found.code for found in report.findings] == ["EARLIER"] and "cosigned" in report.findings[0].sentence
 
 
 def test_a_run_over_another_corpus_counts_nothing_here(tmp_path):
