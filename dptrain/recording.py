@@ -51,7 +51,7 @@ class Recorder:
                 "new run",
             )
         self.owner_public = owner_public
-        self._signer = _signer(Path(key_path) if key_path else place.key, origin, place)
+        self._signer = _signer(Path(key_path) if key_path else place.key, origin, place, make=not self.resuming)
         self._ledger: Ledger | None = Ledger.open(place, self._signer) if self.resuming else None
         try:
             self._spent = earlier.registry(None if self._ledger is None else self._ledger.header.previous)
@@ -255,7 +255,12 @@ class Recorder:
             self._ledger.close()
 
 
-def _signer(key_path: Path, origin: str, place: Place) -> NoteSigner:
+def _signer(key_path: Path, origin: str, place: Place, *, make: bool) -> NoteSigner:
+    """The signer of a run, whose key is made where it is not there; of one that began before only if its key is."""
+    if not make and not key_path.exists():
+        raise ResumeRefused(
+            "KEY_MISSING", f"{place.shown} holds a run, and its key is not at {key_path}; name its key, or its state directory"
+        )
     place.make_state_directory()
     if not key_path.exists():
         save_private_key(key_path, generate())

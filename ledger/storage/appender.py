@@ -217,9 +217,10 @@ class Appender:
             if mark.origin != origin:
                 raise LedgerWrongRun("WRONG_RUN", f"the high-water file is of {mark.origin!r}, not {origin!r}")
             if mark.size > self.size:
-                raise LedgerBehind("BEHIND", f"the signer committed to {mark.size} leaves, the ledger has {self.size}")
+                sentence = f"the signer committed to {mark.size} leaves, the ledger has {self.size}"
+                raise LedgerBehind("BEHIND", f"{sentence}: an old copy, or its tail was lost; put back one with all of them")
             if self.root_at(mark.size) != mark.root:
-                raise self._forked(note, f"the signer committed to another history of {mark.size} leaves")
+                raise self._forked(note, f"the signer committed to another history of {mark.size} leaves than this one")
         elif self.signer is not None and self.size > 1:
             missing = highwater.path_of(place)
             raise LedgerBehind("HIGHWATER_MISSING", f"{missing} is gone, so a lost tail could not be seen; restore it")

@@ -93,7 +93,7 @@ def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
             _check_note(notes[seq + 1], replay, tree.frontier, verified[-1])
             verified.append(seq + 1)
     if replay is None:
-        raise LedgerCorrupt("HEADER", "the ledger has no header leaf; creating it did not finish", seq=0)
+        raise LedgerCorrupt("HEADER", "there is no leaf yet: no run has begun its ledger here, or that did not finish", seq=0)
     _check_end(snapshot.head(), tree.frontier, notes)
     if verified[1:] != sorted(notes):
         raise LedgerCorrupt("CHECKPOINT", "a checkpoint is stored for a size that the ledger never had")

@@ -55,7 +55,15 @@ def parse(data: bytes, keys: KeyChain) -> Checkpoint:
         checkpoint = peek_checkpoint(data)
         return parse_checkpoint(open_note(data, [keys.at(checkpoint.size)]).text)
     except NoteError as error:
-        raise LedgerCorrupt("HIGHWATER", f"the signer's high-water file is not its own: {error.sentence}") from error
+        why = error.sentence
+        if error.code == "UNSIGNED":
+            # The usual way to it: an old copy of the database is put back beside the record of a key that it does not know yet.
+            why = (
+                f"it speaks of {checkpoint.size} leaves of {checkpoint.origin!r} under a key that this ledger does not have "
+                "there. Either the ledger is an old copy, from before its key was changed: put the newer one back; or the file "
+                "is another ledger's"
+            )
+        raise LedgerCorrupt("HIGHWATER", f"the signer's high-water file is not its own: {why}") from error
 
 
 def write(ledger: Place | str | os.PathLike[str], signer: NoteSigner, size: int, root: bytes) -> None:
@@ -64,7 +72,11 @@ def write(ledger: Place | str | os.PathLike[str], signer: NoteSigner, size: int,
     try:
         atomic_write(path_of(ledger), note)
     except OSError as error:
-        raise StorageFailed("HIGHWATER", f"cannot write {path_of(ledger)}: {error.strerror or error}") from error
+        raise StorageFailed(
+            "HIGHWATER",
+            f"cannot write {path_of(ledger)}: {error.strerror or error}; free space or mend the disk, then open the ledger "
+            "again: what was being written is in it, and no step that it pays for ran",
+        ) from error
 
 
 def committed(data: bytes | None, signer: NoteSigner) -> int | None:

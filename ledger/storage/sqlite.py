@@ -28,7 +28,7 @@ from ledger.storage.store import EMPTY_HEAD, LOCK_TIMEOUT_SECONDS, SCHEMA_VERSIO
 from ledger.subtrees import Subtree
 
 READ_BATCH: Final = 4_096
-"""Rows in memory at once while a ledger is read."""
+"""Rows in memory at once while a ledger is read or pruned."""
 
 _DROP_BODY: Final = "UPDATE entry SET body = NULL WHERE seq = ?"
 _PUT_ROOT: Final = "UPDATE entry SET leaf = ?, level = ? WHERE seq = ?"
@@ -200,10 +200,12 @@ class SqliteStore:
             if anchors:
                 values = [(anchor.descriptor_hash, anchor.summary_seq, anchor.record) for anchor in anchors]
                 connection.exec_driver_sql(_INSERT_ANCHOR, values)
-            if seqs:
-                dropped = connection.exec_driver_sql(_DROP_BODY, [(seq,) for seq in seqs])
-                if dropped.rowcount != len(seqs):
-                    raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped.rowcount} are there")
+            dropped = 0
+            for at in range(0, len(seqs), READ_BATCH):
+                batch = [(seq,) for seq in seqs[at : at + READ_BATCH]]
+                dropped += connection.exec_driver_sql(_DROP_BODY, batch).rowcount
+            if dropped != len(seqs):
+                raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
 
     def drop_hashes(self, size: int, before: int, subtrees: Sequence[Subtree]) -> None:
         """Puts roots of subtrees in the place of leaf hashes; SQLite zeroes the bytes that are gone (``secure_delete``)."""
@@ -316,5 +318,7 @@ def _typed(doing: str, error: BaseException | None) -> LedgerError:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return LedgerBusy("LOCKED", f"{doing}: another process holds the database ({error})")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_ERROR):
-        return LedgerCorrupt("DATABASE", f"{doing}: {error}")
+        strange = code == sqlite3.SQLITE_NOTADB or "no such table" in str(error)
+        why = "; another file was put in the ledger's place, or it was copied without its -wal" if strange else ""
+        return LedgerCorrupt("DATABASE", f"{doing}: {error}{why}")
     return StorageFailed("STORAGE", f"{doing}: {error}; free space or mend the disk, then reopen the ledger")

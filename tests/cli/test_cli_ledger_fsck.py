@@ -90,3 +90,23 @@ def test_a_ledger_that_its_signer_remembers_longer_is_refused(shell, run):
     assert shell.json(*FSCK)["record"] is False
     shown = shell.run(*FSCK).stdout
     assert "NOT compared with the signer's record: there is no ledger.db.highwater, and no run goes on without it" in shown
+
+
+def test_a_wrong_file_an_old_copy_and_an_older_key_are_told_apart(shell, run):
+    old = (run / "ledger.db").read_bytes()
+    shell.run("ledger", "rotate-key", "ledger.db")
+    new = (run / "ledger.db").read_bytes()
+    (run / "ledger.db").write_bytes(old)
+    told = shell.json(*FSCK, code=1)["error"]
+    assert told["code"] == "HIGHWATER" and "before its key was changed: put the newer one back" in told["sentence"]
+    (run / "ledger.db").write_bytes(new)
+    assert shell.json(*FSCK)["verdict"] == "OK"
+    shell.run("attest", "withdraw", "corpus/notes.jsonl.attest", "--key", "owner.key", "--record", "1")
+    shell.run("ledger", "withdraw", "ledger.db", *(str(path) for path in (run / "withdrawals").iterdir()))
+    (run / "ledger.db").write_bytes(new)
+    told = shell.json(*FSCK, code=1)["error"]
+    assert told["code"] == "BEHIND" and "put back one with all of them" in told["sentence"]
+    for content in (b"", (run / "policy.toml").read_bytes() * 10):
+        (run / "ledger.db").write_bytes(content)
+        told = shell.json(*FSCK, code=1)["error"]
+        assert told["code"] == "DATABASE" and "another file was put in the ledger's place" in told["sentence"]

@@ -229,6 +229,15 @@ def test_an_existing_ledger_needs_resume(world: World) -> None:
         Trainer(world)
 
 
+def test_a_run_is_not_resumed_with_a_key_that_is_made_for_it(world: World) -> None:
+    Trainer(world).close()
+    (key,) = world.corpus.parent.rglob("ledger.key")
+    key.rename(key.with_name("elsewhere.key"))
+    with pytest.raises(ResumeRefused, match="KEY_MISSING"):
+        Trainer(world, resume=True)
+    assert not key.exists()
+
+
 def test_resume_continues_from_the_checkpoint_and_pays_for_redone_steps(world: World) -> None:
     first = Trainer(world)
     iterator = iter(first.steps)
