@@ -11,18 +11,17 @@ class Kinds:
 
     def __init__(self, header: Leaf) -> None:
         """Begins with leaf 0."""
-        self._rows: dict[str, tuple[int, int, int]] = {}
+        self._rows: dict[type, tuple[int, int, int]] = {}
         self.see(header)
 
     def see(self, leaf: Leaf) -> None:
         """Takes the next leaf."""
-        kind = type(leaf).__name__.upper()
-        count, first, _ = self._rows.get(kind, (0, leaf.seq, 0))
-        self._rows[kind] = count + 1, first, leaf.seq
+        count, first, _ = self._rows.get(type(leaf), (0, leaf.seq, 0))
+        self._rows[type(leaf)] = count + 1, first, leaf.seq
 
     def rows(self) -> tuple[KindRow, ...]:
         """Returns the kinds in the order in which they first came."""
-        return tuple(KindRow(kind, *row) for kind, row in self._rows.items())
+        return tuple(KindRow(kind.__name__.upper(), *row) for kind, row in self._rows.items())
 
 
 def count_of(rows: Iterable[KindRow], kind: str) -> int:

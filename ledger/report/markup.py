@@ -110,7 +110,7 @@ def table(
         caption_shown: False where a heading beside it says the same to those who see it.
     """
     body = [list(row) for row in rows]
-    numeric = [bool(body) and all(is_number(row[at]) or row[at] is None for row in body) for at in range(len(head))]
+    numeric = [_is_numeric([row[at] for row in body]) for at in range(len(head))]
     titles = "".join(
         f"<th scope='col'{' class=num' if right else ''}>{_words(title)}</th>"
         for title, right in zip(head, numeric, strict=True)
@@ -146,6 +146,11 @@ def number(value: int | float | Decimal) -> Html:
 def is_number(value: Any) -> bool:
     """Whether a value is shown as a number."""
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+
+
+def _is_numeric(values: Sequence[Any]) -> bool:
+    """Whether a column has numbers, and dashes at most beside them."""
+    return any(map(is_number, values)) and all(is_number(value) or value is None for value in values)
 
 
 def _row_head(value: Any, *, right: bool) -> str:

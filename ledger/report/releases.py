@@ -2,24 +2,28 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from ledger.audit import AuditReport
 from ledger.report.markup import Html, code, counted, details, moment, rounded_up, section, soft, table, text
 from ledger.report.verdict import PUBLIC, fact_list
 from ledger.views.released import ReleaseRow
 
-NO_INFLUENCE = "no influence"
-NO_BOUND = "no bound known"
+MAX_RELEASES: Final = 10
+MAX_PARTS: Final = 20
+"""Releases, and parts of each, that are shown; a page must not grow with what an operator may repeat at will."""
+
+NO_INFLUENCE: Final = "no influence"
+NO_BOUND: Final = "no bound known"
 
 
 def releases(report: AuditReport) -> str:
     """Returns the releases that the ledger records, the last one first; nothing where there are none."""
     if not report.releases:
         return ""
-    last, *before = reversed(report.releases)
+    last, *before = reversed(report.releases[-MAX_RELEASES:])
     names = [c.name for c in report.classes]
-    left_out = report.release_count - len(report.releases)
+    left_out = report.release_count - len(before) - 1
     return section(
         "releases",
         "Releases",
@@ -58,10 +62,12 @@ def _release(row: ReleaseRow, names: Sequence[str]) -> str:
             ", ".join(part.influenced_by) or "none",
             *(_cost(epsilon, name in part.influenced_by) for name, epsilon in zip(names, part.epsilons, strict=True)),
         )
-        for part in row.parts
+        for part in row.parts[:MAX_PARTS]
     ]
+    left_out = len(row.parts) - len(rows)
+    rest = soft(f"{left_out:,} more parts are left out; the audit's JSON has all.") if left_out else ""
     caption = f"Leaf {row.seq:,}: whose influence may be in the weights, and the largest ε of one contribution; rounded up"
-    return fact_list(facts) + table(f"release-{row.seq}-c", caption, head, rows)
+    return fact_list(facts) + table(f"release-{row.seq}-c", caption, head, rows) + rest
 
 
 def _cost(epsilon: float | None, reached: bool) -> Any:

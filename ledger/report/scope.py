@@ -45,7 +45,7 @@ def _claims(report: AuditReport) -> list[tuple[str, str, str]]:
     found = [
         (
             "Nothing was changed since it was signed",
-            f"all {report.size or 0:,} leaves",
+            _all_leaves(report),
             f"hashed to the root, signed by {keys}",
         ),
         ("The policy is the corpus owner's", "leaf 0, HEADER", owner),
@@ -67,6 +67,11 @@ def _claims(report: AuditReport) -> list[tuple[str, str, str]]:
     return found + [(claim, leaves(kind), how) for claim, kind, how in optional if count_of(report.kinds, kind)]
 
 
+def _all_leaves(report: AuditReport) -> str:
+    gone = sum(row.pruned for row in report.summaries)
+    return f"all {report.size or 0:,} leaves{f', {gone:,} of them by their hash alone' if gone else ''}"
+
+
 def _of_summaries(report: AuditReport) -> str:
     if any(row.pruned for row in report.summaries):
         return "computed again from what stays; of what is gone, auditors vouch"
@@ -84,9 +89,7 @@ def _open(report: AuditReport) -> list[str]:
         found.append(f"That everybody is shown this same history: {asked} would have to cosign, and not so many have.")
     gone = sum(row.pruned for row in report.summaries)
     if gone:
-        found.append(
-            f"What the bodies of {counted(gone, 'pruned leaf', 'pruned leaves')} said: auditors vouch for it."
-        )
+        found.append(f"What the bodies of {counted(gone, 'pruned leaf', 'pruned leaves')} said: auditors vouch for it.")
     if not report.finished:
         found.append("What will yet be charged: the run is open.")
     return [*found, *_NEVER]

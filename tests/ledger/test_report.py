@@ -272,6 +272,11 @@ def test_releases_are_told_last_first_with_influence_and_cost(varied, tmp_path):
     told = words(section_of(found, "releases"))
     assert "full open, sensitive public no bound known base none no influence no influence" in told
     assert "59 earlier releases are left out" in told and "of the whole run" in told
+    many = tuple(dataclasses.replace(last, seq=n, parts=last.parts * 15) for n in range(50))
+    found = page(export, tmp_path, report=dataclasses.replace(report, releases=many, release_count=60))
+    well_formed(found)
+    told = words(section_of(found, "releases"))
+    assert "50 earlier releases are left out" in told and told.count("10 more parts are left out") == 10 and "Leaf 40:" in told
     assert "id='releases'" not in page(export, tmp_path, report=dataclasses.replace(report, releases=(), release_count=0))
 
 
@@ -295,6 +300,8 @@ def test_summaries_are_told_with_what_is_gone_and_who_vouches(varied, tmp_path):
     told = re.sub("<[^>]*>", " ", found.split("id='summaries-c'")[1].split("</table>")[0]).split()
     assert told[-10:] == ["400", "1", "199", "150", ANNA.name, "500", "200", "299", "0", "none"]
     assert "by the summaries alone" in found
+    assert f"all {report.size} leaves, 150 of them by their hash alone" in words(section_of(found, "scope"))
+    assert "What the bodies of 150 pruned leaves said: auditors vouch for it." in words(section_of(found, "scope"))
     whole = dataclasses.replace(report, summaries=rows[1:])
     assert "by the summaries alone" not in page(export, tmp_path, report=whole)
 
