@@ -1,5 +1,6 @@
 """A database as it would be, were bodies or hashes of it gone: it is read and checked whole before anything is dropped."""
 
+from array import array
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -51,13 +52,13 @@ class WithoutBodies(_AsItIs):
     def __init__(self, snapshot: Snapshot, before: int, anchors: Mapping[int, Anchor], kinds: Collection[int]) -> None:
         """Takes the database as it is, and what would go: leaves with anchors, and all of ``kinds``."""
         super().__init__(snapshot)
-        self.dropped: list[int] = []
+        self.dropped = array("q")
         self.stored = {anchor.descriptor_hash for anchor in snapshot.anchors()}
         self._before, self._added, self._kinds = before, anchors, kinds
 
     def rows(self) -> Iterator[Row]:
         """Yields the rows without the bodies that would go."""
-        self.dropped = []
+        self.dropped = array("q")
         for row in self._snapshot.rows():
             if row.body and row.seq < self._before and (row.kind in self._kinds or row.seq in self._added):
                 self.dropped.append(row.seq)

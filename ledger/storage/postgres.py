@@ -29,7 +29,7 @@ from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Anchor, Row
 from ledger.subtrees import Subtree
 
 READ_BATCH: Final = 4_096
-"""Rows in memory at once while a ledger is read."""
+"""Rows in memory at once while a ledger is read or pruned."""
 
 _COPY: Final = "COPY {schema}.entry (seq, kind, dhash, leaf, body) FROM STDIN (FORMAT BINARY)"
 _COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea", "bytea")
@@ -190,8 +190,10 @@ class PostgresStore:
                     sa.insert(known.anchor),
                     [{"dhash": a.descriptor_hash, "summary_seq": a.summary_seq, "record": a.record} for a in anchors],
                 )
-            chosen = known.entry.c.seq == sa.any_(sa.cast(list(seqs), sa.ARRAY(sa.BigInteger)))
-            dropped = connection.execute(sa.update(known.entry).where(chosen).values(body=None)).rowcount
+            dropped = 0
+            for at in range(0, len(seqs), READ_BATCH):
+                chosen = known.entry.c.seq == sa.any_(sa.cast(list(seqs[at : at + READ_BATCH]), sa.ARRAY(sa.BigInteger)))
+                dropped += connection.execute(sa.update(known.entry).where(chosen).values(body=None)).rowcount
             if dropped != len(seqs):
                 raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
 

@@ -6,7 +6,7 @@ from attest.keys import save_private_key
 from ledger.leaves import Spend
 from ledger.log import Ledger
 from tests.ledger.ledger_runs import LOG_KEY, SIGNER, Driver
-from tests.ledger.retained_runs import ANNA, BEN, grown
+from tests.ledger.retained_runs import ANNA, BEN, crowded_and_pruned, grown
 
 RETAIN = ("ledger", "retain", "ledger.db")
 LONG_AGO = 1_700_000_000
@@ -103,3 +103,28 @@ def test_a_policy_that_keeps_everything_is_left_alone(shell, files):
     grown(files / "ledger.db", start=LONG_AGO, retention_epochs=0).ledger.close()
     for options in ((), ("--prune",)):
         assert shell.json(*RETAIN, *options, code=1)["error"]["code"] == "RETENTION"
+
+
+def test_hashes_go_when_the_policy_lets_them(shell, files):
+    crowded_and_pruned(files / "ledger.db", files, people=24, retention_hash_epochs=1).ledger.close()
+    shell.run("ledger", "prove", "ledger.db", "before.proof", "--leaf", "1")
+    told = shell.json(*RETAIN, "--drop-hashes")
+    assert told["hashes_gone"] > 20 and told["hashes_before"] == told["pruned_before"] == told["summaries"][0]["end"]
+    assert [row["state"] for row in told["summaries"]] == ["pruned, hashes too"]
+    assert shell.json(*RETAIN, "--drop-hashes", code=1)["error"]["code"] == "NOT_PRUNED"
+    assert "not both" in shell.run(*RETAIN, "--drop-hashes", "--prune", code=2).stderr
+    assert shell.json("ledger", "fsck", "ledger.db")["verdict"] == "OK"
+    shell.run("ledger", "export", "ledger.db", "lean")
+    found = shell.json("ledger", "verify", "lean", "--key", SIGNER.vkey)
+    assert found["verdict"] == "SUMMARISED" and found["summaries"][0]["hashes_gone"] > told["hashes_gone"]
+    assert any("shown only by a proof file made before" in note for note in found["notes"])
+    for place in ("lean", "ledger.db"):
+        assert shell.json("ledger", "prove", place, "x.proof", "--leaf", "5", code=1)["error"]["code"] == "PRUNED"
+        shell.run("ledger", "prove", place, f"{place}.proof", "--leaf", "1")
+        shell.run("ledger", "verify-proof", f"{place}.proof", "--key", SIGNER.vkey)
+
+
+def test_hashes_stay_where_the_policy_says_so(shell, files):
+    crowded_and_pruned(files / "ledger.db", files, people=24, retention_hash_epochs=0).ledger.close()
+    refused = shell.json(*RETAIN, "--drop-hashes", code=1)["error"]
+    assert refused["code"] == "RETENTION" and "kept for ever" in str(refused)

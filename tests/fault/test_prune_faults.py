@@ -226,9 +226,20 @@ def did(ledger: Ledger, life: str) -> Outcome:
 
 
 @pytest.mark.parametrize("life", LIVES)
+def test_a_connection_cut_inside_leaves_all_or_nothing(server, tmp_path, life):
+    cut(server, tmp_path, life, "after", every=13)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("life", LIVES)
 @pytest.mark.parametrize("where", ["before", "inside", "after"])
-def test_a_connection_cut_inside_leaves_all_or_nothing(server, tmp_path, life, where):
-    made = OnServer(server, tmp_path, f"retained_{life}_{where}")
+def test_a_connection_cut_at_every_message_leaves_all_or_nothing(server, tmp_path, life, where):
+    cut(server, tmp_path, life, where, every=1)
+
+
+def cut(server, tmp_path, life, where, every):
+    """Cuts the connection at every so many messages, until there are no more."""
+    made = OnServer(server, tmp_path, f"retained_{life}_{where}_{every}")
     if life == "drop_hashes":
         with opened(made) as ledger:
             ledger.prune()
@@ -237,9 +248,9 @@ def test_a_connection_cut_inside_leaves_all_or_nothing(server, tmp_path, life, w
     with opened(made) as ledger:
         assert did(ledger, life).end == "done"
     _, lean = made.looked_at()
-    message, ends = 0, Counter[str]()
+    message, cuts, ends = 1 - every, -1, Counter[str]()
     while True:
-        message += 1
+        message, cuts = message + every, cuts + 1
         made.restore()
         proxy = Proxy(server.port)
         ledger = opened(made, proxy.port)
@@ -258,5 +269,5 @@ def test_a_connection_cut_inside_leaves_all_or_nothing(server, tmp_path, life, w
         driver = Driver(ledger, now=ledger.state.last_time, streams=900)
         ledger.resume(ledger.state.position, ledger.pin(), now=driver.tick())
         driver.steps(1)
-    print(f"{life}, {where}: {message - 1} cuts, {dict(ends)}, partly gone 0, changed figures 0")
-    assert message > 8 and any("there" in end for end in ends) and any("gone" in end for end in ends)
+    print(f"{life}, {where}: {cuts} cuts, {dict(ends)}, partly gone 0, changed figures 0")
+    assert message > 50 and any("there" in end for end in ends) and any("gone" in end for end in ends)
