@@ -139,7 +139,19 @@ def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool)
         f"Under {source} ({policy.steps:,} steps, drawn with probability {q:g} in each, delta {delta:g}) epsilon is at most "
         f"{at_most(own)} against the contribution being empty: {attacker(own, delta)}. If every step that may be repeated "
         f"after crashes is, it is at most {at_most(redone)}; against other content in its place, without repeated steps, at "
-        f"most {at_most(replaced)}. All this is of one contribution: for several of one person epsilon is larger.{_l1(policy)}"
+        f"most {at_most(replaced)}. All this is of one contribution: for several of one person epsilon is larger."
+        f"{_total(signed, policy)}{_l1(policy)}"
+    )
+
+
+def _total(signed: ContributionDescriptor, policy: Policy) -> str:
+    """What the policy allows contributions of the class over all runs together."""
+    limit = policy.class_rule(signed.admissibility_class).max_epsilon_total_micro
+    if limit is None:
+        return ""
+    return (
+        f" Over all runs together the policy lets a contribution of the class spend epsilon {from_micro(limit):g} at most, at "
+        "its delta; no later policy takes that back."
     )
 
 
@@ -169,7 +181,7 @@ def _counted(signed: ContributionDescriptor, policy: Policy, signed_policy: bool
         f"Under {source} the ledger tells everybody in which steps it was drawn, and each occurrence counts in full. Drawn "
         f"{_count(draws, 'time')} ({sure}), epsilon is at most {at_most(own)} against the contribution being empty, and at "
         f"most {at_most(replaced)} against other content in its place (delta {delta:g}). All this is of one contribution: for "
-        "several of one person epsilon is larger."
+        f"several of one person epsilon is larger.{_total(signed, policy)}"
     )
 
 

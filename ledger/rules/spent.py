@@ -5,7 +5,7 @@ is said to have spent before is the epsilon of the runs composed, at the delta o
 was chosen by looking at what an earlier run released. Limits do not rest on that (`ledger.rules.budgets`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ledger.errors import BudgetExceeded, LeafRefused
@@ -140,28 +140,42 @@ class SpentRegistry:
                 sentence = f"{sentence} contributions can be in {header.policy.corpus}; name the earlier runs over this corpus"
                 raise LeafRefused("EARLIER_CORPUS", sentence)
         plans = Plans(header)
+        beyond: dict[tuple[tuple[Account, ...], Account], list[AdmitSpec]] = {}
         for admission in admissions:
             if header.policy.classes[admission.profile_id].public:
                 continue
-            before = self.accounts(admission.descriptor_hash)
-            worst = self.worst(before, plans.of(admission), header.delta)
+            before, own = self.accounts(admission.descriptor_hash), plans.of(admission)
+            worst = self.worst(before, own, header.delta)
             if worst is not None and worst.too_much():
-                raise self._exceeded(header, admission, before, worst)
+                beyond.setdefault((before, own), []).append(admission)
+        if beyond:
+            raise self._exceeded(header, beyond)
 
     def _exceeded(
-        self, header: Header, admission: AdmitSpec, before: tuple[Account, ...], worst: Use
+        self, header: Header, beyond: Mapping[tuple[tuple[Account, ...], Account], Sequence[AdmitSpec]]
     ) -> BudgetExceeded:
+        """The refusal, by the contribution with the fewest steps left; those with equal accounts have as many."""
         policy = header.policy
-        low, high = 0, policy.steps  # low stays within the limits, or is 0; high exceeds one
+        left = {key: self._steps_left(header, key[0], members[0]) for key, members in beyond.items()}
+        key = min(left, key=left.__getitem__)
+        (before, own), steps, name = key, left[key], beyond[key][0].descriptor_hash.hex()
+        worst = self.worst(before, own, header.delta)
+        assert worst is not None
+        others = sum(map(len, beyond.values())) - 1
+        also = f" (as do {others} others)" if others else ""
+        within = f"{steps} steps would stay within it" if steps else "not one step stays within it: leave the contribution out"
+        return BudgetExceeded(
+            "BUDGET",
+            f"{name}{also} could pass a limit over all runs. Here {worst.limit}; {reached(worst.limit, before):.6g} of that is "
+            f"used, and {policy.steps} steps with {policy.redo_steps} redone could bring it to {worst.epsilon:.6g}; {within}",
+            nearest=steps,
+        )
+
+    def _steps_left(self, header: Header, before: tuple[Account, ...], admission: AdmitSpec) -> int:
+        """How many steps a run may have at most so that a contribution stays within its limits; 0 if not even one."""
+        low, high = 0, header.policy.steps  # low stays within the limits, or is 0; high exceeds one
         while high - low > 1:
             middle = (low + high) // 2
             use = self.worst(before, Plans(header, middle).of(admission), header.delta)
             low, high = (low, middle) if use is not None and use.too_much() else (middle, high)
-        advice = f"{low} steps would stay within it" if low else "not one step stays within it: leave the contribution out"
-        return BudgetExceeded(
-            "BUDGET",
-            f"{admission.descriptor_hash.hex()}: {worst.limit} over all runs; it has used {reached(worst.limit, before):.6g} "
-            f"of that before, and {policy.steps} steps with {policy.redo_steps} redone could bring it to {worst.epsilon:.6g}; "
-            f"{advice}",
-            nearest=low,
-        )
+        return low

@@ -68,6 +68,9 @@ def test_a_limit_is_signed_with_its_delta_and_shown_in_words(shell, corpus):
         assert [(item["max_epsilon"], item["max_delta"]) for item in shell.json(*show)["descriptors"][:1]] == [(3.0, delta)]
     one = " ".join(shell.run(*show, "--record", "1").stdout.split())
     assert "it may spend an epsilon of 3 at most, at delta 1e-06" in one
+    limited(shell, 20)
+    under = " ".join(shell.run(*show, "--record", "1", "--policy", "policy.toml").stdout.split())
+    assert "lets a contribution of the class spend epsilon 20 at most, at its delta; no later policy" in under
 
 
 def test_a_limit_without_a_delta_or_a_delta_without_a_limit_is_wrong_use(shell, corpus):

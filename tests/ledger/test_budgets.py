@@ -162,6 +162,18 @@ def test_a_run_that_could_exceed_a_signed_limit_is_refused_with_the_steps_that_w
     assert refused.value.nearest == 0 and "not one step" in refused.value.sentence
 
 
+def test_the_steps_that_are_named_would_do_for_everybody(first):
+    """Three groups exceed their limits; the one with the fewest steps left is named, whoever comes first."""
+    registry = SpentRegistry([earlier_run(first, KEYS)])
+    least = least_limit(registry, header(), admission(1))
+    alone = least_limit(SpentRegistry(), header(), admission(9))
+    specs = [signing(9, alone - 500), signing(1, least - 2000), signing(2, least - 20_000), signing(8, 90 * MICRO)]
+    with pytest.raises(BudgetExceeded) as refused:
+        registry.require_within(header(), specs)
+    assert descriptor(2).hex() in refused.value.sentence and "as do 2 others" in refused.value.sentence
+    registry.require_within(header(refused.value.nearest), specs)
+
+
 def test_a_limit_holds_at_its_own_delta_whatever_the_policies_say(first):
     """At delta 1e-2 nearly nothing is spent in a run that spends more than was signed for at 1e-6."""
     registry = SpentRegistry([earlier_run(first, KEYS)])
