@@ -78,10 +78,11 @@ def run_anchor(data: bytes) -> None:
     """What stands for a pruned ADMIT leaf."""
     try:
         record = AnchorRecord.from_bytes(data)
+        require(record.to_bytes() == data, "an accepted anchor record is written otherwise")
+        restored = record.admission("open", START)
     except LedgerError:
         return
-    require(record.to_bytes() == data, "an accepted anchor record is written otherwise")
-    record.admission("open", START)
+    require(restored.seq == record.first_seq and restored.descriptor_hash == record.descriptor_hash, "another one is restored")
 
 
 def run_nodes(data: bytes) -> None:
