@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dptrain.cli.ledger_place import LedgerName, StateDirectory, place_of
-from dptrain.cli.output import JsonFlag, console, counted, print_json, styled
+from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, styled
 from dptrain.errors import ConfigError
 from ledger.errors import LeafRefused, LedgerError
 
@@ -46,7 +46,7 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
 
     place = place_of(ledger, state)
     pins = pin if pin is not None else sorted(Path(f"{place.beside}.checkpoints").glob("*/pin.json"))
-    with Ledger.open(place, read_only=True, recompute=True) as log:
+    with counting(f"checking {place.shown}"), Ledger.open(place, read_only=True, recompute=True) as log:
         for path in pins:
             _hold_against(log, path)
         found = _found(log, place.beside is not None, pins)

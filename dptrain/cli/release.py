@@ -12,7 +12,7 @@ from attest.micro import MICRO
 from dptrain.cli import ledger_proofs
 from dptrain.cli.files import PassphraseFile
 from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
-from dptrain.cli.output import JsonFlag, console, counted, print_json, promised, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, promised, styled, table, utc
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
@@ -120,9 +120,10 @@ def _check(
 
     trusted = [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)]
     owner = None if owner_key is None else keys.load_public_key(owner_key)
-    report = check_release(
-        model, trusted, export=export, owner_key=owner, minimum_size=min_size, require_quorum=require_quorum
-    )
+    with counting(f"checking {model}"):
+        report = check_release(
+            model, trusted, export=export, owner_key=owner, minimum_size=min_size, require_quorum=require_quorum
+        )
     if json:
         print_json(_report(report))
     else:

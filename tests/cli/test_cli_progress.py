@@ -5,9 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
+from attest.keys import save_private_key
 from dptrain.cli import progress
 from dptrain.cli.progress import contributions_in, progress_bar
 from tests.cli.terminals import on_terminal
+from tests.ledger.ledger_runs import LOG_KEY, SIGNER
+from tests.ledger.retained_runs import grown
 
 BOUNDS = ("--corpus", "clinic-notes-2026", "--clip-norm", "0.5", "--noise-multiplier", "1.2")
 
@@ -26,6 +29,19 @@ def test_signing_in_a_pipe_draws_nothing(shell):
     shell.write("notes.jsonl", '{"n": 1}\n' * 1000)
     result = shell.run("attest", "sign", "notes.jsonl", "--key", "alice.key", "--class", "sensitive", *BOUNDS)
     assert result.stderr == "" and len(result.stdout.splitlines()) == 2
+
+
+def test_what_reads_a_whole_ledger_says_on_a_terminal_what_it_is_at(shell):
+    grown(shell.directory / "ledger.db", start=1_700_000_000).ledger.close()
+    save_private_key(shell.directory / "ledger.key", LOG_KEY)
+    shell.run("ledger", "export", "ledger.db", "export")
+    for arguments, said in (
+        (("ledger", "verify", "export", "--key", SIGNER.vkey), "auditing export"),
+        (("ledger", "fsck", "ledger.db"), "checking ledger.db"),
+    ):
+        code, shown = on_terminal(shell.directory, arguments)
+        assert code == 0 and said in shown
+        assert shell.run(*arguments).stderr == ""
 
 
 def test_the_bar_is_drawn_at_most_every_fifth_of_a_second(monkeypatch):
