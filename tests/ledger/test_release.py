@@ -5,7 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
+from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from release_models import WEIGHTS, model, run_to_the_end, safetensors
 
 from attest import schedule
@@ -13,6 +13,7 @@ from attest.policy import ClassRule, DepthRule
 from ledger.errors import LeafRefused, ReleaseRefused, StorageFailed
 from ledger.leaves import HeaderBlock, Release, decode_leaf
 from ledger.log import Ledger
+from ledger.merkle import root
 from ledger.note import NoteSigner
 from ledger.release import MANIFEST, Manifest, check_release, open_manifest, release
 from ledger.release.create import describe
@@ -20,6 +21,7 @@ from ledger.release.files import digested, listed
 from ledger.release.manifest import sign_manifest
 from ledger.replay import Replay
 from ledger.rules.influence import artifacts, class_costs, influenced
+from ledger.rules.releases import withdrawals_root
 from ledger.views.summary import class_summaries
 from tests.ledger.retained_runs import ANNA, BEN, grown, vouched_for
 
@@ -243,6 +245,15 @@ def test_a_file_that_is_no_whole_safetensors_file_is_refused(tmp_path, change, w
     with pytest.raises(ReleaseRefused, match=why) as caught:
         digested(tmp_path, "model.safetensors")
     assert caught.value.code == "SAFETENSORS"
+
+
+def test_withdrawals_count_by_the_size_that_a_release_cites():
+    """A leaf at position n is not among the first n; the root is over sorted hashes, whenever each came."""
+    late, early, last = (descriptor(n) for n in (1, 2, 3))
+    withdrawals = {late: 5, early: 3, last: 6}
+    assert [withdrawals_root(withdrawals, size) for size in (3, 4, 6, 7)] == [
+        (count, root(sorted((early, late, last)[:count]))) for count in (0, 1, 2, 3)
+    ]
 
 
 @pytest.mark.parametrize(("dimensions", "why"), [(64, "does not take"), (65, "no lists"), (200_000, "no lists")])

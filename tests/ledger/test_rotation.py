@@ -8,6 +8,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
 
+from attest.keys import public_bytes
+from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused, LedgerBehind, LedgerWrongRun, NoteError
 from ledger.leaves import Header, Key, decode_leaf
@@ -16,6 +18,7 @@ from ledger.note import Cosigner, NoteSigner, checkpoint_text, open_note, sign_n
 from ledger.proofs.cosigning import Memory, cosign_export
 from ledger.rules.rotation import KeyChain, rotation, statement
 from ledger.storage import highwater
+from ledger.trust import auditors_policy
 
 NEW = NoteSigner(SIGNER.name, Ed25519PrivateKey.from_private_bytes(bytes(range(40, 72))))
 NEWER = NoteSigner(SIGNER.name, Ed25519PrivateKey.from_private_bytes(bytes(range(41, 73))))
@@ -192,6 +195,35 @@ def test_a_retired_key_hands_over_to_nobody():
     assert list(chain.take(LEAF)) == []
     (problem,) = chain.take(rotation(header(), 6, START, SIGNER, NEWER))
     assert problem.code == "LOG_KEY" and chain.vkeys == (SIGNER.vkey, NEW.vkey)
+
+
+def test_a_key_that_cosigns_is_no_key_of_a_log():
+    """By name and position it would do; but what it signs are statements about other people's checkpoints."""
+    cosigner = str(VerifierKey(SIGNER.name, SIGNATURE_COSIGNATURE_V1, public_bytes(NEW.private_key)))
+    message = statement(header(), 5, SIGNER.vkey, cosigner)
+    leaf = Key(5, START, SIGNER.vkey, cosigner, SIGNER.private_key.sign(message), NEW.private_key.sign(message))
+    chain = KeyChain(header())
+    (problem,) = chain.take(leaf)
+    assert problem.code == "LOG_KEY" and chain.current == SIGNER.vkey
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_a_ledger_s_trust_policy_asks_for_the_quorum_of_the_signed_policy_after_a_change_too(quorum):
+    auditors = (Cosigner("auditor.example/anna", OTHER_KEY).vkey, Cosigner("auditor.example/ben", NEWER.private_key).vkey)
+    spec = header_spec(signed_policy(auditors=auditors, auditor_quorum=quorum))
+    made = spec.header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+    chain = KeyChain(made)
+    assert chain.trust_policy() == auditors_policy(SIGNER.vkey, auditors, quorum)
+    assert not chain.trust_policy().satisfied(set())
+    assert list(chain.take(rotation(made, 5, START, SIGNER, NEW))) == []
+    assert chain.trust_policy() == auditors_policy(NEW.vkey, auditors, quorum)
+
+
+def test_what_a_signer_committed_to_in_a_file_of_another_ledger_is_nothing():
+    """One key may, against all advice, sign two ledgers; the origin in the text tells whose file it is."""
+    own, other = (sign_note(checkpoint_text(name, 9, bytes(32)), SIGNER) for name in (SIGNER.name, "ledger.example/run2"))
+    assert highwater.committed(own, SIGNER) == 9
+    assert highwater.committed(other, SIGNER) is highwater.committed(own, NEW) is highwater.committed(None, SIGNER) is None
 
 
 def test_what_both_keys_sign_is_what_the_formats_page_says():
