@@ -98,6 +98,8 @@ def write_export(
         has_tile = None
         if kept:
             data = nodes_file(kept)
+            if len(data) > layout.MAX_NODES_SIZE:
+                raise ExportRefused("SIZE", f"{len(kept)} subtrees stand for hashes that are gone; no export holds so many")
             _put(temporary, layout.RETAINED_NODES, data)
             has_tile = KeptNodes(data, size).has_tile
         for path, data in tiles.upper_tiles(roots, size, has_tile):

@@ -27,6 +27,9 @@ RETAINED_NODES: Final = "retained/nodes"
 NODE_SIZE: Final = 8 + 1 + HASH_SIZE
 """Bytes of one node in ``retained/nodes``: first leaf, level, root."""
 
+MAX_NODES_SIZE: Final = 1 << 28
+"""Largest ``retained/nodes``, whatever size a checkpoint claims: six million nodes."""
+
 HasTile = Callable[[int, int], bool]
 """Tells of a row of tiles (level / 8) and a number in it whether that tile is there."""
 
@@ -108,7 +111,7 @@ def file_paths(size: int, retained: int = 0, has_tile: HasTile | None = None) ->
 def max_file_size(path: str, size: int = 0) -> int:
     """Returns the largest size, in bytes, of a file of an export of so many leaves; only ``retained/nodes`` grows with them."""
     if path == RETAINED_NODES:
-        return NODE_SIZE * size + HASH_SIZE
+        return min(NODE_SIZE * size + HASH_SIZE, MAX_NODES_SIZE)
     if path.startswith(("tile/entries/", "retained/")):
         return MAX_BUNDLE_SIZE
     return MAX_TILE_SIZE if path.startswith("tile/") else MAX_TEXT_SIZE

@@ -37,7 +37,7 @@ class KeptNodes:
         self.size = size
         self._data = body
         self._firsts = range(len(body) // NODE_SIZE)
-        self._gone: dict[int, set[int]] = {}
+        self._there: dict[tuple[int, int], bool] = {}
         self._check()
 
     def __iter__(self) -> Iterator[Subtree]:
@@ -45,15 +45,15 @@ class KeptNodes:
 
     def has_tile(self, row: int, n: int) -> bool:
         """Tells whether all hashes of the n-th tile of a row (level / 8) can be told, so that the tile is there."""
-        return n not in self._tiles_gone(row)
+        if (row, n) not in self._there:
+            bits, height = TILE_HEIGHT * (row + 1), TILE_HEIGHT * row
+            self._there[row, n] = all(node.level <= height for node in self._reaching(n << bits, (n + 1) << bits))
+        return self._there[row, n]
 
     def in_tile(self, n: int) -> list[Subtree]:
         """Returns the subtrees that begin in the n-th tile of level 0."""
-        place, found = self._place(n * TILE_WIDTH - 1) + 1, []
-        while place < len(self._firsts) and (node := self._at(place)).first < (n + 1) * TILE_WIDTH:
-            found.append(node)
-            place += 1
-        return found
+        start = n * TILE_WIDTH
+        return [node for node in self._reaching(start, start + TILE_WIDTH) if node.first >= start]
 
     def around(self, position: int) -> Subtree | None:
         """Returns the subtree in which a leaf lies."""
@@ -76,12 +76,14 @@ class KeptNodes:
         """How many leaves from one position up to another lie in subtrees of two leaves or more."""
         return sum(node.end - node.first for node in self if node.level and first <= node.first < end)
 
-    def _tiles_gone(self, row: int) -> set[int]:
-        if row not in self._gone:
-            bits = TILE_HEIGHT * (row + 1)
-            larger = (node for node in self if node.level > TILE_HEIGHT * row)
-            self._gone[row] = {n for node in larger for n in range(node.first >> bits, (node.end - 1 >> bits) + 1)}
-        return self._gone[row]
+    def _reaching(self, first: int, end: int) -> Iterator[Subtree]:
+        """Yields the subtrees of which a leaf lies in [first, end)."""
+        for place in range(max(0, self._place(first)), len(self._firsts)):
+            node = self._at(place)
+            if node.first >= end:
+                return
+            if node.end > first:
+                yield node
 
     def _place(self, position: int) -> int:
         """Place of the last subtree that begins at a position or before."""
@@ -103,8 +105,8 @@ class KeptNodes:
             end = node.end
         if end % TILE_WIDTH and end != self.size:
             raise ProofError("NODES", f"there is a gap inside a tile, from leaf {end} on")
-        for node in self:  # only now: before, one node could have claimed tiles without end
-            if not node.level and node.first // TILE_WIDTH not in self._tiles_gone(0):
+        for node in self:
+            if not node.level and self.has_tile(0, node.first // TILE_WIDTH):
                 raise ProofError("NODES", f"leaf {node.first} lies in a tile of which no hash is gone, and which has its hash")
 
 

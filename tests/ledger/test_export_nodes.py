@@ -242,3 +242,12 @@ def test_a_subtree_over_a_cited_size_fails_the_audit(path, tmp_path):
             export = write_export(*args, keys=ledger.state.keys, pruned=told)
     report = verify_export(export, KEYS)
     assert report.verdict == "FAILED" and "HASHES_GONE" in codes(report)
+
+
+def test_nodes_over_more_leaves_than_there_can_be_cost_no_more_than_their_bytes():
+    """The size is a stranger's claim until the note is verified."""
+    nodes = KeptNodes(nodes_file([Subtree(0, 61, bytes(32)), Subtree(1 << 61, 60, bytes(32))]), 1 << 62)
+    assert not nodes.has_tile(0, 5) and not nodes.has_tile(6, 0) and not nodes.has_tile(0, (1 << 60) >> 8)
+    assert nodes.has_tile(0, (1 << 62) - (1 << 61) + (1 << 60) >> 8) and nodes.around(7) == (0, 61, bytes(32))
+    with pytest.raises(ProofError, match="NODES"):
+        KeptNodes(nodes_file([Subtree(0, 63, bytes(32))]), 1 << 62)
