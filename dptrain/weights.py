@@ -1,21 +1,20 @@
 """The weights at the end of an epoch, as the ledger commits to them: every tensor of the model, digested by itself.
 
 A record has the form that a safetensors file gives a tensor (`ledger.rules.weights`), so that whoever gets the saved files can
-compare without torch; and all the names under which transformers and peft write it, since some write others than the model has.
+compare without torch, and every name under which it may be written (`dptrain.saving`).
 """
 
 import hashlib
-import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dptrain.routing import Router
+from dptrain.saving import Computed, saved_forms
 from ledger.rules.weights import WeightRecord
 
 PIECE = 1 << 24
@@ -34,6 +33,18 @@ _DTYPES = {
 """As safetensors spells them."""
 
 
+_State = tuple["weakref.ref[torch.Tensor]", int]
+
+
+def _state_of(tensor: torch.Tensor) -> _State:
+    """What tells later whether a tensor was written to; one of inference mode has no versions, and is always read again."""
+    return weakref.ref(tensor), -1 if tensor.is_inference() else tensor._version
+
+
+def _is_as_it_was(state: _State, tensor: torch.Tensor) -> bool:
+    return state[0]() is tensor and not tensor.is_inference() and state[1] == tensor._version
+
+
 class Weights:
     """Digests the tensors of a model, those that are not trained only when they were written to since.
 
@@ -47,8 +58,9 @@ class Weights:
         self._model = model
         self._trained = {id(tensor.parameter) for _, tensor in router.tensors}
         self._adapters = {name: adapter.name for adapter in router.schedule.stack.adapters.values() for name in adapter.tensors}
-        self._saved = saved_names(model)
-        self._known: dict[str, tuple[weakref.ref[torch.Tensor], int, bytes]] = {}
+        self._saved, self._computed = saved_forms(model)
+        self._known: dict[str, tuple[_State, bytes]] = {}
+        self._kept: dict[str, tuple[list[_State], list[WeightRecord]]] = {}
 
     def records(self) -> tuple[WeightRecord, ...]:
         """The tensors as they are now: of each its names, type, shape and digest. Memory for one piece of each thread."""
@@ -59,7 +71,31 @@ class Weights:
                 groups.setdefault(id(value), []).append(name)
                 tensors[id(value)] = value
         digests = self._digests({names[0]: tensors[key] for key, names in groups.items()})
-        return tuple(self._record(names, tensors[key], digests[names[0]]) for key, names in groups.items())
+        found = [self._record(names, tensors[key], digests[names[0]]) for key, names in groups.items()]
+        named = {name: (names[0], tensors[key]) for key, names in groups.items() for name in names}
+        taken = {name for record in found for name in record.names}
+        for computed in self._computed:
+            if named.keys() >= set(computed.sources):
+                found += [record for record in self._of(computed, named) if record.names[0] not in taken]
+                taken.update(record.names[0] for record in found)
+        return tuple(found)
+
+    def _of(self, computed: Computed, named: dict[str, tuple[str, torch.Tensor]]) -> list[WeightRecord]:
+        """The tensors that are computed for a file from some of the model; again only if one of those was written to."""
+        sources = [named[name] for name in computed.sources]
+        trained = any(id(tensor) in self._trained for _, tensor in sources)
+        kept = self._kept.get(computed.sources[0])
+        same = kept is not None and all(_is_as_it_was(*pair) for pair in zip(kept[0], (t for _, t in sources), strict=True))
+        if trained or kept is None or not same:
+            first = tuple(dict.fromkeys(name for name, _ in sources))
+            with torch.no_grad():
+                values = computed.values([tensor.detach() for _, tensor in sources])
+                records = [
+                    WeightRecord((name,), None, trained, _DTYPES[value.dtype], tuple(value.shape), digest_of(value), first)
+                    for name, value in values.items()
+                ]
+            kept = self._kept[computed.sources[0]] = [_state_of(tensor) for _, tensor in sources], records
+        return kept[1]
 
     def _digests(self, tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
         """Digest by name; large tensors side by side, on as many threads as torch may use."""
@@ -77,12 +113,12 @@ class Weights:
         return WeightRecord(tuple(names), adapter, id(tensor) in self._trained, dtype, shape, digest)
 
     def _digest(self, name: str, tensor: torch.Tensor) -> bytes:
-        if id(tensor) in self._trained or tensor.is_inference():
+        if id(tensor) in self._trained:
             return digest_of(tensor)
-        known, version = self._known.get(name), tensor._version
-        if known is None or known[0]() is not tensor or known[1] != version:
-            known = self._known[name] = weakref.ref(tensor), version, digest_of(tensor)
-        return known[2]
+        known = self._known.get(name)
+        if known is None or not _is_as_it_was(known[0], tensor):
+            known = self._known[name] = _state_of(tensor), digest_of(tensor)
+        return known[1]
 
 
 def digest_of(tensor: torch.Tensor) -> bytes:
@@ -97,6 +133,10 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Flat pieces of a tensor in row-major order, of ``PIECE`` bytes at most, also of one that does not lie in that order."""
     if tensor.is_contiguous() or tensor.numel() * tensor.element_size() <= PIECE:
         yield from tensor.reshape(-1).split(PIECE // tensor.element_size())
+        return
+    rows = PIECE // (tensor[0].numel() * tensor.element_size())
+    if rows:
+        yield from (block.reshape(-1) for block in tensor.split(rows))
     else:
         for row in tensor:
             yield from _pieces(row)
@@ -106,63 +146,3 @@ def _has_bytes(tensor: torch.Tensor) -> bool:
     """Whether a tensor is one that a safetensors file could hold as it is."""
     plain = tensor.layout is torch.strided and not tensor.is_meta and not is_traceable_wrapper_subclass(tensor)
     return plain and tensor.dtype in _DTYPES
-
-
-def saved_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Other names under which the libraries that save a model write its tensors, by name in the model.
-
-    transformers writes some models under the names of their original files, peft leaves the name of the adapter out. What they
-    compute from several tensors (experts that the model holds as one, prompts that an encoder makes) has no name in the model.
-    """
-    found: dict[str, dict[str, None]] = {}
-    adapted = False
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        if _is("peft", "PeftModel", module):
-            adapted = True
-            for name, saved in _of_peft(module):
-                found.setdefault(prefix + name, {})[prefix + saved] = None
-        elif not adapted and _is("transformers", "PreTrainedModel", module):
-            for name, saved in _of_transformers(module):
-                found.setdefault(prefix + name, {})[prefix + saved] = None
-    return {name: tuple(saved) for name, saved in found.items()}
-
-
-def _is(library: str, kind: str, module: nn.Module) -> bool:
-    """Whether a module is of a library's class, without loading the library for it."""
-    loaded = sys.modules.get(library)
-    return loaded is not None and isinstance(module, getattr(loaded, kind))
-
-
-def _of_peft(model: Any) -> Iterator[tuple[str, str]]:
-    from peft import get_peft_model_state_dict
-
-    state = model.state_dict(keep_vars=True)
-    for adapter in model.peft_config:
-        saved = get_peft_model_state_dict(model, state_dict=state, adapter_name=adapter, save_embedding_layers=False)
-        yield from _renamed(state, saved)
-        # Virtual tokens are looked up once more to be saved: the same values, unless an encoder computes them.
-        for name in saved.keys() - state.keys():
-            same = (own for own, value in state.items() if value.shape == saved[name].shape and torch.equal(value, saved[name]))
-            yield from ((own, name) for own in same if not any(saved[name] is value for value in state.values()))
-
-
-def _of_transformers(model: Any) -> Iterator[tuple[str, str]]:
-    try:
-        from transformers.core_model_loading import revert_weight_conversion
-    except ImportError:  # before version 5 it wrote every model under its own names
-        return
-    # On the meta device, so that what is computed for a file is not computed here.
-    state = {name: value.to("meta") for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
-    yield from _renamed(state, revert_weight_conversion(model, dict(state)))
-
-
-def _renamed(state: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, str]]:
-    """Name in the model and name in the file of every tensor that is written as it is."""
-    names: dict[int, list[str]] = {}
-    for name, value in state.items():
-        names.setdefault(id(value), []).append(name)
-    for name, value in saved.items():
-        for own in names.get(id(value), ()):
-            if own != name:
-                yield own, name

@@ -7,7 +7,7 @@ most of its tensors are the run's; it is told with the result, and whoever check
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final, Literal
@@ -137,16 +137,28 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
             told, records = _against(file.path, file.tensors, view, index)
             found.append(told)
             seen |= records
-    trained = [place for place, record in enumerate(commitment.records) if record.trained]
+    whole = _whole(commitment.records, seen)
+    trained = [record.names[0] for record in commitment.records if record.trained and not record.sources]
+    present = [name for name in trained if name in whole]
     return Tie(
         commitment,
         tuple(found),
         opaque,
         trained=len(trained),
-        present=sum(place in seen for place in trained),
-        untrained=len(seen) - sum(place in seen for place in trained),
-        left_out=tuple(commitment.records[place].names[0] for place in trained if place not in seen),
+        present=len(present),
+        untrained=len(whole) - len(present),
+        left_out=tuple(name for name in trained if name not in whole),
     )
+
+
+def _whole(records: Sequence[WeightRecord], seen: Collection[int]) -> frozenset[str]:
+    """First names of the model's tensors that the files have: as they are, or all that is computed from them to be saved."""
+    written: dict[str, bool] = {}
+    for place, record in enumerate(records):
+        for source in record.sources:
+            written[source] = written.get(source, True) and place in seen
+    as_is = {record.names[0] for place, record in enumerate(records) if place in seen and not record.sources}
+    return frozenset(as_is | {name for name, complete in written.items() if complete})
 
 
 def told(found: Tie) -> str:

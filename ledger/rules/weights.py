@@ -34,6 +34,7 @@ class WeightRecord:
         dtype: as safetensors spells it.
         shape: sizes.
         sha256: of its bytes.
+        sources: first names of the tensors of the model that it is computed from to be saved; empty for those themselves.
     """
 
     names: tuple[str, ...]
@@ -42,6 +43,7 @@ class WeightRecord:
     dtype: str
     shape: tuple[int, ...]
     sha256: bytes
+    sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checks.rows(self.names, "names of a tensor", str, least=1)
@@ -55,10 +57,12 @@ class WeightRecord:
         for size in self.shape:
             checks.uint(size, "size in a shape")
         checks.octets(self.sha256, "digest of a tensor", _HASH)
+        checks.rows(self.sources, "sources of a tensor", str)
 
     def row(self) -> list[Any]:
         """Returns the record as the array that is encoded."""
-        return [list(self.names), self.adapter, self.trained, self.dtype, list(self.shape), self.sha256]
+        shape, sources = list(self.shape), list(self.sources)
+        return [list(self.names), self.adapter, self.trained, self.dtype, shape, self.sha256, sources]
 
     @classmethod
     def of(cls, row: Any) -> "WeightRecord":
@@ -67,9 +71,9 @@ class WeightRecord:
         Raises:
             LeafRefused: it is none.
         """
-        if type(row) is not list or len(row) != 6 or type(row[0]) is not list or type(row[4]) is not list:
+        if type(row) is not list or len(row) != 7 or [type(row[place]) for place in (0, 4, 6)] != [list] * 3:
             raise LeafRefused("TYPE", f"expected the record of a tensor, got {row!a:.80}")
-        return cls(tuple(row[0]), row[1], row[2], row[3], tuple(row[4]), row[5])
+        return cls(tuple(row[0]), row[1], row[2], row[3], tuple(row[4]), row[5], tuple(row[6]))
 
 
 def ordered(records: Iterable[WeightRecord]) -> tuple[WeightRecord, ...]:

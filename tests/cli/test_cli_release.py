@@ -46,6 +46,46 @@ def test_a_changed_file_fails_and_is_named(shell, model):
     assert "CHANGED_FILE config.json" in shell.run(*CHECK, code=1).stdout
 
 
+def weights(values: bytes, dtype: str = "F32") -> bytes:
+    """A safetensors file with the one tensor of the recorded run."""
+    header = f'{{"head.weight":{{"dtype":"{dtype}","shape":[2],"data_offsets":[0,{len(values)}]}}}}'.encode()
+    return len(header).to_bytes(8, "little") + header + values
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "told"),
+    [
+        (weights(bytes(8)), "TIED", "model.safetensors: 1 tensor tied"),
+        (weights(bytes(4), "BF16"), "CONVERTED", "converted head.weight"),
+        (weights(bytes(7) + b"\1"), "UNTIED", "CHANGED head.weight"),
+        (weights(bytes(8)).replace(b"head.weight", b"tail.weight"), "UNTIED", "FOREIGN tail.weight"),
+    ],
+)
+def test_of_every_tensor_it_is_told_whether_it_is_the_runs(shell, model, data, status, told):
+    (model / "model.safetensors").write_bytes(data)
+    made = shell.json("release", "model", "--ledger", "ledger.db")
+    assert (made["weights"]["status"], made["weights"]["step"], made["weights"]["trained"]) == (status, 20, 1)
+    answer = shell.json(*CHECK)
+    assert answer["weights"] == made["weights"] and answer["verdict"] == "FULL"
+    text = " ".join(shell.run(*CHECK).stdout.split())
+    assert f"weights {status}" in text and told in text
+
+
+def test_a_file_whose_weights_are_not_compared_is_named(shell, model):
+    (model / "model.safetensors").write_bytes(weights(bytes(8)))
+    (model / "pytorch_model.bin").write_bytes(b"pickled")
+    shell.run("release", "model", "--ledger", "ledger.db")
+    assert shell.json(*CHECK)["weights"]["not_compared"] == ["pytorch_model.bin"]
+    assert "NOT COMPARED pytorch_model.bin" in " ".join(shell.run(*CHECK).stdout.split())
+
+
+def test_a_release_that_is_not_in_the_export_fails_and_tells_what_to_get(shell, model):
+    shell.run("ledger", "export", "ledger.db", "before")
+    made = shell.json("release", "model", "--ledger", "ledger.db")
+    (finding,) = shell.json(*CHECK, "--export", "before", code=1)["findings"]
+    assert finding["code"] == "UNRECORDED" and f"at least {made['leaf'] + 1} leaves" in finding["sentence"]
+
+
 def test_an_older_release_than_asked_for_fails(shell, model):
     size = shell.json("release", "model", "--ledger", "ledger.db")["size"]
     shell.run(*CHECK, "--min-size", str(size))

@@ -4,11 +4,12 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from ledger_runs import SIGNER
+from ledger_runs import SIGNER, START, header_spec
 from release_models import WEIGHTS, model, records, run_to_the_end, safetensors, weights_of_epoch
 
 from attest import cbor
-from ledger.errors import LeafRefused, LedgerCorrupt, ReleaseRefused
+from ledger.errors import LeafRefused, LedgerCorrupt, ReleaseRefused, StorageFailed
+from ledger.log import Ledger
 from ledger.release import MANIFEST, Commitment, Rights, check_release, choose_artifact, release, tie
 from ledger.release.create import describe
 from ledger.release.files import Digested, digested, listed
@@ -46,21 +47,25 @@ def test_the_digest_commits_to_every_field_of_every_tensor_and_to_no_order():
         [replace(base[0], **change), base[1]]
         for change in (
             {"names": ("a",)}, {"names": ("b", "a")}, {"adapter": None}, {"trained": False}, {"dtype": "BF16"}, {"shape": (4,)},
-            {"sha256": bytes(32)},
+            {"sha256": bytes(32)}, {"sources": ("b",)},
         )
     ]  # fmt: skip
     digests = {model_digest(other) for other in [base, *others, base[:1], base[1:], [*base, record("d")]]}
     assert len(digests) == len(others) + 4
 
 
+def row(*, names=("a",), adapter=None, trained=True, shape=(2,), sources=()) -> list:
+    return [list(names), adapter, trained, "F32", list(shape), bytes(32), list(sources)]
+
+
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"\x80", cbor.encode({}), cbor.encode([[["a"], None, True, "F32", [2]]]),
-        cbor.encode([[["b"], None, True, "F32", [2], bytes(32)], [["a"], None, True, "F32", [2], bytes(32)]]),
-        cbor.encode([[["a"], None, True, "F32", [2], bytes(32)]] * 2), cbor.encode([[[], None, True, "F32", [2], bytes(32)]]),
-        cbor.encode([[["a", "a"], None, True, "F32", [2], bytes(32)]]), cbor.encode([[["a"], 1, True, "F32", [2], bytes(32)]]),
-        cbor.encode([[["a"], None, 1, "F32", [2], bytes(32)]]), cbor.encode([[["a"], None, True, "F32", [-1], bytes(32)]]),
+        b"", b"\x80", cbor.encode({}), cbor.encode([row()[:6]]), cbor.encode([row(names=["b"]), row()]),
+        cbor.encode([row()] * 2), cbor.encode([row(names=[])]), cbor.encode([row(names=["a", "a"])]),
+        cbor.encode([row(names=[1])]), cbor.encode([row(adapter=1)]), cbor.encode([row(trained=1)]),
+        cbor.encode([row(shape=[-1])]),
+        cbor.encode([row(sources=[1])]),
     ],
 )  # fmt: skip
 def test_what_are_no_records_of_a_model_is_refused(data):
@@ -221,6 +226,20 @@ def test_records_that_are_not_what_the_leaf_commits_to_are_refused_and_leave_no_
     with pytest.raises(LedgerCorrupt, match="WEIGHTS"):
         release(finished.ledger, model(tmp_path / "model"), now=finished.tick())
     assert finished.ledger.size == size and not (tmp_path / "model" / MANIFEST).exists()
+
+
+def test_no_epoch_is_closed_whose_records_are_not_on_disk(path, monkeypatch):
+    def full(target, data):
+        raise OSError(28, "No space left on device")
+
+    with Ledger.create(path, header_spec(), SIGNER, now=START) as ledger:
+        monkeypatch.setattr("ledger.operating.releasing.atomic_write", full)
+        with pytest.raises(StorageFailed, match="No space left"):
+            ledger.keep_weights([record("a")])
+        monkeypatch.undo()
+        digest = ledger.keep_weights([record("a")])
+        assert ledger.keep_weights([record("a")]) == digest, "an epoch that is closed again after a crash finds its file there"
+        assert ledger.weights_of(digest) == (record("a"),) and ledger.weights_of(bytes(32)) is None
 
 
 def forged(finished, tmp_path, **changes):

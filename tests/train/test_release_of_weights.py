@@ -20,7 +20,6 @@ from dptrain import PrivateTraining
 from dptrain.demo.audit import without_torch
 from dptrain.tasks.pooling import MeanPoolingClassifier
 from dptrain.tasks.text_classification import minilm_path
-from dptrain.weights import PIECE, Weights, _pieces, digest_of, saved_names
 from ledger.log import Ledger
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.release import ReleaseReport, check_release, release
@@ -28,7 +27,8 @@ from tests.reference.families import FAMILIES
 from tests.trainers import Trainer, collate_tokens
 from tests.worlds import World, make_world
 
-STORIES = Path(os.environ.get("DPTRAIN_DATA", "data")) / "stories260K" / "hf"
+ROOT = Path(__file__).resolve().parents[2]
+STORIES = Path(os.environ.get("DPTRAIN_DATA", ROOT.parent / "shared" / "data")) / "stories260K" / "hf"
 
 ADAPTERS = "".join(
     f"""
@@ -320,80 +320,3 @@ def test_an_epoch_that_was_closed_with_the_last_step_is_not_digested_again(tmp_p
     trainer.run()
     trainer.close()
     assert len(asked) == 1
-
-
-def bound(model: nn.Module, *trained_names: str) -> Weights:
-    """The digests of a model of which these tensors are trained, without a run."""
-    from types import SimpleNamespace
-
-    named = dict(model.named_parameters())
-    tensors = [(0, SimpleNamespace(parameter=named[name])) for name in trained_names]
-    return Weights(model, SimpleNamespace(tensors=tensors, schedule=SimpleNamespace(stack=SimpleNamespace(adapters={}))))
-
-
-def test_a_tensor_that_is_not_trained_is_read_once_and_again_only_after_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    weights = bound(model, "1.weight")
-    read: list[int] = []
-    monkeypatch.setattr("dptrain.weights.digest_of", lambda tensor: read.append(id(tensor)) or digest_of(tensor))
-    first = weights.records()
-    assert len(read) == 4
-    weights.records()
-    assert read[4:] == [id(model[1].weight)]
-    with torch.no_grad():
-        model[0].bias.add_(1.0)
-    again = {record.names[0]: record for record in weights.records()}
-    assert again["0.bias"] != next(record for record in first if record.names[0] == "0.bias")
-    model[0].weight = nn.Parameter(torch.zeros(4, 4))
-    assert {record.names[0]: record for record in weights.records()}["0.weight"].sha256 == digest_of(torch.zeros(4, 4))
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(12.0).view(3, 4).T, torch.tensor(3.5), torch.zeros(0, 3), torch.ones(5, dtype=torch.bfloat16),
-        torch.arange(9)[::2], torch.tensor([True, False]), torch.randn(PIECE // 4 + 3), torch.randn(3, 1 << 21).T,
-        torch.randn(2, 3, 1 << 20).transpose(1, 2), torch.ones(4).to(torch.float8_e4m3fn),
-    ],
-    ids=["transposed", "scalar", "empty", "bf16", "strided", "bool", "long", "long transposed", "long inside", "fp8"],
-)  # fmt: skip
-def test_a_digest_is_of_the_bytes_that_safetensors_writes(tensor: torch.Tensor, tmp_path: Path) -> None:
-    from ledger.release.files import digested
-
-    save_file({"w": tensor.contiguous()}, tmp_path / "x.safetensors")
-    (found,) = digested(tmp_path, "x.safetensors").tensors or ()
-    assert found.sha256 == digest_of(tensor)
-    (record,) = bound(_Holder(tensor)).records()
-    assert (record.dtype, record.shape, record.sha256) == (found.dtype, found.shape, found.sha256)
-
-
-class _Holder(nn.Module):
-    def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__()
-        self.register_buffer("w", tensor)
-
-
-@pytest.mark.parametrize("shape", [(1 << 25,), (1 << 10, 1 << 15), (1, 1 << 25), (2, 1 << 10, 1 << 14)])
-def test_no_more_than_a_piece_is_copied_at_a_time(shape: tuple[int, ...]) -> None:
-    tensor = torch.zeros(shape)
-    for value in (tensor, tensor.transpose(0, -1)):
-        sizes = [piece.numel() * piece.element_size() for piece in _pieces(value)]
-        assert max(sizes) <= PIECE and sum(sizes) == tensor.numel() * 4
-
-
-def test_the_names_of_files_are_those_that_the_libraries_write(tmp_path: Path) -> None:
-    lora = {"target_modules": ["query", "value"], "modules_to_save": ["classifier"], "use_dora": True}
-    bert = peft.get_peft_model(FAMILIES["bert"]().model, peft.LoraConfig(**lora), adapter_name="clinic")
-    bert.add_adapter("lab-b", peft.LoraConfig(target_modules=["query"], modules_to_save=["classifier"]))
-    prompts = peft.PromptTuningConfig(task_type=peft.TaskType.CAUSAL_LM, num_virtual_tokens=3)
-    models = {
-        "bert": bert,
-        "prompts": peft.get_peft_model(FAMILIES["gpt2_tied"]().model, prompts),
-        "vit": FAMILIES["vit"]().model,
-    }
-    for name, model in models.items():
-        model.save_pretrained(tmp_path / name)
-        known = {other for saved in saved_names(model).values() for other in saved} | set(model.state_dict())
-        for path in (tmp_path / name).rglob("*.safetensors"):
-            assert set(load_file(path)) <= known, f"{name}: {set(load_file(path)) - known}"
-    assert saved_names(nn.Linear(2, 2)) == {}
