@@ -104,6 +104,7 @@ class Recorder:
             _require_same(self._ledger, header)
         if not self.ledger.state.contributions:
             self.ledger.admit([self._carried(_admit(slot, names)) for slot in slots], now=now)
+        self.ledger.withdraw_all(self._spent.withdrawn_among(self.ledger.state.contributions), now=now)
         return self.ledger.attempt if fresh else None
 
     def _carried(self, admission: AdmitSpec) -> AdmitSpec:

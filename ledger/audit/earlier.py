@@ -8,11 +8,12 @@ from pathlib import Path
 
 from ledger import layout
 from ledger.accountants import MICRO
+from ledger.audit.cited import Roots
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import AuditReport, Finding
 from ledger.audit.verify import MAX_FINDINGS, verify_export
 from ledger.errors import ExportChanged, LeafRefused, LedgerBehind, LedgerForked, ProofError
-from ledger.leaves import Header, Previous, decode_leaf
+from ledger.leaves import Header, Previous, Withdraw, decode_leaf
 from ledger.leaves.previous import COMPROMISED, SPENT
 from ledger.note import peek_checkpoint
 from ledger.replay import Replay
@@ -67,7 +68,8 @@ def earlier_run(
         raise LeafRefused("EARLIER", f"the earlier run {path} is FAILED: {found.where}: {found.sentence}")
     given = _given(Path(path))
     _require_same(report, given)
-    run = _replay(given.leaves, given.leaves.size)
+    withdrawn: list[Withdraw] = []
+    run = _replay(given.leaves, given.leaves.size, withdrawn)
     if reason == SPENT and not run.closed:
         raise LeafRefused("EARLIER_OPEN", f"the run of {path} {_NOT_CLOSED}")
     size, header = given.leaves.size, run.header
@@ -77,7 +79,7 @@ def earlier_run(
         if cited.header_digest == given.digest and given.leaves.root_at(cited.size) != cited.root:
             raise LedgerForked("FORKED", f"the first {cited.size} leaves of {path} are not those that were counted")
     cited = Previous(header.origin, size, given.leaves.root_at(size), given.digest, run.keys.current, reason)
-    return Earlier(cited, run)
+    return Earlier(cited, run, tuple(withdrawn))
 
 
 _NOT_CLOSED = "is not closed, and what it charges later would not be counted; close it, and export it again"
@@ -98,8 +100,8 @@ def verify_with_earlier(
         has the cited root at that size, under the cited name and key, and was closed there; whatever one of them counted is
         cited too, and so is every run given that began before and shares a contribution; a compromised one is no longer
         than cited; no noise stream of one was used in another; no admission says less than what its contribution had spent in
-        them together, or another signed limit than they did; and with this run as planned nobody exceeds a limit of epsilon
-        over all runs, its own or one of any policy for its class.
+        them together, or another signed limit than they did; nobody took part who was withdrawn in one of them; and with this
+        run as planned nobody exceeds a limit of epsilon over all runs, its own or one of any policy for its class.
 
         SUMMARISED means the same where leaves of one of them were pruned; the notes name the ranges.
 
@@ -179,8 +181,9 @@ def _cited_runs(
             fault("EARLIER", path, f"the earlier run {cited.origin} is FAILED: {report.findings[0].sentence}")
             continue
         if _is_cited(match.leaves, cited, path, fault):
-            run = _replay(match.leaves, cited.size)
-            runs.append(Earlier(cited, run))
+            withdrawn: list[Withdraw] = []
+            run = _replay(match.leaves, cited.size, withdrawn)
+            runs.append(Earlier(cited, run, tuple(withdrawn)))
             _judge_cited(runs[-1], header, path, fault)
             notes += [f"{cited.origin}: {note}" for row, note in _summarised(report) if row]
     return runs, notes
@@ -260,6 +263,10 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault) -> Iterator
     own, delta = Accounts(run), run.header.delta
     most: dict[str, float] = {}
     for name, contribution in run.contributions.items():
+        if name in registry.withdrawn and run.expenditure.steps(contribution, run.charged_phases):
+            origin, leaf = registry.withdrawn[name]
+            sentence = f"{name.hex()} was withdrawn in {origin} (leaf {leaf.seq}, {leaf.reason})"
+            fault("EARLIER_WITHDRAWN", f"seq {contribution.seq}", f"{sentence}, and was in the pool of charged steps here")
         account = own.of(name)
         if account is None:
             continue
@@ -305,15 +312,23 @@ def _require_same(report: AuditReport, given: _Given) -> None:
         raise ExportChanged("CHANGED", f"{given.path} changed while it was audited; audit a copy that nobody writes")
 
 
-def _replay(leaves: Leaves, size: int) -> Replay:
-    """A run as its first leaves tell it; it was verified before, so recorded epsilons are not computed again."""
+def _replay(leaves: Leaves, size: int, withdrawn: list[Withdraw] | None = None) -> Replay:
+    """A run as its first leaves tell it; it was verified before, so recorded epsilons are not computed again.
+
+    Args:
+        leaves: of the export. size: how many of them.
+        withdrawn: takes the WITHDRAW leaves.
+    """
     header = decode_leaf(next(iter(leaves)))
     if not isinstance(header, Header):
         raise LeafRefused("HEADER", "the first leaf is not a header", seq=0)
-    run = RetainedReplay(header, leaves.root_at, recompute=False)
+    run = RetainedReplay(header, Roots(leaves).at, recompute=False)
     for seq, data in enumerate(islice(leaves, 1, size), start=1):
         if seq < leaves.retained and is_stand_in(data):
             run.stand_in(data)
-        else:
-            run.apply(decode_leaf(data))
+            continue
+        leaf = decode_leaf(data)
+        run.apply(leaf)
+        if withdrawn is not None and isinstance(leaf, Withdraw):
+            withdrawn.append(leaf)
     return run

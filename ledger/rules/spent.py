@@ -7,14 +7,19 @@ was chosen by looking at what an earlier run released. Limits do not rest on tha
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
 from ledger.errors import BudgetExceeded, LeafRefused
 from ledger.handles import AdmitSpec
-from ledger.leaves import Header, Previous
+from ledger.leaves import Header, Previous, Withdraw
 from ledger.replay import Replay
 from ledger.rules.budgets import Account, Plans, Use, limits_over, reached
 from ledger.rules.contributions import Contribution
 from ledger.rules.spending import composed, of_run
+
+PASSING: Final = frozenset({"expired", "key-revoked", "class-not-granted"})
+"""Reasons of withdrawals that nobody signed: an attestation's end, and what the registry said on that day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +29,12 @@ class Earlier:
     Attributes:
         cited: its place in a header.
         run: its replayed leaves, exactly as many as cited.
+        withdrawn: its WITHDRAW leaves.
     """
 
     cited: Previous
     run: Replay
+    withdrawn: tuple[Withdraw, ...] = ()
 
 
 def left_out(runs: Sequence[Earlier]) -> Iterator[tuple[str, Previous]]:
@@ -81,6 +88,27 @@ class SpentRegistry:
     def previous(self) -> tuple[Previous, ...]:
         """What the header of the new run must cite."""
         return tuple(earlier.cited for earlier in self._runs)
+
+    @cached_property
+    def withdrawn(self) -> dict[bytes, tuple[str, Withdraw]]:
+        """What was withdrawn in the earlier runs for good, by descriptor hash: the origin of the first of them, and the leaf.
+
+        A withdrawal is signed for the corpus, not for a run. What only the state of that day took out (`PASSING`) is for the
+        gate to judge anew.
+        """
+        found: dict[bytes, tuple[str, Withdraw]] = {}
+        for earlier in self._runs:
+            for leaf in earlier.withdrawn:
+                if leaf.reason not in PASSING:
+                    found.setdefault(leaf.descriptor_hash, (earlier.cited.origin, leaf))
+        return found
+
+    def withdrawn_among(self, admitted: Iterable[bytes]) -> Iterator[tuple[bytes, str, bytes]]:
+        """Yields descriptor hash, reason and evidence of every withdrawal to enter again where these are admitted."""
+        for name in admitted:
+            if name in self.withdrawn:
+                _, leaf = self.withdrawn[name]
+                yield name, leaf.reason, leaf.evidence_hash
 
     def accounts(self, descriptor_hash: bytes) -> tuple[Account, ...]:
         """Returns the accounts of a contribution in the runs that admitted it."""

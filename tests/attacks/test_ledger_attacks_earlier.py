@@ -201,6 +201,33 @@ def test_a_smaller_epsilon_at_a_larger_delta_does_not_pass_for_what_was_spent(tm
     assert codes(second, first) == ["CARRIED"]
 
 
+def test_who_was_withdrawn_in_an_earlier_run_takes_no_part_in_a_later_one(tmp_path):
+    """A withdrawal is signed for the corpus; what expired, or lost its key for a day, is for the next gate to judge."""
+    with Ledger.create(tmp_path / "one.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1), admission(2))
+        driver.steps(1)
+        ledger.withdraw(descriptor(1), "consent", bytes(32), now=driver.tick())
+        ledger.withdraw(descriptor(2), "expired", bytes(32), now=driver.tick())
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        first = ledger.export(tmp_path / "one")
+    registry = counting(first)
+    assert list(registry.withdrawn_among([descriptor(n) for n in range(4)])) == [(descriptor(1), "consent", bytes(32))]
+    spec = carrying(registry)
+    second = finished(tmp_path, "two", SECOND, spec, streams=10, previous=registry.previous)
+    assert codes(second, first) == ["EARLIER_WITHDRAWN"]
+    with Ledger.create(tmp_path / "three.db", header_spec(previous=registry.previous), THIRD, now=START) as ledger:
+        driver = Driver(ledger, streams=20)
+        driver.admit(spec, replace(spec, descriptor_hash=descriptor(2)))
+        ledger.withdraw_all(registry.withdrawn_among(ledger.state.contributions), now=driver.tick())
+        driver.steps(1)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        third = ledger.export(tmp_path / "three")
+    assert codes(third, first) == []
+
+
 def test_signed_anew_a_contribution_is_another_one_and_begins_at_nothing(tmp_path):
     """Not defended, and said so (docs/guarantee.md): only its contributor can sign anew, and then signs for another total."""
     first = finished(tmp_path, "one", SIGNER, admission(1))

@@ -13,11 +13,13 @@ from attest import signed_file
 from attest.keys import generate, load_private_key, public_bytes
 from attest.policy import Policy, open_policy, sign_policy
 from dptrain.errors import ConfigError
+from dptrain.registry_watch import REASONS
 from ledger.accountants import MICRO, Phase, epsilon_of_phases
 from ledger.audit.earlier import verify_with_earlier
 from ledger.errors import BudgetExceeded, LeafRefused, LedgerBehind, LedgerClosed
 from ledger.log import Ledger
 from ledger.note import NoteSigner
+from ledger.rules.spent import PASSING
 from tests.trainers import Trainer
 from tests.worlds import CLASSES, World, make_world
 
@@ -163,6 +165,28 @@ def test_a_resumed_run_holds_the_exports_of_earlier_runs_against_what_it_cites(t
     with pytest.raises(LedgerBehind):
         Trainer(other(world), earlier=[first], resume=True, **keys)
     Trainer(other(world), earlier=[grown], resume=True, **keys).close()
+
+
+@pytest.mark.parametrize("export", [False, True])
+def test_what_was_withdrawn_in_an_earlier_run_is_withdrawn_here_before_the_first_step(tmp_path, export):
+    world = make_world(tmp_path, per_class=2, steps=STEPS)
+    trainer = Trainer(world)
+    gone, ended, *_ = trainer.private.recorder.admitted()
+    trainer.run()
+    recorder = trainer.private.recorder
+    recorder.withdraw(gone, "consent", bytes(range(32)), now=recorder.ledger.state.last_time)
+    recorder.withdraw(ended, "expired", bytes(32), now=recorder.ledger.state.last_time)
+    recorder.finish(STEPS, bytes(32), recorder.ledger.state.last_time)
+    recorder.export(tmp_path / "one")
+    trainer.close()
+    options = {"earlier": [tmp_path / "one" if export else world.ledger], "earlier_keys": [world.root / "ledger.pub"]}
+    second = Trainer(other(world), **options)
+    assert second.private.recorder.withdrawn() == {gone} and second.private.recorder.ledger.charged_steps == 0
+    (leaf,) = second.private.recorder._spent.withdrawn.values()
+    assert (leaf[1].reason, leaf[1].evidence_hash) == ("consent", bytes(range(32)))
+    second.close()
+    Trainer(other(world), resume=True, **options).close()
+    assert REASONS | {"expired"} == PASSING
 
 
 def test_an_export_is_audited_before_anything_of_it_is_counted(tmp_path):
