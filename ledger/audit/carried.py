@@ -14,7 +14,7 @@ from ledger import layout
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import IgnoredLine
 from ledger.errors import ExportChanged, NoteError, ProofError
-from ledger.note import Note, open_note, parse_verifier_key
+from ledger.note import Note, checkpoint_text, open_note, parse_verifier_key
 from ledger.replay import Replay
 from ledger.retention.statements import summary_keys
 
@@ -66,9 +66,11 @@ def carried_notes(
         fault(error.code, layout.CHECKPOINT, error.sentence)
     for data in export.notes():
         try:
-            _, checkpoint = run.keys.open_note(data)
+            note, checkpoint = run.keys.open_note(data)
             if checkpoint.size > leaves.size or leaves.root_at(checkpoint.size) != checkpoint.root:
                 raise NoteError("ROOT", f"a kept checkpoint of {checkpoint.size} leaves is not of this tree")
+            if note.text != checkpoint_text(checkpoint.origin, checkpoint.size, checkpoint.root):
+                raise NoteError("CHECKPOINT", "a kept checkpoint has extension lines, which nothing vouches for")
             found.append(Carried(checkpoint.size, data, open_note(data, known)))
         except (NoteError, ExportChanged, ProofError) as error:
             fault(error.code, layout.RETAINED_NOTES, error.sentence)
