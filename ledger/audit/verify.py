@@ -246,6 +246,12 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
         what = "of the steps those with a draw count" if header.occurrences_public else "every step charged counts"
         windows = "1 window was" if unsettled == 1 else f"{unsettled} windows were"
         notes.append(f"{windows} charged and never settled; {what}")
+    limited = sum(bool(run.plans.limits(found)) for found in run.register.by_number)
+    if limited:
+        notes.append(
+            f"contributions with a limit of epsilon over all runs: {limited}; here this run by itself, and what it says was "
+            "spent before, was held against it. Give the exports of all other runs over the corpus too (--earlier)"
+        )
     if header.occurrences_public:
         notes.append("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
     if policy.sampling_order != POISSON:

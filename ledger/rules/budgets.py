@@ -17,6 +17,7 @@ from ledger.accountants import divergence, renyi
 from ledger.errors import LeafRefused
 from ledger.handles import AdmitSpec
 from ledger.leaves import Admit, Header
+from ledger.rules.contributions import Contribution, Terms
 from ledger.rules.expenditure import Expenditure
 from ledger.rules.spending import Spending, of_plan
 
@@ -136,6 +137,7 @@ class Plans:
         self._expenditure = Expenditure(header)
         self._accounts: dict[tuple[int, ...], Account] = {}
         self._plans: dict[tuple[int, int, int], Spending] = {}
+        self._limits: dict[Terms, tuple[Limit, ...]] = {}
 
     def account(self, place: int, sigma_micro: int, clip_micro: int, max_epsilon_micro: int, max_delta_pico: int) -> Account:
         """Returns the account of every contribution to the class at ``place`` that signed these bounds and this limit."""
@@ -149,6 +151,15 @@ class Plans:
             limits = limits_of(self.header, place, max_epsilon_micro, max_delta_pico)
             order = (len(self.header.previous), self.header.time)
             found = self._accounts[key] = Account(order, plan, plan, limits)
+        return found
+
+    def limits(self, contribution: Contribution) -> tuple[Limit, ...]:
+        """Returns the limits under which the run admitted a contribution."""
+        terms = contribution.terms
+        found = self._limits.get(terms)
+        if found is None:
+            found = limits_of(self.header, terms.class_index, terms.max_epsilon_micro, terms.max_delta_pico)
+            self._limits[terms] = found
         return found
 
     def of(self, admission: AdmitSpec) -> Account:

@@ -249,8 +249,9 @@ def test_an_auditor_of_one_export_finds_a_plan_beyond_a_limit(tmp_path, monkeypa
             finished(tmp_path, "b", SIGNER, signing(1, MICRO)),
             finished(tmp_path, "c", SIGNER, signing(1, 50 * MICRO), policy=limited(50.0)),
         ]
-    codes = [[found.code for found in verify_export(export, KEYS).findings] for export in exports]
-    assert codes == [["BUDGET"], ["BUDGET"], []]
+    reports = [verify_export(export, KEYS) for export in exports]
+    assert [[found.code for found in report.findings] for report in reports] == [["BUDGET"], ["BUDGET"], []]
+    assert any("limit of epsilon over all runs: 1; here" in note for note in reports[2].notes)
 
 
 def test_a_limit_that_was_exceeded_all_the_same_fails_the_audit_of_both_runs(tmp_path, first):
