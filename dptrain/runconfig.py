@@ -24,8 +24,8 @@ Location = typing.NewType("Location", str)
 POLICY_KEYS = frozenset(
     {
         "accountant", "adjacency", "class", "clip", "clip_norm", "delta", "depth", "disclosure", "epoch_steps", "epochs",
-        "epsilon", "exactness", "floors", "gate", "max_examples", "max_grad_norm", "noise", "noise_multiplier", "normalizer",
-        "redo_steps", "sampling_rate", "steps", "window_steps",
+        "epsilon", "exactness", "floors", "gate", "max_epsilon_total", "max_examples", "max_grad_norm", "noise",
+        "noise_multiplier", "normalizer", "redo_steps", "sampling_rate", "steps", "window_steps",
     }
 )  # fmt: skip
 """Keys of a policy, and words for them; a run file that has one is refused with a sentence that says where it belongs."""

@@ -19,7 +19,7 @@ _SETTINGS = (
     "gate.contributor_cap", "gate.max_examples",
 )  # fmt: skip
 _OF_BUDGETS = ("embeddings", "layers", "head")
-_OF_CLASSES = ("clip_norm", "noise_multiplier", "sampling_rate", "depth", "max_window_days", "public")
+_OF_CLASSES = ("clip_norm", "noise_multiplier", "sampling_rate", "depth", "max_window_days", "max_epsilon_total", "public")
 _OF_DEPTH = ("from", "to", "layers", "set", "adapter", "embeddings", "head", "heads", "experts")
 _FOLLOWING = {"redo_steps": lambda steps: steps, "epoch_steps": lambda steps: max(1, steps // 10)}
 """Settings that a policy derives from its steps where it does not state them."""

@@ -27,6 +27,12 @@ def test_plan_and_check_say_what_a_run_uses_of_a_limit_and_how_many_fit(shell):
     assert (found["code"], found["level"]) == ("TOTAL", "fact") and f"{total['runs']} runs like it fit" in found["sentence"]
 
 
+def test_another_limit_can_be_asked_for(shell):
+    limited(shell, 20)
+    answer = shell.json("plan", "policy.toml", "--layers", "4", "--what-if", "class.sensitive.max_epsilon_total=1")
+    assert [total["runs"] for total in answer["what_if"][0]["totals"]] == [0] and answer["totals"][0]["runs"] > 1
+
+
 def test_a_limit_that_one_run_fills_leaves_no_second(shell):
     limited(shell, round(USED + 0.01, 3))
     (total,) = shell.json("plan", "policy.toml", "--layers", "4")["totals"]
