@@ -44,11 +44,13 @@ def saved_forms(model: nn.Module) -> tuple[dict[str, tuple[str, ...]], list[Comp
     adapted = False
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
-        adapted |= _is("peft", "PeftModel", module)  # what lies in it is saved by peft, under names of its own
-        if not _is(*(("peft", "PeftModel") if adapted else ("transformers", "PreTrainedModel")), module):
+        # What has adapters is saved by peft, under names of its own, also where transformers added them.
+        by_peft = _is("peft", "PeftModel", module) or getattr(module, "_hf_peft_config_loaded", False) is True
+        adapted |= by_peft
+        if not by_peft and (adapted or not _is("transformers", "PreTrainedModel", module)):
             continue
         try:
-            pairs, groups = ([*_of_peft(module)], []) if adapted else _of_transformers(module, prefix)
+            pairs, groups = ([*_of_peft(module)], []) if by_peft else _of_transformers(module, prefix)
         except Exception as error:  # of whatever kind: no library that cannot save a model keeps it from being trained
             warnings.warn(
                 f"{type(module).__name__} cannot tell how it is saved ({type(error).__name__}: {error}); what it writes under "

@@ -50,8 +50,9 @@ def releases(world: World, tmp_path, *, compiled: bool, **options) -> tuple[list
         trainer.optimizer.step()
     made = loss.graphs if compiled else 0
     trainer.close()
-    for path in (world.ledger, *world.root.glob("ledger.*")):
-        path.unlink(missing_ok=True)
+    for path in world.root.glob("ledger.*"):
+        if path.is_file():
+            path.unlink()
     return found, made
 
 

@@ -91,6 +91,16 @@ def test_the_names_of_files_are_those_that_the_libraries_write(tmp_path: Path) -
     assert saved_forms(nn.Linear(2, 2)) == ({}, [])
 
 
+def test_adapters_that_transformers_added_are_tied_as_it_saves_them(tmp_path: Path) -> None:
+    """It writes them as peft would, with what a model of peft has in front of its names."""
+    model = FAMILIES["bert"]().model
+    model.add_adapter(peft.LoraConfig(target_modules=["query"]))
+    records = bound(model, *(name for name, parameter in model.named_parameters() if "lora_" in name)).records()
+    model.save_pretrained(tmp_path)
+    told = tie(Commitment(1, 1, 1, ordered(records)), [digested(tmp_path, path) for path in listed(tmp_path)])
+    assert (told.status, told.present, told.files[0].view.drop) == ("TIED", 6, "base_model.model.")
+
+
 def test_experts_that_are_saved_one_by_one_are_tied_to_the_tensor_that_holds_them(tmp_path: Path) -> None:
     """The model has them in one tensor, transformers writes each by itself; both forms are committed to."""
     from transformers import MixtralConfig, MixtralForCausalLM
