@@ -11,14 +11,16 @@ docs/mechanism.md, "What pld computes". Where the sum would be long, or figures 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 from ledger.accountants.losses import UNIT
+from ledger.accountants.sampled import Envelope, Nodes, Step
 from ledger.accountants.tilted import _erfcx, _power, _root
 
-MOST_TERMS: Final = 1 << 22
+MOST_TERMS: Final = 1 << 23
 """Sums with more terms, over points of the line and of the noise together, are left to the transform."""
 
 MOST_RATE: Final = 0.5
@@ -33,12 +35,10 @@ STEEPEST: Final = 4e-7
 """On a grid epsilon goes up and down by tilt interval^2 / 12 with its place between two points; where that is more than what
 auditors allow for machines, the transform is asked."""
 
-_SPAN: Final = 9.5
-_STRIP: Final = 6.0
-_DIGITS: Final = 44.0
 _IMAGES: Final = 18.0
 _TAIL: Final = 28.0
 _LOST: Final = 2e-7
+_SHIFTS: Final = ((64, (1.0, 2.0)), (3000, (0.5, 1.0)), (math.inf, (0.15, 0.5)))
 _TILTS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.6, 2.0, 3.0, 5.0)
 
 Held = Sequence[tuple[float, float, int]]
@@ -71,10 +71,10 @@ def epsilon(held: Held, rest: float, interval: float, delta: float) -> float:
 def _of_both(held: Held, rest: float, interval: float, delta: float) -> float:
     """Returns the larger of both directions; the one in which the contribution is removed is so nearly always."""
     mu2 = rest * rest + sum(steps for _, _, steps in held) * interval * interval / 6.0
-    removed, tilt = _of_direction([_Step(z, q, steps, removing=True) for z, q, steps in held], mu2, delta)
+    removed, tilt = _of_direction([Step(z, q, steps, removing=True) for z, q, steps in held], mu2, delta)
     if tilt * interval * interval > 12.0 * STEEPEST:
         return math.inf
-    adding = [_Step(z, q, steps, removing=False) for z, q, steps in held]
+    adding = [Step(z, q, steps, removing=False) for z, q, steps in held]
     if math.isinf(removed) or _covers(adding, mu2, delta, tilt, removed):
         return removed
     return max(removed, _of_direction(adding, mu2, delta)[0])
@@ -88,125 +88,11 @@ def _suits(held: Held, interval: float) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Nodes:
-    """The tilted law of the loss of one step, on the points of the trapezoid rule over its noise.
-
-    Attributes:
-        losses: at the points.
-        masses: of the tilted law; they add up to 1.
-        log_mass: log E e^(tilt loss).
-        error: bound on how far the transform of this law lies from the exact one, over the range that was asked for.
-        variation: at least the total variation of the density of the tilted loss.
-    """
-
-    losses: Any
-    masses: Any
-    log_mass: float
-    error: float
-    variation: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Steps of one phase in one direction.
-
-    The loss is log m, or minus that, of noise x under N(0, 1), with m = 1 - q + q e^(x/z - 1/2z^2).
-    """
-
-    z: float
-    q: float
-    steps: int
-    removing: bool
-
-    def tilted(self, tilt: float) -> tuple[Any, Any, float, tuple[float, float]]:
-        """Returns losses, masses that add up to 1, log E e^(tilt loss), and (first point, spacing): for real tilts alone."""
-        x, spacing, _, logs = self._points(tilt, 0.0)
-        masses, log_mass = self._weighed(x, spacing, logs, tilt)
-        return (logs if self.removing else -logs), masses, log_mass, (float(x[0]), spacing)
-
-    def log_moments(self, tilts: Sequence[float]) -> Any:
-        """Returns log E e^(tilt loss) at ascending real tilts, by the points that the last of them needs."""
-        import numpy as np
-
-        x, spacing, _, logs = self._points(tilts[-1], 0.0)
-        at = np.array(tilts)[:, None]
-        exponents = ((1.0 + at) if self.removing else -at) * logs - 0.5 * x * x
-        top = exponents.max(axis=1)
-        mass = np.exp(exponents - top[:, None]).sum(axis=1)
-        return top + np.log(mass * spacing / math.sqrt(2.0 * math.pi))
-
-    def nodes(self, tilt: float, reach: float) -> _Nodes:
-        """Returns the tilted law, right for transforms up to ``reach``."""
-        import numpy as np
-
-        x, spacing, w, logs = self._points(tilt, reach)
-        masses, log_mass = self._weighed(x, spacing, logs, tilt)
-        power = 1.0 + tilt if self.removing else -tilt
-        share = self.q * np.exp(w - logs)  # how much of m is the shifted part: the derivative of log m is that over z
-        moved = np.abs(x) + abs(float(x[0]))  # half of what a point is rounded by, in units of the last place
-        inexact = UNIT * (20.0 * np.abs(logs) + 8.0 * share * (moved / self.z + 0.5 / self.z**2))
-        relative = UNIT * (16.0 + 2.0 * moved * (2.0 * np.abs(x) + abs(power) * share / self.z))
-        rounded = float(masses @ relative) + (abs(power) + reach) * float(masses @ inexact)
-        cut = (float(masses[0]) + float(masses[-1])) / (_SPAN * spacing)
-        error = 1.01 * (rounded + cut) + 4.0 * math.exp(-_DIGITS) + UNIT * (4.0 * len(x) + 64.0)
-        density = masses * (self.z / spacing) / share
-        return _Nodes(logs if self.removing else -logs, masses, log_mass, error, self._variation(density, spacing, tilt))
-
-    def count(self, tilt: float, reach: float) -> int:
-        """Returns how many points a transform up to ``reach`` takes."""
-        return self._place(tilt, reach)[2]
-
-    def _points(self, tilt: float, reach: float) -> tuple[Any, float, Any, Any]:
-        """Returns the points of the noise, their spacing, x/z - 1/2z^2, and log m."""
-        import numpy as np
-
-        low, spacing, count = self._place(tilt, reach)
-        x = low + spacing * np.arange(count)
-        w = x / self.z - 0.5 / self.z**2
-        return x, spacing, w, np.log1p(self.q * np.expm1(w))
-
-    def _place(self, tilt: float, reach: float) -> tuple[float, float, int]:
-        """Returns first point, spacing and number of points.
-
-        So close that what the rule adds to a transform up to ``reach`` is e^-44 of the mass, and as far as the mass goes.
-        """
-        z, q = self.z, self.q
-        strip = min(z * math.pi / 3.0, _STRIP)
-        grown = 0.5 * strip * strip + reach * strip / z
-        low, high = -_SPAN, _SPAN
-        if self.removing:
-            high += (1.0 + tilt) / z
-        else:
-            grown -= tilt * math.log(math.cos(0.5 * strip / z))
-            centre = q * math.exp(-0.5 / z / z)
-            low -= tilt * centre / (1.0 - q + centre) / z
-        spacing = 2.0 * math.pi * strip / (_DIGITS + grown)
-        return low, spacing, int(min((high - low) / spacing, 1e15)) + 2
-
-    def _weighed(self, x: Any, spacing: float, logs: Any, tilt: float) -> tuple[Any, float]:
-        import numpy as np
-
-        exponents = (1.0 + tilt if self.removing else -tilt) * logs - 0.5 * x * x
-        top = float(exponents.max())
-        masses = np.exp(exponents - top)
-        mass = float(masses.sum())
-        return masses / mass, top + math.log(mass * spacing / math.sqrt(2.0 * math.pi))
-
-    def _variation(self, density: Any, spacing: float, tilt: float) -> float:
-        """At most three extrema lie between points, and log density bends by at most ``bend`` there."""
-        import numpy as np
-
-        bend = 1.0 + (2.0 + tilt) / (4.0 * self.z**2)
-        between = 6.0 * float(density.max()) * math.expm1(min(0.125 * bend * spacing * spacing, 700.0))
-        return 1.01 * (float(np.abs(np.diff(density)).sum() + density[0] + density[-1]) + between)
-
-
-def _moments(steps: Sequence[_Step], mu2: float, tilt: float) -> tuple[float, float, float]:
+def _moments(steps: Sequence[Step], mu2: float, tilt: float) -> tuple[float, float, float]:
     """Returns K(tilt), and mean and standard deviation of the tilted sum of losses."""
     total, mean, variance = 0.5 * tilt * (tilt + 1.0) * mu2, (tilt + 0.5) * mu2, mu2
     for step in steps:
-        losses, masses, log_mass, _ = step.tilted(tilt)
+        losses, masses, log_mass = step.tilted(tilt)
         centre = float(masses @ losses)
         total += step.steps * log_mass
         mean += step.steps * centre
@@ -214,13 +100,13 @@ def _moments(steps: Sequence[_Step], mu2: float, tilt: float) -> tuple[float, fl
     return total, mean, math.sqrt(variance)
 
 
-def _covers(steps: Sequence[_Step], mu2: float, delta: float, tilt: float, at: float) -> bool:
+def _covers(steps: Sequence[Step], mu2: float, delta: float, tilt: float, at: float) -> bool:
     """Whether Chernoff's bound by one tilt shows a divergence of at most delta; False says nothing (see `tilted.covers`)."""
     log = tilt * math.log(tilt) - (1.0 + tilt) * math.log1p(tilt) + _moments(steps, mu2, tilt)[0] - tilt * at
     return math.exp(min(0.0, log)) * (1.0 + 1e-4) <= delta
 
 
-def _of_direction(steps: Sequence[_Step], mu2: float, delta: float) -> tuple[float, float]:
+def _of_direction(steps: Sequence[Step], mu2: float, delta: float) -> tuple[float, float]:
     """Returns epsilon in one direction, inf if not by this sum; and a good tilt for `_covers`."""
     saddle, guess = _saddle(steps, mu2, delta)
     tried, allowed = 0.0, math.inf
@@ -238,15 +124,14 @@ def _of_direction(steps: Sequence[_Step], mu2: float, delta: float) -> tuple[flo
         allowed = log - math.log(share / (0.5 * _LOST * tilt))  # errors are in proportion to that
 
 
-def _sum(steps: Sequence[_Step], mu2: float, tilt: float, period: float) -> "_Sum | None":
+def _sum(steps: Sequence[Step], mu2: float, tilt: float, period: float) -> "_Sum | None":
     """Returns the sum on a line, or None where it has too many terms."""
     import numpy as np
 
     deviation, spacing = _moments(steps, mu2, tilt)[2], 2.0 * math.pi / period
     wanted = _TAIL + math.log1p(3.0 * tilt * (tilt + 1.0) * deviation)
-    coarse = [step.nodes(tilt, 0.0).variation for step in steps]
-    reach = _far_enough(lambda t: _log_envelope(steps, coarse, mu2, t), wanted, 1.0 / deviation)
-    count = int(reach / spacing) + 2
+    reach, log_envelope = _far_enough(steps, mu2, tilt, wanted, 1.0 / deviation)
+    count = int(min(reach / spacing, 1e15)) + 2
     if count * sum(step.count(tilt, reach) for step in steps) > MOST_TERMS:
         return None
     laws = [step.nodes(tilt, reach) for step in steps]
@@ -255,14 +140,13 @@ def _sum(steps: Sequence[_Step], mu2: float, tilt: float, period: float) -> "_Su
     parts = product / (line * (line + 1.0))
     parts[1:] *= 2.0
     lost = 2.0 * float(np.sum(off / np.abs(line * (line + 1.0)))) + (count + 64.0) * UNIT * float(np.sum(np.abs(parts)))
-    envelope = math.exp(-_log_envelope(steps, [law.variation for law in laws], mu2, spacing * count))
-    lost += 2.0 * envelope / (spacing * spacing * (count - 1))
+    lost += 2.0 * math.exp(log_envelope(spacing * count)) / (spacing * spacing * (count - 1))
     logs = [0.5 * tilt * (tilt + 1.0) * mu2, *(step.steps * law.log_mass for step, law in zip(steps, laws, strict=True))]
     rounded = 8.0 * UNIT * sum(step.steps * (abs(law.log_mass) + 64.0 + tilt) for step, law in zip(steps, laws, strict=True))
     return _Sum(line, parts, lost, math.fsum(logs) + rounded, spacing)
 
 
-def _saddle(steps: Sequence[_Step], mu2: float, delta: float) -> tuple[float, float]:
+def _saddle(steps: Sequence[Step], mu2: float, delta: float) -> tuple[float, float]:
     """Returns about the tilt under which the mean of the sum is epsilon, and that mean."""
 
     def log_ratio(tilt: float) -> float:
@@ -274,9 +158,7 @@ def _saddle(steps: Sequence[_Step], mu2: float, delta: float) -> tuple[float, fl
     return tilt, _moments(steps, mu2, tilt)[1]
 
 
-def _line(
-    steps: Sequence[_Step], mu2: float, delta: float, saddle: float, guess: float, allowed: float
-) -> tuple[float, float]:
+def _line(steps: Sequence[Step], mu2: float, delta: float, saddle: float, guess: float, allowed: float) -> tuple[float, float]:
     """Returns a tilt and a period R under which the images of the divergence, at epsilon +- R, are e^-18 of delta.
 
     By Chernoff's bound with other tilts. A smaller tilt than the saddle's keeps away what lies far above epsilon where few
@@ -296,29 +178,32 @@ def _line(
     return best[1], best[0]
 
 
-def _log_envelope(steps: Sequence[_Step], variations: Sequence[float], mu2: float, t: float) -> float:
-    """Returns minus the log of a bound that falls with t, on the transform of the tilted sum at t and beyond.
+def _far_enough(
+    steps: Sequence[Step], mu2: float, tilt: float, wanted: float, start: float
+) -> tuple[float, Callable[[float], float]]:
+    """Returns a place from which on the transform of the tilted sum is at most e^-wanted, and the log of the bound by place.
 
-    |f(t)| <= V/t for a density of total variation V; and so |f(t)| <= exp(-t^2 / 32 V^2) for t < sqrt(2) V, since
-    1 - |f(2t)|^2 <= 4 (1 - |f(t)|^2) (Petrov 1975, Theorem I.1.2, with |f| <= 1/sqrt(2) from there on).
+    The more steps, the closer to the real line lies the better of the lines that are tried.
     """
-    found = 0.5 * mu2 * t * t
-    for step, variation in zip(steps, variations, strict=True):
-        near = t < math.sqrt(2.0) * variation
-        found += step.steps * ((t / variation) ** 2 / 32.0 if near else math.log(t / variation))
-    return found
+    count, found = sum(step.steps for step in steps), []
+    for shift in next(shifts for most, shifts in _SHIFTS if count <= most):
+        envelopes = [step.envelope(tilt, shift) for step in steps]
 
+        def log(t: float, envelopes: Sequence[Envelope] = envelopes) -> float:
+            return math.fsum(envelope.log(t) for envelope in envelopes) - 0.5 * mu2 * t * t
 
-def _far_enough(envelope: Any, wanted: float, start: float) -> float:
-    """Returns a place from which on what is left out is as small as wanted: the first of a geometric row."""
-    place = start
-    while envelope(place) < wanted:
-        place *= 1.1
-    return place
+        low, high = start, start
+        while log(high) > -wanted and high < 1e12 * start:
+            low, high = high, 4.0 * high
+        while high > 1.1 * low:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if log(middle) > -wanted else (low, middle)
+        found.append((high, log))
+    return min(found, key=itemgetter(0))
 
 
 def _product(
-    steps: Sequence[_Step], laws: Sequence[_Nodes], mu2: float, tilt: float, spacing: float, count: int
+    steps: Sequence[Step], laws: Sequence[Nodes], mu2: float, tilt: float, spacing: float, count: int
 ) -> tuple[Any, Any]:
     """Returns the transform of the tilted sum at ``count`` points of the line, and bounds on the errors.
 

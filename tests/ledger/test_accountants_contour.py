@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ledger.accountants import Phase, contour, losses, pld, renyi, tilted
+from ledger.accountants.sampled import Step
 
 INTERVAL = pld.INTERVAL
 CASES = [
@@ -83,7 +84,7 @@ def exact_divergence(steps, mu2, epsilon, tilt):
 @pytest.mark.parametrize(("z", "q", "steps", "delta"), [(1.5, 0.3, 12, 1e-6), (2.0, 0.1, 400, 1e-9)])
 @pytest.mark.parametrize("removing", [True, False])
 def test_the_bound_holds_to_25_digits_and_is_tight(z, q, steps, delta, removing):
-    step = contour._Step(z, q, steps, removing=removing)
+    step = Step(z, q, steps, removing=removing)
     mu2 = steps * INTERVAL**2 / 6
     found, saddle = contour._of_direction([step], mu2, delta)
     exact = exact_divergence([step], mu2, found, 0.9 * saddle)
@@ -95,7 +96,7 @@ def test_the_bound_holds_to_25_digits_and_is_tight(z, q, steps, delta, removing)
 @pytest.mark.parametrize("removing", [True, False])
 def test_every_transform_lies_within_the_error_that_it_states(z, q, removing):
     tilt, reach = 3.0, 30.0
-    step = contour._Step(z, q, 1, removing=removing)
+    step = Step(z, q, 1, removing=removing)
     law = step.nodes(tilt, reach)
     for t in (0.0, 0.3, 4.0, 17.0, reach):
         found = complex(law.masses @ np.exp(1j * t * law.losses)) * math.exp(law.log_mass)
@@ -108,19 +109,22 @@ def test_every_transform_lies_within_the_error_that_it_states(z, q, removing):
 @pytest.mark.parametrize(("z", "q"), [(0.8, 0.02), (1.5, 0.3), (12.0, 0.05)])
 @pytest.mark.parametrize(("tilt", "removing"), [(0.4, True), (6.0, True), (0.4, False), (6.0, False)])
 def test_no_transform_is_above_the_envelope_by_which_the_sum_is_cut(z, q, tilt, removing):
-    step = contour._Step(z, q, 1, removing=removing)
-    stated = step.nodes(tilt, 0.0).variation
+    step = Step(z, q, 1, removing=removing)
     law = step.nodes(tilt, 400.0)
-    assert law.variation <= 1.2 * stated
-    for t in np.geomspace(0.01, 400.0, 300):
-        found = abs(complex(law.masses @ np.exp(1j * t * law.losses)))
-        assert found <= math.exp(-contour._log_envelope([step], [stated], 0.0, float(t))) + law.error, t
+    for shift in (0.15, 0.5, 1.0, 2.0):
+        envelope, before = step.envelope(tilt, shift), 0.0
+        for t in np.geomspace(0.01, 400.0, 300):
+            found = abs(complex(law.masses @ np.exp(1j * t * law.losses)))
+            stated = envelope.log(float(t))
+            assert found <= math.exp(stated) + law.error and stated <= before, (shift, t)
+            before = stated
+        assert envelope.log(1e6) < -1.0, "and it does fall"
 
 
 @pytest.mark.parametrize("period", [0.5, 0.7, 1.0, 3.0])
 def test_a_short_period_only_adds(period):
     """What the trapezoid rule adds are divergences: whatever period is chosen, the figure is a bound."""
-    steps, mu2, delta = [contour._Step(1.234, 0.01, 1000, removing=True)], 1000 * INTERVAL**2 / 6, 1e-6
+    steps, mu2, delta = [Step(1.234, 0.01, 1000, removing=True)], 1000 * INTERVAL**2 / 6, 1e-6
     saddle, guess = contour._saddle(steps, mu2, delta)
     tilt, best = contour._line(steps, mu2, delta, saddle, guess, math.inf)
     value = contour._sum(steps, mu2, tilt, 4.0 * best).solve(delta, guess)[0]
@@ -129,7 +133,7 @@ def test_a_short_period_only_adds(period):
 
 def test_errors_count():
     """What was lost is part of the divergence; a sum that forgot it would say less."""
-    steps, mu2, delta = [contour._Step(1.234, 0.01, 1000, removing=True)], 1000 * INTERVAL**2 / 6, 1e-6
+    steps, mu2, delta = [Step(1.234, 0.01, 1000, removing=True)], 1000 * INTERVAL**2 / 6, 1e-6
     saddle, guess = contour._saddle(steps, mu2, delta)
     found = contour._sum(steps, mu2, *contour._line(steps, mu2, delta, saddle, guess, math.inf))
     value, share = found.solve(delta, guess)
