@@ -247,6 +247,17 @@ def test_a_file_that_is_no_whole_safetensors_file_is_refused(tmp_path, change, w
     assert caught.value.code == "SAFETENSORS"
 
 
+def test_the_record_says_how_far_the_run_was_at_each_release(run):
+    run.admit(admission(1), admission(2), admission(3))
+    run.steps(1)
+    run.withdraw(2)
+    run.ledger.record_release(bytes(32), bytes(32), 4, now=run.tick())
+    run.admit(admission(4))
+    run.ledger.record_release(bytes(32), bytes(32), 4, now=run.tick())
+    found = run.ledger.state.releases.recorded
+    assert [(item.admitted, item.withdrawn, item.final) for item in found] == [(3, 1, False), (4, 1, False)]
+
+
 def test_withdrawals_count_by_the_size_that_a_release_cites():
     """A leaf at position n is not among the first n; the root is over the hashes in the order in which their leaves came."""
     late, early, last = (descriptor(n) for n in (1, 2, 3))
