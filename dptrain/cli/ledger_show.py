@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dptrain.cli.output import console, number, print_table, promised, styled, table, utc
+from dptrain.cli.output import console, number, print_table, spent, styled, table, utc
+from dptrain.planning.rounding import at_least
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
@@ -95,10 +96,10 @@ def print_classes(classes: list[dict[str, Any]]) -> None:
             str(item["active"]),
             str(item["withdrawn"]),
             number(item["sampling_rate"]),
-            "" if item["noise_multiplier"] is None and not item["public"] else promised(item["noise_multiplier"]),
+            _noise(item),
             *(str(item[name]) for name in steps),
-            promised(item["epsilon"], 6),
-            promised(item["epsilon_replace"], 6),
+            spent(item["epsilon"]),
+            spent(item["epsilon_replace"]),
             str(item["coordinates"]),
         )
     print_table(rows)
@@ -122,4 +123,10 @@ def print_releases(rows: Iterable[dict[str, Any]], classes: list[str]) -> None:
 
 
 def _cost(epsilon: float | None) -> str:
-    return "has no bound" if epsilon is not None and math.isinf(epsilon) else promised(epsilon, 6)
+    return "has no bound" if epsilon is not None and math.isinf(epsilon) else spent(epsilon)
+
+
+def _noise(item: dict[str, Any]) -> str:
+    """The least noise multiplier of a class; nothing where no contribution has one."""
+    found = item["noise_multiplier"]
+    return "public" if item["public"] else "" if found is None else at_least(found)

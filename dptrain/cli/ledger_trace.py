@@ -9,7 +9,7 @@ import typer
 
 from attest.micro import MICRO, PICO
 from attest.records import JSONL
-from dptrain.cli.output import console, counted, number, print_json, promised, styled, table, utc
+from dptrain.cli.output import console, counted, number, print_json, spent, styled, table, utc
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
@@ -161,8 +161,8 @@ def _print(found: "Trace", delta: float) -> None:
     for window in found.windows:
         rows.add_row(*map(str, (window.window, window.attempt, window.first_step, window.last_step)), utc(window.time))
     out.print(rows)
-    carried = f", and {number(found.carried, 6)} in earlier runs" if found.carried else ""
-    out.print(f"spent: epsilon {promised(found.epsilon, 6)} at delta {delta:g}{carried}")
+    carried = f", and {spent(found.carried)} in earlier runs" if found.carried else ""
+    out.print(f"spent: epsilon {spent(found.epsilon)} at delta {delta:g}{carried}")
 
 
 def _told_statement(made: "WithdrawalStatement", delta: float) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from attest.errors import AttestError
 from dptrain.cli import complete, hints, manual
 from dptrain.errors import DptrainError
 from dptrain.planning.glyphs import ASCII, PLAIN, UNICODE, Glyphs, Line
+from dptrain.planning.rounding import at_most
 from ledger.errors import LedgerError
 
 _JSON = "dptrain.json"
@@ -178,6 +179,11 @@ def number(value: float, digits: int = 4) -> str:
 def promised(value: float | None, digits: int = 4) -> str:
     """A figure about the privacy of a class; None, of a public one, is told in words: no number would be true."""
     return "public" if value is None else number(value, digits)
+
+
+def spent(value: float | None, digits: int = 6) -> str:
+    """An epsilon for a person, never shown smaller than it is, for that would be no bound. None, of a public class, in words."""
+    return "public" if value is None else at_most(value, digits)
 
 
 def amount(value: float) -> str:

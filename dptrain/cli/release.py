@@ -12,7 +12,7 @@ from attest.micro import MICRO
 from dptrain.cli import ledger_proofs
 from dptrain.cli.files import PassphraseFile
 from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
-from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, promised, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, spent, styled, table, utc
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
@@ -278,7 +278,7 @@ def _print(manifest: "Manifest", weights: "Tie") -> None:
     rows = table("artifact", *(f"epsilon of {row.name}" for row in manifest.classes))
     for part in manifest.artifacts:
         found = (manifest.epsilon_micro(part.name, place) for place in range(len(manifest.classes)))
-        rows.add_row(part.name, *(promised(_number(micro), 6) for micro in found))
+        rows.add_row(part.name, *(spent(_number(micro)) for micro in found))
     out.print(rows)
     _print_weights(weights)
     for sentence in manifest.statements:

@@ -1,7 +1,7 @@
-"""Figures about privacy as text, never smaller than they are."""
+"""Figures about privacy as text: epsilons never smaller than they are, noise never larger."""
 
 import math
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
@@ -16,6 +16,14 @@ def at_most(value: float, digits: int = 4) -> str:
     if math.isinf(value) or abs(value) >= 1e9 or 0 < abs(value) < 1e-6:
         return rounded_up(value, digits)
     return f"{_up(value, digits).normalize():f}"
+
+
+def at_least(value: float, digits: int = 4) -> str:
+    """A noise multiplier, never above the value."""
+    if math.isinf(value):
+        return "∞"
+    found = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal_from_float(value)
+    return f"{found:g}" if abs(value) >= 1e9 or 0 < abs(value) < 1e-6 else f"{found.normalize():f}"
 
 
 def _up(value: float, digits: int) -> Decimal:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from dptrain.cli.output import console, promised, styled, table
+from dptrain.cli.output import console, promised, spent, styled, table
 from dptrain.engine import PrivateTraining
 from dptrain.runconfig import RunConfig
 from dptrain.tasks.classification import evaluate
@@ -51,8 +51,9 @@ class Outcome:
         if self.classes:
             rows = table("class", "admitted", "clip norm", "multiplier", "rate", "ε", "ε content replaced", "δ")
             for row in self.classes:
-                figures = ("clip_norm", "effective_multiplier", "sampling_rate", "epsilon", "epsilon_replace", "delta")
-                rows.add_row(row["class"], str(row["admitted"]), *(promised(row[key]) for key in figures))
+                plain = (promised(row[key]) for key in ("clip_norm", "effective_multiplier", "sampling_rate"))
+                bounds = (spent(row[key], 4) for key in ("epsilon", "epsilon_replace"))
+                rows.add_row(row["class"], str(row["admitted"]), *plain, *bounds, promised(row["delta"]))
             out.print(rows)
         if self.refused:
             out.print("refused by the gate: " + ", ".join(f"{code} {count}" for code, count in self.refused.items()))
