@@ -43,6 +43,9 @@ def add_tile(roots: Subtrees, n: int, pieces: Sequence[Subtree]) -> None:
     if pieces[0].level > layout.TILE_HEIGHT:
         roots.append(pieces[0].hash, pieces[0].level - layout.TILE_HEIGHT)
         return
+    if not any(piece.level for piece in pieces):
+        roots.append(root_of_hashes([piece.hash for piece in pieces]))
+        return
     tile = Frontier()
     for piece in pieces:
         tile.append(piece.hash, piece.level)

@@ -148,19 +148,18 @@ class Export:
             The leaves returned are exactly those under the signed root, but for stand-ins, for which a hash or the root of a
             subtree of stand-ins is; and every hash tile and kept node has been compared with what they give.
         """
-        given, stored = TileRoots(), TileRoots()
+        given = TileRoots()
         unlike: list[int] = []
         for n, width in layout.tile_widths(checkpoint.size):
-            of_entries, of_tile = self._of_entries(n, width), self._of_tile(n, width)
+            of_entries = self._of_entries(n, width)
             given.add(n, of_entries)
-            stored.add(n, of_tile)
-            if of_entries not in (None, of_tile) and (of_tile is not None or layout.tile_path(0, n, width) in self.names):
+            if of_entries is not None and self._is_unlike(n, width, of_entries):
                 unlike.append(n)
         if given.root() == checkpoint.root:
             self._report_tiles([self._hashes_name(n, checkpoint.size) for n in unlike])
             self._compare_upper(given.roots, checkpoint.size)
             return Leaves(self, given.roots, checkpoint.size)
-        self._blame(given, stored, unlike, checkpoint)
+        self._blame(given, unlike, checkpoint)
         return None
 
     def bundle(self, n: int, width: int) -> list[bytes] | None:
@@ -232,6 +231,13 @@ class Export:
             return None
         return [Subtree(seq, 0, hash_) for seq, hash_ in enumerate(_split(tile), n * layout.TILE_WIDTH)]
 
+    def _is_unlike(self, n: int, width: int, pieces: list[Subtree]) -> bool:
+        """Whether the stored hashes of a tile of level 0, as far as they can be read, are not those that its entries give."""
+        if self.nodes is not None and not self.nodes.has_tile(0, n):
+            return pieces != self.nodes.in_tile(n)
+        tile = self.read(layout.tile_path(0, n, width))
+        return tile is not None and tile != b"".join(piece.hash for piece in pieces)
+
     def _hashes_name(self, n: int, size: int) -> str:
         """The file that has the hashes of a tile of level 0."""
         if self.nodes is not None and not self.nodes.has_tile(0, n):
@@ -253,8 +259,11 @@ class Export:
                 wrong.append(name)
         self._report_tiles(wrong)
 
-    def _blame(self, given: TileRoots, stored: TileRoots, unlike: list[int], checkpoint: Checkpoint) -> None:
+    def _blame(self, given: TileRoots, unlike: list[int], checkpoint: Checkpoint) -> None:
         """Names the files at fault when the entries do not give the root: the tiles, if they do, tell which."""
+        stored = TileRoots()
+        for n, width in layout.tile_widths(checkpoint.size):
+            stored.add(n, self._of_tile(n, width))
         sentence = "neither the entries nor the tiles give the signed root"
         if stored.missing is not None:
             self.report("ROOT", self._hashes_name(stored.missing, checkpoint.size), sentence)
