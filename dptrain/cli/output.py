@@ -182,7 +182,7 @@ def promised(value: float | None, digits: int = 4) -> str:
 
 
 def spent(value: float | None, digits: int = 6) -> str:
-    """An epsilon for a person, never shown smaller than it is, for that would be no bound. None, of a public class, in words."""
+    """An epsilon for a person, never shown smaller than it is: that would be no bound. None, of a public class, in words."""
     return "public" if value is None else at_most(value, digits)
 
 

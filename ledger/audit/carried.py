@@ -14,7 +14,7 @@ from ledger import layout
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import IgnoredLine
 from ledger.errors import ExportChanged, NoteError, ProofError
-from ledger.note import Note, checkpoint_text, open_note, parse_verifier_key
+from ledger.note import Note, VerifierKey, checkpoint_text, open_note, parse_verifier_key
 from ledger.replay import Replay
 from ledger.retention.statements import summary_keys
 
@@ -51,6 +51,10 @@ def carried_notes(
 ) -> tuple[Carried, ...]:
     """Returns the checkpoint under audit, and behind it those that a pruned export keeps, all of this very tree.
 
+    The kept ones stand in order of size, and each adds a signature to those of its size before it: whoever carries an export
+    could repeat a note without end, and each costs several signatures and a root. The first that does not hold is a fault, and
+    the last that is looked at.
+
     Args:
         run: the run, for the keys that must have signed.
         export: the directory.
@@ -64,17 +68,33 @@ def carried_notes(
         found = [Carried(signed.size, signed.data, open_note(signed.data, known))]
     except NoteError as error:
         fault(error.code, layout.CHECKPOINT, error.sentence)
+    last, seen = 0, set[VerifierKey]()
     for data in export.notes():
         try:
-            note, checkpoint = run.keys.open_note(data)
-            if checkpoint.size > leaves.size or leaves.root_at(checkpoint.size) != checkpoint.root:
-                raise NoteError("ROOT", f"a kept checkpoint of {checkpoint.size} leaves is not of this tree")
-            if note.text != checkpoint_text(checkpoint.origin, checkpoint.size, checkpoint.root):
-                raise NoteError("CHECKPOINT", "a kept checkpoint has extension lines, which nothing vouches for")
-            found.append(Carried(checkpoint.size, data, open_note(data, known)))
+            item = _kept(run, leaves, data, known)
+            if item.size < last:
+                raise NoteError("NOTES", f"kept checkpoints never fall in size: {item.size} leaves follow {last}")
+            if item.size > last:
+                last, seen = item.size, set()
+            signed_by = {signature.key for signature in item.note.signatures}
+            if signed_by <= seen:
+                raise NoteError("NOTES", f"a kept checkpoint of {last} leaves adds no signature to those before it")
+            seen |= signed_by
+            found.append(item)
         except (NoteError, ExportChanged, ProofError) as error:
             fault(error.code, layout.RETAINED_NOTES, error.sentence)
+            break
     return tuple(found)
+
+
+def _kept(run: Replay, leaves: Leaves, data: bytes, known: Sequence[str]) -> Carried:
+    """A kept checkpoint, which the ledger's key of its time signed, over this tree and nothing else."""
+    note, checkpoint = run.keys.open_note(data)
+    if checkpoint.size > leaves.size or leaves.root_at(checkpoint.size) != checkpoint.root:
+        raise NoteError("ROOT", f"a kept checkpoint of {checkpoint.size} leaves is not of this tree")
+    if note.text != checkpoint_text(checkpoint.origin, checkpoint.size, checkpoint.root):
+        raise NoteError("CHECKPOINT", "a kept checkpoint has extension lines, which nothing vouches for")
+    return Carried(checkpoint.size, data, open_note(data, known))
 
 
 def ignored_lines(notes: Iterable[Note], known: Sequence[str]) -> tuple[IgnoredLine, ...]:

@@ -69,7 +69,18 @@ def test_two_notes_of_one_tree_with_one_voucher_each_are_a_quorum(export, order)
     report = verify_export(export, KEYS)
     assert report.verdict == "SUMMARISED" and report.summaries[0].vouchers == (ANNA.name, BEN.name)
     keep(export, apart[0], apart[0])
-    assert "UNVOUCHED" in codes(verify_export(export, KEYS)), "one auditor twice is one auditor"
+    assert codes(verify_export(export, KEYS)) == ["NOTES", "UNVOUCHED"], "one auditor twice is one auditor"
+
+
+def test_kept_notes_cannot_be_repeated_without_end(export):
+    """Each costs several signatures and a root: what adds nothing, or goes back in size, ends the reading."""
+    (note,) = kept(export)
+    later = (export / layout.CHECKPOINT).read_bytes()
+    for notes in ([note, note], [later, note], [note, later, bare(later)]):
+        keep(export, *notes)
+        assert codes(verify_export(export, KEYS)).count("NOTES") == 1
+    keep(export, note, *[note] * 1000)
+    assert codes(verify_export(export, KEYS)) == ["NOTES"]
 
 
 def test_cosignatures_below_two_notes_of_one_tree_are_a_quorum(export):
