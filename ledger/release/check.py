@@ -148,8 +148,8 @@ def _check(
     check.findings += differences(check.directory, manifest.files, left_out)
     if place is None or audited is None:
         check.notes.append(
-            "no export to check against: that the numbers follow from the ledger is the signer's word, and nothing shows that "
-            "it records this release"
+            "no export to check against: that numbers and weights are those of the ledger is the signer's word, and nothing "
+            "shows that it records this release"
         )
         return manifest, "SIGNED"
     for report in (audited, *_other_export(check, own, place, owner_key)):

@@ -7,7 +7,7 @@ most of its tensors are the run's; it is told with the result, and whoever check
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final, Literal
@@ -24,8 +24,8 @@ OPAQUE: Final = frozenset(
 )  # fmt: skip
 """Endings of files that may hold weights in a form that is not read here."""
 
-_VIEWS: Final = 64
-"""Views that are tried for a file, so that a hostile manifest costs no more than a long one."""
+_VIEWS: Final = 16
+"""Prefixes, and adapters, that are tried for a file, so that a hostile manifest costs not much more than a long one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
     found, seen = [], set()
     for file in files:
         if file.tensors is not None:
-            view = index.view(file.tensors)
+            view = index.view(file.path, file.tensors)
             told, records = _against(file.path, file.tensors, view, index)
             found.append(told)
             seen |= records
@@ -241,8 +241,9 @@ class _Index:
         self.records = records
         self._named: dict[str, list[int]] = {}
         self._ends: dict[str, dict[str, None]] = {}
-        self._content: Mapping[bytes, int] = Counter(record.sha256 for record in records)
+        self._content: dict[bytes, list[int]] = {}
         for place, record in enumerate(records):
+            self._content.setdefault(record.sha256, []).append(place)
             for name in record.names:
                 self._named.setdefault(name, []).append(place)
                 for end in _ends(name):
@@ -257,18 +258,30 @@ class _Index:
             return places[0]
         return next((place for place in places if self.records[place].adapter == view.adapter), None)
 
-    def view(self, tensors: Sequence[Tensor]) -> View:
+    def view(self, path: str, tensors: Sequence[Tensor]) -> View:
         """The view in which most tensors of a file are the run's; of equal ones that with most names, then the plainest."""
         best, most = View("", "", None), (-1, -1, 0)
+        adapters = self._suggested(path, tensors)
         for drop, add in self._prefixes(tensors):
-            for adapter in (None, *self._adapters[:_VIEWS]):
+            for adapter in adapters:
                 view = View(drop, add, adapter)
                 places = [(tensor, self.place(tensor.name, view)) for tensor in tensors]
                 known = [(tensor, self.records[place]) for tensor, place in places if place is not None]
                 score = (sum(_verdict(*pair) == "tied" for pair in known), len(known), -len(drop) - len(add))
                 if score > most:
                     best, most = view, score
+                if score[0] == len(tensors):
+                    return best
         return best
+
+    def _suggested(self, path: str, tensors: Iterable[Tensor]) -> tuple[str | None, ...]:
+        """No adapter; then that of which the folder has the name, and those with most tensors in the file."""
+        found = Counter(
+            self.records[place].adapter for tensor in tensors for place in self._content.get(tensor.sha256, [])[:_VIEWS]
+        )
+        folders = path.split("/")[:-1]
+        order = sorted(self._adapters, key=lambda adapter: (adapter not in folders, -found[adapter], adapter))
+        return None, *order[:_VIEWS]
 
     def _prefixes(self, tensors: Sequence[Tensor]) -> list[tuple[str, str]]:
         """What the names of a file may have too much or lack: nothing, or what its tensors and its longest name suggest."""

@@ -154,6 +154,16 @@ def test_adapters_whose_files_have_the_same_names_are_told_apart_by_what_is_in_t
     assert against(good[1:], *run).left_out == ("q.A.one.w", "q.B.one.w")
 
 
+def test_one_of_many_adapters_is_found_by_what_is_in_its_file_and_a_converted_one_by_its_folder():
+    names = [f"lab-{number:02}" for number in range(40)]
+    run = tuple(record(f"q.A.{name}.w", "q.A.w", adapter=name) for name in names)
+    told = against([file("any.safetensors", q__A__w="q.A.lab-33.w")], *run)
+    assert (told.status, told.files[0].view.adapter) == ("TIED", "lab-33")
+    converted = tuple(replace(item, dtype="BF16") for item in run)
+    told = against([file("lab-37/any.safetensors", q__A__w="")], *converted)
+    assert (told.status, told.files[0].view.adapter) == ("CONVERTED", "lab-37")
+
+
 def test_shards_are_one_model_and_a_tensor_in_two_of_them_must_be_the_runs_in_both():
     run = (record("a"), record("b"))
     shards = [file("model-00001-of-00002.safetensors", a="a"), file("model-00002-of-00002.safetensors", b="b")]
