@@ -81,7 +81,9 @@ def _read(base: Path, name: str, size: int = 0) -> bytes:
     try:
         descriptor = os.open(base / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as stream:
-            data = stream.read(limit + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+            found = os.fstat(descriptor)
+            # The limit may follow from a size that nobody signed: no more is asked for than there is.
+            data = stream.read(min(limit, found.st_size) + 1) if stat.S_ISREG(found.st_mode) else None
     except OSError as error:
         raise LedgerCorrupt("FILE", f"{base / name} cannot be read ({error.strerror or error}); is this an export?") from error
     if data is None or len(data) > limit:

@@ -62,10 +62,12 @@ class RetainedReplay(Replay):
         if self.pruned and self.pruned[-1] >= end:
             last = self.pruned[-1]
             return f"the body of leaf {last} is gone, and auditors vouch for summaries of the leaves below {end} only"
-        for hash_ in self._restored:
-            covered, _ = self.tally.summarised.get(hash_, (None, None))
+        for hash_, record in self._restored.items():
+            covered, committed = self.tally.summarised.get(hash_, (None, None))
             if covered is None or covered > end:
                 return f"the ADMIT leaf of {hash_.hex()} is gone, and no summary that auditors vouch for has its record"
+            if record != committed:
+                return f"what stands for the ADMIT leaf of {hash_.hex()} is not the record that its summary commits to"
         return None
 
     def _restore(self, record: AnchorRecord) -> tuple[Admit, list[LeafRefused]]:
