@@ -316,3 +316,34 @@ def test_contributions_with_equal_histories_share_one_computation(tmp_path, monk
     registry.require_within(header(steps=4), specs)
     assert len({registry.carried(spec.descriptor_hash, 1e-6) for spec in specs}) == 1
     assert counts == {"composed": 2, "reached": 2}
+
+
+def test_a_limit_holds_against_who_chooses_the_second_run_by_the_first_one_s_output():
+    """Exactly: for every output of the first release the dearest of many second ones, or none, that the filter lets through."""
+    import numpy as np
+
+    allowed = limit(1.5, Fraction(1, 1000))
+    first = spending(2.0, 0.3, 1)
+    fitting = []
+    for q in (0.01, 0.1, 0.5, 1.0):  # at each rate the least noise that fits
+        noise = [0.4 * 1.05**k for k in range(80)]
+        fits = [z for z in noise if reached(allowed, [account(0, first), account(1, spending(z, q, 1))]) <= 1.5]
+        fitting.append((min(fits), q))
+    assert len({z for z, _ in fitting}) > 2  # the second releases differ in more than their rates
+
+    def pair(z: float, q: float) -> tuple[np.ndarray, np.ndarray]:
+        x = np.linspace(-9 * z, 9 * z + 1, 3001)
+        null, shifted = (np.exp(-0.5 * ((x - mean) / z) ** 2) for mean in (0.0, 1.0))
+        step = (x[1] - x[0]) / (z * np.sqrt(2 * np.pi))
+        return ((1 - q) * null + q * shifted) * step, null * step
+
+    worst = 0.0
+    for swap in (False, True):
+        p1, q1 = pair(2.0, 0.3)[:: -1 if swap else 1]
+        growth = np.exp(1.5) * q1 / p1  # what the second release must make up for, given the first
+        dearest = np.maximum(1.0 - growth, 0.0)  # no second release
+        for z, q in fitting:
+            p2, q2 = pair(z, q)[:: -1 if swap else 1]
+            dearest = np.maximum(dearest, np.array([np.maximum(p2 - ratio * q2, 0.0).sum() for ratio in growth]))
+        worst = max(worst, float((p1 * dearest).sum()))
+    assert 1e-5 < worst <= 1e-3
