@@ -18,11 +18,14 @@ from ledger.rules.weights import WeightRecord
 
 Status = Literal["TIED", "CONVERTED", "UNTIED", "UNRECORDED"]
 
-OPAQUE: Final = frozenset(
-    (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz", ".h5", ".hdf5", ".keras", ".msgpack",
-     ".onnx", ".pb", ".tflite", ".gguf", ".ggml", ".mlmodel", ".tar", ".gz", ".tgz", ".zip", ".xz", ".zst")
+COMPANIONS: Final = frozenset(
+    (".json", ".jsonl", ".txt", ".md", ".rst", ".html", ".jinja", ".py", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".csv",
+     ".tsv", ".model", ".vocab", ".bpe", ".spm", ".merges", ".png", ".jpg", ".svg", ".pdf", ".cff")
 )  # fmt: skip
-"""Endings of files that may hold weights in a form that is not read here."""
+"""Endings of files that lie beside weights and hold none: settings, tokenizers, code, papers. Any other may hold some."""
+
+PLAIN: Final = frozenset(("license", "notice", "readme", "copying", "authors", "changelog", ".gitattributes", ".gitignore"))
+"""Names of such files without an ending."""
 
 _VIEWS: Final = 16
 """Prefixes, and adapters, that are tried for a file, so that a hostile manifest costs not much more than a long one."""
@@ -86,7 +89,7 @@ class Tie:
     Attributes:
         commitment: what they were held against, None if nothing was committed to or its records are gone.
         files: the safetensors files.
-        opaque: paths of files that may hold weights in a form that is not compared.
+        opaque: paths of files that are not compared and may hold weights: all that are not known to hold none.
         trained: how many tensors the run trained.
         present: how many of them are in the files, bit for bit or converted.
         untrained: how many of the others are in the files, bit for bit.
@@ -126,7 +129,7 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
         commitment: the tensors of the epoch, whose digest the caller has compared with the EPOCH leaf.
         files: the files of the release, digested.
     """
-    opaque = tuple(file.path for file in files if PurePosixPath(file.path).suffix.lower() in OPAQUE)
+    opaque = tuple(file.path for file in files if file.tensors is None and not _is_companion(file.path))
     if commitment is None:
         return Tie(None, opaque=opaque)
     index = _Index(commitment.records)
@@ -149,6 +152,12 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
         untrained=len(whole) - len(present),
         left_out=tuple(name for name in trained if name not in whole),
     )
+
+
+def _is_companion(path: str) -> bool:
+    name = PurePosixPath(path).name.lower()
+    ending = PurePosixPath(name).suffix
+    return ending in COMPANIONS or (not ending and name in PLAIN)
 
 
 def _whole(records: Sequence[WeightRecord], seen: Collection[int]) -> frozenset[str]:
@@ -204,7 +213,7 @@ def _reasons(found: Tie) -> Iterator[str]:
     if foreign:
         yield f"{len(foreign)} are of no name that its model had ({_few(foreign)})"
     if found.opaque:
-        yield f"files of a form that is not compared may hold weights ({_few(found.opaque)})"
+        yield f"files that are not compared may hold weights ({_few(found.opaque)})"
     if not found.files:
         yield "there is no safetensors file"
 

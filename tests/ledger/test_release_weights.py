@@ -89,10 +89,29 @@ def test_a_tensor_of_another_shape_is_changed_and_never_converted():
     assert against([file(a="a")], one).files[0].changed == ("a",)
 
 
-@pytest.mark.parametrize("path", ["pytorch_model.bin", "x/adapter.PT", "model.gguf", "weights.tar.gz"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "pytorch_model.bin",
+        "x/adapter.PT",
+        "model.gguf",
+        "weights.tar.gz",
+        "weights",
+        "a.dat",
+        "MODEL.SAFETENSORS",
+        "x.json.enc",
+    ],
+)
 def test_a_file_that_may_hold_weights_unread_keeps_a_release_from_being_tied(path):
     told = against([file(a="a"), Digested(path, 1, bytes(32), None)], record("a"))
     assert (told.status, told.opaque) == ("UNTIED", (path,))
+
+
+@pytest.mark.parametrize(
+    "path", ["config.json", "README.md", "LICENSE", ".gitattributes", "tokenizer.model", "a/chat_template.jinja"]
+)
+def test_files_that_come_beside_weights_leave_a_release_tied(path):
+    assert against([file(a="a"), Digested(path, 1, bytes(32), None)], record("a")).status == "TIED"
 
 
 def test_files_without_any_tensor_are_not_tied():
