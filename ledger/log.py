@@ -354,6 +354,7 @@ class Ledger(Retaining, Releasing, Signing, Readings):
             LedgerWrongRun: the pin is of another ledger.
             LedgerBehind: this ledger is shorter: its tail was lost or it was rolled back.
             LedgerForked: this ledger has another history of that size.
+            ProofError: code HASHES_GONE; the hashes of the leaves about that size are gone, so nobody can tell.
         """
         if (pin.origin, pin.header_digest) != (self.header.origin, self.header_digest):
             raise LedgerWrongRun("WRONG_RUN", f"the pin is of run {pin.origin!r}, or of another header of that name")

@@ -15,6 +15,7 @@ from ledger.errors import LeafRefused, LedgerError
 if TYPE_CHECKING:
     from ledger.handles import Pin
     from ledger.log import Ledger
+    from ledger.storage.place import Place
 
 _FIELDS = ("origin", "size", "root", "header_digest")
 
@@ -45,7 +46,7 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
     from ledger.log import Ledger
 
     place = place_of(ledger, state)
-    pins = pin if pin is not None else sorted(Path(f"{place.beside}.checkpoints").glob("*/pin.json"))
+    pins = pin if pin is not None else pins_beside(place)
     with counting(f"checking {place.shown}"), Ledger.open(place, read_only=True, recompute=True) as log:
         for path in pins:
             _hold_against(log, path)
@@ -76,12 +77,18 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
 
 def _hold_against(log: "Ledger", path: Path) -> None:
     try:
-        log.check_pin(_pin(path))
+        log.check_pin(read_pin(path))
     except LedgerError as error:
         raise type(error)(error.code, f"{str(path)!r}: {error.sentence}") from error
 
 
-def _pin(path: Path) -> "Pin":
+def pins_beside(place: "Place") -> list[Path]:
+    """The pins of the model checkpoints beside a ledger."""
+    return sorted(Path(f"{place.beside}.checkpoints").glob("*/pin.json"))
+
+
+def read_pin(path: Path) -> "Pin":
+    """Reads what a model checkpoint remembers of its ledger; raises ConfigError, code PIN, for anything else."""
     from ledger.handles import Pin
 
     try:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dptrain.cli.files import PassphraseFile
+from dptrain.cli.ledger_fsck import pins_beside, read_pin
 from dptrain.cli.ledger_place import LedgerKey, LedgerName, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.output import JsonFlag, console, print_json
 from ledger.errors import LeafRefused
 
 if TYPE_CHECKING:
     from ledger.log import Ledger
+    from ledger.storage.place import Place
 
 
 def register(app: typer.Typer) -> None:
@@ -43,15 +45,17 @@ def retain(
 
     Where the policy has a second horizon, `retention_hash_epochs`, --drop-hashes then deletes the hashes of pruned leaves past
     it, but for the roots of the subtrees that they fill. Every root and every proof of a leaf that stays can still be made;
-    that a pruned leaf was there is shown by a proof file made earlier, and by nothing else.
+    that a pruned leaf was there is shown by a proof file made earlier, and by nothing else. Model checkpoints beside the ledger
+    can be resumed from as before.
 
     Example: dptrain ledger retain ledger.db
     """
     if prune and drop_hashes:
         raise typer.BadParameter("give --prune or --drop-hashes, not both: bodies go first, and hashes epochs later")
-    with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
+    place = place_of(ledger, state)
+    with opened_to_sign(place, ledger_key, passphrase_file) as log:
         gone = log.prune() if prune else None
-        hashes = log.drop_hashes() if drop_hashes else None
+        hashes = log.drop_hashes(keep=_pinned(log, place)) if drop_hashes else None
         told: dict[str, Any] = {
             "summary": None if prune or drop_hashes else _summarise(log),
             "pruned": gone,
@@ -80,6 +84,14 @@ def retain(
         out.print(f"  you export it for them:  dptrain ledger export {named} DIR")
         out.print("  each of them runs:       dptrain ledger cosign DIR NOTE --key KEY --name NAME --log-key PUB --summary")
         out.print(f"  you take in their notes: dptrain ledger merge {named} NOTE ...")
+
+
+def _pinned(log: "Ledger", place: "Place") -> list[int]:
+    """Sizes that the model checkpoints beside the ledger pin, each held against it."""
+    pins = [read_pin(path) for path in pins_beside(place)]
+    for pin in pins:
+        log.check_pin(pin)
+    return [pin.size for pin in pins]
 
 
 def _summarise(log: "Ledger") -> int | None:

@@ -8,6 +8,8 @@ contributions that left, whose anchor records stay (`ledger.retention.retained`)
 (`ledger.subtrees`). Nothing else is ever dropped: no leaf that was not pruned, nothing of a withdrawal.
 """
 
+from collections.abc import Iterable
+
 from ledger.errors import RetentionRefused
 from ledger.export import Pruned
 from ledger.leaves import Spend, Summary
@@ -88,7 +90,7 @@ class Retaining:
                     anchors[record.first_seq] = Anchor(record.descriptor_hash, seq, record.to_bytes())
         return self._file.prune(before, anchors, [Spend.KIND])
 
-    def drop_hashes(self) -> int:
+    def drop_hashes(self, *, keep: Iterable[int] = ()) -> int:
         """Drops hashes of leaves that were pruned long ago, but for the roots of their subtrees; returns how many went.
 
         Guarantee:
@@ -98,13 +100,16 @@ class Retaining:
             root, its consistency proofs and the inclusion proofs of what is left. Lost are inclusion proofs of pruned leaves
             that nobody keeps in a file. All go, or none; the ledger without them was replayed whole before.
 
+        Args:
+            keep: sizes whose roots must still be made, such as those that model checkpoints pin.
+
         Raises:
             RetentionRefused: code RETENTION if the policy keeps hashes, NOT_PRUNED if no range has lost its bodies whose hashes
                 are still there, TOO_EARLY if too few epochs follow it.
             LedgerCorrupt: the ledger could not do without the hashes; nothing is gone.
             LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
-        return self._file.drop_hashes(self._droppable())
+        return self._file.drop_hashes(self._droppable(), keep)
 
     def _droppable(self) -> int:
         """Where the leaves end whose hashes may go now."""

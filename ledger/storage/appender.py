@@ -3,7 +3,7 @@
 The mechanics under `ledger.log.Ledger`: it decides what to append, this decides whether and how.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -151,7 +151,7 @@ class Appender:
         self._broken = False
         return len(lean.dropped)
 
-    def drop_hashes(self, before: int) -> int:
+    def drop_hashes(self, before: int, keep: Iterable[int] = ()) -> int:
         """Drops the hashes of pruned leaves for good, but for the roots of the subtrees that they fill, tried as in `prune`.
 
         Guarantee:
@@ -159,13 +159,14 @@ class Appender:
 
         Args:
             before: position below which hashes go.
+            keep: further sizes whose roots must still be made.
 
         Returns:
             How many hashes went.
         """
         self.require_signer()
         with self.store.snapshot() as snapshot:
-            subtrees = list(droppable(snapshot, before, self.checkpoints))
+            subtrees = list(droppable(snapshot, before, {*self.checkpoints, *keep}))
             lean = WithoutHashes(snapshot, before, subtrees)
             fsck.check(lean)
         self._broken = True

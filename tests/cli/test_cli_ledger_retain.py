@@ -1,8 +1,11 @@
 """`dptrain ledger retain`: from a summary over two auditors' word to a pruned ledger, and every refusal in between."""
 
+import json
+
 import pytest
 
 from attest.keys import save_private_key
+from ledger.handles import Pin
 from ledger.leaves import Spend
 from ledger.log import Ledger
 from tests.ledger.ledger_runs import LOG_KEY, SIGNER, Driver
@@ -55,6 +58,10 @@ def test_summarise_vouch_and_prune(shell, run):
     shell.run("ledger", "export", "ledger.db", "export")
     notes = [cosign(shell, "export", who) for who in ("anna", "ben")]
     assert "has 2 cosignatures" in shell.run("ledger", "merge", "export", *notes).stdout
+    shell.run("ledger", "prove", "export", "early.proof", "--leaf", "1")
+    shown = shell.run("ledger", "verify-proof", "early.proof", "--trust", "export/policy").stdout
+    assert "cosigned by auditor.example/anna at" in shown and "not checked" not in shown
+    assert "summary-v1" in shell.run("ledger", "verify-proof", "early.proof", "--key", SIGNER.vkey).stdout
     merged = shell.json("ledger", "merge", "ledger.db", *notes)
     assert [item["name"] for item in merged["cosigners"]] == merged["vouchers"] and len(merged["vouchers"]) == 2
     whole = shell.json("ledger", "fsck", "ledger.db")
@@ -108,6 +115,13 @@ def test_a_policy_that_keeps_everything_is_left_alone(shell, files):
 def test_hashes_go_when_the_policy_lets_them(shell, files):
     crowded_and_pruned(files / "ledger.db", files, people=24, retention_hash_epochs=1).ledger.close()
     shell.run("ledger", "prove", "ledger.db", "before.proof", "--leaf", "1")
+    with Ledger.open(files / "ledger.db", SIGNER) as ledger:
+        pin = Pin(ledger.header.origin, 6, ledger._file.root_at(6), ledger.header_digest)
+    beside = files / "ledger.db.checkpoints" / "step-00000001"
+    beside.mkdir(parents=True)
+    (beside / "pin.json").write_text(json.dumps(pin.to_dict() | {"root": "00" * 32}))
+    assert shell.json(*RETAIN, "--drop-hashes", code=1)["error"]["code"] == "FORKED"
+    (beside / "pin.json").write_text(json.dumps(pin.to_dict()))
     told = shell.json(*RETAIN, "--drop-hashes")
     assert told["hashes_gone"] > 20 and told["hashes_before"] == told["pruned_before"] == told["summaries"][0]["end"]
     assert [row["state"] for row in told["summaries"]] == ["pruned, hashes too"]

@@ -5,6 +5,7 @@ from test_pruning import told
 
 from ledger.audit import verify_export
 from ledger.errors import LedgerCorrupt, LedgerError, ProofError, RetentionRefused
+from ledger.handles import Pin
 from ledger.leaves import Resume, Summary, decode_leaf
 from ledger.log import Ledger
 from ledger.merkle import verify_consistency, verify_inclusion, verify_inclusion_hash
@@ -159,6 +160,17 @@ def test_a_ledger_without_hashes_goes_on(before, backend, tmp_path):
         assert (report.verdict, report.findings) == ("SUMMARISED", ())
         cosigned = cosign_export(export, KEYS, CLEO, memory, now=START + 6_000)
         assert cosigned.report.verdict == "SUMMARISED"
+
+
+def test_pins_of_model_checkpoints_can_be_kept(path, tmp_path):
+    """One that lies among ADMIT leaves that go, and that no RESUME leaf cites."""
+    driver = crowded_and_pruned(path, tmp_path, retention_hash_epochs=1)
+    with driver.ledger as ledger:
+        pins = [Pin(ledger.header.origin, size, ledger._file.root_at(size), ledger.header_digest) for size in (6, 17)]
+        assert ledger.drop_hashes(keep=[pins[0].size]) > 0
+        ledger.check_pin(pins[0])
+        with pytest.raises(ProofError, match="HASHES_GONE"):
+            ledger.check_pin(pins[1])
 
 
 @pytest.mark.parametrize(
