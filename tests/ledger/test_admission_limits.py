@@ -1,0 +1,86 @@
+"""What an ADMIT leaf may say, bound by bound, at the last value that is right and the first that is not."""
+
+from dataclasses import replace
+
+import pytest
+from ledger_runs import OTHER_KEY, SIGNER, START, descriptor, header_spec, signed_policy
+
+from attest import schedule
+from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from ledger.leaves import Admit, Header, Previous
+from ledger.note import NoteSigner
+from ledger.rules.limits import admission_problems
+
+OTHER = NoteSigner("ledger.example/run0", OTHER_KEY)
+EARLIER = Previous(OTHER.name, 9, bytes(32), bytes(range(32)), OTHER.vkey, "spent")
+
+
+def header(*, public: bool = False, previous: tuple[Previous, ...] = ()) -> Header:
+    """Two classes with bounds, or ``open`` as a public one."""
+    rules = signed_policy().policy.classes
+    if public:
+        bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+        rules = (replace(rules[0], public=True, **bounds), rules[1])
+    policy = signed_policy(classes=rules, min_clip_norm_micro=1_000)
+    spec = header_spec(policy, previous=previous)
+    private = [rule.name for rule in rules if not rule.public]
+    blocks = []
+    for block in spec.blocks:
+        presets = schedule.class_presets(policy.policy, [name for name in block.classes if name in private])
+        blocks.append(replace(block, std=schedule.block_std(presets) if presets else 0.0))
+    return replace(spec, blocks=tuple(blocks)).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+
+
+def codes(header: Header, **changes) -> list[str]:
+    rule = header.policy.classes[0]
+    fields = {
+        "seq": 1,
+        "time": START,
+        "descriptor_hash": descriptor(1),
+        "class_name": "open",
+        "profile_id": 0,
+        "clip_micro": rule.clip_norm_micro,
+        "sigma_micro": rule.noise_multiplier_micro,
+        "max_occurrences": 0,
+        "attestation_hash": bytes(32),
+        "key_id": bytes(8),
+        "anchor": bytes(32),
+        "carried_micro": 0,
+        "max_epsilon_micro": 0,
+        "max_delta_pico": 0,
+    }
+    return [problem.code for problem in admission_problems(Admit(**fields | changes), header, 0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        ({"profile_id": 1}, ["PROFILE"]),
+        ({"clip_micro": 1_000_001}, ["CLIP"]),
+        ({"clip_micro": 1_000}, []),
+        ({"clip_micro": 999}, ["CLIP"]),
+        ({"sigma_micro": 1_000_001}, []),
+        ({"sigma_micro": 999_999}, ["NOISE"]),
+        ({"max_epsilon_micro": 1, "max_delta_pico": 1}, []),
+    ],
+)
+def test_the_bounds_of_the_policy_hold_to_the_unit(changes, expected):
+    assert codes(header(), **changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("public", "previous", "expected"),
+    [(False, (EARLIER,), []), (False, (), ["CARRIED"]), (True, (EARLIER,), ["CARRIED"]), (True, (), ["CARRIED"])],
+)
+def test_something_is_carried_only_from_runs_that_are_counted_and_by_who_has_an_epsilon(public, previous, expected):
+    found = header(public=public, previous=previous)
+    assert codes(found, carried_micro=1) == expected
+    assert codes(found) == []
+
+
+def test_who_is_public_signed_neither_a_limit_nor_bounds():
+    found = header(public=True)
+    assert codes(found, max_epsilon_micro=1, max_delta_pico=1) == ["BUDGET"]
+    assert codes(found, clip_micro=PUBLIC_CLIP_MICRO - 1) == ["PUBLIC"]
+    assert codes(found, sigma_micro=PUBLIC_NOISE_MICRO + 1) == ["PUBLIC"]
