@@ -5,13 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, Driver, admission, header_spec
-from release_models import model, run_to_the_end
+from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec
+from release_models import WEIGHTS, model, records, run_to_the_end
 
 from ledger.leaves.previous import COMPROMISED, SPENT, Previous
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.release import Rights, check_release, choose_artifact, release
+from tests.ledger.retained_runs import ANNA, BEN, retaining_spec, vouched_for
 
 KEYS = [SIGNER.vkey]
 BOTH = Rights({"open": None, "sensitive": None})
@@ -41,7 +42,7 @@ def test_a_release_before_a_withdrawal_stays_true_and_tells_of_it_once_an_export
 
 
 def test_a_release_from_before_the_close_is_promised_the_horizon_and_stays_so_after_it(path, tmp_path):
-    driver = Driver(Ledger.create(path, header_spec(), SIGNER, now=1_800_000_000))
+    driver = Driver(Ledger.create(path, header_spec(), SIGNER, now=START))
     with driver.ledger as ledger:
         driver.admit(admission(1), admission(3, "sensitive"))
         for _ in range(10):
@@ -149,3 +150,30 @@ def test_a_release_of_a_run_that_counts_another_says_that_its_epsilons_are_its_o
     assert check_release(tmp_path / "model", [SUCCESSOR.vkey]).weights.status == "UNRECORDED"
     with pytest.raises(Exception, match="NOT_TIED"):
         choose_artifact(report, BOTH, ["full"])
+
+
+def test_a_release_outlives_bodies_and_hashes_of_the_leaves_around_it(path, tmp_path):
+    """Its checkpoint keeps its root, its leaf and the EPOCH leaf stay: the weights are tied as before."""
+    driver = Driver(Ledger.create(path, retaining_spec(retention_hash_epochs=1), SIGNER, now=START))
+    with driver.ledger as ledger:
+        driver.digest = ledger.keep_weights(records(WEIGHTS))
+        driver.admit(*map(admission, range(20)))
+        driver.steps(1)
+        for n in range(3, 19):
+            driver.withdraw(n)
+        driver.epoch()
+        release(ledger, model(tmp_path / "model"), now=driver.tick())
+        for _ in range(2):
+            driver.steps(1)
+            driver.epoch()
+        ledger.summarise(now=driver.tick())
+        vouched_for(driver, ANNA, BEN)
+        driver.steps(1)
+        driver.epoch()
+        ledger.prune()
+        driver.steps(1)
+        driver.epoch()
+        assert ledger.drop_hashes() > 0
+        lean = ledger.export(tmp_path / "lean")
+    report = check_release(tmp_path / "model", KEYS, export=lean)
+    assert (report.verdict, report.findings, report.weights.status) == ("SUMMARISED", (), "TIED")
