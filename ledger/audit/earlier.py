@@ -1,21 +1,19 @@
 """Auditing a run together with the earlier runs that it says it counted."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from ledger import layout
 from ledger.accountants import MICRO
 from ledger.audit.cited import Roots
-from ledger.audit.files import Export, Leaves
+from ledger.audit.files import Leaves
 from ledger.audit.findings import AuditReport, Finding
+from ledger.audit.histories import Fault, Given, judge_citations, longest, read_export
 from ledger.audit.verify import MAX_FINDINGS, verify_export
 from ledger.errors import ExportChanged, LeafRefused, LedgerBehind, LedgerForked, ProofError
 from ledger.leaves import Header, Previous, Withdraw, decode_leaf
 from ledger.leaves.previous import COMPROMISED, SPENT
-from ledger.note import peek_checkpoint
 from ledger.replay import Replay
 from ledger.retention.retained import RetainedReplay, is_stand_in
 from ledger.rules.budgets import TOLERANCE_MICRO
@@ -24,17 +22,6 @@ from ledger.rules.spent import Accounts, Earlier, SpentRegistry, left_out
 
 CARRIED_TOLERANCE_MICRO = 2
 """What a run says was spent before is the recomputed value less at most this, in 1e-6: machines differ in last bits."""
-
-Fault = Callable[[str, str, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """An export that was given as that of an earlier run."""
-
-    path: Path
-    leaves: Leaves
-    digest: bytes
 
 
 def earlier_run(
@@ -66,7 +53,7 @@ def earlier_run(
     if report.verdict == "FAILED":
         found = report.findings[0]
         raise LeafRefused("EARLIER", f"the earlier run {path} is FAILED: {found.where}: {found.sentence}")
-    given = _given(Path(path))
+    given = read_export(Path(path))
     _require_same(report, given)
     withdrawn: list[Withdraw] = []
     run = _replay(given.leaves, given.leaves.size, withdrawn)
@@ -99,9 +86,10 @@ def verify_with_earlier(
         FULL means besides: every cited earlier run was given, is FULL itself, of the same corpus, is no shorter than cited and
         has the cited root at that size, under the cited name and key, and was closed there; whatever one of them counted is
         cited too, and so is every run given that began before and shares a contribution; a compromised one is no longer
-        than cited; no noise stream of one was used in another; no admission says less than what its contribution had spent in
-        them together, or another signed limit than they did; nobody took part who was withdrawn in one of them; and with this
-        run as planned nobody exceeds a limit of epsilon over all runs, its own or one of any policy for its class.
+        than cited; all exports given, and all that the runs in them counted, tell one history of each ledger; no noise stream
+        of one was used in another; no admission says less than what its contribution had spent in them together, or another
+        signed limit than they did; nobody took part who was withdrawn in one of them; and with this run as planned nobody
+        exceeds a limit of epsilon over all runs, its own or one of any policy for its class.
 
         SUMMARISED means the same where leaves of one of them were pruned; the notes name the ranges.
 
@@ -123,12 +111,14 @@ def verify_with_earlier(
         findings.append(Finding(code, where, sentence))
 
     try:
-        own = _given(Path(path))
+        own = read_export(Path(path))
         _require_same(report, own)
         run = _replay(own.leaves, own.leaves.size)
-        given = [found for found in (_given(Path(item)) for item in earlier) if found.digest != own.digest]
+        shown = longest([own, *(read_export(Path(item)) for item in earlier)], fault)
+        given = [found for found in shown if found.digest != own.digest]
+        judge_citations(given, own, fault)
 
-        def audited(item: _Given) -> AuditReport:
+        def audited(item: Given) -> AuditReport:
             found = verify_export(item.path, keys, owner_key=owner_key, require_quorum=require_quorum)
             if found.verdict != "FAILED":
                 _require_same(found, item)
@@ -165,7 +155,7 @@ def _counted(earlier: Earlier) -> str:
 
 
 def _cited_runs(
-    header: Header, given: Sequence[_Given], audited: Callable[[_Given], AuditReport], fault: Fault
+    header: Header, given: Sequence[Given], audited: Callable[[Given], AuditReport], fault: Fault
 ) -> tuple[list[Earlier], list[str]]:
     """The cited runs, each verified and replayed to the size at which it is cited, and what of them is summarised."""
     runs: list[Earlier] = []
@@ -225,7 +215,7 @@ def _judge_cited(earlier: Earlier, header: Header, path: str, fault: Fault) -> N
         fault("EARLIER_OPEN", path, f"{sentence} counts nowhere")
 
 
-def _judge_uncited(run: Replay, digest: bytes, given: _Given, report: AuditReport, fault: Fault) -> Iterator[str]:
+def _judge_uncited(run: Replay, digest: bytes, given: Given, report: AuditReport, fault: Fault) -> Iterator[str]:
     """Looks at an export that is not cited: what was spent in a run that began before this one must be counted."""
     if report.verdict == "FAILED":
         fault("EARLIER", str(given.path), f"it is not cited, and FAILED: {report.findings[0].sentence}")
@@ -294,19 +284,7 @@ def _judge_admission(contribution: Contribution, before: float, fault: Fault) ->
         fault("CARRIED", f"seq {contribution.seq}", sentence)
 
 
-def _given(path: Path) -> _Given:
-    """The leaves of an export under the root that it claims, and the digest of its header; not who signed it."""
-    faults: list[str] = []
-    export = Export(path, lambda code, where, sentence: faults.append(f"{where}: {sentence}"))
-    data = export.read(layout.CHECKPOINT) if export.scan() else None
-    checkpoint = None if data is None else peek_checkpoint(data)
-    leaves = export.leaves(checkpoint) if checkpoint is not None and export.check_names(checkpoint.size) else None
-    if leaves is None:
-        raise LeafRefused("EARLIER", f"{path} is no whole export: {faults[0] if faults else 'it has no checkpoint'}")
-    return _Given(path, leaves, hashlib.sha256(next(iter(leaves))).digest())
-
-
-def _require_same(report: AuditReport, given: _Given) -> None:
+def _require_same(report: AuditReport, given: Given) -> None:
     """Refuses leaves that are not those of which the audit said that they are signed: others may write there."""
     if (report.size, report.root_hex) != (given.leaves.size, given.leaves.root_at(given.leaves.size).hex()):
         raise ExportChanged("CHANGED", f"{given.path} changed while it was audited; audit a copy that nobody writes")

@@ -244,3 +244,80 @@ def test_contributions_of_one_person_are_not_added_up_over_runs(tmp_path):
     assert registry.carried(descriptor(1), 1e-6) == registry.carried(descriptor(2), 1e-6) > 0
     second = finished(tmp_path, "two", SECOND, carrying(registry), streams=10, previous=registry.previous)
     assert codes(second, first) == []
+
+
+def two_sizes(base: Path) -> tuple[Path, Path]:
+    """A run at two moments, in neither of which it was closed."""
+    with Ledger.create(base / "one.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1))
+        driver.steps(1)
+        driver.epoch()
+        early = ledger.export(base / "early")
+        driver.steps(4)
+        driver.epoch()
+        return early, ledger.export(base / "late")
+
+
+def two_histories(base: Path) -> tuple[Path, Path]:
+    """One run as its log tells it to some, and with less spent to others."""
+    found = []
+    for name, steps in (("dear", 4), ("cheap", 1)):
+        (base / name).mkdir()
+        with Ledger.create(base / name / "one.db", header_spec(), SIGNER, now=START) as ledger:
+            driver = Driver(ledger)
+            driver.admit(admission(1))
+            driver.steps(1, steps)
+            driver.epoch()
+            ledger.finish(now=driver.tick())
+            found.append(ledger.export(base / name / "export"))
+    return found[0], found[1]
+
+
+def heir(base: Path, name: str, signer: NoteSigner, *counted, streams: int) -> Path:
+    """A run that counts others, truly as far as it knows them."""
+    registry = SpentRegistry(counted)
+    return finished(base, name, signer, carrying(registry), streams=streams, previous=registry.previous)
+
+
+def test_two_histories_of_an_earlier_run_are_found_though_the_run_cites_one_of_them(tmp_path):
+    dear, cheap = two_histories(tmp_path)
+    second = heir(tmp_path, "two", SECOND, earlier_run(cheap, KEYS), streams=50)
+    assert codes(second, cheap) == []
+    for given in ((cheap, dear), (dear, cheap)):
+        assert "EARLIER_FORKED" in codes(second, *given)
+
+
+def test_an_earlier_run_that_counted_another_history_of_one_is_evidence_too(tmp_path):
+    dear, cheap = two_histories(tmp_path)
+    second = heir(tmp_path, "two", SECOND, earlier_run(dear, KEYS), streams=50)
+    third = heir(tmp_path, "three", THIRD, earlier_run(cheap, KEYS), earlier_run(second, KEYS), streams=70)
+    assert codes(third, cheap, second) == ["EARLIER_FORKED"]
+
+
+def test_a_fork_of_the_run_under_audit_is_found_among_the_earlier_ones(tmp_path):
+    dear, cheap = two_histories(tmp_path)
+    for given in ((dear, cheap), (cheap, dear)):
+        assert codes(*given) == ["EARLIER_FORKED"]
+    early, late = two_sizes(tmp_path)
+    assert codes(late, early) == codes(early, late) == codes(early, early) == []
+
+
+def test_a_lost_run_is_not_counted_shorter_than_another_run_or_export_shows_it(tmp_path):
+    """That a key was lost is its operator's word, and where; whoever counted or exported more knows better."""
+    early, late = two_sizes(tmp_path)
+    lost = earlier_run(early, KEYS, reason="compromised")
+    second = heir(tmp_path, "two", SECOND, lost, streams=50)
+    assert codes(second, early) == []
+    for given in ((early, late), (late, early)):
+        assert codes(second, *given) == ["EARLIER_COMPROMISED"]
+    longer = heir(tmp_path, "longer", SECOND, earlier_run(late, KEYS, reason="compromised"), streams=70)
+    third = heir(tmp_path, "three", THIRD, lost, earlier_run(longer, KEYS), streams=90)
+    assert codes(third, early, longer) == ["EARLIER_BEHIND"]
+
+
+def test_what_is_no_checkpoint_of_an_earlier_run_is_told_as_that(tmp_path):
+    first = finished(tmp_path, "one", SIGNER, admission(1))
+    second = finished(tmp_path, "two", SECOND, admission(2), streams=10)
+    (first / "checkpoint").write_bytes(b"none")
+    assert codes(second, first) == ["EARLIER"]
