@@ -15,7 +15,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, TypeVar
 
 import sqlalchemy as sa
 
@@ -37,6 +37,17 @@ _INSERT_ANCHOR: Final = "INSERT INTO anchor (dhash, summary_seq, record) VALUES 
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, dhash, leaf, body) VALUES (?, ?, ?, ?, ?)"
 
 
+_BLOBS: Final = (bytes, type(None))
+_Value = TypeVar("_Value")
+
+
+def _stored(kind: type[_Value], value: object) -> _Value:
+    """A value of the type that its column has in a ledger; a table made again without STRICT holds any."""
+    if type(value) is not kind:
+        raise LedgerCorrupt("DATABASE", f"the file has {value!r:.40} where a ledger has a value of another type")
+    return value
+
+
 class SqliteSnapshot:
     """What the file held at one moment; valid inside `SqliteStore.snapshot`."""
 
@@ -50,7 +61,7 @@ class SqliteSnapshot:
         if row is None:
             raise LedgerCorrupt("HEAD", "the stored head is gone")
         try:
-            return Frontier.from_bytes(row.size, row.frontier)
+            return Frontier.from_bytes(_stored(int, row.size), _stored(bytes, row.frontier))
         except ProofError as error:
             raise LedgerCorrupt("HEAD", f"the stored head is not one of a tree: {error.sentence}") from error
 
@@ -59,26 +70,28 @@ class SqliteSnapshot:
         columns = (ENTRY.c.seq, ENTRY.c.kind, ENTRY.c.dhash, ENTRY.c.leaf, ENTRY.c.body, ENTRY.c.level)
         query = sa.select(*columns).order_by(ENTRY.c.seq)
         for seq, kind, dhash, leaf, body, level in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+            if type(leaf) not in _BLOBS or type(body) not in _BLOBS or type(level) is not int:
+                raise LedgerCorrupt("DATABASE", f"row {seq!r:.40} of the leaves has values of other types than a ledger has")
             yield Row(seq, kind, dhash, leaf or b"", body or b"", level)
 
     def checkpoints(self) -> dict[int, bytes]:
         """Returns all stored checkpoint notes by size."""
         query = sa.select(CHECKPOINT.c.size, CHECKPOINT.c.note).order_by(CHECKPOINT.c.size)
-        return {row.size: row.note for row in self._connection.execute(query)}
+        return {_stored(int, row.size): _stored(bytes, row.note) for row in self._connection.execute(query)}
 
     def pruned_before(self) -> int:
         """Returns the position below which bodies may be gone."""
-        return self._connection.scalar(sa.select(HEAD.c.pruned_before)) or 0
+        return _stored(int, self._connection.scalar(sa.select(HEAD.c.pruned_before)) or 0)
 
     def hashes_before(self) -> int:
         """Returns the position below which leaf hashes of pruned leaves may be gone."""
-        return self._connection.scalar(sa.select(HEAD.c.hashes_before)) or 0
+        return _stored(int, self._connection.scalar(sa.select(HEAD.c.hashes_before)) or 0)
 
     def anchors(self) -> Iterator[Anchor]:
         """Yields all anchors in order of their descriptor hashes."""
         query = sa.select(ANCHOR.c.dhash, ANCHOR.c.summary_seq, ANCHOR.c.record).order_by(ANCHOR.c.dhash)
-        for row in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
-            yield Anchor(*row)
+        for dhash, seq, record in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+            yield Anchor(_stored(bytes, dhash), _stored(int, seq), _stored(bytes, record))
 
 
 class SqliteStore:

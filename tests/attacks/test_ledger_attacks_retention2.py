@@ -2,6 +2,8 @@
 
 import math
 import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from ledger import tiles
 from ledger.audit import verify_export
 from ledger.audit.findings import AuditReport
-from ledger.errors import LedgerError
+from ledger.errors import LedgerCorrupt, LedgerError
 from ledger.log import Ledger
 from ledger.proofs.reader import ExportReader
 from ledger.retention.anchors import AnchorRecord
@@ -85,3 +87,47 @@ def test_a_size_that_nobody_signed_costs_a_reader_no_memory(lean, size):
     (lean / "checkpoint").write_text("\n".join(lines))
     with pytest.raises(LedgerError):
         ExportReader(lean).leaf(5)
+
+
+@pytest.fixture(scope="module")
+def dropped(tmp_path_factory) -> Path:
+    """A ledger in a file, without the hashes of what was pruned."""
+    base = tmp_path_factory.mktemp("database")
+    hashes_gone(base / "ledger.db", base).ledger.close()
+    return base
+
+
+def loosened(path: Path, table: str, statement: str) -> None:
+    """Makes a table again that holds values of any type, and changes some; whoever may write the file can."""
+    with closing(sqlite3.connect(path)) as database, database:
+        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            database.execute(f"DROP TRIGGER {name}")
+        columns = ", ".join(row[1] for row in database.execute(f"PRAGMA table_info({table})"))
+        database.execute(f"CREATE TABLE loose ({columns})")
+        database.execute(f"INSERT INTO loose SELECT * FROM {table}")
+        database.execute(f"DROP TABLE {table}")
+        database.execute(f"ALTER TABLE loose RENAME TO {table}")
+        assert database.execute(statement).rowcount > 0
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("entry", "level = 'x' WHERE seq = 5"), ("entry", "level = '3' WHERE level > 0"),
+        ("entry", "level = NULL WHERE level > 0"),
+        ("entry", "level = level + 0.5 WHERE level > 0"), ("entry", "level = -1 WHERE level > 0"),
+        ("entry", "level = 1099511627776 WHERE level > 0"), ("entry", "body = 'abc' WHERE seq = 2"),
+        ("entry", "body = 7 WHERE seq = 2"), ("entry", "leaf = 'abc' WHERE seq = 2"), ("entry", "seq = 'a' WHERE seq = 2"),
+        ("entry", "leaf = 7 WHERE level > 0 AND leaf IS NOT NULL"), ("entry", "kind = 'a' WHERE seq = 2"),
+        ("anchor", "record = 'a'"), ("anchor", "record = 5"), ("anchor", "dhash = 'a' || hex(dhash)"),
+        ("head", "pruned_before = 'a'"), ("head", "hashes_before = 'a'"), ("head", "size = 'a'"), ("head", "frontier = 5"),
+        ("checkpoint", "note = 'a'"), ("checkpoint", "size = 'a' WHERE size = (SELECT min(size) FROM checkpoint)"),
+    ],
+    ids=lambda value: value,
+)  # fmt: skip
+def test_values_of_other_types_in_a_database_are_LedgerCorrupt(dropped, tmp_path, table, change):
+    place = Path(shutil.copytree(dropped, tmp_path / "ledger")) / "ledger.db"
+    loosened(place, table, f"UPDATE {table} SET {change}")
+    for signer in (None, SIGNER):
+        with pytest.raises(LedgerCorrupt):
+            Ledger.open(place, signer)
