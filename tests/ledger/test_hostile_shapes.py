@@ -5,6 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledger import merkle
+from ledger.accountants import contour, core, tilted
+from ledger.audit import verify_export
 from ledger.audit.cited import Roots
 from ledger.audit.files import Export
 from ledger.leaves import Admit, Resume, encode_leaf
@@ -166,3 +168,25 @@ def test_roots_that_leaves_cite_read_a_bundle_once(tmp_path):
     read, export.names = export.names, set()  # nothing more can be read
     assert [roots.at(n) for n in range(0, size + 1, 7)] == [root_of_hashes(hashes[:n]) for n in range(0, size + 1, 7)]
     assert not faults and read
+
+
+def test_personal_bounds_cost_one_short_sum_each_and_epoch(tmp_path, monkeypatch):
+    """A hundred signed noise multipliers were a hundred transforms of 2^17 points for each epoch, in 30 KB of export."""
+    policy = signed_policy(steps=256, redo_steps=0, window_steps=128)
+    with Ledger.create(tmp_path / "ledger.db", header_spec(policy), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(*(admission(n, sigma_micro=1_000_001 + n) for n in range(8)))
+        # What the noise of others gives them is more than any of these asks for: they are one group.
+        driver.admit(*(admission(n, clip_micro=500_000, sigma_micro=1_000_001 + n) for n in range(8, 16)))
+        for _ in range(2):
+            driver.steps(1, 128)
+            driver.epoch()
+        ledger.finish(now=driver.tick())
+        ledger.export(tmp_path / "export")
+    core.cached.cache_clear()
+    short, transforms = Counter(contour.epsilon), Counter(tilted.epsilon)
+    monkeypatch.setattr(contour, "epsilon", short)
+    monkeypatch.setattr(tilted, "epsilon", transforms)
+    assert verify_export(tmp_path / "export", [SIGNER.vkey]).verdict == "FULL"
+    assert short.calls == 2 * (8 + 1)
+    assert transforms.calls <= 1, "content replaced, of the dearest of a class alone"
