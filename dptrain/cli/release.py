@@ -62,6 +62,9 @@ def release(
     min_size: Annotated[
         int, typer.Option("--min-size", metavar="N", min=1, help="With --check: refuse a release that cites fewer leaves.")
     ] = 1,
+    signature_only: Annotated[
+        bool, typer.Option("--signature-only", help="With --check: be content with SIGNED, where there is no export.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Sign what a model is: its files, the ledger it comes from, and whose influence may be in it; or check that.
@@ -70,15 +73,21 @@ def release(
     of every tensor whether it is the run's: weights TIED, CONVERTED, UNTIED, or UNRECORDED.
 
     With --check, everything is held against each other, offline: FULL, SUMMARISED, SIGNED (no export to check the numbers
-    against) or FAILED; exit code 1 if FAILED. An export that does not show the leaf about the release fails: the release may
-    be hidden from auditors. That auditors are shown the same ledger, only cosignatures tell: --require-quorum.
+    against; exit code 1, unless you say --signature-only) or FAILED (exit code 1). An export that does not show the leaf about
+    the release fails: the release may be hidden from auditors. That auditors are shown the same ledger, only cosignatures
+    tell: --require-quorum.
     """
     if check:
         signing = (ledger, state, ledger_key, passphrase_file)
-        _check(model, key or [], owner_key, export, min_size, require_quorum, json, signing=signing)
+        report = _check(model, key or [], owner_key, export, min_size, require_quorum, json, signing=signing)
+        # Whoever takes the export out of a release must not get a pass by that.
+        if report.verdict == "FAILED" or (report.verdict == "SIGNED" and not signature_only):
+            raise typer.Exit(1)
     else:
-        if key or owner_key or export or require_quorum or min_size != 1:
-            raise typer.BadParameter("--key, --owner-key, --export, --require-quorum and --min-size go with --check")
+        if key or owner_key or export or require_quorum or signature_only or min_size != 1:
+            raise typer.BadParameter(
+                "--key, --owner-key, --export, --require-quorum, --signature-only and --min-size go with --check"
+            )
         _make(model, ledger, state, ledger_key, passphrase_file, json)
 
 
@@ -111,7 +120,7 @@ def _check(
     json: bool,
     *,
     signing: tuple[object, ...],
-) -> None:
+) -> "ReleaseReport":
     if any(option is not None for option in signing):
         raise typer.BadParameter("--ledger, --state, --ledger-key and --passphrase-file do not go with --check")
     if not pinned:
@@ -128,8 +137,7 @@ def _check(
         print_json(_report(report))
     else:
         _print_report(report)
-    if report.verdict == "FAILED":
-        raise typer.Exit(1)
+    return report
 
 
 def _report(report: "ReleaseReport") -> dict[str, Any]:

@@ -13,6 +13,7 @@ from ledger.audit import AuditReport, verify_export
 from ledger.audit.cited import Roots
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import Finding
+from ledger.audit.histories import read_export
 from ledger.errors import LedgerError
 from ledger.leaves import Header, Leaf, Release, decode_leaf
 from ledger.leaves.previous import COMPROMISED
@@ -102,10 +103,10 @@ def check_release(
         directory: the release.
         keys: verifier keys of the ledger, obtained from a place that the releaser does not control.
         export: an export of the ledger; by default the one in the directory, if it is there.
-        owner_key: raw public key of the corpus owner, obtained likewise.
+        owner_key: raw public key of the corpus owner, obtained likewise; code `NO_EXPORT` if there is no export to find it in.
         minimum_size: an older release is refused: the largest size that the reader has seen in this ledger.
         require_quorum: fail unless as many of the policy's auditors as it asks for have cosigned the export: else a fork of the
-            ledger could have been made for this reader.
+            ledger could have been made for this reader. Without an export likewise `NO_EXPORT`.
 
     Returns:
         The report. Bad input never raises: it is a finding.
@@ -151,12 +152,19 @@ def _check(
             "no export to check against: that numbers and weights are those of the ledger is the signer's word, and nothing "
             "shows that it records this release"
         )
+        if owner_key is not None or require_quorum:
+            asked = "the owner's key" if owner_key is not None else "cosignatures"
+            sentence = f"there is none, and without one {asked} cannot be looked for; get one from the ledger's operator"
+            check.fault("NO_EXPORT", EXPORT, f"{sentence}, and give it with --export")
         return manifest, "SIGNED"
-    for report in (audited, *_other_export(check, own, place, owner_key)):
+    others = _other_export(check, own, place, owner_key)
+    for report in (audited, *others):
         for finding in report.findings:
             check.fault(finding.code, f"{EXPORT}: {finding.where}", finding.sentence)
     if audited.verdict == "FAILED":
         return manifest, "FAILED"
+    if any(other.origin == audited.origin for other in others if other.verdict != "FAILED"):
+        _compare_exports(check, own, place)
     _check_ledger(check, place, audited, manifest, hashlib.sha256(data).digest())
     return manifest, audited.verdict
 
@@ -166,6 +174,15 @@ def _other_export(check: _Check, own: Path, place: Path, owner_key: bytes | None
     if not own.is_dir() or own.resolve() == place.resolve():
         return ()
     return (verify_export(own, check.keys, owner_key=owner_key),)
+
+
+def _compare_exports(check: _Check, own: Path, place: Path) -> None:
+    """Finds two histories of one ledger: whoever holds both has the proof that its key signed two."""
+    one, two = read_export(own).leaves, read_export(place).leaves
+    size = min(one.size, two.size)
+    if one.root_at(size) != two.root_at(size):
+        sentence = f"the first {size} leaves of the export in the directory and of {place} differ: two histories of one ledger"
+        check.fault("FORKED", EXPORT, f"{sentence}, both signed; publish both checkpoints")
 
 
 def _check_ledger(check: _Check, place: Path, audited: AuditReport, manifest: Manifest, digest: bytes) -> None:

@@ -133,6 +133,19 @@ def test_a_release_that_the_export_does_not_show_fails_and_names_the_export_that
     assert "--export" in answer["findings"][0]["sentence"]
 
 
+def test_a_release_without_its_export_is_no_pass_unless_one_is_content_with_the_signature(shell, model):
+    """Else whoever takes the export away has turned a failing check into one that passes."""
+    shell.run("release", "model", "--ledger", "ledger.db")
+    (model / "export").rename(shell.directory / "elsewhere")
+    assert shell.json(*CHECK, code=1)["verdict"] == "SIGNED"
+    assert shell.json(*CHECK, "--signature-only")["verdict"] == "SIGNED"
+    for asked in (("--owner-key", "owner.pub"), ("--require-quorum",)):
+        answer = shell.json(*CHECK, "--signature-only", *asked, code=1)
+        assert answer["verdict"] == "FAILED" and [item["code"] for item in answer["findings"]] == ["NO_EXPORT"]
+    assert shell.json(*CHECK, "--export", "elsewhere", "--owner-key", "owner.pub")["verdict"] == "FULL"
+    shell.run("release", "model", "--ledger", "ledger.db", "--signature-only", code=2)
+
+
 def test_only_cosignatures_tell_that_auditors_are_shown_the_ledger_that_records_a_release(shell, model):
     shell.run("release", "model", "--ledger", "ledger.db")
     assert shell.json(*CHECK)["verdict"] == "FULL"
