@@ -1,0 +1,80 @@
+"""Bodies and hashes that the ledger cannot do without are still there after it was asked to drop them, and it goes on.
+
+What may go is decided elsewhere (`ledger.operating.retaining`); here the appender is asked for what it must not do, as by a
+mistake there. The database would let it: its triggers know of positions and kinds, not of auditors or of what leaves mean.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from ledger.errors import LedgerCorrupt
+from ledger.leaves import Admit, Spend
+from ledger.log import Ledger
+from ledger.storage.store import Anchor
+from tests.ledger.ledger_runs import SIGNER, Driver
+from tests.ledger.retained_runs import ANNA, BEN, grown, vouched_and_older, vouched_for
+
+
+def contents(ledger: Ledger) -> list[tuple[bytes, bytes]]:
+    """Bodies and hashes of all leaves."""
+    with ledger.rows() as rows:
+        return [(row.body, row.leaf_hash) for row in rows]
+
+
+@pytest.fixture
+def summarised(tmp_path) -> Iterator[Ledger]:
+    """A ledger with a summary for which nobody has vouched."""
+    driver = grown(tmp_path / "ledger.db")
+    driver.ledger.summarise(now=driver.tick())
+    yield driver.ledger
+    driver.ledger.close()
+
+
+def refused(ledger: Ledger, code: str, drop) -> None:
+    before = contents(ledger)
+    with pytest.raises(LedgerCorrupt) as found:
+        drop()
+    assert found.value.code == code and contents(ledger) == before
+    place = ledger.place
+    ledger.sign_checkpoint()  # the handle goes on
+    ledger.close()
+    with Ledger.open(place, SIGNER, recompute=True) as again:
+        assert contents(again) == before
+
+
+def anchors(ledger: Ledger) -> dict[int, Anchor]:
+    """What stands for the ADMIT leaves that the summary lets go."""
+    seq = ledger.state.tally.summaries[0].seq
+    records = (record for _, record in ledger.state.tally.summarised.values())
+    return {record.first_seq: Anchor(record.descriptor_hash, seq, record.to_bytes()) for record in records}
+
+
+def vouched_for_twice(ledger: Ledger) -> None:
+    vouched_for(Driver(ledger, now=ledger.state.last_time + 1), ANNA, BEN)
+
+
+def test_nothing_goes_for_which_nobody_vouches(summarised):
+    end = summarised.state.tally.summaries[0].end
+    refused(summarised, "UNVOUCHED", lambda: summarised._file.prune(end, anchors(summarised), [Spend.KIND]))
+
+
+def test_no_admission_goes_without_what_stands_for_it(summarised):
+    vouched_for_twice(summarised)
+    end = summarised.state.tally.summaries[0].end
+    refused(summarised, "ANCHOR", lambda: summarised._file.prune(end, {}, [Spend.KIND, Admit.KIND]))
+
+
+def test_no_admission_goes_for_which_another_stands(summarised):
+    vouched_for_twice(summarised)
+    end, right = summarised.state.tally.summaries[0].end, anchors(summarised)
+    (first, one), (_, other) = sorted(right.items())[:2]
+    crossed = right | {first: Anchor(one.descriptor_hash, one.summary_seq, other.record)}
+    refused(summarised, "LEAF", lambda: summarised._file.prune(end, crossed, [Spend.KIND]))
+
+
+def test_no_hash_goes_before_the_policy_lets_it(tmp_path):
+    driver = vouched_and_older(tmp_path / "ledger.db", tmp_path, retention_hash_epochs=9)
+    driver.ledger.prune()
+    end = driver.ledger.pruned_before
+    refused(driver.ledger, "HORIZON", lambda: driver.ledger._file.drop_hashes(end))
