@@ -9,6 +9,7 @@ most of its tensors are the run's; it is told with the result, and whoever check
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Final, Literal
 
@@ -20,15 +21,22 @@ Status = Literal["TIED", "CONVERTED", "UNTIED", "UNRECORDED"]
 
 COMPANIONS: Final = frozenset(
     (".json", ".jsonl", ".txt", ".md", ".rst", ".html", ".jinja", ".py", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".csv",
-     ".tsv", ".model", ".vocab", ".bpe", ".spm", ".merges", ".png", ".jpg", ".svg", ".pdf", ".cff")
+     ".tsv", ".model", ".vocab", ".bpe", ".spm", ".merges", ".png", ".jpg", ".jpeg",
+     ".svg", ".gif", ".webp", ".css", ".js", ".pdf", ".cff", ".log", ".lock", ".sha256", ".sig")
 )  # fmt: skip
 """Endings of files that lie beside weights and hold none: settings, tokenizers, code, papers. Any other may hold some."""
 
 PLAIN: Final = frozenset(("license", "notice", "readme", "copying", "authors", "changelog", ".gitattributes", ".gitignore"))
 """Names of such files without an ending."""
 
+MAX_ADAPTERS: Final = 256
+"""Adapters whose tensors may share a name; those of more are told to be changed."""
+
+MAX_DEPTH: Final = 32
+"""Modules inside one another of which a file may hold the inner one."""
+
 _VIEWS: Final = 16
-"""Prefixes, and adapters, that are tried for a file, so that a hostile manifest costs not much more than a long one."""
+"""Prefixes that are tried for a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +117,14 @@ class Tie:
         """TIED: every tensor is the run's, bit for bit; CONVERTED: but for dtypes; UNTIED: something is not; UNRECORDED."""
         if self.commitment is None:
             return "UNRECORDED"
-        if self.opaque or not self.files or any(file.changed or file.foreign for file in self.files):
+        if self.opaque or self.empty or any(file.changed or file.foreign for file in self.files):
             return "UNTIED"
         return "CONVERTED" if any(file.converted for file in self.files) else "TIED"
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is not one tensor in the files."""
+        return not any(file.tied or file.converted or file.changed or file.foreign for file in self.files)
 
     @property
     def differing(self) -> int:
@@ -214,8 +227,8 @@ def _reasons(found: Tie) -> Iterator[str]:
         yield f"{len(foreign)} are of no name that its model had ({_few(foreign)})"
     if found.opaque:
         yield f"files that are not compared may hold weights ({_few(found.opaque)})"
-    if not found.files:
-        yield "there is no safetensors file"
+    if found.empty:
+        yield "there is no tensor in a safetensors file"
 
 
 def _few(names: Sequence[str]) -> str:
@@ -244,7 +257,11 @@ def _verdict(tensor: Tensor, record: WeightRecord) -> str:
 
 
 class _Index:
-    """The records of a model by name, and by every end of a name."""
+    """The records of a model by name, by every end of a name, and by content.
+
+    What a lookup may cost is bounded, so that a check takes time in proportion to the manifest, whoever made it: a few prefixes
+    per file, one pass over its tensors for each, and as many records of one name as there may be adapters.
+    """
 
     def __init__(self, records: tuple[WeightRecord, ...]) -> None:
         self.records = records
@@ -254,15 +271,15 @@ class _Index:
         for place, record in enumerate(records):
             self._content.setdefault(record.sha256, []).append(place)
             for name in record.names:
-                self._named.setdefault(name, []).append(place)
+                same = self._named.setdefault(name, [])
+                if len(same) < MAX_ADAPTERS:
+                    same.append(place)
                 for end in _ends(name):
                     self._ends.setdefault(end, {})[name] = None
-        self._adapters = tuple(sorted({record.adapter for record in records if record.adapter is not None}))
 
     def place(self, name: str, view: View) -> int | None:
         """The record of a tensor of a file: the only one of its name, or of several that of the view's adapter."""
-        wanted = view.name(name)
-        places = self._named.get(wanted, []) if wanted is not None else []
+        places = self._places(name, view)
         if len(places) == 1:
             return places[0]
         return next((place for place in places if self.records[place].adapter == view.adapter), None)
@@ -270,48 +287,69 @@ class _Index:
     def view(self, path: str, tensors: Sequence[Tensor]) -> View:
         """The view in which most tensors of a file are the run's; of equal ones that with most names, then the plainest."""
         best, most = View("", "", None), (-1, -1, 0)
-        adapters = self._suggested(path, tensors)
         for drop, add in self._prefixes(tensors):
-            for adapter in adapters:
-                view = View(drop, add, adapter)
-                places = [(tensor, self.place(tensor.name, view)) for tensor in tensors]
-                known = [(tensor, self.records[place]) for tensor, place in places if place is not None]
-                score = (sum(_verdict(*pair) == "tied" for pair in known), len(known), -len(drop) - len(add))
-                if score > most:
-                    best, most = view, score
-                if score[0] == len(tensors):
-                    return best
+            view, tied, known = self._with_adapter(View(drop, add, None), path, tensors)
+            score = (tied, known, -len(drop) - len(add))
+            if score > most:
+                best, most = view, score
+            if tied == len(tensors):
+                break
         return best
 
-    def _suggested(self, path: str, tensors: Iterable[Tensor]) -> tuple[str | None, ...]:
-        """No adapter; then that of which the folder has the name, and those with most tensors in the file."""
-        found = Counter(
-            self.records[place].adapter for tensor in tensors for place in self._content.get(tensor.sha256, [])[:_VIEWS]
-        )
+    def _places(self, name: str, view: View) -> Sequence[int]:
+        wanted = view.name(name)
+        return () if wanted is None else self._named.get(wanted, ())
+
+    def _with_adapter(self, view: View, path: str, tensors: Iterable[Tensor]) -> tuple[View, int, int]:
+        """The view with the adapter that most names of several adapters speak for, and how many tensors it ties and knows.
+
+        Of equal ones that of which a folder of the file has the name, then the first by name.
+        """
+        tied = known = 0
+        ties: Counter[str] = Counter()
+        names: Counter[str] = Counter()
+        for tensor in tensors:
+            places = self._places(tensor.name, view)
+            for place in places:
+                record = self.records[place]
+                good = _verdict(tensor, record) == "tied"
+                if len(places) == 1:
+                    tied, known = tied + good, known + 1
+                elif record.adapter is not None:
+                    ties[record.adapter] += good
+                    names[record.adapter] += 1
+        if not names:
+            return view, tied, known
         folders = path.split("/")[:-1]
-        order = sorted(self._adapters, key=lambda adapter: (adapter not in folders, -found[adapter], adapter))
-        return None, *order[:_VIEWS]
+        adapter = min(names, key=lambda name: (-ties[name], -names[name], name not in folders, name))
+        return View(view.drop, view.add, adapter), tied + ties[adapter], known + names[adapter]
 
     def _prefixes(self, tensors: Sequence[Tensor]) -> list[tuple[str, str]]:
         """What the names of a file may have too much or lack: nothing, or what its tensors and its longest name suggest."""
         votes: Counter[tuple[str, str]] = Counter()
-        known = [tensor for tensor in tensors if tensor.sha256 in self._content]
-        longest = max(tensors, key=lambda tensor: (tensor.name.count("."), tensor.name), default=None)
-        for tensor in [*known[:_VIEWS], *([] if longest is None else [longest])]:
-            for name in list(self._ends.get(tensor.name, {}))[: _VIEWS * _VIEWS]:
-                same = any(self.records[place].sha256 == tensor.sha256 for place in self._named[name])
-                votes["", name[: len(name) - len(tensor.name)]] += 2 if same else 1
+        known = list(islice((tensor for tensor in tensors if tensor.sha256 in self._content), _VIEWS))
+        longest = sorted(tensors, key=lambda tensor: (-tensor.name.count("."), tensor.name))[:1]
+        for tensor in known:
+            for place in self._content[tensor.sha256][:_VIEWS]:
+                for name in self.records[place].names[:_VIEWS]:
+                    if name.endswith(f".{tensor.name}"):
+                        votes["", name.removesuffix(tensor.name)] += 2
+        for tensor in longest:
+            for name in islice(self._ends.get(tensor.name, ()), _VIEWS * _VIEWS):
+                votes["", name.removesuffix(tensor.name)] += 1
+        for tensor in [*known, *longest]:
             for end in _ends(tensor.name):
                 if end in self._named:
-                    votes[tensor.name[: len(tensor.name) - len(end)], ""] += 2
+                    votes[tensor.name.removesuffix(end), ""] += 2
         votes.pop(("", ""), None)
         return [("", ""), *sorted(votes, key=lambda pair: (-votes[pair], pair))[:_VIEWS]]
 
 
 def _ends(name: str) -> Iterator[str]:
-    """A name, and what follows each of its dots."""
+    """A name, and what follows each of its first dots."""
     yield name
-    while "." in name:
+    for _ in range(MAX_DEPTH):
         name = name.partition(".")[2]
-        if name:
-            yield name
+        if not name:
+            return
+        yield name

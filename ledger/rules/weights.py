@@ -19,6 +19,9 @@ from ledger.merkle import root
 MAX_RECORDS: Final = 1 << 26
 """Bytes of all records of a model; one takes about 150."""
 
+MAX_NAME: Final = 1024
+"""Characters of a tensor's name."""
+
 _HASH: Final = 32
 
 
@@ -47,8 +50,9 @@ class WeightRecord:
 
     def __post_init__(self) -> None:
         checks.rows(self.names, "names of a tensor", str, least=1)
-        if not all(self.names) or len(set(self.names)) != len(self.names):
-            raise LeafRefused("TYPE", f"names of a tensor: expected different names, got {self.names!a:.200}")
+        if not all(0 < len(name) <= MAX_NAME for name in self.names) or len(set(self.names)) != len(self.names):
+            sentence = f"names of a tensor: expected different ones of 1..{MAX_NAME} characters, got {self.names!a:.200}"
+            raise LeafRefused("TYPE", sentence)
         if self.adapter is not None and type(self.adapter) is not str:
             raise LeafRefused("TYPE", f"adapter of a tensor: expected its name or nothing, got {self.adapter!a:.80}")
         checks.flag(self.trained, "trained")

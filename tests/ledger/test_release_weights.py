@@ -1,6 +1,7 @@
 """Released files against the weights that a run committed to: what counts as the run's, what does not, and who may say so."""
 
 import hashlib
+import time
 from dataclasses import replace
 
 import pytest
@@ -114,8 +115,42 @@ def test_files_that_come_beside_weights_leave_a_release_tied(path):
     assert against([file(a="a"), Digested(path, 1, bytes(32), None)], record("a")).status == "TIED"
 
 
-def test_files_without_any_tensor_are_not_tied():
-    assert against([Digested("config.json", 1, bytes(32), None)], record("a")).status == "UNTIED"
+@pytest.mark.parametrize(
+    "files", [[], [Digested("config.json", 1, bytes(32), None)], [file()], [file("a.safetensors"), file()]]
+)
+def test_files_without_any_tensor_are_not_tied(files):
+    told = against(files, record("a"))
+    assert told.status == "UNTIED" and told.left_out == ("a",)
+
+
+@pytest.mark.parametrize("shape", ["many files", "one file", "many of one name", "deep names"])
+def test_no_manifest_makes_a_check_take_more_than_its_share_of_time(shape):
+    """Each took from half a minute to minutes, or hundreds of megabytes."""
+    names = [f"q.{number}.lora_A.weight" for number in range(3000)]
+    adapters = [f"lab-{number}" for number in range(64)]
+    if shape == "many files":
+        run = [
+            record(f"{name}.{number}", name, adapter=adapter) for number, adapter in enumerate(adapters) for name in names[:50]
+        ]
+        files = [file(f"{number}.safetensors", weight="x") for number in range(2000)]
+    elif shape == "one file":
+        run = [record(f"m{number}.{name}", adapter=adapters[number % 64]) for number, name in enumerate(names)]
+        files = [file(**dict.fromkeys(names, "x"))]
+    elif shape == "many of one name":
+        run = [record(f"{number}", "w", adapter=f"a{number}") for number in range(5000)]
+        files = [file(f"{number}.safetensors", w="x") for number in range(500)]
+    else:
+        run = [record("." * 1000 + str(number)) for number in range(200)]
+        files = [file(**{"." * 900 + "0": "x"})]
+    began = time.process_time()
+    assert against(files, *run).status == "UNTIED"
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("name", ["", "a" * 1025])
+def test_a_name_that_no_tensor_has_is_refused(name):
+    with pytest.raises(LeafRefused):
+        WeightRecord(("a", name), None, True, "F32", (2, 2), bytes(32))
 
 
 def test_two_tensors_that_traded_places_are_both_changed():
