@@ -51,10 +51,12 @@ def test_what_was_spent_is_recomputed_from_what_stays(exports):
     assert limits == [[()] * 6]
 
 
-def later(base, previous, name, *specs):
-    with Ledger.create(base / f"{name}.db", header_spec(previous=previous), SECOND, now=START + 500) as ledger:
+def later(base, registry, name, *specs):
+    """A later run, which enters again what was withdrawn before."""
+    with Ledger.create(base / f"{name}.db", header_spec(previous=registry.previous), SECOND, now=START + 500) as ledger:
         driver = Driver(ledger, now=START + 500)
         driver.admit(*specs)
+        ledger.withdraw_all(registry.withdrawn_among(ledger.state.contributions), now=driver.tick())
         driver.steps(1)
         driver.epoch()
         ledger.finish(now=driver.tick())
@@ -66,16 +68,16 @@ def test_a_run_that_counts_a_pruned_one_is_summarised_and_every_lie_is_found_as_
     registry = counting(pruned)
     # 2 left in the first epoch: the body of its ADMIT leaf and every SPEND leaf of it are gone.
     right = to_micro_up(registry.carried(descriptor(2), 1e-6))
-    honest = later(base, registry.previous, "honest", admission(2, carried_micro=right))
+    honest = later(base, registry, "honest", admission(2, carried_micro=right))
     reports = [verify_with_earlier(honest, KEYS, [export]) for export in (whole, pruned)]
     assert [report.verdict for report in reports] == ["FULL", "SUMMARISED"]
     told = [note for note in reports[1].notes if "the bodies of" in note and SIGNER.name in note]
     assert len(told) == 1 and "leaves 1 to" in told[0] and ANNA.name in told[0]
     totals = [[note for note in report.notes if note.startswith("class")] for report in reports]
     assert totals[0] == totals[1] and len(totals[0]) == 1
-    lie = later(base, registry.previous, "lie", admission(2, carried_micro=right - 4))
+    lie = later(base, registry, "lie", admission(2, carried_micro=right - 4))
     limit = {"max_epsilon_micro": 50 * MICRO, "max_delta_pico": 10**6}
-    other = later(base, registry.previous, "other", admission(2, carried_micro=right, **limit))
+    other = later(base, registry, "other", admission(2, carried_micro=right, **limit))
     for export, code in ((lie, "CARRIED"), (other, "LIMIT")):
         for given in (whole, pruned):
             assert [found.code for found in verify_with_earlier(export, KEYS, [given]).findings] == [code]
@@ -83,7 +85,7 @@ def test_a_run_that_counts_a_pruned_one_is_summarised_and_every_lie_is_found_as_
 
 def test_a_pruned_run_may_itself_count_earlier_ones(exports, tmp_path):
     """The run under audit is the pruned one, and what it says was carried is in its anchor records."""
-    first = later(tmp_path, (), "first", admission(2), admission(1))
+    first = later(tmp_path, SpentRegistry(), "first", admission(2), admission(1))
     registry = SpentRegistry([earlier_run(first, KEYS)])
     carried = {n: to_micro_up(registry.carried(descriptor(n), 1e-6)) for n in (1, 2)}
     for lie, codes in ((0, []), (4, ["CARRIED"])):
