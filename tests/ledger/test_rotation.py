@@ -226,6 +226,18 @@ def test_what_a_signer_committed_to_in_a_file_of_another_ledger_is_nothing():
     assert highwater.committed(other, SIGNER) is highwater.committed(own, NEW) is highwater.committed(None, SIGNER) is None
 
 
+def test_a_record_of_another_ledger_is_of_the_wrong_run_even_where_its_tree_is_the_same(run, path):
+    run.admit(admission(1))
+    size, root = run.ledger.size, run.ledger.root
+    run.ledger.close()
+    highwater.path_of(path).write_bytes(sign_note(checkpoint_text("ledger.example/run2", size, root), SIGNER))
+    with pytest.raises(LedgerWrongRun) as refused:
+        Ledger.open(path, SIGNER)
+    assert refused.value.code == "WRONG_RUN"
+    highwater.path_of(path).write_bytes(sign_note(checkpoint_text(SIGNER.name, size, root), SIGNER))
+    Ledger.open(path, SIGNER).close()
+
+
 def test_what_both_keys_sign_is_what_the_formats_page_says():
     """Origin, run, place and both keys, in this order and nothing else, behind the domain."""
     found = statement(header(), 5, SIGNER.vkey, NEW.vkey)
