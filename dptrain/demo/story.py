@@ -314,7 +314,7 @@ def _print(results: dict[str, Any]) -> None:
     good = (release["verdict"], release["weights"]) == ("FULL", "TIED")
     out.print(styled("bold green" if good else "bold red", release["verdict"], tied))
     for finding in release["other"]["findings"]:
-        sentence = f"  a copy with one weight changed: {finding['where']}: {finding['sentence']}"
+        sentence = f"  a copy with one weight changed: {finding['where']}: {finding['sentence'].rpartition('; ')[2]}"
         out.print(styled("bold red", release["other"]["verdict"], sentence))
     for name, path in results["files"].items():
         out.print(f"  {name:<8}{path}")
