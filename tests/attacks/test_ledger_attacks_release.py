@@ -272,3 +272,19 @@ def test_many_releases_of_many_withdrawals_cost_their_sum_and_not_their_product(
         assert run.apply(Release(run.size, START, 0, run.size, bytes(32), bytes(32), bytes(32), gone)) == []
     assert gone == withdrawals_root(run.withdrawals, run.size)[1] == root([descriptor(n) for n in range(count)])
     assert hashed <= 20 * count, "root after root over all of them would be 20,000"
+
+
+def test_E4_two_histories_of_the_ledger_are_found_where_one_lies_beside_the_release(scene, new, tmp_path):
+    """The one that was given says nothing against the release, nor does the other, but for each other."""
+    ends = []
+    for name, who in (("one", 1), ("two", 3)):
+        place = Path(shutil.copytree(scene, tmp_path / name)) / "ledger.db"
+        with Ledger.open(place, SIGNER) as ledger:
+            ledger.withdraw(descriptor(who), "contributor", bytes(32), now=START + 10_000)
+            ends.append(ledger.export(tmp_path / f"{name}.export"))
+    assert codes(new, export=ends[0]) == codes(new, export=ends[1]) == set()
+    shutil.rmtree(new / "export")
+    shutil.copytree(ends[1], new / "export")
+    assert codes(new) == set()
+    report = check_release(new, KEYS, export=ends[0])
+    assert [(found.code, found.where) for found in report.findings] == [("FORKED", "export")]
