@@ -2,20 +2,18 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 from ledger.accountants import MICRO
-from ledger.audit.cited import Roots
 from ledger.audit.files import Leaves
 from ledger.audit.findings import AuditReport, Finding
 from ledger.audit.histories import Fault, Given, judge_citations, longest, read_export
+from ledger.audit.replaying import begin, follow
 from ledger.audit.verify import MAX_FINDINGS, verify_export
 from ledger.errors import ExportChanged, LeafRefused, LedgerBehind, LedgerForked, ProofError
-from ledger.leaves import Header, Previous, Withdraw, decode_leaf
+from ledger.leaves import Header, Previous, Withdraw
 from ledger.leaves.previous import COMPROMISED, SPENT
 from ledger.replay import Replay
-from ledger.retention.retained import RetainedReplay, is_stand_in
 from ledger.rules.budgets import TOLERANCE_MICRO
 from ledger.rules.contributions import Contribution
 from ledger.rules.spent import Accounts, Earlier, SpentRegistry, left_out
@@ -297,16 +295,8 @@ def _replay(leaves: Leaves, size: int, withdrawn: list[Withdraw] | None = None) 
         leaves: of the export. size: how many of them.
         withdrawn: takes the WITHDRAW leaves.
     """
-    header = decode_leaf(next(iter(leaves)))
-    if not isinstance(header, Header):
-        raise LeafRefused("HEADER", "the first leaf is not a header", seq=0)
-    run = RetainedReplay(header, Roots(leaves).at, recompute=False)
-    for seq, data in enumerate(islice(leaves, 1, size), start=1):
-        if seq < leaves.retained and is_stand_in(data):
-            run.stand_in(data)
-            continue
-        leaf = decode_leaf(data)
-        run.apply(leaf)
+    run = begin(leaves, recompute=False)
+    for leaf, _ in follow(run, leaves, size):
         if withdrawn is not None and isinstance(leaf, Withdraw):
             withdrawn.append(leaf)
     return run

@@ -1,7 +1,6 @@
 """Verifying an export: names, hashes, signatures, and then the meaning of every leaf."""
 
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,19 +9,19 @@ from attest.policy.sampling import POISSON
 from ledger import layout
 from ledger.accountants import MICRO, Phase, caveat, describe
 from ledger.audit.carried import Carried, carried_notes, ignored_lines, known_keys, tell_ignored
-from ledger.audit.cited import Roots
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import AuditReport, EpochRow, Finding, Verdict
 from ledger.audit.kinds import Kinds
 from ledger.audit.quorum import judge_signers, pinned_signers
+from ledger.audit.replaying import begin, follow
 from ledger.audit.signing import judge_keys
 from ledger.audit.summaries import judge_summaries
 from ledger.audit.withdrawals import Withdrawals
 from ledger.errors import ExportChanged, LeafRefused, NoteError, ProofError
-from ledger.leaves import Header, Leaf, decode_leaf
+from ledger.leaves import Header, decode_leaf
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.replay import Replay
-from ledger.retention.retained import RetainedReplay, is_stand_in
+from ledger.retention.retained import RetainedReplay
 from ledger.views.posture import block_multipliers
 from ledger.views.released import release_rows
 from ledger.views.summary import class_summaries
@@ -108,7 +107,7 @@ def _verify(
     notes: list[str] = []
     _check_header(header, checkpoint, owner_key, fault, notes)
     withdrawals, kinds = Withdrawals(), Kinds(header)
-    run = _replay(header, leaves, findings, withdrawals, kinds)
+    run = _replay(leaves, findings, withdrawals, kinds)
     if export.read(layout.POLICY) not in (None, run.keys.trust_policy().text()):
         fault("POLICY_FILE", layout.POLICY, "the trust policy is not that of the ledger's key and the auditors in the header")
     signed = export.read(layout.CHECKPOINT)
@@ -190,17 +189,10 @@ def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | Non
         notes.append(f"recorded with {' '.join(there)}; recomputed with {' '.join(here)}")
 
 
-def _replay(header: Header, leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, kinds: Kinds) -> RetainedReplay:
-    run = RetainedReplay(header, Roots(leaves).at)
-    run.tally.pieces = leaves.between
+def _replay(leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, kinds: Kinds) -> RetainedReplay:
+    run = begin(leaves)
     try:
-        for seq, data in enumerate(islice(leaves, 1, None), start=1):
-            leaf: Leaf
-            if seq < leaves.retained and is_stand_in(data):
-                leaf, problems = run.stand_in(data)
-            else:
-                leaf = decode_leaf(data)
-                problems = run.apply(leaf)
+        for seq, (leaf, problems) in enumerate(follow(run, leaves), start=1):
             withdrawals.see(leaf, run)
             kinds.see(leaf)
             if problems:

@@ -10,10 +10,10 @@ from typing import Literal
 from attest.micro import MICRO
 from ledger.accountants import leeway
 from ledger.audit import AuditReport, verify_export
-from ledger.audit.cited import Roots
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import Finding
 from ledger.audit.histories import read_export
+from ledger.audit.replaying import begin, follow
 from ledger.errors import LedgerError
 from ledger.leaves import Header, Leaf, Release, decode_leaf
 from ledger.leaves.previous import COMPROMISED
@@ -24,7 +24,6 @@ from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, r
 from ledger.release.statements import statements
 from ledger.release.tied import Tie, tie
 from ledger.replay import SPEND_TOLERANCE_MICRO, Replay
-from ledger.retention.retained import RetainedReplay, is_stand_in
 from ledger.rules.expenditure import Expenditure
 from ledger.rules.influence import artifacts, class_costs, is_final
 from ledger.rules.releases import withdrawals_root
@@ -246,20 +245,17 @@ def _compare_leaf(check: _Check, data: bytes | None, manifest: Manifest, digest:
         )
         return
     leaf = decode_leaf(data)
-    told = (leaf.manifest_digest, leaf.artifacts_digest, leaf.step) if isinstance(leaf, Release) else None
-    if told != (digest, manifest.artifacts_digest, manifest.step):
+    told = (leaf.manifest_digest, leaf.artifacts_digest, leaf.step, leaf.time) if isinstance(leaf, Release) else None
+    if told != (digest, manifest.artifacts_digest, manifest.step, manifest.time):
         check.fault("RELEASE", f"seq {manifest.size}", "the ledger does not record this release right behind what it cites")
 
 
 def _compare(check: _Check, leaves: Leaves, manifest: Manifest) -> None:
     """Holds what the manifest says against what follows from the leaves that it cites."""
-    stream = iter(leaves)
-    header = decode_leaf(next(stream))
-    assert isinstance(header, Header)  # the audit has read it
-    run = RetainedReplay(header, Roots(leaves).at, recompute=False)
-    run.tally.pieces = leaves.between
-    for data in islice(stream, manifest.size - 1):
-        check.see(_take(run, leaves, data), manifest)
+    run = begin(leaves, recompute=False)
+    header, stream = run.header, follow(run, leaves)
+    for leaf, _ in islice(stream, manifest.size - 1):
+        check.see(leaf, manifest)
     signer = run.keys.at(manifest.size)
     if signer != manifest.log_vkey:
         sentence = f"at size {manifest.size} the ledger is signed by {signer}, the manifest by {manifest.log_vkey}"
@@ -267,8 +263,8 @@ def _compare(check: _Check, leaves: Leaves, manifest: Manifest) -> None:
     _compare_record(check, run, manifest)
     _compare_weights(check, run, manifest)
     _compare_costs(check, run, manifest)
-    for data in stream:
-        check.see(_take(run, leaves, data), manifest)
+    for leaf, _ in stream:
+        check.see(leaf, manifest)
     check.newer = sum(seq >= manifest.size for seq in run.withdrawals.values())
     if check.newer:
         check.notes.append(f"{check.newer} withdrawals are newer than the release, which cannot take them into account")
@@ -278,15 +274,6 @@ def _compare(check: _Check, leaves: Leaves, manifest: Manifest) -> None:
     if header.previous:
         names = ", ".join(f"{item.origin} ({item.reason})" for item in header.previous)
         check.notes.append(f"epsilons are those of this run alone; the ledger counts besides what was spent in {names}")
-
-
-def _take(run: RetainedReplay, leaves: Leaves, data: bytes) -> Leaf:
-    """Applies the next leaf, or what stands in for it where it was pruned, and returns it; the audit has judged it."""
-    if run.size < leaves.retained and is_stand_in(data):
-        return run.stand_in(data)[0]
-    leaf = decode_leaf(data)
-    run.apply(leaf)
-    return leaf
 
 
 def _compare_record(check: _Check, run: Replay, manifest: Manifest) -> None:

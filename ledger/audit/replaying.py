@@ -1,0 +1,51 @@
+"""An export's leaves replayed, and what stands in for pruned ones among them."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from ledger.audit.cited import Roots
+from ledger.audit.files import Leaves
+from ledger.errors import LeafRefused
+from ledger.leaves import Header, Leaf, decode_leaf
+from ledger.retention.retained import RetainedReplay, is_stand_in
+
+
+def begin(leaves: Leaves, *, recompute: bool = True) -> RetainedReplay:
+    """Returns a replay behind leaf 0 of these.
+
+    Args:
+        leaves: of the export.
+        recompute: whether recorded epsilons are to be computed again; not where an audit did that before.
+
+    Raises:
+        LeafRefused: code HEADER, the first leaf is none.
+    """
+    header = decode_leaf(next(iter(leaves)))
+    if not isinstance(header, Header):
+        raise LeafRefused("HEADER", "the first leaf is not a header", seq=0)
+    run = RetainedReplay(header, Roots(leaves).at, recompute=recompute)
+    run.tally.pieces = leaves.between
+    return run
+
+
+def follow(run: RetainedReplay, leaves: Leaves, end: int | None = None) -> Iterator[tuple[Leaf, list[LeafRefused]]]:
+    """Applies the leaves behind those that the run has seen, one after the other.
+
+    Args:
+        run: from `begin`.
+        leaves: the same.
+        end: how many leaves to go up to; all without.
+
+    Yields:
+        Each leaf, or what means the same where it was pruned, and what contradicts the leaves before it.
+
+    Raises:
+        LeafRefused: a leaf cannot be read, so that nothing behind it can be judged.
+        ExportChanged, ProofError: roots cannot be made.
+    """
+    for data in islice(leaves, run.size, end):
+        if run.size < leaves.retained and is_stand_in(data):
+            yield run.stand_in(data)
+        else:
+            leaf = decode_leaf(data)
+            yield leaf, run.apply(leaf)
