@@ -35,6 +35,9 @@ MAX_ADAPTERS: Final = 256
 MAX_DEPTH: Final = 32
 """Modules inside one another of which a file may hold the inner one."""
 
+_SHOWN: Final = 120
+"""Characters of a name in a sentence, which is signed and may have been named by anybody."""
+
 _VIEWS: Final = 16
 """Prefixes that are tried for a file."""
 
@@ -232,7 +235,7 @@ def _reasons(found: Tie) -> Iterator[str]:
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(ascii(name)[1:-1] for name in names[:5]) + (", ..." if len(names) > 5 else "")
+    return ", ".join(ascii(name[:_SHOWN])[1:-1] for name in names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _against(path: str, tensors: Iterable[Tensor], view: View, index: "_Index") -> tuple[FileTie, set[int]]:

@@ -15,7 +15,11 @@ from ledger.log import Ledger
 from ledger.merkle import root
 from ledger.note import NoteSigner
 from ledger.release import MANIFEST, ReleaseReport, Rights, check_release, choose_artifact, release
+from ledger.release.create import describe
+from ledger.release.files import Digested, digested, listed
 from ledger.release.manifest import Manifest, sign_manifest
+from ledger.release.tensors import Tensor
+from ledger.release.tied import Commitment, tie, told
 from ledger.replay import Replay
 from ledger.rules.releases import withdrawals_root
 from ledger.rules.weights import WeightRecord
@@ -288,3 +292,21 @@ def test_E4_two_histories_of_the_ledger_are_found_where_one_lies_beside_the_rele
     assert codes(new) == set()
     report = check_release(new, KEYS, export=ends[0])
     assert [(found.code, found.where) for found in report.findings] == [("FORKED", "export")]
+
+
+def test_E4_a_release_cannot_be_dated_otherwise_than_the_ledger_dates_it(scene, tmp_path):
+    """The leaf has the digest of the manifest, so it was the log that told another time to those who have the files."""
+    with Ledger.open(shutil.copytree(scene, tmp_path / "scene") / "ledger.db", SIGNER) as ledger:
+        directory = model(tmp_path / "model")
+        true = describe(ledger, tuple(digested(directory, path) for path in listed(directory)), now=START + 10_000)
+        data = sign_manifest(replace(true, time=START), SIGNER)
+        ledger.record_release(hashlib.sha256(data).digest(), true.artifacts_digest, true.step, now=START + 10_000)
+        (directory / MANIFEST).write_bytes(data)
+        ledger.export(directory / "export")
+    assert codes(directory) == {"RELEASE"}
+
+
+def test_a_name_in_a_signed_sentence_is_cut(scene):
+    """A tensor may be named by anybody, at any length; the sentence about it is not its own."""
+    file = Digested("x.safetensors", 1, bytes(32), (Tensor("n" * 5000, "F32", (2,), bytes(32)),))
+    assert len(told(tie(Commitment(1, 9, 4, (WEIGHTS,)), [file]))) < 700
