@@ -1,0 +1,121 @@
+"""What stands for leaves whose bodies are gone: which records there can be, where one may stand, and what vouches for it."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+
+from ledger.errors import LeafRefused
+from ledger.leaves import Header
+from ledger.log import Ledger
+from ledger.retention.anchors import MAX_RECORD_SIZE, AnchorRecord, set_root
+from ledger.retention.retained import RetainedReplay
+from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
+from tests.ledger.retained_runs import grown, retaining_spec
+
+RECORD = AnchorRecord(descriptor(1), 0, 1, 9, 5, 1_000_000, 1_000_000, 0, 0, 0, 0, bytes(32))
+
+
+def header(**changes: object) -> Header:
+    return retaining_spec(**changes).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+
+
+def replay(**changes: object) -> RetainedReplay:
+    return RetainedReplay(header(**changes), lambda size: bytes(32), recompute=False)
+
+
+def code(call, *arguments) -> str:
+    with pytest.raises(LeafRefused) as found:
+        call(*arguments)
+    return found.value.code
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"first_seq": 0},
+        {"first_seq": 9},
+        {"last_seq": 1},
+        {"class_index": -1},
+        {"clip_micro": -1},
+        {"spent_micro": -1},
+        {"max_epsilon_micro": 1},
+        {"max_delta_pico": 1},
+        {"content_anchor": bytes(31)},
+    ],
+)
+def test_a_record_is_of_an_admission_behind_the_header_and_an_expenditure_behind_that(changes):
+    assert code(lambda: replace(RECORD, **changes)) in ("RANGE", "TYPE", "LENGTH", "SIZE")
+    replace(RECORD, first_seq=8), replace(RECORD, last_seq=2), replace(RECORD, max_epsilon_micro=1, max_delta_pico=1)
+
+
+def test_longer_bytes_are_not_even_read():
+    assert code(AnchorRecord.from_bytes, bytes(MAX_RECORD_SIZE + 1)) == "SIZE"
+    assert code(AnchorRecord.from_bytes, bytes(MAX_RECORD_SIZE)) != "SIZE"
+    assert len(replace(RECORD, spent_micro=2**63 - 1, last_seq=2**63 - 1, clip_micro=2**63 - 1).to_bytes()) < MAX_RECORD_SIZE
+
+
+def test_the_root_over_records_does_not_depend_on_the_order_in_which_they_came():
+    records = [replace(RECORD, descriptor_hash=descriptor(n), first_seq=n) for n in range(1, 8)]
+    assert set_root(records) == set_root(reversed(records)) != set_root(records[:-1])
+
+
+def test_a_record_stands_at_its_own_place_in_a_class_that_there_is():
+    leaf, problems = replay().stand_in(RECORD.to_bytes())
+    assert (leaf.seq, leaf.class_name, leaf.descriptor_hash, problems) == (1, "open", descriptor(1), [])
+    for changes in ({"first_seq": 2}, {"class_index": 2}, {"class_index": 3}):
+        assert code(replay().stand_in, replace(RECORD, **changes).to_bytes()) == "ANCHOR"
+
+
+def test_no_record_stands_where_occurrences_are_public():
+    assert code(replay(disclosure="occurrences_public").stand_in, RECORD.to_bytes()) == "ANCHOR"
+
+
+def test_a_body_is_vouched_for_below_the_end_and_not_at_it():
+    run = replay()
+    run.pruned = array("q", [3, 5])
+    assert run.unvouched(6) is None and "leaf 5" in (run.unvouched(5) or "")
+
+
+def test_a_record_is_vouched_for_by_a_summary_below_the_end_that_has_just_this_one():
+    run = replay()
+    run.stand_in(RECORD.to_bytes())
+    assert "no summary" in (run.unvouched(9) or "")
+    run.tally.summarised[descriptor(1)] = (9, RECORD)
+    assert run.unvouched(9) is None
+    assert "no summary" in (run.unvouched(8) or "")
+    run.tally.summarised[descriptor(1)] = (9, replace(RECORD, clip_micro=999_999))
+    assert "not the record" in (run.unvouched(9) or "")
+
+
+def test_the_variances_of_an_epoch_without_a_settled_window_are_those_that_were_spent(tmp_path):
+    """A run that crashed in its window: it is charged and never settled, and what was spent on it is told all the same."""
+    made = grown(tmp_path / "plain.db")
+    expected = {(row.min_variance, row.max_variance) for row in made.ledger.summarise(now=made.tick()).classes}
+    made.ledger.close()
+
+
+    driver = Driver(Ledger.create(tmp_path / "ledger.db", retaining_spec(), SIGNER, now=START))
+    driver.admit(admission(1), admission(3, "sensitive"))
+    driver.charge(4)
+    driver.ledger.resume(0, None, now=driver.tick())
+    driver.epoch()
+    driver.steps(1)
+    driver.epoch()
+    found = driver.ledger.summarise(now=driver.tick())
+    assert {(row.min_variance, row.max_variance) for row in found.classes} == expected
+    assert [row.occurrences for row in found.classes] == [4, 4]
+    driver.ledger.close()
+
+
+def test_a_summary_tells_the_most_steps_of_anybody_and_not_of_the_last(tmp_path):
+    driver = Driver(Ledger.create(tmp_path / "ledger.db", retaining_spec(), SIGNER, now=START))
+    driver.admit(admission(1), admission(3, "sensitive"))
+    driver.steps(1)
+    driver.admit(admission(2))
+    driver.steps(1)
+    driver.epoch()
+    driver.epoch()
+    found = driver.ledger.summarise(now=driver.tick())
+    assert [row.occurrences for row in found.classes] == [8, 8]
+    driver.ledger.close()
