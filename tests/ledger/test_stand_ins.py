@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from ledger.errors import LeafRefused
-from ledger.leaves import Header
+from ledger.leaves import Header, Spend
 from ledger.log import Ledger
 from ledger.retention.anchors import MAX_RECORD_SIZE, AnchorRecord, set_root
 from ledger.retention.retained import RetainedReplay
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
-from tests.ledger.retained_runs import grown, retaining_spec
+from tests.ledger.retained_runs import grown, leaves_of, retaining_spec
 
 RECORD = AnchorRecord(descriptor(1), 0, 1, 9, 5, 1_000_000, 1_000_000, 0, 0, 0, 0, bytes(32))
 
@@ -118,4 +118,20 @@ def test_a_summary_tells_the_most_steps_of_anybody_and_not_of_the_last(tmp_path)
     driver.epoch()
     found = driver.ledger.summarise(now=driver.tick())
     assert [row.occurrences for row in found.classes] == [8, 8]
+    driver.ledger.close()
+
+
+def test_a_summary_tells_the_largest_epsilon_of_who_left_and_who_stayed(tmp_path):
+    driver = Driver(Ledger.create(tmp_path / "ledger.db", retaining_spec(), SIGNER, now=START))
+    driver.admit(admission(1), admission(3, "sensitive"))
+    driver.steps(2)
+    driver.withdraw(1)
+    driver.admit(admission(2))
+    driver.steps(1)
+    driver.epoch()
+    spent = {leaf.descriptor_hash: leaf.epsilon_micro for leaf in leaves_of(driver.ledger) if isinstance(leaf, Spend)}
+    driver.epoch()
+    found = driver.ledger.summarise(now=driver.tick())
+    assert found.classes[0].max_epsilon_micro == spent[descriptor(1)] > spent[descriptor(2)]
+    assert found.classes[0].sum_epsilon_micro == spent[descriptor(1)] + spent[descriptor(2)]
     driver.ledger.close()
