@@ -3,7 +3,8 @@
 import hashlib
 import json as json_text
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,7 @@ from dptrain.cli import (
     ledger_trace,
 )
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
-from dptrain.cli.ledger_place import LedgerKey, LedgerName, StateDirectory, opened_to_sign, place_of
+from dptrain.cli.ledger_place import LedgerKey, LedgerName, LedgerOrExport, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.output import JsonFlag, console, counting, print_json
 from dptrain.errors import ConfigError
 from ledger.errors import LedgerBusy
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ledger.audit import AuditReport
     from ledger.leaves import Header
     from ledger.log import Ledger
+    from ledger.replay import Replay
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -61,7 +63,11 @@ OwnersKey = Annotated[
 
 @app.command()
 def show(
-    ledger: LedgerName,
+    ledger: LedgerOrExport,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", metavar="PUB", help="For an export: public key of the ledger; repeat.")
+    ] = None,
+    owner_key: OwnersKey = None,
     content: ledger_trace.Content = None,
     nonce: ledger_trace.Nonce = None,
     withdrawn: ledger_trace.Withdrawn = False,
@@ -70,20 +76,19 @@ def show(
 ) -> None:
     """What the ledger says: steps charged, what every class has spent, releases; or of one contribution.
 
+    Takes the ledger, or an export and the ledger's public key: an export is audited first, and asked nothing if it FAILED.
     With --content and --nonce: where that content was admitted, the windows in whose pool it was, the blocks that it could
     touch, and what it has spent. With --withdrawn: the statement for everybody who withdrew.
     """
     ledger_trace.check_together(content, nonce, withdrawn)
-    from ledger.log import Ledger
-
-    with Ledger.open(place_of(ledger, state), read_only=True) as log:
+    with _reading(ledger, state, key, owner_key) as (run, root, bodies):
         if content is not None and nonce is not None:
-            ledger_trace.show_content(log, content, nonce, json=json)
+            ledger_trace.show_content(run, bodies, content, nonce, json=json)
             return
         if withdrawn:
-            ledger_trace.show_withdrawn(log, json=json)
+            ledger_trace.show_withdrawn(run, json=json)
             return
-        data = ledger_show.summary(log)
+        data = ledger_show.summary(run, root)
     if json:
         print_json(data)
         return
@@ -226,6 +231,30 @@ def report(
         raise typer.Exit(1)
 
 
+@contextmanager
+def _reading(
+    ledger: str, state: Path | None, key: list[str] | None, owner_key: Path | None
+) -> Iterator[tuple["Replay", bytes, Iterable[bytes | None]]]:
+    """The run in a ledger or a verified export, its root, and its leaves."""
+    if Path(ledger).is_dir():
+        if not key or state is not None:
+            raise typer.BadParameter(f"'{ledger}' is an export: give the ledger's public key with --key, and no --state")
+        from ledger.audit.opened import open_export
+
+        owner, trusted = _trusted(key, owner_key)
+        with counting(f"auditing {ledger}"):
+            opened = open_export(ledger, trusted, owner_key=owner)
+        yield opened.run, opened.root, opened.leaves
+        return
+    if key or owner_key:
+        raise typer.BadParameter("--key and --owner-key are for exports; a ledger is checked by 'dptrain ledger fsck'")
+    from ledger.log import Ledger
+
+    with Ledger.open(place_of(ledger, state), read_only=True) as log, log.rows() as rows:
+        pruned = log.pruned()
+        yield log.state, log.root, (row.body if row.body or pruned is None else pruned.stand_in(row) for row in rows)
+
+
 def _registry_of(header: "Header", path: Path) -> Registry:
     """The registry, if it is the one that the run began with or a later state of it."""
     known = open_registry(path, header.owner_key)
@@ -241,16 +270,21 @@ def _registry_of(header: "Header", path: Path) -> Registry:
 def _audit(
     export: Path, pinned: list[str], owner_key: Path | None, require_quorum: bool = False, earlier: Sequence[Path] = ()
 ) -> "AuditReport":
-    owner = None if owner_key is None else keys.load_public_key(owner_key)
     from ledger.audit import verify_export
 
-    trusted = [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)]
+    owner, trusted = _trusted(pinned, owner_key)
     with counting(f"auditing {export}"):
         if earlier:
             from ledger.audit.earlier import verify_with_earlier
 
             return verify_with_earlier(export, trusted, earlier, owner_key=owner, require_quorum=require_quorum)
         return verify_export(export, trusted, owner_key=owner, require_quorum=require_quorum)
+
+
+def _trusted(pinned: list[str], owner_key: Path | None) -> tuple[bytes | None, list[str]]:
+    """The owner's raw key, if any, and the verifier keys of the log."""
+    owner = None if owner_key is None else keys.load_public_key(owner_key)
+    return owner, [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)]
 
 
 def _enter(log: "Ledger", found: Withdrawal, evidence: bytes, now: int) -> dict[str, Any]:

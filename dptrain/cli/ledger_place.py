@@ -33,7 +33,8 @@ def checked(ledger: str | None) -> str | None:
         raise typer.BadParameter(f"File '{ledger}' does not exist.")
     if place.kind == "sqlite" and Path(place.target).is_dir():
         what = "an export" if (Path(ledger) / "checkpoint").is_file() else "a directory"
-        raise typer.BadParameter(f"'{ledger}' is {what}, and no ledger; of exports 'ledger verify', 'report' and 'prove' speak")
+        how = "of exports 'ledger verify', 'show', 'report' and 'prove' speak"
+        raise typer.BadParameter(f"'{ledger}' is {what}, and no ledger; {how}")
     return ledger
 
 
@@ -97,12 +98,12 @@ def ledger_key(place: Place | None, key: Path | None, passphrase_file: Path | No
 
 
 def ledger_or_export(ledger: str) -> str:
-    """A name that is a directory, as export writes one, or that `checked` takes; a callback.
+    """A directory that export wrote, or a name that `checked` takes; a callback.
 
     Raises:
         typer.BadParameter: as `checked`.
     """
-    return ledger if Path(ledger).is_dir() else checked(ledger) or ledger
+    return ledger if (Path(ledger) / "checkpoint").is_file() else checked(ledger) or ledger
 
 
 LedgerOrExport = Annotated[

@@ -11,23 +11,23 @@ from dptrain.planning.rounding import at_least
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
     from ledger.audit import AuditReport
-    from ledger.log import Ledger
+    from ledger.replay import Replay
 
 
-def summary(log: "Ledger") -> dict[str, Any]:
+def summary(state: "Replay", root: bytes) -> dict[str, Any]:
     """What a ledger says of its run, as JSON."""
     from ledger.views.released import release_rows
     from ledger.views.summary import class_summaries
 
-    header, state = log.header, log.state
+    header = state.header
     return {
         "origin": header.origin,
         "run_id": header.run_id.hex(),
-        "size": log.size,
-        "root": log.root.hex(),
+        "size": state.size,
+        "root": root.hex(),
         "time": header.time,
         "private": header.private,
-        "finished": log.finished,
+        "finished": state.closed,
         "key": state.keys.current,
         "owner": header.owner,
         "registry_root": header.registry_root.hex(),
@@ -38,9 +38,9 @@ def summary(log: "Ledger") -> dict[str, Any]:
         "exactness": header.exactness_note,
         "steps": header.policy.steps,
         "redo_steps": header.policy.redo_steps,
-        "charged_steps": log.charged_steps,
+        "charged_steps": state.charged,
         "step": state.position,
-        "attempt": log.attempt,
+        "attempt": state.attempt,
         "epochs": len(state.epochs),
         "classes": [asdict(item) for item in class_summaries(state)],
         "releases": [asdict(row) for row in release_rows(state)],

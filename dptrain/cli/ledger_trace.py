@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from dptrain.cli.output import console, counted, number, print_json, spent, styl
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
-    from ledger.log import Ledger
+    from ledger.replay import Replay
     from ledger.views.trace import Trace
     from ledger.views.withdrawn import WithdrawalStatement
 
@@ -43,8 +44,15 @@ def check_together(content: str | None, nonce: str | None, withdrawn: bool) -> N
         raise typer.BadParameter("give --content or --withdrawn, not both")
 
 
-def show_content(log: "Ledger", content: str, nonce: str, *, json: bool) -> None:
+def show_content(run: "Replay", bodies: Iterable[bytes | None], content: str, nonce: str, *, json: bool) -> None:
     """Prints what became of the contribution with this content.
+
+    Args:
+        run: the run.
+        bodies: its leaves, as `ledger.views.trace.trace_content` takes them.
+        content: hash in hex, or file.
+        nonce: in hex.
+        json: print JSON.
 
     Raises:
         typer.BadParameter: hash or nonce is none.
@@ -52,23 +60,21 @@ def show_content(log: "Ledger", content: str, nonce: str, *, json: bool) -> None
     """
     from ledger.views.trace import trace_content
 
-    key, pruned = _octets(nonce, 16, "--nonce"), log.pruned()
-    with log.rows() as rows:
-        bodies = (row.body if row.body or pruned is None else pruned.stand_in(row) for row in rows)
-        found = trace_content(log.state, bodies, _content_hash(content), key)
+    key = _octets(nonce, 16, "--nonce")
+    found = trace_content(run, bodies, _content_hash(content), key)
     if json:
-        print_json(_told(found, log.header.delta))
+        print_json(_told(found, run.header.delta))
     else:
-        _print(found, log.header.delta)
+        _print(found, run.header.delta)
 
 
-def show_withdrawn(log: "Ledger", *, json: bool) -> None:
+def show_withdrawn(run: "Replay", *, json: bool) -> None:
     """Prints the statement about all withdrawn contributions."""
     from ledger.views.withdrawn import withdrawal_statement
 
-    made = withdrawal_statement(log.state)
+    made = withdrawal_statement(run)
     if json:
-        print_json(_told_statement(made, log.header.delta))
+        print_json(_told_statement(made, run.header.delta))
         return
     out = console()
     if not made.rows:

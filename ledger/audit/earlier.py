@@ -52,7 +52,7 @@ def earlier_run(
         found = report.findings[0]
         raise LeafRefused("EARLIER", f"the earlier run {path} is FAILED: {found.where}: {found.sentence}")
     given = read_export(Path(path))
-    _require_same(report, given)
+    given.require(report.size, report.root_hex)
     withdrawn: list[Withdraw] = []
     run = _replay(given.leaves, given.leaves.size, withdrawn)
     if reason == SPENT and not run.closed:
@@ -110,7 +110,7 @@ def verify_with_earlier(
 
     try:
         own = read_export(Path(path))
-        _require_same(report, own)
+        own.require(report.size, report.root_hex)
         run = _replay(own.leaves, own.leaves.size)
         shown = longest([own, *(read_export(Path(item)) for item in earlier)], fault)
         given = [found for found in shown if found.digest != own.digest]
@@ -119,7 +119,7 @@ def verify_with_earlier(
         def audited(item: Given) -> AuditReport:
             found = verify_export(item.path, keys, owner_key=owner_key, require_quorum=require_quorum)
             if found.verdict != "FAILED":
-                _require_same(found, item)
+                item.require(found.size, found.root_hex)
             return found
 
         runs, pruned = _cited_runs(run.header, given, audited, fault)
@@ -280,12 +280,6 @@ def _judge_admission(contribution: Contribution, before: float, fault: Fault) ->
         name, said = contribution.descriptor_hash.hex(), contribution.carried_micro
         sentence = f"{name} had spent {before * MICRO:.3f} (1e-6) before, the leaf says {said}"
         fault("CARRIED", f"seq {contribution.seq}", sentence)
-
-
-def _require_same(report: AuditReport, given: Given) -> None:
-    """Refuses leaves that are not those of which the audit said that they are signed: others may write there."""
-    if (report.size, report.root_hex) != (given.leaves.size, given.leaves.root_at(given.leaves.size).hex()):
-        raise ExportChanged("CHANGED", f"{given.path} changed while it was audited; audit a copy that nobody writes")
 
 
 def _replay(leaves: Leaves, size: int, withdrawn: list[Withdraw] | None = None) -> Replay:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ledger import layout
 from ledger.audit.files import Export, Leaves
-from ledger.errors import LeafRefused, NoteError
+from ledger.errors import ExportChanged, LeafRefused, NoteError
 from ledger.leaves import Header, decode_leaf
 from ledger.note import peek_checkpoint
 
@@ -34,6 +34,15 @@ class Given:
     leaves: Leaves
     header: Header
     digest: bytes
+
+    def require(self, size: int | None, root_hex: str | None) -> None:
+        """Holds the leaves against those of which an audit said that they are signed: others may write there.
+
+        Raises:
+            ExportChanged: code CHANGED, they are others.
+        """
+        if (size, root_hex) != (self.leaves.size, self.leaves.root_at(self.leaves.size).hex()):
+            raise ExportChanged("CHANGED", f"{self.path} changed while it was audited; audit a copy that nobody writes")
 
 
 def read_export(path: Path) -> Given:

@@ -44,3 +44,36 @@ def test_who_withdrew_is_told_what_holds(shell, attested):
     assert answer["together"]["epsilon"] > answer["withdrawn"][0]["epsilon"]
     text = shell.run(*SHOW, "--withdrawn").stdout
     assert "No unlearning was performed" in text and f"For all {len(files)} together" in text
+
+
+def test_an_export_gives_the_ledgers_answers_to_who_has_no_ledger(shell, attested):
+    shell.run("attest", "withdraw", "corpus/notes.jsonl.attest", "--key", "alice.key", "--record", "2")
+    files = [str(path) for path in (shell.directory / "withdrawals").iterdir()]
+    proof = ("--attestations", "corpus/notes.jsonl.attest", "--registry", "registry.cbor")
+    shell.run("ledger", "withdraw", "ledger.db", *files, *proof)
+    shell.run("ledger", "export", "ledger.db", "export")
+    asked = ("--content", attested["content_hash"], "--nonce", attested["nonce"])
+    there = ("ledger", "show", "export", "--key", "ledger.pub")
+    for what in ((), asked, ("--withdrawn",)):
+        assert shell.json(*there, *what) == shell.json(*SHOW, *what)
+    assert shell.json(*there, "--owner-key", "owner.pub")["owner"] == shell.json(*SHOW)["owner"]
+    unknown = shell.json(*there, "--content", attested["content_hash"], "--nonce", "00" * 16, code=1)
+    assert unknown["error"]["code"] == "NOT_FOUND"
+
+
+def test_an_export_is_asked_nothing_unless_it_passes_its_audit(shell, attested):
+    shell.run("ledger", "export", "ledger.db", "export")
+    asked = ("--content", attested["content_hash"], "--nonce", attested["nonce"])
+    unkeyed = shell.json("ledger", "show", "export", *asked, code=2)["error"]
+    assert "give the ledger's public key with --key" in unkeyed["sentence"]
+    checked = shell.json(*SHOW, "--key", "ledger.pub", code=2)["error"]
+    assert "ledger fsck" in checked["sentence"]
+    other = shell.json("ledger", "show", "export", "--key", "ledger.pub", "--owner-key", "alice.pub", *asked, code=1)["error"]
+    assert other["code"] == "FAILED" and "OWNER" in other["sentence"]
+    bundle = next(path for path in (shell.directory / "export" / "tile" / "entries").rglob("*") if path.is_file())
+    data = bytearray(bundle.read_bytes())
+    data[len(data) // 2] ^= 1
+    bundle.write_bytes(data)
+    for what in ((), asked, ("--withdrawn",)):
+        changed = shell.json("ledger", "show", "export", "--key", "ledger.pub", *what, code=1)["error"]
+        assert changed["code"] == "FAILED" and "tile/entries" in changed["sentence"]
