@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from attest.policy import NoisePhase
 from ledger.errors import LeafRefused
 from ledger.leaves import Header, Spend
 from ledger.log import Ledger
@@ -134,4 +135,21 @@ def test_a_summary_tells_the_largest_epsilon_of_who_left_and_who_stayed(tmp_path
     found = driver.ledger.summarise(now=driver.tick())
     assert found.classes[0].max_epsilon_micro == spent[descriptor(1)] > spent[descriptor(2)]
     assert found.classes[0].sum_epsilon_micro == spent[descriptor(1)] + spent[descriptor(2)]
+    driver.ledger.close()
+
+
+def test_a_summary_tells_the_least_and_the_largest_variance_of_all_its_epochs(tmp_path):
+    """Noise that grows in the second epoch, of which only newcomers are there."""
+    spec = retaining_spec(noise_phases=(NoisePhase(5, 2_000_000),))
+    driver = Driver(Ledger.create(tmp_path / "ledger.db", spec, SIGNER, now=START))
+    driver.admit(admission(1), admission(3, "sensitive"))
+    driver.steps(1)
+    driver.withdraw(1)
+    driver.epoch()
+    driver.admit(admission(2))
+    driver.steps(1)
+    driver.epoch()
+    driver.epoch()
+    row = driver.ledger.summarise(now=driver.tick()).classes[0]
+    assert row.min_variance > 0.0 and row.max_variance == pytest.approx(4.0 * row.min_variance)
     driver.ledger.close()

@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from ledger_runs import SIGNER, START, Driver, admission, header_spec
 from storage_backends import SqliteBackend
 
 from ledger.errors import LedgerBusy, LedgerClosed, LedgerCorrupt, StorageFailed
 from ledger.log import Ledger
+from ledger.storage import sqlite
 from ledger.storage.opening import set_unfinished_aside
 from ledger.storage.place import Place
 
@@ -67,6 +69,20 @@ def test_durability_settings_are_on(run):
         "recursive_triggers": 1,
         "trusted_schema": 0,
     }
+
+
+def test_a_reader_s_connection_takes_no_write(run, path):
+    """Whatever its code would do: it holds no lock that would keep a writer out meanwhile."""
+    run.ledger.close()
+    refusal = pytest.raises(sa.exc.OperationalError, match="readonly")
+    with Ledger.open(path) as ledger, ledger._file.store._engine.connect() as connection, refusal:
+        connection.exec_driver_sql("UPDATE lease SET fence = fence + 1")
+
+
+def test_a_disk_that_keeps_no_write_ahead_log_is_refused():
+    with pytest.raises(StorageFailed) as found:
+        sqlite._engine(Path(":memory:"), read_only=False).connect()
+    assert found.value.code == "WAL"
 
 
 def test_a_second_writer_that_got_past_the_lock_is_fenced(run, path):
