@@ -163,7 +163,8 @@ class _Kept:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.before, self.hashes_before = snapshot.pruned_before(), snapshot.hashes_before()
-        self._anchors = {anchor.descriptor_hash: anchor.record for anchor in snapshot.anchors()}
+        self._anchors = {anchor.descriptor_hash: anchor for anchor in snapshot.anchors()}
+        self._summaries: list[tuple[bytes, int]] = []
 
     def of(self, row: Row) -> bytes:
         """Returns what stands in for a leaf without a body."""
@@ -171,10 +172,11 @@ class _Kept:
             raise LedgerCorrupt("PRUNED", f"the body of leaf {row.seq} is gone, and no pruning can have taken it", seq=row.seq)
         if row.kind == Spend.KIND:
             return b""
-        record = self._anchors.pop(row.descriptor_hash or b"", None)
-        if record is None:
+        anchor = self._anchors.pop(row.descriptor_hash or b"", None)
+        if anchor is None:
             raise LedgerCorrupt("ANCHOR", f"leaf {row.seq} was pruned, and its anchor is gone", seq=row.seq)
-        return record
+        self._summaries.append((anchor.descriptor_hash, anchor.summary_seq))
+        return anchor.record
 
     def check(self, replay: RetainedReplay, notes: dict[int, bytes]) -> None:
         """Checks that auditors vouch for all that is gone; raises LedgerCorrupt."""
@@ -192,10 +194,19 @@ class _Kept:
             wrong = f"{len(self._anchors)} anchors stand for leaves that were not pruned"
         if wrong is not None:
             raise LedgerCorrupt("UNVOUCHED", wrong)
+        self._check_index(replay)
         allowed = hashes_end(replay.header, replay.tally.summaries, replay.epochs)
         if self.hashes_before > min(allowed, self.before):
             sentence = f"hashes below {self.hashes_before} may be gone, and the policy lets those below {allowed} go by now"
             raise LedgerCorrupt("HORIZON", f"{sentence}; bodies are pruned below {self.before}")
+
+    def _check_index(self, replay: RetainedReplay) -> None:
+        summaries = {leaf.end: leaf.seq for leaf in replay.tally.summaries}
+        for name, said in self._summaries:
+            seq = summaries[replay.tally.summarised[name][0]]
+            if said != seq:
+                sentence = f"leaf {seq} commits to the anchor of {name.hex()}, which is said to belong to leaf {said}"
+                raise LedgerCorrupt("INDEX", sentence, seq=seq)
 
 
 def _check_row(row: Row, seq: int) -> None:
