@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 from ledger.accountants import MICRO
@@ -133,6 +134,7 @@ def verify_with_earlier(
         if not findings:
             _judge_streams([*(item.run for item in runs), run], fault)
             notes += [_counted(item) for item in runs]
+            notes += _apart(runs)
             notes += _judge_spent(run, SpentRegistry(runs), fault)
     except (LeafRefused, ExportChanged, ProofError) as error:
         fault(error.code, str(path), error.sentence)
@@ -150,6 +152,16 @@ def _counted(earlier: Earlier) -> str:
     if cited.reason == COMPROMISED:
         return f"{told}; it ended there with its key lost: what may have been charged to it since counts nowhere"
     return told
+
+
+def _apart(runs: Sequence[Earlier]) -> Iterator[str]:
+    """Tells of cited runs that share contributions though neither counts the other, as if both had been first."""
+    for one, other in combinations(runs, 2):
+        counted = {before.header_digest for run in (one.run, other.run) for before in run.header.previous}
+        shared = sum(name in other.run.contributions for name in one.run.contributions)
+        if shared and counted.isdisjoint((one.cited.header_digest, other.cited.header_digest)):
+            told = f"{one.cited.origin} and {other.cited.origin} share {shared} contributions and neither counts the other"
+            yield f"{told}: what is said of limits over runs holds if neither was chosen by looking at the other's model"
 
 
 def _cited_runs(

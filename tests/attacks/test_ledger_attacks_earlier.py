@@ -321,3 +321,16 @@ def test_what_is_no_checkpoint_of_an_earlier_run_is_told_as_that(tmp_path):
     second = finished(tmp_path, "two", SECOND, admission(2), streams=10)
     (first / "checkpoint").write_bytes(b"none")
     assert codes(second, first) == ["EARLIER"]
+
+
+def test_runs_that_neither_count_each_other_are_told_to_whoever_counts_both(tmp_path):
+    """Limits assume one run after the other; which came first here is what their headers say, and nobody can know."""
+    first = finished(tmp_path, "one", SIGNER, admission(1))
+    second = finished(tmp_path, "two", SECOND, admission(1), admission(2), streams=50, now=START - 99)
+    third = heir(tmp_path, "three", THIRD, earlier_run(first, KEYS), earlier_run(second, KEYS), streams=90)
+    apart = "ledger.example/run1 and ledger.example/run2 share 1 contributions and neither counts the other"
+    report = verify_with_earlier(third, KEYS, [first, second])
+    assert report.verdict == "FULL" and [note.startswith(apart) for note in report.notes].count(True) == 1
+    other = heir(tmp_path, "other", SECOND, earlier_run(first, KEYS), streams=130)
+    last = heir(tmp_path, "last", THIRD, earlier_run(first, KEYS), earlier_run(other, KEYS), streams=170)
+    assert not any("neither counts" in note for note in verify_with_earlier(last, KEYS, [first, other]).notes)
