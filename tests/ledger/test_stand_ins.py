@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from ledger.leaves import Header, Spend
 from ledger.log import Ledger
 from ledger.retention.anchors import MAX_RECORD_SIZE, AnchorRecord, set_root
 from ledger.retention.retained import RetainedReplay
+from ledger.retention.statements import vouched_end
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
 from tests.ledger.retained_runs import grown, leaves_of, retaining_spec
 
@@ -153,3 +155,14 @@ def test_a_summary_tells_the_least_and_the_largest_variance_of_all_its_epochs(tm
     row = driver.ledger.summarise(now=driver.tick()).classes[0]
     assert row.min_variance > 0.0 and row.max_variance == pytest.approx(4.0 * row.min_variance)
     driver.ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("counts", "end"), [((2, 2, 2), 30), ((2, 1, 2), 10), ((1, 2, 2), 0), ((0, 0, 0), 0), ((3, 2, 1), 20), ((), 0)]
+)
+def test_vouched_ranges_end_before_the_first_for_which_a_quorum_is_missing(counts, end):
+    """Auditors of a later range say nothing of an earlier one."""
+    summaries = [SimpleNamespace(seq=number, end=10 * number) for number in range(1, len(counts) + 1)]
+    names = {leaf.seq: ("anna", "ben", "cleo")[:count] for leaf, count in zip(summaries, counts, strict=True)}
+    assert vouched_end(header(), summaries, names) == end
+    assert vouched_end(header(retention_epochs=0, auditors=(), auditor_quorum=None), summaries, names) == 0
