@@ -18,16 +18,16 @@ def check_retention(policy: "Policy") -> None:
     """
     bodies, hashes = policy.retention_epochs, policy.retention_hash_epochs
     check_int(bodies, "retention_epochs", 0, MAX_STEPS, error=PolicyRefused)
-    check_int(hashes, "ledger.retention_hash_epochs", 0, MAX_STEPS, error=PolicyRefused)
+    check_int(hashes, "retention_hash_epochs", 0, MAX_STEPS, error=PolicyRefused)
     if not hashes:
         return
     if not 0 < bodies <= hashes:
         raise PolicyRefused(
             "RANGE",
-            f"ledger.retention_hash_epochs is {hashes}, and retention_epochs {bodies}: hashes go after bodies, so it takes"
+            f"retention_hash_epochs is {hashes}, and retention_epochs {bodies}: hashes go after bodies, so it takes"
             " retention_epochs above 0 and at least as many epochs as that; or 0, to keep hashes for ever",
         )
     if not policy.auditors:
         raise PolicyRefused(
-            "RANGE", "ledger.retention_hash_epochs goes with ledger.auditors: nothing is pruned that nobody vouches for"
+            "RANGE", "retention_hash_epochs goes with ledger.auditors: nothing is pruned that nobody vouches for"
         )

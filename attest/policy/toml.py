@@ -30,6 +30,7 @@ _TOP = (
     "window_steps",
     "epoch_steps",
     "retention_epochs",
+    "retention_hash_epochs",
     "noise",
     "sampling",
     "floors",
@@ -43,8 +44,7 @@ _BUDGETS = ("embeddings", "layers", "head")
 _SAMPLING = ("order",)
 _FLOORS = ("clip_norm", "noise_multiplier")
 _GATE = ("max_window_days", "contributor_cap", "max_examples")
-_LEDGER_REQUIRED = ("auditors", "auditor_quorum")
-_LEDGER = (*_LEDGER_REQUIRED, "retention_hash_epochs")
+_LEDGER = ("auditors", "auditor_quorum")
 _BOUNDS = ("clip_norm", "noise_multiplier")
 _CLASS_REQUIRED = ("name", *_BOUNDS, "sampling_rate", "depth")
 _CLASS = (*_CLASS_REQUIRED, "max_window_days", "public", "max_epsilon_total")
@@ -127,7 +127,7 @@ def _parse_budgets(table: Any) -> tuple[int, ...]:
 
 
 def _parse_ledger(table: dict[str, Any]) -> dict[str, Any]:
-    if table and not set(_LEDGER_REQUIRED) <= set(table):
+    if table and set(_LEDGER) != set(table):
         raise PolicyRefused("KEY", "[ledger] takes auditors, their verifier keys, and auditor_quorum, how many; give both")
     return table | {"auditors": _list(table["auditors"], "ledger.auditors")} if table else {}
 

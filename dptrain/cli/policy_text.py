@@ -30,6 +30,8 @@ def as_toml(policy: Policy) -> str:
         "epoch_steps": str(policy.epoch_steps),
         "retention_epochs": str(policy.retention_epochs),
     }
+    if policy.retention_hash_epochs:
+        top["retention_hash_epochs"] = str(policy.retention_hash_epochs)
     noise = {"family": _text(policy.noise_family), "injection": _text(policy.noise_injection)}
     if policy.noise_microbatches is not None:
         noise["microbatches"] = str(policy.noise_microbatches)
@@ -53,8 +55,6 @@ def as_toml(policy: Policy) -> str:
     if policy.auditors:
         named = ", ".join(map(_text, policy.auditors))
         ledger = {"auditors": f"[{named}]", "auditor_quorum": str(policy.auditor_quorum)}
-        if policy.retention_hash_epochs:
-            ledger["retention_hash_epochs"] = str(policy.retention_hash_epochs)
         tables.append(_table("[ledger]", ledger))
     return "\n".join([*tables, *(_table("[[class]]", _class(rule)) for rule in policy.classes)])
 

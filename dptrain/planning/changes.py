@@ -14,9 +14,9 @@ _OPENING, _CLOSING = "[{", "]}"
 
 _SETTINGS = (
     "corpus", "delta", "steps", "normalizer", "accountant", "adjacency", "disclosure", "exactness", "redo_steps",
-    "window_steps", "epoch_steps", "retention_epochs", "noise.family", "noise.injection", "noise.microbatches", "noise.phase",
-    "noise.budgets", "sampling.order", "floors.clip_norm", "floors.noise_multiplier", "gate.max_window_days",
-    "gate.contributor_cap", "gate.max_examples",
+    "window_steps", "epoch_steps", "retention_epochs", "retention_hash_epochs", "noise.family", "noise.injection",
+    "noise.microbatches", "noise.phase", "noise.budgets", "sampling.order", "floors.clip_norm", "floors.noise_multiplier",
+    "gate.max_window_days", "gate.contributor_cap", "gate.max_examples",
 )  # fmt: skip
 _OF_BUDGETS = ("embeddings", "layers", "head")
 _OF_CLASSES = ("clip_norm", "noise_multiplier", "sampling_rate", "depth", "max_window_days", "max_epsilon_total", "public")

@@ -17,7 +17,7 @@ KEEPS = {"retention_epochs": 2, "auditors": (vkey(1),), "auditor_quorum": 1}
 
 def hashed(epochs: object) -> Policy:
     return Policy.from_toml(
-        f"retention_epochs = 2\n{TEXT}".replace("[[class]]", f"[ledger]\n{NAMED}\nretention_hash_epochs = {epochs}\n[[class]]")
+        f"retention_epochs = 2\nretention_hash_epochs = {epochs}\n{TEXT}".replace("[[class]]", f"[ledger]\n{NAMED}\n[[class]]")
     )
 
 
