@@ -4,7 +4,9 @@ What may go is decided elsewhere (`ledger.operating.retaining`); here the append
 mistake there. The database would let it: its triggers know of positions and kinds, not of auditors or of what leaves mean.
 """
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -78,3 +80,16 @@ def test_no_hash_goes_before_the_policy_lets_it(tmp_path):
     driver.ledger.prune()
     end = driver.ledger.pruned_before
     refused(driver.ledger, "HORIZON", lambda: driver.ledger._file.drop_hashes(end))
+
+
+def test_an_anchor_that_stands_for_nothing_is_found(summarised):
+    """Who can write the database could else leave records there that no summary commits to."""
+    vouched_for_twice(summarised)
+    end, place = summarised.state.tally.summaries[0].end, summarised.place
+    summarised._file.prune(end, anchors(summarised), [Spend.KIND])
+    summarised.close()
+    with closing(sqlite3.connect(place.target)) as connection, connection:
+        connection.execute("INSERT INTO anchor SELECT zeroblob(32), summary_seq, record FROM anchor LIMIT 1")
+    with pytest.raises(LedgerCorrupt, match="1 anchors stand for leaves that were not pruned") as found:
+        Ledger.open(place, SIGNER)
+    assert found.value.code == "UNVOUCHED"
