@@ -102,8 +102,17 @@ def _moments(steps: Sequence[Step], mu2: float, tilt: float) -> tuple[float, flo
 
 def _covers(steps: Sequence[Step], mu2: float, delta: float, tilt: float, at: float) -> bool:
     """Whether Chernoff's bound by one tilt shows a divergence of at most delta; False says nothing (see `tilted.covers`)."""
-    log = tilt * math.log(tilt) - (1.0 + tilt) * math.log1p(tilt) + _moments(steps, mu2, tilt)[0] - tilt * at
+    total = _log_mass(steps, [step.nodes(tilt, 0.0) for step in steps], mu2, tilt)
+    log = tilt * math.log(tilt) - (1.0 + tilt) * math.log1p(tilt) + total - tilt * at
+    log += 16.0 * UNIT * (1.0 + tilt) * (1.0 + abs(math.log(tilt)) + at)
     return math.exp(min(0.0, log)) * (1.0 + 1e-4) <= delta
+
+
+def _log_mass(steps: Sequence[Step], laws: Sequence[Nodes], mu2: float, tilt: float) -> float:
+    """Returns K(tilt), or more: what one step is off by counts once a step."""
+    logs = [0.5 * tilt * (tilt + 1.0) * mu2 * (1.0 + 8.0 * UNIT)]
+    logs += [step.steps * (law.log_mass + law.mass_error) for step, law in zip(steps, laws, strict=True)]
+    return math.fsum(logs) + 4.0 * UNIT * math.fsum(map(abs, logs))
 
 
 def _of_direction(steps: Sequence[Step], mu2: float, delta: float) -> tuple[float, float]:
@@ -112,7 +121,7 @@ def _of_direction(steps: Sequence[Step], mu2: float, delta: float) -> tuple[floa
     tried, allowed = 0.0, math.inf
     while True:
         tilt, period = _line(steps, mu2, delta, saddle, guess, allowed)
-        if tilt == tried:
+        if tilt == tried or not 0.0 < period < math.inf:  # no period where the saddle lies in a gap between two modes
             return math.inf, saddle
         tried, found = tilt, _sum(steps, mu2, tilt, period)
         if found is None:
@@ -141,9 +150,7 @@ def _sum(steps: Sequence[Step], mu2: float, tilt: float, period: float) -> "_Sum
     parts[1:] *= 2.0
     lost = 2.0 * float(np.sum(off / np.abs(line * (line + 1.0)))) + (count + 64.0) * UNIT * float(np.sum(np.abs(parts)))
     lost += 2.0 * math.exp(log_envelope(spacing * count)) / (spacing * spacing * (count - 1))
-    logs = [0.5 * tilt * (tilt + 1.0) * mu2, *(step.steps * law.log_mass for step, law in zip(steps, laws, strict=True))]
-    rounded = 8.0 * UNIT * sum(step.steps * (abs(law.log_mass) + 64.0 + tilt) for step, law in zip(steps, laws, strict=True))
-    return _Sum(line, parts, lost, math.fsum(logs) + rounded, spacing)
+    return _Sum(line, parts, lost, _log_mass(steps, laws, mu2, tilt), spacing)
 
 
 def _saddle(steps: Sequence[Step], mu2: float, delta: float) -> tuple[float, float]:

@@ -25,12 +25,14 @@ class Nodes:
         losses: at the points.
         masses: of the tilted law; they add up to 1.
         log_mass: log E e^(tilt loss).
+        mass_error: bound on how far log_mass lies from the exact one.
         error: bound on how far the transform of this law lies from the exact one, over the range that was asked for.
     """
 
     losses: Any
     masses: Any
     log_mass: float
+    mass_error: float
     error: float
 
 
@@ -88,12 +90,16 @@ class Step:
         power = 1.0 + tilt if self.removing else -tilt
         share = self.q * np.exp(w - logs)  # how much of m is the shifted part: the derivative of log m is that over z
         moved = np.abs(x) + abs(float(x[0]))  # half of what a point is rounded by, in units of the last place
-        inexact = UNIT * (20.0 * np.abs(logs) + 8.0 * share * (moved / self.z + 0.5 / self.z**2))
+        inexact = UNIT * (32.0 * np.abs(logs) + 8.0 * share * (moved / self.z + 0.5 / self.z**2))
         relative = UNIT * (16.0 + 2.0 * moved * (2.0 * np.abs(x) + abs(power) * share / self.z))
-        rounded = float(masses @ relative) + (abs(power) + reach) * float(masses @ inexact)
+        turned = float(masses @ inexact)
         cut = (float(masses[0]) + float(masses[-1])) / (_SPAN * spacing)
-        error = 1.01 * (rounded + cut) + 4.0 * math.exp(-_DIGITS) + UNIT * (4.0 * len(x) + 64.0)
-        return Nodes(logs if self.removing else -logs, masses, log_mass, error)
+        weighed = 1.01 * (float(masses @ relative) + abs(power) * turned + cut) + 2.0 * math.exp(-_DIGITS)
+        sums = UNIT * (4.0 * len(x) + 64.0)
+        # A mass that is off counts where it is and in what all are divided by.
+        error = 2.0 * weighed + 1.01 * reach * turned + sums
+        mass_error = weighed + sums + 8.0 * UNIT * abs(log_mass)
+        return Nodes(logs if self.removing else -logs, masses, log_mass, mass_error, error)
 
     def envelope(self, tilt: float, shift: float) -> Envelope:
         """Returns what |E e^((tilt + i t) loss)| / E e^(tilt loss) is at most for large t: noise is moved to x + i shift.

@@ -121,6 +121,43 @@ def test_no_transform_is_above_the_envelope_by_which_the_sum_is_cut(z, q, tilt, 
         assert envelope.log(1e6) < -1.0, "and it does fall"
 
 
+def test_what_is_off_in_the_mass_of_one_step_counts_once_a_step():
+    """At this tilt that is 4e-12: in a thousand steps more than the rounding of the sum of their logarithms."""
+    step = Step(3.058939116298402, 0.0004689464810221882, 1, removing=True)
+    tilt = 158.588438
+    worst = 0.0
+    for k in range(12):
+        own = replace(step, z=step.z + k * 1e-5)
+        law = own.nodes(tilt, 0.1)
+        with mp.workdps(30):
+            worst = max(worst, float(abs(log_mass_by_sums(own, tilt) - law.log_mass)) / law.mass_error)
+    assert 0.0 < worst < 1.0
+    total = contour._log_mass([replace(step, steps=1000)], [law], 0.0, tilt)
+    assert total >= 1000 * (law.log_mass + law.mass_error)
+
+
+def log_mass_by_sums(step, tilt):
+    """K of one step being removed, by a sum over points four times as close, to the working precision."""
+    z, q, h = mp.mpf(step.z), mp.mpf(step.q), mp.mpf(1) / 8
+    points = (h * k for k in range(-8 * 13, int(8 * ((1 + tilt) / step.z + 13))))
+    powers = ((x, (1 + mp.mpf(tilt)) * mp.log1p(q * mp.expm1(x / z - 1 / (2 * z * z)))) for x in points)
+    return mp.log(mp.fsum(mp.exp(power - x * x / 2) for x, power in powers) * h / mp.sqrt(2 * mp.pi))
+
+
+@pytest.mark.parametrize(
+    ("z", "q", "steps", "delta"),
+    [
+        (17.786977647170406, 0.003160292769289832, 15, 3.815246812887529e-10),
+        (8.024250341404676, 0.0014350750184737632, 474, 1.3335532452735116e-12),
+        (27.925410496762364, 0.012607559291532223, 1, 1.451259176016619e-11),
+    ],
+)
+def test_a_saddle_between_two_modes_is_left_to_the_transform(z, q, steps, delta):
+    """Under some tilt a drawn contribution outweighs all else at once: no mean is near epsilon, and no period is found."""
+    assert contour.epsilon([(z, q, steps)], 0.0, INTERVAL, delta) == math.inf
+    assert pld.epsilon(z, q, steps, delta) == by_transform([(z, q, steps)], delta)
+
+
 @pytest.mark.parametrize("period", [0.5, 0.7, 1.0, 3.0])
 def test_a_short_period_only_adds(period):
     """What the trapezoid rule adds are divergences: whatever period is chosen, the figure is a bound."""
