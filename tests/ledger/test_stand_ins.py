@@ -166,3 +166,25 @@ def test_vouched_ranges_end_before_the_first_for_which_a_quorum_is_missing(count
     names = {leaf.seq: ("anna", "ben", "cleo")[:count] for leaf, count in zip(summaries, counts, strict=True)}
     assert vouched_end(header(), summaries, names) == end
     assert vouched_end(header(retention_epochs=0, auditors=(), auditor_quorum=None), summaries, names) == 0
+
+
+def test_the_figures_of_a_summary_do_not_depend_on_who_was_admitted_last(tmp_path):
+    """The last SPEND leaf of a class is of the least epsilon here, and of neither the least nor the largest variance."""
+    spec = retaining_spec(noise_phases=(NoisePhase(5, 2_000_000), NoisePhase(9, 1_500_000)))
+    driver = Driver(Ledger.create(tmp_path / "ledger.db", spec, SIGNER, now=START))
+    driver.admit(admission(1), admission(3, "sensitive"))
+    driver.steps(1)
+    driver.withdraw(1)
+    driver.admit(admission(4))
+    driver.steps(1)
+    driver.admit(admission(2, sigma_micro=9_000_000))
+    driver.steps(1)
+    driver.epoch()
+    told = [leaf for leaf in leaves_of(driver.ledger) if isinstance(leaf, Spend) and leaf.profile_id == 0]
+    driver.epoch()
+    row = driver.ledger.summarise(now=driver.tick()).classes[0]
+    driver.ledger.close()
+    epsilons = [leaf.epsilon_micro for leaf in told]
+    assert [leaf.descriptor_hash for leaf in told] == [descriptor(n) for n in (1, 4, 2)] and epsilons[-1] == min(epsilons)
+    assert row.max_epsilon_micro == max(epsilons) and row.sum_epsilon_micro == sum(epsilons)
+    assert row.max_variance == pytest.approx(4.0 * row.min_variance)
