@@ -88,7 +88,8 @@ def verify_with_earlier(
         than cited; all exports given, and all that the runs in them counted, tell one history of each ledger; no noise stream
         of one was used in another; no admission says less than what its contribution had spent in them together, or another
         signed limit than they did; nobody took part who was withdrawn in one of them; and with this run as planned nobody
-        exceeds a limit of epsilon over all runs, its own or one of any policy for its class.
+        exceeds a limit of epsilon over all runs, its own or one of any policy for its class; nor could anybody with a cited
+        run as that was planned, and the runs that it counted.
 
         SUMMARISED means the same where leaves of one of them were pruned; the notes name the ranges.
 
@@ -135,6 +136,7 @@ def verify_with_earlier(
             _judge_streams([*(item.run for item in runs), run], fault)
             notes += [_counted(item) for item in runs]
             notes += _apart(runs)
+            _judge_plans(runs, fault)
             notes += _judge_spent(run, SpentRegistry(runs), fault)
     except (LeafRefused, ExportChanged, ProofError) as error:
         fault(error.code, str(path), error.sentence)
@@ -253,6 +255,27 @@ def _judge_streams(runs: Sequence[Replay], fault: Fault) -> None:
             told = f"{len(shared)} noise streams of {run.header.origin} were used in an earlier run too"
             fault("NOISE_REUSED", "seq 0", f"{told}, {min(shared).hex()} among them: the noise of two releases would cancel")
         seen |= own
+
+
+def _judge_plans(runs: Sequence[Earlier], fault: Fault) -> None:
+    """Holds every cited run, as it was planned, against limits with the runs that it counts itself.
+
+    A filter lets through what it has room for beforehand: where a run without room stopped early may depend on what it saw.
+    """
+    for earlier in runs:
+        header, own = earlier.run.header, Accounts(earlier.run)
+        counted = {before.header_digest for before in header.previous}
+        if not counted:
+            continue  # its own plan was judged as its export was verified
+        registry = SpentRegistry([other for other in runs if other.cited.header_digest in counted])
+        for name, contribution in earlier.run.contributions.items():
+            if own.of(name) is None:
+                continue
+            use = registry.worst(registry.accounts(name), own.planned(contribution), header.delta)
+            if use is not None and use.too_much(TOLERANCE_MICRO):
+                sentence = f"{name.hex()}: {use.limit} over all runs; as {header.origin} was planned that could have been"
+                fault("BUDGET", header.origin, f"{sentence} {use.epsilon:.6f}, wherever it stopped: it must not have begun")
+                break
 
 
 def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault) -> Iterator[str]:

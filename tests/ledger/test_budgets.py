@@ -4,6 +4,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 from ledger.accountants import MICRO, Phase, divergence, epsilon_of_phases, gaussian, renyi, to_micro_up
@@ -18,6 +19,7 @@ from ledger.rules.spending import Spending, composed, of_run
 from ledger.rules.spent import SpentRegistry
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
+THIRD = NoteSigner("ledger.example/run3", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))
 KEYS = [SIGNER.vkey, SECOND.vkey]
 DELTA = Fraction(1, 10**6)
 PICO = 10**6
@@ -264,6 +266,30 @@ def test_a_limit_that_was_exceeded_all_the_same_fails_the_audit_of_both_runs(tmp
         assert verify_export(export, KEYS).verdict == "FULL"
         found = [finding.code for finding in verify_with_earlier(export, KEYS, [first]).findings]
         assert sorted(found) == sorted(codes)  # the first run says that it signed no limit
+
+
+def test_a_run_that_had_no_room_as_planned_fails_the_audit_of_a_later_one_too_though_it_stopped_early(tmp_path):
+    """What was spent in the end is within the limit; but whether it would be was not settled before the second run began."""
+    spec = signing(1, 50 * MICRO)
+    first = finished(tmp_path, "one", SIGNER, spec)
+    registry = SpentRegistry([earlier_run(first, KEYS)])
+    least = least_limit(registry, header(), admission(1))
+    for n, beyond in enumerate((10, -2000)):
+        base = tmp_path / str(n)
+        base.mkdir()
+        spec = signing(1, least + beyond)
+        one = finished(base, "one", SIGNER, spec)
+        registry = SpentRegistry([earlier_run(one, KEYS)])
+        carried = replace(spec, carried_micro=to_micro_up(registry.carried(descriptor(1), 1e-6)))
+        two = finished(base, "two", SECOND, carried, streams=1000, previous=registry.previous)
+        registry = SpentRegistry([earlier_run(one, KEYS), earlier_run(two, KEYS)])
+        carried = replace(spec, carried_micro=to_micro_up(registry.carried(descriptor(1), 1e-6)))
+        policy = signed_policy(steps=4, redo_steps=0)
+        registry.require_within(header_spec(policy).header(origin=THIRD.name, log_vkey=THIRD.vkey, time=START), [carried])
+        fields = {"policy": policy, "previous": registry.previous}
+        three = finished(base, "three", THIRD, carried, streams=2000, windows=1, **fields)
+        found = verify_with_earlier(three, [*KEYS, THIRD.vkey], [one, two])
+        assert [(item.code, item.where) for item in found.findings] == [("BUDGET", SECOND.name)][: beyond < 0], found.findings
 
 
 def test_carried_epsilon_needs_an_earlier_run_and_uses_up_a_limit(tmp_path, first):
