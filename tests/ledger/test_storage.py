@@ -99,15 +99,22 @@ def test_an_edited_body_with_its_leaf_hash_contradicts_the_signed_root(closed):
         "DELETE FROM head",
         "UPDATE meta SET value = '9'",
         "DELETE FROM meta",
-        "DELETE FROM lease",
         "DELETE FROM entry",
         "DROP TABLE entry",
     ],
 )
-def test_other_edits_are_found(closed, statement):
+def test_other_edits_are_found_when_the_ledger_is_opened(closed, statement):
+    """And not only by the next append, which misses the triggers that had to go for the edit."""
     closed.edit(statement)
-    with pytest.raises((LedgerCorrupt, LedgerBehind, LedgerBusy)), closed.open() as ledger:
+    with pytest.raises((LedgerCorrupt, LedgerBehind)):
+        closed.open()
+
+
+def test_a_lease_that_is_gone_keeps_every_writer_out(closed):
+    closed.edit("DELETE FROM lease")
+    with closed.open() as ledger, pytest.raises(LedgerBusy) as found:
         ledger.withdraw(descriptor(1), "contributor", bytes(32), now=START + 10**6)
+    assert found.value.code == "FENCED"
 
 
 def test_a_changed_fence_only_changes_the_fence(closed):
