@@ -6,7 +6,7 @@ plus the divergence at epsilon + n R, times e^(tilt n R), for all n: it only add
 transform on the grid of losses has 2^17.
 
 To every step a Gaussian of mu^2 = interval^2 / 6 is added, which is what a grid of that interval adds to it on the average: so
-figures are those of `tilted` on it, to some 1e-7, and upper bounds, since more was released than is. Proof of all in
+figures are those of `tilted` on it, mostly to 4e-7, and upper bounds, since more was released than is. Proof of all in
 docs/mechanism.md, "What pld computes". Where the sum would be long, or figures would differ, `epsilon` says inf.
 """
 
@@ -24,7 +24,7 @@ MOST_TERMS: Final = 1 << 23
 """Sums with more terms, over points of the line and of the noise together, are left to the transform."""
 
 MOST_RATE: Final = 0.5
-"""Higher sampling rates are left to the transform."""
+"""Higher sampling rates are left to the transform; at this and below the tails that `sampled` cuts off fall as it says."""
 
 LEAST_WIDTH: Final = 6.0
 LEAST_REACH: Final = 4.0
