@@ -52,8 +52,8 @@ def test_limits_that_never_bind():
     assert accountants.calibrate(1.0, 0.0, 10, 1e-6) == 0.0
 
 
-def test_targets_below_what_an_accountant_can_say_tell_the_least_that_it_can():
-    accountants.prv._plugged.clear()
+def test_targets_below_what_an_accountant_can_say_tell_the_least_that_it_can(monkeypatch):
+    monkeypatch.setattr(accountants.prv, "_plugged", [])
     accountants.core.cached.cache_clear()
     with pytest.raises(AccountantError, match="the nearest that can is") as caught:
         accountants.calibrate(0.015, 0.01, 10, 1e-6, "prv")
