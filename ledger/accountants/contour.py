@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from ledger.accountants.losses import UNIT
-from ledger.accountants.sampled import Envelope, Nodes, Step
+from ledger.accountants.sampled import Envelope, Nodes, Step, TooLong
 from ledger.accountants.tilted import _erfcx, _power, _root
 
 MOST_TERMS: Final = 1 << 23
@@ -65,7 +65,10 @@ def epsilon(held: Held, rest: float, interval: float, delta: float) -> float:
     if not _suits(held, interval):
         return math.inf
     with np.errstate(over="ignore", invalid="ignore"):  # what is no number is no bound either
-        return _of_both(held, rest, interval, delta)
+        try:
+            return _of_both(held, rest, interval, delta)
+        except TooLong:
+            return math.inf
 
 
 def _of_both(held: Held, rest: float, interval: float, delta: float) -> float:

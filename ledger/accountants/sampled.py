@@ -16,6 +16,13 @@ _SPAN: Final = 9.5
 _STRIP: Final = 6.0
 _DIGITS: Final = 44.0
 
+MOST_POINTS: Final = 1 << 20
+"""Laws that need more points, in number as the square of the tilt in the direction that adds, are made by nobody."""
+
+
+class TooLong(ArithmeticError):
+    """A law would need more than `MOST_POINTS` points."""
+
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
@@ -124,10 +131,16 @@ class Step:
         return self._place(tilt, reach)[2]
 
     def _points(self, tilt: float, reach: float, aside: float | None = None) -> tuple[Any, float, Any, Any]:
-        """Returns the points of the noise, their spacing, x/z - 1/2z^2, and log m."""
+        """Returns the points of the noise, their spacing, x/z - 1/2z^2, and log m.
+
+        Raises:
+            TooLong: there are too many.
+        """
         import numpy as np
 
         low, spacing, count = self._place(tilt, reach, aside)
+        if count > MOST_POINTS:
+            raise TooLong(f"{count} points at tilt {tilt:g}")
         x = low + spacing * np.arange(count)
         w = x / self.z - 0.5 / self.z**2
         return x, spacing, w, np.log1p(self.q * np.expm1(w))

@@ -7,7 +7,7 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from ledger.accountants import Phase, contour, losses, pld, renyi, tilted
+from ledger.accountants import Phase, contour, losses, pld, renyi, sampled, tilted
 from ledger.accountants.sampled import Step
 
 INTERVAL = pld.INTERVAL
@@ -193,3 +193,12 @@ def test_a_renyi_bound_is_asked_only_where_it_could_be_smaller(monkeypatch):
     assert pld.epsilon_of_phases(phases, 1e-6) == renyi.epsilon(phases, 1e-6)
     monkeypatch.setattr(renyi, "epsilon", None)
     assert 1.43 < pld.epsilon(1.234, 0.01, 1000, 1e-6) < 1.44
+
+
+def test_no_law_is_made_of_more_points_than_memory_should_hold(monkeypatch):
+    """In the direction that adds they grow as the square of the tilt, which is sought up to 1e9."""
+    with pytest.raises(sampled.TooLong, match="points at tilt 1e"):
+        Step(0.88, 0.0214, 1, removing=False).tilted(1e8)
+    assert math.isfinite(contour.epsilon([(1.0, 0.01, 1000)], 0.0, 1e-4, 1e-6))
+    monkeypatch.setattr(sampled, "MOST_POINTS", 16)
+    assert contour.epsilon([(1.0, 0.01, 1000)], 0.0, 1e-4, 1e-6) == math.inf, "the transform is asked"
