@@ -92,7 +92,8 @@ fuzz: $(STAMP)
 # a quarter of an hour. Needs strace and, for ledgers on a server, PostgreSQL.
 faults: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -s -m "slow or not slow" tests/fault/test_syscall_faults.py \
-		tests/fault/test_power_loss.py tests/fault/test_postgres_faults.py tests/fault/test_server_silence.py $(ARGS)
+		tests/fault/test_prune_faults.py tests/fault/test_power_loss.py tests/fault/test_postgres_faults.py \
+		tests/fault/test_server_silence.py $(ARGS)
 
 mutations: $(STAMP)
 	$(BIN)/python -m tests.attacks.mutations --count 1000000 --seed $(SEED)
