@@ -129,11 +129,6 @@ class Tie:
         """Whether there is not one tensor in the files."""
         return not any(file.tied or file.converted or file.changed or file.foreign for file in self.files)
 
-    @property
-    def differing(self) -> int:
-        """How many tensors keep the files from being tied."""
-        return sum(len(file.converted) + len(file.changed) + len(file.foreign) for file in self.files)
-
 
 def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
     """Holds released files against the weights of an epoch.

@@ -53,7 +53,10 @@ def exact_log_moment(step, s):
     """K(s) of one step to the working precision."""
     z, q = mp.mpf(step.z), mp.mpf(step.q)
     power = 1 + s if step.removing else -s
-    density = lambda x: mp.npdf(x) * mp.exp(power * mp.log1p(q * mp.expm1(x / z - 1 / (2 * z * z))))  # noqa: E731
+
+    def density(x):
+        return mp.npdf(x) * mp.exp(power * mp.log1p(q * mp.expm1(x / z - 1 / (2 * z * z))))
+
     centre = float(mp.re(power)) / step.z if step.removing else 0.0
     ends = [-16, -8, -4, -2, 0, *(k for k in (2, 4, 8, 16, 24, 32, 48, 64) if k < centre + 14), centre + 16]
     return mp.log(mp.quad(density, ends, maxdegree=8))
