@@ -15,14 +15,14 @@ from benchmarks import overheads
 from benchmarks.configs import CONFIGS
 from benchmarks.step import render, run
 from benchmarks.variants import VARIANTS
-from dptrain.routing import products
+from dptrain.gradients import matmul
 
 
 def versions() -> dict[str, Any]:
     """What a figure was measured with."""
     packages = ("torch", "transformers", "peft", "opacus", "cryptography")
     found = {package: version(package) for package in packages} | {"python": platform.python_version()}
-    return {"versions": found, "machine": platform.machine(), "processors": os.cpu_count(), "onednn_products": products.ENABLED}
+    return {"versions": found, "machine": platform.machine(), "processors": os.cpu_count(), "onednn_products": matmul.ENABLED}
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from benchmarks import noise as generators
 from benchmarks.configs import CONFIGS, ROUTING, Config
 from benchmarks.step import take_turns
 from benchmarks.variants import ours, ours_fast
-from dptrain import engine
+from dptrain.engine import private_training as engine
 from ledger.rules.weights import model_digest
 
 TARGETS = {"routing": 1.02, "ledger": 1.01, "noise": 16.0}

@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.configs import CONFIGS, Config, by_name, few
 from benchmarks.variants import VARIANTS, WARM_UP, Step, absent_from, names_for
-from dptrain.routing import products
+from dptrain.gradients import matmul
 
 
 def take_turns(
@@ -110,7 +110,7 @@ def memory_of(config: Config, names: Sequence[str]) -> dict[str, int]:
 
 def _memory_of(config: Config, name: str) -> int:
     command = [sys.executable, "-m", "benchmarks.step", "--config", config.name, "--memory-of", name, "--threads", "1"]
-    command += [] if products.ENABLED else ["--torch-products"]
+    command += [] if matmul.ENABLED else ["--torch-products"]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> None:
         config = by_name(options.config)
     except KeyError:
         parser.error(f"no configuration {options.config!r}; there are {', '.join(CONFIGS)}")
-    products.ENABLED = products.ENABLED and not options.torch_products
+    matmul.ENABLED = matmul.ENABLED and not options.torch_products
     if options.memory_of:
         print(measure_memory(config, options.memory_of, options.threads))
         return

@@ -10,7 +10,7 @@ from dptrain.accounting import register as _register_prv
 from dptrain.extras import how_to_install, is_missing_extra
 
 if TYPE_CHECKING:
-    from dptrain.engine import PrivateTraining
+    from dptrain.engine.private_training import PrivateTraining
 
 __version__ = "0.1.0"
 __all__ = ["PrivateTraining", "__version__"]
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     if name != "PrivateTraining":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from dptrain.engine import PrivateTraining
+        from dptrain.engine.private_training import PrivateTraining
     except ModuleNotFoundError as error:
         if not is_missing_extra(error):
             raise

@@ -19,7 +19,7 @@ from ledger.accountants import likely_occurrences
 from ledger.leaves import HeaderBlock, HeaderSpec
 
 if TYPE_CHECKING:
-    from dptrain.engine import PrivateTraining
+    from dptrain.engine.private_training import PrivateTraining
 
 def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
     """What the ledger's first leaf says: policy, model structure, and the schedule of every block.

@@ -23,18 +23,18 @@ from torch import nn
 from attest import allocation
 from attest.policy import ClassRule, Policy
 from attest.schedule import effective_multiplier
-from dptrain import guards
 from dptrain.batching import Drawn, Planned, plan
 from dptrain.command import quiet_libraries
 from dptrain.depth import layer_stack
-from dptrain.gradients import Phase, PrivateGradients
+from dptrain.engine import refusals
+from dptrain.engine.release import Phase, PrivateGradients
 from dptrain.microbatch import Collate, build
 from dptrain.noise import KeyStream
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router, bounds_of
+from dptrain.routing.couplings import refuse_coupled
 from dptrain.routing.folding import Folding
 from dptrain.routing.levels import level_of, refuse_uncertifiable
-from dptrain.routing.scan import refuse_coupled
 from dptrain.runconfig import ImageModel, RunConfig, TextModel
 from dptrain.sampling import groups
 from dptrain.streams import noise_of
@@ -113,7 +113,7 @@ def measure(policy: Policy, config: RunConfig, counts: Mapping[str, int] | None,
         UnsupportedPolicy, UnsupportedModule, CoupledModel, ConfigError: What training would refuse before its ledger opens.
     """
     quiet_libraries()
-    guards.refuse_policy(policy)
+    refusals.refuse_policy(policy)
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     expected, assumed = _expected(policy, counts)

@@ -8,8 +8,8 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 
-from dptrain.routing.draws import Draw
-from dptrain.routing.rules import Call
+from dptrain.gradients.replayed_randomness import Draw
+from dptrain.gradients.rules import Call
 
 
 class _Keep(torch.autograd.Function):

@@ -17,12 +17,12 @@ import torch
 from attest.allocation import effective_std
 from dptrain.depth import Tensor
 from dptrain.errors import UnsupportedPolicy
+from dptrain.gradients.forms import Dense, norm_sq
 from dptrain.noise.families import POWER, family_bits
 from dptrain.noise.lattice import LATTICE_BITS, MOST_THREADS
 from dptrain.resolver import Schedule
 from dptrain.routing.single import Rows, Single, gradient_of
 from dptrain.routing.sums import Bounds, Pieces, full_precision
-from dptrain.routing.uses import Dense, norm_sq
 from dptrain.threads import Threads
 
 MARGIN = {torch.float32: 2.0**-20, torch.float64: 2.0**-40}

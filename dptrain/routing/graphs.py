@@ -20,9 +20,9 @@ from torch.func import functional_call
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from dptrain.gradients import matmul
+from dptrain.gradients.replayed_randomness import host_random_state
 from dptrain.microbatch import Microbatch
-from dptrain.routing import products
-from dptrain.routing.draws import host_random_state
 from dptrain.routing.router import Router
 from dptrain.routing.router import _Armed as Armed
 from dptrain.routing.sums import Pieces
@@ -264,14 +264,14 @@ _LIBRARY.impl("rows_each", _rows_each_shape, "Meta")
 
 
 def use_onednn(graph: GraphModule) -> int:
-    """Sends the large float32 products of a graph to oneDNN, for the reasons in :mod:`dptrain.routing.products`.
+    """Sends the large float32 products of a graph to oneDNN, for the reasons in :mod:`dptrain.gradients.matmul`.
 
     Returns:
         How many products changed hands.
     """
     aten, ours = torch.ops.aten, torch.ops.dptrain
     changed = 0
-    for node in list(graph.graph.nodes) if products.ENABLED else ():
+    for node in list(graph.graph.nodes) if matmul.ENABLED else ():
         bias = None
         if node.target in (aten.mm.default, aten.bmm.default):
             x, y = node.args
@@ -280,7 +280,7 @@ def use_onednn(graph: GraphModule) -> int:
         else:
             continue
         shape, inner = node.meta["val"].shape, x.meta["val"].shape[-1]
-        if node.meta["val"].dtype != torch.float32 or shape[-2] * shape[-1] * inner < products.WORTHWHILE:
+        if node.meta["val"].dtype != torch.float32 or shape[-2] * shape[-1] * inner < matmul.WORTHWHILE:
             continue
         with graph.graph.inserting_before(node):
             turned = graph.graph.call_function(aten.transpose.int, (y, -2, -1))

@@ -3,8 +3,8 @@
 import torch
 
 from dptrain.errors import UnsupportedModule
+from dptrain.gradients.forms import Dense, Gather, Outer, Piece
 from dptrain.parts import Part
-from dptrain.routing.uses import Dense, Gather, Outer, Piece
 
 
 def narrow(piece: Piece, part: Part, shape: torch.Size) -> Piece:

@@ -18,16 +18,16 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
+from dptrain.gradients.forms import Piece
+from dptrain.gradients.generic import GenericRule, spreads
+from dptrain.gradients.rules import Rule, rule_for
+from dptrain.gradients.whole_modules import composite_rule
 from dptrain.resolver import Schedule
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
-from dptrain.routing.composites import composite_rule
-from dptrain.routing.fallback import GenericRule, spreads
 from dptrain.routing.levels import Sums, sums_for
 from dptrain.routing.narrow import narrow
 from dptrain.routing.prompts import SpreadPrompts, prompt_models
-from dptrain.routing.rules import Rule, rule_for
 from dptrain.routing.sums import Bounds, Pieces, full_precision
-from dptrain.routing.uses import Piece
 
 
 class FallbackNotice(UserWarning):

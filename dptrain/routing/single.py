@@ -1,6 +1,6 @@
 """The gradient of one contribution, tensor by tensor: what is certified, and what several microbatches add up to.
 
-Shape letters as in :mod:`dptrain.routing.uses`; R rows of a table that a contribution hits.
+Shape letters as in :mod:`dptrain.gradients.forms`; R rows of a table that a contribution hits.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from dptrain.depth import Tensor
-from dptrain.routing.products import outer_of_one
-from dptrain.routing.uses import Dense, Gather, Outer, Piece
+from dptrain.gradients.forms import Dense, Gather, Outer, Piece
+from dptrain.gradients.matmul import outer_of_one
 
 
 @dataclass

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from dptrain.depth import Tensor
+from dptrain.gradients.forms import Piece, add_weighted, merge, norm_sq, zero_rows
 from dptrain.noise.lattice import LATTICE_BITS, rounding_margin
 from dptrain.resolver import Schedule
-from dptrain.routing.uses import Piece, add_weighted, merge, norm_sq, zero_rows
 
 FLOAT_MARGIN = {torch.float32: 2.0**-9, torch.float64: 2.0**-40}
 """Relative shrink of every clip bound that pays for the rounding of norms, coefficients and sums in this precision.

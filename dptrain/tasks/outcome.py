@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from dptrain.cli.output import console, promised, spent, styled, table
-from dptrain.engine import PrivateTraining
+from dptrain.engine.private_training import PrivateTraining
 from dptrain.runconfig import RunConfig
 from dptrain.tasks.classification import evaluate
 from dptrain.tasks.without_privacy import STAMP, WithoutPrivacy

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dptrain.engine import PrivateTraining
+from dptrain.engine.private_training import PrivateTraining
 from dptrain.runconfig import RunConfig
 from dptrain.tasks.without_privacy import WithoutPrivacy
 

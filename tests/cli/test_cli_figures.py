@@ -14,8 +14,9 @@ POSITIVE = st.floats(min_value=1e-12, max_value=1e12)
 @given(POSITIVE, st.integers(2, 8))
 def test_an_epsilon_is_never_shown_smaller_and_noise_never_larger(value, digits):
     assert Decimal(spent(value, digits)) >= Decimal(value) >= Decimal(at_least(value, digits))
-    assert float(spent(value, digits)) <= value * (1 + 10 ** (1 - digits))
-    assert float(at_least(value, digits)) >= value * (1 - 10 ** (1 - digits))
+    unit = Decimal(10) ** (1 - digits)  # in decimals: 1.001e-05 is one unit above 1e-05, which as a double is not quite 1e-05
+    assert Decimal(spent(value, digits)) <= Decimal(value) * (1 + unit)
+    assert Decimal(at_least(value, digits)) >= Decimal(value) * (1 - unit)
 
 
 def test_what_has_no_figure_is_told_in_words_or_as_infinity():

@@ -18,7 +18,7 @@ from dptrain.adapters import find_adapters, tuner_runs_whole  # noqa: E402
 from dptrain.depth import EMBEDDINGS, layer_stack  # noqa: E402
 from dptrain.errors import CoupledModel, UnsupportedModule  # noqa: E402
 from dptrain.routing import FallbackNotice, Router  # noqa: E402
-from dptrain.routing.scan import refuse_coupled  # noqa: E402
+from dptrain.routing.couplings import refuse_coupled  # noqa: E402
 from tests.reference.compare import compare, random_schedule, rows_of  # noqa: E402
 from tests.reference.families import LENGTH, bert, gpt2  # noqa: E402
 from tests.reference.naive import gradients_of_one_forward  # noqa: E402
@@ -150,7 +150,7 @@ def test_a_tuner_that_couples_rows_is_why_others_are_refused() -> None:
     """Lily mixes its experts by a mean over the batch: seen by P1 with random weights, invisible at its start."""
     model = adapted(REFUSED["lily"]())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dptrain.routing.scan.unchecked", lambda model: [])
+        patch.setattr("dptrain.routing.couplings.unchecked", lambda model: [])
         with pytest.raises(CoupledModel, match="CROSS_SAMPLE_GRADIENT"):
             compare(model, bert().batch(9, 1), bert().losses, layers=LAYERS)
 

@@ -8,12 +8,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain.errors import UnsupportedModule  # noqa: E402
+from dptrain.gradients.attention import _SIGNATURE, AttentionRule, serves  # noqa: E402
+from dptrain.gradients.generic import GenericRule  # noqa: E402
+from dptrain.gradients.replayed_randomness import _Recorder  # noqa: E402
+from dptrain.gradients.rules import Call  # noqa: E402
+from dptrain.gradients.whole_modules import composite_rule  # noqa: E402
 from dptrain.routing import FallbackNotice  # noqa: E402
-from dptrain.routing.attention import _SIGNATURE, AttentionRule, serves  # noqa: E402
-from dptrain.routing.composites import composite_rule  # noqa: E402
-from dptrain.routing.draws import _Recorder  # noqa: E402
-from dptrain.routing.fallback import GenericRule  # noqa: E402
-from dptrain.routing.rules import Call  # noqa: E402
 from tests.guarantees.test_layer_rules import Stack, batch_of, cross_entropy  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
 

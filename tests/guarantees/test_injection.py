@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest.keys import public_bytes  # noqa: E402
+from dptrain.engine.release import PrivateGradients  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
-from dptrain.gradients import PrivateGradients  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian  # noqa: E402
 from dptrain.sampling import groups  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
@@ -112,7 +112,7 @@ def test_too_few_addresses_are_refused_before_there_is_a_ledger(tmp_path, monkey
     """A refusal after the ledger was made would leave a retry with a ledger that exists."""
     world = make_world(tmp_path, steps=1, per_class=1, policy_extra=policy(8))
     with monkeypatch.context() as changed:
-        changed.setattr("dptrain.gradients.TAIL_LANE", 8)
+        changed.setattr("dptrain.engine.release.TAIL_LANE", 8)
         with pytest.raises(UnsupportedPolicy) as refused:
             Trainer(world)
     assert refused.value.code == "ADDRESSES" and not world.ledger.exists()

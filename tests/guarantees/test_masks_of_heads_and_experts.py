@@ -16,12 +16,12 @@ from dptrain import heads as heads_module  # noqa: E402
 from dptrain import masks  # noqa: E402
 from dptrain.depth import layer_stack  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
+from dptrain.gradients import rules as layer_rules  # noqa: E402
+from dptrain.gradients.forms import Dense, Gather, Outer, add_weighted, merge, norm_sq  # noqa: E402
 from dptrain.parts import Part  # noqa: E402
 from dptrain.planning.layout import lay_out  # noqa: E402
 from dptrain.resolver import bind  # noqa: E402
-from dptrain.routing import rules as layer_rules  # noqa: E402
 from dptrain.routing.narrow import narrow  # noqa: E402
-from dptrain.routing.uses import Dense, Gather, Outer, add_weighted, merge, norm_sq  # noqa: E402
 from tests.reference import families  # noqa: E402
 from tests.reference.compare import compare  # noqa: E402
 from tests.reference.masked import ALL, biased_llama, by_hand_gpt2, by_hand_llama, covered, random_masks, subset  # noqa: E402

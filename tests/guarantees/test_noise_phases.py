@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 
 from attest.keys import public_bytes  # noqa: E402
 from dptrain.drawing import Drawing  # noqa: E402
+from dptrain.engine.release import PrivateGradients  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
-from dptrain.gradients import PrivateGradients  # noqa: E402
 from ledger import accountants  # noqa: E402
 from ledger.audit import verify_export  # noqa: E402
 from ledger.errors import HorizonExceeded  # noqa: E402

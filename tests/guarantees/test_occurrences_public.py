@@ -253,11 +253,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path) -> None:
     world = make_world(tmp_path / "a", per_class=1, policy_extra=LITERAL + '\nexactness = "certified"')
     with pytest.raises(UnsupportedPolicy, match="per_sample"):
         Trainer(world)
-    from dptrain import guards
+    from dptrain.engine import refusals
 
     trainer = Trainer(make_world(tmp_path / "b", per_class=1, steps=1, policy_extra=SCHEDULED))
     assert unsupported(trainer.private.policy) == ()
-    guards.refuse_long_draws(trainer.private.policy, ["open"] * 20_000)
+    refusals.refuse_long_draws(trainer.private.policy, ["open"] * 20_000)
     with pytest.raises(UnsupportedPolicy, match="records at most 12000"):
-        guards.refuse_long_draws(trainer.private.policy, ["open"] * 30_000)
+        refusals.refuse_long_draws(trainer.private.policy, ["open"] * 30_000)
     trainer.close()

@@ -18,11 +18,13 @@ from torch import nn  # noqa: E402
 
 from attest.errors import PolicyRefused  # noqa: E402
 from attest.policy import Policy  # noqa: E402
-from dptrain import PrivateTraining, describe, drawing, engine  # noqa: E402
+from dptrain import PrivateTraining, describe, drawing  # noqa: E402
+from dptrain.engine import private_training as engine  # noqa: E402
+from dptrain.engine.release import PrivateGradients  # noqa: E402
 from dptrain.errors import CoupledModel, LossShape, NotPrivateUse, ResumeRefused  # noqa: E402
-from dptrain.gradients import PrivateGradients  # noqa: E402
+from dptrain.gradients import forms, rules  # noqa: E402
 from dptrain.noise import KeyStream, LatticeGaussian  # noqa: E402
-from dptrain.routing import Router, bounds_of, rules, sums, uses  # noqa: E402
+from dptrain.routing import Router, bounds_of, sums  # noqa: E402
 from dptrain.sampling import PoissonSampler  # noqa: E402
 from tests.guarantees.peers import (  # noqa: E402
     KEY,
@@ -111,7 +113,7 @@ def test_norm_of_a_tied_head_counts_both_uses(monkeypatch, way: str) -> None:
     family = FAMILIES["gpt2_tied"]()
     batch = family.batch(1, 3)
     if way == "cross term":
-        monkeypatch.setattr(uses, "_MATERIALIZE_ELEMENTS", 0)
+        monkeypatch.setattr(forms, "_MATERIALIZE_ELEMENTS", 0)
 
     def check() -> None:
         norms, totals = per_contribution(family.model, lambda: family.losses(family.model, batch))
@@ -121,7 +123,7 @@ def test_norm_of_a_tied_head_counts_both_uses(monkeypatch, way: str) -> None:
         assert norm(totals) == pytest.approx(exact, rel=1e-10)
 
     check()
-    monkeypatch.setattr(sums, "merge", lambda pieces, shape: uses.merge(pieces[-1:], shape))
+    monkeypatch.setattr(sums, "merge", lambda pieces, shape: forms.merge(pieces[-1:], shape))
     must_fail(check)
 
 
@@ -145,7 +147,7 @@ def test_a_module_called_twice_has_the_gradient_of_both_calls(tmp_path, monkeypa
 
     check()
     assert norm(signal(small_world(tmp_path), lambda: net(Twice), giant(1))) <= 1.0 + 1e-9
-    monkeypatch.setattr(sums, "merge", lambda pieces, shape: uses.merge(pieces[-1:], shape))
+    monkeypatch.setattr(sums, "merge", lambda pieces, shape: forms.merge(pieces[-1:], shape))
     must_fail(check)
 
 

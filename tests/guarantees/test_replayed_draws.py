@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from dptrain import PrivateTraining  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
-from dptrain.routing import Router, draws  # noqa: E402
+from dptrain.gradients import replayed_randomness as draws  # noqa: E402
+from dptrain.routing import Router  # noqa: E402
 from dptrain.routing.probes import check_exact  # noqa: E402
 from tests.guarantees.test_layer_rules import Net, Stack, batch_of, collate, cross_entropy  # noqa: E402
 from tests.reference.compare import compare, random_schedule  # noqa: E402
@@ -218,14 +219,14 @@ def test_a_second_run_with_fresh_masks_would_be_seen(monkeypatch) -> None:
     def fresh(rows: int):
         return lambda value, shape: torch.rand(shape) < 0.6
 
-    monkeypatch.setattr("dptrain.routing.fallback.every_row", fresh)
+    monkeypatch.setattr("dptrain.gradients.generic.every_row", fresh)
     model = Stack([Scaled(nn.Dropout(0.4)), Scaled(nn.Dropout(0.4))], 4, lambda x: x.mean(1)).double()
     with pytest.raises((UnsupportedModule, AssertionError)):
         gradients_pass(model)
 
 
 def test_a_second_run_with_the_masks_of_others_would_be_seen(monkeypatch) -> None:
-    monkeypatch.setattr("dptrain.routing.fallback.every_row", lambda rows: lambda v, shape: v.roll(1, 0).reshape(shape))
+    monkeypatch.setattr("dptrain.gradients.generic.every_row", lambda rows: lambda v, shape: v.roll(1, 0).reshape(shape))
     model = Stack([Scaled(nn.Dropout(0.4)), Scaled(nn.Dropout(0.4))], 4, lambda x: x.mean(1)).double()
     with pytest.raises((UnsupportedModule, AssertionError)):
         gradients_pass(model)

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest.policy import Policy  # noqa: E402
-from dptrain import guards  # noqa: E402
+from dptrain.engine import refusals  # noqa: E402
 from dptrain.errors import ConfigError, ResumeRefused  # noqa: E402
 from dptrain.noise import DeviceGaussian, KeyStream, chacha, device, selftest  # noqa: E402
 from dptrain.noise.chacha import ChaChaStream  # noqa: E402
@@ -369,11 +369,11 @@ def test_a_generator_that_there_is_not_and_a_family_it_does_not_carry_are_refuse
         "noise_multiplier = 1.0\nsampling_rate = 0.5\ndepth = { from = 0.0, to = 1.0 }\n"
     )
     with pytest.raises(ConfigError, match="expected 'host' or 'device'"):
-        guards.refuse_generator("philox", policy, None)
+        refusals.refuse_generator("philox", policy, None)
     object.__setattr__(policy, "noise_family", "laplace")
     with pytest.raises(ConfigError, match="Gaussian noise"):
-        guards.refuse_generator("device", policy, None)
-    guards.refuse_generator("host", policy, None)
+        refusals.refuse_generator("device", policy, None)
+    refusals.refuse_generator("host", policy, None)
 
 
 @pytest.mark.gpu

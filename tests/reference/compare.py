@@ -10,8 +10,8 @@ from torch import nn
 from dptrain.depth import layer_stack
 from dptrain.resolver import Block, Schedule
 from dptrain.routing import Router, bounds_of
+from dptrain.routing.couplings import refuse_coupled
 from dptrain.routing.probes import P0_TOLERANCE, check_exact
-from dptrain.routing.scan import refuse_coupled
 from tests.reference import naive
 
 Losses = Callable[[nn.Module, dict], torch.Tensor]

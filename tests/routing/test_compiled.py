@@ -18,12 +18,12 @@ from torch._inductor.exc import InvalidCxxCompiler  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from dptrain.errors import CompileRefused, LossShape  # noqa: E402
+from dptrain.gradients.forms import Dense  # noqa: E402
 from dptrain.microbatch import Microbatch  # noqa: E402
 from dptrain.routing import compiled as form  # noqa: E402
 from dptrain.routing import graphs  # noqa: E402
 from dptrain.routing.compiled import CompileNotice  # noqa: E402
 from dptrain.routing.graphs import NotTraceable, StepGraph  # noqa: E402
-from dptrain.routing.uses import Dense  # noqa: E402
 from tests.routing.compiled_scene import Scene, mlp  # noqa: E402
 
 pytestmark = [

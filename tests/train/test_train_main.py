@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageClassification
 
-import dptrain.engine
+import dptrain.engine.private_training
 from dptrain.runconfig import RunConfig
 from dptrain.tasks.without_privacy import STAMP
 from dptrain.train import main, train
@@ -48,13 +48,13 @@ def test_nothing_that_is_printed_tells_of_training_losses(digits_world: Digits, 
 
 def test_an_interrupted_run_is_resumed(digits_world: Digits, train_json: TrainJson, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = []
-    save = dptrain.engine.PrivateTraining.save
+    save = dptrain.engine.private_training.PrivateTraining.save
 
-    def save_and_fail(engine: dptrain.engine.PrivateTraining) -> Path:
+    def save_and_fail(engine: dptrain.engine.private_training.PrivateTraining) -> Path:
         saved.append(save(engine))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dptrain.engine.PrivateTraining, "save", save_and_fail)
+    monkeypatch.setattr(dptrain.engine.private_training.PrivateTraining, "save", save_and_fail)
     with pytest.raises(KeyboardInterrupt):
         main([str(digits_world.run)])
     monkeypatch.undo()

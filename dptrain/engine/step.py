@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dptrain.engine.release import Phase
 from dptrain.errors import NonFinite, StepOrder
 from dptrain.feeding import spread
-from dptrain.gradients import Phase
 from dptrain.microbatch import Microbatch
 from dptrain.routing.head_probe import HeadProbe
 from dptrain.routing.probes import ProbeRecord, check_buffers, check_exact, check_order, check_replacement, snapshot_buffers
 
 if TYPE_CHECKING:
-    from dptrain.engine import PrivateTraining
+    from dptrain.engine.private_training import PrivateTraining
 
 
 class Steps:

@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dptrain.errors import UnsupportedModule
-from dptrain.routing.draws import Draw
-from dptrain.routing.uses import Dense, Outer, Piece, gather, outer
+from dptrain.gradients.forms import Dense, Outer, Piece, gather, outer
+from dptrain.gradients.replayed_randomness import Draw
 
 
 class Call:

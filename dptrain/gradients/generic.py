@@ -17,9 +17,17 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dptrain.errors import UnsupportedModule
-from dptrain.routing.draws import Replay, Tape, Unmatched, every_row, host_random_state, plain_attention, rows_of
-from dptrain.routing.rules import Call, promote
-from dptrain.routing.uses import Dense, Piece
+from dptrain.gradients.forms import Dense, Piece
+from dptrain.gradients.replayed_randomness import (
+    Replay,
+    Tape,
+    Unmatched,
+    every_row,
+    host_random_state,
+    plain_attention,
+    rows_of,
+)
+from dptrain.gradients.rules import Call, promote
 
 OPAQUE = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """Arguments beside tensors that a module may be run again with; any other object could carry state from call to call."""

@@ -7,8 +7,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dptrain.adapters import tuner_runs_whole
 from dptrain.errors import UnsupportedModule
-from dptrain.routing.attention import AttentionRule, serves
-from dptrain.routing.fallback import GenericRule
+from dptrain.gradients.attention import AttentionRule, serves
+from dptrain.gradients.generic import GenericRule
 
 WHOLE = {"OPTDecoderLayer", "DisentangledSelfAttention", "MambaMixer", "Mamba2Mixer"}
 """Modules of transformers that give inner modules all tokens of a batch in one dimension, one row for the whole batch, or use

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dptrain.routing.fallback import GenericRule
-from dptrain.routing.rules import Call
-from dptrain.routing.uses import Dense, Outer, Piece, outer
+from dptrain.gradients.forms import Dense, Outer, Piece, outer
+from dptrain.gradients.generic import GenericRule
+from dptrain.gradients.rules import Call
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")

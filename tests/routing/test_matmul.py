@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dptrain.routing import products  # noqa: E402
-from dptrain.routing.uses import Outer, norm_sq  # noqa: E402
+from dptrain.gradients import matmul  # noqa: E402
+from dptrain.gradients.forms import Outer, norm_sq  # noqa: E402
 
 SHAPES = [
     (3, 128, 96, 160), (2, 130, 160, 96), (5, 1, 1024, 1024), (2, 64, 16, 768), (1, 300, 64, 64), (2, 128, 16, 1536),
@@ -25,17 +25,17 @@ def factors(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tenso
 def test_every_product_is_the_float64_one_to_float32_rounding(
     shape: tuple[int, int, int, int], enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "ENABLED", enabled and products.ENABLED)
+    monkeypatch.setattr(matmul, "ENABLED", enabled and matmul.ENABLED)
     a, b, weight = factors(shape)
     full = torch.einsum("ntp,ntd->npd", b.double(), a.double())
-    torch.testing.assert_close(products.per_contribution(a, b).double(), full, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(matmul.per_contribution(a, b).double(), full, rtol=1e-4, atol=1e-3)
     for one, a_TD, b_TP in zip(full, a, b, strict=True):
-        alone = products.outer_of_one(a_TD, b_TP)
+        alone = matmul.outer_of_one(a_TD, b_TP)
         torch.testing.assert_close(alone.double(), one, rtol=1e-4, atol=1e-3)
-        assert alone.is_contiguous() or not products.ENABLED
+        assert alone.is_contiguous() or not matmul.ENABLED
     summed = torch.einsum("n,npd->pd", weight, full)
-    torch.testing.assert_close(products.weighted_outer(a, b, weight).double(), summed, rtol=1e-4, atol=1e-3)
-    sums = products.gram_product_sums(a, b, 1 << 20)
+    torch.testing.assert_close(matmul.weighted_outer(a, b, weight).double(), summed, rtol=1e-4, atol=1e-3)
+    sums = matmul.gram_product_sums(a, b, 1 << 20)
     torch.testing.assert_close(sums, full.square().sum((1, 2)), rtol=1e-4, atol=1e-3)
 
 
@@ -45,12 +45,12 @@ def test_factors_may_be_views_of_anything() -> None:
     views = [(a[:, 1:-1], b[:, 1:-1]), (a[:, :, ::2], b[:, :, 1:]), (a[:, :1].expand(-1, 130, -1), b), (a[::2], b[::2])]
     for x, y in views:
         full = torch.einsum("ntp,ntd->npd", y.double(), x.double())
-        torch.testing.assert_close(products.per_contribution(x, y).double(), full, rtol=1e-4, atol=2e-3)
+        torch.testing.assert_close(matmul.per_contribution(x, y).double(), full, rtol=1e-4, atol=2e-3)
         w = weight[: x.shape[0]]
         torch.testing.assert_close(
-            products.weighted_outer(x, y, w).double(), torch.einsum("n,npd->pd", w, full), rtol=1e-4, atol=2e-3
+            matmul.weighted_outer(x, y, w).double(), torch.einsum("n,npd->pd", w, full), rtol=1e-4, atol=2e-3
         )
-        torch.testing.assert_close(products.gram_product_sums(x, y, 1 << 20), full.square().sum((1, 2)), rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(matmul.gram_product_sums(x, y, 1 << 20), full.square().sum((1, 2)), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("positions", [1, 2, 64])

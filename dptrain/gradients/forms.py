@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dptrain.routing import products
+from dptrain.gradients import matmul
 
 _GRAM_ELEMENTS = 1 << 23
 """Elements of one chunk of Gram matrices, to bound memory at long T."""
@@ -57,7 +57,7 @@ def outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, *, transposed: bool, alone: 
 
     Instantiating costs no extra multiplication (it is the weight-gradient GEMM, split per contribution) but stores P*D
     numbers instead of T*(P+D); the Gram form costs 2 T^2 (P+D) more, a few hundredths of a step on the kernels of
-    :mod:`dptrain.routing.products`. A tensor used elsewhere too (``alone`` false) stays factored, so that the cross terms
+    :mod:`dptrain.gradients.matmul`. A tensor used elsewhere too (``alone`` false) stays factored, so that the cross terms
     can be formed.
     """
     t, d, p = a_NTD.shape[1], a_NTD.shape[2], b_NTP.shape[2]
@@ -121,7 +121,7 @@ def add_weighted(pieces: list[Piece], weight_N: torch.Tensor, total: torch.Tenso
             scaled = piece.b_NTD * weight_N.to(piece.b_NTD.dtype)[:, None, None]
             total.index_add_(0, piece.ids_NT.reshape(-1), scaled.reshape(-1, scaled.shape[-1]).to(total.dtype))
         else:
-            part = products.weighted_outer(piece.a_NTD, piece.b_NTP, weight_N)
+            part = matmul.weighted_outer(piece.a_NTD, piece.b_NTP, weight_N)
             part = part.t() if piece.transposed else part
             total.view(part.shape).add_(part)  # a convolution's weight has more than two dimensions
 
@@ -184,7 +184,7 @@ def _count(pieces: list[Piece]) -> int:
 
 
 def _instantiate(a_NTD: torch.Tensor, b_NTP: torch.Tensor, transposed: bool) -> torch.Tensor:
-    return products.per_contribution(b_NTP, a_NTD) if transposed else products.per_contribution(a_NTD, b_NTP)
+    return matmul.per_contribution(b_NTP, a_NTD) if transposed else matmul.per_contribution(a_NTD, b_NTP)
 
 
 def _sum_sq(flat: torch.Tensor) -> torch.Tensor:
@@ -214,7 +214,7 @@ def _slack(piece: Outer, a_NT: torch.Tensor, b_NT: torch.Tensor, reach: torch.Te
 
     A float32 dot product of k roundings is off by at most k u / (1 - k u) times the sum of its absolute terms (Higham 2002,
     section 3.1), so a product of two Gram entries by (k_D + k_P + 1) u |a_t||a_s||b_t||b_s| and a little more, and the squared
-    norm by that times (sum_t |a_t||b_t|)^2; sums of entries are float64. Kernels add up to :data:`products.RUN` terms one after
+    norm by that times (sum_t |a_t||b_t|)^2; sums of entries are float64. Kernels add up to :data:`matmul.RUN` terms one after
     the other, and a contribution can be built for which each is lost, so a bound that expects errors to cancel would not hold.
     What underflows is lost on top: at most the smallest normal number per product, so that tiny inputs cannot hide behind a
     large output gradient.
@@ -222,7 +222,7 @@ def _slack(piece: Outer, a_NT: torch.Tensor, b_NT: torch.Tensor, reach: torch.Te
     t, d, p = piece.a_NTD.shape[1], piece.a_NTD.shape[2], piece.b_NTP.shape[2]
     numbers = torch.finfo(piece.a_NTD.dtype)
     lost = d * (b_NT.sum(1) + t).square() + p * a_NT.sum(1).square()
-    roundings = products.gram_terms(d) + products.gram_terms(p) + 4
+    roundings = matmul.gram_terms(d) + matmul.gram_terms(p) + 4
     return 1.01 * roundings * (numbers.eps / 2) * reach.square() + numbers.tiny * lost
 
 
@@ -230,7 +230,7 @@ def _gram_norm_sq(piece: Outer) -> torch.Tensor:
     """<A A^T, B B^T> per contribution."""
     if piece.a_NTD.shape[1] == 1:
         return _reach(_lengths(piece.a_NTD), _lengths(piece.b_NTP)).square()
-    return _not_negative(products.gram_product_sums(piece.a_NTD, piece.b_NTP, _GRAM_ELEMENTS))
+    return _not_negative(matmul.gram_product_sums(piece.a_NTD, piece.b_NTP, _GRAM_ELEMENTS))
 
 
 def _not_negative(square_N: torch.Tensor) -> torch.Tensor:
@@ -240,7 +240,7 @@ def _not_negative(square_N: torch.Tensor) -> torch.Tensor:
 
 def _cross(head: Outer, table: Gather) -> torch.Tensor:
     """2 <head gradient, table gradient> of a tied V x D tensor: 2 sum_{t,s} b_s[x_t] (e_t . a_s)."""
-    products_NTS = products.inner(table.b_NTD, head.a_NTD)
+    products_NTS = matmul.inner(table.b_NTD, head.a_NTD)
     ids_NST = table.ids_NT[:, None, :].expand(-1, head.b_NTP.shape[1], -1)
     picked_NTS = head.b_NTP.gather(2, ids_NST).mT
     return 2.0 * (products_NTS * picked_NTS).sum(dim=(1, 2), dtype=torch.float64)

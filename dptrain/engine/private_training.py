@@ -13,14 +13,16 @@ from attest.corpus import Corpus, open_corpus
 from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
-from dptrain import checkpoints, describe, guards, weights
+from dptrain import checkpoints, describe, weights
 from dptrain.batching import Planned
 from dptrain.depth import layer_stack
 from dptrain.drawing import Drawing
 from dptrain.earlier import EarlierRuns
+from dptrain.engine import refusals
+from dptrain.engine.release import Phase, PrivateGradients, refuse_addresses
+from dptrain.engine.step import Probe, Steps, check_parameters
 from dptrain.errors import ConfigError, StepOrder
 from dptrain.feeding import Feeder
-from dptrain.gradients import Phase, PrivateGradients, refuse_addresses
 from dptrain.inbox import Inbox
 from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.pool import Pool, in_ledger_order, settle_pool, slots_for
@@ -28,10 +30,9 @@ from dptrain.recording import Recorder
 from dptrain.registry_watch import RegistryWatch
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router
+from dptrain.routing.couplings import refuse_coupled
 from dptrain.routing.folding import Folding
 from dptrain.routing.levels import level_of, refuse_skipped_masks, refuse_uncertifiable
-from dptrain.routing.scan import refuse_coupled
-from dptrain.steps import Probe, Steps, check_parameters
 from dptrain.streams import open_streams
 from ledger.storage.place import Place
 
@@ -151,10 +152,10 @@ class PrivateTraining:
         beside = Path(policy).parent
         public = owner_key if isinstance(owner_key, bytes) else load_public_key(owner_key or beside / "owner.pub")
         signed = open_policy(policy, public)
-        guards.refuse_policy(signed.policy)
-        guards.refuse_accelerator(accelerator)
-        guards.refuse_generator(noise_generator, signed.policy, accelerator)
-        guards.refuse_microbatch(microbatch, microbatch_rows)
+        refusals.refuse_policy(signed.policy)
+        refusals.refuse_accelerator(accelerator)
+        refusals.refuse_generator(noise_generator, signed.policy, accelerator)
+        refusals.refuse_microbatch(microbatch, microbatch_rows)
         watch = RegistryWatch(registry or beside / "registry.cbor", public)
         data = open_corpus(corpus)
         place = Place.of(ledger, ledger_state)
@@ -213,8 +214,8 @@ class PrivateTraining:
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
         refuse_coupled(self.model)
         self.schedule: Schedule = bind(self.policy, layer_stack(self.model, layers))
-        guards.refuse_optimizer(self.optimizer, self.schedule, self.model)
-        guards.refuse_gradient_hooks(self.schedule)
+        refusals.refuse_optimizer(self.optimizer, self.schedule, self.model)
+        refusals.refuse_gradient_hooks(self.schedule)
         refuse_uncertifiable(self.policy.exactness, self.schedule.stack)
         slots = slots_for(self.gate.admitted, self.schedule)
         self.router = Router(self.model, self.schedule, **level_of(self.policy))
@@ -225,8 +226,8 @@ class PrivateTraining:
         self.feeder = Feeder(self.pool, collate, self.device, self._microbatch_rows)
         self.feeder.check()
         refuse_skipped_masks(self.policy.exactness, self.model, self.feeder.names)
-        guards.warn_delta(self.policy, len(slots))
-        guards.refuse_long_draws(self.policy, [slot.resolution.class_name for slot in slots])
+        refusals.warn_delta(self.policy, len(slots))
+        refusals.refuse_long_draws(self.policy, [slot.resolution.class_name for slot in slots])
         attempt = self.recorder.open(describe.header_for(self, self._test_key), slots, self.gate.now)
         self.pool = self.feeder.pool = self.pool.reordered(in_ledger_order(slots, self.recorder.admitted()))
         pin = checkpoints.restore(self._checkpoint_dir, self.recorder, self.model, self.optimizer, self._registered)
@@ -298,7 +299,7 @@ class PrivateTraining:
         the parameters that were bound."""
         refuse_coupled(self.model)
         refuse_skipped_masks(self.policy.exactness, self.model, self.feeder.names)
-        guards.refuse_low_precision()
+        refusals.refuse_low_precision()
         self.gradients.require_bound()
 
     def begin_step(self, number: int) -> list[Planned]:
