@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -19,11 +20,15 @@ class Tier:
 
 @dataclass(frozen=True)
 class Config:
-    """One benchmark configuration; every variant starts from ``model()`` and sees the same tokens."""
+    """One benchmark configuration; every variant starts from ``model()`` and sees the same tokens.
+
+    Args:
+        make: builds the model, with the dropout that it is given.
+    """
 
     name: str
     vocabulary: int
-    model: Callable[[], nn.Module]
+    make: Callable[[float], nn.Module]
     classify: bool
     tiers: tuple[Tier, ...] = (Tier("all", 64),)
     absent: dict[str, str] = field(default_factory=dict)
@@ -34,6 +39,21 @@ class Config:
     device: str = "cpu"
     half: bool = False
     """Forward under bfloat16 autocast."""
+    dropout: float = 0.0
+    """Probability of dropout: on hidden states, attention weights, and the inputs of LoRA."""
+    target: float | None = None
+    """CPU ratio to reach."""
+    target_of_bands: float | None = None
+    """CPU ratio to reach, as a multiple of the bands' own steps without privacy."""
+
+    @property
+    def title(self) -> str:
+        """Name of the configuration, with its dropout if it has any."""
+        return f"{self.name} dropout={self.dropout:g}" if self.dropout else self.name
+
+    def model(self) -> nn.Module:
+        """A new model."""
+        return self.make(self.dropout)
 
     @property
     def contributions(self) -> int:
@@ -69,34 +89,35 @@ class Config:
         return nn.functional.cross_entropy(logits.mT, targets, reduction="none").mean(1)
 
 
-def bert(layers: int = 6, width: int = 384, vocabulary: int = 30522, length: int = 512) -> nn.Module:
+def bert(dropout: float, layers: int = 6, width: int = 384, vocabulary: int = 30522, length: int = 512) -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
     return BertForSequenceClassification(
         BertConfig(
             vocab_size=vocabulary, hidden_size=width, num_hidden_layers=layers, num_attention_heads=max(1, width // 64),
-            intermediate_size=4 * width, max_position_embeddings=length, hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
+            intermediate_size=4 * width, max_position_embeddings=length, hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
         )
     )  # fmt: skip
 
 
-def gpt2(tied: bool, layers: int = 6, width: int = 384, vocabulary: int = 8000, heads: int = 6) -> nn.Module:
+def gpt2(dropout: float, tied: bool, layers: int = 6, width: int = 384, vocabulary: int = 8000, heads: int = 6) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=vocabulary, n_embd=width, n_layer=layers, n_head=heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-            tie_word_embeddings=tied, bos_token_id=1, eos_token_id=1,
+            vocab_size=vocabulary, n_embd=width, n_layer=layers, n_head=heads, resid_pdrop=dropout, embd_pdrop=dropout,
+            attn_pdrop=dropout, tie_word_embeddings=tied, bos_token_id=1, eos_token_id=1,
         )
     )  # fmt: skip
 
 
-def lora(model: nn.Module, transposed: bool) -> nn.Module:
+def lora(model: nn.Module, dropout: float, transposed: bool) -> nn.Module:
     """LoRA of rank 16 on every linear layer but the head; nothing else trains."""
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", lora_dropout=0.0, fan_in_fan_out=transposed))
+    config = LoraConfig(r=16, target_modules="all-linear", lora_dropout=dropout, fan_in_fan_out=transposed)
+    return get_peft_model(model, config)
 
 
 TIED = {"opacus_ghost": "Opacus' ghost clipping refuses tied parameters"}
@@ -105,19 +126,26 @@ MASKS = {name: "Opacus has no masks per contribution" for name in ("opacus_hooks
 SKIPPED = {
     name: "not part of the scaling runs" for name in ("opacus_hooks", "opacus_ghost", "ours_certified", "ours_compiled")
 }
+UNCOMPILED = SKIPPED | {
+    f"{name}_compiled{also}": "the scaling runs compare what is not compiled"
+    for name in ("non_private", "non_private_bands")
+    for also in ("", "_onednn")
+}
 
 THIRDS = (Tier("full", 16), Tier("half", 16, 0.5), Tier("quarter", 16, 0.25))
+
+EIGHT = partial(bert, layers=8)
 
 CONFIGS = {
     config.name: config
     for config in (
-        Config("bert_full", 30522, bert, classify=True),
-        Config("gpt2_tied", 8000, lambda: gpt2(True), classify=False, absent=TIED),
-        Config("gpt2_untied", 8000, lambda: gpt2(False), classify=False),
-        Config("bert_lora", 30522, lambda: lora(bert(), False), classify=True),
-        Config("gpt2_lora", 8000, lambda: lora(gpt2(True), True), classify=False),
-        Config("bert_band25", 30522, lambda: bert(8), classify=True, tiers=(Tier("quarter", 64, 0.25),), layers=8),
-        Config("mixed3", 30522, lambda: bert(8), classify=True, tiers=THIRDS, layers=8, absent=MASKS),
+        Config("bert_full", 30522, bert, classify=True, target=1.15),
+        Config("gpt2_tied", 8000, lambda p: gpt2(p, True), classify=False, absent=TIED, target=1.20),
+        Config("gpt2_untied", 8000, lambda p: gpt2(p, False), classify=False, target=1.12),
+        Config("bert_lora", 30522, lambda p: lora(bert(p), p, False), classify=True, target=1.03),
+        Config("gpt2_lora", 8000, lambda p: lora(gpt2(p, True), p, True), classify=False, target=1.03),
+        Config("bert_band25", 30522, EIGHT, classify=True, tiers=(Tier("quarter", 64, 0.25),), layers=8, target=0.55),
+        Config("mixed3", 30522, EIGHT, classify=True, tiers=THIRDS, layers=8, absent=MASKS, target_of_bands=1.10),
     )
 }
 
@@ -127,8 +155,9 @@ ONE = (Tier("all", 32),)
 
 def _small(name: str, layers: int = 4, width: int = 128, length: int = 64, tiers: tuple[Tier, ...] = ONE) -> Config:
     return Config(
-        name, 2000, lambda: bert(layers, width, 2000), classify=True, tiers=tiers, layers=layers, length=length, absent=SKIPPED
-    )
+        name, 2000, lambda p: bert(p, layers, width, 2000), classify=True, tiers=tiers, layers=layers, length=length,
+        absent=UNCOMPILED,
+    )  # fmt: skip
 
 
 def _tiers(count: int) -> tuple[Tier, ...]:

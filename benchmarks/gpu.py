@@ -3,8 +3,9 @@
 First small models on the device: are the router's sums those of a loop over contributions, in float64 and in float32, and is a
 release there the release that it is on the CPU? If not, it stops. Then, under bfloat16 autocast, logical batches of 256
 contributions, T = 512: a GPT-2 of 124 million parameters, fully trained, and a Llama of about a billion from its configuration,
-with LoRA. Weights are random; nothing is downloaded. Prints seconds per step, their ratio, tokens per second, peak device
-memory, and how often a step waits for the device. Where memory is short, give ``--microbatch`` a smaller number.
+with LoRA. Weights are random; nothing is downloaded. Prints seconds per step, their ratio to the fastest step without privacy
+(torch's own, or compiled), tokens per second, peak device memory, and how often a step waits for the device. Where memory is
+short, give ``--microbatch`` a smaller number.
 
 Without CUDA it says so and succeeds; ``--smoke`` runs the same code on the CPU with tiny models, to know that it runs.
 """
@@ -26,8 +27,9 @@ from torch import nn
 
 from benchmarks import exactness
 from benchmarks.__main__ import versions
+from benchmarks.bases import BASES
 from benchmarks.configs import Config, Tier, gpt2, lora
-from benchmarks.variants import VARIANTS, Step
+from benchmarks.variants import VARIANTS, WARM_UP, Step, absent_from
 
 
 def llama(width: int, layers: int, heads: int, inner: int, vocabulary: int) -> nn.Module:
@@ -45,16 +47,16 @@ def configs(smoke: bool) -> list[Config]:
     """The suite, or the same at tiny sizes on the CPU."""
     if smoke:
         small = Config(
-            "gpt2_smoke", 64, lambda: gpt2(True, 2, 32, 64, 2), classify=False, tiers=(Tier("all", 8),), layers=2, length=16,
-            microbatch=4, half=True,
+            "gpt2_smoke", 64, lambda p: gpt2(p, True, 2, 32, 64, 2), classify=False, tiers=(Tier("all", 8),), layers=2,
+            length=16, microbatch=4, half=True,
         )  # fmt: skip
-        return [small, replace(small, name="llama_lora_smoke", model=lambda: lora(llama(32, 2, 4, 64, 64), False))]
+        return [small, replace(small, name="llama_lora_smoke", make=lambda p: lora(llama(32, 2, 4, 64, 64), p, False))]
     large = Config(
-        "gpt2_124m", 50257, lambda: gpt2(True, 12, 768, 50257, 12), classify=False, tiers=(Tier("all", 256),), layers=12,
+        "gpt2_124m", 50257, lambda p: gpt2(p, True, 12, 768, 50257, 12), classify=False, tiers=(Tier("all", 256),), layers=12,
         length=512, microbatch=16, device="cuda", half=True,
     )  # fmt: skip
     billion = replace(
-        large, name="llama_1b_lora", vocabulary=128256, model=lambda: lora(llama(2048, 16, 32, 8192, 128256), False),
+        large, name="llama_1b_lora", vocabulary=128256, make=lambda p: lora(llama(2048, 16, 32, 8192, 128256), p, False),
         layers=16, microbatch=4,
     )  # fmt: skip
     return [large, billion]
@@ -80,11 +82,18 @@ def exact(device: str) -> dict[str, float]:
     return found
 
 
-def measure(config: Config, rounds: int, variants: Sequence[str] = ("ours_fast",)) -> dict[str, dict[str, Any]]:
-    """Each variant alone on the device: median step seconds after a warm-up, tokens per second, peak memory, waits per step."""
+def measure(
+    config: Config, rounds: int, variants: Sequence[str] = ("ours_fast",), bases: Sequence[str] = tuple(BASES)
+) -> dict[str, dict[str, Any]]:
+    """Each variant alone on the device: median step seconds after a warm-up, tokens per second, peak memory, waits per step.
+
+    Raises:
+        RuntimeError: no step without privacy ran.
+    """
     cuda = config.device == "cuda"
-    found: dict[str, dict[str, Any]] = {}
-    names = ["non_private", *variants]
+    absent = absent_from(config)
+    found: dict[str, dict[str, Any]] = {name: {"absent": absent[name]} for name in bases if name in absent}
+    names = [*(name for name in bases if name not in absent), *variants]
     for name in random.sample(names, len(names)):
         gc.collect()  # what the variant before held is gone before the peak is reset
         if cuda:
@@ -93,19 +102,23 @@ def measure(config: Config, rounds: int, variants: Sequence[str] = ("ours_fast",
         try:
             found[name] = _measured(config, name, rounds, cuda)
         except Exception as error:
-            if name == "non_private":
-                raise
             found[name] = {"absent": f"{type(error).__name__}: {error}".splitlines()[0]}
+    seconds = {name: found[name]["step_s"] for name in bases if "step_s" in found[name]}
+    if not seconds:
+        reasons = "; ".join(f"{name}: {found[name]['absent']}" for name in bases)
+        raise RuntimeError(f"no step without privacy ran: {reasons}")
+    base = min(seconds, key=lambda name: seconds[name])
     for row in found.values():
         if "absent" not in row:
-            row["ratio"] = row["step_s"] / found["non_private"]["step_s"]
+            row |= {"ratio": row["step_s"] / seconds[base], "base": base}
     return found
 
 
 def _measured(config: Config, name: str, rounds: int, cuda: bool) -> dict[str, Any]:
     seconds = []
+    warm_up = WARM_UP.get(name, 1)
     with VARIANTS[name](config) as step:
-        for _ in range(rounds + 1):
+        for _ in range(warm_up + rounds):
             if cuda:
                 torch.cuda.synchronize()
             start = time.perf_counter()
@@ -114,7 +127,7 @@ def _measured(config: Config, name: str, rounds: int, cuda: bool) -> dict[str, A
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
         waits = _waits(step) if cuda else None
-    median = statistics.median(seconds[1:])
+    median = statistics.median(seconds[warm_up:])
     return {
         "step_s": median,
         "tokens_per_s": config.contributions * config.length / median,
@@ -163,7 +176,7 @@ def main() -> None:
             config = replace(config, microbatch=options.microbatch)
         results[config.name] = measure(config, options.rounds, options.variants)
         for name, row in results[config.name].items():
-            print(f"{config.name:<18}{name:<15}" + (f"absent: {row['absent']}" if "absent" in row else _row(row)), flush=True)
+            print(f"{config.name:<18}{name:<29}" + (f"absent: {row['absent']}" if "absent" in row else _row(row)), flush=True)
     if options.smoke:
         print("smoke run only: these figures mean nothing")
         return
@@ -176,7 +189,7 @@ def main() -> None:
 def _row(row: dict[str, Any]) -> str:
     waits = "" if row["waits"] is None else f"  {row['waits']} waits"
     return (
-        f"{row['step_s']:>9.3f} s/step  ratio {row['ratio']:.2f}  {row['tokens_per_s']:>10.0f} tokens/s  "
+        f"{row['step_s']:>9.3f} s/step  {row['ratio']:.2f} of {row['base']}  {row['tokens_per_s']:>10.0f} tokens/s  "
         f"{row['peak_gib']:.1f} GiB{waits}"
     )
 

@@ -64,6 +64,9 @@ def header(**rules: Any) -> HeaderSpec:
         model_fingerprint=bytes(32),
         blocks=blocks,
         exactness_note="benchmark",
+        isolation="held",
+        randomness="addressed",
+        unprobed=(),
     )
 
 
@@ -81,7 +84,7 @@ def run_epoch(ledger: Ledger, number: int, now: int) -> None:
         step = ledger.state.position
         charged = ledger.charge(step + 1, 16, now=now, noise_stream=window.to_bytes(16, "big"))
         ledger.settle(charged, 16, now=now)
-    ledger.close_epoch(ledger.state.position, bytes(32), now=now)
+    ledger.close_epoch(ledger.state.position, bytes(32), isolation="held", now=now)
 
 
 def write_ledger(base: Path, size: int) -> dict[str, float]:

@@ -1,7 +1,9 @@
-"""What routing, the ledger and the noise cost by themselves: ``python -m benchmarks.overheads [--json]``.
+"""What routing, sandbox, ledger and noise cost by themselves: ``python -m benchmarks.overheads [--json]``.
 
-Routing: the same 64 contributions in one class, and in three classes of equal depth and bounds, taking turns. Ledger: CPU time
-inside the calls that charge, settle and close, beside that of the steps they belong to; a run without a ledger does not exist.
+Routing: the same 64 contributions in one class, and in three classes of equal depth and bounds, taking turns. Sandbox: a step
+with dropout by address, and all else that is watched in a private microbatch, beside the same with torch's own dropout and
+nothing watched. Ledger: CPU time inside the calls that charge, settle and close, beside that of the steps they belong to; a run
+without a ledger does not exist.
 Noise: nanoseconds per coordinate of a release, beside generators that promise less.
 """
 
@@ -11,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +24,10 @@ from benchmarks.configs import CONFIGS, ROUTING, Config
 from benchmarks.step import take_turns
 from benchmarks.variants import ours, ours_fast
 from dptrain.engine import private_training as engine
+from dptrain.sandbox import interception
 from ledger.rules.weights import model_digest
 
-TARGETS = {"routing": 1.02, "ledger": 1.01, "noise": 16.0}
+TARGETS = {"routing": 1.02, "sandbox": 1.03, "ledger": 1.01, "noise": 16.0}
 
 WINDOW, EPOCH = 16, 10_000
 """Steps per charge and per epoch over which the ledger's cost is spread: the defaults of a policy of 100 000 steps."""
@@ -43,6 +47,40 @@ def routing(rounds: int, threads: int, configs: Mapping[str, Config] = ROUTING) 
         "cpu_ratio_range": [min(pairs), max(pairs)],
         "wall_ratio": statistics.median(three["wall"]) / statistics.median(one["wall"]),
     }
+
+
+def sandbox(rounds: int, threads: int, config: Config = CONFIGS["bert_full"], dropout: float = 0.1) -> dict[str, Any]:
+    """The step with addressed dropout in the sandbox over the same with torch's own dropout and no sandbox."""
+    config = replace(config, dropout=dropout)
+    variants = {"torch": partial(_unwatched, config), "addressed": partial(ours_fast, config)}
+    taken, failed = take_turns(variants, rounds, threads)
+    if failed:
+        raise RuntimeError(f"a run of the overhead of the sandbox failed: {failed}")
+    own, ours_ = taken["torch"], taken["addressed"]
+    pairs = [b / a for a, b in zip(own["cpu"], ours_["cpu"], strict=True)]
+    return {
+        "cpu_ratio": statistics.median(ours_["cpu"]) / statistics.median(own["cpu"]),
+        "cpu_ratio_range": [min(pairs), max(pairs)],
+        "wall_ratio": statistics.median(ours_["wall"]) / statistics.median(own["wall"]),
+    }
+
+
+@contextmanager
+def _unwatched(config: Config) -> Iterator[Any]:
+    """Our step with no operation intercepted: random numbers are torch's own. For this comparison alone; not private."""
+    with ours(config) as (_, step):
+        step()  # the probes at the start refuse torch's own dropout
+
+        def unwatched() -> None:
+            kept = interception._push_mode, interception._Called.__enter__
+            interception._push_mode = lambda mode: None
+            interception._Called.__enter__ = lambda self: self
+            try:
+                step()
+            finally:
+                interception._push_mode, interception._Called.__enter__ = kept
+
+        yield unwatched
 
 
 @contextmanager
@@ -107,18 +145,26 @@ def noise(rounds: int, threads: int) -> dict[str, dict[str, float]]:
 
 
 def run(rounds: int, threads: int) -> dict[str, Any]:
-    return {"routing": routing(rounds, threads), "ledger": ledger(rounds, threads), "noise": noise(rounds, threads)}
+    return {name: measure(rounds, threads) for name, measure in MEASURES.items()}
+
+
+MEASURES: dict[str, Callable[[int, int], dict[str, Any]]] = {
+    "routing": routing, "sandbox": sandbox, "ledger": ledger, "noise": noise,
+}  # fmt: skip
 
 
 def render(found: dict[str, Any]) -> str:
-    """Three rows, each beside its target."""
-    routed, charged, drawn = found["routing"], found["ledger"], found["noise"]
+    """Four rows, each beside its target."""
+    routed, watched, charged, drawn = (found[name] for name in MEASURES)
     low, high = routed["cpu_ratio_range"]
+    least, most = watched["cpu_ratio_range"]
     figures = ", ".join(f"{name.replace('_', ' ')} {row['cpu_ns']:.1f} ({row['wall_ns']:.1f})" for name, row in drawn.items())
     return "\n".join(
         (
             f"routing   CPU {routed['cpu_ratio']:.3f} ({low:.3f}..{high:.3f}), wall {routed['wall_ratio']:.3f}: three classes "
             f"of full depth over one; target {TARGETS['routing']}",
+            f"sandbox   CPU {watched['cpu_ratio']:.3f} ({least:.3f}..{most:.3f}), wall {watched['wall_ratio']:.3f}: dropout by "
+            f"address over torch's own with nothing watched; target {TARGETS['sandbox']}",
             f"ledger    CPU {charged['cpu_ratio']:.5f}, windows of {WINDOW} steps; {charged['cpu_ratio_windows_of_one']:.5f}, "
             f"windows of one ({charged['window_s'] * 1e3:.1f} ms each); target {TARGETS['ledger']}",
             f"noise     ns of CPU (wall) per coordinate: {figures}; target {TARGETS['noise']:.0f} wall on two cores",
@@ -134,8 +180,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     if options.only:
-        measure = {"routing": routing, "ledger": ledger, "noise": noise}[options.only]
-        print(json.dumps({options.only: measure(options.rounds, options.threads)}, indent=None if options.json else 1))
+        measured = {options.only: MEASURES[options.only](options.rounds, options.threads)}
+        print(json.dumps(measured, indent=None if options.json else 1))
         return
     found = run(options.rounds, options.threads)
     print(json.dumps(found) if options.json else render(found))

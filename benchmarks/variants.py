@@ -18,15 +18,15 @@ from attest.corpus import SigningTemplate, sign_corpus
 from attest.keys import generate, public_bytes, save_public_key
 from attest.policy import Policy, sign_policy
 from attest.registry import RegistryLog
+from benchmarks.bases import BANDS, BASES, Step, absent_bases, below_band, make_optimizer
 from benchmarks.configs import Config
 from dptrain import PrivateTraining
+from dptrain.engine.step import Steps
 from dptrain.routing.compiled import CompileNotice
+from dptrain.routing.repeated import Loss
 
 SIGMA = 0.5
 CLIP = 1.0
-LEARNING_RATE = 1e-4
-
-Step = Callable[[], None]
 
 
 def _policy(config: Config, exactness: str = "fast", window: int = 16) -> str:
@@ -41,90 +41,46 @@ def _policy(config: Config, exactness: str = "fast", window: int = 16) -> str:
     )
 
 
-def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE)
-
-
-def _band(model: nn.Module, config: Config, share: float) -> list[nn.Parameter]:
-    """Parameters outside the top share of the layers."""
-    first = int((1.0 - share) * config.layers)
-    inside = [f".layer.{k}." for k in range(first, config.layers)] + ["pooler", "classifier"]
-    return [] if share == 1.0 else [p for name, p in model.named_parameters() if not any(part in name for part in inside)]
-
-
 @contextmanager
-def non_private(config: Config) -> Iterator[Step]:
-    """The same loop without privacy: gradients of all microbatches, one optimizer step; every tier trains the whole model."""
+def prepared(
+    config: Config, root: Path, *, exactness: str = "fast", window: int = 16, generator: str = "host"
+) -> Iterator[tuple[PrivateTraining, nn.Module, Loss, torch.optim.Optimizer, Steps]]:
+    """A run over a signed corpus, with its gate and a ledger on disk, right after `prepare`."""
+    accelerator = None
+    if config.device != "cpu" or config.half:
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="bf16" if config.half else "no")
+    _world(root, config, _policy(config, exactness, window))
     model = config.model().to(config.device).train()
-    optimizer = _optimizer(model)
-    ids, labels = config.tokens()
-    size = config.microbatch
+    optimizer = make_optimizer(model)
 
-    def step() -> None:
-        for i in range(0, config.contributions, size):
-            (config.losses(model, ids[i : i + size], labels[i : i + size]).sum() / config.contributions).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def collate(examples: list[dict]) -> dict[str, torch.Tensor]:
+        return {"ids": torch.tensor([e["ids"] for e in examples]), "labels": torch.tensor([e["label"] for e in examples])}
 
-    yield step
+    def losses(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return config.losses(model, rows["ids"], rows["labels"])
 
-
-@contextmanager
-def non_private_bands(config: Config) -> Iterator[Step]:
-    """Without privacy, each tier with everything below its band frozen: the share-weighted mean of the bands' own steps."""
-    model = config.model().to(config.device).train()
-    optimizer = _optimizer(model)
-    ids, labels = config.tokens()
-    size = config.microbatch
-    frozen = [_band(model, config, tier.share) for tier in config.tiers]
-
-    def step() -> None:
-        start = 0
-        for tier, below in zip(config.tiers, frozen, strict=True):
-            for parameter in below:
-                parameter.requires_grad_(False)
-            for i in range(start, start + tier.contributions, size):
-                end = min(i + size, start + tier.contributions)
-                (config.losses(model, ids[i:end], labels[i:end]).sum() / config.contributions).backward()
-            for parameter in below:
-                parameter.requires_grad_(True)
-            start += tier.contributions
-        optimizer.step()
-        optimizer.zero_grad()
-
-    yield step
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        private = PrivateTraining.open(
+            root / "policy.cose", root / "corpus", ledger=root / "ledger.db", microbatch=config.microbatch, progress=False,
+            accelerator=accelerator, noise_generator=generator,
+        )  # fmt: skip
+    with private:
+        _, _, steps = private.prepare(model, optimizer, collate)
+        yield private, model, losses, optimizer, steps
 
 
 @contextmanager
 def ours(
     config: Config, *, exactness: str = "fast", compiled: bool = False, window: int = 16, generator: str = "host"
 ) -> Iterator[tuple[PrivateTraining, Step]]:
-    """The product as a user runs it: signed corpus, gate, ledger on disk, lattice noise from the keyed stream."""
+    """The product as a user runs it, lattice noise from the keyed stream included."""
     root = Path(tempfile.mkdtemp(prefix="dptrain-bench-"))
-    accelerator = None
-    if config.device != "cpu" or config.half:
-        from accelerate import Accelerator
-
-        accelerator = Accelerator(cpu=config.device == "cpu", mixed_precision="bf16" if config.half else "no")
     try:
-        _world(root, config, _policy(config, exactness, window))
-        model = config.model().to(config.device).train()
-        optimizer = _optimizer(model)
-
-        def collate(examples: list[dict]) -> dict[str, torch.Tensor]:
-            return {"ids": torch.tensor([e["ids"] for e in examples]), "labels": torch.tensor([e["label"] for e in examples])}
-
-        def losses(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            return config.losses(model, rows["ids"], rows["labels"])
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            private = PrivateTraining.open(
-                root / "policy.cose", root / "corpus", ledger=root / "ledger.db", microbatch=config.microbatch, progress=False,
-                accelerator=accelerator, noise_generator=generator,
-            )  # fmt: skip
-        with private:
-            _, _, steps = private.prepare(model, optimizer, collate)
+        with prepared(config, root, exactness=exactness, window=window, generator=generator) as made:
+            private, model, losses, optimizer, steps = made
             loss = private.compile(losses) if compiled else losses
             iterator = iter(steps)
 
@@ -210,8 +166,8 @@ def opacus_ghost(config: Config) -> Iterator[Step]:
 
 
 VARIANTS: dict[str, Callable] = {
-    "non_private": non_private,
-    "non_private_bands": non_private_bands,
+    **BASES,
+    **BANDS,
     "ours_fast": ours_fast,
     "ours_certified": ours_certified,
     "ours_compiled": ours_compiled,
@@ -220,10 +176,13 @@ VARIANTS: dict[str, Callable] = {
     "opacus_ghost": opacus_ghost,
 }
 
+PEERS = ("opacus_hooks", "opacus_ghost")
+"""Other libraries: they take a fifth of the time of all, and change least."""
+
 WARM_UP = {"ours_compiled": 9}
-"""Steps before the first round where one is not enough. The compiled form is compared with the hook form at every doubling of
-the runs of a kind of microbatch and of the steps that it met, and at every 64th run: three rounds after nine steps hold none,
-and a long run pays for one in 64."""
+"""Steps before the first round where one, which holds all compiling, is not enough. The private compiled form is compared with
+the hook form at every doubling of the runs of a kind of microbatch and of the steps that it met, and at every 64th run: three
+rounds after nine steps hold none, and a long run pays for one in 64."""
 
 
 def names_for(config: Config) -> list[str]:
@@ -233,9 +192,9 @@ def names_for(config: Config) -> list[str]:
 
 def absent_from(config: Config) -> dict[str, str]:
     """Variants that cannot run a configuration, each with its reason."""
-    unbanded = {} if config.banded else {"non_private_bands": "every contribution trains the whole model"}
+    unbanded = {} if config.banded else dict.fromkeys(BANDS, "every contribution trains the whole model")
     on_host = {"ours_device_noise": "the gradients lie on the processor"} if config.device == "cpu" else {}
-    return config.absent | unbanded | on_host
+    return absent_bases(config) | config.absent | unbanded | on_host
 
 
 @contextmanager
@@ -245,9 +204,9 @@ def _opacus(config: Config, mode: str) -> Iterator[tuple]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = config.model().train()
-        for parameter in _band(model, config, max(tier.share for tier in config.tiers)):
+        for parameter in below_band(model, config, max(tier.share for tier in config.tiers)):
             parameter.requires_grad_(False)
-        optimizer = _optimizer(model)
+        optimizer = make_optimizer(model)
         loader = DataLoader(TensorDataset(*config.tokens()), batch_size=config.contributions)
         made = PrivacyEngine(accountant="rdp").make_private(
             module=model, optimizer=optimizer, data_loader=loader, criterion=nn.CrossEntropyLoss(reduction="mean"),

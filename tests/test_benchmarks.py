@@ -3,6 +3,10 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,16 +14,21 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from accelerate import Accelerator  # noqa: E402
+from transformers.pytorch_utils import Conv1D  # noqa: E402
 
 from attest.policy import Policy  # noqa: E402
-from benchmarks import gpu, noise, overheads, plan  # noqa: E402
-from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, replace  # noqa: E402
-from benchmarks.step import render, run  # noqa: E402
-from benchmarks.variants import _policy, absent_from, names_for  # noqa: E402
+from benchmarks import __main__ as bench  # noqa: E402
+from benchmarks import bases, gpu, noise, overheads, plan, start  # noqa: E402
+from benchmarks import step as steps  # noqa: E402
+from benchmarks.bases import BANDS, BASES, KINDS, onednn_products, without_privacy  # noqa: E402
+from benchmarks.configs import CONFIGS, SCALING, Config, Tier, bert, by_name, few, gpt2, lora, replace  # noqa: E402
+from benchmarks.step import headline, render, run  # noqa: E402
+from benchmarks.variants import VARIANTS, WARM_UP, _policy, absent_from, names_for  # noqa: E402
+from dptrain.gradients import matmul  # noqa: E402
 from dptrain.planning import measure  # noqa: E402
 from dptrain.routing import sums  # noqa: E402
 
-ALWAYS = {"ours_fast", "ours_certified", "ours_compiled", "opacus_hooks", "opacus_ghost"}
+ALWAYS = {*BASES, "ours_fast", "ours_certified", "ours_compiled", "opacus_hooks", "opacus_ghost"}
 
 
 def test_every_configuration_names_every_variant_measured_or_absent_with_a_reason() -> None:
@@ -51,43 +60,289 @@ def test_a_step_of_mixed_classes_runs_and_prints_the_table_as_json() -> None:
         "1",
         "--threads",
         "1",
+        "--dropout",
+        "0.1",
         "--no-memory",
     ]
     found = json.loads(subprocess.run([*command, "--json"], check=True, capture_output=True, text=True).stdout)
-    assert found["ours_fast"]["cpu_ratio"] > 0 and found["non_private_bands"]["wall_ratio"] > 0
-    assert found["ours_compiled"]["cpu_ratio"] is None and "scaling runs" in found["ours_compiled"]["absent"]
+    table = found["variants"]
+    assert found["dropout"] == 0.1 and found["base"]["cpu"] in ("non_private", "non_private_onednn")
+    assert table["ours_fast"]["cpu_ratio"] > 0 and table["non_private_bands_onednn"]["wall_ratio"] > 0
+    assert table["ours_compiled"]["cpu_ratio"] is None and "scaling runs" in table["ours_compiled"]["absent"]
 
 
 TINY = Config(
-    "tiny", 500, lambda: bert(2, 32, 500), classify=True, tiers=(Tier("all", 6),), layers=2, length=8, microbatch=2,
+    "tiny", 500, lambda p: bert(p, 2, 32, 500), classify=True, tiers=(Tier("all", 6),), layers=2, length=8, microbatch=2,
 )  # fmt: skip
+UNCOMPILED = ["non_private", "non_private_onednn"]
 
 
 def test_every_variant_that_needs_no_compiler_runs_and_has_ratios() -> None:
     names = ["ours_fast", "ours_certified", "opacus_hooks", "opacus_ghost"]
     pytest.importorskip("opacus")
-    table = run(TINY, 1, 1, memory=False, only=names)
-    for name in names:
+    found = run(TINY, 1, 1, memory=False, only=names, bases=UNCOMPILED)
+    table = found["variants"]
+    for name in (*names, *UNCOMPILED):
         assert table[name]["cpu_ratio"] > 0 and table[name]["wall_ratio"] > 0 and table[name]["rss_ratio"] is None, name
-    assert "ours_certified" in render("tiny", table) and "absent" in table["non_private_bands"]
+    assert "ours_certified" in render(found) and "absent" in table["non_private_bands"]
 
 
 @pytest.mark.slow
 def test_the_compiled_variant_runs_and_has_ratios() -> None:
-    assert run(TINY, 1, 1, memory=False, only=["ours_compiled"])["ours_compiled"]["cpu_ratio"] > 0
+    found = run(TINY, 1, 1, memory=False, only=["ours_compiled"], bases=["non_private"])
+    assert found["variants"]["ours_compiled"]["cpu_ratio"] > 0
 
 
 def test_a_variant_that_fails_is_absent_with_its_reason_and_the_others_are_measured() -> None:
-    def fails() -> torch.nn.Module:
+    def fails(dropout: float) -> torch.nn.Module:
         made.append(1)
         if len(made) == 2:
             raise RuntimeError("no such model\nat all")
-        return bert(2, 32, 500)
+        return bert(dropout, 2, 32, 500)
 
     made: list[int] = []
-    table = run(replace(TINY, model=fails), 1, 1, memory=False, only=["ours_fast", "ours_certified"])
+    found = run(replace(TINY, make=fails), 1, 1, memory=False, only=["ours_fast", "ours_certified"], bases=["non_private"])
+    table = found["variants"]
     assert table["ours_fast"]["cpu_ratio"] is None and table["ours_fast"]["absent"] == "RuntimeError: no such model"
     assert table["ours_certified"]["cpu_ratio"] > 0
+
+
+# ------------------------------------------------------------------------------------------------ the steps without privacy
+
+
+class Both(torch.nn.Module):
+    """Classifies tokens by both kinds of linear layer; small enough that compiling it takes seconds."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(500, 32)
+        self.plain = torch.nn.Linear(32, 48)
+        self.turned = Conv1D(24, 48)
+        self.narrow = torch.nn.Linear(24, 2, bias=False)
+        self.drop = torch.nn.Dropout(dropout)
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> SimpleNamespace:
+        hidden = self.turned(torch.nn.functional.gelu(self.plain(self.table(input_ids) + position_ids[..., None] / 8)))
+        return SimpleNamespace(logits=self.narrow(self.drop(hidden).mean(1)))
+
+
+def with_open_lora(model: torch.nn.Module) -> torch.nn.Module:
+    """LoRA starts with one factor of zero, where half of the gradients are zero; here it does not."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    return model
+
+
+SMALL = replace(TINY, make=Both)
+THIRDS = replace(TINY, tiers=(Tier("full", 2), Tier("half", 2, 0.5), Tier("none", 2, 0.0)))
+SENTENCES = replace(TINY, classify=False)
+FAMILIES = {
+    "bert": TINY,
+    "gpt2 tied": replace(SENTENCES, make=lambda p: gpt2(p, True, 2, 32, 500, 2)),
+    "gpt2 untied": replace(SENTENCES, make=lambda p: gpt2(p, False, 2, 32, 500, 2)),
+    "bert lora": replace(TINY, make=lambda p: with_open_lora(lora(bert(p, 2, 32, 500), p, False))),
+    "gpt2 lora": replace(SENTENCES, make=lambda p: with_open_lora(lora(gpt2(p, True, 2, 32, 500, 2), p, True))),
+}
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Shapes of all products by the benchmark's own layers, small ones too, which run on oneDNN as large ones do."""
+    seen: list[torch.Size] = []
+    inner = bases.product
+
+    def counted(x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        seen.append(x.shape)
+        return inner(x, y, bias)
+
+    monkeypatch.setattr(matmul, "WORTHWHILE", 0)
+    monkeypatch.setattr(bases, "product", counted)
+    return seen
+
+
+def gradients_of(config: Config, **kind: bool) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    with without_privacy(config, **kind) as plain:
+        plain.gradients()
+        return {name: p.grad.clone() for name, p in plain.model.named_parameters() if p.grad is not None}
+
+
+def require_torchs_gradients(config: Config, **kind: bool) -> None:
+    """Holds every tensor's gradient to that of torch's plain step, within 1e-5 of its own norm and 1e-6 of the norm of all.
+
+    The latter is for what is rounding alone: the bias of attention's keys has no gradient in theory.
+    """
+    expected, found = gradients_of(config), gradients_of(config, **kind)
+    assert found.keys() == expected.keys()
+    norm = torch.cat([value.flatten() for value in expected.values()]).norm()
+    assert norm > 0
+    for name, value in expected.items():
+        assert (found[name] - value).norm() <= 1e-5 * value.norm() + 1e-6 * norm, name
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_step_on_onednn_has_the_gradients_of_torchs_plain_step(name: str, products: list[torch.Size]) -> None:
+    require_torchs_gradients(FAMILIES[name], onednn=True)
+    assert products
+
+
+@pytest.mark.parametrize("onednn", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_compiled_step_has_the_gradients_of_torchs_plain_step(onednn: bool, products: list[torch.Size]) -> None:
+    require_torchs_gradients(SMALL, compiled=True, onednn=onednn)
+    assert bool(products) == onednn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("onednn", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_compiled_step_of_every_family_has_torchs_gradients(name: str, onednn: bool, products: list[torch.Size]) -> None:
+    require_torchs_gradients(FAMILIES[name], compiled=True, onednn=onednn)
+    assert bool(products) == onednn
+
+
+@pytest.mark.parametrize("place", range(9))
+def test_an_error_of_a_thousandth_in_any_product_of_a_base_is_seen(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: forward, input gradient and weight gradient of both kinds of layer and of one without bias."""
+    inner, calls = bases.product, []
+
+    def wrong(*factors: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return inner(*factors) * (1.001 if len(calls) % 9 == place else 1.0)
+
+    monkeypatch.setattr(bases, "product", wrong)
+    with pytest.raises(AssertionError):
+        require_torchs_gradients(SMALL, onednn=True)
+    assert len(calls) == 9 * 3  # three microbatches
+
+
+def test_layers_compute_by_onednn_inside_the_context_and_as_before_after_it(products: list[torch.Size]) -> None:
+    model, rows = Both(0.0), torch.randint(0, 500, (2, 8))
+    places = torch.arange(8).expand(2, -1)
+    with onednn_products(model) as layers:
+        model(rows, places)
+        assert layers == 3 and len(products) == 3
+    model(rows, places)
+    assert len(products) == 3 and not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [replace(SMALL, dropout=0.1), THIRDS], ids=["whole", "bands"])
+def test_after_the_warm_up_no_step_without_privacy_compiles_again(config: Config) -> None:
+    """All of them side by side, as the benchmark has them."""
+    names = [name for name in names_for(config) if name.startswith("non_private")]
+    with ExitStack() as stack:
+        steps = {name: stack.enter_context(VARIANTS[name](config)) for name in names}
+        for name, step in steps.items():
+            assert name not in WARM_UP  # one step holds all compiling
+            step()
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for step in steps.values():
+                step()
+    assert len(names) == (8 if config.banded else 4)
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, tuple[list[float], list[float]]], failed: dict[str, str]) -> None:
+    """Gives the next run these CPU and wall seconds per round in the place of measured ones."""
+    taken = {name: {"cpu": cpu, "wall": wall} for name, (cpu, wall) in seconds.items()}
+    monkeypatch.setattr(steps, "take_turns", lambda makers, rounds, threads: (taken, failed))
+
+
+def test_the_fastest_step_without_privacy_is_the_denominator_for_each_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {
+        "non_private": ([4.0, 4.0, 5.0], [2.0, 2.0, 3.0]),
+        "non_private_onednn": ([2.0, 3.0, 2.0], [4.0, 4.0, 4.0]),
+        "non_private_compiled": ([3.0, 3.0, 1.0], [3.0, 3.0, 3.0]),
+        "ours_fast": ([5.0, 3.0, 4.0], [3.0, 3.0, 3.0]),
+    }
+    timed(monkeypatch, seconds, {"non_private_compiled_onednn": "RuntimeError: no compiler"})
+    found = run(replace(TINY, target=1.5), 3, 1, memory=False)
+    table = found["variants"]
+    assert found["base"] == {"cpu": "non_private_onednn", "wall": "non_private"}
+    assert table["ours_fast"]["cpu_ratio"] == 2.0 and table["ours_fast"]["wall_ratio"] == 1.5
+    assert table["ours_fast"]["cpu_ratio_range"] == [1.0, 2.5]
+    assert {name: table[name]["cpu_ratio"] for name in BASES} == {
+        "non_private": 2.0,
+        "non_private_onednn": 1.0,
+        "non_private_compiled": 1.5,
+        "non_private_compiled_onednn": None,
+    }
+    text, line = render(found), headline({"tiny": found})
+    assert "fastest step without privacy, non_private_onednn by CPU time, non_private by wall time; target 1.50" in text
+    assert "non_private_compiled_onednn   absent: RuntimeError: no compiler" in text
+    assert line.splitlines()[1].split() == ["tiny", "non_private_onednn", "1.50", "2.00"]
+
+
+def test_a_target_that_hangs_on_the_bands_is_held_to_the_fastest_of_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"non_private": ([4.0], [4.0]), "non_private_bands": ([3.0], [3.0]), "non_private_bands_onednn": ([2.0], [2.0])}
+    timed(monkeypatch, seconds, {})
+    assert run(CONFIGS["mixed3"], 1, 1, memory=False)["target"] == pytest.approx(1.10 * 0.5)
+    assert [config.target for config in CONFIGS.values()] == [1.15, 1.20, 1.12, 1.03, 1.03, 0.55, None]
+
+
+def test_a_base_that_fails_or_is_left_out_is_listed_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def broken(config: Config) -> Iterator[None]:
+        raise RuntimeError("could not create a primitive\nat all")
+        yield
+
+    monkeypatch.setitem(VARIANTS, "non_private_onednn", broken)
+    found = run(TINY, 1, 1, memory=False, only=["ours_fast"], bases=UNCOMPILED)
+    table = found["variants"]
+    assert table["non_private_onednn"]["absent"] == "RuntimeError: could not create a primitive"
+    assert found["base"]["cpu"] == "non_private" and table["ours_fast"]["cpu_ratio"] > 0
+    for name in ("non_private_compiled", "non_private_compiled_onednn"):
+        assert table[name]["cpu_ratio"] is None and "--bases" in table[name]["absent"]
+        assert f"{name:<29} absent: left out by --bases, so the base may not be the fastest" in render(found)
+    with pytest.raises(RuntimeError, match="non_private_onednn: RuntimeError: could not create a primitive"):
+        run(TINY, 1, 1, memory=False, only=["ours_fast"], bases=["non_private_onednn"])
+
+
+def test_a_base_that_a_configuration_cannot_have_is_listed_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(config: Config) -> set[str]:
+        return {name for name in BASES if name in absent_from(config)}
+
+    onednn = {"non_private_onednn", "non_private_compiled_onednn"}
+    assert named(TINY) == set() and set(BANDS) <= set(absent_from(TINY))
+    assert named(replace(TINY, device="cuda")) == named(replace(TINY, half=True)) == onednn
+    monkeypatch.setattr(matmul, "ENABLED", False)
+    assert named(TINY) == onednn
+    assert len(BASES) == len(BANDS) == len(KINDS) == 4
+
+
+def test_dropout_reaches_every_model() -> None:
+    for config in CONFIGS.values():
+        for dropout in (0.0, 0.1):
+            model = replace(config, dropout=dropout).model()
+            found = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+            assert found and set(found) == {dropout}, config.name
+            if "lora" in config.name:
+                assert any("lora_dropout" in name and isinstance(module, torch.nn.Dropout) for name, module in
+                           model.named_modules()) == bool(dropout)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_step_with_dropout_draws_masks_and_one_without_draws_none(name: str, dropout: float) -> None:
+    with without_privacy(replace(FAMILIES[name], dropout=dropout)) as plain:
+        before = torch.get_rng_state()
+        plain.gradients()
+        assert torch.equal(before, torch.get_rng_state()) == (dropout == 0.0)
+
+
+def test_results_name_their_dropout_and_the_base(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
+    timed(monkeypatch, {"non_private": ([4.0], [4.0]), "ours_fast": ([5.0], [5.0])}, {})
+    out = tmp_path / "bench.json"
+    options = ["--only", "bert_full", "--dropout", "0", "0.1", "--no-memory", "--no-overheads", "--rounds", "1"]
+    monkeypatch.setattr(sys, "argv", ["bench", *options, "--out", str(out)])
+    bench.main()
+    saved = json.loads(out.read_text())["results"]
+    assert {title: found["dropout"] for title, found in saved.items()} == {"bert_full": 0.0, "bert_full dropout=0.1": 0.1}
+    assert all(found["base"]["cpu"] == "non_private" for found in saved.values())
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("bert_full") and ":" not in line]
+    row = ["non_private", "1.15", "1.25"]
+    assert lines == [["bert_full", *row], ["bert_full", "dropout=0.1", *row]]
 
 
 def test_rows_of_routing_ledger_and_noise_are_measured_beside_their_targets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +350,7 @@ def test_rows_of_routing_ledger_and_noise_are_measured_beside_their_targets(monk
     three = replace(TINY, tiers=(Tier("a", 2), Tier("b", 2), Tier("c", 2)))
     found = {
         "routing": overheads.routing(1, 1, {"one class": TINY, "three classes": three}),
+        "sandbox": overheads.sandbox(1, 1, TINY),
         "ledger": overheads.ledger(2, 1, TINY),
         "noise": overheads.noise(1, 1),
     }
@@ -137,8 +393,15 @@ def test_the_gpu_suite_says_that_there_is_no_cuda_and_succeeds() -> None:
 
 def test_the_code_of_the_gpu_suite_runs_at_tiny_sizes() -> None:
     for config in gpu.configs(smoke=True):
-        found = gpu.measure(config, rounds=1, variants=("ours_fast", "ours_device_noise"))
+        found = gpu.measure(config, 1, ("ours_fast", "ours_device_noise"), bases=UNCOMPILED)
         assert found["ours_fast"]["tokens_per_s"] > 0 and found["ours_device_noise"]["tokens_per_s"] > 0
+        assert found["ours_fast"]["base"] == "non_private" and "autocast" in found["non_private_onednn"]["absent"]
+
+
+@pytest.mark.slow
+def test_the_compiled_base_of_the_gpu_suite_runs_at_tiny_sizes() -> None:
+    found = gpu.measure(gpu.configs(smoke=True)[0], 1, ("ours_fast",))
+    assert found["non_private_compiled"]["ratio"] >= 1.0 and found["ours_fast"]["base"] in BASES
 
 
 def test_the_gpu_suite_finds_the_routers_sums_equal_to_a_loop_and_stops_if_they_are_not(monkeypatch) -> None:
@@ -214,7 +477,15 @@ def test_a_plan_times_the_microbatches_that_a_run_makes_of_a_draw(extra: str, tm
         if made.policy.exactness == "certified":
             model.set_attn_implementation("eager")
         run.prepare(model, plan.make_optimizer(model, config.optimizer, layers=None), collate)
+        run.begin()
         found = run.drawing.planned(run.drawing.draw(1))
         slots = run.pool.slots
         theirs = [([slots[i].resolution.class_name for i in m.slots], m.examples, m.fill) for m in found]
     assert ours == theirs and any(len(set(names)) > 1 for names, _, _ in ours)
+
+
+def test_the_start_is_measured_in_passes_and_memory() -> None:
+    config = replace(TINY, name="tiny", make=partial(start.llama, small=True), vocabulary=32000, classify=False, dropout=0.05)
+    found = start.measure(config, 1)
+    assert found["passes"] > 0 and found["peak_step"] >= found["peak_start"] > 0
+    assert f"target {start.PASSES:g}" in start.render(found)
