@@ -30,6 +30,7 @@ from ledger.retention.tally import Tally
 from ledger.rules.budgets import Plans, budget_problems
 from ledger.rules.contributions import Contribution, Register, Terms
 from ledger.rules.expenditure import Expenditure
+from ledger.rules.isolation import Isolation
 from ledger.rules.limits import Reached, admission_problems, window_problems
 from ledger.rules.orders import OrderWatch
 from ledger.rules.releases import Releases
@@ -70,6 +71,7 @@ class Replay:
         plans: what contributions could spend over its whole horizon, and their limits over all runs.
         tally: the summaries, and what the next one must say.
         keys: the keys of the ledger's signer.
+        isolation: how statement A stands, as the trainer recorded it.
         releases: the RELEASE leaves.
     """
 
@@ -95,7 +97,7 @@ class Replay:
         self.closed = self._attempt_ended = False
         self.keys, self.releases = KeyChain(header), Releases(root_at)
         self.expenditure, self.plans = Expenditure(header), Plans(header)
-        self.order, self.tally = OrderWatch(header), Tally(header)
+        self.order, self.tally, self.isolation = OrderWatch(header), Tally(header), Isolation(header)
         self._least = Expenditure(header, "pld") if header.accountant.name == "prv" else self.expenditure
         self._leeway = SPEND_TOLERANCE_MICRO + MICRO * leeway(
             header.accountant.name, header.accountant.library, header.accountant.version, header.policy.noise_family
@@ -352,6 +354,7 @@ class Replay:
         expected = (len(self.epochs) + 1, self.position, self.charged, self.totals())
         if (leaf.number, leaf.step, leaf.charged, leaf.classes) != expected:
             yield LeafRefused("EPOCH", f"expected (number, step, charged, totals) {expected}, got {leaf}")
+        yield from self.isolation.epoch(leaf)
         self.epochs.append(leaf)
         self.register.close_epoch()
 
@@ -386,6 +389,7 @@ class Replay:
             self.unsettled.append(self.open_window)
         self.open_window = None
         self._attempt_ended = False
+        self.isolation.resume(leaf.from_step)
         self.attempt, self.position = self.attempt + 1, leaf.from_step
 
     def _close(self, leaf: Close) -> Problems:

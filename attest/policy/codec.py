@@ -45,6 +45,7 @@ _POLICY_OPTIONAL = {
     27: "auditors",
     28: "auditor_quorum",
     30: "retention_hash_epochs",
+    31: "isolation_required",
 }
 _CLASS_FIELDS = {
     1: "name",

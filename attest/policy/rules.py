@@ -151,6 +151,8 @@ class Policy:
         max_examples: Examples that one contribution may hold.
         retention_epochs: Epochs after which bodies may be pruned, 0 for never.
         retention_hash_epochs: Epochs after which the leaf hashes of pruned leaves may go as well, 0 for never.
+        isolation_required: Whether a run must keep every update inside the blocks of a contribution's class (statement A),
+            so that optimizers and clips that couple blocks are refused.
         registry_root: Root of the contributor registry; set when the policy is signed.
     """
 
@@ -182,6 +184,7 @@ class Policy:
     auditors: tuple[str, ...] = ()
     auditor_quorum: int | None = None
     retention_hash_epochs: int = 0
+    isolation_required: bool = False
 
     def __post_init__(self) -> None:
         check_id(self.corpus, "corpus", error=PolicyRefused)
@@ -198,6 +201,9 @@ class Policy:
         check_sampling(self)
         check_auditors(self)
         check_retention(self)
+        if type(self.isolation_required) is not bool:
+            found = type(self.isolation_required).__name__
+            raise PolicyRefused("TYPE", f"isolation.required is {found}, expected true or false")
         if self.registry_root is not None:
             check_bytes(self.registry_root, "registry_root", 32, error=PolicyRefused)
 

@@ -36,8 +36,10 @@ _TOP = (
     "floors",
     "gate",
     "ledger",
+    "isolation",
 )
-_PLAIN = tuple(name for name in _TOP if name not in {"delta", "class", "noise", "sampling", "floors", "gate", "ledger"})
+_TABLES = ("noise", "sampling", "floors", "gate", "ledger", "isolation")
+_PLAIN = tuple(name for name in _TOP if name not in ("delta", "class", *_TABLES))
 _NOISE = ("family", "injection", "microbatches", "phase", "budgets")
 _PHASE = ("from_step", "scale")
 _BUDGETS = ("embeddings", "layers", "head")
@@ -45,6 +47,7 @@ _SAMPLING = ("order",)
 _FLOORS = ("clip_norm", "noise_multiplier")
 _GATE = ("max_window_days", "contributor_cap", "max_examples")
 _LEDGER = ("auditors", "auditor_quorum")
+_ISOLATION = ("required",)
 _BOUNDS = ("clip_norm", "noise_multiplier")
 _CLASS_REQUIRED = ("name", *_BOUNDS, "sampling_rate", "depth")
 _CLASS = (*_CLASS_REQUIRED, "max_window_days", "public", "max_epsilon_total")
@@ -57,6 +60,7 @@ _PLACES = {
     "into [floors]": _FLOORS,
     "into [gate]": _GATE,
     "into [ledger]": _LEDGER,
+    "into [isolation]": _ISOLATION,
     "into [[class]]": _CLASS,
 }
 """Where a key belongs that stands in another table: which lines a table takes in is TOML's commonest surprise."""
@@ -94,6 +98,7 @@ def parse_policy(text: str) -> Policy:
     fields.update(_window(gate, "gate"))
     fields.update({name: gate[name] for name in _GATE[1:] if name in gate})
     fields.update(_parse_ledger(_subtable(table, "ledger", _LEDGER)))
+    fields.update({f"isolation_{name}": value for name, value in _subtable(table, "isolation", _ISOLATION).items()})
     for name in ("redo_steps", "epoch_steps"):
         if name in fields and type(fields[name]) is int and fields[name] < 0:
             raise PolicyRefused("RANGE", f"{name} is {fields[name]}, expected a count; leave it out for the default")

@@ -36,6 +36,10 @@ def summary(state: "Replay", root: bytes) -> dict[str, Any]:
         "accountant": header.accountant.name,
         "adjacency": header.policy.adjacency,
         "exactness": header.exactness_note,
+        "isolation": state.isolation.sentence,
+        "isolation_held": state.isolation.held,
+        "randomness": header.randomness,
+        "unprobed": list(header.unprobed),
         "steps": header.policy.steps,
         "redo_steps": header.policy.redo_steps,
         "charged_steps": state.charged,
@@ -59,6 +63,7 @@ def print_summary(data: dict[str, Any]) -> None:
         f"since {utc(data['time'])}: {data['charged_steps']} steps charged of {data['steps']} (and {data['redo_steps']} that "
         f"may be redone), last released {data['step']}, attempt {data['attempt']}"
     )
+    out.print(f"statement A (isolation): {data['isolation']}")
     if not data["private"]:
         out.print(styled("bold red", "NOT PRIVATE", ": this run used a fixed test key and cannot be exported"))
     print_classes(data["classes"])
@@ -81,6 +86,7 @@ def print_audit(audited: "AuditReport") -> None:
             f"corpus {audited.corpus}, policy signed by {audited.owner}, {audited.charged} steps charged of {audited.steps}, "
             f"delta {audited.delta:g}, {audited.accountant}"
         )
+        out.print(f"statement A (isolation): {audited.isolation}")
         print_classes([asdict(item) for item in audited.classes])
         print_releases([asdict(row) for row in audited.releases], [item.name for item in audited.classes])
 

@@ -258,6 +258,7 @@ def _as_json(signed: SignedPolicy) -> dict[str, Any]:
             "max_examples": policy.max_examples,
             "retention_epochs": policy.retention_epochs,
             "retention_hash_epochs": policy.retention_hash_epochs,
+            "isolation_required": policy.isolation_required,
             "registry_root": (policy.registry_root or b"").hex(),
             "classes": [
                 {

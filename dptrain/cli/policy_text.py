@@ -56,6 +56,8 @@ def as_toml(policy: Policy) -> str:
         named = ", ".join(map(_text, policy.auditors))
         ledger = {"auditors": f"[{named}]", "auditor_quorum": str(policy.auditor_quorum)}
         tables.append(_table("[ledger]", ledger))
+    if policy.isolation_required:
+        tables.append(_table("[isolation]", {"required": "true"}))
     return "\n".join([*tables, *(_table("[[class]]", _class(rule)) for rule in policy.classes)])
 
 

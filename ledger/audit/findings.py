@@ -179,6 +179,9 @@ class AuditReport:
         classes: per class, recomputed from the leaves.
         epochs: the recorded epochs.
         blocks: the noise schedule.
+        isolation: how statement A stands, in words: the trainer's word.
+        randomness: whose the random numbers of a forward are, likewise (`ledger.leaves.header.RANDOMNESS`).
+        unprobed: names of the trained tensors in whose gradient the start-up probes saw nothing, likewise.
         multipliers: per block and class, the noise multiplier of the class's preset bounds on that block alone, as
             `ledger.views.posture.block_multipliers` defines it.
         noise_follows_draw: whether the noise of a step is what those drawn brought, rather than the schedule's.
@@ -216,6 +219,9 @@ class AuditReport:
     classes: tuple[ClassSummary, ...] = ()
     epochs: tuple[EpochRow, ...] = ()
     blocks: tuple[HeaderBlock, ...] = ()
+    isolation: str | None = None
+    randomness: str | None = None
+    unprobed: tuple[str, ...] = ()
     multipliers: tuple[tuple[float | None, ...], ...] = ()
     noise_follows_draw: bool = False
     noise_phases: tuple[tuple[int, float, int], ...] = ()

@@ -19,6 +19,7 @@ from ledger.audit.summaries import judge_summaries
 from ledger.audit.withdrawals import Withdrawals
 from ledger.errors import ExportChanged, LeafRefused, NoteError, ProofError
 from ledger.leaves import Header, decode_leaf
+from ledger.leaves.header import UNADDRESSED
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.replay import Replay
 from ledger.retention.retained import RetainedReplay
@@ -226,6 +227,27 @@ def _caveats(run: Replay) -> list[str]:
     return found
 
 
+def _forward_notes(run: Replay) -> list[str]:
+    """What the trainer recorded of optimizer and forward that makes a statement weaker."""
+    header, found = run.header, []
+    if not run.isolation.held:
+        found.append(
+            f"statement A (direct isolation) does not hold of this run, as the trainer recorded: {run.isolation.told}; B, and "
+            "so every epsilon here, does not hang on it"
+        )
+    if header.randomness == UNADDRESSED and not header.occurrences_public:
+        found.append(
+            "random numbers of the forward passes are of one generator for everybody drawn in a step, as the trainer recorded: "
+            "who knows its seed may tell draws that the figures here take for secret"
+        )
+    if header.unprobed:
+        found.append(
+            f"the start-up probes saw no gradient in {len(header.unprobed)} trained tensors (first: {header.unprobed[0]}), so "
+            "they vouch for nothing there"
+        )
+    return found
+
+
 def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
     header, policy = run.header, run.header.policy
     if not run.closed:
@@ -244,6 +266,7 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
             f"contributions with a limit of epsilon over all runs: {limited}; here this run by itself, and what it says was "
             "spent before, was held against it. Give the exports of all other runs over the corpus too (--earlier)"
         )
+    notes.extend(_forward_notes(run))
     if header.occurrences_public:
         notes.append("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
     if policy.sampling_order != POISSON:
@@ -298,6 +321,9 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
             for epoch in run.epochs
         ),
         blocks=header.blocks,
+        isolation=run.isolation.sentence,
+        randomness=header.randomness,
+        unprobed=header.unprobed,
         noise_follows_draw=header.per_sample,
         noise_phases=phases if varying else (),
         owner=header.owner,

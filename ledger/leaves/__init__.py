@@ -6,7 +6,7 @@ which step: the amplification by sampling that the accountant counts on assumes 
 """
 
 from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf
-from ledger.leaves.header import AccountantInfo, Header, HeaderBlock, HeaderSpec, Profile
+from ledger.leaves.header import HELD, AccountantInfo, Header, HeaderBlock, HeaderSpec, Profile
 from ledger.leaves.previous import Previous
 from ledger.leaves.records import (
     Admit,
@@ -24,6 +24,7 @@ from ledger.leaves.records import (
 from ledger.leaves.upkeep import Key, Release, Summary, SummaryClass, SummaryKind
 
 __all__ = [
+    "HELD",
     "MAX_LEAF_SIZE",
     "AccountantInfo",
     "Admit",

@@ -9,6 +9,8 @@ from attest.micro import PICO
 from ledger.errors import LeafRefused
 
 MAX_UINT: Final = (1 << 63) - 1
+REASON: Final = 200
+"""Most characters of a reason why statement A is weaker."""
 
 
 def uint(value: object, what: str, *, low: int = 0, high: int = MAX_UINT) -> None:

@@ -171,6 +171,9 @@ def _header_map(header: Header) -> dict[int, Any]:
         header.caps_enforced,
         header.registry_root,
         [list(astuple(earlier)) for earlier in header.previous],
+        header.isolation,
+        header.randomness,
+        list(header.unprobed),
     )
     return dict(enumerate(values))
 
@@ -179,8 +182,8 @@ def _header(value: list[Any]) -> Header:
     schema = value[3] if len(value) > 3 else None
     if schema != SCHEMA:
         raise LeafRefused("SCHEMA", f"the ledger has the schema {schema!r:.40}, this version reads {SCHEMA}")
-    if len(value) != 22:
-        raise LeafRefused("SCHEMA", f"a header has 22 fields, got {len(value)}")
+    if len(value) != 25:
+        raise LeafRefused("SCHEMA", f"a header has 25 fields, got {len(value)}")
     if value[0] != 0 or type(value[0]) is not int:
         raise LeafRefused("SCHEMA", "expected leaf 0")
     policy = _policy(value[5])
@@ -202,6 +205,9 @@ def _header(value: list[Any]) -> Header:
         caps_enforced=value[19],
         registry_root=value[20],
         previous=_previous(value[21]),
+        isolation=value[22],
+        randomness=value[23],
+        unprobed=tuple(value[24]) if type(value[24]) is list else value[24],
     )
     if value[11] != header.amplification:
         expected = f"expected amplification {header.amplification} with this disclosure and family of noise"

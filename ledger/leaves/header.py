@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import ClassVar, Final
 
 from attest import allocation, schedule
@@ -20,6 +21,14 @@ SCHEMA: Final = "dptrain.ledger/3"
 AMPLIFICATION_POISSON: Final = "poisson"
 AMPLIFICATION_NONE: Final = "none"
 """Of a run whose occurrences are public, or of a family that sampling is not shown to amplify: each is counted in full."""
+
+HELD: Final = "held"
+"""What a leaf says of statement A where nothing is known to weaken it; anything else there is the reason why it is weaker."""
+
+ADDRESSED: Final = "addressed"
+UNADDRESSED: Final = "unaddressed"
+RANDOMNESS: Final = (ADDRESSED, UNADDRESSED)
+"""Whether the random numbers of a forward are a contribution's own, or those of one generator for everybody drawn in a step."""
 
 _SUPPORTED: Final = (
     ("accountant", accountants.ACCOUNTANTS),
@@ -110,6 +119,9 @@ class Header:
         clip_margin: fraction by which clip norms are shrunk for numerical safety; never enters the accounting.
         caps_enforced: whether the sampler stops drawing a contribution that has reached its own max_occurrences
             within an attempt. Only then does the accountant use the cap.
+        isolation: `HELD`, or why the optimizer of the run weakens statement A (docs/guarantee.md): the trainer's word.
+        randomness: one of `RANDOMNESS`.
+        unprobed: names of the trained tensors in whose gradient the start-up probes saw nothing, ascending.
         previous: earlier ledgers that this one counts or continues (`check_previous`).
     """
 
@@ -130,6 +142,9 @@ class Header:
     private: bool
     clip_margin: float
     caps_enforced: bool
+    isolation: str
+    randomness: str
+    unprobed: tuple[str, ...]
     previous: tuple[Previous, ...] = ()
     policy: Policy = field(init=False, repr=False, compare=False)
     phases: schedule.Phases = field(init=False, repr=False, compare=False)
@@ -154,9 +169,13 @@ class Header:
         if not self.clip_margin < 1.0:
             raise LeafRefused("RANGE", f"clip margin: expected a fraction in [0, 1), got {self.clip_margin}")
         checks.flag(self.caps_enforced, "caps enforced")
+        checks.text(self.isolation, "isolation", longest=checks.REASON)
+        self._check_forward()
         self._check_log_key()
         check_previous(self.previous, self.origin, self.log_vkey)
         object.__setattr__(self, "policy", self._open_policy())
+        if self.policy.isolation_required and self.isolation != HELD:
+            raise LeafRefused("ISOLATION_REQUIRED", f"the policy requires A, the header says: {self.isolation}")
         self._check_auditors()
         object.__setattr__(self, "phases", schedule.Phases.of(self.policy))
         if self.accountant.name != self.policy.accountant:
@@ -210,6 +229,15 @@ class Header:
             raise LeafRefused("LOG_KEY", error.sentence) from error
         if key.name != self.origin or key.kind != SIGNATURE_ED25519:
             raise LeafRefused("LOG_KEY", f"the log key is named {key.name!r}, expected the origin {self.origin!r}")
+
+    def _check_forward(self) -> None:
+        if self.randomness not in RANDOMNESS:
+            raise LeafRefused("RANGE", f"randomness: expected {' or '.join(RANDOMNESS)}, got {self.randomness!r:.40}")
+        checks.rows(self.unprobed, "unprobed tensors", str)
+        for name in self.unprobed:
+            checks.text(name, "unprobed tensor", longest=400)
+        if any(a >= b for a, b in pairwise(self.unprobed)):
+            raise LeafRefused("ORDER", "unprobed tensors are named in ascending order, each once")
 
     def _check_auditors(self) -> None:
         try:
@@ -275,7 +303,8 @@ class Header:
 class HeaderSpec:
     """What the engine knows when it creates a ledger; the rest of the header the ledger fills in itself.
 
-    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under.
+    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, and ``unprobed``
+    comes in any order.
     """
 
     policy: SignedPolicy
@@ -284,6 +313,9 @@ class HeaderSpec:
     model_fingerprint: bytes
     blocks: tuple[HeaderBlock, ...]
     exactness_note: str
+    isolation: str
+    randomness: str
+    unprobed: tuple[str, ...]
     private: bool = True
     clip_margin: float = 0.0
     caps_enforced: bool = False
@@ -318,5 +350,8 @@ class HeaderSpec:
             private=self.private,
             clip_margin=self.clip_margin,
             caps_enforced=self.caps_enforced,
+            isolation=self.isolation,
+            randomness=self.randomness,
+            unprobed=tuple(sorted(set(self.unprobed))),
             previous=self.previous,
         )

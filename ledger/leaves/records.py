@@ -267,6 +267,8 @@ class Epoch:
         charged: steps charged so far, over all attempts.
         classes: totals per class of the policy, in its order.
         model_digest: over the tensors of the model (`ledger.rules.weights`).
+        isolation: `ledger.leaves.header.HELD` if statement A held in every step so far, else the first reason why it did not:
+            the trainer's word.
     """
 
     KIND: ClassVar = 8
@@ -277,6 +279,7 @@ class Epoch:
     charged: int
     classes: tuple[EpochClass, ...]
     model_digest: bytes
+    isolation: str
 
     def __post_init__(self) -> None:
         checks.place(self.seq, self.time)
@@ -285,6 +288,7 @@ class Epoch:
         checks.uint(self.charged, "charged steps")
         checks.rows(self.classes, "classes", EpochClass, least=1)
         checks.octets(self.model_digest, "model digest", HASH)
+        checks.text(self.isolation, "isolation", longest=checks.REASON)
 
 
 @dataclass(frozen=True, slots=True)

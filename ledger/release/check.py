@@ -285,7 +285,9 @@ def _compare_record(check: _Check, run: Replay, manifest: Manifest) -> None:
         "horizon": horizon,
         "blocks": block_rows(header),
         "artifacts": parts,
-        "statements": statements(parts, delta, tie(manifest.weights, manifest.files), horizon=horizon),
+        "statements": statements(
+            parts, delta, tie(manifest.weights, manifest.files), run.isolation, step=run.position, horizon=horizon
+        ),
     }
     for name, value in expected.items():
         if getattr(manifest, name) != value:

@@ -103,7 +103,9 @@ def describe(log: Ledger, files: tuple[ReleasedFile, ...], *, now: int) -> Manif
         classes=class_figures(run),
         blocks=block_rows(header),
         artifacts=parts,
-        statements=statements(parts, str(header.policy.delta), tie(weights, files), horizon=not final),
+        statements=statements(
+            parts, str(header.policy.delta), tie(weights, files), run.isolation, step=run.position, horizon=not final
+        ),
         weights=weights,
     )
 

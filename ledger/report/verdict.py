@@ -78,6 +78,7 @@ def about(report: AuditReport) -> str:
             f"{report.charged:,} in {counted(report.attempts, 'attempt')}, horizon {report.steps:,}" if report.steps else None,
         ),
         ("run", ("closed" if report.finished else "open: more may be charged") if report.steps else None),
+        ("isolation (statement A)", report.isolation),
         ("model digest", report.model_digest),
     ]
     told = [(name, value) for name, value in facts if value is not None]

@@ -151,7 +151,7 @@ def test_signed_masks_are_strict(label, value):
         ("contributor_cap =", "contributors_cap = 1\ncontributor_cap =", "contributors_cap", "contributor_cap"),
         ("[floors]", "[floors]\nnoise = 1", "noise", "noise_multiplier"),
         ("from = 0.75", "form = 0.1, from = 0.75", "form", "from"),
-        ("delta = 1e-6", 'delta = 1e-6\nregistry_root = "00"', "registry_root", "redo_steps"),
+        ("delta = 1e-6", 'delta = 1e-6\nregistry_root = "00"', "registry_root", "isolation"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_one(old, new, found, near):

@@ -10,7 +10,8 @@ from attest import schedule
 from attest.keys import public_bytes
 from attest.policy import ClassRule, DepthRule, Policy, SignedPolicy, sign_policy, verify_policy
 from ledger.handles import AdmitSpec, Window
-from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.leaves import HELD, HeaderBlock, HeaderSpec
+from ledger.leaves.header import ADDRESSED
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 
@@ -74,6 +75,9 @@ def header_spec(policy: SignedPolicy | None = None, **changes: object) -> Header
             HeaderBlock("embedding", 1000, (), 0.0),
         ),
         "exactness_note": "fp32 sums, rounded once to the lattice",
+        "isolation": HELD,
+        "randomness": ADDRESSED,
+        "unprobed": (),
         "run_id": bytes(16),
     }
     fields.update(changes)
@@ -111,6 +115,7 @@ class Driver:
     now: int = START
     streams: int = 0
     digest: bytes = field(default=b"\x07" * 32)
+    isolation: str = HELD
 
     def tick(self) -> int:
         self.now += 1
@@ -132,7 +137,7 @@ class Driver:
             self.ledger.settle(self.charge(n_steps), n_steps, now=self.tick())
 
     def epoch(self) -> bytes:
-        return self.ledger.close_epoch(self.ledger.state.position, self.digest, now=self.tick())
+        return self.ledger.close_epoch(self.ledger.state.position, self.digest, isolation=self.isolation, now=self.tick())
 
     def withdraw(self, n: int) -> int:
         return self.ledger.withdraw(descriptor(n), "contributor", bytes(32), now=self.tick())

@@ -82,7 +82,7 @@ RECORDS = st.one_of(
     st.builds(Settle, positive, uints, positive, uints, rows(reals)),
     st.builds(Spend, positive, uints, hashes, positive, uints, uints, reals, uints),
     st.builds(Withdraw, positive, uints, hashes, st.none() | positive, names, hashes),
-    st.builds(Epoch, positive, uints, positive, uints, uints, rows(epoch_classes), hashes),
+    st.builds(Epoch, positive, uints, positive, uints, uints, rows(epoch_classes), hashes, printable),
     st.builds(Resume, positive, uints, positive, uints, positive, hashes),
     st.builds(Resume, positive, uints, positive, st.just(0), st.none(), st.none()),
     st.builds(Close, positive, uints, uints, uints),
@@ -143,7 +143,7 @@ def test_reserved_and_unknown_kinds_are_refused(kind):
         decode_leaf(cbor.encode({0: 1, 1: kind, 2: 0}))
 
 
-WIRE = (Admit, Charge, Settle, Spend, Summary, SummaryClass, Key, Release, Previous)
+WIRE = (Admit, Charge, Settle, Spend, Epoch, Summary, SummaryClass, Key, Release, Previous)
 
 
 def test_the_wire_order_of_fields_is_what_it_was():
@@ -154,6 +154,7 @@ def test_the_wire_order_of_fields_is_what_it_was():
         "Charge": "seq time window attempt first_step n_steps classes noise_stream fence",
         "Settle": "seq time window steps_released variances",
         "Spend": "seq time descriptor_hash admit_seq profile_id steps variance epsilon_micro",
+        "Epoch": "seq time number step charged classes model_digest isolation",
         "Summary": "seq time first end kinds classes subtree_roots set_root previous",
         "SummaryClass": "contributions active sum_epsilon_micro max_epsilon_micro min_variance max_variance charged "
         "occurrences",
@@ -191,7 +192,7 @@ def test_a_header_names_the_registry_and_no_ledger_of_another_schema_is_read():
     for root in (b"\x05" * 31, None, "x" * 32):
         with pytest.raises(LeafRefused):
             make(registry_root=root)
-    before = {key: item for key, item in value.items() if key not in (20, 21)} | {3: "dptrain.ledger/1"}
+    before = {key: item for key, item in value.items() if key < 20} | {3: "dptrain.ledger/1"}
     with pytest.raises(LeafRefused, match=r"dptrain\.ledger/1.*dptrain\.ledger/3"):
         decode_leaf(cbor.encode(before))
 
@@ -300,6 +301,13 @@ BAD_HEADERS = {
     "short run id": dict(run_id=b"1"),
     "short fingerprint": dict(model_fingerprint=b"1"),
     "empty note": dict(exactness_note=""),
+    "no word on isolation": dict(isolation=""),
+    "a long word on isolation": dict(isolation="x" * 201),
+    "isolation as a flag": dict(isolation=True),
+    "randomness of another kind": dict(randomness="seeded"),
+    "no randomness": dict(randomness=None),
+    "an unprobed tensor without a name": dict(unprobed=("",)),
+    "an unprobed tensor by number": dict(unprobed=(3,)),
     "private as a number": dict(private=1),
     "negative time": dict(time=-1),
     "boolean time": dict(time=True),
@@ -339,6 +347,26 @@ def test_the_log_key_is_named_after_the_origin():
         with pytest.raises(LeafRefused):
             replace(header, log_vkey=vkey)
     assert public_bytes(OWNER_KEY) == header.owner_key
+
+
+def test_a_header_says_what_its_optimizer_and_its_forward_leave_open():
+    """Keys 22 to 24: isolation, randomness, unprobed tensors; names come in any order and stand in one."""
+    header = make(isolation="optimizer Prodigy couples tensors", randomness="unaddressed", unprobed=("b", "a", "b"))
+    value = cbor.decode(encode_leaf(header), max_size=MAX_LEAF_SIZE)
+    assert [value[key] for key in (22, 23, 24)] == [header.isolation, "unaddressed", ["a", "b"]] and len(value) == 25
+    assert decode_leaf(encode_leaf(header)) == header and header.unprobed == ("a", "b")
+    for changed in ({24: ["b", "a"]}, {24: ["a", "a"]}, {24: None}, {24: "ab"}, {23: "x"}, {22: None}):
+        with pytest.raises(LeafRefused):
+            decode_leaf(cbor.encode(value | changed))
+
+
+@pytest.mark.parametrize("told", ["optimizer SAM is not known to keep tensors apart", "Held", "held "])
+def test_a_header_whose_policy_requires_isolation_says_that_it_is_held(told):
+    policy = signed_policy(isolation_required=True)
+    assert make(policy=policy).isolation == "held"
+    with pytest.raises(LeafRefused) as refused:
+        make(policy=policy, isolation=told)
+    assert refused.value.code == "ISOLATION_REQUIRED"
 
 
 def test_a_header_has_one_encoding():

@@ -239,7 +239,7 @@ def test_the_clock_may_stand_still_but_not_run_back(run):
 def test_an_epoch_names_the_last_released_step(run):
     run.steps()
     with pytest.raises(LeafRefused):
-        run.ledger.close_epoch(3, run.digest, now=run.tick())
+        run.ledger.close_epoch(3, run.digest, isolation=run.isolation, now=run.tick())
     run.epoch()
 
 

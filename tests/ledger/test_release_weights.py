@@ -318,8 +318,9 @@ def forged(finished, tmp_path, **changes):
 
 
 def said(finished, commitment, files):
-    parts = artifacts(finished.ledger.header)
-    return statements(parts, str(finished.ledger.header.policy.delta), tie(commitment, files), horizon=False)
+    header, run = finished.ledger.header, finished.ledger.state
+    told = str(header.policy.delta), tie(commitment, files), run.isolation
+    return statements(artifacts(header), *told, step=run.position, horizon=False)
 
 
 def test_an_operator_cannot_release_weights_that_were_not_committed_to(finished, tmp_path):

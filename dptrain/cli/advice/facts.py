@@ -31,6 +31,7 @@ def facts(case: Case) -> Iterator[Consequence]:
         yield _reach(case, public)
         yield _public(case, public)
     yield _unit(case)
+    yield from _isolation(case)
     yield from _disclosure(case)
     yield from _size(case)
     yield _delta(case)
@@ -160,6 +161,16 @@ def _unit(case: Case) -> Consequence:
         f"times as large, at a larger delta.{counts} Who signed stricter bounds than the preset has the same or a smaller one "
         "(dptrain plan POLICY.cose CORPUS)",
     )
+
+
+def _isolation(case: Case) -> Iterator[Consequence]:
+    if case.policy.isolation_required:
+        yield fact(
+            "ISOLATION",
+            "isolation is required: within one step no contribution moves a layer that its class may not touch. An optimizer "
+            "that couples layers is refused before the run, and a clip of all gradients together (clip_grad_norm_) when it is "
+            "seen; private.clip_blocks_(max_norm) clips each block by itself",
+        )
 
 
 def _size(case: Case) -> Iterator[Consequence]:

@@ -1,0 +1,90 @@
+"""Whether tensors are what they were: by version, which counts operations of torch, and by checksum, for all other writes."""
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)
+"""An odd multiplier: 2^64 divided by the golden ratio, as a signed word."""
+
+_SIDE = 1 << 9
+_PIECE = _SIDE * _SIDE
+"""64-bit words that are summed at a time, by rows and by columns: small enough for the cache, where they are read twice."""
+
+
+def versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """How many operations of torch have written each tensor; None for an inference tensor, which does not count."""
+    return [None if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Checksums of tensors, shape (N,), int64, on the device of the first: of their bits, and of where these lie.
+
+    Guarantee:
+        A change of any single word (8 bytes) changes the checksum of its tensor, and so do two words that trade places. Other
+        changes go unseen with a chance of about 2^-64. Weights are fixed, so this is no defence against whoever builds a
+        collision: only the trainer could, who could as well change the program.
+
+    Every tensor is read once, and nothing is copied of one that is contiguous (docs/performance.md has the cost).
+    """
+    if not tensors:
+        return torch.zeros(0, dtype=torch.int64)
+    with torch.no_grad():
+        return torch.stack([_checksum(tensor.detach()).to(tensors[0].device) for tensor in tensors])
+
+
+def _checksum(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.contiguous().view(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).view(-1)
+    raw = flat.view(torch.uint8)
+    if raw.storage_offset() % 8:
+        raw = raw.clone()
+    words = raw[: raw.numel() // 8 * 8].view(torch.int64)
+    square = words.numel() // _SIDE * _SIDE
+    total = torch.full((), raw.numel(), dtype=torch.int64, device=raw.device)
+    rows, columns = _weights(raw.device)
+    for piece in words[:square].split(_PIECE):
+        grid = piece.view(-1, _SIDE)
+        total = total * _ODD + (grid.sum(1) * rows[: len(grid)]).sum() + (grid.sum(0) * columns).sum()
+    for rest in (words[square:], raw[words.numel() * 8 :]):
+        total = total * _ODD + (rest * rows[: len(rest)]).sum()
+    return total
+
+
+@functools.lru_cache(maxsize=8)
+def _weights(device: torch.device) -> torch.Tensor:
+    """Weights of rows and columns; those of a cell add up to an odd number that no other cell has, so a swap shows."""
+    odd = torch.arange(1, 2 * _SIDE, 2, device=device, dtype=torch.int64)
+    return torch.stack((odd, odd * (2 * _SIDE)))
+
+
+class Remembered:
+    """Tensors as they were at one moment.
+
+    Attributes:
+        tensors: what is remembered; empty before the first `take`.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._versions: list[int | None] = []
+        self._sums = torch.zeros(0, dtype=torch.int64)
+
+    def take(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Remembers tensors as they are."""
+        self.tensors = list(tensors)
+        self._versions, self._sums = versions(self.tensors), checksums(self.tensors)
+
+    def changed(self) -> bool:
+        """Whether anything has written one of them since.
+
+        A version that moved on counts although the values are the same: a clip that did not bite this time writes all the same,
+        and would have bitten had another been larger.
+        """
+        return versions(self.tensors) != self._versions or not torch.equal(checksums(self.tensors), self._sums)
+
+    def forget(self) -> None:
+        """Lets go of the tensors."""
+        self.tensors, self._versions, self._sums = [], [], self._sums[:0]
