@@ -1,0 +1,816 @@
+"""The interception: every operation of a private microbatch passes through here, forward, recomputation and backward.
+
+Most go on untouched. Those that draw get numbers by address; those that index cannot fail; those that write what the model
+keeps write a copy; those that tell Python a truth about content tell what the start-up probes saw; and a leaf that is none of
+the model's is noticed.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _pop_mode as _pop_function_mode
+from torch.overrides import _push_mode as _push_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from dptrain.errors import NotPrivateUse, UnsupportedModule
+from dptrain.sandbox import leaves
+from dptrain.sandbox.addresses import Numbers, owner_tag, place_tag, shared_tag
+from dptrain.sandbox.draws import Request, UnknownDraw, draws, request
+from dptrain.sandbox.generators import Generators
+from dptrain.sandbox.indices import Total
+from dptrain.sandbox.layouts import SHARED, Layout, Layouts, Place
+from dptrain.sandbox.writes import Kept, given_back
+
+_aten = torch.ops.aten
+_FIRST_SEED = 0x6474_0000_0000_0000
+"""Seeds of torch's generator from here on say where in the program of a pass its next draw stands."""
+
+_PASSES = 1 << 20
+_ENTRIES = 1 << 24
+_NEARLY_ONE = 1.0 - 2.0**-24
+"""What a draw that everybody shares is in the start-up probes, so that a layer that may be skipped runs."""
+
+_NO_MODULE = "<loop>"
+"""Path of what runs in no module of the model: the loss, and the loop around it."""
+
+_CALL_IMPL = nn.Module._call_impl.__code__
+READS = {_aten._local_scalar_dense.default, _aten.equal.default}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One draw of a pass: its address, what was asked for, and where rows lie in it. The numbers are made when asked for."""
+
+    place: Place
+    request: Request
+    layout: Layout
+    owners: tuple[bytes, ...]
+    """A tag per row; for a draw that everybody shares the one of everybody."""
+    numbers: Numbers
+    given: torch.Tensor | None = None
+    """The numbers themselves, where a graph takes them as an input."""
+
+    @property
+    def kind(self) -> str:
+        return self.request.kind
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        return self.request.parameters
+
+    def values(self) -> torch.Tensor:
+        """All numbers of the draw, in the shape asked for."""
+        if self.given is not None:
+            return self.given
+        shape = self.request.shape
+        if self.layout.dim is None:
+            return self._made(self.owners, shape)[0]
+        return _joined(self._made(self.owners, self.layout.row_shape(shape)), self.layout.dim, shape)
+
+    def of_rows(self, start: int, count: int) -> torch.Tensor:
+        """The numbers of some rows, in the shape that the draw has for so many."""
+        shape, dim = self.request.shape, self.layout.dim
+        if dim is None:
+            return self.values()
+        fewer = torch.Size((*shape[:dim], count * self.layout.each, *shape[dim + 1 :]))
+        if self.given is not None:
+            return self.given.narrow(dim, start * self.layout.each, count * self.layout.each)
+        return _joined(self._made(self.owners[start : start + count], self.layout.row_shape(shape)), dim, fewer)
+
+    def by_row(self) -> torch.Tensor | None:
+        """The numbers with the row in front and then the shape that the draw has for one row; None if all share them."""
+        dim, shape = self.layout.dim, self.request.shape
+        if dim is None:
+            return None
+        row = self.layout.row_shape(shape)
+        if self.given is None:
+            return self._made(self.owners, row)
+        apart = self.given.unflatten(dim, (len(self.owners), self.layout.each))
+        return apart.movedim(dim, 0)
+
+    def _made(self, owners: Sequence[bytes], shape: torch.Size) -> torch.Tensor:
+        asked = self.request
+        made = self.numbers.values(
+            asked.kind, asked.parameters, asked.dtype, owners, place_tag(*self.place), shape.numel(), asked.device
+        )
+        return made.view(len(owners), *shape)
+
+
+def _joined(rows: torch.Tensor, dim: int, shape: torch.Size) -> torch.Tensor:
+    return rows.reshape(shape) if dim == 0 else rows.movedim(0, dim).reshape(shape)
+
+
+@dataclass(frozen=True)
+class Read:
+    """One truth that the forward read off a tensor, and the answer that it got."""
+
+    place: Place
+    answer: bool
+
+
+Entry = Draw | Read
+
+Given = Callable[[Place, Request], torch.Tensor]
+"""What is asked for to the numbers, where these are the inputs of a graph."""
+
+
+@dataclass(eq=False)
+class Pass:
+    """One private microbatch: whose rows it has, and what its forward has asked for so far.
+
+    Attributes:
+        step: of the run. names: of every row, whose it is: descriptor and example. learning: whether layouts are being learnt.
+        given: by place, numbers that a graph takes as inputs. forced: False in the probes, where truths are only noted.
+    """
+
+    number: int
+    step: int
+    names: tuple[bytes, ...]
+    learning: bool = False
+    probing: bool = False
+    given: "Given | None" = None
+    log: list[Entry] = field(default_factory=list)
+    bad: torch.Tensor | None = None
+    """Rows, bool, whose contribution counts as zero whatever comes out."""
+    outside: list[torch.Tensor] = field(default_factory=list)
+    """Leaves of the graph that are none of the model's."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many draws, marked indices and truths of each module came before."""
+    tainted: WeakTensorKeyDictionary | None = None
+    _owners: tuple[bytes, ...] | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.names)
+
+    @property
+    def owners(self) -> tuple[bytes, ...]:
+        """Tags of the rows."""
+        if self._owners is None:
+            self._owners = tuple(owner_tag(self.step, name) for name in self.names)
+        return self._owners
+
+    @property
+    def seed(self) -> int:
+        """Seed of torch's generator at the start of the pass."""
+        return _FIRST_SEED + (self.number % _PASSES) * _ENTRIES
+
+    def mark(self, bad: torch.Tensor, layout: Layout) -> None:
+        """Marks the rows of an index that is out of range somewhere."""
+        if layout.dim is None:
+            return
+        found = bad.movedim(layout.dim, 0).reshape(self.rows, -1).any(1)
+        self.bad = found if self.bad is None else self.bad | found
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The loop that took a microbatch: its frame by identity, and its thread."""
+
+    frame: int
+    thread: int
+
+    @classmethod
+    def around(cls, code: CodeType) -> "Loop | None":
+        """The loop that iterates a generator of this code: the innermost frame around it that is no generator itself."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        frame = frame.f_back if frame is not None else None
+        while frame is not None and frame.f_code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR):
+            frame = frame.f_back
+        return None if frame is None else cls(id(frame), threading.get_ident())
+
+    def runs(self, paths: Mapping[int, str]) -> bool:
+        """Whether what runs now was called from the loop, or from a module of the model; other threads are autograd's."""
+        if threading.get_ident() != self.thread:
+            return True
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if id(frame) == self.frame or (frame.f_code is _CALL_IMPL and id(frame.f_locals["self"]) in paths):
+                return True
+            frame = frame.f_back
+        return False
+
+
+class Sandbox:
+    """Runs the microbatches of one model under the rules of the package; see :mod:`dptrain.sandbox`.
+
+    Guarantee: while a pass is entered, no operation of torch draws from a generator, writes a tensor that the model keeps, or
+    fails on an index; every number that is drawn is a function of (seed, step, name of the row, module and draw, position), or
+    of (seed, step, module and draw, position) where everybody shares it. Generators of torch, Python and numpy stand after a
+    pass where they stood before.
+
+    Args:
+        model: the prepared model. trained: ids of its parameters that the optimizer moves. seed: 16 bytes, public.
+        secret: whether draws of contributions are secret, so that what cannot be addressed is refused.
+    """
+
+    def __init__(self, model: nn.Module, trained: frozenset[int], seed: bytes, *, secret: bool = True) -> None:
+        self.numbers = Numbers(seed)
+        self.layouts = Layouts()
+        self.kept = Kept(model, trained)
+        self.secret = secret
+        self.truths: dict[Place, set[bool]] = {}
+        """What the probes saw of every truth that the forward reads off content."""
+        self.unknown: dict[str, str] = {}
+        """Operations that draw in no known way: what, by module."""
+        self.host_draws = False
+        """Whether a forward of the probes drew from Python's or numpy's generator."""
+        self.late_host_draws = False
+        """Whether that of a private microbatch did, which nobody knew of: by rows, perhaps, so that others' numbers moved."""
+        self._model = model
+        self._trained = trained
+        self._paths = {id(module): name for name, module in model.named_modules()}
+        self._passes: list[Pass] = []
+        self._number = 0
+        self._idle = 0
+        self._mode = _Dispatched(self)
+        self._functions = _Called(self)
+        self._total = Total(self._found, self._marked)
+        self._seen_leaves = WeakTensorKeyDictionary()
+        self._anchors: set[int] = set()
+        self._loop: Loop | None = None
+
+    def state_dict(self) -> dict[str, str]:
+        """The public seed, which a resumed run goes on with."""
+        return {"seed": self.numbers.seed.hex()}
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Takes over the seed of a run."""
+        self.numbers = Numbers(bytes.fromhex(state["seed"]))
+
+    # ---------------------------------------------------------------------------------------------------------- passes
+
+    @property
+    def active(self) -> bool:
+        """Whether a pass is entered."""
+        return bool(self._passes)
+
+    @property
+    def learning(self) -> bool:
+        """Whether the pass that is entered is one from which layouts are learnt."""
+        return bool(self._passes) and self._passes[-1].learning
+
+    @property
+    def current(self) -> Pass:
+        """The pass that is entered, the innermost."""
+        return self._passes[-1]
+
+    @contextmanager
+    def enter(
+        self, step: int, names: Sequence[bytes], *, learning: bool = False, probing: bool = False,
+        given: "Given | None" = None, inputs: Sequence[torch.Tensor] = (), loop: "Loop | None" = None,
+    ) -> Iterator[Pass]:  # fmt: skip
+        """Runs a block as one private microbatch; blocks may lie within each other.
+
+        Args:
+            step: of the run, 0 in the probes. names: one per row. learning: draws are watched for their layout.
+            probing: truths that are read off content are noted, and not forced. given: numbers for what is asked, where they
+                are inputs of a graph that is being made.
+            inputs: what content enters by, in the probes. loop: whose microbatch it is, if an error may break that off.
+        """
+        self._number += 1
+        entered = Pass(self._number, step, tuple(names), learning, probing, given)
+        if probing:
+            entered.tainted = WeakTensorKeyDictionary()
+            for value in inputs:
+                entered.tainted[value] = True
+        if learning:
+            self.layouts.watch()
+        outermost = not self._passes
+        if outermost:
+            self._loop = loop
+        before = torch.get_rng_state()
+        hosts = Generators(with_torch=False) if outermost else None
+        self._passes.append(entered)
+        torch.default_generator.manual_seed(entered.seed)
+        if hosts is not None:
+            hosts.seed(self.numbers.seed_of(shared_tag(step), "python and numpy"))
+            self._functions.__enter__()
+            _push_mode(self._mode)
+        try:
+            yield entered
+        finally:
+            self.kept.uncount()
+            if hosts is not None and entered in self._passes:
+                _take_out(self._mode)
+                _take_out_function(self._functions)
+                if not learning and hosts.moved():
+                    self.host_draws = self.host_draws or probing
+                    self.late_host_draws = self.late_host_draws or (self.secret and not probing)
+                hosts.restore()
+            if entered in self._passes:
+                self._passes.remove(entered)
+                torch.set_rng_state(before)
+
+    def abandon(self) -> None:
+        """Leaves every pass at once: an error has broken the loop off. A backward pass is refused from here on."""
+        _take_out(self._mode)
+        _take_out_function(self._functions)
+        self._passes.clear()
+
+    def _ours(self) -> bool:
+        """Whether an operation belongs to the pass. After an error, what a notebook runs next does not: the pass is left."""
+        if self._loop is None or self._loop.runs(self._paths):
+            return True
+        self.abandon()
+        return False
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Lets operations of our own pass by: those of hooks, rules and checks, which are nobody's program."""
+        with self._idling(1):
+            if not self._passes or not self._on_top():
+                yield
+                return
+            _pop_mode()  # rather than be asked about every operation
+            functions = self._functions_on_top()
+            if functions:
+                _pop_function_mode()
+            try:
+                yield
+            finally:
+                if functions:
+                    _push_function_mode(self._functions)
+                _push_mode(self._mode)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Within :meth:`aside`, takes operations in again: those of a backward pass, which may run a forward once more."""
+        with self._idling(-self._idle):
+            if not self._passes or any(mode is self._mode for mode in _get_current_dispatch_mode_stack()):
+                yield
+                return
+            _push_mode(self._mode)
+            functions = not any(mode is self._functions for mode in _get_current_function_mode_stack())
+            if functions:
+                _push_function_mode(self._functions)
+            try:
+                yield
+            finally:
+                if functions:
+                    _pop_function_mode()
+                _take_out(self._mode)
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """Runs a block, of a compiler say, as if no pass were entered."""
+        with self.aside():
+            if not self._functions_on_top():
+                yield
+                return
+            _pop_function_mode()
+            try:
+                yield
+            finally:
+                _push_function_mode(self._functions)
+
+    def numbers_of(self, place: Place, asked: Request) -> torch.Tensor:
+        """The numbers of a draw of the pass that is entered, for a graph that asks for them."""
+        return self._entry(place, asked).values()
+
+    @contextmanager
+    def _idling(self, more: int) -> Iterator[None]:
+        self._idle += more
+        try:
+            yield
+        finally:
+            self._idle -= more
+
+    def _functions_on_top(self) -> bool:
+        stack = _get_current_function_mode_stack()
+        return bool(stack) and stack[-1] is self._functions
+
+    def _on_top(self) -> bool:
+        stack = _get_current_dispatch_mode_stack()
+        return bool(stack) and stack[-1] is self._mode
+
+    def position(self) -> int:
+        """Where in its program the pass stands: how many entries came before. A recomputation begins where it began."""
+        place = torch.default_generator.initial_seed() - self.current.seed
+        return place if 0 <= place <= len(self.current.log) else len(self.current.log)
+
+    def since(self, position: int) -> tuple[Entry, ...]:
+        """Entries from a position to where the pass stands now."""
+        return tuple(self.current.log[position : self.position()])
+
+    def own(self, *anchors: torch.Tensor) -> None:
+        """Names leaves that the router puts into graphs."""
+        self._anchors.update(map(id, anchors))
+
+    # ------------------------------------------------------------------------------------------------------ operations
+
+    def dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Runs one operation under the rules."""
+        if self._idle or not self._passes:
+            return func(*args, **kwargs)
+        kind = _KINDS.get(func)
+        if kind is None:
+            kind = _KINDS[func] = _kind_of(func)
+        result = func(*args, **kwargs) if kind is _PLAIN else self._special(kind, func, args, kwargs)
+        if not self._passes:
+            return result
+        self._look_at_leaves(args)
+        tainted = self.current.tainted
+        if tainted is not None:
+            _spread(tainted, args, kwargs, result)
+        return result
+
+    def _special(self, kind: "_Kind", func: Any, args: tuple, kwargs: dict) -> Any:
+        if kind.reads:
+            return self._read(func, args, kwargs)
+        spared = self.kept.spare(kind.writes, args, kwargs) if kind.writes else None
+        if spared is not None and not self._ours():
+            self.kept.written = None
+            return func(*args, **kwargs)
+        if spared is None:
+            return self._mended(kind, func, args, kwargs)
+        args, kwargs, places = spared
+        return given_back(self._mended(kind, func, args, kwargs), places)
+
+    def _mended(self, kind: "_Kind", func: Any, args: tuple, kwargs: dict) -> Any:
+        if torch.is_inference_mode_enabled():
+            return func(*args, **kwargs)  # an evaluation: no gradient comes of it, and generators are put back after the pass
+        if kind.draws and draws(func, args, kwargs):
+            return self._draw(func, args, kwargs) if self._ours() else func(*args, **kwargs)
+        handler = self._total.handlers.get(func)
+        return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
+
+    def _found(self, bad: torch.Tensor) -> bool:
+        """Whether an index is out of range. In a graph and on a device nobody waits for the answer: then it is yes."""
+        if self.current.given is not None or bad.device.type != "cpu" or type(bad) is not torch.Tensor:
+            return True
+        with self.aside():  # a function that asks before it is dispatched would be told what the probes saw
+            return bool(bad.any())
+
+    def _marked(self, bad: torch.Tensor) -> bool:
+        """The same for an operation whose result cannot carry NaN: its rows are marked, by the layout that the probes saw."""
+        now = self.current
+        if torch._C._current_graph_task_id() != -1:
+            return self._found(bad)  # on the way back: what was out of range on the way forward has been seen there
+        place = self._next_of("#" + self._path())
+        if now.learning:
+            self.layouts.see_index(place, now.rows, bad)
+        if not self._found(bad):
+            return False
+        layout = Layout(0, bad.shape[0]) if now.rows == 1 and bad.dim() else self.layouts.of(place)
+        if not now.learning and layout is not None and layout.fits(bad.shape, now.rows):
+            now.mark(bad, layout)
+        return True
+
+    def _next_of(self, path: str) -> Place:
+        counts = self.current.counts
+        nth = counts.get(path, 0)
+        counts[path] = nth + 1
+        return path, nth
+
+    # ----------------------------------------------------------------------------------------------------------- draws
+
+    def _draw(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        try:
+            asked, answer = request(func, args, kwargs)
+        except UnknownDraw as error:
+            return self._unknown_draw(func, args, kwargs, error)
+        entry = self._next(asked)
+        return answer(entry.values())
+
+    def _next(self, asked: Request) -> Draw:
+        """The entry of a draw: a new one, or that of the first run where this is a recomputation."""
+        now = self.current
+        path = self._path()
+        position = self.position()
+        if position < len(now.log):
+            found = now.log[position]
+            if isinstance(found, Draw) and found.place[0] == path and found.request == asked:
+                torch.default_generator.manual_seed(now.seed + position + 1)
+                return found
+        entry = self._entry(self._next_of(path), asked)
+        now.log.append(entry)
+        torch.default_generator.manual_seed(now.seed + len(now.log))
+        return entry
+
+    def _entry(self, place: Place, asked: Request) -> Draw:
+        now = self.current
+        given = None if now.given is None else now.given(place, asked)
+        alone = asked.kind == "uniform" and asked.shape.numel() == 1
+        if (now.learning or now.probing) and given is None and alone and now.rows > 1:
+            given = torch.full(asked.shape, _NEARLY_ONE, dtype=asked.dtype, device=asked.device)
+        if now.learning:
+            self.layouts.see(place, now.rows, asked)
+            return Draw(place, asked, SHARED, (shared_tag(now.step),), self.numbers, given)
+        layout = self.layout(place, asked.shape, now.rows)
+        if layout is None:
+            raise self._unseen(place, asked)
+        if layout.dim is not None:
+            return Draw(place, asked, layout, now.owners, self.numbers, given)
+        return Draw(place, asked, SHARED, (shared_tag(now.step),), self.numbers, given)
+
+    def layout(self, place: Place, shape: Sequence[int], rows: int) -> Layout | None:
+        """Where rows lie in a draw of this shape, or None if nothing shows it."""
+        found = self.layouts.of(place)
+        if found is not None:
+            return found if found.fits(shape, rows) else None
+        if rows == 1 and not self.layouts.learnt:  # never more than one row in a microbatch: what is drawn is its own
+            return Layout(0, shape[0]) if shape else SHARED
+        if not self.secret:
+            return SHARED  # draws are known to all; any numbers will do that do not follow content
+        return SHARED if torch.Size(shape).numel() == 1 else None
+
+    def _unseen(self, place: Place, asked: Request) -> UnsupportedModule:
+        seen = self.layouts.refused.get(place)
+        if seen is not None:
+            return self.refuse_draw(place, seen)
+        return UnsupportedModule(
+            "UNSEEN_DRAW",
+            f"{_module(place[0])} draws random numbers of shape {tuple(asked.shape)} that it did not draw in the probes at the "
+            "start, so nothing shows which of them belong to which contribution; let the forward draw the same in every "
+            "microbatch",
+        )
+
+    @staticmethod
+    def refuse_draw(place: Place, seen: str) -> UnsupportedModule:
+        """The refusal of a draw in which rows have no dimension of their own."""
+        return UnsupportedModule(
+            "DRAW_ROWS",
+            f"{_module(place[0])} draws random numbers in which no dimension is the example ({seen}), so that they would "
+            f"depend "
+            'on who else was drawn; set its dropout (or noise) to 0, or sign disclosure = "occurrences_public", which claims '
+            "nothing from secret draws",
+        )
+
+    def _unknown_draw(self, func: Any, args: tuple, kwargs: dict, error: UnknownDraw) -> Any:
+        path = self._path()
+        if any(word in str(func) for word in ("attention", "sdpa")):
+            raise NotPrivateUse(
+                "ATTENTION_DROPOUT_FUSED",
+                f"{_module(path)} runs a fused attention ({func}) that drops inside its kernel, where masks cannot be those "
+                f"of a contribution; leave the choice of kernels to torch, or set the dropout of attention to 0",
+            )
+        if self.secret:
+            raise UnsupportedModule(
+                "DRAW_UNKNOWN",
+                f"{_module(path)} draws by {error}, and it is not known which of the numbers belong to which example; use "
+                f"another "
+                'distribution, or sign disclosure = "occurrences_public", which claims nothing from secret draws',
+            )
+        torch.default_generator.manual_seed(int.from_bytes(place_tag(path, 0)[:7], "little"))
+        result = func(*args, **kwargs)
+        torch.default_generator.manual_seed(self.current.seed + len(self.current.log))
+        return result
+
+    def _path(self) -> str:
+        """The innermost module of the model under way; of modules outside it, their classes."""
+        outside: list[str] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is _CALL_IMPL:
+                module = frame.f_locals["self"]
+                found = self._paths.get(id(module))
+                if found is not None:
+                    return "~".join((found, *reversed(outside)))
+                if not getattr(module, "dptrain_transparent", False):
+                    outside.append(type(module).__name__)
+            frame = frame.f_back
+        return "~".join((self._recomputed(), *reversed(outside)))
+
+    def _recomputed(self) -> str:
+        """The module whose ``forward`` runs without having been called: a checkpoint may recompute that alone."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_name == "forward":
+                found = self._paths.get(id(frame.f_locals.get("self")))
+                if found is not None:
+                    return found
+            frame = frame.f_back
+        return _NO_MODULE
+
+    # ----------------------------------------------------------------------------------------------------------- reads
+
+    def _read(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """A truth about content, told to Python: in the probes noted, else what they saw where they saw one alone."""
+        now = self.current
+        truth = func is _aten.equal.default or args[0].dtype == torch.bool
+        if not truth or now.learning or not self._ours():
+            return func(*args, **kwargs)
+        path = self._path()
+        if now.probing:
+            answer = func(*args, **kwargs)
+            assert now.tainted is not None
+            if any(value in now.tainted for value in args if isinstance(value, torch.Tensor)):
+                place = (path, self._next_of("?" + path)[1])
+                self.truths.setdefault(place, set()).add(bool(answer))
+            return answer
+        known = self.truths.get((path, now.counts.get("?" + path, 0)))
+        if known is None:
+            return func(*args, **kwargs)
+        position = self.position()
+        if position < len(now.log):
+            found = now.log[position]
+            if isinstance(found, Read) and found.place[0] == path:
+                torch.default_generator.manual_seed(now.seed + position + 1)
+                return found.answer
+        place = (path, self._next_of("?" + path)[1])
+        answer = next(iter(known)) if len(known) == 1 else bool(func(*args, **kwargs))
+        now.log.append(Read(place, answer))
+        torch.default_generator.manual_seed(now.seed + len(now.log))
+        return answer
+
+    @property
+    def decided(self) -> dict[str, bool]:
+        """Modules that decide by content, and which way they go in every private microbatch: the one way of the probes."""
+        return {path: next(iter(seen)) for (path, _), seen in self.truths.items() if len(seen) == 1}
+
+    # ---------------------------------------------------------------------------------------------------------- leaves
+
+    def _look_at_leaves(self, args: tuple) -> None:
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                if value.requires_grad and value.is_leaf and torch.is_grad_enabled():
+                    self._look_at_leaf(value)
+            elif type(value) is list and value and isinstance(value[0], torch.Tensor):
+                self._look_at_leaves(tuple(value))
+
+    def _look_at_leaf(self, leaf: torch.Tensor) -> None:
+        if id(leaf) in self._trained or id(leaf) in self._anchors:
+            return
+        now = self.current
+        if not isinstance(leaf, nn.Parameter) or self.kept.name_of(leaf) is not None:
+            # An activation may have been made a leaf (enable_input_require_grads of transformers), or a new parameter of a
+            # frozen weight's transpose (transpose of peft). One that comes back in another microbatch is neither.
+            seen = self._seen_leaves.setdefault(leaf, now.number)
+            if seen == now.number:
+                return
+        if not any(leaf is other for other in now.outside):
+            now.outside.append(leaf)
+
+    def refuse_leaves(self) -> None:
+        """Raises NotPrivateUse for a leaf that the forward used and the model does not have; and clears what it was given."""
+        if self._passes and self.current.outside:
+            for leaf in self.current.outside:
+                leaf.grad = None
+            raise leaves.refusal(self.current.outside[0])
+
+    def strike(self, losses: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Weights with NaN for the rows that count as zero: those whose loss is not finite, and those that were marked.
+
+        A gradient that is NaN makes the whole contribution zero, where the clip is.
+        """
+        out = ~torch.isfinite(losses.detach())
+        if self._passes and self.current.bad is not None and self.current.bad.shape == out.shape:
+            out = out | self.current.bad
+        return weight.masked_fill(out, torch.nan)
+
+
+def _module(path: str) -> str:
+    inside, _, outside = path.partition("~")
+    if outside:
+        return f"a module outside the model ({outside.replace('~', '.')})"
+    if inside == _NO_MODULE:
+        return "the loss, or the loop,"
+    return f"module {inside!r}" if inside else "the model itself"
+
+
+# ------------------------------------------------------------------------------------------------------------- the modes
+
+
+@dataclass(frozen=True)
+class _Kind:
+    draws: bool = False
+    writes: tuple[tuple[int, str], ...] = ()
+    """Place and name of every argument that is written."""
+    reads: bool = False
+    indexes: bool = False
+
+
+_PLAIN = _Kind()
+_INDEXES = frozenset(Total(lambda bad: True, lambda bad: True).handlers)
+_KINDS: dict[Any, _Kind] = {}
+
+
+def _kind_of(func: Any) -> _Kind:
+    if func in READS:
+        return _Kind(reads=True)
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    writes = tuple(
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    indexes = func in _INDEXES
+    return _Kind(draws=draws, writes=writes, indexes=indexes) if draws or writes or indexes else _PLAIN
+
+
+class _Dispatched(TorchDispatchMode):
+    def __init__(self, sandbox: Sandbox) -> None:
+        super().__init__()
+        self._sandbox = sandbox
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no compiler of Python runs inside a pass, and asking costs as much again as the call
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return self._sandbox.dispatch(func, args, kwargs or {})
+
+
+class _Called(TorchFunctionMode):
+    """Functions that fall apart before they are dispatched: a one-hot code, and attention with dropout on a GPU.
+
+    And the end of every function, where torch has counted what it wrote.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        super().__init__()
+        self._sandbox = sandbox
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        handler = _FUNCTIONS.get(func)
+        if handler is None or self._sandbox._idle:
+            result = func(*args, **(kwargs or {}))
+        else:
+            result = handler(self._sandbox, func, args, kwargs or {})
+        if self._sandbox.kept.counters:
+            self._sandbox.kept.uncount()
+        return result
+
+
+def _one_hot(sandbox: Sandbox, func: Any, args: tuple, kwargs: dict) -> Any:
+    classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    index = args[0] if args else kwargs.get("input", kwargs.get("tensor"))
+    if not isinstance(classes, int) or classes <= 0 or not isinstance(index, torch.Tensor):
+        return func(*args, **kwargs)
+    return sandbox._total.one_hot(index, classes)
+
+
+def _attention(sandbox: Sandbox, func: Any, args: tuple, kwargs: dict) -> Any:
+    rate = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+    query = args[0] if args else kwargs["query"]
+    if not rate or query.device.type != "cuda":
+        return func(*args, **kwargs)
+    if not torch.backends.cuda.math_sdp_enabled():
+        raise NotPrivateUse(
+            "ATTENTION_DROPOUT_FUSED",
+            f"attention with dropout {rate} is asked of fused kernels alone, which drop inside, where masks cannot be those "
+            f"of a contribution; enable the math kernel (torch.nn.attention.sdpa_kernel), or set the dropout of attention to 0",
+        )
+    with sdpa_kernel([SDPBackend.MATH]):
+        return func(*args, **kwargs)
+
+
+_FUNCTIONS: dict[Any, Callable[[Sandbox, Any, tuple, dict], Any]] = {
+    torch.nn.functional.one_hot: _one_hot,
+    torch.nn.functional.scaled_dot_product_attention: _attention,
+}
+
+
+def _take_out(mode: TorchDispatchMode) -> None:
+    """Leaves a mode, also where a user's own was entered after it."""
+    above = []
+    stack = _get_current_dispatch_mode_stack()
+    if not any(other is mode for other in stack):
+        return
+    while stack[-1 - len(above)] is not mode:
+        above.append(_pop_mode())
+    _pop_mode()
+    for other in reversed(above):
+        _push_mode(other)
+
+
+def _take_out_function(mode: TorchFunctionMode) -> None:
+    above = []
+    stack = _get_current_function_mode_stack()
+    if not any(other is mode for other in stack):
+        return
+    while stack[-1 - len(above)] is not mode:
+        above.append(_pop_function_mode())
+    mode.__exit__(None, None, None)
+    for other in reversed(above):
+        _push_function_mode(other)
+
+
+def _spread(tainted: WeakTensorKeyDictionary, args: tuple, kwargs: dict, result: Any) -> None:
+    """What is made of content is content, and so is what content is written to."""
+    values = [value for value in _tensors((args, tuple(kwargs.values())))]
+    if any(value in tainted for value in values):
+        for value in _tensors((result,)):
+            tainted[value] = True
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)

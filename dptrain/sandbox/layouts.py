@@ -1,0 +1,139 @@
+"""Which dimension of a draw is the row, learnt from passes over two different numbers of rows that are nobody's.
+
+Attention on a processor draws (rows, heads, T, T), a recurrent network (T, rows, D) even if it takes rows first, torch's own
+attention (rows * heads, T, T). What no pass can show is refused by name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from dptrain.sandbox.draws import Request
+
+Place = tuple[str, int]
+"""A module's path, and which of its draws in a microbatch."""
+
+INDEX = "index"
+"""In the place of a kind of draw: an index that may be out of range."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where rows lie in a draw.
+
+    Attributes:
+        dim: the dimension of the rows; None for a draw that everybody shares.
+        each: how many entries of that dimension belong to a row; they lie side by side.
+    """
+
+    dim: int | None
+    each: int = 1
+
+    def row_shape(self, shape: Sequence[int]) -> torch.Size:
+        """Shape of what one row has of a draw of this shape."""
+        assert self.dim is not None
+        return torch.Size((*shape[: self.dim], self.each, *shape[self.dim + 1 :]))
+
+    def fits(self, shape: Sequence[int], rows: int) -> bool:
+        """Whether a draw of this shape has all the rows where it should."""
+        return self.dim is None or (len(shape) > self.dim and shape[self.dim] == rows * self.each)
+
+
+    def shape_for(self, shape: Sequence[int], rows: int) -> torch.Size:
+        """Shape that a draw of this shape has for another number of rows."""
+        return torch.Size(shape) if self.dim is None else Layout(self.dim, rows * self.each).row_shape(shape)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    rows: int
+    request: Request
+
+    @property
+    def kind(self) -> str:
+        return self.request.kind
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.request.shape
+
+
+SHARED = Layout(None)
+
+
+class Layouts:
+    """What passes over synthetic rows have shown of every draw.
+
+    Guarantee: a draw has a layout only if two passes with different numbers of rows agree on one and on no other. Whether rows
+    are in front or behind within a dimension (heads beside rows) no shape shows; the probes compare the same contribution in
+    different company for that.
+    """
+
+    def __init__(self) -> None:
+        self._passes: list[dict[Place, _Seen]] = []
+        self._known: dict[Place, Layout] = {}
+        self.refused: dict[Place, str] = {}
+        """Draws without a layout: what was seen of each, in words."""
+
+    @property
+    def learnt(self) -> bool:
+        """Whether two passes were seen."""
+        return len(self._passes) >= 2
+
+    def expected(self, rows: int) -> dict[Place, Request]:
+        """What a forward over so many rows asks for, in its order."""
+        seen = self._passes[-1] if self._passes else {}
+        return {
+            place: replace(seen[place].request, shape=layout.shape_for(seen[place].shape, rows))
+            for place, layout in self._known.items()
+            if seen[place].kind != INDEX
+        }
+
+    def watch(self) -> None:
+        """Begins a pass."""
+        self._passes.append({})
+
+    def see(self, place: Place, rows: int, asked: Request) -> None:
+        """Writes down a draw of the pass under way."""
+        self._passes[-1][place] = _Seen(rows, asked)
+
+    def see_index(self, place: Place, rows: int, index: torch.Tensor) -> None:
+        """Writes down an index whose rows may have to be marked."""
+        self.see(place, rows, Request(INDEX, (), index.shape, torch.bool, index.device))
+
+    def decide(self) -> None:
+        """Compares the passes."""
+        first, second = self._passes[-2:]
+        self._known, self.refused = {}, {}
+        for place in {**first, **second}:
+            found, words = _decide(first.get(place), second.get(place))
+            if found is None:
+                self.refused[place] = words
+            else:
+                self._known[place] = found
+
+    def of(self, place: Place) -> Layout | None:
+        """The layout of a draw, or None if it has none."""
+        return self._known.get(place)
+
+
+def _decide(a: _Seen | None, b: _Seen | None) -> tuple[Layout | None, str]:
+    if a is None or b is None:
+        rows = (a or b).rows  # type: ignore[union-attr]
+        return None, f"it drew for {rows} rows and not for another number of them"
+    words = f"it drew {_shape(a)} for {a.rows} rows and {_shape(b)} for {b.rows}"
+    if a.kind != b.kind or len(a.shape) != len(b.shape):
+        return None, words
+    differ = [dim for dim, (one, other) in enumerate(zip(a.shape, b.shape, strict=True)) if one != other]
+    if not differ:
+        return SHARED, ""
+    dim = differ[0]
+    each, rest = divmod(a.shape[dim], a.rows)
+    if len(differ) > 1 or rest or each == 0 or b.shape[dim] != each * b.rows:
+        return None, words
+    return Layout(dim, each), ""
+
+
+def _shape(seen: _Seen) -> str:
+    return "x".join(map(str, seen.shape)) or "one number"

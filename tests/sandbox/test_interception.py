@@ -1,0 +1,274 @@
+"""A pass leaves generators and modes as they were, survives what loops do in it, and is the same when it is computed again."""
+
+import random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from dptrain.errors import NotPrivateUse, UnsupportedModule  # noqa: E402
+from tests.sandbox.scene import SEED, Scene, names  # noqa: E402
+
+F = nn.functional
+X = torch.randn(8, 5, generator=torch.Generator().manual_seed(1))
+
+
+def states() -> tuple:
+    return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist(), np.random.get_state()[2:]
+
+
+def dropping() -> Scene:
+    return Scene(nn.Dropout(0.5), X)
+
+
+def test_generators_stand_where_they_stood_whatever_was_drawn() -> None:
+    def drawing(model, x):
+        random.random()
+        np.random.rand(3)
+        torch.manual_seed(7)
+        return F.dropout(x, 0.5) + torch.randn_like(x)
+
+    scene = Scene(nn.Identity(), X, drawing)
+    random.seed(3), np.random.seed(3), torch.manual_seed(3)  # not where the pass itself would leave them
+    before = states()
+    scene.run(range(8))
+    assert states() == before
+    with pytest.raises(ZeroDivisionError):
+        scene.run(range(8), data=[X, 1 / 0])  # type: ignore[list-item]
+    assert states() == before and not _get_current_dispatch_mode_stack()
+
+
+def test_python_and_numpy_draw_the_same_in_every_microbatch_of_a_step() -> None:
+    """Where draws are public a forward may: its numbers follow from seed and step, whatever was drawn before."""
+    drawn = []
+    scene = Scene(nn.Identity(), X, lambda m, x: drawn.append((random.random(), float(np.random.rand()))), secret=False)
+    drawn.clear()
+    for step, rows in ((1, range(8)), (1, [3]), (2, range(8))):
+        random.random(), np.random.rand()
+        scene.run(rows, step=step)
+    assert drawn[0] == drawn[1] and drawn[0][0] != drawn[2][0] and drawn[0][1] != drawn[2][1]
+
+
+def test_a_pass_that_raises_is_left() -> None:
+    scene = Scene(nn.Identity(), X, lambda m, x: F.dropout(x, 0.5) if len(x) < 8 else x @ x)
+    before = states()
+    with pytest.raises(RuntimeError):
+        scene.run(range(8))
+    assert states() == before and not _get_current_dispatch_mode_stack() and not scene.sandbox.active
+
+
+class Blocks(nn.Module):
+    """Four blocks, the second used twice; checkpointed as ``how`` says."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.5), nn.Tanh()) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for place in (0, 1, 1, 2):
+            block = self.blocks[place]
+            x = block(x) if self.how == "plain" else checkpoint(block, x, use_reentrant=self.how == "reentrant")
+        return x
+
+
+@pytest.mark.parametrize("how", ["reentrant", "not reentrant"])
+def test_a_checkpoint_computes_the_same_masks_again(how: str) -> None:
+    """Both kinds, a block that runs twice among them; the gradient is that of the same model without checkpoints."""
+
+    def gradient(model, x):
+        x = x.clone().requires_grad_(True)
+        return torch.autograd.grad(model(x).sum(), x)[0] if how != "reentrant" else _backward(model, x)
+
+    torch.manual_seed(0)
+    plain = Scene(Blocks("plain"), X, gradient)
+    torch.manual_seed(0)
+    again = Scene(Blocks(how), X, gradient)
+    for block in (*plain.model.blocks, *again.model.blocks):
+        block.requires_grad_(False)
+    wide = plain.run(range(8))
+    assert torch.equal(again.run(range(8)), wide)
+    assert torch.allclose(again.run([5, 2]), wide[[5, 2]], atol=1e-7)
+
+
+def _backward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A reentrant checkpoint knows no ``autograd.grad``."""
+    model(x).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+def test_a_checkpoint_that_does_not_keep_the_generator_computes_other_masks_as_in_torch() -> None:
+    class Careless(Blocks):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+            return x
+
+    def gradient(model, x):
+        x = x.clone().requires_grad_(True)
+        return torch.autograd.grad(model(x).sum(), x)[0]
+
+    torch.manual_seed(0)
+    plain = Scene(Blocks("plain"), X, gradient).run(range(8))
+    torch.manual_seed(0)
+    assert not torch.equal(Scene(Careless(""), X, gradient).run(range(8)), plain)
+    with pytest.raises(UnsupportedModule, match="UNSEEN_DRAW"):  # where only forwards were seen, as by the probes
+        scene = Scene(Careless(""), X)
+        scene.function = gradient
+        scene.run(range(8))
+
+
+def test_a_generator_that_is_put_back_gives_the_same_numbers_again() -> None:
+    """What torch does: fork_rng, and a state that was kept."""
+
+    def twice(model, x):
+        with torch.random.fork_rng(devices=[]):
+            first = F.dropout(x, 0.5)
+        state = torch.get_rng_state()
+        second = F.dropout(x, 0.5)
+        torch.set_rng_state(state)
+        third = F.dropout(x, 0.5)
+        fourth = F.dropout(x, 0.5)
+        return torch.stack([first, second, third, fourth], 1)
+
+    found = Scene(nn.Identity(), X.abs() + 1.0, twice).run(range(8)).unbind(1)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2]) and not torch.equal(found[2], found[3])
+
+
+def test_passes_within_passes_have_their_own_rows_and_the_outer_one_goes_on() -> None:
+    scene = Scene(nn.Identity(), X, lambda m, x: torch.stack([F.dropout(x, 0.5), F.dropout(x, 0.5)], 1))
+    right = scene.run(range(8))
+    with scene.sandbox.enter(1, names(range(8))):
+        first = F.dropout(X, 0.5)
+        with scene.sandbox.enter(1, names([6, 2])):
+            inner = F.dropout(X[[6, 2]], 0.5)
+        second = F.dropout(X, 0.5)
+    assert torch.equal(torch.stack([first, second], 1), right) and torch.equal(inner, right[[6, 2], 0])
+
+
+def test_a_mode_of_the_users_own_stays_entered() -> None:
+    class Counts(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    scene, mode = dropping(), Counts()
+    right = scene.run(range(8))
+    context = scene.sandbox.enter(1, names(range(8)))
+    context.__enter__()
+    with mode:
+        found = scene.model(X)
+        context.__exit__(None, None, None)  # out of order: the pass ends while the user's mode is entered
+        before = mode.count
+        X + 1.0
+        assert mode.count == before + 1 and _get_current_dispatch_mode_stack() == [mode]
+    assert torch.equal(found, right) and not _get_current_dispatch_mode_stack()
+    with mode, scene.sandbox.enter(1, names(range(8))):
+        assert torch.equal(scene.model(X), right)
+
+
+def test_what_runs_aside_is_left_alone_and_what_runs_inside_again_is_not() -> None:
+    scene = dropping()
+    right = scene.run(range(8))
+    with scene.sandbox.enter(1, names(range(8))):
+        with scene.sandbox.aside():
+            assert torch.rand(3, generator=torch.Generator().manual_seed(1)).shape == (3,)
+            with scene.sandbox.inside():
+                found = scene.model(X)
+            assert not _get_current_dispatch_mode_stack()
+        assert len(_get_current_dispatch_mode_stack()) == 1
+    assert torch.equal(found, right)
+
+
+def test_a_resumed_sandbox_goes_on_with_its_seed() -> None:
+    scene = dropping()
+    right = scene.run(range(8))
+    state = scene.sandbox.state_dict()
+    assert state == {"seed": SEED.hex()}
+    other = dropping()
+    other.sandbox.load_state_dict({"seed": "00" * 16})
+    assert not torch.equal(other.run(range(8)), right)
+    other.sandbox.load_state_dict(state)
+    assert torch.equal(other.run(range(8)), right)
+
+
+# --- truths about content ----------------------------------------------------------------------------------------------
+
+
+def branching(model, x):
+    return x * 2.0 if (x > 100.0).any() else x
+
+
+def test_a_truth_that_the_probes_saw_one_way_is_told_that_way_whatever_a_row_says() -> None:
+    scene = Scene(nn.Identity(), X, branching)
+    for rows in ([0, 1, 2], [3, 4]):
+        scene.run(rows, probing=True)
+    assert scene.sandbox.decided == {"<loop>": False}
+    hostile = X.clone()
+    hostile[5, 0] = 1e6
+    found = scene.run(range(8), data=[hostile])
+    assert torch.equal(found, hostile), "nobody is doubled"
+    assert torch.equal(branching(None, hostile), hostile * 2.0), "the negative control"
+
+
+def test_a_truth_that_the_probes_saw_both_ways_is_told_as_it_is() -> None:
+    scene = Scene(nn.Identity(), X, lambda m, x: x * 2.0 if (x.sum() > 0).any() else x)
+    signs = {bool(X[[i]].sum() > 0) for i in range(4)}
+    assert signs == {True, False}
+    for row in range(4):
+        scene.run([row], probing=True)
+    assert not scene.sandbox.decided
+    assert all(torch.equal(scene.run([i]), X[[i]] * (2.0 if X[[i]].sum() > 0 else 1.0)) for i in range(8))
+
+
+def test_a_truth_that_follows_no_content_is_told_as_it_is() -> None:
+    switch = torch.tensor(False)
+    scene = Scene(nn.Identity(), X, lambda m, x: x * 2.0 if bool(switch) else x)
+    scene.run([0, 1], probing=True)
+    switch.fill_(True)
+    assert torch.equal(scene.run(range(8)), X * 2.0)
+
+
+# --- leaves -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_parameter_outside_the_model_is_refused_by_name_and_gets_no_gradient() -> None:
+    head = nn.Linear(5, 3)
+    scene = Scene(nn.Identity(), X, lambda m, x: m(x))
+    with scene.sandbox.enter(1, names(range(8))), pytest.raises(NotPrivateUse, match=r"FOREIGN_LEAF.*Linear\.weight"):
+        losses = head(X).sum(1)
+        scene.sandbox.refuse_leaves()
+        losses.sum().backward()
+    assert head.weight.grad is None
+
+
+def test_a_tensor_that_comes_back_is_a_leaf_and_an_activation_that_is_made_one_is_none() -> None:
+    temperature = torch.ones((), requires_grad=True)
+    scene = Scene(nn.Identity(), X, lambda m, x: m(x))
+    for turn in range(2):
+        with scene.sandbox.enter(1, names(range(8))):
+            hidden = (X * 2.0).requires_grad_(True)  # as enable_input_require_grads() of transformers does
+            hidden * 3.0
+            scene.sandbox.refuse_leaves()
+            hidden * temperature
+            if turn:
+                with pytest.raises(NotPrivateUse, match=r"FOREIGN_LEAF.*shape \(\)"):
+                    scene.sandbox.refuse_leaves()
+            else:
+                scene.sandbox.refuse_leaves()
+
+
+def test_a_teacher_without_gradients_is_no_leaf() -> None:
+    teacher = nn.Linear(5, 5)
+    scene = Scene(nn.Identity(), X, lambda m, x: m(x))
+    with scene.sandbox.enter(1, names(range(8))):
+        with torch.no_grad():
+            teacher(X)
+        scene.sandbox.refuse_leaves()

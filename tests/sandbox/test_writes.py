@@ -1,0 +1,149 @@
+"""A private forward leaves nothing in the model: what would be written is a copy, and what was written all the same shows."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from dptrain.sandbox.untouched import checksums  # noqa: E402
+from dptrain.sandbox.writes import Kept  # noqa: E402
+from tests.sandbox.scene import Scene  # noqa: E402
+
+X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+
+
+class Keeps(nn.Module):
+    """Writes what it keeps, in the way that ``write`` says."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.write = write
+        self.register_buffer("buffer", torch.zeros(4))
+        self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+        self.trained = nn.Parameter(torch.ones(4))
+        self.plain = torch.zeros(4)
+        self.several = [torch.zeros(4)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.write(self, x)
+        return x + 1.0
+
+
+WRITES = {
+    "buffer": lambda m, x: m.buffer.add_(x.mean(0)),
+    "buffer by item": lambda m, x: m.buffer.__setitem__(slice(0, 2), x[0, :2]),
+    "buffer by data": lambda m, x: m.buffer.data.copy_(x[0]),
+    "buffer by view": lambda m, x: m.buffer.view(2, 2)[0].mul_(x[0, 0]),
+    "buffer by out": lambda m, x: torch.add(x[0], x[1], out=m.buffer),
+    "buffer by foreach": lambda m, x: torch._foreach_add_([m.buffer], [x[0]]),
+    "frozen": lambda m, x: m.frozen.copy_(x[0]),
+    "frozen by index": lambda m, x: m.frozen.index_put_((torch.tensor([1]),), x[0, :1]),
+    "trained": lambda m, x: m.trained.mul_(x[0]),
+    "plain": lambda m, x: m.plain.add_(x[0]),
+    "several": lambda m, x: m.several[0].copy_(x[0]),
+    "random": lambda m, x: m.buffer.bernoulli_(0.5),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_to_what_the_model_keeps_is_not_carried_out_and_named(name: str) -> None:
+    model = Keeps(WRITES[name])
+    scene = Scene(model, X)
+    before = [model.buffer.clone(), model.frozen.clone(), model.trained.clone(), model.plain.clone(), model.several[0].clone()]
+    assert torch.equal(scene.run(range(8)), X + 1.0), "the forward goes on"
+    after = [model.buffer, model.frozen, model.trained, model.plain, model.several[0]]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert scene.sandbox.kept.written == {"random": "buffer", "several": "several[0]"}.get(name, name.partition(" ")[0])
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_that_was_not_carried_out_is_not_counted(name: str) -> None:
+    """Versions tell who looks at them that a tensor was written; autograd and the watch over statement A do."""
+    model = Keeps(WRITES[name])
+    scene = Scene(model, X)
+    kept = [model.buffer, model.frozen, model.trained, model.plain, model.several[0]]
+    before = [each._version for each in kept]
+    scene.run(range(8))
+    assert [each._version for each in kept] == before
+    with torch.no_grad():
+        model.trained.add_(1.0)
+    assert model.trained._version == before[2] + 1, "one outside a microbatch is"
+
+
+def test_what_a_forward_makes_and_writes_itself_is_written() -> None:
+    scene = Scene(nn.Identity(), X, lambda m, x: torch.zeros_like(x).add_(x).mul_(2.0))
+    assert torch.equal(scene.run(range(8)), X * 2.0) and scene.sandbox.kept.written is None
+
+
+def test_a_table_with_a_largest_norm_is_not_renormed() -> None:
+    """A frozen one too: without this the released table tells which rows were looked up."""
+    table = nn.Embedding(10, 4, max_norm=0.1)
+    ids = torch.arange(16).reshape(8, 2) % 10
+    before = table.weight.detach().clone()
+    scene = Scene(table, ids)
+    scene.run(range(8))
+    assert torch.equal(table.weight, before) and scene.sandbox.kept.written == "weight"
+    table(ids)
+    assert not torch.equal(table.weight, before), "the negative control: outside a microbatch torch does it"
+
+
+BEHIND_TORCH = {
+    "numpy": lambda m, x: m.buffer.numpy().__iadd__(1.0),
+    "another object": lambda m, x: setattr(m, "buffer", m.buffer + x.mean(0)),
+    "another parameter": lambda m, x: setattr(m, "frozen", nn.Parameter(m.frozen + 1.0, requires_grad=False)),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND_TORCH)
+def test_a_write_that_no_operation_announces_is_found_at_the_release(name: str) -> None:
+    model = Keeps(BEHIND_TORCH[name])
+    scene = Scene(model, X)
+    scene.sandbox.kept.seal()
+    assert not scene.sandbox.kept.changed()
+    scene.run(range(8))
+    assert scene.sandbox.kept.changed() and scene.sandbox.kept.written in ("buffer", "frozen")
+
+
+def checksum(value: torch.Tensor) -> int:
+    return int(checksums([value]))
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 4096, (1 << 18) - 1, (1 << 18) + 1, (1 << 19) + 12345])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64])
+def test_a_checksum_sees_any_one_change_and_any_swap(count: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(count)
+    value = torch.randint(0, 100, (count,), generator=generator).to(dtype)
+    before = checksum(value)
+    assert checksum(value.clone()) == before
+    for _ in range(20):
+        place = int(torch.randint(0, count, (), generator=generator))
+        changed = value.clone()
+        changed[place] = ~changed[place] if dtype == torch.bool else changed[place] + 1
+        assert checksum(changed) != before
+        other = int(torch.randint(0, count, (), generator=generator))
+        swapped = value.clone()
+        swapped[place], swapped[other] = value[other], value[place]
+        assert checksum(swapped) != before or torch.equal(swapped, value)
+    assert checksum(torch.cat([value, value[:1]])) != before
+
+
+def test_a_checksum_sees_swaps_along_every_diagonal_of_its_grid() -> None:
+    value = torch.arange(1 << 18, dtype=torch.int64)
+    before = checksum(value)
+    for far in (1, 511, 512, 513, 1023, 1024, 512 * 509 - 1):
+        swapped = value.clone()
+        swapped[1000], swapped[1000 + far] = value[1000 + far], value[1000]
+        assert checksum(swapped) != before
+
+
+def test_what_is_trained_takes_no_part_in_the_checksum() -> None:
+    model = Keeps(lambda m, x: None)
+    kept = Kept(model, frozenset([id(model.trained)]))
+    kept.seal()
+    with torch.no_grad():
+        model.trained.add_(1.0)
+    assert not kept.changed()
+    with torch.no_grad():
+        model.frozen.add_(1.0)
+    assert kept.changed() and kept.written == "frozen"
