@@ -7,8 +7,10 @@ A model of several *towers* (an image and a text encoder, say) has one stack per
 is then a tower and a position in it.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
@@ -180,16 +182,51 @@ def resolve_layer_names(model: nn.Module, layers: str | Sequence[str] | None) ->
     return tuple(layers)
 
 
-def layer_stack(model: nn.Module, layers: str | Sequence[str] | None = None) -> LayerStack:
+Ran = Mapping[str, tuple[int, int]]
+"""When each module ran in a forward: where its first and its last call stand among all calls."""
+
+
+def order_of(model: nn.Module, inputs: Mapping[str, object]) -> Ran:
+    """Runs a forward without gradients and says when each module ran in it; empty if the model cannot be called like that.
+
+    Args:
+        inputs: by name; those that ``forward`` has no name for are left out.
+    """
+    ran: dict[str, tuple[int, int]] = {}
+    calls = 0
+
+    def note(name: str, module: nn.Module, args: tuple) -> None:
+        nonlocal calls
+        ran[name] = (ran.get(name, (calls, calls))[0], calls)
+        calls += 1
+
+    parameters = inspect.signature(model.forward).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = {name: value for name, value in inputs.items() if name in parameters or (takes_any and name != "labels")}
+    handles = [module.register_forward_pre_hook(partial(note, name)) for name, module in model.named_modules()]
+    try:
+        with torch.no_grad():
+            model(**named)
+    except Exception:  # whatever the model makes of it: the user's own loop may call it otherwise
+        return {}
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ran
+
+
+def layer_stack(model: nn.Module, layers: str | Sequence[str] | None = None, ran: Ran | None = None) -> LayerStack:
     """Places every trainable tensor of a model on its layer stack.
 
-    Outside the stack a tensor is below it if it is registered before the first layer's tensors, and above it otherwise;
-    the probes at start check that the modules really run in that order. Prefixes of an adapter act on every layer, its
-    virtual tokens below the first.
+    Outside the stack a tensor is below it if its module ran before the first layer, above it if it ran after the last, and at
+    both ends if it ran in between. Where that is not known the order of registration decides; the probes at the start check
+    that the modules really run in the order that was found. Prefixes of an adapter act on every layer, its virtual tokens
+    below the first.
 
     Args:
         model: any module; only tensors with ``requires_grad`` are placed.
         layers: see :func:`resolve_layer_names`; or the names of several ``ModuleList``s, one per tower.
+        ran: see :func:`order_of`.
 
     Raises:
         UnsupportedModule: no stack, or nothing to train.
@@ -197,11 +234,11 @@ def layer_stack(model: nn.Module, layers: str | Sequence[str] | None = None) -> 
     modules = dict(model.named_modules())
     lists = () if layers is None or isinstance(layers, str) else tuple(layers)
     if len(lists) > 1 and all(isinstance(modules.get(name), nn.ModuleList) for name in lists):
-        return _placed(model, (), _towers(lists, modules))
+        return _placed(model, (), _towers(lists, modules), ran or {})
     names = resolve_layer_names(model, layers)
     found = tuple(_lists(model)) if layers is None else ()
-    as_towers = _placed(model, (), _towers(found, modules)) if len(found) > 1 else None
-    return _placed(model, names, (), as_towers)
+    as_towers = _placed(model, (), _towers(found, modules), ran or {}) if len(found) > 1 else None
+    return _placed(model, names, (), ran or {}, as_towers)
 
 
 def _towers(lists: Sequence[str], modules: Mapping[str, nn.Module]) -> tuple[Tower, ...]:
@@ -231,7 +268,7 @@ def _common(a: Sequence[str], b: Sequence[str]) -> int:
 
 
 def _placed(
-    model: nn.Module, names: tuple[str, ...], towers: tuple[Tower, ...], as_towers: LayerStack | None = None
+    model: nn.Module, names: tuple[str, ...], towers: tuple[Tower, ...], ran: Ran, as_towers: LayerStack | None = None
 ) -> LayerStack:
     """The stack of ``names``, or of ``towers``, with the tensors of the model placed on it."""
     layers = names or tuple(layer for tower in towers for layer in tower.layers)
@@ -255,7 +292,7 @@ def _placed(
     placed = []
     for key, parameter in tensors.items():
         own = aliases[key]
-        places = tuple(sorted({place for name in own for place in _places(stack, name, order, adapters)}))
+        places = tuple(sorted({place for name in own for place in _places(stack, name, order, adapters, ran)}))
         adapter = next((a.name for a in adapters.values() if a.tensors.issuperset(own)), None)
         placed.append(Tensor(own[0], tuple(own), places, parameter, adapter, _division(own, divisions)))
     return LayerStack(
@@ -279,7 +316,7 @@ def _division(names: Sequence[str], divisions: Mapping[str, Division]) -> tuple[
 
 
 def _places(
-    stack: LayerStack, parameter_name: str, order: Mapping[str, int], adapters: Mapping[str, Adapter]
+    stack: LayerStack, parameter_name: str, order: Mapping[str, int], adapters: Mapping[str, Adapter], ran: Ran
 ) -> tuple[Place, ...]:
     for adapter in adapters.values():
         if parameter_name in adapter.every_layer:
@@ -302,6 +339,12 @@ def _places(
         first = [min(order[layer] for layer in each.layers) for each in stack.towers]
         if min(first) < order.get(owner, -1) < max(first):  # after one tower and before another: both ends, as above
             return ((name, EMBEDDINGS), (name, HEAD))
+    if owner in ran and all(layer in ran for layer in layers):
+        first, last = min(ran[layer][0] for layer in layers), max(ran[layer][1] for layer in layers)
+        begins, ends = ran[owner]
+        if ends < first or begins > last:
+            return ((name, EMBEDDINGS if ends < first else HEAD),)
+        return ((name, EMBEDDINGS), (name, HEAD))  # in between, or on both sides
     below = owner in order and order[owner] < min(order[layer] for layer in layers)
     return ((name, EMBEDDINGS if below else HEAD),)
 

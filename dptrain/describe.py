@@ -17,6 +17,7 @@ from dptrain.pool import Slot
 from dptrain.resolver import Schedule
 from ledger.accountants import likely_occurrences
 from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.leaves.header import ADDRESSED
 
 if TYPE_CHECKING:
     from dptrain.engine.private_training import PrivateTraining
@@ -44,6 +45,9 @@ def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
         private=test_key is None,
         clip_margin=engine.router.sums.float_margin,
         caps_enforced=True,
+        isolation=engine.isolation.told,
+        randomness=ADDRESSED,
+        unprobed=(),
         run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
     )
 
@@ -67,6 +71,8 @@ def fingerprint(model: nn.Module, schedule: Schedule) -> bytes:
 def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
     """Public figures per class, for tables: epsilon of a contribution with the class's preset bounds.
 
+    ``isolation`` says of the whole run whether statement A has held so far, or why not.
+
     Those of a public class about privacy are None: no number would be true. Where occurrences are public, epsilons so far are
     those of the contribution that spent most, and the planned one is for as many draws as one in a million exceeds. Where noise
     varies over the run, multipliers are the least of its phases, and epsilons count the steps of each at its own.
@@ -84,6 +90,7 @@ def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
             "sampling_rate": float(rule.sampling_rate),
             "steps_charged": charged,
             "delta": float(policy.delta),
+            "isolation": engine.isolation.told,
         }
         rows.append(row | (dict.fromkeys(PROMISES) if rule.public else _promises(engine, place, rule, members)))
     return rows

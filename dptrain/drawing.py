@@ -1,9 +1,6 @@
-"""Who takes part in a step, in which microbatches, under which bounds, noise and random numbers."""
+"""Who takes part in a step, in which microbatches, under which bounds and noise."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-
-import torch
 
 from attest.policy import Policy
 from attest.schedule import Phases, phase_std
@@ -11,7 +8,6 @@ from dptrain.batching import Drawn, Planned, plan
 from dptrain.pool import Pool
 from dptrain.resolver import Resolution, Schedule
 from dptrain.routing import Bounds, bounds_of
-from dptrain.routing.public import own_randomness
 from dptrain.sampling import groups
 from dptrain.streams import Streams
 
@@ -32,7 +28,6 @@ class Drawing:
         schedule: Schedule,
         pool: Pool,
         streams: Streams,
-        device: torch.device,
         *,
         contributions: int,
         rows: int | None,
@@ -40,8 +35,6 @@ class Drawing:
         self._pool = pool
         self._schedule = schedule
         self._sampler = streams.sampler
-        self._public_seed = streams.public_seed
-        self._device = device
         self._contributions = contributions
         self._rows = rows
         self._groups = policy.noise_microbatches or 1
@@ -97,16 +90,6 @@ class Drawing:
         found = [self._resolution(slot) for slot in planned.slots]
         rows = [(r.clip_norm, r.noise_multiplier, r.profile) for r in found] + [NOTHING] * planned.fill
         return bounds_of(rows, len(self._schedule.blocks))
-
-    def randomness(self, number: int, planned: Planned, left: int) -> AbstractContextManager[None]:
-        """Under which random numbers a microbatch of a step runs: a public one under numbers of its own.
-
-        They depend on the step and on how many microbatches are ``left`` from this one on, all of them public: not on what
-        private ones have used up, nor on how many there were.
-        """
-        if not all(self._resolution(slot).public for slot in planned.slots):
-            return nullcontext()
-        return own_randomness(self._public_seed(number, left), self._device)
 
     def _resolution(self, slot: int) -> Resolution:
         return self._pool.slots[slot].resolution

@@ -37,13 +37,15 @@ class Microbatch(Mapping[str, Any]):
 
     ``weight`` has shape (N * M,): 1/m_i for the m_i examples of contribution i, 0 for rows that only pad it to M. At exactness
     ``certified`` some contributions at the end may only fill up the microbatch: all their rows weigh 0. Of a contribution
-    with more examples than fit, a microbatch holds a part, each row still weighing 1/m_i.
+    with more examples than fit, a microbatch holds a part, each row still weighing 1/m_i. ``names`` says whose row each is
+    (:func:`row_names`): random numbers of the forward are addressed by it.
     """
 
     inputs: dict[str, Any]
     contributions: int
     examples: int
     weight: torch.Tensor
+    names: tuple[bytes, ...]
 
     def __getitem__(self, key: str) -> Any:
         return self.inputs[key]
@@ -64,11 +66,34 @@ class Microbatch(Mapping[str, Any]):
         """Shapes of the collated tensors per example, without dimension 0."""
         return {key: tuple(value.shape[1:]) for key, value in self.inputs.items() if isinstance(value, torch.Tensor)}
 
+    def alone(self, contribution: int, contributions: int = 1) -> "Microbatch":
+        """One of its contributions in a microbatch of its own, filled up to ``contributions`` by copies that weigh nothing."""
+        own = slice(contribution * self.examples, (contribution + 1) * self.examples)
+        inputs = {
+            key: torch.cat([value[own]] * contributions) if isinstance(value, torch.Tensor) else value
+            for key, value in self.inputs.items()
+        }
+        weight = torch.cat((self.weight[own], self.weight.new_zeros((contributions - 1) * self.examples)))
+        names = self.names[own] + row_names((), self.examples, fill=contributions - 1)
+        return Microbatch(inputs, contributions, self.examples, weight, names)
+
+
+def row_names(owners: Sequence[bytes], examples: int, *, first: int = 0, fill: int = 0) -> tuple[bytes, ...]:
+    """Whose row every row of a microbatch is: contribution and example, or a number for rows that only fill it up.
+
+    Args:
+        owners: hash of the descriptor of each contribution. examples: rows of each. first: number of the first example, where
+            the microbatch holds a part of a contribution. fill: further contributions that only fill up.
+    """
+    whose = [*owners, *(b"fill" + place.to_bytes(4, "big") for place in range(fill))]
+    return tuple(owner + (first + row).to_bytes(4, "big") for owner in whose for row in range(examples))
+
 
 def build(
     contributions: Sequence[list[Any]],
     collate: Collate,
     device: torch.device,
+    names: Sequence[bytes] = (),
     *,
     rows_each: int | None = None,
     whole: int | None = None,
@@ -77,6 +102,7 @@ def build(
     """Collates contributions; each is padded to M rows by repeating its own first one.
 
     Args:
+        names: whose row each row is, those that pad and fill included; none where nobody asks.
         rows_each: M; default the largest number of examples. whole: where ``contributions`` is one part of a contribution, the
             number of examples of all its parts. fill: contributions to add that weigh nothing and repeat the first example.
 
@@ -109,4 +135,5 @@ def build(
                 )
             value = value.to(device)
         inputs[key] = value
-    return Microbatch(inputs, len(contributions) + fill, largest, torch.tensor(weight, dtype=torch.float64))
+    weights = torch.tensor(weight, dtype=torch.float64)
+    return Microbatch(inputs, len(contributions) + fill, largest, weights, tuple(names))

@@ -96,8 +96,13 @@ class Part:
     def select(self, value: torch.Tensor, dim: int | None = None) -> torch.Tensor:
         """The part of a value; a view where the part is one range. ``dim``: where the value has this dimension."""
         at = self.dim if dim is None else dim
-        pieces = [value.narrow(at, start, stop - start) for start, stop in self.ranges]
+        pieces = self.pieces(value, at)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, at)
+
+    def pieces(self, value: torch.Tensor, dim: int | None = None) -> list[torch.Tensor]:
+        """The same as views, one per range."""
+        at = self.dim if dim is None else dim
+        return [value.narrow(at, start, stop - start) for start, stop in self.ranges]
 
     def write(self, target: torch.Tensor, part: torch.Tensor) -> None:
         """Puts a part back into a tensor of the whole shape, in place; every other coordinate stays."""

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PinRecord:
-    """Where the ledger stood when the checkpoint was taken, and the last step in it; root and digest in hex."""
+    """Where the ledger stood when the checkpoint was taken, and the last step in it; root and digest in hex.
+
+    ``isolation`` is how statement A stood then (`dptrain.sandbox.isolation.Isolation.told`).
+    """
 
     step: int
     origin: str
@@ -13,3 +16,4 @@ class PinRecord:
     root: str
     header_digest: str
     attempt: int
+    isolation: str

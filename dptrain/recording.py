@@ -15,7 +15,7 @@ from dptrain.pin import PinRecord
 from dptrain.pool import Slot
 from dptrain.registry_watch import REASONS
 from ledger.accountants import to_micro_up
-from ledger.leaves import HeaderSpec, Withdraw, decode_leaf
+from ledger.leaves import Header, HeaderSpec, Withdraw, decode_leaf
 from ledger.leaves.content_anchor import content_anchor
 from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
@@ -64,8 +64,15 @@ class Recorder:
     @property
     def ledger(self) -> Ledger:
         if self._ledger is None:
-            raise ResumeRefused("NOT_PREPARED", "the ledger is opened by prepare(); call it first")
+            raise ResumeRefused(
+                "NOT_BEGUN", "a new ledger is made when the first step begins, after the start-up probes; run a step first"
+            )
         return self._ledger
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a ledger already."""
+        return self._ledger is not None
 
     @property
     def run_id(self) -> bytes:
@@ -85,20 +92,32 @@ class Recorder:
         cited = [leaf.evidence_hash for leaf in leaves if isinstance(leaf, Withdraw) and leaf.reason in REASONS]
         return [self._ledger.header.registry_root, *dict.fromkeys(cited)]
 
+    def plan(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> Header:
+        """The header leaf of a new run, held against what its contributions may spend over all runs; nothing is written.
+
+        Raises:
+            BudgetExceeded: the run could spend more of a contribution than it signed for all runs.
+        """
+        self._steps = header.policy.policy
+        header = replace(header, previous=self._spent.previous)
+        leaf = header.header(origin=self._signer.name, log_vkey=self._signer.vkey, time=now)
+        names = [rule.name for rule in self._steps.classes]
+        self._spent.require_within(leaf, [_admit(slot, names) for slot in slots])
+        return leaf
+
     def open(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> int | None:
         """Creates the ledger with its admissions and returns attempt 0; for a resumed run checks it and returns None.
 
         Raises:
             ResumeRefused: the ledger is of another policy, model or schedule.
-            BudgetExceeded: the run could spend more of a contribution than it signed for all runs; nothing is written.
+            BudgetExceeded: as :meth:`plan`.
         """
         self._steps = header.policy.policy
         fresh = self._ledger is None
         names = [rule.name for rule in self._steps.classes]
         if self._ledger is None:
+            self.plan(header, slots, now)
             header = replace(header, previous=self._spent.previous)
-            leaf = header.header(origin=self._signer.name, log_vkey=self._signer.vkey, time=now)
-            self._spent.require_within(leaf, [_admit(slot, names) for slot in slots])
             self._ledger = Ledger.create(self.place, header, self._signer, now=now)
         else:
             _require_same(self._ledger, header)
@@ -153,10 +172,15 @@ class Recorder:
         """Refuses a ledger that is behind, forked from, or another than the one a checkpoint was taken with."""
         self.ledger.check_pin(Pin(pin.origin, pin.size, bytes.fromhex(pin.root), bytes.fromhex(pin.header_digest)))
 
-    def pin(self, step: int) -> PinRecord:
-        """Where the ledger stands, for a model checkpoint after ``step``."""
+    @property
+    def isolation(self) -> str:
+        """How statement A stands, as far as it is recorded."""
+        return self.ledger.state.isolation.told
+
+    def pin(self, step: int, isolation: str) -> PinRecord:
+        """Where the ledger stands, and statement A, for a model checkpoint after ``step``."""
         pin = self.ledger.pin()
-        return PinRecord(step, pin.origin, pin.size, pin.root.hex(), pin.header_digest.hex(), self.ledger.attempt)
+        return PinRecord(step, pin.origin, pin.size, pin.root.hex(), pin.header_digest.hex(), self.ledger.attempt, isolation)
 
     def commit_stream(self, commitment: bytes) -> None:
         """Hiding commitment to this attempt's noise key; windows derive their public stream ids from it."""
@@ -209,9 +233,9 @@ class Recorder:
         assert self._window is not None
         self.ledger.settle(self._window, step - self._window.first_step + 1, now=now)
 
-    def close_epoch(self, step: int, weights: Iterable[WeightRecord], now: int) -> None:
+    def close_epoch(self, step: int, weights: Iterable[WeightRecord], isolation: str, now: int) -> None:
         """Closes an epoch that ended with these weights; the records of their tensors are kept beside the ledger."""
-        self.ledger.close_epoch(step, self.ledger.keep_weights(weights), now=now)
+        self.ledger.close_epoch(step, self.ledger.keep_weights(weights), isolation=isolation, now=now)
 
     def expire(self, admissions: Iterable[Admission], now: int) -> None:
         """Withdraws contributions whose validity has ended, with the attestation that says so as evidence."""
@@ -234,7 +258,7 @@ class Recorder:
             if window.attempt == attempt:
                 yield from range(window.first_step, window.first_step + window.n_steps)
 
-    def finish(self, step: int, weights: Callable[[], Iterable[WeightRecord]], now: int) -> None:
+    def finish(self, step: int, weights: Callable[[], Iterable[WeightRecord]], isolation: str, now: int) -> None:
         """Settles what is open with the steps that were released, closes the last epoch and the run; once.
 
         The weights are asked for only if there is an epoch to close.
@@ -245,7 +269,7 @@ class Recorder:
         if run.open_window is not None:
             self.settle(step, now)
         if run.charged > (run.epochs[-1].charged if run.epochs else 0):
-            self.close_epoch(step, weights(), now)
+            self.close_epoch(step, weights(), isolation, now)
         self.ledger.finish(now=now)
 
     def export(self, directory: str | os.PathLike[str]) -> Path:
@@ -300,10 +324,12 @@ def _require_same(ledger: Ledger, header: HeaderSpec) -> None:
         ("account of its numerics", found.exactness_note, header.exactness_note),
         ("privacy mode", found.private, header.private),
         ("state of the registry", found.registry_root, header.registry_root),
+        ("word on isolation by its optimizer", found.isolation, header.isolation),
+        ("randomness of forward passes", found.randomness, header.randomness),
     ):
         if old != new:
             raise ResumeRefused(
                 "ANOTHER_RUN",
-                f"the ledger was opened with another {what}; resume with the policy, model and noise_generator that "
+                f"the ledger was opened with another {what}; resume with the policy, model, optimizer and noise_generator that "
                 "started the run, or start a new one",
             )

@@ -20,16 +20,11 @@ from dptrain.sealed import SealedStore
 
 @dataclass(frozen=True)
 class Streams:
-    """Noise, sampler, sealed store, and the randomness of public microbatches of one attempt."""
+    """Noise, sampler and sealed store of one attempt."""
 
     noise: Noise
     sampler: Sampler
     sealed: SealedStore
-    public: KeyStream
-
-    def public_seed(self, step: int, left: int) -> int:
-        """Seed of the generators of the public microbatch that has ``left`` microbatches to go, itself included."""
-        return int.from_bytes(self.public.read(step, left, 0, 1)[:8], "little")
 
 
 def open_streams(
@@ -67,8 +62,7 @@ def open_streams(
         sampler.occurrences[:] = recorder.occurrences()
     sampler.close(pool.indices(recorder.withdrawn()))
     noise = noise_of(policy, recorder.run_id, attempt, noise_key, generator, bits=bits)
-    public = KeyStream("public", recorder.run_id, attempt, test_key or KeyStream.fresh_master())
-    return Streams(noise, sampler, sealed, public)
+    return Streams(noise, sampler, sealed)
 
 
 def _poisson_sampler(

@@ -13,7 +13,7 @@ from dptrain.cli.output import print_json
 from dptrain.command import guarded, quiet_libraries
 from dptrain.runconfig import RunConfig
 from dptrain.tasks import task
-from dptrain.tasks.classification import make_optimizer, make_scheduler, read_examples
+from dptrain.tasks.classification import make_optimizer, make_scheduler, probe_records, read_examples
 from dptrain.tasks.outcome import Outcome, conclude
 from dptrain.tasks.runs import open_run
 
@@ -73,8 +73,10 @@ def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> O
         scheduler = make_scheduler(optimizer, config.optimizer, run.policy.steps)
         model, optimizer = accelerator.prepare(model, optimizer)
         run.register_for_checkpointing(scheduler)
-        model, optimizer, steps = run.prepare(model, optimizer, collate, layers=config.model.layers)
-        loss = run.compile(tools.per_example_loss) if config.run.compile else tools.per_example_loss
+        model, optimizer, steps = run.prepare(
+            model, optimizer, collate, layers=config.model.layers, probe=probe_records(validation)
+        )
+        loss = (run.compile if config.run.compile else run.loss)(tools.per_example_loss)
         for step in steps:
             for rows in step:
                 run.backward(loss(model, rows), rows)

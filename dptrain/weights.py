@@ -5,7 +5,6 @@ compare without torch, and every name under which it may be written (`dptrain.sa
 """
 
 import hashlib
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,24 +32,12 @@ _DTYPES = {
 """As safetensors spells them."""
 
 
-_State = tuple["weakref.ref[torch.Tensor]", int]
-
-
-def _state_of(tensor: torch.Tensor) -> _State:
-    """What tells later whether a tensor was written to; one of inference mode has no versions, and is always read again."""
-    return weakref.ref(tensor), -1 if tensor.is_inference() else tensor._version
-
-
-def _is_as_it_was(state: _State, tensor: torch.Tensor) -> bool:
-    return state[0]() is tensor and not tensor.is_inference() and state[1] == tensor._version
-
-
 class Weights:
-    """Digests the tensors of a model, those that are not trained only when they were written to since.
+    """Digests the tensors of a model: the trained ones whenever asked, the others once, before the first step.
 
-    Guarantee: a record of a trained tensor is of the bytes that it has now. One of a tensor that is not trained may be of those
-    that it had before, if somebody wrote around autograd's count of versions (``.data``): then the record fits no file, and a
-    release of that tensor is told to differ.
+    Guarantee: a record of a trained tensor is of the bytes that it has now. One of a tensor that is not trained is of those
+    that it had when the run began, so that no digest in a public leaf tells what a forward may have written there; a release
+    of a tensor that was written since is told to differ.
     """
 
     def __init__(self, model: nn.Module, router: Router) -> None:
@@ -59,8 +46,13 @@ class Weights:
         self._trained = {id(tensor.parameter) for _, tensor in router.tensors}
         self._adapters = {name: adapter.name for adapter in router.schedule.stack.adapters.values() for name in adapter.tensors}
         self._saved, self._computed = saved_forms(model)
-        self._known: dict[str, tuple[_State, bytes]] = {}
-        self._kept: dict[str, tuple[list[_State], list[WeightRecord]]] = {}
+        self._fixed: dict[str, bytes] = {}
+        self._computed_once: dict[str, list[WeightRecord]] = {}
+
+    def fix(self) -> None:
+        """Digests what is not trained, as it is before the first step."""
+        self._fixed, self._computed_once = {}, {}
+        self.records()
 
     def records(self) -> tuple[WeightRecord, ...]:
         """The tensors as they are now: of each its names, type, shape and digest. Memory for one piece of each thread."""
@@ -81,21 +73,21 @@ class Weights:
         return tuple(found)
 
     def _of(self, computed: Computed, named: dict[str, tuple[str, torch.Tensor]]) -> list[WeightRecord]:
-        """The tensors that are computed for a file from some of the model; again only if one of those was written to."""
+        """The tensors that are computed for a file from some of the model; once, if none of those is trained."""
         sources = [named[name] for name in computed.sources]
         trained = any(id(tensor) in self._trained for _, tensor in sources)
-        kept = self._kept.get(computed.sources[0])
-        same = kept is not None and all(_is_as_it_was(*pair) for pair in zip(kept[0], (t for _, t in sources), strict=True))
-        if trained or kept is None or not same:
-            first = tuple(dict.fromkeys(name for name, _ in sources))
-            with torch.no_grad():
-                values = computed.values([tensor.detach() for _, tensor in sources])
-                records = [
-                    WeightRecord((name,), None, trained, _DTYPES[value.dtype], tuple(value.shape), digest_of(value), first)
-                    for name, value in values.items()
-                ]
-            kept = self._kept[computed.sources[0]] = [_state_of(tensor) for _, tensor in sources], records
-        return kept[1]
+        if not trained and computed.sources[0] in self._computed_once:
+            return self._computed_once[computed.sources[0]]
+        first = tuple(dict.fromkeys(name for name, _ in sources))
+        with torch.no_grad():
+            values = computed.values([tensor.detach() for _, tensor in sources])
+            records = [
+                WeightRecord((name,), None, trained, _DTYPES[value.dtype], tuple(value.shape), digest_of(value), first)
+                for name, value in values.items()
+            ]
+        if not trained:
+            self._computed_once[computed.sources[0]] = records
+        return records
 
     def _digests(self, tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
         """Digest by name; large tensors side by side, on as many threads as torch may use."""
@@ -115,10 +107,9 @@ class Weights:
     def _digest(self, name: str, tensor: torch.Tensor) -> bytes:
         if id(tensor) in self._trained:
             return digest_of(tensor)
-        known = self._known.get(name)
-        if known is None or not _is_as_it_was(known[0], tensor):
-            known = self._known[name] = _state_of(tensor), digest_of(tensor)
-        return known[1]
+        if name not in self._fixed:
+            self._fixed[name] = digest_of(tensor)
+        return self._fixed[name]
 
 
 def digest_of(tensor: torch.Tensor) -> bytes:

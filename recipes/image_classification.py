@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from dptrain.command import guarded, quiet_libraries
 from dptrain.runconfig import RunConfig
-from dptrain.tasks.classification import make_optimizer, make_scheduler
+from dptrain.tasks.classification import make_optimizer, make_scheduler, probe_records
 from dptrain.tasks.image_classification import build, per_example_loss, read_examples
 from dptrain.tasks.outcome import conclude
 from dptrain.tasks.runs import open_run
@@ -41,9 +41,9 @@ def main() -> int:
         scheduler = make_scheduler(optimizer, config.optimizer, run.policy.steps)
         model, optimizer = accelerator.prepare(model, optimizer)
         run.register_for_checkpointing(scheduler)
-        model, optimizer, steps = run.prepare(model, optimizer, collate)
+        model, optimizer, steps = run.prepare(model, optimizer, collate, probe=probe_records(validation))
 
-        loss = run.compile(per_example_loss) if config.run.compile else per_example_loss
+        loss = (run.compile if config.run.compile else run.loss)(per_example_loss)
         for step in steps:  # every logical step of the policy, each charged before it runs
             for rows in step:  # microbatches of whole contributions
                 run.backward(loss(model, rows), rows)

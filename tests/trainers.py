@@ -42,6 +42,13 @@ class Trainer:
     def losses(self, rows: Any) -> torch.Tensor:
         return self.family.losses(self.model, dict(rows))
 
+    def begin(self) -> "Trainer":
+        """What the first step does before it charges: the probes, and then the ledger is made or goes on."""
+        for rows in self.private.probe.run():
+            self.private.backward(self.losses(rows), rows)
+        self.private.begin()
+        return self
+
     def run(self, save_every: int = 0) -> None:
         for step in self.steps:
             self.one(step)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,9 @@ def token_record(seed: int, vocabulary: int = 50, length: int = 7, labels: int =
 def make_world(
     root: Path,
     *,
-    per_class: int = 4,
+    per_class: int | Mapping[str, int] = 4,
     steps: int = 4,
+    window_steps: int = 2,
     rate: str = "0.5",
     classes: str = CLASSES,
     record: Callable[[int], Any] = token_record,
@@ -74,12 +75,12 @@ def make_world(
     signed_bounds: Callable[[str], dict] | None = None,
     now: int | None = None,
 ) -> World:
-    """Writes a world under ``root``: one contributor per class, ``per_class`` contributions each."""
+    """Writes a world under ``root``: one contributor per class, ``per_class`` contributions each or by class."""
     root.mkdir(parents=True, exist_ok=True)
     now = int(time.time()) if now is None else now
     text = (
         f'corpus = "test-corpus"\ndelta = 1e-5\nsteps = {steps}\nnormalizer = 4\n'
-        f"window_steps = 2\nepoch_steps = {max(4, steps // 10)}\n{policy_extra}\n"
+        f"window_steps = {window_steps}\nepoch_steps = {max(2 * window_steps, steps // 10)}\n{policy_extra}\n"
         + classes.format(q=rate)
     )
     policy = Policy.from_toml(text)
@@ -102,7 +103,8 @@ def make_world(
             not_after=now + 200 * DAY, **bounds, **(template_extra or {}),
         )  # fmt: skip
         data = corpus / f"{rule.name}.jsonl"
-        write_jsonl(data, [record(1000 * k + i) for i in range(per_class)])
+        count = per_class if isinstance(per_class, int) else per_class[rule.name]
+        write_jsonl(data, [record(1000 * k + i) for i in range(count)])
         sign_corpus(data, None, keys[name], template)
     save_public_key(root / "owner.pub", public_bytes(owner), "owner")
     payload, message = sign_policy(policy, owner, owner="owner", registry_root=log.registry.root())

@@ -2,7 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,30 +17,41 @@ from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
 from dptrain import checkpoints, describe, weights
 from dptrain.batching import Planned
-from dptrain.depth import layer_stack
+from dptrain.depth import Ran, layer_stack, order_of
 from dptrain.drawing import Drawing
 from dptrain.earlier import EarlierRuns
 from dptrain.engine import refusals
 from dptrain.engine.release import Phase, PrivateGradients, refuse_addresses
-from dptrain.engine.step import Probe, Steps, check_parameters
-from dptrain.errors import ConfigError, StepOrder
+from dptrain.engine.start import Start
+from dptrain.engine.step import LogicalStep, Steps, check_parameters
+from dptrain.errors import ConfigError, NotPrivateUse, StepOrder
 from dptrain.feeding import Feeder
 from dptrain.inbox import Inbox
 from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
-from dptrain.pool import Pool, in_ledger_order, settle_pool, slots_for
+from dptrain.pin import PinRecord
+from dptrain.pool import Pool, Slot, in_ledger_order, settle_pool, slots_for
 from dptrain.recording import Recorder
 from dptrain.registry_watch import RegistryWatch
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router
-from dptrain.routing.couplings import refuse_coupled
+from dptrain.routing.couplings import Program, refuse_coupled
 from dptrain.routing.folding import Folding
 from dptrain.routing.levels import level_of, refuse_skipped_masks, refuse_uncertifiable
+from dptrain.routing.repeated import RepeatedLoss
+from dptrain.routing.synthetic_rows import ProbeRows
+from dptrain.sandbox import Loop, Sandbox, forward_seed
+from dptrain.sandbox.isolation import Isolation
 from dptrain.streams import open_streams
+from ledger.leaves import HELD, Header
 from ledger.storage.place import Place
 
 if TYPE_CHECKING:
     from dptrain.routing.compiled import CompiledLoss
-    from dptrain.routing.graphs import Loss
+    from dptrain.routing.repeated import Loss
+
+
+MOST_PROBED = 16
+"""Contributions of public classes that the probes use, at most."""
 
 
 class PrivateTraining:
@@ -81,7 +94,7 @@ class PrivateTraining:
         self.accelerator = accelerator
         self.device: torch.device = accelerator.device if accelerator is not None else torch.device("cpu")
         self.mixed_precision = accelerator is not None and accelerator.mixed_precision not in (None, "no")
-        self.probed = False
+        self.begun = False
         self.current: Microbatch | None = None
         self.start_step = 0
         self._corpus = corpus
@@ -94,6 +107,10 @@ class PrivateTraining:
         self._test_key = insecure_test_key
         self.noise_generator = noise_generator
         self._prepared = False
+        self._planned_header: Header | None = None
+        self._pin: PinRecord | None = None
+        self._program: Program | None = None
+        self._pass = ExitStack()
         self._step = 0
         self._registered: list[Any] = []
 
@@ -126,7 +143,8 @@ class PrivateTraining:
         """Verifies the policy, admits the corpus, and opens or reserves the ledger.
 
         Args:
-            policy: signed policy file. corpus: data with its attestations. ledger: SQLite file of the run, or a ``postgresql://``
+            policy: signed policy file. corpus: data with its attestations. ledger: SQLite file of the run, or a
+            ``postgresql://``
                 URL. ledger_state: local directory for what a ledger on a server keeps beside it: the signer's own record and
                 key, incoming withdrawals, checkpoints.
             owner_key: public key of the corpus owner, a file or 32 bytes; default ``owner.pub`` beside the policy.
@@ -194,16 +212,21 @@ class PrivateTraining:
         optimizer: torch.optim.Optimizer,
         collate: Collate,
         layers: str | Sequence[str] | None = None,
+        probe: Sequence[bytes] | None = None,
     ) -> tuple[nn.Module, torch.optim.Optimizer, Steps]:
-        """Binds a model and its optimizer to the policy, and opens the ledger (or resumes it).
+        """Binds a model and its optimizer to the policy, and resumes the ledger of a run that has one.
 
         The model and optimizer come back as they were given; ``accelerator.prepare`` may run before or after. From here on
-        every scheduled parameter has ``requires_grad=False``, so that no backward pass but ours can fill ``p.grad``.
+        every scheduled parameter has ``requires_grad=False``, so that no backward pass but ours can fill ``p.grad``. A new
+        ledger is made when the first step begins, after the start-up probes: a run that they refuse leaves none.
 
         Args:
             model: any module whose layer stack is found or named. optimizer: any ``torch.optim`` optimizer.
             collate: examples to a mapping of tensors, of shapes that do not depend on content. layers: see
                 :func:`dptrain.depth.resolve_layer_names`.
+            probe: a few raw records that are nobody's contribution, as ``decode`` takes them, for the start-up probes. By
+                default these run on contributions of public classes or, where there are none, on rows made up from shapes and
+                types; where such rows do not serve (PROBE_NEEDED), give real ones.
 
         Raises:
             UnsupportedModule, CoupledModel, UnsupportedPolicy, NotPrivateUse, ResumeRefused, LedgerError.
@@ -213,42 +236,138 @@ class PrivateTraining:
         self.model = self.accelerator.unwrap_model(model) if self.accelerator is not None else model
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
         refuse_coupled(self.model)
-        self.schedule: Schedule = bind(self.policy, layer_stack(self.model, layers))
+        trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
+        self.sandbox = Sandbox(self.model, trained, forward_seed(), secret=self.policy.disclosure == "secret_poisson")
+        pool = Pool(self._corpus, self._decode, self._unresolved(), self.policy.max_examples)
+        self.feeder = Feeder(pool, collate, self.device, self._microbatch_rows, self.sandbox)
+        self.feeder.check()
+        self.probe_rows = self._probe_rows(pool, probe)
+        self.schedule: Schedule = bind(self.policy, layer_stack(self.model, layers, self._order()))
         refusals.refuse_optimizer(self.optimizer, self.schedule, self.model)
+        self.isolation = Isolation(required=self.policy.isolation_required)
+        refusals.judge_optimizer(optimizer, self.optimizer, self.isolation)
         refusals.refuse_gradient_hooks(self.schedule)
         refuse_uncertifiable(self.policy.exactness, self.schedule.stack)
         slots = slots_for(self.gate.admitted, self.schedule)
-        self.router = Router(self.model, self.schedule, **level_of(self.policy))
+        self.router = Router(self.model, self.schedule, **level_of(self.policy), sandbox=self.sandbox)
         self.router.sums.require_capacity(len(slots))
         self.weights = weights.Weights(self.model, self.router)
         refuse_addresses(self.router, self.policy.noise_microbatches or 1)
-        self.pool = Pool(self._corpus, self._decode, slots, self.policy.max_examples)
-        self.feeder = Feeder(self.pool, collate, self.device, self._microbatch_rows)
-        self.feeder.check()
+        self.pool = self.feeder.pool = pool.reordered(slots)
         refuse_skipped_masks(self.policy.exactness, self.model, self.feeder.names)
         refusals.warn_delta(self.policy, len(slots))
         refusals.refuse_long_draws(self.policy, [slot.resolution.class_name for slot in slots])
-        attempt = self.recorder.open(describe.header_for(self, self._test_key), slots, self.gate.now)
-        self.pool = self.feeder.pool = self.pool.reordered(in_ledger_order(slots, self.recorder.admitted()))
-        pin = checkpoints.restore(self._checkpoint_dir, self.recorder, self.model, self.optimizer, self._registered)
-        if pin is not None:
-            self.start_step = self._step = pin.step
+        self._header = describe.header_for(self, self._test_key)
+        if self.recorder.resuming:
+            self.recorder.open(self._header, slots, self.gate.now)
+            self.pool = self.feeder.pool = self.pool.reordered(in_ledger_order(slots, self.recorder.admitted()))
+        else:
+            self._planned_header = self.recorder.plan(self._header, slots, self.gate.now)
+        self._pin = checkpoints.restore(self._checkpoint_dir, self.recorder, self.model, self.optimizer, self._stateful())
+        if self._pin is not None:
+            self.start_step = self._step = self._pin.step
+        carried = [self.recorder.isolation] if self.recorder.resuming else []
+        self.isolation.carry(*carried, self._pin.isolation if self._pin is not None else HELD)
+        self.folding = Folding(self.router)
+        self.gradients = PrivateGradients(
+            self.model, self.optimizer, self.router, self.policy.normalizer, self.policy.noise_microbatches or 1, self.isolation
+        )
+        self.probe = Start(self)
+        self._prepared = True
+        return model, optimizer, Steps(self)
+
+    def begin(self) -> None:
+        """Makes the ledger of a new run, or starts another attempt of one that goes on; the first step does it.
+
+        Raises:
+            ResumeRefused, LedgerError, BudgetExceeded: the ledger cannot be made, or does not fit.
+        """
+        slots = self.pool.slots
+        header = replace(self._header, unprobed=self.probe.unprobed)
+        attempt = self.recorder.open(header, slots, self.gate.now)
         if attempt is None:
-            attempt = self.recorder.resume(self.start_step, pin, self._clock())
+            attempt = self.recorder.resume(self.start_step, self._pin, self._clock())
+        self.pool = self.feeder.pool = self.pool.reordered(in_ledger_order(slots, self.recorder.admitted()))
+        self.weights.fix()
         self.streams = open_streams(
             self.recorder, self.pool, self.policy, attempt, self._test_key, self.noise_generator, bits=self.router.sums.bits
         )
         self.drawing = Drawing(
-            self.policy, self.schedule, self.pool, self.streams, self.device,
-            contributions=self._microbatch, rows=self._microbatch_rows,
-        )  # fmt: skip
-        self.folding = Folding(self.router)
-        self.gradients = PrivateGradients(
-            self.model, self.optimizer, self.router, self.policy.normalizer, self.policy.noise_microbatches or 1
+            self.policy, self.schedule, self.pool, self.streams, contributions=self._microbatch, rows=self._microbatch_rows
         )
-        self.probe = Probe(self)
-        self._prepared = True
-        return model, optimizer, Steps(self)
+        self._program = Program(self.model)
+        self.begun = True
+
+    def _unresolved(self) -> list[Slot]:
+        """Slots before there is a schedule to resolve them against: they can be read, and that is all."""
+        return [Slot(entry, None) for entry in self.gate.admitted]
+
+    def _probe_rows(self, pool: Pool, probe: Sequence[bytes] | None) -> ProbeRows:
+        """Rows for the probes: the user's records, else contributions of public classes, else made-up ones."""
+        assert self.feeder.like is not None
+        if probe is not None:
+            records = [self._decode(content)[:1] for content in probe]
+            if len(records) < 2 or not all(records):
+                raise ConfigError(
+                    "PROBE",
+                    f"probe= holds {len(records)} records, some perhaps without an example; expected two or more, better "
+                    f"eight, each with one",
+                )
+        else:
+            public = {rule.name for rule in self.policy.classes if rule.public}
+            open_to_all = [
+                index for index, slot in enumerate(pool.slots)
+                if slot.admitted.admission.descriptor.admissibility_class in public
+            ]  # fmt: skip
+            records = [pool.examples(index)[:1] for index in open_to_all[:MOST_PROBED]]
+        if len(records) < 2:
+            return ProbeRows(self.feeder.like, self.device)
+        names = [b"record" + place.to_bytes(4, "big") for place in range(len(records))]
+        return ProbeRows(self.feeder.like, self.device, self.feeder.records(records, names))
+
+    def _order(self) -> Ran:
+        """When modules run, by a forward without gradients over rows of the probes."""
+        count = min(2, self._microbatch)
+        rows = self.probe_rows.microbatch(range(count), [b"order" + bytes([place]) for place in range(count)])
+        with self.sandbox.enter(0, rows.names, learning=True):
+            return order_of(self.model, rows.inputs)
+
+    def _stateful(self) -> list[Any]:
+        """What a checkpoint holds beside model and optimizer."""
+        return [self.sandbox, *self._registered]
+
+    @property
+    def microbatch_limits(self) -> tuple[int, int | None]:
+        """The most contributions in a microbatch, and the most rows or None."""
+        return self._microbatch, self._microbatch_rows
+
+    @contextmanager
+    def entered(self, rows: Microbatch, step: int, **options: Any) -> Iterator[None]:
+        """Runs a microbatch in the sandbox, until its backward pass is over."""
+        loop = Loop.around(LogicalStep.__iter__.__code__)
+        with ExitStack() as self._pass:
+            self._pass.enter_context(self.sandbox.enter(step, rows.names, loop=loop, **options))
+            yield
+
+    @contextmanager
+    def microbatch(self, planned: Planned, step: int) -> Iterator[Microbatch]:
+        """One private microbatch: collated, armed, and run in the sandbox."""
+        bounds = self.drawing.bounds(planned)
+        self.folding.expect(planned, bounds)
+        rows = self.feeder.planned(planned, step)
+        with self.entered(rows, step):
+            self.current = rows
+            self.router.arm(rows.contributions, rows.examples, bounds.permitted_NG)
+            yield rows
+
+    def require_consumed(self, step: int) -> None:
+        """Raises StepOrder if the loop moved on without a backward pass for its microbatch."""
+        if self.current is not None:
+            raise StepOrder(
+                "BACKWARD_MISSING",
+                f"a microbatch of step {step} was not given to private.backward(); every microbatch must be, or its "
+                "contributions would be charged and unused",
+            )
 
     def compile(self, loss: "Loss") -> "CompiledLoss":
         """The same per-example loss, with forward and backward pass of a microbatch as one compiled graph.
@@ -266,11 +385,29 @@ class PrivateTraining:
             raise StepOrder("COMPILE_EARLY", "compile() was called before prepare(), which binds the model; call it after")
         from dptrain.routing.compiled import CompiledLoss
 
-        whole = self.policy.exactness == "certified"
         made = CompiledLoss(
-            self.router, self.model, loss, self._microbatch, self._microbatch_rows, whole=whole, plain=self.folding.holds_public
-        )
+            self.router, self.model, self.loss(loss), self._microbatch, self._microbatch_rows,
+            whole=self.policy.exactness == "certified", plain=self.folding.holds_public, probe=self.probe_rows,
+        )  # fmt: skip
         self.folding.compiled.append(made)
+        return made
+
+    def loss(self, loss: "Loss") -> RepeatedLoss:
+        """The same per-example loss, whose exceptions no contribution can stop the run with.
+
+        Use it in the place of ``loss``: ``private.backward(safe(model, rows), rows)``. A microbatch that raises is repeated
+        contribution by contribution, under the same random numbers, and who raises alone counts as zero.
+
+        Args:
+            loss: ``(model, rows) -> losses`` of shape (B,), as for :meth:`backward`.
+
+        Raises:
+            StepOrder: called before ``prepare``.
+        """
+        if not self._prepared:
+            raise StepOrder("LOSS_EARLY", "loss() was called before prepare(), which binds the model; call it after")
+        made = RepeatedLoss(self.router, loss, self.probe_rows, whole=self.policy.exactness == "certified")
+        self.folding.repeated.append(made)
         return made
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
@@ -286,21 +423,62 @@ class PrivateTraining:
             raise StepOrder(
                 "WRONG_ROWS", "backward() got rows that are not the current microbatch; call it once, inside `for rows in step`"
             )
-        if self.probe.active:
-            self.probe.backward(losses, rows)
-        else:
-            self.gradients.require_detached()
-            refuse_coupled(self.model)
-            self.folding.backward(losses, rows)
+        if not self.sandbox.active:
+            raise StepOrder(
+                "MICROBATCH_LEFT",
+                "the microbatch was left before backward() got its losses: something drew random numbers, wrote the model or "
+                "decided by a tensor while neither the loop that took the microbatch nor the model was running, or the "
+                "iterator over the step is gone. Do this in the loop itself, or in a function that it calls",
+            )
+        try:
+            if self.probe.active:
+                self.probe.backward(losses, rows)
+            else:
+                self.gradients.require_detached()
+                refuse_coupled(self.model)
+                self.folding.backward(losses, rows)
+        finally:
+            self._pass.close()
         self.current = None
+
+    def clip_blocks_(self, max_norm: float) -> dict[str, float]:
+        """Clips the released gradient of every block of the schedule by itself, in place, between release and step.
+
+        Takes the place of ``clip_grad_norm_``, which couples blocks: by its one norm over all gradients a contribution moves
+        blocks that its class may not touch. Here each block is scaled by its own norm (over all its tensors and parts of
+        tensors), so that statement A holds as before.
+
+        Args:
+            max_norm: most Euclidean norm of a block's gradient afterwards; a number that does not follow from gradients.
+
+        Returns:
+            The norm of every block before the clip, by its name: computed from what is released, so public.
+
+        Raises:
+            StepOrder: not between the last microbatch of a step and ``optimizer.step()``. ConfigError: code MAX_NORM.
+            NotPrivateUse: gradients were changed or replaced before, as at ``optimizer.step()``.
+        """
+        if not self._prepared:
+            raise StepOrder("CLIP_EARLY", "clip_blocks_() was called before prepare(); call it right before the step")
+        return self.gradients.clip_blocks_(max_norm)
 
     def check(self) -> None:
         """What must hold at every step, since a user can change it at any time: no known coupling, full float32 products, and
         the parameters that were bound."""
         refuse_coupled(self.model)
+        if self._program is not None:
+            self._program.require()
         refuse_skipped_masks(self.policy.exactness, self.model, self.feeder.names)
         refusals.refuse_low_precision()
-        self.gradients.require_bound()
+        if self.sandbox.kept.written is None:  # else it may follow from content what was replaced, and the window ends the run
+            self.gradients.require_bound()
+        self.sandbox.kept.look()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Takes note, while the run goes on, of parameters that something else than the optimizer wrote."""
+        if self.begun and not self.recorder.ledger.finished:
+            self.gradients.require_own_parameters()
 
     def begin_step(self, number: int) -> list[Planned]:
         """Charges the window of a step if it is not charged yet, draws, and splits the draw into microbatches.
@@ -326,27 +504,26 @@ class PrivateTraining:
         self.gradients.use(stds)
         return self.drawing.planned(drawn)
 
-    def arm(self, planned: Planned) -> Microbatch:
-        """Collates a microbatch and sets its bounds and masks."""
-        bounds = self.drawing.bounds(planned)
-        self.folding.expect(planned, bounds)
-        self.current = self.feeder.planned(planned)
-        self.router.arm(self.current.contributions, self.current.examples, bounds.permitted_NG)
-        return self.current
-
     def release(self, number: int) -> None:
-        """Turns the step's sums into private gradients in ``p.grad``, and adds those of public contributions."""
-        self.gradients.release(self.streams.noise, number, self.folding.public if self.schedule.public else None)
+        """Turns the step's sums into private gradients in ``p.grad``, and adds those of public contributions.
+
+        Once something has changed that is not trained, gradients no longer are what was signed: noise alone goes out. So it
+        does once a microbatch drew numbers that belong to no contribution.
+        """
+        blank = self.sandbox.kept.changed() or self.sandbox.late_host_draws
+        self.gradients.release(self.streams.noise, number, self.folding.public if self.schedule.public else None, blank=blank)
 
     def end_step(self, number: int) -> None:
         """Settles the window at its end, closes epochs, and checks that the optimizer took the step."""
         self.gradients.require(Phase.STEPPED, f"the loop left step {number}")
+        self._watch()
         self.gradients.phase = Phase.IDLE
         if self.recorder.at_window_end(number):
             check_parameters([(t.name, t.parameter) for _, t in self.router.tensors], number)
             self.recorder.settle(number, self._clock())
+            self._require_unwritten()
         if self.recorder.at_epoch_end(number):
-            self.recorder.close_epoch(number, self.weights.records(), self._clock())
+            self.recorder.close_epoch(number, self.weights.records(), self.isolation.told, self._clock())
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Objects with ``state_dict``/``load_state_dict`` (schedulers, say) to save and restore; call before ``prepare``."""
@@ -363,21 +540,49 @@ class PrivateTraining:
         """
         if self.gradients.phase is not Phase.IDLE:
             self.gradients.require(Phase.STEPPED, "save() was called")
-        return checkpoints.save(
-            self._checkpoint_dir, self.recorder.pin(self._step), self.model, self.optimizer, self._registered
-        )
+        self._watch()
+        pin = self.recorder.pin(self._step, self.isolation.told)
+        return checkpoints.save(self._checkpoint_dir, pin, self.model, self.optimizer, self._stateful())
 
     def finish(self) -> None:
         """Closes the ledger and destroys every key and what was sealed; the loop over ``steps`` calls it after the last step.
 
-        Called earlier, it ends the run there: a window that is still open is settled with the steps that were released.
+        Called earlier, it ends the run there: a window that is still open is settled with the steps that were released. Before
+        the first step of a new run there is nothing to end.
         """
+        if not self.begun:
+            if not self.recorder.resuming:
+                return
+            self.begin()
         if self.gradients.phase is not Phase.IDLE:
             self.gradients.require(Phase.STEPPED, "finish() was called")
             self.gradients.phase = Phase.IDLE
-        self.recorder.finish(self._step, self.weights.records, self._clock())
+        self._watch()
+        self.recorder.finish(self._step, self.weights.records, self.isolation.told, self._clock())
         self.streams.sealed.destroy()
         self.streams.noise.destroy()
+        self._require_unwritten()
+
+    def _require_unwritten(self) -> None:
+        """Ends the run, at the end of a window, if a private microbatch wrote what is not trained, or drew beside torch.
+
+        The message says the same whatever was written or drawn, and when: both may follow from content.
+        """
+        if self.sandbox.late_host_draws:
+            raise NotPrivateUse(
+                "HOST_RANDOMNESS",
+                "in this window a private microbatch drew from Python's random or numpy.random, whose numbers belong to no "
+                "contribution, and in the probes none did. Noise alone was released from that step on. Take the model from the "
+                "last checkpoint before this window, and draw with torch",
+            )
+        if self.sandbox.kept.written is not None:
+            raise NotPrivateUse(
+                "FORWARD_WROTE",
+                "in this window a private microbatch wrote something that the model keeps and does not train (a table, a "
+                "buffer, a counter), which it did not do in the probes. Operations of torch wrote a copy instead; whatever "
+                "was changed all the same was seen before the next release, and noise alone was released from there on. Take "
+                "the model from the last checkpoint before this window, and switch off what writes",
+            )
 
     def export(self, directory: str | os.PathLike[str]) -> Path:
         """Writes the public record of the run for an auditor."""
@@ -390,6 +595,7 @@ class PrivateTraining:
     def close(self) -> None:
         """Detaches from the model, restores ``requires_grad`` and closes the ledger file."""
         if self._prepared:
+            self._pass.close()
             self.gradients.close()
         self.recorder.close()
 

@@ -12,7 +12,10 @@ from attest.policy import Policy
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedPolicy
 from dptrain.noise import selftest
 from dptrain.resolver import Schedule
+from dptrain.sandbox.isolation import Isolation
+from dptrain.sandbox.optimizers import Reach, reach, refuse_unusable, weakness
 from dptrain.support import unsupported
+from ledger.leaves import HELD
 
 
 def refuse_policy(policy: Policy) -> None:
@@ -67,33 +70,15 @@ def refuse_generator(generator: str, policy: Policy, accelerator: Any | None) ->
     selftest.require(accelerator.device if accelerator is not None else torch.device("cpu"))
 
 
-COORDINATE_WISE = (
-    torch.optim.SGD,
-    torch.optim.AdamW,
-    torch.optim.Adam,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.Adamax,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.ASGD,
-)
-"""Optimizers in which a coordinate and its state are functions of that coordinate's own past gradients. Muon, Adafactor and
-LAMB are not: they scale or mix a tensor as a whole."""
-
-
 def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule, model: nn.Module) -> None:
-    """Raises for an optimizer that evaluates gradients itself, lacks a scheduled tensor, or trains a foreign one."""
+    """Raises for an optimizer that cannot take what is released, lacks a scheduled tensor, or trains a foreign one."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             "OPTIMIZER_TYPE",
             f"found an optimizer of type {type(optimizer).__name__}, expected a torch.optim.Optimizer: without its step hooks "
             "nothing ties a step to a release; give prepare() the optimizer that is wrapped",
         )
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise NotPrivateUse("CLOSURE_OPTIMIZER", "LBFGS evaluates gradients inside step(); use an optimizer that takes one")
+    refuse_unusable(optimizer)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [t.name for block in schedule.blocks for t in block.tensors if id(t.parameter) not in held]
     if missing:
@@ -103,12 +88,12 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule, model
             "build it from this model's parameters, or freeze the tensors with requires_grad_(False)",
         )
     split = next((t.name for block in schedule.blocks for t in block.tensors if t.part is not None), None)
-    if split is not None and type(optimizer) not in COORDINATE_WISE:
+    if split is not None and reach(optimizer) is not Reach.COORDINATE:
         raise NotPrivateUse(
             "OPTIMIZER_MIXES",
             f"parts of {split!r} belong to different classes (a mask of heads or experts), and {type(optimizer).__name__} is "
             "not known to move every coordinate by its own gradient alone, so one class would move the part of another; use "
-            f"{', '.join(kind.__name__ for kind in COORDINATE_WISE[:3])} or another such optimizer of torch.optim",
+            "SGD, AdamW, Adam or another such optimizer of torch.optim",
         )
     own = {id(p) for p in model.parameters()}
     foreign = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and id(p) not in own]
@@ -119,6 +104,13 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer, schedule: Schedule, model
             f"shape {tuple(foreign[0].shape)}); autograd would fill them with raw gradients. Make them part of the model, or "
             "leave them out",
         )
+
+
+def judge_optimizer(given: Any, optimizer: torch.optim.Optimizer, isolation: Isolation) -> None:
+    """Takes note of an optimizer under which statement A does not hold; raises NotPrivateUse where the policy requires A."""
+    reason = weakness(given, optimizer)
+    if reason != HELD:
+        isolation.weaken(reason, "use an optimizer of torch.optim (SGD, AdamW, Adafactor, Muon, ...), not a subclass of one")
 
 
 def refuse_gradient_hooks(schedule: Schedule) -> None:

@@ -1,19 +1,24 @@
 """The one owner of ``p.grad``: it holds a private gradient or nothing, at every moment a user can look."""
 
 import enum
+import math
+from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import repeat
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.depth import Tensor
-from dptrain.errors import NotPrivateUse, StepOrder, UnsupportedPolicy
+from dptrain.errors import ConfigError, NotPrivateUse, StepOrder, UnsupportedPolicy
 from dptrain.noise.families import Noise
 from dptrain.noise.lattice import TAIL_LANE
 from dptrain.routing import Router
 from dptrain.routing.public import PublicSums
+from dptrain.sandbox.isolation import Isolation
+from dptrain.sandbox.untouched import Remembered, versions
 
 
 class Phase(enum.Enum):
@@ -43,15 +48,26 @@ class PrivateGradients:
     optimizer is refused before a release, twice after one, or when it would see any other gradient. Of a tensor that is split,
     the coordinates that no class may touch have gradient zero, and no step of the optimizer moves them (weight decay would).
 
+    What was released is watched until the optimizer takes it, and parameters are watched from the first release on: whatever
+    else writes them, but for `clip_blocks_`, weakens statement A (docs/guarantee.md) by name, or is refused where the policy
+    requires A.
+
     Args:
         normalizer: the public constant that divides noised sums. draws: noise injections per step, fixed by the policy.
+        isolation: how statement A stands; one that nobody reads by default.
 
     Attributes:
         stds: noise per block of the step under way, by default the schedule's; set by :meth:`use`.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, router: Router, normalizer: int, draws: int = 1
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        router: Router,
+        normalizer: int,
+        draws: int = 1,
+        isolation: Isolation | None = None,
     ) -> None:
         self.phase = Phase.IDLE
         self._model = model
@@ -68,10 +84,14 @@ class PrivateGradients:
         for parameter in self._trainable:
             parameter.requires_grad_(False)
             parameter.grad = None
-        self._hooks: list[RemovableHandle] = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        ]
+        self._before: RemovableHandle = optimizer.register_step_pre_hook(self._before_step)
+        self._after: RemovableHandle = optimizer.register_step_post_hook(self._after_step)
+        _order(self._after).move_to_end(self._after.id, last=False)
+        self._isolation = isolation or Isolation(required=False)
+        self._step = 0
+        self._gradients = Remembered()
+        self._scheduled = list({id(tensor.parameter): tensor.parameter for _, tensor in router.tensors}.values())
+        self._versions = versions(self._scheduled)
         router.attach()
 
     def use(self, stds: tuple[float, ...]) -> None:
@@ -81,31 +101,39 @@ class PrivateGradients:
             self.stds = stds
 
     def clear(self) -> None:
-        """Drops the gradients of the last step."""
+        """Drops the gradients of the last step, and watches parameters from here on."""
         for parameter, _ in self._released:
             parameter.grad = None
         self._released = []
+        self._gradients.forget()
+        self._versions = versions(self._scheduled)
 
-    def release(self, noise: Noise, step: int, public: PublicSums | None = None) -> None:
+    def release(self, noise: Noise, step: int, public: PublicSums | None = None, *, blank: bool = False) -> None:
         """Adds the noise of the step, that of ``stds``, to its sums and puts the private gradients into ``p.grad``.
 
-        The sums of public contributions, where there are any, are added to what has been released, after the noise.
+        The sums of public contributions, where there are any, are added to what has been released, after the noise. ``blank``
+        releases the noise alone: what was summed may hold what it should not.
 
         Raises:
             NotPrivateUse: a block without noise, which no private contribution of the step may touch, has a private sum.
         """
+        self.require_own_parameters()
         added: Iterator[torch.Tensor | None] = repeat(None) if public is None else public.take()
         sums = zip(self._router.tensors, self._router.sums.take(), strict=True)
         for lane, (((block, tensor), total), unclipped) in enumerate(zip(sums, added, strict=False)):
             std = self.stds[block]
+            if blank:
+                total.zero_()
             if std > 0.0:
                 noise.release_(total, std, self._normalizer, step=step, lane=lane, draws=self._draws)
             elif bool((total != 0.0).any()):
                 raise NotPrivateUse("NO_NOISE", f"tensor {tensor.name!r} has a sum of private gradients, and no noise hides it")
-            if unclipped is not None:
+            if unclipped is not None and not blank:
                 total.add_(unclipped, alpha=1.0 / self._normalizer)
             self._put(tensor, total)
-        self.phase = Phase.RELEASED
+        self.phase, self._step = Phase.RELEASED, step
+        self._remember()
+        _order(self._before).move_to_end(self._before.id)
 
     def _put(self, tensor: Tensor, value: torch.Tensor) -> None:
         """Puts what was released for a tensor into ``p.grad``; the parts of a parameter one after the other, zero elsewhere."""
@@ -119,6 +147,67 @@ class PrivateGradients:
             parameter.grad = grad = torch.zeros_like(parameter)
             self._released.append((parameter, grad))
         tensor.part.write(grad, value)
+
+    def clip_blocks_(self, max_norm: float) -> dict[str, float]:
+        """Clips the released gradient of every block by itself, in place: see `PrivateTraining.clip_blocks_`."""
+        self.require(Phase.RELEASED, "clip_blocks_() was called")
+        if not (isinstance(max_norm, int | float) and math.isfinite(max_norm) and max_norm > 0):
+            raise ConfigError("MAX_NORM", f"max_norm is {max_norm!r}, expected a finite number above 0")
+        self._require_released()
+        self._require_own_gradients()
+        pieces: dict[int, list[torch.Tensor]] = {}
+        for block, tensor in self._router.tensors:
+            grad = tensor.parameter.grad
+            assert grad is not None  # it is what was released
+            pieces.setdefault(block, []).extend([grad] if tensor.part is None else tensor.part.pieces(grad))
+        norms = {}
+        with torch.no_grad():
+            for block, own in pieces.items():
+                norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(piece).double() for piece in own]))
+                torch._foreach_mul_(own, (max_norm / norm).clamp(max=1.0).to(own[0].dtype))
+                norms[self._router.schedule.blocks[block].name] = norm
+        self._remember()
+        return {name: float(norm) for name, norm in norms.items()}
+
+    def require_own_parameters(self) -> None:
+        """Takes note if anything but the optimizer wrote a scheduled parameter since it was looked at last.
+
+        Raises:
+            NotPrivateUse: code ISOLATION, where the policy requires statement A.
+        """
+        found = versions(self._scheduled)
+        if self._step and found != self._versions:
+            self._isolation.weaken(
+                f"parameters were written beside the optimizer, after the release of step {self._step}",
+                "leave parameters to the optimizer while the run goes on, and put averaged weights into a copy of the model",
+            )
+        self._versions = found
+
+    def _require_own_gradients(self) -> None:
+        """The same for what was released."""
+        if self._isolation.held and self._gradients.changed():
+            self._isolation.weaken(
+                f"step {self._step}: gradients were changed after their release",
+                "leave p.grad as it is, and clip with private.clip_blocks_(max_norm) if at all",
+            )
+
+    def _require_nothing_behind(self, optimizer: torch.optim.Optimizer) -> None:
+        """The same for what acts on gradients where nobody looks any more."""
+        if next(reversed(_order(self._before))) != self._before.id:
+            self._isolation.weaken(
+                f"step {self._step}: a hook that was registered after the release runs behind the check of gradients",
+                "register step hooks before the last microbatch of a step",
+            )
+        if any(getattr(optimizer, name, None) is not None for name in ("grad_scale", "found_inf")):
+            self._isolation.weaken(
+                f"step {self._step}: a loss scaler decides over the gradients of all blocks together",
+                "call optimizer.step() without a GradScaler; bfloat16 needs none",
+            )
+
+    def _remember(self) -> None:
+        """Remembers what was released, as long as there is something to find out."""
+        if self._isolation.held:
+            self._gradients.take([grad for _, grad in self._released])
 
     def require_detached(self) -> None:
         """Raises if a parameter was given back to autograd, which would fill ``p.grad`` with what is not private."""
@@ -153,8 +242,8 @@ class PrivateGradients:
     def close(self) -> None:
         """Gives the parameters back to autograd and removes every hook."""
         self._router.detach()
-        for handle in self._hooks:
-            handle.remove()
+        self._before.remove()
+        self._after.remove()
         self.clear()
         for parameter in self._trainable:
             parameter.requires_grad_(True)
@@ -167,21 +256,35 @@ class PrivateGradients:
                 "optimizer.step() was given a closure, which would clear or replace what was released; call it without",
             )
         self.require_detached()
-        if any(parameter.grad is not released for parameter, released in self._released):
-            raise NotPrivateUse(
-                "GRADIENT_REPLACED",
-                "p.grad is not the tensor that was released for this step (zero_grad() before step(), or an assignment); "
-                "change private gradients in place only",
-            )
+        self._require_released()
         own = {id(parameter) for parameter, _ in self._released}
         if any(p.grad is not None and id(p) not in own for group in optimizer.param_groups for p in group["params"]):
             raise NotPrivateUse(
                 "FOREIGN_GRADIENT", "a parameter outside the schedule carries a gradient, which is not private; clear it"
             )
+        self._require_own_gradients()
+        self._require_nothing_behind(optimizer)
+        self.require_own_parameters()
         self._kept = [part.select(parameter.detach()).clone() for parameter, part in self._untouched]
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
         with torch.no_grad():
             for (parameter, part), kept in zip(self._untouched, self._kept, strict=True):
                 part.write(parameter, kept)
+        self._versions = versions(self._scheduled)
         self.phase = Phase.STEPPED
+
+    def _require_released(self) -> None:
+        if any(parameter.grad is not released for parameter, released in self._released):
+            raise NotPrivateUse(
+                "GRADIENT_REPLACED",
+                "p.grad is not the tensor that was released for this step (zero_grad() before step(), or an assignment); "
+                "leave it where it is",
+            )
+
+
+def _order(handle: RemovableHandle) -> "OrderedDict[int, Any]":
+    """The hooks among which a hook runs, in their order."""
+    hooks = handle.hooks_dict_ref()
+    assert isinstance(hooks, OrderedDict)
+    return hooks

@@ -17,6 +17,7 @@ from torch.nn import functional
 from dptrain.gradients.forms import Dense, Outer, Piece, outer
 from dptrain.gradients.generic import GenericRule
 from dptrain.gradients.rules import Call
+from dptrain.sandbox import Draw
 
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -68,7 +69,8 @@ class AttentionRule(GenericRule):
         if not all(isinstance(x, torch.Tensor) and x.dim() == 3 and x.shape[0] == call.rows for x in inputs):
             return False
         drops = self.attention.training and self.attention.dropout > 0
-        return [(draw.kind, draw.numbers) for draw in call.draws] == [("keep", (1 - self.attention.dropout,))] * drops
+        drawn = [(entry.kind, entry.parameters) for entry in call.draws if isinstance(entry, Draw)]
+        return len(drawn) == len(call.draws) and drawn == [("keep", (1 - self.attention.dropout,))] * drops
 
     def _between(
         self, call: Call, given: dict[str, Any], grad_output: torch.Tensor, *, backward: bool
@@ -124,7 +126,7 @@ class AttentionRule(GenericRule):
             nothing = (scores == -math.inf).all(dim=-1, keepdim=True)
             weights = scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
         for draw in call.draws:
-            weights = weights * draw.value.reshape(weights.shape) * (1.0 / (1.0 - module.dropout))
+            weights = weights * draw.values().reshape(weights.shape) * (1.0 / (1.0 - module.dropout))
         return torch.bmm(weights.to(v.dtype), v).unflatten(0, (rows, heads)).transpose(1, 2).flatten(2)
 
     def _mask(self, call: Call, given: dict[str, Any], length: int, source: int) -> tuple[torch.Tensor | None, bool]:

@@ -7,7 +7,7 @@ site with all tensors below them. What a contribution's gradient is computed fro
 microbatch shares, nothing else. A notice names each module that takes this path.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,16 +18,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dptrain.errors import UnsupportedModule
 from dptrain.gradients.forms import Dense, Piece
-from dptrain.gradients.replayed_randomness import (
-    Replay,
-    Tape,
-    Unmatched,
-    every_row,
-    host_random_state,
-    plain_attention,
-    rows_of,
-)
+from dptrain.gradients.replayed_randomness import Replay, Unmatched, every_row, rows_of
 from dptrain.gradients.rules import Call, promote
+from dptrain.sandbox.generators import Generators
 
 OPAQUE = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """Arguments beside tensors that a module may be run again with; any other object could carry state from call to call."""
@@ -38,29 +31,24 @@ class GenericRule:
 
     Args:
         whole: the site owns every tensor below the module, not only those that it holds directly.
-        gathers: whether inner modules see tokens of several examples in an order that follows content.
         first: dimension of the example in the first input and the first output; the others have it in ``other``.
     """
 
     slow = True
     """Whether it runs the module once more, which a notice announces."""
 
-    def __init__(
-        self, name: str, module: nn.Module, *, whole: bool = False, first: int = 0, other: int = 0, gathers: bool = False
-    ) -> None:
+    def __init__(self, name: str, module: nn.Module, *, whole: bool = False, first: int = 0, other: int = 0) -> None:
         self.name = name
         self.module = module
         self.whole = whole
         self.first = first
         self.other = other
-        self.gathers = gathers
         self._kind = f"module {name!r} ({type(module).__name__})"
         self._loop = isinstance(module, nn.RNNBase)
         self._batched: dict[str, bool] = {}
         self._quiet: set[bool] = set()
         self._one: set[str] = set()
         """Inputs that came with one row for all where they were first seen."""
-        self.tape = Tape()
 
     def dimension(self, output: int) -> int:
         """Where the example is in this output."""
@@ -69,7 +57,6 @@ class GenericRule:
     def pieces(
         self, call: Call, grad_output: torch.Tensor, wanted: frozenset[str], alone: Callable[[str], bool]
     ) -> dict[str, Piece]:
-        self._refuse_dropout(call)
         leaves, spec = tree_flatten((call.inputs, call.kwargs))
         dims = self._dimensions(call, leaves)
         names = dict(self.module.named_parameters(recurse=self.whole, remove_duplicate=False))
@@ -77,7 +64,7 @@ class GenericRule:
         tensors = {key: names[key].detach() for key in distinct.values()}
         # A tensor used under two names within the site enters once, under both.
         alias = {key: distinct[id(value)] for key, value in names.items() if id(value) in distinct}
-        found, drawn = None, host_random_state()
+        found, hosts = None, Generators(with_torch=False)
         if not self._loop:
             try:
                 found = self._vectorised(call, leaves, spec, dims, tensors, alias, grad_output)
@@ -96,13 +83,24 @@ class GenericRule:
                     f"{self._kind} holds trainable tensors {sorted(wanted)} and cannot be run again for one contribution alone "
                     f"({error}); freeze these tensors or move them into a supported layer",
                 ) from error
-        self._refuse_host_draws(drawn)
+        self._refuse_host_draws(hosts)
         return {key: Dense(value) for key, value in found.items()}
+
+    def learn(self, args: tuple, kwargs: dict, rows: int) -> None:
+        """Looks at a call on rows that are nobody's: an input has the example where every number of rows shows in its shape.
+
+        One number would not do: a length may happen to equal it.
+        """
+        for place, value in enumerate(leaves := tree_flatten((args, kwargs))[0]):
+            dim = self.first if place == 0 else self.other
+            if rows > 1 and isinstance(value, torch.Tensor) and value.dim() > dim:
+                key = _key(place, leaves, value)
+                self._batched[key] = self._batched.get(key, True) and value.shape[dim] == rows
 
     def _dimensions(self, call: Call, leaves: list[Any]) -> list[int | None]:
         """Dimension of the example in every leaf of the inputs; None where it is shared by the microbatch.
 
-        Decided when the site first sees more than one row and kept, since later a length may happen to equal the rows.
+        Decided by :meth:`learn`, or else when the site first sees more than one row, and kept.
 
         Raises:
             UnsupportedModule: an input that holds state, or that had one row per example and has no longer.
@@ -120,9 +118,9 @@ class GenericRule:
             if not isinstance(value, torch.Tensor) or call.rows == 1 or value.dim() <= dim:
                 dims.append(None)  # one row alone is the whole of every input
                 continue
-            key = f"{place}/{len(leaves)}/{value.dim()}"
+            key = _key(place, leaves, value)
             fits = value.shape[dim] == call.rows
-            if key not in self._batched and value.shape[dim] == 1:
+            if value.shape[dim] == 1 and not self._batched.get(key, False):
                 self._one.add(key)
             batched = self._batched.setdefault(key, fits)
             if fits and key in self._one:
@@ -157,8 +155,8 @@ class GenericRule:
                 raise ValueError(f"its output for one example has shape {tuple(out.shape)}, expected {tuple(grad_out.shape)}")
             return (out * grad_out).sum()
 
-        mapped = vmap(grad(product), in_dims=(None, value_dims, dim), randomness="different" if call.draws else "error")
-        with self._again(call, every_row(call.rows)):
+        mapped = vmap(grad(product), in_dims=(None, value_dims, dim), randomness="different")
+        with Replay(call.draws, every_row(call.rows)):
             per_example = mapped(tensors, tuple(values), promote(grad_output))
         return {
             key: promote(value).reshape(call.contributions, call.examples, *tensors[key].shape).sum(1)
@@ -171,16 +169,13 @@ class GenericRule:
         """One run and one backward pass per contribution, on its rows alone."""
         found = {key: promote(value.new_zeros(call.contributions, *value.shape)) for key, value in tensors.items()}
         dim = self.dimension(call.output)
-        before = _random_state(grad_output.device)
         for i in range(call.contributions):
             start = i * call.examples
             again = [leaf if d is None else leaf.narrow(d, start, call.examples) for leaf, d in zip(leaves, dims, strict=True)]
             own = {key: value.clone().requires_grad_(True) for key, value in tensors.items()}
             fit = rows_of(start, call.examples, call.rows)
-            with torch.enable_grad(), self._again(call, fit):
+            with torch.enable_grad(), Replay(call.draws, fit):
                 out = self._run(call, own, alias, again, spec)
-                if not all(torch.equal(a, b) for a, b in zip(before, _random_state(grad_output.device), strict=True)):
-                    raise self._dropout("draws random numbers in its forward")
                 part = grad_output.narrow(dim, start, call.examples)
                 if out.shape != part.shape:  # an output without examples, which the router spread over them
                     part = part.sum(dim, keepdim=True)
@@ -191,15 +186,6 @@ class GenericRule:
                 if value is not None:
                     found[key][i] = value
         return found
-
-    @contextmanager
-    def _again(self, call: Call, fit: Callable[[torch.Tensor, torch.Size], torch.Tensor]) -> Iterator[None]:
-        """Another run of a call that draws what the call drew; where that drew nothing, the callers see to new draws."""
-        if not call.draws:
-            yield
-            return
-        with plain_attention(self.module), Replay(call.draws, fit):
-            yield
 
     def _run(self, call: Call, own: dict, alias: dict, leaves: list, spec: Any) -> torch.Tensor:
         """The one output of another run that the gradient belongs to, with the tensors in ``own``."""
@@ -214,20 +200,13 @@ class GenericRule:
                 out = functional_call(self.module, swapped, args, kwargs, tie_weights=False)
         return tree_leaves(out)[call.output]
 
-    def _refuse_host_draws(self, before: object) -> None:
-        """Refuses a module whose other run drew from Python or numpy, which is not written down; looks at the first run of each
+    def _refuse_host_draws(self, before: Generators) -> None:
+        """Refuses a module whose other run drew from Python or numpy, which has no address; looks at the first run of each
         mode of training alone, since a thread beside this one may draw too."""
         training = any(child.training for child in self.module.modules())
-        if training not in self._quiet and host_random_state() != before:
+        if training not in self._quiet and before.moved():
             raise self._dropout("draws from Python's random or numpy's in its forward")
         self._quiet.add(training)
-
-    def _refuse_dropout(self, call: Call) -> None:
-        if call.draws and self.gathers:
-            raise self._dropout("draws random numbers for tokens that were gathered, which are in nobody's rows")
-        for child in self.module.modules():
-            if child.training and isinstance(child, nn.RNNBase) and child.dropout > 0:
-                raise self._dropout(f"applies dropout={child.dropout} inside its kernel")
 
     def _dropout(self, what: str) -> UnsupportedModule:
         return UnsupportedModule(
@@ -235,6 +214,11 @@ class GenericRule:
             f"{self._kind} has no rule of its own and {what}: another run of it would give another gradient; set its "
             "dropout to 0, or freeze the tensors of the module",
         )
+
+
+def _key(place: int, leaves: Sequence[Any], value: torch.Tensor) -> str:
+    """What an input is known by, in calls of one kind."""
+    return f"{place}/{len(leaves)}/{value.dim()}"
 
 
 @contextmanager
@@ -259,13 +243,6 @@ def _run_recurrent(module: nn.RNNBase, swapped: dict[str, torch.Tensor], args: t
         return module(*args, **kwargs)
     finally:
         module._flat_weights = kept
-
-
-def _random_state(device: torch.device) -> list[torch.Tensor]:
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return states
 
 
 def spreads(rule: object, output: int, value: object) -> bool:

@@ -15,15 +15,15 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from dptrain.errors import UnsupportedModule
 from dptrain.gradients.forms import Dense, Outer, Piece, gather, outer
-from dptrain.gradients.replayed_randomness import Draw
+from dptrain.sandbox import Entry
 
 
 class Call:
     """One call of a module in a microbatch: N contributions of M examples each.
 
     ``output`` says which of the module's outputs (in the order of their leaves) the gradient belongs to; ``autocast`` is the
-    type that the call computed in, None outside autocast; ``draws`` are the random numbers that the call drew, where the
-    site keeps them.
+    type that the call computed in, None outside autocast; ``draws`` says what random numbers the call drew and what truths it
+    read, for another run of it.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Call:
         *,
         output: int = 0,
         autocast: torch.dtype | None = None,
-        draws: tuple[Draw, ...] = (),
+        draws: tuple[Entry, ...] = (),
     ) -> None:
         self.inputs = inputs
         self.kwargs = kwargs
@@ -95,7 +95,8 @@ class EmbeddingRule:
 
     def pieces(self, call: Call, grad: torch.Tensor, wanted: frozenset[str], alone: Callable[[str], bool]) -> dict[str, Piece]:
         b = call.positions(grad, 1)
-        ids = call.inputs[0].reshape(call.contributions, -1)
+        # An id out of range would fall on a row of the next contribution; its own counts as zero (dptrain.sandbox).
+        ids = call.inputs[0].reshape(call.contributions, -1).clamp(0, self.rows - 1)
         if self.padding_idx is not None:
             b = b.masked_fill((ids == self.padding_idx)[..., None], 0.0)
         if self.scale != 1.0:

@@ -10,9 +10,12 @@ from dptrain.errors import UnsupportedModule
 from dptrain.gradients.attention import AttentionRule, serves
 from dptrain.gradients.generic import GenericRule
 
-WHOLE = {"OPTDecoderLayer", "DisentangledSelfAttention", "MambaMixer", "Mamba2Mixer"}
-"""Modules of transformers that give inner modules all tokens of a batch in one dimension, one row for the whole batch, or use
-tensors of inner modules without calling them."""
+WHOLE = {
+    "OPTDecoderLayer", "DisentangledSelfAttention", "LongformerSelfAttention", "LEDEncoderSelfAttention", "MambaMixer",
+    "Mamba2Mixer", "Lfm2ShortConv", "Lfm2MoeShortConv",
+}  # fmt: skip
+"""Modules of transformers that give inner modules all tokens of a batch in one dimension, time before the example, one row for
+the whole batch, or use tensors of inner modules without calling them."""
 
 
 def composite_rule(name: str, module: nn.Module, scheduled: Callable[[Tensor], bool]) -> GenericRule | None:
@@ -37,11 +40,22 @@ def composite_rule(name: str, module: nn.Module, scheduled: Callable[[Tensor], b
     named = any(_from_transformers(child) and type(child).__name__.endswith("Experts") for child in children.values())
     if "experts" in children or (named and _from_transformers(module)):
         # Experts see the tokens that were routed to them, whoever they belong to: only the block around keeps examples apart.
-        return GenericRule(name, module, whole=True, gathers=True)
+        return GenericRule(name, module, whole=True)
+    if _from_transformers(module) and _mixes_by_weight(children, scheduled):
+        return GenericRule(name, module, whole=True)
     bias = children.get("relative_attention_bias")
     if isinstance(bias, nn.Embedding) and scheduled(bias.weight) and not _holds_layers(module):
         return GenericRule(name, module, whole=True)
     return None
+
+
+def _mixes_by_weight(children: dict[str, nn.Module], scheduled: Callable[[Tensor], bool]) -> bool:
+    """Whether this is a state space mixer or a linear attention: the weight of its convolution over time goes to a kernel by
+    itself, and its norm sees every head of every token as a row."""
+    conv = children.get("conv1d")
+    if not isinstance(conv, nn.Conv1d) or conv.groups != conv.in_channels:
+        return False
+    return any(scheduled(p) for key in ("conv1d", "norm") if key in children for p in children[key].parameters())
 
 
 def _from_transformers(module: nn.Module) -> bool:

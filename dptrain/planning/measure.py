@@ -28,7 +28,7 @@ from dptrain.command import quiet_libraries
 from dptrain.depth import layer_stack
 from dptrain.engine import refusals
 from dptrain.engine.release import Phase, PrivateGradients
-from dptrain.microbatch import Collate, build
+from dptrain.microbatch import Collate, Microbatch, build, row_names
 from dptrain.noise import KeyStream
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router, bounds_of
@@ -37,6 +37,7 @@ from dptrain.routing.folding import Folding
 from dptrain.routing.levels import level_of, refuse_uncertifiable
 from dptrain.runconfig import ImageModel, RunConfig, TextModel
 from dptrain.sampling import groups
+from dptrain.sandbox import Sandbox, forward_seed
 from dptrain.streams import noise_of
 from dptrain.tasks import task
 from dptrain.tasks.classification import make_optimizer
@@ -176,11 +177,14 @@ class _Steps:
         prepared, self._optimizer = accelerator.prepare(model, optimizer)
         self._called = prepared
         self._loss: Any = tools.per_example_loss
+        self._plain_loss = self._loss
         self.model: nn.Module = accelerator.unwrap_model(prepared)
         refuse_coupled(self.model)
         self.schedule: Schedule = bind(policy, layer_stack(self.model, config.model.layers))
         refuse_uncertifiable(policy.exactness, self.schedule.stack)
-        self._router = Router(self.model, self.schedule, **level_of(policy))
+        trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
+        self._sandbox = Sandbox(self.model, trained, forward_seed(), secret=False)
+        self._router = Router(self.model, self.schedule, **level_of(policy), sandbox=self._sandbox)
         self._folding = Folding(self._router)
         if config.run.compile:
             self._loss = self._compiled(self._loss)
@@ -203,6 +207,7 @@ class _Steps:
         few = sum(expected.values()) <= MIXED * self._config.run.microbatch
         drawn = [rule for rule in rules for _ in range(round(expected[rule.name]))] if few else []
         mixed = self.mixed(drawn)
+        self._learn(examples)
         for _ in range(rounds + 1):
             self._gradients.clear()
             self._gradients.phase = Phase.DRAWING
@@ -249,14 +254,28 @@ class _Steps:
         """Forward pass, backward pass and clip of microbatches, whose slots are places in ``rules``."""
         for planned in microbatches:
             contents = [[examples[slot % len(examples)]] for slot in planned.slots]
-            collate: Collate = self._collate
-            batch = build(contents, collate, self._device, rows_each=planned.examples, fill=planned.fill)
+            batch = self._collated(contents, planned.examples, planned.fill)
             found = [rules[slot] for slot in planned.slots]
             signed = [(rule.clip_norm, rule.noise_multiplier, self.schedule.profiles[rule.name]) for rule in found]
             bounds = bounds_of(signed + [(1.0, 1.0, ())] * planned.fill, len(self.schedule.blocks))
             self._folding.expect(planned, bounds)
-            self._router.arm(batch.contributions, batch.examples, bounds.permitted_NG)
-            self._folding.backward(self._loss(self._called, batch), batch)
+            with self._sandbox.enter(self._number, batch.names):
+                self._router.arm(batch.contributions, batch.examples, bounds.permitted_NG)
+                self._folding.backward(self._loss(self._called, batch), batch)
+
+    def _collated(self, contents: list[list[Any]], rows: int, fill: int) -> Microbatch:
+        collate: Collate = self._collate
+        owners = [place.to_bytes(4, "big") for place in range(len(contents))]
+        names = row_names(owners, rows, fill=fill)
+        return build(contents, collate, self._device, names, rows_each=rows, fill=fill)
+
+    def _learn(self, examples: Sequence[Any]) -> None:
+        """Shows where rows lie in what the model draws, by two forward passes."""
+        for count in (3, 2):
+            batch = self._collated([examples[:1]] * count, 1, 0)
+            with self._sandbox.enter(0, batch.names, learning=True), torch.no_grad():
+                self._plain_loss(self._called, batch)
+        self._sandbox.layouts.decide()
 
     def _compiled(self, loss: Any) -> Any:
         from dptrain.routing.compiled import CompiledLoss

@@ -8,8 +8,8 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 
-from dptrain.gradients.replayed_randomness import Draw
 from dptrain.gradients.rules import Call
+from dptrain.sandbox import Entry
 
 
 class _Keep(torch.autograd.Function):
@@ -36,7 +36,7 @@ class Kept:
         anchor: torch.Tensor,
         contributions: int,
         examples: int,
-        draws: tuple[Draw, ...] = (),
+        draws: tuple[Entry, ...] = (),
     ) -> None:
         self._counts = contributions, examples
         self._spec: TreeSpec | None = None
@@ -54,23 +54,18 @@ class Kept:
                         values.append(leaf)
                     leaf = _Place(places[id(leaf)])
                 self._leaves.append(leaf)
-        self._drawn = [(draw.kind, draw.numbers) for draw in draws]
-        values.extend(draw.value for draw in draws)
+        self._draws = draws
         self._node = _Keep.apply(anchor, *(value.detach() for value in values)).grad_fn
         device = values[0].device.type if values else "cpu"
         self._autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
     def call(self, output: int) -> Call:
-        saved = self._node.saved_tensors
-        values = saved[: len(saved) - len(self._drawn)]
-        draws = tuple(
-            Draw(kind, numbers, value) for (kind, numbers), value in zip(self._drawn, saved[len(values) :], strict=True)
-        )
+        values = self._node.saved_tensors
         args, kwargs = values, {}
         if self._spec is not None:
             leaves = [values[leaf.index] if isinstance(leaf, _Place) else leaf for leaf in self._leaves]
             args, kwargs = tree_unflatten(leaves, self._spec)
-        return Call(args, kwargs, *self._counts, output=output, autocast=self._autocast, draws=draws)
+        return Call(args, kwargs, *self._counts, output=output, autocast=self._autocast, draws=self._draws)
 
 
 @dataclass(frozen=True)

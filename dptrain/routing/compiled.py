@@ -1,10 +1,11 @@
 """The compiled form of a microbatch: what the hook form does, as one graph per kind of microbatch.
 
-A graph is made when a microbatch of its kind first comes, and its first two results are compared with the hook form's before
-any of them is used; so are later ones, at every doubling of its runs and of the changes of the parameters that it met, and at
-least every 64th. What a graph depends on is in its key: sizes, types and devices of all tensors, the active blocks, autocast,
-and the plain Python state of the modules, their configuration and the loss function (train or eval, a temperature). What cannot
-be made into a graph runs in the hook form, with a notice that says why.
+A graph is made when a microbatch of its kind first comes, and compared with the hook form before it is used; so it is at every
+doubling of its runs and of the changes of the parameters that it met, and at least every 128th time. The rows of these
+comparisons are nobody's (those of the probes), so that no contribution can stop a run or send others to another form. What a
+graph depends on is in its key: sizes, types and devices of all tensors, the active blocks, autocast, and the plain Python
+state of the modules, their configuration and the loss function (train or eval, a temperature). What cannot be made into a
+graph runs in the hook form, with a notice that says why.
 """
 
 import dataclasses
@@ -20,9 +21,11 @@ from torch._inductor.exc import InvalidCxxCompiler
 from dptrain.errors import CompileRefused, LossShape
 from dptrain.microbatch import Microbatch
 from dptrain.routing import pystate
-from dptrain.routing.graphs import Armed, Loss, NotTraceable, StepGraph, armed_for, first, make_graph, state_of, values_of
+from dptrain.routing.graphs import Armed, NotTraceable, StepGraph, make_graph, state_of, values_of
+from dptrain.routing.repeated import Loss, RepeatedLoss, first
 from dptrain.routing.router import Router
 from dptrain.routing.sums import Pieces
+from dptrain.routing.synthetic_rows import ProbeRows
 
 AGREEMENT = {torch.float64: 1e-6, torch.float32: 2e-3}
 """How far, relative to the largest of a column, the compiled form may be from the hook form; float64 models may round to
@@ -43,7 +46,7 @@ class CompileNotice(UserWarning):
     """Some microbatches run in the hook form, with the same result."""
 
 
-EVERY = 64
+EVERY = 128
 """Of as many runs of a graph in a row, one at least is compared with the hook form: some 2 % of the time of a long run."""
 
 
@@ -96,23 +99,27 @@ class CompiledLoss:
             the shape of its microbatch, and not on who else is in it, as exactness ``certified`` asks for.
         plain: whether the armed microbatch runs in the hook form whatever it is. So do public ones: their sums are released
             without noise, and which graphs there are hangs on which private microbatches came before.
+        probe: rows that are nobody's, for the comparisons; None: those of the microbatch at hand.
     """
 
     def __init__(
         self,
         router: Router,
         model: nn.Module,
-        loss: Loss,
+        loss: Loss | RepeatedLoss,
         full: int,
         limit: int | None = None,
         *,
         whole: bool = False,
         plain: Callable[[], bool] = lambda: False,
+        probe: ProbeRows | None = None,
     ) -> None:
         require_compiler(next(model.parameters()).device)
         self._router = router
         self._model = model
         self._loss = loss
+        self._function = loss.function if isinstance(loss, RepeatedLoss) else loss
+        self._probe = probe
         self._plain = plain
         self._full = full
         self._limit = limit
@@ -133,41 +140,52 @@ class CompiledLoss:
             CompileRefused: code COMPILED_MISMATCH, the compiled form does not give what the hook form gives.
         """
         self._found = None
-        probing = any(tensor.parameter.requires_grad for _, tensor in self._router.tensors)
-        if probing or not self._router.armed or not torch.is_grad_enabled() or not self._covers(model, rows):
+        router = self._router
+        if router.probing or not router.armed or not torch.is_grad_enabled() or not self._covers(model, rows):
             return self._loss(model, rows)
         entry, padded = self._entry(model, rows)
+        if entry.graph is not None and entry.due(sum(tensor.parameter._version for _, tensor in router.tensors)):
+            self._compare(entry, model, padded, rows.contributions)
         if entry.graph is None:
             return self._loss(model, rows)
-        check = entry.due(sum(tensor.parameter._version for _, tensor in self._router.tensors))
-        states = _random_states(rows)
-        losses, pieces = entry.graph(values_of(state_of(self._model), padded))
-        if check:
-            after = _random_states(rows)
-            _set_random_states(states, rows)
-            agrees, others = self._agrees(model, padded, losses, pieces, rows.contributions)
-            if not agrees and entry.graph.random and entry.ran == 1:
-                # Inductor may lay random numbers out in another order, so that nothing can be compared.
-                entry.graph = None
-                self._tell("the compiled form draws its random numbers (of dropout, say) in an order of its own")
-                _set_random_states(states, rows)
-                return self._loss(model, rows)
-            if not agrees:
-                raise CompileRefused(
-                    "COMPILED_MISMATCH",
-                    "the compiled form of the step does not give the losses and gradients of the hook form on this microbatch, "
-                    "so nothing of it was used; train without compile, and report it with the model",
-                )
-            if entry.systematic(others):
-                self._tell("the compiled form gives some contributions other losses than the hook form, time and again")
-                if self._whole is None:  # else nobody's content may decide which form a contribution goes through
-                    entry.graph = None
-                    _set_random_states(states, rows)
-                    return self._loss(model, rows)
-            _set_random_states(after, rows)
+        try:
+            losses, pieces = self._run(entry.graph, padded)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            if not isinstance(self._loss, RepeatedLoss):
+                raise
+            return self._loss.failed(model, rows, error)
         losses = losses.view(padded.contributions, padded.examples)[: rows.contributions, : rows.examples].reshape(-1).clone()
-        self._found = losses, losses._version, self._router._armed, first(pieces, rows.contributions)
+        self._found = losses, losses._version, router._armed, first(pieces, rows.contributions)
         return losses
+
+    def _run(self, graph: StepGraph, rows: Microbatch) -> tuple[torch.Tensor, Pieces]:
+        """Losses and pieces of rows by a graph, under their own random numbers."""
+        router = self._router
+        with router.rearmed(rows, self._like()):
+            return graph(values_of(state_of(self._model), rows), router.sandbox)
+
+    def _compare(self, entry: _Entry, model: nn.Module, padded: Microbatch, contributions: int) -> None:
+        """Holds a graph against the hook form, and gives it up where some rows always differ."""
+        rows = padded
+        if self._probe is not None:
+            contributions = padded.contributions
+            with self._router.aside():
+                rows = self._probe.filled(contributions, padded.examples, turn=entry.ran)
+        assert entry.graph is not None
+        losses, pieces = self._run(entry.graph, rows)
+        agrees, others = self._agrees(model, rows, losses, pieces, contributions)
+        if not agrees:
+            raise CompileRefused(
+                "COMPILED_MISMATCH",
+                "the compiled form of the step does not give the losses and gradients of the hook form, so nothing of it was "
+                "used; train without compile, and report it with the model",
+            )
+        if entry.systematic(others):
+            self._tell("the compiled form gives some contributions other losses than the hook form, time and again")
+            if self._whole is None:  # else nobody's content may decide which form a contribution goes through
+                entry.graph = None
 
     def deliver(self, losses: torch.Tensor) -> bool:
         """Hands the pieces of these losses to the router, in the place of a backward pass; False if they are not its own.
@@ -220,7 +238,7 @@ class CompiledLoss:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of torch's own, about its use of itself
-                made = make_graph(self._router, self._model, model, self._loss, padded, self._like())
+                made = make_graph(self._router, self._model, model, self._function, padded, self._like())
             if self._key(model, padded) != key:
                 raise NotTraceable("the forward changes Python state of a module or of the loss, which a graph would not see")
             entry.graph = made
@@ -251,7 +269,7 @@ class CompiledLoss:
             torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.get_num_threads(),
             torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
-        python = tuple(pystate.of_model(model)), tuple(pystate.of_function(self._loss))
+        python = tuple(pystate.of_model(model)), tuple(pystate.of_function(self._function))
         armed = self._like()
         return (rows.contributions, rows.examples, armed.active, armed.blocks, kinds, inputs, setting), python
 
@@ -267,12 +285,12 @@ class CompiledLoss:
             Whether more than half agree, and how many have other losses, on the scale of the median where theirs are smaller.
         """
         router = self._router
-        with armed_for(router, rows, self._like()):
-            expected = self._loss(model, rows)
+        with router.rearmed(rows, self._like()):
+            expected = self._function(model, rows)
             router.require_losses(expected)
             router.backward(expected, rows.weight)
             truth = dict(router.pieces)
-        half = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")) or expected.dtype in HALF
+            half = router.half or expected.dtype in HALF
         tolerance = HALF_AGREEMENT if half else AGREEMENT[router.precision]
         losses_NM, expected_NM = (value.detach().view(rows.contributions, -1) for value in (losses, expected))
         agrees_N = _alike(losses_NM, expected_NM, torch.zeros(()), tolerance) & agreement(pieces, truth, tolerance)
@@ -327,11 +345,12 @@ def fill(rows: Microbatch, contributions: int, examples: int) -> Microbatch:
     index = (i[:, None] * m + j).flatten()
     weight = rows.weight.new_zeros(contributions, examples)
     weight[:n, :m] = rows.weight.view(n, m)
+    names = tuple(rows.names[place] for place in index.tolist())
     inputs = {
         key: value.index_select(0, index.to(value.device)) if isinstance(value, torch.Tensor) else value
         for key, value in rows.inputs.items()
     }
-    return dataclasses.replace(rows, inputs=inputs, contributions=contributions, examples=examples, weight=weight.flatten())
+    return Microbatch(inputs, contributions, examples, weight.flatten(), names)
 
 
 def agreement(found: Pieces, truth: Pieces, tolerance: float) -> torch.Tensor:
@@ -369,15 +388,3 @@ def _alike(found_NK: torch.Tensor, truth_NK: torch.Tensor, floor_N: torch.Tensor
     size = torch.linalg.vector_norm(truth, dim=1)
     gap = torch.linalg.vector_norm(found - truth, dim=1)
     return ((gap <= tolerance * torch.maximum(size, floor_N.to(size))) | ~torch.isfinite(size)).cpu()
-
-
-def _random_states(rows: Microbatch) -> list[torch.Tensor]:
-    devices = {value.device for value in rows.inputs.values() if isinstance(value, torch.Tensor) and value.is_cuda}
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
-
-
-def _set_random_states(states: list[torch.Tensor], rows: Microbatch) -> None:
-    devices = {value.device for value in rows.inputs.values() if isinstance(value, torch.Tensor) and value.is_cuda}
-    torch.set_rng_state(states[0])
-    for device, state in zip(devices, states[1:], strict=True):
-        torch.cuda.set_rng_state(state, device)

@@ -12,6 +12,15 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from dptrain.adapters import unchecked
 from dptrain.errors import CoupledModel, UnsupportedModule
 
+QUANTISED = {
+    "Linear8bitLt": "tells outlier columns by all rows of the batch",
+    "SwitchBackLinear": "scales a whole batch by its largest entry",
+    "Float8Linear": "scales a whole batch by its largest entry",
+    "FakeQuantize": "keeps the range of what it has seen",
+    "FusedMovingAvgObsFakeQuantize": "keeps the range of what it has seen",
+}
+"""Modules that quantise activations by more than the row at hand, by the name of their class, and how."""
+
 
 def refuse_coupled(model: nn.Module) -> None:
     """Raises for the first coupling that the modules or the configuration show.
@@ -53,6 +62,13 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
                 f"{name or 'the model'!r} is wrapped in {kind}, which reduces raw gradients; give prepare() the module itself "
                 "and train in one process",
             )
+        elif kind in QUANTISED or _quantises_by_the_batch(module):
+            how = QUANTISED.get(kind, "scales a whole batch by its largest entry")
+            yield (
+                "BATCH_QUANTISATION",
+                f"{name!r} ({kind}) {how}, so that one contribution's activations change how others are rounded; quantise "
+                "weights alone (4-bit LoRA does), or train in bfloat16",
+            )
         elif kind == "OptimizedModule":
             yield (
                 "COMPILED_MODEL",
@@ -80,3 +96,46 @@ def couplings(model: nn.Module) -> Iterator[tuple[str, str]]:
                 f"experts drop tokens by a capacity shared by the batch ({option}={getattr(config, option)}); use "
                 "dropless routing",
             )
+
+
+def _quantises_by_the_batch(module: nn.Module) -> bool:
+    """Dynamic quantisation of torch takes its scale from the whole input, FP8 of transformer_engine from earlier batches."""
+    home = type(module).__module__
+    return home.startswith(("torch.ao.nn.quantized.dynamic", "torch.ao.nn.intrinsic.quantized.dynamic", "transformer_engine"))
+
+
+class Program:
+    """What a model runs beside the forwards of its classes: hooks, and forwards of single modules.
+
+    Guarantee: what was added after the probes ran is refused, since no probe has seen it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._seen = dict(_programs(model))
+
+    def require(self) -> None:
+        """Raises CoupledModel, code HOOK_ADDED, for the first module whose program changed."""
+        now = dict(_programs(self._model))
+        changed = next((name for name in now if now[name] != self._seen.get(name)), None)
+        if changed is not None:
+            raise CoupledModel(
+                "HOOK_ADDED",
+                f"module {changed!r} has got a hook or a forward of its own since the start of the run, and no probe has "
+                f"seen what it does to others; add it before the first step, and take hooks for an evaluation out again",
+            )
+
+
+def _programs(model: nn.Module) -> Iterator[tuple[str, tuple[object, ...]]]:
+    # Functions and methods themselves: held, so that no other gets their identity.
+    yield "of all modules", tuple(hook for name in _EVERYWHERE for hook in getattr(nn.modules.module, name).values())
+    for name, module in model.named_modules():
+        hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+        forwards = type(module).forward, vars(module).get("forward")
+        yield name, (type(module), *forwards, *(hook for held in hooks for hook in held.values()))
+
+
+_EVERYWHERE = (
+    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks"
+)  # fmt: skip
+"""Where torch keeps hooks of every module there is."""

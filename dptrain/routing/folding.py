@@ -7,9 +7,10 @@ import torch
 from dptrain.batching import Planned
 from dptrain.microbatch import Microbatch
 from dptrain.routing.public import PublicSums, is_public
+from dptrain.routing.repeated import RepeatedLoss
 from dptrain.routing.router import Router
 from dptrain.routing.single import Spread
-from dptrain.routing.sums import Bounds, full_precision
+from dptrain.routing.sums import Bounds, Pieces, full_precision
 
 if TYPE_CHECKING:
     from dptrain.routing.compiled import CompiledLoss
@@ -26,6 +27,7 @@ class Folding:
     def __init__(self, router: Router) -> None:
         self.public = PublicSums(router.schedule, router.tensors, router.precision)
         self.compiled: list[CompiledLoss] = []
+        self.repeated: list[RepeatedLoss] = []
         self._router = router
         self._spread = Spread()
         self._planned: Planned | None = None
@@ -45,21 +47,51 @@ class Folding:
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """Backward pass of the armed microbatch, or what a compiled loss found in its place; then :meth:`fold`."""
+        repeated = next((form for form in self.repeated if form.made(losses)), None)
+        if repeated is not None and repeated.raised:
+            self._fold_alone(repeated)
+            return
         if not any([form.deliver(losses) for form in self.compiled]):  # every form forgets what it holds
             self._router.require_losses(losses)
-            self._router.backward(losses, rows.weight)
-        self.fold()
+            try:
+                self._router.backward(losses, rows.weight)
+            except (torch.OutOfMemoryError, MemoryError):
+                raise
+            except Exception as error:
+                if repeated is None:
+                    raise
+                repeated.require_content(error)
+                self._fold_alone(repeated)
+                return
+        with self._router.aside():
+            self.fold()
+
+    def _fold_alone(self, repeated: RepeatedLoss) -> None:
+        """Every contribution of a microbatch that raised, by itself; those that raise alone count as zero."""
+        assert self._bounds is not None
+        for pieces, bounds in repeated.alone(self._bounds):
+            with self._router.aside():
+                self._add(pieces, bounds)
+        self._router.disarm()
 
     def fold(self) -> None:
         """Adds what the backward pass found to the sums it belongs to; a part of a contribution waits for the others."""
-        planned, bounds, pieces = self._planned, self._bounds, self._router.pieces
-        assert planned is not None and bounds is not None
+        assert self._bounds is not None
+        self._add(self._router.pieces, self._bounds)
+        self._router.disarm()
+
+    def _add(self, pieces: Pieces | None, bounds: Bounds) -> None:
+        """Adds pieces to the sums they belong to; None stands for contributions that count as zero."""
+        planned = self._planned
+        assert planned is not None
         if planned.part is not None:
-            device = bounds.clip_N.device if not pieces else self._router.tensors[next(iter(pieces))][1].parameter.device
-            with full_precision(device):
-                self._spread.add(pieces, self._router.tensors, self._router.precision)
+            if pieces is None:
+                self._spread.spoil()
+            else:
+                device = bounds.clip_N.device if not pieces else self._router.tensors[next(iter(pieces))][1].parameter.device
+                with full_precision(device):
+                    self._spread.add(pieces, self._router.tensors, self._router.precision)
             pieces = self._spread.take() if planned.last else {}
         sums = self.public if is_public(bounds) else self._router.sums
-        if planned.last:
+        if planned.last and pieces is not None:
             sums.add(pieces, bounds)
-        self._router.disarm()

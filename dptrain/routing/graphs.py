@@ -2,13 +2,13 @@
 
 Nothing here knows a gradient formula. The user's loss runs once on fake tensors (shapes without values) while the router is
 armed; what its hooks and autograd would do to real ones is recorded as a graph, so the hook form stays the one source of
-truth. Parameters, buffers, inputs and weights are inputs of the graph. An operation that needs a value to decide what to do
-next cannot be recorded and raises.
+truth. Parameters, buffers, inputs, weights and the random numbers of the forward are inputs of the graph. An operation that
+needs a value to decide what to do next cannot be recorded and raises.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,15 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dptrain.gradients import matmul
-from dptrain.gradients.replayed_randomness import host_random_state
 from dptrain.microbatch import Microbatch
+from dptrain.routing.repeated import Loss
 from dptrain.routing.router import Router
 from dptrain.routing.router import _Armed as Armed
 from dptrain.routing.sums import Pieces
-
-Loss = Callable[[nn.Module, Microbatch], torch.Tensor]
+from dptrain.sandbox import Sandbox
+from dptrain.sandbox.draws import Request
+from dptrain.sandbox.generators import Generators
+from dptrain.sandbox.layouts import Place
 
 
 class NotTraceable(Exception):
@@ -46,17 +48,24 @@ class _Slot:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A compiled (parameters, buffers, inputs, weight) -> (losses, pieces)."""
+    """A compiled (parameters, buffers, inputs, weight, random numbers) -> (losses, pieces)."""
 
     run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
     slots: tuple[_Slot, ...]
-    random: bool = False
-    """Whether it draws random numbers."""
+    draws: tuple[tuple[Place, Request], ...] = ()
+    """What random numbers it takes, in the order of its inputs."""
 
-    def __call__(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, Pieces]:
-        """Losses (B,) and pieces."""
-        with torch.no_grad(), torch.autocast(values[0].device.type, enabled=False):  # the graph casts where the trace did
-            outputs = iter(self.run(values))
+    def __call__(self, values: list[torch.Tensor], sandbox: Sandbox | None = None) -> tuple[torch.Tensor, Pieces]:
+        """Losses (B,) and pieces.
+
+        Args:
+            values: as :func:`values_of` makes them. sandbox: in which the rows of ``values`` are entered.
+        """
+        drawn = [] if sandbox is None else [sandbox.numbers_of(*draw) for draw in self.draws]
+        aside = nullcontext() if sandbox is None else sandbox.aside()
+        # The graph casts where the trace did.
+        with torch.no_grad(), torch.autocast(values[0].device.type, enabled=False), aside:
+            outputs = iter(self.run([*values, *drawn]))
             losses = next(outputs)
             pieces: Pieces = {}
             for slot in self.slots:
@@ -65,20 +74,25 @@ class StepGraph:
         return losses, pieces
 
 
-def first(pieces: Pieces, contributions: int) -> Pieces:
-    """The same pieces of the first contributions alone."""
-    return {
-        index: [
-            dataclasses.replace(piece, **{k: v[:contributions] for k, v in vars(piece).items() if isinstance(v, torch.Tensor)})
-            for piece in found
-        ]
-        for index, found in pieces.items()
-    }
-
-
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers as they are now, each tensor once."""
     return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
+
+
+class _Given:
+    """Random numbers as inputs of a graph: by place, with what the trace asked for in the end."""
+
+    def __init__(self, inputs: dict[Place, torch.Tensor]) -> None:
+        self._inputs = inputs
+        self.asked: dict[Place, Request] = {}
+
+    def __call__(self, place: Place, asked: Request) -> torch.Tensor:
+        found = self._inputs.get(place)
+        kind = torch.bool if asked.kind == "keep" else torch.int64 if asked.kind == "integer" else asked.dtype
+        if found is None or found.shape != asked.shape or found.dtype != kind:
+            raise NotTraceable(f"the forward draws other random numbers than in the probes (in {place[0]!r})")
+        self.asked[place] = asked
+        return found
 
 
 def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, rows: Microbatch, armed: Armed) -> StepGraph:
@@ -94,19 +108,25 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
     slots: list[_Slot] = []
     tensors = [key for key, value in rows.inputs.items() if isinstance(value, torch.Tensor)]
     holder = _Holder(model)
+    sandbox = router.sandbox
+    expected = {} if sandbox is None else sandbox.layouts.expected(len(rows.names))
+    asked: dict[Place, Request] = {}
 
     def step(values: list[torch.Tensor]) -> list[torch.Tensor]:
         given = iter(values)
         swapped = {f"model.{name}": next(given) for name in state}
         inputs = {**rows.inputs, **{key: next(given) for key in tensors}}
         fake = dataclasses.replace(rows, inputs=inputs, weight=next(given))
+        numbers = _Given(dict(zip(expected, given, strict=True)))
+        numbers.asked = asked
         slots.clear()
-        holder.body = lambda: _one_backward(router, loss, outer, fake, armed, slots)
+        asked.clear()
+        holder.body = lambda: _one_backward(router, loss, outer, fake, armed, slots, numbers)
         return functional_call(holder, swapped, ())
 
-    values = values_of(state, rows)
+    values = [*values_of(state, rows), *(_like(request) for request in expected.values())]
     loops = {id(site): dict(vars(site.rule)) for site in router.sites}
-    drawn = host_random_state()
+    hosts = Generators(with_torch=False)
     try:
         graph = make_fx(step, tracing_mode="fake")(values)
     except Exception as error:
@@ -114,19 +134,29 @@ def make_graph(router: Router, model: nn.Module, outer: nn.Module, loss: Loss, r
     finally:
         for site in router.sites:
             vars(site.rule).update(loops[id(site)])  # what a rule learns from a trace is not what it learns from a run
-    if host_random_state() != drawn:
+        if sandbox is not None:
+            sandbox.kept.look()
+    if hosts.moved():
         raise NotTraceable("the forward draws from Python's random or numpy's, and a graph would repeat one draw for ever")
     _require_no_constants(graph, state)
     free_views(graph)
-    random_numbers = any(_draws(node) for node in graph.graph.nodes)
+    if any(_draws(node) for node in graph.graph.nodes):
+        raise NotTraceable("the forward draws random numbers that have no address")
     if values[0].device.type == "cpu":
         use_onednn(graph)
+    outside = nullcontext() if sandbox is None else sandbox.outside()
     try:
-        with torch._inductor.config.patch(fallback_random=True):  # the random numbers of the hook form, drawn anew per call
+        with outside, torch.autocast(values[0].device.type, enabled=False):  # the compiler is no part of the user's program
             run = torch._inductor.compile(graph, [values])
     except Exception as error:
         raise NotTraceable(f"inductor: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}") from error
-    return StepGraph(run, tuple(slots), random_numbers)
+    return StepGraph(run, tuple(slots), tuple((place, asked.get(place, request)) for place, request in expected.items()))
+
+
+def _like(asked: Request) -> torch.Tensor:
+    """A tensor of the shape and type that the numbers asked for have."""
+    dtype = torch.bool if asked.kind == "keep" else torch.int64 if asked.kind == "integer" else asked.dtype
+    return torch.zeros(asked.shape, dtype=dtype, device=asked.device)
 
 
 def values_of(state: Mapping[str, torch.Tensor], rows: Microbatch) -> list[torch.Tensor]:
@@ -138,6 +168,9 @@ def values_of(state: Mapping[str, torch.Tensor], rows: Microbatch) -> list[torch
 class _Holder(nn.Module):
     """Gives a function of no module a forward, so that the model below can be run with other tensors."""
 
+    dptrain_transparent = True
+    """It is no module of the user's, by whose name random numbers would be addressed."""
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -148,10 +181,12 @@ class _Holder(nn.Module):
 
 
 def _one_backward(
-    router: Router, loss: Loss, outer: nn.Module, rows: Microbatch, armed: Armed, slots: list[_Slot]
+    router: Router, loss: Loss, outer: nn.Module, rows: Microbatch, armed: Armed, slots: list[_Slot], given: _Given
 ) -> list[torch.Tensor]:
     """Forward and backward pass of one microbatch; losses and the tensors of all pieces, which ``slots`` describes."""
-    with armed_for(router, rows, armed):
+    with router.rearmed(rows, armed, given), _fake_anchor(router):
+        if router.sandbox is not None:
+            router.sandbox.kept.look()  # the tensors that stand in for those of the model are not written either
         losses = loss(outer, rows)
         router.require_losses(losses)
         router.backward(losses, rows.weight)
@@ -168,18 +203,16 @@ def _one_backward(
 
 
 @contextmanager
-def armed_for(router: Router, rows: Microbatch, like: Armed) -> Iterator[None]:
-    """Arms the router for other rows, with the active blocks of ``like``; the armed microbatch comes back untouched."""
-    armed, anchor = router._armed, router._anchor
-    router._serial += 1
-    router._armed = dataclasses.replace(
-        like, serial=router._serial, contributions=rows.contributions, examples=rows.examples, pieces={}, taps=[], order=[]
-    )
-    router._anchor = torch.zeros((), requires_grad=True)  # fake inside a trace
+def _fake_anchor(router: Router) -> Iterator[None]:
+    """An anchor of the trace's own; one from outside would become a constant."""
+    anchor = router._anchor
+    router._anchor = torch.zeros((), requires_grad=True)
+    if router.sandbox is not None:
+        router.sandbox.own(router._anchor)
     try:
         yield
     finally:
-        router._armed, router._anchor = armed, anchor
+        router._anchor = anchor
 
 
 def _require_no_constants(graph: GraphModule, state: Mapping[str, torch.Tensor]) -> None:

@@ -1,51 +1,62 @@
-"""Probes at the start of a run: is every contribution's gradient exact, and a function of that contribution alone?
+"""Probes: is every contribution's gradient exact, and a function of that contribution alone?
 
-Three checks over up to four extra microbatches of real contributions, before anything is charged. Only pass or refuse leaves
-them: no message carries a number that was computed from content. P0: the router's weighted sums equal autograd's own
-gradient. P1 (cross-sample Jacobian): the loss of one example has exactly zero gradient at every other example's
-activations. P2 (replacement): replacing one contribution leaves the losses and gradient norms of all others as they were.
-P1 is blind to counts and capacity drops, P2 sees them.
+P0: the router's weighted sums equal autograd's own gradient, tensor by tensor. P1 (cross-sample Jacobian): the loss of one
+example has exactly zero gradient at every other example's activations. P2 (company): a contribution's loss and gradient norms
+are the same whoever else is in the microbatch, and wherever it stands there. P1 is blind to counts and capacity drops, P2 sees
+them. The rows are nobody's (:mod:`dptrain.routing.synthetic_rows`); who runs the probes, and when, stands in
+:mod:`dptrain.engine.start`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import nn
 
 from dptrain.depth import EMBEDDINGS, HEAD, NO_TOWER, LayerStack
-from dptrain.errors import CoupledModel, NonFinite, UnsupportedModule
+from dptrain.errors import CoupledModel, UnsupportedModule
 from dptrain.routing.router import Router
 from dptrain.routing.sums import FastSums
 
 P0_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3}
 P2_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 HALF_TOLERANCE = 5e-2
-"""P0 under autocast: both sides round products to 8 bits in different orders."""
+"""P0 and P2 where modules compute in half precision: both sides round products to 8 bits in different orders."""
+
+ROUNDING = {torch.float64: 2.0**-44, torch.float32: 2.0**-16}
+HALF_ROUNDING = 2.0**-6
+"""What rounding may leave of a gradient that is zero in theory (the bias of attention keys, say), over the norm of its absolute
+summands."""
+
+SMALL = 1e-3
+"""A gradient below so much of the largest tensor's may be rounding noise, which is then measured."""
+
+NOISE = 32.0
+"""Rounding in microbatches of other shapes is at most so many times that of one backward pass."""
+
+STRETCH = 8.0
+"""How far activations are stretched to find couplings that only outliers set off."""
 
 
 @dataclass(frozen=True)
-class ProbeRecord:
-    """What P2 compares: losses (N,) and squared norms per block (N, G) of one probe microbatch."""
+class Seen:
+    """What P2 compares of one contribution: its loss, and its gradient norm in every tensor; none where no gradient was
+    formed."""
 
-    losses: torch.Tensor
-    norms_sq: torch.Tensor
-
-
-def snapshot_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of all buffers, to see whether a forward changes one."""
-    return {name: value.detach().clone() for name, value in model.named_buffers()}
+    loss: float
+    norms: torch.Tensor | None = None
 
 
-def check_buffers(model: nn.Module, before: dict[str, torch.Tensor]) -> None:
-    """Refuses a model whose forward in training writes state that later contributions read."""
-    for name, value in model.named_buffers():
-        old = before.get(name)
-        if old is not None and (old.shape != value.shape or not torch.equal(old, value)):
-            raise CoupledModel(
-                "BUFFER_CHANGES",
-                f"forward changed the buffer {name!r}: state written by one contribution is read by others; freeze it (eval())",
-            )
+@dataclass(frozen=True)
+class Exact:
+    """What P0 found: norms (N, tensors), their scale of rounding (tensors,), tensors in whose gradient there was nothing but
+    rounding, and those of them that had none at all."""
+
+    norms: torch.Tensor
+    rounding: torch.Tensor
+    silent: tuple[str, ...]
+    absent: tuple[str, ...]
 
 
 def check_order(order: Sequence[str], stack: LayerStack, router: Router) -> None:
@@ -77,62 +88,132 @@ def check_order(order: Sequence[str], stack: LayerStack, router: Router) -> None
             )
 
 
-def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tensor, half: bool) -> torch.Tensor:
+def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tensor) -> Exact:
     """P1, then P0: sum_i w_i g_i from the router equals autograd's own gradient of sum_i w_i loss_i, tensor by tensor.
+
+    An error counts against the norm of what is expected and, where that cancels, against the rounding of its summands; not
+    against other tensors, behind which a small one could be missing altogether.
 
     Args:
         losses: (N * M,) from a forward in which the scheduled parameters required gradients. example_weight: as in
             :meth:`Router.backward`.
 
-    Returns:
-        Squared norms (N, G), for P2.
-
     Raises:
-        UnsupportedModule: names the tensor, and how far off it is.
-        NonFinite: the losses are not finite before the first step.
+        UnsupportedModule: names the tensor.
     """
-    if not bool(torch.isfinite(losses).all()):
-        raise NonFinite(
-            "LOSS_NOT_FINITE",
-            "losses are NaN or infinite before the first step, expected finite ones; check the loss function, the labels and "
-            "the initial weights (nothing was charged)",
-        )
     contributions = router.contributions
     examples = len(losses) // contributions
-    mix = torch.linspace(0.5, 1.5, contributions, dtype=torch.float64)
-    mix[1::2] *= -1.0  # signs differ, so swapping two contributions shows
+    # Weights and signs differ, so that swapping two contributions shows. Powers of two leave rounding as it is: a gradient that
+    # is nothing but rounding (behind attention whose values are all alike, say) is the same on both sides.
+    number = torch.arange(contributions)
+    mix = 2.0 ** (number % 4 - 1).double() * (1 - 2 * ((number + number // 4) % 2))
     per_example = (mix.repeat_interleave(examples).to(losses.device) * example_weight).to(losses)
     parameters = [tensor.parameter for _, tensor in router.tensors]
-    _check_jacobian(losses, router.taps)
-    with router.muted():
-        truth = torch.autograd.grad(losses, parameters, per_example, retain_graph=True, allow_unused=True)
-    router.backward(losses, example_weight, retain_graph=True)
-    probed = FastSums(router.schedule, router.tensors, router.precision)
-    norms = probed.norms_sq(router.pieces, contributions)
-    probed.accumulate(router.pieces, mix[:, None].expand_as(norms))
-    sums = list(probed.take())
-    router.disarm()
-    scale = max((float(g.double().norm()) for g in truth if g is not None), default=0.0)
+    _check_jacobian(losses, router)
+    with router.muted(), router.inside():
+        truth = gradients(losses, parameters, per_example)
+        noise = _noise_of(router, truth, losses, per_example)
+    router.measure_reach()
+    router.backward(losses, example_weight)
+    half = router.half or losses.dtype in (torch.bfloat16, torch.float16)
     tolerance = HALF_TOLERANCE if half else P0_TOLERANCE[router.precision]
-    for (_, tensor), expected, found in zip(router.tensors, truth, sums, strict=True):
+    probed = FastSums(router.schedule, router.tensors, router.precision)
+    squares = probed.squares(router.pieces)
+    everything = mix[:, None].expand(-1, len(router.schedule.blocks))
+    probed.accumulate(router.pieces, everything)
+    sums = list(probed.take())
+    rounding = rounding_of(router, half)
+    silent, absent = [], []
+    for index, ((_, tensor), expected, found) in enumerate(zip(router.tensors, truth, sums, strict=True)):
         exact = torch.zeros_like(found) if expected is None else tensor.select(expected).to(found.dtype)
-        error = float((found - exact).double().norm())
-        if not error <= tolerance * max(float(exact.double().norm()), 1e-3 * scale):
+        size, error = float(exact.double().norm()), float((found - exact).double().norm())
+        floor = float(rounding[index])
+        if not error <= tolerance * size + floor:
             raise UnsupportedModule(
                 "GRADIENT_MISMATCH",
                 f"tensor {tensor.name!r}: the per-contribution gradients do not add up to autograd's own; it is probably used "
-                "without calling the module that owns it. Freeze it or use it through its module",
+                f"without calling the module that owns it{_IN_HALF if half else ''}. Freeze it or use it through its module",
             )
-    return norms
+        if size <= max(floor, float(noise[index])):
+            silent.append(tensor.name)
+        if size == 0.0:
+            absent.append(tensor.name)
+    norms = norms_of(squares, contributions, len(router.tensors))
+    return Exact(norms, torch.maximum(rounding, noise), tuple(silent), tuple(absent))
 
 
-def _check_jacobian(losses: torch.Tensor, taps: list[tuple[str, torch.Tensor]]) -> None:
+def _noise_of(
+    router: Router, truth: Sequence[torch.Tensor | None], losses: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """What rounding is seen to leave of small gradients, by a backward pass that rounds otherwise; (tensors,).
+
+    A gradient that cancels in front of its module (of keys of attention, over tokens that are all but equal) is rounding noise
+    many times larger than its own summands tell.
+    """
+    tensors = [tensor for _, tensor in router.tensors]
+    exact = [None if value is None else tensor.select(value) for tensor, value in zip(tensors, truth, strict=True)]
+    sizes = torch.tensor([0.0 if value is None else float(value.double().norm()) for value in exact])
+    small = [index for index in range(len(tensors)) if 0.0 < sizes[index] < SMALL * sizes.max()]
+    noise = torch.zeros(len(tensors))
+    if small:
+        odd = 0.7  # no power of two
+        again = gradients(losses, [tensors[index].parameter for index in small], weight * odd)
+        for index, value in zip(small, again, strict=True):
+            if value is not None:
+                noise[index] = NOISE * float((tensors[index].select(value) / odd - exact[index]).double().norm())
+    return noise
+
+
+_IN_HALF = ", or half precision is too coarse for it (autocast, or a model in bfloat16: train in float32 then)"
+
+
+def gradients(
+    output: torch.Tensor, inputs: Sequence[torch.Tensor], weight: torch.Tensor | None = None
+) -> Sequence[torch.Tensor | None]:
+    """Gradients of an output, None for inputs that it does not reach; the graph stays."""
+    try:
+        return torch.autograd.grad(output, inputs, weight, retain_graph=True, allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+    # A reentrant checkpoint knows full backward passes only; what comes by is seen by hooks.
+    found: dict[int, torch.Tensor] = {}
+    handles = [value.register_hook(partial(_gather, found, place)) for place, value in enumerate(inputs)]
+    try:
+        torch.autograd.backward([output], [weight], retain_graph=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [found.get(place) for place in range(len(inputs))]
+
+
+def _gather(found: dict[int, torch.Tensor], place: int, grad: torch.Tensor) -> None:
+    found[place] = grad if place not in found else found[place] + grad
+
+
+def rounding_of(router: Router, half: bool) -> torch.Tensor:
+    """What rounding may leave of the gradient of every tensor, by the backward pass of the armed microbatch; (tensors,)."""
+    unit = HALF_ROUNDING if half else ROUNDING[router.precision]
+    reach = router.reach
+    return torch.tensor([unit * reach.get(router.first_of(index), 0.0) for index in range(len(router.tensors))])
+
+
+def norms_of(squares: Mapping[int, torch.Tensor], contributions: int, tensors: int) -> torch.Tensor:
+    """Gradient norms (N, tensors) from squares by tensor."""
+    table = torch.zeros(contributions, tensors, dtype=torch.float64)
+    for index, square in squares.items():
+        table[:, index] = square.sqrt()
+    return table
+
+
+def _check_jacobian(losses: torch.Tensor, router: Router) -> None:
     """P1 on the graph of a probe microbatch."""
-    rows = len(losses)
+    rows, taps = len(losses), router.taps
     if rows < 2 or not taps:
         return
-    for j in (0, rows - 1):
-        grads = torch.autograd.grad(losses[j], [tap for _, tap in taps], retain_graph=True, allow_unused=True)
+    for j in {0, rows - 1} if rows > 2 else {0}:
+        with router.inside():
+            grads = gradients(losses[j], [tap for _, tap in taps])
         for (name, _), value in zip(taps, grads, strict=True):
             if value is None:
                 continue
@@ -145,38 +226,77 @@ def _check_jacobian(losses: torch.Tensor, taps: list[tuple[str, torch.Tensor]]) 
                 )
 
 
-def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuses collated shapes (without dimension 0) that follow the content: padding to the longest of a batch, say.
-
-    Raises:
-        CoupledModel: code PADDING, naming the tensor.
-    """
-    for key in sorted({*expected, *found}):
-        if expected.get(key) != found.get(key):
-            raise CoupledModel(
-                "PADDING",
-                f"the collated {key!r} has shape {expected.get(key)} per example with one content and {found.get(key)} with "
-                "another: padding to the longest of a batch lets one contribution shape the others; pad to a fixed length",
-            )
-
-
-def check_replacement(
-    first: ProbeRecord, second: ProbeRecord, replaced: int, dtype: torch.dtype, *, exact: bool = False
+def check_company(
+    first: Mapping[bytes, Seen], second: Mapping[bytes, Seen], tolerance: float, rounding: torch.Tensor
 ) -> None:
-    """P2: all contributions but ``replaced`` must show the same losses and norms in both records; ``exact``: to the last bit.
+    """P2: contributions that both microbatches have must show the same loss and norms in both.
+
+    Args:
+        first, second: by name of the contribution. tolerance: relative; 0 for equality to the last bit. rounding: (tensors,),
+            what a norm may differ by besides.
 
     Raises:
         CoupledModel: code REPLACEMENT.
     """
-    keep = torch.ones(len(first.losses), dtype=torch.bool)
-    keep[replaced] = False
-    tolerance = 0.0 if exact else P2_TOLERANCE[dtype]
-    for what, a, b in (("loss", first.losses, second.losses), ("gradient norm", first.norms_sq, second.norms_sq)):
-        gap, size = (a - b)[keep].abs(), a[keep].abs()
-        # Every block on its own scale, or a small block's coupling would hide behind a large one.
-        if not bool((gap <= tolerance * size.amax(0).clamp_min(1e-12)).all()):
-            raise CoupledModel(
-                "REPLACEMENT",
-                f"replacing one contribution changed the {what} of another: something is shared by the batch (a mean over all "
-                "tokens, a capacity, running statistics); make each loss a function of its own example",
-            )
+    both = [name for name in first if name in second]
+    losses = torch.tensor([[seen[name].loss for name in both] for seen in (first, second)], dtype=torch.float64)
+    _require_same("loss", losses[0], losses[1], tolerance, torch.zeros(()))
+    norms = [(a, b) for a, b in ((first[name].norms, second[name].norms) for name in both) if a is not None and b is not None]
+    if norms:
+        slack = rounding if tolerance else torch.zeros(())
+        _require_same("gradient", *(torch.stack(side) for side in zip(*norms, strict=True)), tolerance, slack)
+
+
+def _require_same(what: str, a: torch.Tensor, b: torch.Tensor, tolerance: float, slack: torch.Tensor) -> None:
+    finite = torch.isfinite(a) & torch.isfinite(b)
+    gap = torch.where(finite, (a - b).abs(), 0.0)
+    size = torch.where(finite, a.abs(), 0.0).amax(0)
+    if not bool((gap <= tolerance * size.clamp_min(1e-12) + slack).all()) or not bool((finite | (a.isnan() ==
+    b.isnan())).all()):
+        raise CoupledModel(
+            "REPLACEMENT",
+            f"replacing one contribution changed the {what} of another: something is shared by the batch (a mean over all "
+            "tokens, a capacity, running statistics, random numbers in no order of rows); make each loss a function of its own "
+            "example",
+        )
+
+
+@contextmanager
+def opened_gates(router: Router, seed: int) -> Iterator[None]:
+    """Moves every trained tensor a little, and puts it back bit for bit: behind a gate that starts at zero nothing shows.
+
+    Entries move by a tenth of the size of their tensor; a tensor of zeros by a fixed small amount.
+    """
+    parameters = list({id(tensor.parameter): tensor.parameter for _, tensor in router.tensors}.values())
+    kept = [parameter.detach().clone() for parameter in parameters]
+    try:
+        with torch.no_grad():
+            for place, parameter in enumerate(parameters):
+                size = float(parameter.detach().double().square().mean().sqrt())
+                step = 0.1 * size if size > 0.0 else 0.02
+                generator = torch.Generator().manual_seed(seed + place)
+                offset = torch.randn(parameter.shape, generator=generator).mul_(step)
+                parameter.add_(offset.to(parameter))
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, before in zip(parameters, kept, strict=True):
+                parameter.copy_(before)
+
+
+@contextmanager
+def stretched(router: Router, seed: int) -> Iterator[None]:
+    """Stretches trained vectors (the weights of norms, say) unevenly, so that some columns of activations come near any bound
+    that outliers are told by; and puts them back bit for bit."""
+    vectors = {id(t.parameter): t.parameter for _, t in router.tensors if t.parameter.dim() == 1}.values()
+    kept = [parameter.detach().clone() for parameter in vectors]
+    try:
+        with torch.no_grad():
+            for place, parameter in enumerate(vectors):
+                generator = torch.Generator().manual_seed(seed + place)
+                parameter.mul_((STRETCH ** torch.rand(parameter.shape, generator=generator)).to(parameter))
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, before in zip(vectors, kept, strict=True):
+                parameter.copy_(before)

@@ -3,11 +3,6 @@
 Which contributions are public is read off their signed bounds: the policy lets no private class admit the pair that says so.
 """
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import numpy as np
 import torch
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
@@ -61,32 +56,3 @@ class PublicSums(FastSums):
         zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
         finite = torch.isfinite(torch.where(bounds.permitted_NG, norms_sq_NG, zero)).all(1)
         return torch.where(bounds.permitted_NG & finite[:, None], one, zero)
-
-
-@contextmanager
-def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Runs a block with the generators of torch, numpy and Python seeded anew, and puts them back to where they stood.
-
-    How far the common generators have moved tells how many private microbatches ran before. A public gradient is released
-    without noise, and with dropout it would show that position, and so who was drawn, to whoever knows the seed of the run.
-
-    Args:
-        seed: below 2^64, a function of the step and of the place among its public microbatches.
-        device: of the model.
-    """
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))
-    if on_device is not None:
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
-        if on_device is not None:
-            torch.cuda.set_rng_state(on_device, device)

@@ -8,8 +8,8 @@ cannot hold a non-private gradient.
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -20,14 +20,16 @@ from torch.utils.hooks import RemovableHandle
 from dptrain.errors import CoupledModel, LossShape, UnsupportedModule
 from dptrain.gradients.forms import Piece
 from dptrain.gradients.generic import GenericRule, spreads
-from dptrain.gradients.rules import Rule, rule_for
+from dptrain.gradients.rules import LinearRule, Rule, rule_for
 from dptrain.gradients.whole_modules import composite_rule
+from dptrain.microbatch import Microbatch
 from dptrain.resolver import Schedule
 from dptrain.routing.capture import Kept, Tap, in_reentrant_checkpoint
 from dptrain.routing.levels import Sums, sums_for
 from dptrain.routing.narrow import narrow
 from dptrain.routing.prompts import SpreadPrompts, prompt_models
 from dptrain.routing.sums import Bounds, Pieces, full_precision
+from dptrain.sandbox import Entry, Given, Sandbox
 
 
 class FallbackNotice(UserWarning):
@@ -60,14 +62,22 @@ class _Armed:
     taps: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     muted: bool = False
+    half: bool = False
+    """Whether a captured module computed in half precision."""
+    reach: dict[int, float] | None = None
+    """In the probes, by tensor: the norm of the absolute summands of its gradient, or more; what rounding is measured by."""
 
 
 class Router:
     """Finds the per-contribution gradients of every microbatch of one model under one schedule, and folds them into sums.
 
     Guarantee: what :meth:`fold` hands to ``sums`` are, per scheduled tensor, pieces whose row i is the gradient of
-    contribution i alone; a contribution with a non-finite gradient contributes zero, silently. What the sums promise stands
-    with them (:mod:`dptrain.routing.sums`).
+    contribution i alone; a contribution with a non-finite loss or gradient contributes zero, silently. What the sums promise
+    stands with them (:mod:`dptrain.routing.sums`).
+
+    Args:
+        sandbox: what the forward runs in, while a microbatch is entered there. None: a module that draws random numbers and
+            has no rule of its own is refused.
     """
 
     def __init__(
@@ -78,8 +88,10 @@ class Router:
         exactness: str = "fast",
         least_multiplier: float = 1.0,
         noise_family: str = "gaussian",
+        sandbox: Sandbox | None = None,
     ) -> None:
         self.schedule = schedule
+        self.sandbox = sandbox
         self.tensors = [(g, tensor) for g, block in enumerate(schedule.blocks) for tensor in block.tensors]
         self._index: dict[int, int] = {}
         self._parts: dict[int, list[int]] = {}
@@ -90,6 +102,9 @@ class Router:
         self._armed: _Armed | None = None
         self._serial = 0
         self._anchor = torch.zeros((), requires_grad=True)
+        if sandbox is not None:
+            sandbox.own(self._anchor)
+        self._begun: dict[str, int] = {}
         self._handles: list[RemovableHandle] = []
         self.sites = list(self._find_sites(model))
         self._prompts = [SpreadPrompts(module, self._is_armed) for module in prompt_models(model)]
@@ -141,7 +156,7 @@ class Router:
         for site in self.sites:
             self._handles.append(site.module.register_forward_pre_hook(partial(self._widen, site), with_kwargs=True))
             if isinstance(site.rule, GenericRule):
-                self._handles += site.rule.tape.watch(site.module, partial(self._records, site))
+                self._handles.append(site.module.register_forward_pre_hook(partial(self._begin, site)))
             self._handles.append(site.module.register_forward_hook(partial(self._capture, site), with_kwargs=True))
 
         for prompts in self._prompts:
@@ -150,12 +165,16 @@ class Router:
     def _is_armed(self) -> bool:
         return self._armed is not None
 
-    def _records(self, site: Site) -> int:
-        """Number of the microbatch for which a gradient of this forward of the site may be asked for, 0 for none."""
-        armed = self._armed
-        if armed is None or not torch.is_grad_enabled() or armed.active.isdisjoint(site.tensors.values()):
-            return 0
-        return armed.serial
+    def _begin(self, site: Site, module: nn.Module, args: tuple) -> None:
+        """Notes where the draws of this forward begin."""
+        if self.sandbox is not None and self.sandbox.active:
+            self._begun[site.name] = self.sandbox.position()
+
+    def _drawn(self, site: Site) -> tuple[Entry, ...]:
+        """What the forward of this site that just ended drew and read."""
+        if self.sandbox is None or not self.sandbox.active or site.name not in self._begun:
+            return ()
+        return self.sandbox.since(self._begun.pop(site.name))
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -163,9 +182,6 @@ class Router:
         self._handles.clear()
         for prompts in self._prompts:
             prompts.detach()
-        for site in self.sites:
-            if isinstance(site.rule, GenericRule):
-                site.rule.tape.stop()
 
     def arm(self, contributions: int, examples: int, permitted_NG: torch.Tensor) -> None:
         """Starts a microbatch of ``contributions`` x ``examples`` rows; only blocks permitted to one of them are captured."""
@@ -173,6 +189,31 @@ class Router:
         active = frozenset(self._first[i] for i, (g, _) in enumerate(self.tensors) if g in blocks)
         self._serial += 1
         self._armed = _Armed(self._serial, contributions, examples, active, blocks)
+
+    @contextmanager
+    def rearmed(self, rows: Microbatch, like: "_Armed | None" = None, given: Given | None = None) -> Iterator[None]:
+        """Arms for other rows within an armed microbatch, which comes back untouched.
+
+        Args:
+            like: whose active blocks to take; default: those of the microbatch. given: see :meth:`Sandbox.enter`.
+        """
+        armed = self._armed
+        template = like or armed
+        assert template is not None
+        self._serial += 1
+        self._armed = replace(
+            template, serial=self._serial, contributions=rows.contributions, examples=rows.examples, pieces={}, taps=[],
+            order=[], muted=False, half=False, reach=None,
+        )  # fmt: skip
+        sandbox = self.sandbox
+        try:
+            if sandbox is None or not sandbox.active:
+                yield
+                return
+            with sandbox.enter(sandbox.current.step, rows.names, given=given), self.inside():
+                yield
+        finally:
+            self._armed = armed
 
     def disarm(self) -> None:
         """Forgets the microbatch; forwards from here on are ordinary ones."""
@@ -186,6 +227,33 @@ class Router:
     def contributions(self) -> int:
         """Contributions in the armed microbatch, 0 when none is armed."""
         return self._armed.contributions if self._armed else 0
+
+    @property
+    def half(self) -> bool:
+        """Whether a module of this microbatch that is trained computed in half precision."""
+        return self._armed is not None and self._armed.half
+
+    @property
+    def reach(self) -> dict[int, float]:
+        """In the probes: how large rounding of the gradient of each tensor is measured by."""
+        return (self._armed.reach if self._armed else None) or {}
+
+    @property
+    def probing(self) -> bool:
+        """Whether a probe is under way."""
+        sandbox = self.sandbox
+        if sandbox is not None and sandbox.active and (sandbox.current.probing or sandbox.current.learning):
+            return True
+        return any(tensor.parameter.requires_grad for _, tensor in self.tensors)
+
+    def first_of(self, index: int) -> int:
+        """The index that stands for a whole tensor: of one that is split, that of its first part."""
+        return self._first[index]
+
+    def measure_reach(self) -> None:
+        """Has :attr:`reach` filled by the backward passes of this microbatch."""
+        assert self._armed is not None
+        self._armed.reach = {}
 
     @property
     def taps(self) -> list[tuple[str, torch.Tensor]]:
@@ -283,14 +351,22 @@ class Router:
                 f"module {site.name!r} ({type(module).__name__}) runs now but did not run in the probes at start, so nothing "
                 f"shows that its gradient belongs to single contributions; freeze its tensors {sorted(wanted)}",
             )
+        if isinstance(site.rule, GenericRule) and self.sandbox is not None and self.sandbox.learning:
+            site.rule.learn(args, kwargs, rows)
+        armed.half = armed.half or _half(leaves)
         begins = not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args)
-        draws = site.rule.tape.take() if isinstance(site.rule, GenericRule) else ()
+        draws = self._drawn(site) if generic else ()
         for place, value in enumerate(leaves):
             if not isinstance(value, torch.Tensor) or not value.is_floating_point():
                 continue
             if len(leaves) > 1 and value.requires_grad:
                 # Inside, one output may be made of another: what is seen here is what flows in from outside alone.
                 value = leaves[place] = value.view_as(value)
+                changed = True
+            if value.requires_grad and value._is_view() and isinstance(site.rule, LinearRule):
+                # A change in place (y = linear(x); y += x) would take the hook off a view. That it is one is an accident of how
+                # torch multiplies, and nothing keeps the product that it is a view of.
+                value = leaves[place] = torch.ops.aten._unsafe_view(value, value.shape)
                 changed = True
             if not value.requires_grad:
                 anchor = self._anchor if self._anchor.device == value.device else self._anchor.to(value.device)
@@ -321,10 +397,26 @@ class Router:
                 "under the clip of others; keep no graph from one microbatch to the next",
             )
         call = kept.call(place)
-        with torch.no_grad(), self.paused(), full_precision(grad.device):
+        with torch.no_grad(), self.paused(), full_precision(grad.device), self._aside(site):
             found = site.rule.pieces(call, grad, wanted, lambda key: site.tensors[key] not in self._shared)
             for key, piece in found.items():
                 self._deliver(armed, site.tensors[key], piece)
+            if armed.reach is not None:
+                reach = {site.tensors[key]: _reach(site.rule, key, call.inputs, grad) for key in found}
+                for index, size in reach.items():
+                    armed.reach[index] = armed.reach.get(index, 0.0) + size
+
+    def inside(self) -> AbstractContextManager[None]:
+        """Where a backward pass runs: what it recomputes is the program of the pass, whoever asked for it."""
+        return nullcontext() if self.sandbox is None else self.sandbox.inside()
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Where our own operations run."""
+        return nullcontext() if self.sandbox is None else self.sandbox.aside()
+
+    def _aside(self, site: Site) -> AbstractContextManager[None]:
+        """Our own operations need no sandbox; a module that is run again does."""
+        return nullcontext() if isinstance(site.rule, GenericRule) else self.aside()
 
     def _deliver(self, armed: _Armed, index: int, piece: Piece) -> None:
         """Hands a piece in; of a tensor that is split, what lies in each part that a contribution may touch."""
@@ -359,10 +451,21 @@ class Router:
         Args:
             losses: shape (N * M,), one per example. weight: same shape; 1/m_i for the m_i examples of a contribution, 0 for
                 rows that only pad.
+
+        Raises:
+            NotPrivateUse: code FOREIGN_LEAF, something outside the model would get a raw gradient.
         """
         assert self._armed is not None
         self._armed.pieces.clear()
-        torch.autograd.backward([losses], [weight.to(losses)], retain_graph=retain_graph)
+        sandbox = self.sandbox
+        weight = weight.to(losses)
+        if sandbox is not None:
+            sandbox.refuse_leaves()
+            weight = sandbox.strike(losses, weight)
+        with self.inside():
+            torch.autograd.backward([losses], [weight], retain_graph=retain_graph)
+        if sandbox is not None:
+            sandbox.refuse_leaves()  # those that a recomputation met
 
     @property
     def pieces(self) -> Pieces:
@@ -374,6 +477,30 @@ class Router:
         """Masks, clips and adds what the backward pass found to the sums of the step, and ends the microbatch."""
         self.sums.add(self.pieces, bounds)
         self.disarm()
+
+
+def _reach(rule: Rule, key: str, inputs: tuple, grad: torch.Tensor) -> float:
+    """At least the norm of the sum of |summands| of the gradient of one tensor.
+
+    Of a weight of a linear map, lengths of output gradients times lengths of their inputs; else, times the longest input.
+    """
+    lengths = _lengths(grad)
+    if isinstance(rule, LinearRule):
+        return float(lengths.sum() if key == "bias" else (lengths * _lengths(inputs[0])).sum())
+    longest = 1.0
+    for value in inputs:
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel():
+            longest = max(longest, float(_lengths(value).max()))
+    return float(lengths.sum()) * longest
+
+
+def _lengths(value: torch.Tensor) -> torch.Tensor:
+    """Norms over the last dimension."""
+    return torch.linalg.vector_norm(value.detach().double().reshape(-1, value.shape[-1] if value.dim() else 1), dim=-1)
+
+
+def _half(values: list[object]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16) for value in values)
 
 
 def _rows(value: object, armed: _Armed) -> bool:

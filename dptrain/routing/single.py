@@ -64,6 +64,11 @@ class Spread:
 
     def __init__(self) -> None:
         self._totals: dict[int, torch.Tensor] = {}
+        self._spoilt = False
+
+    def spoil(self) -> None:
+        """Makes the contribution count as zero, whatever its other parts add."""
+        self._spoilt = True
 
     def add(self, pieces: dict[int, list[Piece]], tensors: Sequence[tuple[int, Tensor]], dtype: torch.dtype) -> None:
         """Adds the pieces of a microbatch that holds this contribution alone.
@@ -84,7 +89,10 @@ class Spread:
             else:
                 total.index_add_(0, part.ids_R, part.values_RD.double())
 
-    def take(self) -> dict[int, list[Piece]]:
-        """The whole contribution as pieces of one row, float64; the next contribution starts from nothing."""
+    def take(self) -> dict[int, list[Piece]] | None:
+        """The whole contribution as pieces of one row, float64, None for one that counts as zero; the next one starts anew."""
         totals, self._totals = self._totals, {}
+        spoilt, self._spoilt = self._spoilt, False
+        if spoilt:
+            return None
         return {index: [Dense(total[None])] for index, total in totals.items()}

@@ -98,18 +98,24 @@ class FastSums:
     def norms_sq(self, pieces: Pieces, contributions: int) -> torch.Tensor:
         """Squared gradient norm per contribution and block, float64 (N, G); non-finite rows are zeroed where they lie."""
         table = torch.zeros(contributions, len(self._stds), dtype=torch.float64)
+        for index, square in self.squares(pieces).items():
+            table[:, self._tensors[index][0]] += square
+        return table
+
+    def squares(self, pieces: Pieces) -> dict[int, torch.Tensor]:
+        """Squared gradient norm per contribution of every tensor, float64 (N,); non-finite rows are zeroed where they lie."""
         squares = []
         for index, found in pieces.items():
             tensor = self._tensors[index][1]
             with full_precision(tensor.parameter.device):
                 pieces[index] = merge(found, tensor.shape)
                 squares.append(norm_sq(pieces[index]))
-        for index, square in zip(pieces, _on_host(squares), strict=True):
+        found_squares = dict(zip(pieces, _on_host(squares), strict=True))
+        for index, square in found_squares.items():
             bad = ~torch.isfinite(square)
             if bad.any():
                 zero_rows(pieces[index], bad)
-            table[:, self._tensors[index][0]] += square
-        return table
+        return found_squares
 
     def margins(self, bounds: Bounds) -> torch.Tensor:
         """Relative shrink of each contribution's bounds, float64 (N,): float rounding, and its own share of the lattice's.

@@ -16,6 +16,9 @@ from dptrain.runconfig import OptimizerConfig
 
 Collate = Callable[[list[Any]], Mapping[str, torch.Tensor]]
 
+PROBED = 8
+"""Public validation examples that the start-up probes run on."""
+
 
 def per_example_loss(model: nn.Module, rows: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Cross entropy of every example alone, shape (B,); no mean over the batch, which would couple contributions."""
@@ -66,6 +69,11 @@ def read_examples(path: str | Path | None) -> list[Any]:
     if not examples:
         raise ConfigError("VALIDATION", f"{path} holds no example; drop data.validation to train without accuracy")
     return examples
+
+
+def probe_records(validation: Sequence[Mapping[str, Any]]) -> list[bytes] | None:
+    """Records for the start-up probes: the first public validation examples; None where there are too few."""
+    return [json.dumps(example).encode() for example in validation[:PROBED]] if len(validation) > 1 else None
 
 
 def labels_of(examples: Sequence[Any], labels: Sequence[str]) -> torch.Tensor:

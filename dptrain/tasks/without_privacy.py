@@ -54,9 +54,10 @@ class WithoutPrivacy:
         print(STAMP, file=sys.stderr)
 
     def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, collate: Collate, layers: str | None = None
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, collate: Collate, layers: str | None = None,
+        probe: object = None,
     ) -> tuple[nn.Module, torch.optim.Optimizer, "WithoutPrivacy"]:
-        """Model, optimizer and steps, as ``PrivateTraining.prepare`` gives them; ``layers`` says nothing here."""
+        """Model, optimizer and steps, as ``PrivateTraining.prepare`` gives them; ``layers`` and ``probe`` say nothing here."""
         self._collate = collate
         self._optimizer = optimizer
         rules = {rule.name: float(rule.sampling_rate) for rule in self.policy.classes}
@@ -83,6 +84,10 @@ class WithoutPrivacy:
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """Ordinary gradients of the mean loss over the draw."""
         (losses * rows.weight.to(losses)).sum().mul(self._share).backward()
+
+    def loss(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """The loss as it is: an example that raises ends a comparison run."""
+        return loss
 
     def compile(self, loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """The loss as it is: comparison runs are not compiled."""

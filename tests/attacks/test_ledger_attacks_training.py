@@ -123,7 +123,7 @@ def test_B7_a_ledger_that_went_on_without_the_model_is_LedgerForked(world):
 
 def test_B13_every_step_is_charged_on_disk_before_its_sample_is_drawn_and_before_the_model_moves(world, monkeypatch):
     """Seen from another process's side: the file holds the charge when the draw begins, and when the optimizer steps."""
-    trainer = start(world)
+    trainer = start(world).begin()
     drawn: list[int] = []
 
     def is_charged(number: int) -> bool:
@@ -200,6 +200,8 @@ def test_B16_another_runs_ledger_or_none_under_the_models_checkpoints_is_refused
     assert refused.value.code == "CHECKPOINTS_OF_ANOTHER_RUN"
     del refused
     gc.collect()  # the lock went with the trainer that could not be made
+    assert not any((world.root / file).exists() for file in FILES), "and it left none"
+    start(world, checkpoint_dir=world.root / "elsewhere").begin().close()
     with pytest.raises((LedgerWrongRun, LedgerBehind)):
         Trainer(world, resume=True)  # the one just made is of another run
     gc.collect()

@@ -93,6 +93,7 @@ INJECTIONS = st.sampled_from(
         {"auditors": AUDITORS, "auditor_quorum": len(AUDITORS)},
         {"auditors": AUDITORS, "auditor_quorum": 1, "retention_epochs": 2, "retention_hash_epochs": 3},
         {"disclosure": "occurrences_public", "sampling_order": "cyclic"},
+        {"isolation_required": True},
         {"disclosure": "occurrences_public", "sampling_order": "shuffled", "noise_injection": "per_sample"},
     ]
 )

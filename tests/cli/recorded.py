@@ -9,8 +9,9 @@ from attest.gate import run_gate
 from attest.policy import open_policy
 from attest.registry import open_registry
 from attest.schedule import block_std
-from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.leaves import HELD, HeaderBlock, HeaderSpec
 from ledger.leaves.content_anchor import content_anchor
+from ledger.leaves.header import ADDRESSED
 from ledger.log import AdmitSpec, Ledger
 from ledger.note import NoteSigner
 from ledger.rules.weights import WeightRecord
@@ -42,6 +43,9 @@ def record(shell, *, private: bool = True, ledger: str = "ledger.db", state: str
             for name, classes in (("layer.0", ("public",)), ("layer.1", both), ("head", both))
         ),
         exactness_note="fast",
+        isolation=HELD,
+        randomness=ADDRESSED,
+        unprobed=(),
         private=private,
     )
     with Ledger.create(ledger, header, signer, now=now, state=state) as log:
@@ -50,7 +54,7 @@ def record(shell, *, private: bool = True, ledger: str = "ledger.db", state: str
             window = log.charge(step, 5, now=now, noise_stream=step.to_bytes(16, "big"))
             log.settle(window, 5, now=now)
             if step in (6, 16):
-                log.close_epoch(step + 4, log.keep_weights([WEIGHTS]), now=now)
+                log.close_epoch(step + 4, log.keep_weights([WEIGHTS]), isolation=HELD, now=now)
         log.finish(now=now)
     return signer.vkey
 

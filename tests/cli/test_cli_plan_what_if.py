@@ -95,8 +95,8 @@ def test_words_tables_and_lists_are_values(shell, policy):
 
 
 def test_every_key_of_a_policy_may_be_changed():
-    """The list of known keys is that of the policy's own reader, but for who audits, which changes no figure."""
-    tables = {"noise", "sampling", "floors", "gate", "ledger", "class"}
+    """The list of known keys is that of the policy's own reader, but for auditors and isolation, which change no figure."""
+    tables = {"noise", "sampling", "floors", "gate", "ledger", "isolation", "class"}
     top = {key for key in policy_toml._TOP if key not in tables}
     top |= {
         f"{table}.{key}"

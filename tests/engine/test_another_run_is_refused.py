@@ -15,6 +15,8 @@ ALIKE = {
     "exactness_note": "fast",
     "private": True,
     "registry_root": b"root",
+    "isolation": "held",
+    "randomness": "addressed",
 }
 CHANGES = {
     "policy": b"another policy",
@@ -23,6 +25,8 @@ CHANGES = {
     "exactness_note": "fast. Noise is drawn on the device",
     "private": False,
     "registry_root": b"another root",
+    "isolation": "optimizer SAM is not known to keep tensors apart",
+    "randomness": "unaddressed",
 }
 SENTENCES = {
     "policy": "another policy",
@@ -31,6 +35,8 @@ SENTENCES = {
     "exactness_note": "another account of its numerics",
     "private": "another privacy mode",
     "registry_root": "another state of the registry",
+    "isolation": "another word on isolation by its optimizer",
+    "randomness": "another randomness of forward passes",
 }
 
 

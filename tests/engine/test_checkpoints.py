@@ -19,7 +19,7 @@ def parts(fill: float = 1.0):
 
 
 def pin(step: int) -> PinRecord:
-    return PinRecord(step, "o", 3, "00" * 32, "11" * 32, 0)
+    return PinRecord(step, "o", 3, "00" * 32, "11" * 32, 0, "held")
 
 
 def test_the_newest_two_are_kept_and_read_back(tmp_path) -> None:

@@ -121,9 +121,9 @@ def test_public_microbatches_run_in_the_hook_form(traced: None, tmp_path, monkey
     ran: list[bool] = []
     run = graphs.StepGraph.__call__
 
-    def watched(self: graphs.StepGraph, values: dict) -> tuple:
+    def watched(self: graphs.StepGraph, *values: object) -> tuple:
         ran.append(trainer.private.folding.holds_public())
-        return run(self, values)
+        return run(self, *values)
 
     monkeypatch.setattr(graphs.StepGraph, "__call__", watched)
     public = 0

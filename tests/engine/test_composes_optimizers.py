@@ -288,9 +288,9 @@ def test_a_group_added_during_a_run_moves_only_by_private_gradients(tmp_path) ->
         assert torch.equal(model.embed.weight, before), "a frozen tensor has no gradient and does not move"
         outside = nn.Parameter(torch.ones(3, dtype=torch.float64))
         run.optimizer.add_param_group({"params": [outside]})
-        run.gradients(next(steps), lambda m, rows: per_example(m, rows) + outside.square().sum())
-        with pytest.raises(NotPrivateUse, match="FOREIGN_GRADIENT"):
-            run.optimizer.step()
+        with pytest.raises(NotPrivateUse, match="FOREIGN_LEAF"):
+            run.gradients(next(steps), lambda m, rows: per_example(m, rows) + outside.square().sum())
+        assert outside.grad is None, "before a gradient is formed"
         assert torch.equal(outside, torch.ones(3, dtype=torch.float64))
 
 
@@ -311,7 +311,8 @@ def test_flags_changed_during_a_run_are_refused_before_a_backward_and_before_a_s
         run.gradients(next(steps))
         run.optimizer.step()
         step = next(steps)
-        rows = next(iter(step))
+        taken = iter(step)
+        rows = next(taken)
         changed.requires_grad_(True)
         with pytest.raises(NotPrivateUse, match="REQUIRES_GRAD"):
             run.private.backward(per_example(model, rows), rows)

@@ -20,6 +20,7 @@ from dptrain.routing import Router  # noqa: E402
 from tests.guarantees.peers import NORMALIZER, Run, collate, net, per_example, small_world  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
+from tests.worlds import World  # noqa: E402
 
 STEPS = 3
 
@@ -59,10 +60,16 @@ def dropping() -> nn.Module:
 
 
 @pytest.fixture
-def plain(tmp_path) -> State:
+def world(tmp_path) -> World:
+    """One for both runs of a comparison: masks belong to contributions, and another world has others."""
+    return small_world(tmp_path / "world", steps=STEPS)
+
+
+@pytest.fixture
+def plain(world) -> State:
     """What the run gives when nothing else happens."""
     torch.manual_seed(1)
-    with Run(small_world(tmp_path / "plain", steps=STEPS), dropping(), microbatch=2) as run:
+    with Run(world, dropping(), microbatch=2) as run:
         return train(run)
 
 
@@ -128,10 +135,10 @@ def _reference(root: Any) -> Any:
     return path
 
 
-def test_accelerators_own_backward_leaves_no_gradient_and_adds_nothing(tmp_path, plain) -> None:
+def test_accelerators_own_backward_leaves_no_gradient_and_adds_nothing(tmp_path, world, plain) -> None:
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(1)
-    with Run(small_world(tmp_path, steps=STEPS), dropping(), microbatch=2, accelerator=accelerator) as run:
+    with Run(world, dropping(), microbatch=2, accelerator=accelerator) as run:
         for step in run.steps:
             for rows in step:
                 losses = per_example(run.model, rows)
@@ -177,7 +184,7 @@ def test_averages_of_the_weights_are_averages_of_released_states(tmp_path, kind:
 
 
 @pytest.mark.parametrize("when", ["between steps", "with a microbatch under way"])
-def test_a_copy_of_the_model_is_no_part_of_the_run(tmp_path, plain, when: str) -> None:
+def test_a_copy_of_the_model_is_no_part_of_the_run(world, plain, when: str) -> None:
     """Its hooks do nothing: its forwards, its own training and its size leave the run alone, and no gradient comes along."""
     copies: list[nn.Module] = []
 
@@ -189,13 +196,16 @@ def test_a_copy_of_the_model_is_no_part_of_the_run(tmp_path, plain, when: str) -
             router = hook.func.__self__
             assert isinstance(router, Router) and router is not run.private.router and not hasattr(router, "sums")
         twin.eval().requires_grad_(True)
-        losses = per_example(twin, {"ids": torch.ones(5, 7, dtype=torch.long), "labels": torch.zeros(5, dtype=torch.long)})
-        losses.sum().backward()
-        assert all(p.grad is not None for p in twin.parameters()), "the copy trains as any model does"
+        other = {"ids": torch.ones(5, 7, dtype=torch.long), "labels": torch.zeros(5, dtype=torch.long)}
+        with torch.set_grad_enabled(when == "between steps"):  # a foreign leaf within a microbatch would be refused
+            losses = per_example(twin, other)
+        if when == "between steps":
+            losses.sum().backward()
+            assert all(p.grad is not None for p in twin.parameters()), "the copy trains as any model does"
         assert all(not p.requires_grad for p in run.model.parameters()) or run.private.probe.active
 
     torch.manual_seed(1)
-    with Run(small_world(tmp_path, steps=STEPS), dropping(), microbatch=2) as run:
+    with Run(world, dropping(), microbatch=2) as run:
         hooked = {"between": clone} if when == "between steps" else {"inside": clone}
         assert_same(train(run, **hooked), plain)
     assert copies and all(type(c) is type(run.model) for c in copies)
@@ -298,7 +308,7 @@ def test_the_whole_model_can_be_pickled_during_a_run(tmp_path) -> None:
 
 @pytest.mark.parametrize("guard", [torch.inference_mode, torch.no_grad, torch.enable_grad], ids=lambda g: g.__name__)
 @pytest.mark.parametrize("when", ["between", "inside"])
-def test_evaluation_inside_the_loop_changes_nothing(tmp_path, plain, guard: Any, when: str) -> None:
+def test_evaluation_inside_the_loop_changes_nothing(world, plain, guard: Any, when: str) -> None:
     """Between steps, and with a microbatch under way (before its forward, after its backward pass), in eval mode."""
     if when == "inside" and guard is torch.enable_grad:
         pytest.skip("a graph over other rows while a microbatch is armed is refused; see the next test")
@@ -311,7 +321,7 @@ def test_evaluation_inside_the_loop_changes_nothing(tmp_path, plain, guard: Any,
         run.model.train()
 
     torch.manual_seed(1)
-    with Run(small_world(tmp_path, steps=STEPS), dropping(), microbatch=2) as run:
+    with Run(world, dropping(), microbatch=2) as run:
         assert_same(train(run, **{when: evaluate}), plain)
     assert outputs and all(not out.requires_grad for out in outputs)
 

@@ -47,7 +47,7 @@ def other(world: World) -> World:
 
 def finish(trainer: Trainer, export: Path) -> Path:
     trainer.run()
-    trainer.private.recorder.finish(STEPS, bytes(32), trainer.private.recorder.ledger.state.last_time)
+    trainer.private.recorder.finish(STEPS, bytes(32), "held", trainer.private.recorder.ledger.state.last_time)
     trainer.private.recorder.export(export)
     trainer.close()
     return export
@@ -127,7 +127,7 @@ def test_a_ledger_whose_key_was_stolen_goes_on_under_another_origin_and_key_only
         with pytest.raises(LeafRefused) as refused:
             Trainer(other(world), replaces=world.ledger, **options)
         assert refused.value.code == "PREVIOUS" and not other(world).ledger.exists()
-    heir = Trainer(other(world), replaces=world.ledger)
+    heir = Trainer(other(world), replaces=world.ledger).begin()
     (cited,) = heir.private.recorder.ledger.header.previous
     carried = heir.private.recorder._spent.carried(heir.private.recorder.admitted()[0], 1e-5)
     heir.close()
@@ -170,17 +170,17 @@ def test_a_resumed_run_holds_the_exports_of_earlier_runs_against_what_it_cites(t
 @pytest.mark.parametrize("export", [False, True])
 def test_what_was_withdrawn_in_an_earlier_run_is_withdrawn_here_before_the_first_step(tmp_path, export):
     world = make_world(tmp_path, per_class=2, steps=STEPS)
-    trainer = Trainer(world)
+    trainer = Trainer(world).begin()
     gone, ended, *_ = trainer.private.recorder.admitted()
     trainer.run()
     recorder = trainer.private.recorder
     recorder.withdraw(gone, "consent", bytes(range(32)), now=recorder.ledger.state.last_time)
     recorder.withdraw(ended, "expired", bytes(32), now=recorder.ledger.state.last_time)
-    recorder.finish(STEPS, bytes(32), recorder.ledger.state.last_time)
+    recorder.finish(STEPS, bytes(32), "held", recorder.ledger.state.last_time)
     recorder.export(tmp_path / "one")
     trainer.close()
     options = {"earlier": [tmp_path / "one" if export else world.ledger], "earlier_keys": [world.root / "ledger.pub"]}
-    second = Trainer(other(world), **options)
+    second = Trainer(other(world), **options).begin()
     assert second.private.recorder.withdrawn() == {gone} and second.private.recorder.ledger.charged_steps == 0
     (leaf,) = second.private.recorder._spent.withdrawn.values()
     assert (leaf[1].reason, leaf[1].evidence_hash) == ("consent", bytes(range(32)))
@@ -220,7 +220,7 @@ def test_a_run_with_a_fixed_test_key_is_no_earlier_run(tmp_path):
     world = make_world(tmp_path, per_class=1, steps=STEPS)
     trainer = Trainer(world, insecure_test_key=bytes(range(32)))
     trainer.run()
-    trainer.private.recorder.finish(STEPS, bytes(32), trainer.private.recorder.ledger.state.last_time)
+    trainer.private.recorder.finish(STEPS, bytes(32), "held", trainer.private.recorder.ledger.state.last_time)
     trainer.close()
     with pytest.raises(LeafRefused) as refused:
         Trainer(other(world), earlier=[world.ledger])

@@ -21,6 +21,7 @@ from dptrain.errors import (  # noqa: E402
     StepOrder,
     UnsupportedPolicy,
 )
+from dptrain.sandbox.isolation import IsolationNotice  # noqa: E402
 from ledger.errors import LedgerError  # noqa: E402
 from tests.trainers import Trainer, collate_tokens  # noqa: E402
 from tests.worlds import World, make_world, token_record, write_jsonl  # noqa: E402
@@ -87,13 +88,21 @@ def test_zero_grad_before_step_is_refused(world: World) -> None:
     trainer.close()
 
 
-def test_clipping_the_noised_gradient_in_place_is_allowed(world: World) -> None:
-    trainer = Trainer(world)
-    for rows in next(iter(trainer.steps)):
-        trainer.private.backward(trainer.losses(rows), rows)
-    torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 0.1)
-    trainer.optimizer.step()
-    trainer.close()
+def test_clipping_all_gradients_together_ends_isolation_and_clipping_blocks_does_not(tmp_path) -> None:
+    """Epsilon is the same under both. Before, the first was allowed without a word."""
+    for together in (False, True):
+        trainer = Trainer(make_world(tmp_path / str(together), steps=4))
+        for rows in next(iter(trainer.steps)):
+            trainer.private.backward(trainer.losses(rows), rows)
+        if together:
+            torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 0.1)
+            with pytest.warns(IsolationNotice, match=r"step 1: gradients were changed.*private\.clip_blocks_"):
+                trainer.optimizer.step()
+        else:
+            trainer.private.clip_blocks_(0.1)
+            trainer.optimizer.step()
+        assert (trainer.private.isolation.told == "held") is not together
+        trainer.close()
 
 
 def test_leaving_a_step_without_the_optimizer_is_refused(world: World) -> None:
@@ -224,13 +233,13 @@ def test_content_that_changes_after_the_gate_is_refused(world: World) -> None:
 
 
 def test_an_existing_ledger_needs_resume(world: World) -> None:
-    Trainer(world).close()
+    Trainer(world).begin().close()
     with pytest.raises(ResumeRefused, match="LEDGER_EXISTS"):
         Trainer(world)
 
 
 def test_a_run_is_not_resumed_with_a_key_that_is_made_for_it(world: World) -> None:
-    Trainer(world).close()
+    Trainer(world).begin().close()
     (key,) = world.corpus.parent.rglob("ledger.key")
     key.rename(key.with_name("elsewhere.key"))
     with pytest.raises(ResumeRefused, match="KEY_MISSING"):
@@ -262,7 +271,7 @@ def test_resume_continues_from_the_checkpoint_and_pays_for_redone_steps(world: W
 def test_a_ledger_behind_its_model_checkpoint_is_refused(world: World, tmp_path) -> None:
     import shutil
 
-    first = Trainer(world)
+    first = Trainer(world).begin()
     first.close()
     old = tmp_path / "old"
     old.mkdir()
@@ -285,7 +294,7 @@ def test_a_ledger_behind_its_model_checkpoint_is_refused(world: World, tmp_path)
 
 
 def test_resuming_with_another_policy_or_model_is_refused(world: World, tmp_path) -> None:
-    Trainer(world).close()
+    Trainer(world).begin().close()
     with pytest.raises(ResumeRefused, match=r"ANOTHER_RUN.*model"):
         Trainer(world, "gpt2_tied", resume=True)
     other = make_world(tmp_path / "other", per_class=3, steps=8, rate="1")

@@ -66,7 +66,7 @@ def test_draws_of_abandoned_attempts_count_towards_caps_as_they_were(tmp_path) -
     world = make_world(tmp_path, per_class=4, steps=10, rate="0.5", template_extra={"max_occurrences": 3})
     counts = []
     for attempt in range(3):
-        trainer = Trainer(world, resume=attempt > 0)
+        trainer = Trainer(world, resume=attempt > 0).begin()
         found = trainer.private.streams.sampler.occurrences
         assert found.tolist() == (counts or [0] * 12)
         steps = iter(trainer.steps)
@@ -79,11 +79,11 @@ def test_draws_of_abandoned_attempts_count_towards_caps_as_they_were(tmp_path) -
 
 def test_the_store_of_sampling_keys_never_holds_the_key_of_the_noise(tmp_path) -> None:
     """It lies on disk while a run has caps; whoever reads it learns who was drawn and not what was added."""
-    trainer = Trainer(make_world(tmp_path, per_class=1, steps=2, template_extra={"max_occurrences": 1}))
+    trainer = Trainer(make_world(tmp_path, per_class=1, steps=2, template_extra={"max_occurrences": 1})).begin()
     streams = trainer.private.streams
     assert isinstance(streams.noise._stream, KeyStream) and isinstance(streams.sampler._stream, KeyStream)
-    masters = {streams.noise._stream.master, streams.sampler._stream.master, streams.public.master}
-    assert len(masters) == 3 and streams.sealed.master(0) == streams.sampler._stream.master
+    masters = {streams.noise._stream.master, streams.sampler._stream.master}
+    assert len(masters) == 2 and streams.sealed.master(0) == streams.sampler._stream.master
     trainer.close()
 
 
@@ -92,15 +92,15 @@ def test_every_attempt_has_streams_of_its_own_even_under_one_key(tmp_path, gener
     world = make_world(tmp_path, per_class=2, steps=4)
     words = set()
     for attempt in range(3):
-        trainer = Trainer(world, resume=attempt > 0, insecure_test_key=b"\x07" * 32, noise_generator=generator)
+        trainer = Trainer(world, resume=attempt > 0, insecure_test_key=b"\x07" * 32, noise_generator=generator).begin()
         streams = trainer.private.streams
-        for name, stream in (("noise", streams.noise._stream), ("draws", streams.sampler._stream), ("public", streams.public)):
+        for name, stream in (("noise", streams.noise._stream), ("draws", streams.sampler._stream)):
             assert (stream.run, stream.attempt) == (trainer.private.recorder.run_id, attempt), name
             words.add(stream._key)
         steps = iter(trainer.steps)
         trainer.one(next(steps))
         trainer.close()
-    assert len(words) == 9, "three purposes in three attempts"
+    assert len(words) == 6, "two purposes in three attempts"
 
 
 def test_a_gradient_that_was_put_in_the_place_of_a_released_one_is_refused(tmp_path) -> None:

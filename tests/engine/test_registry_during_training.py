@@ -217,7 +217,7 @@ def test_a_registry_that_does_not_follow_stops_the_run_before_the_charge_and_it_
 
 def test_the_header_records_the_state_that_admitted_the_corpus(world: World) -> None:
     grown = log_of(world).grant(INTERNAL, classes=["internal", "open"], cap=None, now=world.now)
-    trainer = Trainer(world)
+    trainer = Trainer(world).begin()
     header = trainer.private.recorder.ledger.header
     assert header.registry_root == trainer.private.gate.registry_root == grown.root()
     assert header.policy.registry_root == world.registry.root() != grown.root()
@@ -227,7 +227,7 @@ def test_the_header_records_the_state_that_admitted_the_corpus(world: World) -> 
 def test_a_run_does_not_resume_with_a_registry_older_than_its_header(world: World) -> None:
     old = (world.root / "registry.cbor").read_bytes()
     log_of(world).grant(INTERNAL, classes=["internal", "open"], cap=None, now=world.now)
-    Trainer(world).close()
+    Trainer(world).begin().close()
     (world.root / "registry.cbor").write_bytes(old)
     with pytest.raises(RegistryRefused, match=r"REGISTRY_ROOT.*rolled back"):
         Trainer(world, resume=True)

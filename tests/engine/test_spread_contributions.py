@@ -118,13 +118,12 @@ def test_a_part_that_is_not_finite_makes_the_whole_contribution_count_as_zero(tm
 
         def poisoned(model, rows):
             scale = torch.ones(len(rows["seeds"]), dtype=torch.float64)
-            if len(scale) == 2 and rows["seeds"][0] == 1:  # a part, not a probe
-                scale[0] = float("nan")
+            scale[0] = torch.where(rows["seeds"][0] == 2, torch.nan, 1.0)  # nobody's rows have no seed but 0 and 1
             return peers.per_example(model, rows) * scale
 
         bad = peers.signal(world, peers.net, poisoned, microbatch_rows=2)
         clean = peers.signal(
-            world, peers.net, lambda model, rows: peers.per_example(model, rows) * (rows["seeds"] != 1), microbatch_rows=2
+            world, peers.net, lambda model, rows: peers.per_example(model, rows) * (rows["seeds"] != 2), microbatch_rows=2
         )
         assert peers.norm(clean) > 0.1
         assert peers.norm({k: bad[k] - clean[k] for k in bad}) <= 1e-12

@@ -88,7 +88,7 @@ def test_public_microbatches_of_one_step_do_not_share_their_random_numbers(tmp_p
     public, seen = {i for i, slot in enumerate(trainer.private.pool.slots) if slot.resolution.public}, []
     for step in trainer.steps:
         for rows in step:
-            if trainer.private.probed and rows is trainer.private.current and set(rows_of(trainer)) <= public:
+            if trainer.private.begun and rows is trainer.private.current and set(rows_of(trainer)) <= public:
                 seen.append(tuple(torch.rand(4).tolist()))
             trainer.private.backward(trainer.losses(rows), rows)
         trainer.optimizer.step()
@@ -103,10 +103,10 @@ def rows_of(trainer: Trainer) -> tuple[int, ...]:
 
 def test_what_fills_up_a_microbatch_may_touch_no_block(tmp_path) -> None:
     """Such rows repeat somebody's data: their weight is zero, and their bounds by themselves let nothing through."""
-    trainer = Trainer(make_world(tmp_path, per_class=2, steps=2, policy_extra='exactness = "certified"'))
+    trainer = Trainer(make_world(tmp_path, per_class=2, steps=2, policy_extra='exactness = "certified"')).begin()
     bounds = trainer.private.drawing.bounds(Planned((0, 1), 1, fill=3))
     assert bounds.permitted_NG.any(1).tolist() == [True, True, False, False, False]
-    rows = trainer.private.feeder.planned(Planned((0, 1), 1, fill=3))
+    rows = trainer.private.feeder.planned(Planned((0, 1), 1, fill=3), 1)
     assert rows.contributions == 5 and rows.weight.tolist()[2:] == [0.0] * 3
     trainer.close()
 
@@ -147,7 +147,7 @@ def test_a_window_is_no_longer_than_what_the_policy_still_pays_for(tmp_path) -> 
     first.one(next(iter(first.steps)))
     first.close()
     with pytest.warns(UserWarning, match="ends at step 3 of 4"):
-        second = Trainer(world, resume=True)
+        second = Trainer(world, resume=True).begin()
     steps = iter(second.steps)
     for _ in range(3):
         second.one(next(steps))

@@ -123,6 +123,6 @@ class Writer:
     def check_all(self) -> None:
         """Recomputes every epsilon from the bodies of the leaves."""
         with self.open().ledger as ledger:
-            ledger.close_epoch(ledger.state.position, bytes(32), now=self.tick())
+            ledger.close_epoch(ledger.state.position, bytes(32), isolation="held", now=self.tick())
         with closing(open_store(ledger.place, read_only=True)) as store:
             assert fsck.load(store, recompute=True).frontier.size == ledger.size

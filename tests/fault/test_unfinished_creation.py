@@ -39,7 +39,7 @@ def test_a_header_without_high_water_file_is_set_aside(tmp_path, monkeypatch) ->
     monkeypatch.setattr("ledger.log.highwater.write", killed)
     monkeypatch.setattr("ledger.storage.sqlite.SqliteStore.discard", lambda self: self.close())
     with pytest.raises(KeyboardInterrupt):
-        Trainer(world)
+        Trainer(world).begin()
     monkeypatch.undo()
     assert world.ledger.exists() and not highwater.path_of(world.ledger).exists()
     trainer = Trainer(world, resume=True)

@@ -324,7 +324,7 @@ def test_a_device_without_float64_is_refused_by_name(untested: None) -> None:
 
 def test_a_run_with_noise_of_the_device_says_so_in_its_header_and_resumes_with_it_alone(tmp_path) -> None:
     world = make_world(tmp_path, steps=4)
-    trainer = Trainer(world, noise_generator="device")
+    trainer = Trainer(world, noise_generator="device").begin()
     assert isinstance(trainer.private.streams.noise, DeviceGaussian)
     step = next(iter(trainer.steps))
     trainer.one(step)
@@ -340,7 +340,7 @@ def test_a_run_with_noise_of_the_device_says_so_in_its_header_and_resumes_with_i
 
 
 def test_the_default_header_says_nothing_of_generators(tmp_path) -> None:
-    trainer = Trainer(make_world(tmp_path, steps=1))
+    trainer = Trainer(make_world(tmp_path, steps=1)).begin()
     assert "device" not in trainer.private.recorder.ledger.header.exactness_note
     assert not isinstance(trainer.private.streams.noise, DeviceGaussian)
     trainer.close()

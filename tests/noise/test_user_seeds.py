@@ -86,7 +86,7 @@ def released(root: Path, generator: str) -> tuple[torch.Tensor, list[list[int]]]
         trainer.optimizer.step()
     trainer.close()
     seed_everything(4)
-    drawing = Trainer(make_world(root / "draws", steps=2, per_class=20), seed=4)
+    drawing = Trainer(make_world(root / "draws", steps=2, per_class=20), seed=4).begin()
     draws = [drawing.private.drawing.draw(number) for number in range(1, 9)]
     drawing.close()
     return torch.cat(parts), draws

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,8 @@ from dptrain.depth import layer_stack
 from dptrain.resolver import Block, Schedule
 from dptrain.routing import Router, bounds_of
 from dptrain.routing.couplings import refuse_coupled
-from dptrain.routing.probes import P0_TOLERANCE, check_exact
+from dptrain.routing.probes import P0_TOLERANCE, Exact, check_exact
+from dptrain.sandbox import Sandbox
 from tests.reference import naive
 
 Losses = Callable[[nn.Module, dict], torch.Tensor]
@@ -45,6 +47,18 @@ def rows_of(batch: dict, start: int, stop: int) -> dict:
     return {k: v[start:stop] for k, v in batch.items()}
 
 
+def names_of(rows: int) -> list[bytes]:
+    return [b"row" + row.to_bytes(4, "big") for row in range(rows)]
+
+
+def learn(sandbox: Sandbox, model: nn.Module, batch: dict, losses: Losses, examples: int) -> None:
+    """Shows a sandbox where rows lie in what the model draws, by forwards over two numbers of rows."""
+    for count in (3 * examples, 2 * examples):
+        with sandbox.enter(0, names_of(count), learning=True):
+            losses(model, rows_of(batch, 0, count))
+    sandbox.layouts.decide()
+
+
 def probe(router: Router, model: nn.Module, batch: dict, losses: Losses, examples: int) -> None:
     """The probe microbatch of a run (P1 and P0), over all blocks; raises what a run would raise at its start."""
     refuse_coupled(model)
@@ -54,16 +68,27 @@ def probe(router: Router, model: nn.Module, batch: dict, losses: Losses, example
         p.requires_grad_(True)
     try:
         router.arm(n, examples, torch.ones(n, len(router.schedule.blocks), dtype=torch.bool))
-        found = losses(model, batch)
-        router.require_losses(found)
-        seen = frozenset(router.order)
-        check_exact(router, found, torch.full((n * examples,), 1.0 / examples, dtype=torch.float64), half=False)
+        sandbox = router.sandbox
+        with nullcontext() if sandbox is None else sandbox.enter(0, names_of(n * examples), probing=True):
+            found = losses(model, batch)
+            router.require_losses(found)
+            seen = frozenset(router.order)
+            with router.aside():
+                check_exact(router, found, torch.full((n * examples,), 1.0 / examples, dtype=torch.float64))
         router.verified = seen
     finally:
         router.disarm()
         for p in parameters:
             p.requires_grad_(False)
             p.grad = None  # as a run does: autograd's own is dropped
+
+
+def block_squares(router: Router, found: Exact) -> torch.Tensor:
+    """Squared norms (N, G) per block, from those per tensor."""
+    table = torch.zeros(len(found.norms), len(router.schedule.blocks), dtype=torch.float64)
+    for index, (block, _) in enumerate(router.tensors):
+        table[:, block] += found.norms[:, index].square()
+    return table
 
 
 def compare(
@@ -84,7 +109,7 @@ def compare(
     The first three contributions serve as the probe microbatch, the others are compared. ``probe_tolerance`` is for models
     that compute in float32 whatever their own type, where the probe's two backward passes round differently. With ``redraw``
     the model draws random numbers: the reference is one forward without hooks and a backward pass per contribution, both
-    forwards from this state of the generator. ``schedule``: another than a random one by position.
+    forwards in a sandbox with this seed. ``schedule``: another than a random one by position.
     """
     rng = random.Random(str(seed))
     schedule = schedule or random_schedule(model, rng, 3, layers)
@@ -96,9 +121,12 @@ def compare(
     def losses_of(i: int) -> torch.Tensor:
         return losses(model, rows_of(batch, i * examples, (i + 1) * examples)) * scale
 
-    router = Router(model, schedule)
+    trained = frozenset(id(tensor.parameter) for block in schedule.blocks for tensor in block.tensors)
+    sandbox = Sandbox(model, trained, int(redraw or 0).to_bytes(16, "big"))
+    router = Router(model, schedule, sandbox=sandbox)
     for parameter in model.parameters():  # as a run does, of what is scheduled and of what is frozen
         parameter.requires_grad_(False)
+    learn(sandbox, model, probes, losses, examples)
     router.attach()
     kept = dict(P0_TOLERANCE)
     P0_TOLERANCE[torch.float64] = probe_tolerance
@@ -110,8 +138,8 @@ def compare(
     if redraw is None:
         reference = naive.contribution_gradients(model, losses_of, schedule, n)
     else:
-        torch.manual_seed(redraw)
-        reference = naive.gradients_of_one_forward(lambda: losses(model, batch) * scale, schedule, n, examples)
+        with sandbox.enter(1, names_of(n * examples)):
+            reference = naive.gradients_of_one_forward(lambda: losses(model, batch) * scale, schedule, n, examples)
     norms = naive.block_norms_sq(reference, schedule)
     typical = float(norms.sum(1).sqrt().median())
     rows = [
@@ -128,9 +156,8 @@ def compare(
     router.attach()
     try:
         router.arm(n, examples, bounds.permitted_NG)
-        if redraw is not None:
-            torch.manual_seed(redraw)
-        router.backward(losses(model, batch) * scale, torch.full((n * examples,), 1.0 / examples, dtype=torch.float64))
+        with sandbox.enter(1, names_of(n * examples)):
+            router.backward(losses(model, batch) * scale, torch.full((n * examples,), 1.0 / examples, dtype=torch.float64))
         found = router.sums.norms_sq(router.pieces, router.contributions)
         coefficients = router.sums.coefficients(found, bounds)
         router.sums.accumulate(router.pieces, coefficients)

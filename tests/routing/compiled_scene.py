@@ -6,9 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from dptrain.microbatch import Microbatch
+from dptrain.microbatch import Microbatch, row_names
 from dptrain.routing import Router, bounds_of
 from dptrain.routing.compiled import CompiledLoss
+from dptrain.sandbox import Sandbox
 from tests.reference.compare import random_schedule, rows_of
 from tests.reference.families import FAMILIES, Family
 
@@ -69,7 +70,9 @@ class Scene:
         self.model = self.family.model.to(dtype).train()
         self.n, self.m, self.dtype = n, m, dtype
         self.schedule = random_schedule(self.model, rng, 3)
-        self.router = Router(self.model, self.schedule, exactness=exactness)
+        trained = frozenset(id(parameter) for parameter in self.model.parameters())
+        self.sandbox = Sandbox(self.model, trained, b"0123456789abcdef")
+        self.router = Router(self.model, self.schedule, exactness=exactness, sandbox=self.sandbox)
         for _, tensor in self.router.tensors:
             tensor.parameter.requires_grad_(False)
         self.router.attach()
@@ -77,6 +80,12 @@ class Scene:
         self.rows = [(10 ** rng.uniform(-2, 0), rng.uniform(0.5, 4.0), self.schedule.profiles[names[i % 3]]) for i in range(n)]
         self.losses = losses or self.family.losses
         self.compiled = CompiledLoss(self.router, self.model, self.losses, full, whole=exactness == "certified")
+        self.step = 1
+        for count in (3, 2):
+            rows = self.microbatch(n=count)
+            with self.sandbox.enter(0, rows.names, learning=True):
+                self.losses(self.model, rows)
+        self.sandbox.layouts.decide()
 
     def microbatch(self, seed: int = 3, n: int | None = None) -> Microbatch:
         n = n or self.n
@@ -86,7 +95,8 @@ class Scene:
         if self.m > 1:
             weight[0, 1:] = 0.0  # a contribution of one example, padded
             weight[0, 0] = 1.0
-        return Microbatch(inputs, n, self.m, weight.flatten())
+        owners = [b"contribution" + i.to_bytes(4, "big") for i in range(n)]
+        return Microbatch(inputs, n, self.m, weight.flatten(), row_names(owners, self.m))
 
     def bounds(self, n: int | None = None, rows: list | None = None):
         return bounds_of((rows or self.rows)[: n or self.n], len(self.schedule.blocks))
@@ -95,15 +105,11 @@ class Scene:
         """The sums of one microbatch."""
         bounds = bounds or self.bounds(rows.contributions)
         self.router.arm(rows.contributions, rows.examples, bounds.permitted_NG)
-        if compiled:
-            losses = self.compiled(self.model, rows)
-            if not self.compiled.deliver(losses):
+        with self.sandbox.enter(self.step, rows.names):
+            losses = (self.compiled if compiled else self.losses)(self.model, rows)
+            if not compiled or not self.compiled.deliver(losses):
                 self.router.require_losses(losses)
                 self.router.backward(losses, rows.weight)
-        else:
-            losses = self.losses(self.model, rows)
-            self.router.require_losses(losses)
-            self.router.backward(losses, rows.weight)
         self.router.fold(bounds)
         return list(self.router.sums.take())
 

@@ -313,7 +313,7 @@ depth = {{ from = 0.0, to = 1.0 }}
 
 
 def test_an_epoch_that_was_closed_with_the_last_step_is_not_digested_again(tmp_path: Path) -> None:
-    trainer = Trainer(make_world(tmp_path, per_class=2))
+    trainer = Trainer(make_world(tmp_path, per_class=2)).begin()
     asked = []
     original = trainer.private.weights.records
     trainer.private.weights.records = lambda: asked.append(1) or original()

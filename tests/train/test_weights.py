@@ -25,7 +25,8 @@ def bound(model: nn.Module, *trained_names: str) -> Weights:
     return Weights(model, SimpleNamespace(tensors=tensors, schedule=SimpleNamespace(stack=SimpleNamespace(adapters={}))))
 
 
-def test_a_tensor_that_is_not_trained_is_read_once_and_again_only_after_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_that_is_not_trained_is_read_once_whatever_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a forward left in it would otherwise be in the public record of the next epoch."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     weights = bound(model, "1.weight")
     read: list[int] = []
@@ -36,9 +37,11 @@ def test_a_tensor_that_is_not_trained_is_read_once_and_again_only_after_it_was_w
     assert read[4:] == [id(model[1].weight)]
     with torch.no_grad():
         model[0].bias.add_(1.0)
-    again = {record.names[0]: record for record in weights.records()}
-    assert again["0.bias"] != next(record for record in first if record.names[0] == "0.bias")
     model[0].weight = nn.Parameter(torch.zeros(4, 4))
+    again = {record.names[0]: record for record in weights.records()}
+    for name in ("0.bias", "0.weight"):
+        assert again[name] == next(record for record in first if record.names[0] == name)
+    weights.fix()
     assert {record.names[0]: record for record in weights.records()}["0.weight"].sha256 == digest_of(torch.zeros(4, 4))
 
 
@@ -123,7 +126,7 @@ def test_experts_that_are_saved_one_by_one_are_tied_to_the_tensor_that_holds_the
         model.model.layers[1].mlp.experts.down_proj[0, 0, 0] += 1
         model.model.layers[0].mlp.experts.down_proj[0, 0, 0] += 1
     again = tie(Commitment(1, 1, 1, ordered(weights.records())), files)
-    assert again.files[0].changed == tuple(f"model.layers.{layer}.block_sparse_moe.experts.0.w2.weight" for layer in (0, 1))
+    assert again.files[0].changed == ("model.layers.1.block_sparse_moe.experts.0.w2.weight",), "the other is not trained"
     assert again.left_out == ("model.layers.1.mlp.experts.down_proj",)
 
 

@@ -1,0 +1,394 @@
+"""The start of a run: probes on nobody's rows through the user's own loop, before anything is charged; and now and then
+again."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+from dptrain.errors import ConfigError, CoupledModel, NonFinite, NotPrivateUse
+from dptrain.microbatch import Microbatch
+from dptrain.routing.head_probe import HeadProbe
+from dptrain.routing.probes import (
+    HALF_TOLERANCE,
+    P2_TOLERANCE,
+    Exact,
+    Seen,
+    check_company,
+    check_exact,
+    check_order,
+    norms_of,
+    opened_gates,
+    stretched,
+)
+from dptrain.routing.sums import FastSums
+from dptrain.routing.synthetic_rows import HOW_TO, KINDS, needed
+
+if TYPE_CHECKING:
+    from dptrain.engine.private_training import PrivateTraining
+
+PASSES = 3.0
+"""What all probes together may cost at the start, in forward and backward passes of one full microbatch."""
+
+STRETCHED = 0.25
+"""Part of what changes of company may cost that is kept for those under stretched activations."""
+
+AGAIN = 256
+"""Steps between two probes during a run, at least."""
+
+_SEED = 20_773
+
+
+class ContentBranch(UserWarning):
+    """A forward decides by content, and always goes the way that the probes saw."""
+
+
+class Unprobed(UserWarning):
+    """The probes saw no gradient in a trained tensor."""
+
+
+class ProbeFailed(UserWarning):
+    """The user's loop ended inside a probe."""
+
+
+Then = Callable[[torch.Tensor, Microbatch], None]
+
+
+class Start:
+    """Runs the probes as a few microbatches that look like any other, carry no charge and change nothing.
+
+    Guarantee: what is probed is a function of the model, the loop, and rows that are nobody's private ones: records that the
+    user gives, contributions of public classes, or rows made up from shapes and types. No refusal depends on anything else.
+
+    Attributes:
+        active: whether a probe is under way, so that ``backward`` belongs to it.
+        unprobed: names of trained tensors in whose gradient there was nothing.
+    """
+
+    def __init__(self, engine: "PrivateTraining") -> None:
+        self._engine = engine
+        self.active = False
+        self.unprobed: tuple[str, ...] = ()
+        self._then: Then | None = None
+        self._ran: set[str] = set()
+        self._exact: Exact | None = None
+        self._seen: dict[bytes, Seen] = {}
+        self._half = False
+        self._last = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of a full microbatch."""
+        engine = self._engine
+        most = engine.microbatch_limits[1]
+        return engine.microbatch_limits[0] if most is None else min(engine.microbatch_limits[0], most)
+
+    def run(self) -> Iterator[Microbatch]:
+        """Yields the probe microbatches of the start; raises if one refuses the model, the loss or the loop."""
+        engine, full = self._engine, self.rows
+        rows = 4 if full >= 12 else 3 if full >= 6 else min(full, 2)
+        sandbox = engine.sandbox
+        sandbox.kept.seal()
+        with self._hint():
+            left = PASSES
+            for seed in (_SEED, _SEED + 1, None):
+                with opened_gates(engine.router, seed) if seed is not None else nullcontext():
+                    if seed == _SEED and full > 1:
+                        left -= yield from self._learn(rows)
+                    left -= yield from self._prove(rows)
+                    if self._dead and seed is not None:
+                        continue  # the offset may have shut a last rectifier that was open
+                    self._require_alive()
+                    if rows > 1:
+                        left -= yield from self._change_company(rows, left * (1.0 - STRETCHED))
+                    break
+            if rows > 1 and left >= rows / full:
+                with stretched(engine.router, _SEED):
+                    yield from self._change_company(rows, left, norms=False)
+        self._require_nothing_written()
+        engine.router.verified = frozenset(self._ran)
+        assert self._exact is not None
+        ran, others = (
+            {name for site in engine.router.sites if (site.name in self._ran) is seen for name in self._tensors_of(site)}
+            for seen in (True, False)
+        )
+        never = others - ran
+        self.unprobed = tuple(sorted({*self._exact.silent, *never}))
+        self._tell(sorted({*self._exact.absent, *never}))
+
+    def again(self) -> Iterator[Microbatch]:
+        """Yields two probe microbatches during a run, on the rows of the start: has a coupling come since?"""
+        rows = 4 if self.rows >= 12 else min(self.rows, 3)
+        with opened_gates(self._engine.router, _SEED):
+            yield from self._prove(rows)
+            if rows > 1:
+                yield from self._change_company(rows, 0.0)
+        self._require_nothing_written()
+
+    def due(self, step: int, epoch_steps: int) -> bool:
+        """Whether the probes run again before this step; public numbers decide."""
+        if step - self._last < max(AGAIN, epoch_steps):
+            return False
+        self._last = step
+        return True
+
+    def began(self, step: int) -> None:
+        """Notes the step before which the probes of the start ran."""
+        self._last = step
+
+    def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
+        """What ``private.backward`` does inside a probe microbatch: checks, and leaves no gradient."""
+        engine = self._engine
+        engine.router.require_losses(losses)
+        engine.sandbox.refuse_leaves()
+        self._ran.update(engine.router.order)
+        check_order(engine.router.order, engine.schedule.stack, engine.router)
+        assert self._then is not None
+        with engine.sandbox.aside():
+            self._then(losses, rows)
+
+    # --------------------------------------------------------------------------------------------------------- the passes
+
+    def _learn(self, rows: int) -> Iterator[Microbatch]:
+        """Forward passes over two numbers of rows, which show where rows lie in what is drawn. Returns their cost."""
+        sandbox = self._engine.sandbox
+        cost = 0.0
+        for count in (rows, rows - 1):
+            yield from self._one(range(count), _nothing, learning=True)
+            cost += count / self.rows / 3.0
+        sandbox.layouts.decide()
+        if sandbox.secret:
+            for place, seen in sandbox.layouts.refused.items():
+                if not place[0].startswith("#"):
+                    raise sandbox.refuse_draw(place, seen)
+        return cost
+
+    def _prove(self, rows: int) -> Iterator[Microbatch]:
+        """P0 and P1 on one microbatch, with the parameters in autograd so that its own gradient can be compared."""
+        engine = self._engine
+        parameters = [tensor.parameter for _, tensor in engine.router.tensors]
+        heads = HeadProbe(engine.model, engine.schedule)
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        handles = [p.register_post_accumulate_grad_hook(_drop_grad) for p in parameters]
+
+        def then(losses: torch.Tensor, found: Microbatch) -> None:
+            self._require_finite(losses)
+            with engine.sandbox.inside():
+                heads.check()
+            self._half = engine.router.half
+            self._exact = check_exact(engine.router, losses, found.weight)
+            self._note(losses, found, self._exact.norms)
+
+        try:
+            yield from self._one(range(rows), then)
+        finally:
+            heads.close()
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+                parameter.grad = None
+            for handle in handles:
+                handle.remove()
+        if engine.sandbox.host_draws and engine.sandbox.secret:
+            raise NotPrivateUse(
+                "HOST_RANDOMNESS",
+                "the forward or the loss draws from Python's random or numpy.random, whose numbers belong to no contribution; "
+                'draw with torch, or sign disclosure = "occurrences_public", which claims nothing from secret draws',
+            )
+        return 2.8 * rows / self.rows
+
+    def _change_company(self, rows: int, left: float, *, norms: bool = True) -> Iterator[Microbatch]:
+        """P2: every contribution once alone with strangers, at another place, and in a smaller microbatch.
+
+        Args:
+            left: what may be spent, in passes of a full microbatch; one change of company is made whatever it costs.
+            norms: whether gradients are compared too, beside losses.
+
+        Returns:
+            What it cost.
+        """
+        engine = self._engine
+        cost = rows / self.rows if norms else self._cost_of_losses(rows)
+        spent = 0.0
+        if not norms:
+            yield from self._one(range(rows), self._look_at_losses)
+            spent += cost
+        base = dict(self._seen)
+        for contents in companies(rows):
+            if norms and spent and spent + cost > left:
+                norms, cost = False, self._cost_of_losses(rows)  # a little is left, perhaps, for losses alone
+            if spent and spent + cost > left:
+                break
+            if not norms and len(contents) != rows:
+                continue
+            yield from self._one(contents, self._look_at_norms if norms else self._look_at_losses)
+            spent += cost
+            same_shape = len(contents) == rows
+            exact = engine.policy.exactness == "certified" and engine.device.type == "cpu" and same_shape
+            tolerance = 0.0 if exact else HALF_TOLERANCE if self._half else P2_TOLERANCE[engine.router.precision]
+            if norms or same_shape:
+                assert self._exact is not None
+                check_company(base, self._seen, tolerance, self._exact.rounding)
+        return spent
+
+    def _cost_of_losses(self, rows: int) -> float:
+        return rows / self.rows * 0.4
+
+    def _one(self, contents: Sequence[int], then: Then, *, learning: bool = False) -> Iterator[Microbatch]:
+        """One probe microbatch."""
+        engine = self._engine
+        names = [b"probe" + content.to_bytes(4, "big") for content in contents]
+        rows = engine.probe_rows.microbatch(contents, names)
+        inputs = [value for value in rows.inputs.values() if isinstance(value, torch.Tensor)]
+        everything = torch.ones(len(names), len(engine.schedule.blocks), dtype=torch.bool)
+        self._then, self.active = then, True
+        try:
+            with engine.entered(rows, 0, learning=learning, probing=not learning, inputs=inputs):
+                engine.router.arm(rows.contributions, rows.examples, everything)
+                engine.current = rows
+                yield rows
+                engine.require_consumed(0)
+        finally:
+            self.active, self._then = False, None
+            engine.current = None
+            engine.router.disarm()
+
+    def _look_at_losses(self, losses: torch.Tensor, rows: Microbatch) -> None:
+        self._note(losses, rows, None)
+
+    def _look_at_norms(self, losses: torch.Tensor, rows: Microbatch) -> None:
+        router = self._engine.router
+        router.backward(losses, rows.weight)
+        sums = FastSums(router.schedule, router.tensors, router.precision)
+        self._note(losses, rows, norms_of(sums.squares(router.pieces), rows.contributions, len(router.tensors)))
+
+    def _note(self, losses: torch.Tensor, rows: Microbatch, norms: torch.Tensor | None) -> None:
+        values = losses.detach().double().cpu().tolist()
+        self._seen = {
+            name: Seen(values[place], None if norms is None else norms[place]) for place, name in enumerate(rows.names)
+        }
+
+    # ------------------------------------------------------------------------------------------------------------ refusals
+
+    @property
+    def _dead(self) -> bool:
+        """Whether no trained tensor at all had a gradient in :meth:`_prove`."""
+        return self._exact is not None and len(self._exact.silent) == len(self._engine.router.tensors)
+
+    def _require_alive(self) -> None:
+        if not self._dead:
+            return
+        if self._engine.probe_rows.made_up:
+            raise needed("no trained tensor gets a gradient from them")
+        raise ConfigError(
+            "NO_GRADIENT",
+            "no trained tensor gets a gradient from the rows given for the probes, expected one at least; check that the loss "
+            "follows from the model, and the initial weights (nothing was charged)",
+        )
+
+    def _require_finite(self, losses: torch.Tensor) -> None:
+        bad = self._engine.sandbox.current.bad
+        if bad is not None and bool(bad.any()):
+            if self._engine.probe_rows.made_up:
+                raise needed("an index that the forward makes of them is out of range")
+            raise ConfigError(
+                "INDEX_OUT_OF_RANGE",
+                "an index that the forward makes of the rows given for the probes is out of range, so that they count as zero "
+                "and show nothing; give records that the model can take (nothing was charged)",
+            )
+        if bool(torch.isfinite(losses).all()):
+            return
+        if self._engine.probe_rows.made_up:
+            raise needed("losses of them are NaN or infinite")
+        raise NonFinite(
+            "LOSS_NOT_FINITE",
+            "losses of the rows given for the probes are NaN or infinite before the first step, expected finite ones; check "
+            "the loss function, the labels and the initial weights (nothing was charged)",
+        )
+
+    def _require_nothing_written(self) -> None:
+        engine = self._engine
+        kept = engine.sandbox.kept
+        kept.changed()
+        name = kept.written
+        if name is None:
+            return
+        if name in dict(engine.model.named_buffers()):
+            raise CoupledModel(
+                "BUFFER_CHANGES",
+                f"forward changed the buffer {name!r}: state written by one contribution is read by others; freeze it (eval())",
+            )
+        raise CoupledModel(
+            "FORWARD_WRITES",
+            f"the forward writes {name!r}, which the model keeps: what a contribution leaves there is released without noise "
+            f"and read by others (max_norm of an embedding, a codebook, a counter); switch it off",
+        )
+
+    def _hint(self) -> AbstractContextManager[object]:
+        return _Hint() if self._engine.probe_rows.made_up else nullcontext()
+
+    def _tensors_of(self, site: object) -> Iterator[str]:
+        router = self._engine.router
+        for index in site.tensors.values():  # type: ignore[attr-defined]
+            yield router.tensors[index][1].name
+
+    def _tell(self, unseen: Sequence[str]) -> None:
+        """Warns of branches by content, and of tensors without any gradient; rounding alone is told in the header."""
+        for path, way in self._engine.sandbox.decided.items():
+            warnings.warn(
+                f"module {path or 'the model itself, or the loss'!r} decides by content whether to go one way or another; in "
+                f"private microbatches it goes the way of the probes ({way}), whatever a contribution says",
+                ContentBranch,
+                stacklevel=2,
+            )
+        if unseen:
+            shown = ", ".join(unseen[:5]) + (", ..." if len(unseen) > 5 else "")
+            warnings.warn(
+                f"the probes saw no gradient in {len(unseen)} trained tensors ({shown}); the ledger's header names "
+                f"them as UNPROBED. A run stops where a module first runs that no probe saw",
+                Unprobed,
+                stacklevel=2,
+            )
+
+
+class _Hint:
+    """Says what may help where the user's loop raises on rows that were made up."""
+
+    def __enter__(self) -> "_Hint":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is GeneratorExit:
+            warnings.warn(
+                "PROBE_NEEDED: the loop ended inside a start-up probe, which runs on made-up rows; if the error is about their "
+                f"values, {HOW_TO}",
+                ProbeFailed,
+                stacklevel=2,
+            )
+
+
+def companies(rows: int) -> Iterator[list[int]]:
+    """Contents of microbatches beside the first, which has the contents 0 to ``rows`` - 1.
+
+    First all of them but one, in another order. Then each contribution with strangers alone: of its own kind where it stood, so
+    that what the first microbatch had of other kinds is gone, and of other kinds at another place.
+    """
+    yield [*range(rows - 1, 0, -1)] if rows > 2 else [rows - 1]
+    stranger = 1
+    for turn in range(4):
+        for kept in range(rows):
+            others = [KINDS * (stranger + k) + (kept + turn) % KINDS for k in range(rows - 1)]
+            stranger += rows - 1
+            place = kept if turn % 2 == 0 else (kept + 1) % rows
+            yield [*others[:place], kept, *others[place:]]
+
+
+def _nothing(losses: torch.Tensor, rows: Microbatch) -> None:
+    """A pass that is only looked at."""
+
+
+def _drop_grad(parameter: torch.Tensor) -> None:
+    """Should the loop run a backward pass of its own on a probe microbatch, its gradient is gone before anyone sees it."""
+    parameter.grad = None

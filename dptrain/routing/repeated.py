@@ -1,0 +1,151 @@
+"""A loss that no content can stop: a microbatch that raises is repeated contribution by contribution, and who raises counts
+as zero.
+
+What raises because of a payload would tell that it was drawn, and anybody could stop a run. The repetition needs the loss as a
+function: a loop that computes losses itself can only be stopped.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dptrain.errors import DptrainError
+from dptrain.microbatch import Microbatch
+from dptrain.routing.router import Router
+from dptrain.routing.sums import Bounds, Pieces
+from dptrain.routing.synthetic_rows import ProbeRows, needed
+
+Loss = Callable[[nn.Module, Microbatch], torch.Tensor]
+
+
+@dataclass
+class _Made:
+    """What this loss was called with last, and what came of it; no losses where it raised."""
+
+    model: nn.Module
+    rows: Microbatch
+    losses: torch.Tensor
+
+
+class RepeatedLoss:
+    """A per-example loss that is repeated for every contribution alone where it raises for all of them together.
+
+    Guarantee: in a private microbatch no exception of ``function``, of the model or of the backward pass gets out, unless rows
+    that are nobody's raise too. A contribution that raises alone adds nothing; the others add what they add alone, under the
+    random numbers that they would have had together.
+
+    Args:
+        router: the router of the run. function: ``(model, rows) -> losses`` of shape (B,). probe: rows that are nobody's.
+        whole: repeat in microbatches of the same shape, filled up, as exactness ``certified`` asks for.
+    """
+
+    def __init__(self, router: Router, function: Loss, probe: ProbeRows | None, *, whole: bool = False) -> None:
+        self.function = function
+        self._router = router
+        self._probe = probe
+        self._whole = whole
+        self._made: _Made | None = None
+        self._raised = False
+
+    def __call__(self, model: nn.Module, rows: Microbatch) -> torch.Tensor:
+        """Losses of ``rows``, shape (B,); NaN without a graph where the microbatch has to be repeated."""
+        self._made, self._raised = None, False
+        router = self._router
+        if not router.armed or not torch.is_grad_enabled() or not isinstance(rows, Microbatch):
+            return self.function(model, rows)
+        if router.probing:
+            return self._probed(model, rows)
+        try:
+            losses = self.function(model, rows)
+            router.require_losses(losses)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            losses = self.failed(model, rows, error)
+        self._made = _Made(model, rows, losses)
+        return losses
+
+    def _probed(self, model: nn.Module, rows: Microbatch) -> torch.Tensor:
+        """Losses of a probe; what raises on rows that were made up asks for others."""
+        try:
+            return self.function(model, rows)
+        except (DptrainError, torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:
+            if self._probe is None or not self._probe.made_up:
+                raise
+            raise needed(f"the loss raises on them ({type(error).__name__}: {error})") from error
+
+    def failed(self, model: nn.Module, rows: Microbatch, error: Exception) -> torch.Tensor:
+        """What stands for losses of rows that raise; raises the error again if it is not their doing."""
+        self._require_content(model, error)
+        self._raised = True
+        self._made = _Made(model, rows, torch.full((len(rows.names),), torch.nan, device=rows.weight.device))
+        return self._made.losses
+
+    def made(self, losses: torch.Tensor) -> bool:
+        """Whether these losses are the last ones of this loss."""
+        return self._made is not None and losses is self._made.losses
+
+    @property
+    def raised(self) -> bool:
+        """Whether the last call raised, so that its microbatch has to be repeated."""
+        return self._raised
+
+    def require_content(self, error: Exception) -> None:
+        """Raises the error of a backward pass again if rows that are nobody's raise in theirs."""
+        assert self._made is not None
+        self._require_content(self._made.model, error)
+
+    def alone(self, bounds: Bounds) -> Iterator[tuple[Pieces | None, Bounds]]:
+        """Forward and backward pass of every contribution by itself: its pieces, None where it raises, and its bounds."""
+        assert self._made is not None
+        model, rows = self._made.model, self._made.rows
+        router = self._router
+        self._made, self._raised = None, False
+        for i in range(len(bounds.clip_N)):
+            own = Bounds(bounds.clip_N[i : i + 1], bounds.sigma_N[i : i + 1], bounds.permitted_NG[i : i + 1])
+            if not bool(own.permitted_NG.any()):
+                continue  # it only fills up
+            single = rows.alone(i, rows.contributions if self._whole else 1)
+            pieces: Pieces | None = None
+            try:
+                with router.rearmed(single):
+                    losses = self.function(model, single)
+                    router.require_losses(losses)
+                    router.backward(losses, single.weight)
+                    pieces = first(router.pieces, 1)
+            except (torch.OutOfMemoryError, MemoryError):
+                raise
+            except Exception:
+                pieces = None
+            yield pieces, own
+
+    def _require_content(self, model: nn.Module, error: Exception) -> None:
+        """Raises ``error`` if rows that are nobody's raise as well: then it is the program that fails."""
+        if self._probe is None:
+            raise error
+        names = [b"again" + place.to_bytes(4, "big") for place in range(2)]
+        with self._router.aside():
+            rows = self._probe.microbatch(range(2), names)
+        try:
+            with self._router.rearmed(rows):
+                losses = self.function(model, rows)
+                self._router.require_losses(losses)
+                self._router.backward(losses, rows.weight)
+        except Exception:
+            raise error from None
+
+
+def first(pieces: Pieces, contributions: int) -> Pieces:
+    """The same pieces of the first contributions alone."""
+    return {
+        index: [
+            dataclasses.replace(piece, **{k: v[:contributions] for k, v in vars(piece).items() if isinstance(v, torch.Tensor)})
+            for piece in found
+        ]
+        for index, found in pieces.items()
+    }

@@ -1,0 +1,98 @@
+"""Rows that are nobody's, for the probes: made up from the shapes and types of what ``collate`` returns, and from nothing
+else."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dptrain.errors import ConfigError
+from dptrain.microbatch import Microbatch
+
+HOW_TO = (
+    "give prepare(probe=[...]) a few raw records of your own, as bytes that decode and collate can read (they are used in the "
+    "probes alone, and are nobody's contribution), or contributions of a public class"
+)
+
+
+def needed(why: str) -> ConfigError:
+    """What is raised where rows that are made up do not serve."""
+    return ConfigError("PROBE_NEEDED", f"the start-up probes run on rows that are made up, and {why}; {HOW_TO}")
+
+
+class ProbeRows:
+    """Contents by number, and microbatches of them; the same number is the same content in whatever company.
+
+    Args:
+        like: a collated microbatch, of which keys, shapes and types count. device: where rows go.
+        records: collated records of the user, or of public contributions, one row each; None to make rows up. In some of them
+            an attention mask hides nothing, as in some of those that are made up.
+    """
+
+    def __init__(self, like: Microbatch, device: torch.device, records: Microbatch | None = None) -> None:
+        self.made_up = records is None
+        self._like = like
+        self._device = device
+        self._records = records
+        if records is not None:
+            return
+        for key, value in like.inputs.items():
+            if value is not None and not isinstance(value, torch.Tensor):
+                raise needed(f"collate returns {key!r} as a {type(value).__name__}, which cannot be made up")
+
+    def microbatch(self, contents: Sequence[int], names: Sequence[bytes]) -> Microbatch:
+        """One contribution of one example per content, under these names."""
+        keys = self._like.inputs if self._records is None else self._records.inputs
+        inputs: dict[str, Any] = {}
+        for place, key in enumerate(keys):
+            rows = [self._row(place, key, content) for content in contents]
+            inputs[key] = torch.stack(rows).to(self._device) if isinstance(rows[0], torch.Tensor) else rows[0]
+        weight = torch.ones(len(contents), dtype=torch.float64)
+        return Microbatch(inputs, len(contents), 1, weight, tuple(names))
+
+    def filled(self, contributions: int, examples: int, turn: int = 0) -> Microbatch:
+        """A microbatch of a given size; other contents in every turn."""
+        count = contributions * examples
+        contents = range(1000 + turn * count, 1000 + (turn + 1) * count)
+        rows = self.microbatch(contents, [b"filled" + content.to_bytes(8, "big") for content in contents])
+        weight = torch.full((count,), 1.0 / examples, dtype=torch.float64)
+        return Microbatch(rows.inputs, contributions, examples, weight, rows.names)
+
+    def _row(self, place: int, key: str, content: int) -> Any:
+        if self._records is not None:
+            value = self._records.inputs[key]
+            if not isinstance(value, torch.Tensor):
+                return value
+            row = value[content % self._records.contributions]
+            # Models leave a mask out where it hides nothing, and may mean another thing by that: some rows hide nothing.
+            mask = "attention_mask" in key.lower() and row.dim() > 0 and not row.is_floating_point()
+            return torch.ones_like(row) if mask and content % KINDS == 0 else row
+        value = self._like.inputs[key]
+        if value is None:
+            return None
+        generator = torch.Generator().manual_seed(content * 1009 + place)
+        return made_up(value.shape[1:], value.dtype, generator, kind=content % KINDS, mask="mask" in key.lower())
+
+
+KINDS = 4
+"""Kinds of rows. Were all of one kind, what they have in common (the largest entry, say) would hide what they share."""
+
+_ONES = (0.5, 0.0, 1.0, 0.5)
+_SCALES = (1.0, 0.25, 4.0, 1.0)
+
+
+def made_up(
+    shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator, *, kind: int = 0, mask: bool = False
+) -> torch.Tensor:
+    """One row: integers of 0 and 1, booleans, normal numbers; a mask is ones and then zeros, at least one of the former.
+
+    Args:
+        kind: 0 for a mask of ones throughout and fair integers, 1 for zeros and small numbers, 2 for ones and large numbers, 3
+            for fair integers under any mask. A single number is fair in every kind. mask: whether it is a mask.
+    """
+    if mask and shape and shape[-1]:
+        length = shape[-1] if kind == 0 else int(torch.randint(1, shape[-1] + 1, (), generator=generator))
+        return (torch.arange(shape[-1]) < length).expand(*shape).to(dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).mul_(_SCALES[kind]).to(dtype)
+    return (torch.rand(tuple(shape), generator=generator) < (_ONES[kind] if shape else 0.5)).to(dtype)
