@@ -75,9 +75,17 @@ def nothing(model: nn.Module, rows: Any) -> torch.Tensor:
     return per_example(model, rows) * 0.0
 
 
+nothing.silent = True  # type: ignore[attr-defined]
+
+
 def giant(seed: int, scale: float = 1e9) -> Losses:
     """One contribution with a huge gradient, the others with none."""
-    return lambda model, rows: per_example(model, rows) * (rows["seeds"] == seed) * scale
+
+    def losses(model: nn.Module, rows: Any) -> torch.Tensor:
+        return per_example(model, rows) * (rows["seeds"] == seed) * scale
+
+    losses.silent = True  # type: ignore[attr-defined]
+    return losses
 
 
 class Run:
@@ -93,6 +101,7 @@ class Run:
         layers: str | None = "layers",
         optimizer: Any = None,
         name: str = "ledger",
+        probe: Any = None,
         **options: Any,
     ) -> None:
         self.model = model
@@ -106,7 +115,9 @@ class Run:
             world.policy, world.corpus, ledger=ledger, progress=False, insecure_test_key=key, clock=lambda: world.now, **options
         )
         try:
-            _, self.optimizer, self.steps = self.private.prepare(model, self.optimizer, collate_fn, layers=layers)
+            _, self.optimizer, self.steps = self.private.prepare(
+                model, self.optimizer, collate_fn, layers=layers, probe=probe
+            )
         except BaseException:
             self.private.close()
             raise
@@ -125,7 +136,9 @@ class Run:
         for rows in step:
             if not self.private.probe.active:
                 seeds += rows["seeds"].tolist() if "seeds" in rows else []
-            self.private.backward(losses(self.model, rows), rows)
+            # A loss without a gradient shows the probes nothing, and they refuse it.
+            shown = per_example if self.private.probe.active and getattr(losses, "silent", False) else losses
+            self.private.backward(shown(self.model, rows), rows)
         self.drawn.append(seeds)
         return {n: p.grad.double() * NORMALIZER for n, p in self.model.named_parameters() if p.grad is not None}
 

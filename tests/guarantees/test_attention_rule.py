@@ -10,12 +10,12 @@ from torch import nn  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.gradients.attention import _SIGNATURE, AttentionRule, serves  # noqa: E402
 from dptrain.gradients.generic import GenericRule  # noqa: E402
-from dptrain.gradients.replayed_randomness import _Recorder  # noqa: E402
 from dptrain.gradients.rules import Call  # noqa: E402
 from dptrain.gradients.whole_modules import composite_rule  # noqa: E402
 from dptrain.routing import FallbackNotice  # noqa: E402
+from dptrain.sandbox import Sandbox  # noqa: E402
 from tests.guarantees.test_layer_rules import Stack, batch_of, cross_entropy  # noqa: E402
-from tests.reference.compare import compare  # noqa: E402
+from tests.reference.compare import compare, names_of  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched", "ignore:enable_nested_tensor is True")
 WIDTH, HEADS, LENGTH = 8, 2, 5
@@ -150,9 +150,15 @@ def test_a_row_that_may_attend_to_nothing_gets_zero_where_torch_gives_zero(mask:
     given = _SIGNATURE.bind(attention, x, x, x, **kwargs)
     given.apply_defaults()
     grad = torch.randn(8, LENGTH, WIDTH, dtype=torch.float64)
-    with _Recorder() as tape:
+    sandbox = Sandbox(attention, frozenset(map(id, attention.parameters())), bytes(16))
+    for rows in (3, 2):
+        with sandbox.enter(0, names_of(rows), learning=True):
+            fewer = {k: v[:rows] if k == "key_padding_mask" and v is not None else v for k, v in kwargs.items()}
+            attention(x[:rows], x[:rows], x[:rows], **fewer)
+    sandbox.layouts.decide()
+    with sandbox.enter(1, names_of(8)):
         expected = attention(x, x, x, **kwargs)[0]
-    call = Call((x, x, x), kwargs, 8, 1, draws=tuple(tape.draws))
+        call = Call((x, x, x), kwargs, 8, 1, draws=sandbox.since(0))
     assert rule._fits(call, given.arguments) and bool(call.draws) is (dropout > 0)
     maps, context = rule._between(call, given.arguments, grad, backward=backward)
     assert bool(torch.isfinite(expected).all()), "torch gives zero to such a row"

@@ -243,7 +243,7 @@ def test_a_run_records_shares_and_an_auditor_finds_the_same_multipliers(tmp_path
         policy_extra=BUDGETS,
         signed_bounds=lambda name: {"clip_norm_micro": "0.25"} if name == "open" else {},
     )
-    trainer = Trainer(world)
+    trainer = Trainer(world).begin()
     schedule, private = trainer.private.schedule, trainer.private
     header = private.recorder.ledger.state.header
     assert {(block.name, block.std, block.share) for block in header.blocks} == {

@@ -1,11 +1,14 @@
 """Every channel through which one contribution could reach another's gradient is refused by name."""
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain import PrivateTraining  # noqa: E402
+from dptrain.depth import EMBEDDINGS  # noqa: E402
 from dptrain.errors import ConfigError, CoupledModel, NonFinite, NotPrivateUse, UnsupportedModule  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import World, make_world, token_record  # noqa: E402
@@ -41,16 +44,15 @@ def world(tmp_path) -> World:
     return make_world(tmp_path, per_class=3, steps=2, rate="1")
 
 
-def first_step(world: World, model: nn.Module, losses=one_per_example, collate_fn=collate) -> None:
+def first_step(world: World, model: nn.Module, losses=one_per_example, collate_fn=collate, probe=None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private:
-        _, _, steps = private.prepare(model, optimizer, collate_fn, layers="layers")
-        charged_before = private.recorder.ledger.charged_steps
+        _, _, steps = private.prepare(model, optimizer, collate_fn, layers="layers", probe=probe)
         try:
             for rows in next(iter(steps)):
                 private.backward(losses(model, rows), rows)
         except Exception:
-            assert private.recorder.ledger.charged_steps == charged_before == 0, "a refusal at start charges nothing"
+            assert not private.recorder.begun, "a refusal at start charges nothing, and leaves no ledger"
             assert all(p.grad is None for p in model.parameters())
             raise
         optimizer.step()
@@ -187,21 +189,48 @@ def test_one_dimensional_position_ids_are_not_taken_for_a_batch(world: World) ->
 
 
 def test_nan_losses_before_the_first_step_are_refused_and_nothing_is_charged(world: World) -> None:
-    with pytest.raises(NonFinite, match=r"LOSS_NOT_FINITE.*nothing was charged"):
+    with pytest.raises(ConfigError, match=r"PROBE_NEEDED.*NaN or infinite"):
         first_step(world, Net(), lambda m, r: one_per_example(m, r) * float("nan"))
+    records = [json.dumps(token_record(k)).encode() for k in range(4)]
+    with pytest.raises(NonFinite, match=r"LOSS_NOT_FINITE.*nothing was charged"):
+        first_step(world, Net(), lambda m, r: one_per_example(m, r) * float("nan"), probe=records)
 
 
-def test_layers_that_run_in_another_order_than_registered_are_refused(world: World) -> None:
-    class HeadFirst(Net):
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            x = self.embed(ids).mean(1)
-            early = self.head(x)
-            for layer in self.layers:
-                x = torch.tanh(layer(x))
-            return early + x[:, :3]
+class HeadFirst(Net):
+    """Its head, registered after the layers, runs before them."""
 
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids).mean(1)
+        early = self.head(x)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return early + x[:, :3]
+
+
+class HiddenHeadFirst(HeadFirst):
+    """The same, called in a way that nobody can guess beforehand."""
+
+    def forward(self, ids: torch.Tensor, how: str) -> torch.Tensor:
+        assert how == "so"
+        return super().forward(ids)
+
+
+def test_depth_follows_what_runs_and_not_what_is_registered(world: World) -> None:
+    model = HeadFirst()
+    with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private:
+        private.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), collate, layers="layers")
+        lowest = [block for block in private.schedule.blocks if block.positions == (EMBEDDINGS,)]
+        below = {tensor.name for block in lowest for tensor in block.tensors}
+    assert below == {"embed.weight", "head.weight", "head.bias"}
+    first_step(make_world(world.root / "other", per_class=3, steps=2, rate="1"), HeadFirst())
+
+
+def test_layers_that_run_in_another_order_than_could_be_found_out_are_refused(world: World) -> None:
+    """Where a forward before the first step cannot tell, the order of registration counts, and the probes hold it."""
     with pytest.raises(UnsupportedModule, match=r"DEPTH_ORDER.*'head'"):
-        first_step(world, HeadFirst())
+        first_step(world, HiddenHeadFirst(), lambda m, r: nn.functional.cross_entropy(
+            m(r["ids"], "so"), r["labels"], reduction="none"
+        ))  # fmt: skip
 
 
 def test_scan_runs_at_every_step_not_only_at_start(world: World) -> None:

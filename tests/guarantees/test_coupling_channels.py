@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402
 from dptrain.errors import ConfigError, CoupledModel, DptrainError, NotPrivateUse, StepOrder, UnsupportedModule  # noqa: E402
 from dptrain.routing import Router  # noqa: E402
 from tests.guarantees.peers import Run, collate, first_release, net, per_example, small_world, whole_schedule  # noqa: E402
+from tests.worlds import token_record  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 
@@ -25,7 +26,7 @@ def refused(tmp_path, extra, code: str, losses=per_example, **options) -> None:
         with pytest.raises(DptrainError, match=code) as error:
             run.gradients(next(iter(run.steps)), losses)
         assert isinstance(error.value, (CoupledModel, UnsupportedModule))
-        assert run.private.recorder.ledger.charged_steps == 0
+        assert not run.private.recorder.begun
         assert all(p.grad is None for p in model.parameters())
 
 
@@ -217,23 +218,34 @@ def test_rewards_compared_over_the_batch_are_refused(tmp_path, kind: str) -> Non
     refused(tmp_path, None, "REPLACEMENT", policy_gradient)
 
 
-def test_packing_contributions_into_one_sequence_is_refused(tmp_path) -> None:
+def test_collate_never_sees_two_contributions_so_nothing_of_one_gets_into_the_rows_of_another(tmp_path) -> None:
+    """Packing, padding to the longest, mixing and filling from the next row: there is nobody else to do it with."""
+    seen: list[int] = []
+
+    def watching(examples: list[dict]) -> dict[str, torch.Tensor]:
+        seen.append(len({example["seed"] for example in examples}))
+        return collate(examples)
+
+    world = small_world(
+        tmp_path, record=lambda s: [token_record(s + 3 * j) | {"seed": s} for j in range(3)],
+        policy_extra="[gate]\nmax_examples = 3\n",
+    )  # fmt: skip
+    with Run(world, net(), collate_fn=watching, microbatch=4) as run:
+        for _ in run.releases():
+            pass
+    assert set(seen) == {1}
+
+
+def test_packing_the_examples_of_a_contribution_into_one_sequence_is_refused(tmp_path) -> None:
     def packed(examples: list[dict]) -> dict[str, torch.Tensor]:
         return {k: v.reshape(1, -1) for k, v in collate(examples).items()}
 
+    world = small_world(
+        tmp_path, record=lambda s: [token_record(s + 3 * j) | {"seed": s} for j in range(3)],
+        policy_extra="[gate]\nmax_examples = 3\n",
+    )  # fmt: skip
     with pytest.raises(ConfigError, match=r"COLLATE.*dimension 0 must be the example"):
-        Run(small_world(tmp_path), net(), collate_fn=packed)
-
-
-def test_a_collate_that_fills_rows_with_their_neighbours_is_refused(tmp_path) -> None:
-    """Packing that keeps the number of rows: the rest of a row is filled from the next contribution."""
-
-    def filled(examples: list[dict]) -> dict[str, torch.Tensor]:
-        batch = collate(examples)
-        batch["ids"] = torch.cat([batch["ids"][:, :5], batch["ids"].roll(-1, 0)[:, :2]], 1)
-        return batch
-
-    refused(tmp_path, None, "REPLACEMENT", collate_fn=filled)
+        Run(world, net(), collate_fn=packed)
 
 
 # --- what happens to gradients before and after the noise ------------------------------------------------------------

@@ -99,6 +99,30 @@ def test_a_payload_moves_no_coordinate_outside_its_heads(tmp_path, family: str, 
     assert isolated(tmp_path, family, text, changed, permitted) > 100, "inside its heads the payload must show"
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["by blocks", "all together"])
+def test_a_clip_by_blocks_keeps_the_heads_of_classes_apart(tmp_path, monkeypatch, together: bool) -> None:
+    """Parts of one tensor are clipped by the norms of their own blocks; clipped together they are not apart (control)."""
+
+    def permitted(model: nn.Module) -> dict[str, torch.Tensor]:
+        return by_hand_llama(model, {0, 1, 2})
+
+    def one(self: Trainer, step) -> None:
+        for rows in step:
+            self.private.backward(self.losses(rows), rows)
+        if together:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 0.05)
+        else:
+            assert min(self.private.clip_blocks_(0.05).values()) > 0.05
+        self.optimizer.step()
+
+    monkeypatch.setattr(Trainer, "one", one)
+    if together:
+        with pytest.raises(AssertionError, match="moved outside the class's heads"):
+            isolated(tmp_path, "biased_llama", SOME, "clinic", permitted)
+    else:
+        assert isolated(tmp_path, "biased_llama", SOME, "clinic", permitted) > 100
+
+
 @pytest.mark.parametrize("changed", ["clinic", "lab"])
 def test_a_payload_moves_no_expert_outside_its_mask_and_no_router(tmp_path, changed: str) -> None:
     def permitted(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -260,7 +284,7 @@ def test_a_masked_run_resumes_and_its_export_verifies(tmp_path) -> None:
 
 
 def test_blocks_say_which_heads_and_add_up(tmp_path) -> None:
-    trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=2, classes=SOME), "biased_llama")
+    trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=2, classes=SOME), "biased_llama").begin()
     blocks = trainer.private.recorder.ledger.header.blocks
     assert [block.name for block in blocks if block.name.startswith("layer.1")] == [
         "layer.1", "layer.1 attention", "layer.1 heads 0-2", "layer.1 heads 3",

@@ -194,7 +194,7 @@ def test_rows_sent_through_adapters_of_their_own_are_refused_before_anything_is_
     trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=2, classes=ADAPTERS), "mixed")
     with pytest.raises((UnsupportedModule, RuntimeError), match=r"BATCH_DIMENSION|doesn't match the broadcast shape"):
         trainer.run()
-    assert trainer.private.recorder.ledger.charged_steps == 0
+    assert not trainer.private.recorder.begun
     trainer.close()
 
 
@@ -214,7 +214,7 @@ def test_an_adapter_that_mixes_examples_is_refused_though_it_starts_at_zero(tmp_
     trainer = Trainer(make_world(tmp_path, steps=2, rate="1", per_class=4, classes=ADAPTERS), "coupled")
     with pytest.raises(CoupledModel):
         trainer.run()
-    assert trainer.private.recorder.ledger.charged_steps == 0
+    assert not trainer.private.recorder.begun
     trainer.close()
 
 

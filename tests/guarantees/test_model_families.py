@@ -1,6 +1,7 @@
 """Families of transformers: sums equal the naive loop's to 1e-10 for random classes, bounds and masks, or a typed refusal."""
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("transformers")
 from dptrain.errors import CoupledModel, UnsupportedModule  # noqa: E402
 from dptrain.routing import FallbackNotice  # noqa: E402
 from tests.reference.compare import Found, compare  # noqa: E402
+from tests.reference.in_double import in_double  # noqa: E402
 from tests.reference.zoo import ZOO, Entry  # noqa: E402
 from tests.reference.zoo_more import MORE  # noqa: E402
 
@@ -31,18 +33,9 @@ def exact(entry: Entry, model: torch.nn.Module, seed: str, *, examples: int = 1,
 
 
 @pytest.fixture(autouse=True)
-def _in_double(monkeypatch) -> None:
-    """Norms that compute in float32 whatever the model's type (Gemma's) would round the naive loop's own gradient."""
-    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    to = torch.Tensor.to
-
-    def in_double(value: torch.Tensor, *args, **kwargs) -> torch.Tensor:
-        single = value.dtype == torch.float64 and any(x is torch.float32 for x in (*args, kwargs.get("dtype")))
-        return value if single else to(value, *args, **kwargs)
-
-    monkeypatch.setattr(torch.Tensor, "to", in_double)
-    kind = torch.Tensor.type
-    monkeypatch.setattr(torch.Tensor, "type", lambda value, *args: value if args == (torch.float32,) else kind(value, *args))
+def _in_double() -> Iterator[None]:
+    with in_double():
+        yield
 
 
 @pytest.mark.parametrize("family", [*ZOO, *MORE])

@@ -182,7 +182,7 @@ def audited(trainer: Trainer, world: World, directory):
 @pytest.mark.parametrize("mode", [SCHEDULED, SPLIT, SCHEDULED + '\nexactness = "certified"'])
 def test_a_run_is_charged_summed_up_and_audited_by_phase(tmp_path, mode) -> None:
     world = make_world(tmp_path, steps=8, per_class=2, policy_extra=mode)
-    trainer = Trainer(world)
+    trainer = Trainer(world).begin()
     planned = [row["epsilon_planned"] for row in trainer.private.summary()]
     trainer.run()
     windows = [(w.first_step, w.n_steps) for w in trainer.private.recorder.ledger.windows]
@@ -251,7 +251,7 @@ def test_a_withdrawal_within_a_phase_stops_the_count_there(tmp_path) -> None:
 
 def test_public_occurrences_are_counted_at_the_phase_of_their_step(tmp_path) -> None:
     world = make_world(tmp_path, steps=8, rate="0.5", per_class=2, policy_extra=PUBLIC_DRAWS)
-    trainer = Trainer(world)
+    trainer = Trainer(world).begin()
     drawn: list[list[int]] = []
     draw = trainer.private.streams.sampler.draw
     trainer.private.streams.sampler.draw = lambda step: (slots := draw(step), drawn.append([int(i) for i in slots]))[0]
@@ -312,7 +312,7 @@ def test_a_resumed_run_is_told_where_what_is_left_ends(tmp_path) -> None:
             break
     first.close()
     with pytest.warns(UserWarning, match=r"ends at step 1 of 8; only from a checkpoint at step 4 or later"):
-        second = Trainer(world, resume=True)
+        second = Trainer(world, resume=True).begin()
     done = []
     with pytest.raises(HorizonExceeded, match=r"2 steps would be charged again, redo_steps of the policy allows 1"):
         for step in second.steps:

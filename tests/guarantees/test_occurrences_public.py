@@ -34,7 +34,7 @@ def draws_of(trainer: Trainer) -> list[Draw]:
 @pytest.mark.parametrize("mode", [SCHEDULED, LITERAL])
 def test_a_run_is_recorded_counted_and_audited(tmp_path, mode) -> None:
     world = make_world(tmp_path, steps=6, rate="0.5", per_class=3, policy_extra=mode, signed_bounds=STRICTER.__getitem__)
-    trainer = Trainer(world)
+    trainer = Trainer(world).begin()
     drawn: list[tuple[int, ...]] = []
     draw = trainer.private.streams.sampler.draw
     trainer.private.streams.sampler.draw = lambda step: (slots := draw(step), drawn.append(tuple(map(int, slots))))[0]
@@ -165,7 +165,7 @@ def test_gradients_are_clipped_to_what_was_signed_under_literal_noise(tmp_path, 
         tmp_path, steps=1, rate="1", per_class=1, policy_extra=LITERAL,
         signed_bounds=lambda name: {"noise_multiplier_micro": sigma} if sigma else {},
     )  # fmt: skip
-    trainer = Trainer(world, microbatch=1)
+    trainer = Trainer(world, microbatch=1).begin()
     kept = []
     take = trainer.private.router.sums.take
     trainer.private.router.sums.take = lambda: iter(_kept(take(), kept))

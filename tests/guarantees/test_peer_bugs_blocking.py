@@ -71,6 +71,7 @@ def test_the_number_of_steps_is_the_integer_that_was_signed(tmp_path, n: int) ->
     """Opacus: `int(1 / (1 / n))` is not n for 141 of n < 2000, so an epoch is one step short."""
     assert int(1 / (1 / n)) == n - 1, "the fault that this is about"
     with Run(small_world(tmp_path, steps=n), net()) as run:
+        run.private.begin()
         assert len(run.steps) == run.private.recorder.ledger.header.policy.steps == n
     sampler = PoissonSampler(KeyStream("sampling", b"\0" * 16, 0, b"\1" * 32), [Fraction(1, n)], [0])
     assert int(sampler._thresholds[0]) == 2**64 // n, "rates are exact fractions, rounded down once"

@@ -219,9 +219,10 @@ def test_the_padding_row_receives_no_signal(tmp_path, monkeypatch) -> None:
         self.padding_idx = None
 
     monkeypatch.setattr(EmbeddingRule, "__init__", ignoring)
-    # The fault is caught before any test looks: the probes compare with autograd.
+    must_fail(check)
+    # Where made-up rows have the token, the fault is caught before any test looks: the probes compare with autograd.
     with pytest.raises(UnsupportedModule, match=r"GRADIENT_MISMATCH.*embed\.weight"):
-        signal(small_world(tmp_path / "faulty"), make, giant(0))
+        signal(small_world(tmp_path / "faulty"), lambda: net(padding_idx=1), giant(0))
 
 
 class Sometimes(nn.Module):
@@ -356,8 +357,8 @@ def test_a_tensor_unused_at_first_stays_in_the_schedule(tmp_path, monkeypatch) -
     check()
 
     class Dropping(engine.PrivateGradients):
-        def release(self, noise, step: int, public=None) -> None:
-            super().release(noise, step, public)
+        def release(self, noise, step: int, *args, **kwargs) -> None:
+            super().release(noise, step, *args, **kwargs)
             for name, parameter in self._model.named_parameters():
                 if name.startswith("extra."):
                     parameter.grad = None

@@ -1,11 +1,13 @@
-"""Dropout in the generic path: the second run uses the random numbers of the forward, which draws as torch always does.
+"""Dropout in the generic path: the second run uses the random numbers of the forward.
 
-The reference is one forward without hooks from the same state of the generator, and a backward pass per contribution.
+The reference is one forward without hooks under the same addresses, and a backward pass per contribution.
 """
 
 import copy
 import pickle
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy
 import pytest
@@ -14,14 +16,15 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from dptrain import PrivateTraining  # noqa: E402
 from dptrain.errors import UnsupportedModule  # noqa: E402
 from dptrain.gradients import replayed_randomness as draws  # noqa: E402
+from dptrain.gradients.generic import GenericRule  # noqa: E402
 from dptrain.routing import Router  # noqa: E402
 from dptrain.routing.probes import check_exact  # noqa: E402
-from tests.guarantees.test_layer_rules import Net, Stack, batch_of, collate, cross_entropy  # noqa: E402
-from tests.reference.compare import compare, random_schedule  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from dptrain.sandbox import Draw, Sandbox  # noqa: E402
+from tests.guarantees.test_layer_rules import Stack, batch_of, cross_entropy  # noqa: E402
+from tests.reference.compare import compare, learn, names_of, random_schedule  # noqa: E402
+from tests.sandbox.scene import Scene  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore:enable_nested_tensor is True")
 
@@ -136,62 +139,43 @@ def test_masks_inside_a_checkpoint_are_dropped_and_drawn_again_alike(examples: i
     compare(model, batch_of(5, 4, rows=9 * examples), cross_entropy, examples=examples, layers="layers", redraw=7)
 
 
+@contextmanager
+def entered(router: Router, model: nn.Module, x: torch.Tensor) -> Iterator[None]:
+    """A pass over the rows of ``x``, after two in which the sandbox learns where rows lie."""
+    with router.paused():
+        learn(router.sandbox, model, {"x": x}, lambda model, rows: model(rows["x"]), 1)
+    with router.sandbox.enter(1, names_of(len(x))):
+        yield
+
+
 def armed(model: nn.Module, rows: int) -> Router:
     schedule = random_schedule(model, random.Random(0), 1, "layers")
     model.requires_grad_(False)
-    router = Router(model, schedule)
+    trained = frozenset(id(tensor.parameter) for block in schedule.blocks for tensor in block.tensors)
+    router = Router(model, schedule, sandbox=Sandbox(model, trained, b"0123456789abcdef"))
     router.attach()
     router.arm(rows, 1, torch.ones(rows, len(schedule.blocks), dtype=torch.bool))
     return router
 
 
-def test_the_forward_is_torchs_own_fresh_in_every_call_and_leaves_the_generator_where_torch_does() -> None:
-    """So the masks have the distribution of torch's, and are independent over examples, heads and calls as torch's are."""
-    torch.manual_seed(0)
-    model = Stack([torch_attention(), Scaled(nn.Dropout(0.4))], 4, lambda x: x.mean(1)).double()
-    x = batch_of(5, 4)["x"]
-    torch.manual_seed(3)
-    expected = [model(x) for _ in range(2)], torch.get_rng_state()
-    router = armed(model, len(x))
-    torch.manual_seed(3)
-    found = [model(x) for _ in range(2)], torch.get_rng_state()
-    router.detach()
-    assert torch.equal(found[1], expected[1])
-    for a, b in zip(found[0], expected[0], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-15)
-    assert not torch.equal(found[0][0], found[0][1])
-
-
-def test_what_is_kept_is_a_mask_of_the_right_share_one_per_example() -> None:
+def test_what_another_run_is_given_is_a_mask_of_the_right_share_one_per_example(monkeypatch) -> None:
     scaled = Scaled(nn.Dropout(0.3))
     model = Stack([scaled], 4, lambda x: x.mean(1)).double()
-    kept: list[draws.Draw] = []
+    seen: list[Draw] = []
+    drawn = Router._drawn
+    monkeypatch.setattr(Router, "_drawn", lambda self, site: (seen.extend(found := drawn(self, site)), found)[1])
     router = armed(model, 64)
-    rule = next(site.rule for site in router.sites if site.module is scaled)
-    take = rule.tape.take
-    rule.tape.take = lambda: (kept.extend(found := take()), found)[1]
-    torch.manual_seed(0)
-    model(torch.ones(64, 50, 4, dtype=torch.float64))
+    ones = torch.ones(64, 50, 4, dtype=torch.float64)
+    with entered(router, model, ones):
+        model(ones)
     router.detach()
-    (mask,) = kept
-    assert mask.kind == "keep" and mask.value.dtype == torch.bool and mask.value.shape == (64, 50, 4)
-    shares = mask.value.double().mean((1, 2))
-    assert float(mask.value.double().mean()) == pytest.approx(0.7, abs=0.02) and float(shares.std()) < 0.06
-    assert len({row.numpy().tobytes() for row in mask.value}) == 64, "no two examples share a mask"
-
-
-def test_a_module_that_draws_nothing_is_watched_in_one_microbatch_alone(monkeypatch) -> None:
-    begun = []
-    enter = draws._Recorder.__enter__
-    monkeypatch.setattr(draws._Recorder, "__enter__", lambda self: (begun.append(1), enter(self))[1])
-    scaled = Scaled(nn.Dropout(0.0))
-    model = Stack([scaled], 4, lambda x: x.mean(1)).double()
-    router = armed(model, 8)
-    for serial in range(3):
-        router.arm(8, 1, torch.ones(8, len(router.schedule.blocks), dtype=torch.bool))
-        model(batch_of(5, 4)["x"])
-        assert len(begun) == 1, serial
-    router.detach()
+    (mask,) = seen
+    value = mask.values()
+    assert mask.kind == "keep" and value.dtype == torch.bool and value.shape == (64, 50, 4)
+    shares = value.double().mean((1, 2))
+    assert float(value.double().mean()) == pytest.approx(0.7, abs=0.02) and float(shares.std()) < 0.06
+    assert len({row.numpy().tobytes() for row in value}) == 64, "no two examples share a mask"
+    assert torch.equal(mask.of_rows(5, 3), value[5:8]) and torch.equal(mask.by_row()[:, 0], value)
 
 
 def test_no_mode_is_left_behind_by_a_forward_that_raises() -> None:
@@ -205,8 +189,9 @@ def test_no_mode_is_left_behind_by_a_forward_that_raises() -> None:
     for drop, error in ((broken, KeyError), (stopped, KeyboardInterrupt)):
         model = Stack([Scaled(drop)], 4, lambda x: x.mean(1)).double()
         router = armed(model, 8)
-        with pytest.raises(error):
-            model(batch_of(5, 4)["x"])
+        x = batch_of(5, 4)["x"]
+        with pytest.raises(error), router.sandbox.enter(1, names_of(8)):
+            model(x)
         router.detach()
         assert depth() == 0
 
@@ -215,9 +200,25 @@ def gradients_pass(model: nn.Module) -> None:
     compare(model, batch_of(5, 4, rows=9), cross_entropy, layers="layers", redraw=7)
 
 
+@pytest.mark.parametrize("examples", [1, 2])
+def test_one_contribution_after_the_other_has_its_own_masks(examples: int, monkeypatch) -> None:
+    """The way of modules that vmap does not know: one contribution at a time, on its rows alone."""
+    alone = []
+    one_by_one = GenericRule._one_by_one
+    monkeypatch.setattr(GenericRule, "_vectorised", _unknown_to_vmap)
+    monkeypatch.setattr(GenericRule, "_one_by_one", lambda self, *args: alone.append(1) or one_by_one(self, *args))
+    model = Stack([Scaled(nn.Dropout(0.4)), Scaled(nn.Dropout(0.4))], 4, lambda x: x.mean(1)).double()
+    compare(model, batch_of(5, 4, rows=9 * examples), cross_entropy, layers="layers", redraw=7, examples=examples)
+    assert alone
+
+
+def _unknown_to_vmap(self: GenericRule, *args: object) -> None:
+    raise NotImplementedError("an operation without a batching rule")
+
+
 def test_a_second_run_with_fresh_masks_would_be_seen(monkeypatch) -> None:
     def fresh(rows: int):
-        return lambda value, shape: torch.rand(shape) < 0.6
+        return lambda draw, shape: torch.rand(shape) < 0.6
 
     monkeypatch.setattr("dptrain.gradients.generic.every_row", fresh)
     model = Stack([Scaled(nn.Dropout(0.4)), Scaled(nn.Dropout(0.4))], 4, lambda x: x.mean(1)).double()
@@ -226,7 +227,7 @@ def test_a_second_run_with_fresh_masks_would_be_seen(monkeypatch) -> None:
 
 
 def test_a_second_run_with_the_masks_of_others_would_be_seen(monkeypatch) -> None:
-    monkeypatch.setattr("dptrain.gradients.generic.every_row", lambda rows: lambda v, shape: v.roll(1, 0).reshape(shape))
+    monkeypatch.setattr("dptrain.gradients.generic.every_row", lambda rows: lambda draw, shape: draw.by_row().roll(1, 0))
     model = Stack([Scaled(nn.Dropout(0.4)), Scaled(nn.Dropout(0.4))], 4, lambda x: x.mean(1)).double()
     with pytest.raises((UnsupportedModule, AssertionError)):
         gradients_pass(model)
@@ -245,21 +246,32 @@ class Lopsided(nn.Module):
 
 
 @pytest.mark.parametrize(
+    ("draw", "code"),
+    [
+        (lambda x: nn.functional.dropout(torch.ones(len(x) + 1, 5, 4, dtype=x.dtype), 0.5)[: len(x)], "DRAW_ROWS"),
+        (lambda x: torch.poisson(torch.ones_like(x)), "DRAW_UNKNOWN"),
+        (lambda x: x + (torch.rand(()) if len(x) > 1 else 0.0), "DROPOUT_IN_FALLBACK"),  # fewer the second time
+        (lambda x: x + (torch.rand(()) if len(x) == 1 else 0.0), "DROPOUT_IN_FALLBACK"),  # more the second time
+    ],
+)
+def test_draws_that_have_no_rows_are_refused(draw, code: str) -> None:
+    torch.manual_seed(0)
+    model = Stack([Lopsided(draw)], 4, lambda x: x.mean(1)).double()
+    with pytest.raises(UnsupportedModule, match=code):
+        compare(model, batch_of(5, 4), cross_entropy, layers="layers", redraw=7)
+
+
+@pytest.mark.parametrize(
     "draw",
     [
         lambda x: nn.functional.dropout(torch.ones_like(x).transpose(0, 1), 0.5).transpose(0, 1),  # examples in dimension 1
-        lambda x: nn.functional.dropout(torch.ones(len(x) + 1, 5, 4, dtype=x.dtype), 0.5)[: len(x)],  # one row too many
         lambda x: torch.multinomial(torch.ones(len(x), 4), 4).to(x)[:, None],  # not one number per element
-        lambda x: torch.poisson(torch.ones_like(x)),
-        lambda x: x + (torch.rand(()) if len(x) > 1 else 0.0),  # fewer the second time
-        lambda x: x + (torch.rand(()) if len(x) == 1 else 0.0),  # more the second time
     ],
 )
-def test_draws_that_have_no_rows_are_refused(draw) -> None:
+def test_draws_of_rows_in_other_places_are_those_of_the_forward(draw) -> None:
     torch.manual_seed(0)
-    model = Stack([Lopsided(draw)], 4, lambda x: x.mean(1)).double()
-    with pytest.raises(UnsupportedModule, match=r"DROPOUT_IN_FALLBACK.*set its dropout to 0"):
-        compare(model, batch_of(5, 4), cross_entropy, layers="layers", redraw=7)
+    model = Stack([nn.Linear(4, 4), Lopsided(draw), Lopsided(draw)], 4, lambda x: x.mean(1)).double()
+    compare(model, batch_of(5, 4, rows=9), cross_entropy, layers="layers", redraw=7)
 
 
 @pytest.mark.parametrize("draw", [random.random, numpy.random.rand])
@@ -290,7 +302,7 @@ class DroppedExperts(nn.Module):
 def test_dropout_of_gathered_tokens_is_refused_whatever_their_number() -> None:
     torch.manual_seed(0)
     model = Stack([DroppedExperts()], 4, lambda x: x.mean(1)).double()
-    with pytest.raises(UnsupportedModule, match=r"DROPOUT_IN_FALLBACK.*gathered"):
+    with pytest.raises(UnsupportedModule, match="DRAW_ROWS"):
         compare(model, batch_of(5, 4), cross_entropy, layers="layers", redraw=7)
 
 
@@ -314,75 +326,58 @@ def test_dropout_that_is_switched_on_after_a_silent_start_is_refused() -> None:
         lambda x, share: nn.functional.dropout(x, share),
         lambda x, share: torch.native_dropout(x, share, True)[0],
         lambda x, share: torch.empty_like(x).bernoulli_(share),
-        lambda x, share: torch.empty_like(x).uniform_(0.0, 2 * share),
-        lambda x, share: torch.empty_like(x).normal_(0.0, share),
     ],
 )
 def test_a_second_run_with_another_share_is_given_nothing(draw) -> None:
     """The same kind of draw of the same shape, but from another distribution: its numbers would not be those asked for."""
-    x = torch.ones(3, 4, dtype=torch.float64)
-    with draws._Recorder() as tape:
+    scene = Scene(nn.Identity(), torch.ones(3, 4, dtype=torch.float64), lambda m, x: draw(x, 0.4))
+    with scene.sandbox.enter(1, names_of(3)):
+        x = scene.data[0]
         first = draw(x, 0.4)
-    assert [len(drawn.numbers) for drawn in tape.draws] != [0]
-    with draws.Replay(tape.draws, draws.rows_of(0, 3, 3)):
-        torch.testing.assert_close(draw(x, 0.4), first, rtol=0, atol=1e-12)
-    with pytest.raises(draws.Unmatched, match="other random numbers"), draws.Replay(tape.draws, draws.rows_of(0, 3, 3)):
-        draw(x, 0.3)
+        entries = scene.sandbox.since(0)
+        with draws.Replay(entries, draws.rows_of(0, 3, 3)):
+            again = draw(x, 0.4)
+        with draws.Replay(entries, draws.rows_of(1, 2, 3)):
+            fewer = draw(x[1:], 0.4)
+        with pytest.raises(draws.Unmatched, match="other random numbers"), draws.Replay(entries, draws.rows_of(0, 3, 3)):
+            draw(x, 0.3)
+        with pytest.raises(draws.Unmatched, match="fewer"), draws.Replay(entries, draws.rows_of(0, 3, 3)):
+            pass
+    torch.testing.assert_close(again, first, rtol=0, atol=1e-12)
+    torch.testing.assert_close(fewer, first[1:], rtol=0, atol=1e-12)
+
+
+def test_a_second_run_reads_the_truths_that_the_first_was_told() -> None:
+    scene = Scene(nn.Identity(), torch.zeros(3, 4), lambda m, x: 2.0 if (x > 1).any() else 1.0)
+    scene.run([0, 1], probing=True)
+    with scene.sandbox.enter(1, names_of(3)):
+        hostile = torch.full((3, 4), 9.0)
+        assert scene.function(None, hostile) == 1.0
+        entries = scene.sandbox.since(0)
+        with draws.Replay(entries, draws.rows_of(0, 3, 3)):
+            assert scene.function(None, hostile[:1]) == 1.0
 
 
 def test_the_probes_see_the_same_masks_as_autograd() -> None:
     """P0 compares with autograd's own gradient of the very same forward."""
     torch.manual_seed(0)
     model = Stack([Scaled(nn.Dropout(0.4)), torch_attention()], 4, lambda x: x.mean(1)).double()
-    router = Router(model, random_schedule(model, random.Random(0), 1, "layers"))
-    router.attach()
-    router.arm(8, 1, torch.ones(8, len(router.schedule.blocks), dtype=torch.bool))
-    check_exact(router, cross_entropy(model, batch_of(5, 4)), torch.ones(8, dtype=torch.float64), half=False)
+    router, batch = armed(model, 8), batch_of(5, 4)
+    with entered(router, model, batch["x"]):
+        router.arm(8, 1, torch.ones(8, len(router.schedule.blocks), dtype=torch.bool))
+        model.requires_grad_(True)
+        check_exact(router, cross_entropy(model, batch), torch.ones(8, dtype=torch.float64))
     router.detach()
 
 
-def test_copies_of_a_model_under_way_carry_no_draws(monkeypatch) -> None:
+def test_copies_of_a_model_under_way_carry_no_draws() -> None:
     model = nn.ModuleDict({"layers": nn.ModuleList([nn.MultiheadAttention(4, 2, batch_first=True, dropout=0.3)])})
     router = armed(model, 8)
     x = torch.randn(8, 5, 4)
-    copies: list[draws.Tape] = []
-    take = draws.Tape.take
-
-    def copied(tape: draws.Tape) -> tuple[draws.Draw, ...]:
-        assert tape._found
-        copies.extend([copy.deepcopy(tape), pickle.loads(pickle.dumps(tape))])
-        return take(tape)
-
-    monkeypatch.setattr(draws.Tape, "take", copied)
-    model["layers"][0](x, x, x)
-    assert len(copies) == 2 and all(take(tape) == () for tape in copies)
-    assert len(copy.deepcopy(model)["layers"]) == len(pickle.loads(pickle.dumps(model))["layers"]) == 1
+    with router.sandbox.enter(1, names_of(8)), pytest.raises(UnsupportedModule, match="UNSEEN_DRAW"):
+        model["layers"][0](x, x, x)  # which leaves the router in the middle of a forward
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert len(twin["layers"]) == 1
+        hooks = [hook for module in twin.modules() for hook in module._forward_pre_hooks.values()]
+        assert hooks and all(vars(hook.func.__self__) == {"_armed": None} for hook in hooks)
     router.detach()
-
-
-class Dropping(nn.Module):
-    """A generic site and torch's attention, both with dropout, between the layers of a run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.2, batch_first=True)
-        self.scaled = Scaled(nn.Dropout(0.2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.scaled(self.attention(x.unflatten(1, (2, 4)))).flatten(1)
-
-
-def test_a_run_with_dropout_passes_its_probes_and_releases(tmp_path) -> None:
-    """P2 replaces contributions and draws the same masks in both forwards."""
-    world = make_world(tmp_path, per_class=3, steps=2, rate="1")
-    torch.manual_seed(0)
-    model = Net()
-    model.extra = Dropping()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private:
-        _, _, steps = private.prepare(model, optimizer, collate, layers="layers")
-        for step in steps:
-            for rows in step:
-                private.backward(cross_entropy(model, rows), rows)
-            assert all(bool(p.grad.any()) for p in model.parameters())
-            optimizer.step()

@@ -151,7 +151,7 @@ def test_steps_are_repeated_as_often_as_redo_steps_says_and_the_warning_says_fro
     second.close()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        third = Trainer(world, resume=True)
+        third = Trainer(world, resume=True).begin()
     assert any("pays for 0 more steps" in str(item.message) and "at step 7 or later" in str(item.message) for item in caught)
     with pytest.raises(HorizonExceeded, match="would be charged again, redo_steps of the policy allows 1"):
         third.run()
@@ -173,7 +173,7 @@ due = Order.due
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_sampler_that_leaves_the_order_stops_before_its_gradient(tmp_path, monkeypatch, order, fault) -> None:
     """The ledger holds every draw against the order by itself, and a step whose draw is not recorded does not run."""
-    trainer = Trainer(world_of(tmp_path, order))
+    trainer = Trainer(world_of(tmp_path, order)).begin()
     sampler = trainer.private.streams.sampler
     assert isinstance(sampler, OrderedSampler)
 
