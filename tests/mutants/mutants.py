@@ -1,0 +1,605 @@
+"""Mutants of what a private microbatch may do: every promise of the sandbox, the probes and statement A, broken once."""
+
+from tests.mutants.mutant import Mutant
+
+ADDRESSES = "dptrain/sandbox/addresses.py"
+INTERCEPTION = "dptrain/sandbox/interception.py"
+LAYOUTS = "dptrain/sandbox/layouts.py"
+DRAWS = "dptrain/sandbox/draws.py"
+GENERATORS = "dptrain/sandbox/generators.py"
+INDICES = "dptrain/sandbox/indices.py"
+WRITES = "dptrain/sandbox/writes.py"
+UNTOUCHED = "dptrain/sandbox/untouched.py"
+OPTIMIZERS = "dptrain/sandbox/optimizers.py"
+ISOLATION = "dptrain/sandbox/isolation.py"
+FEEDING = "dptrain/feeding.py"
+REPLAY = "dptrain/gradients/replayed_randomness.py"
+ROUTER = "dptrain/routing/router.py"
+COMPILED = "dptrain/routing/compiled.py"
+GRAPHS = "dptrain/routing/graphs.py"
+REPEATED = "dptrain/routing/repeated.py"
+FOLDING = "dptrain/routing/folding.py"
+PROBES = "dptrain/routing/probes.py"
+COUPLINGS = "dptrain/routing/couplings.py"
+START = "dptrain/engine/start.py"
+RELEASE = "dptrain/engine/release.py"
+ENGINE = "dptrain/engine/private_training.py"
+WEIGHTS = "dptrain/weights.py"
+DEPTH = "dptrain/depth.py"
+
+T_ADDRESSES = "tests/sandbox/test_addresses.py::"
+T_DRAWS = "tests/sandbox/test_draws.py::"
+T_LAYOUTS = "tests/sandbox/test_layouts.py::"
+T_INTERCEPTION = "tests/sandbox/test_interception.py::"
+T_INDICES = "tests/sandbox/test_indices.py::"
+T_WRITES = "tests/sandbox/test_writes.py::"
+T_RANDOMNESS = "tests/guarantees/test_addressed_randomness.py::"
+T_REPLAYED = "tests/guarantees/test_replayed_draws.py::"
+T_HIDDEN = "tests/guarantees/test_coupling_hidden.py::"
+T_A = "tests/guarantees/test_statement_a.py::"
+T_WATCH = "tests/engine/test_isolation_watch.py::"
+T_START = "tests/engine/test_start_of_a_run.py::"
+T_INSIDE = "tests/engine/test_inside_a_microbatch.py::"
+T_HALF = "tests/engine/test_compiled_runs_in_half_precision.py::"
+T_COMPILED = "tests/routing/test_compiled.py::"
+
+RANDOMNESS = (
+    Mutant(
+        "a number is a function of the example", ADDRESSES,
+        'owner_tag(step: int, owner: bytes) -> bytes:\n    """The part of an address that says whose number it is."""\n',
+        'owner_tag(step: int, owner: bytes) -> bytes:\n    owner = owner[:32]\n',
+        T_RANDOMNESS + "test_spread_over_several_microbatches",
+    ),
+    Mutant(
+        "a number is a function of the descriptor", ADDRESSES,
+        "step.to_bytes(8, \"little\") + owner, digest", "step.to_bytes(8, \"little\") + owner[-4:], digest",
+        T_ADDRESSES + "test_every_part_of_an_address_counts",
+    ),
+    Mutant(
+        "a number is a function of the step", ADDRESSES,
+        'blake2b(step.to_bytes(8, "little") + owner', 'blake2b(bytes(8) + owner',
+        T_ADDRESSES + "test_every_part_of_an_address_counts",
+    ),
+    Mutant(
+        "a number is a function of the module", ADDRESSES, '"little") + path.encode()', '"little")',
+        T_ADDRESSES + "test_every_part_of_an_address_counts",
+    ),
+    Mutant(
+        "a number is a function of the n-th draw", ADDRESSES, 'blake2b(nth.to_bytes(8, "little") + path', 'blake2b(path',
+        T_ADDRESSES + "test_every_part_of_an_address_counts",
+    ),
+    Mutant(
+        "a number is a function of the seed", ADDRESSES, 'b"dptrain.forward/1\\x00" + seed', 'b"dptrain.forward/1\\x00"',
+        T_ADDRESSES + "test_every_part_of_an_address_counts",
+    ),
+    Mutant(
+        "rows have numbers of their own", ADDRESSES,
+        "[hashlib.blake2b(owner + place, digest_size=_NONCE)", "[hashlib.blake2b(place, digest_size=_NONCE)",
+        T_ADDRESSES + "test_words_are_chacha20_under_the_key_and_nonce_of_the_address",
+    ),
+    Mutant(
+        "positions within a row have numbers of their own", ADDRESSES,
+        "return torch.from_numpy(out.view(np.int32))[:, :count]",
+        "return torch.from_numpy(out.view(np.int32))[:, :1].expand(-1, count).contiguous()",
+        T_ADDRESSES + "test_words_are_chacha20_under_the_key_and_nonce_of_the_address",
+    ),
+    Mutant(
+        "a mask keeps at its stated rate", ADDRESSES, "halves < level - _LEVELS // 2", "halves <= level - _LEVELS // 2",
+        T_ADDRESSES + "test_a_mask_keeps_at_the_rate_that_is_stated",
+    ),
+    Mutant(
+        "a draw knows its module", INTERCEPTION, 'return "~".join((found, *reversed(outside)))', 'return "everywhere"',
+        T_DRAWS + "test_more_draws_in_one_module_do_not_move_those_of_another",
+    ),
+    Mutant(
+        "a draw knows which of its module it is", INTERCEPTION, "counts[path] = nth + 1", "counts[path] = 0",
+        T_DRAWS + "test_a_module_that_runs_twice_draws_twice",
+    ),
+    Mutant(
+        "a recomputation is known by where it stands in its program", INTERCEPTION,
+        "return place if 0 <= place <= len(self.current.log) else len(self.current.log)", "return len(self.current.log)",
+        T_INTERCEPTION + "test_a_checkpoint_computes_the_same_masks_again",
+    ),
+    Mutant(
+        "a recomputation takes the numbers of the first run, of both kinds", INTERCEPTION,
+        "        position = self.position()\n        if position < len(now.log):\n            found = now.log[position]\n"
+        "            if isinstance(found, Draw)",
+        "        position = self.position()\n        if False:\n            found = now.log[position]\n"
+        "            if isinstance(found, Draw)",
+        T_RANDOMNESS + "test_computed_once_more_by_a_checkpoint",
+    ),
+    Mutant(
+        "a recomputation goes on to the draw behind the one it repeats", INTERCEPTION,
+        "found.request == asked:\n                torch.default_generator.manual_seed(now.seed + position + 1)",
+        "found.request == asked:\n                torch.default_generator.manual_seed(now.seed + position)",
+        T_REPLAYED + "test_masks_inside_a_checkpoint_are_dropped_and_drawn_again_alike",
+    ),
+    Mutant(
+        "what everybody shares belongs to no owner", INTERCEPTION,
+        "        return Draw(place, asked, SHARED, (shared_tag(now.step),), self.numbers, given)",
+        "        return Draw(place, asked, SHARED, now.owners[:1], self.numbers, given)",
+        T_DRAWS + "test_what_everybody_shares_is_the_same_in_every_microbatch_of_a_step",
+    ),
+    Mutant(
+        "what everybody shares is one for all microbatches of a step", INTERCEPTION,
+        "        return Draw(place, asked, SHARED, (shared_tag(now.step),), self.numbers, given)",
+        "        return Draw(place, asked, SHARED, (shared_tag(now.number),), self.numbers, given)",
+        T_DRAWS + "test_what_everybody_shares_is_the_same_in_every_microbatch_of_a_step",
+    ),
+    Mutant(
+        "what everybody shares is close to one in the probes", INTERCEPTION,
+        'if given is None and now.probing and asked.kind == "uniform"', 'if False and asked.kind == "uniform"',
+        T_DRAWS + "test_what_everybody_shares_is_close_to_one_in_the_probes_so_that_skipped_layers_run",
+    ),
+    Mutant(
+        "the dimension of the rows is learnt", LAYOUTS, 'return Layout(dim, each), ""', 'return Layout(0, each), ""',
+        T_DRAWS + "test_dropout_between_recurrent_layers_belongs_to_rows_though_time_comes_first",
+    ),
+    Mutant(
+        "so is how many entries a row has in it", LAYOUTS, 'return Layout(dim, each), ""', 'return Layout(dim, 1), ""',
+        T_DRAWS + "test_attention_of_torch_draws_for_rows_times_heads",
+    ),
+    Mutant(
+        "rows are put where the draw has them", INTERCEPTION, "rows.movedim(0, dim).reshape(shape)", "rows.reshape(shape)",
+        T_DRAWS + "test_dropout_between_recurrent_layers_belongs_to_rows_though_time_comes_first",
+    ),
+    Mutant(
+        "a layout that two passes leave open is none", LAYOUTS, "if len(differ) > 1 or rest or each == 0",
+        "if rest or each == 0",
+        T_LAYOUTS + "test_what_two_shapes_leave_open_has_no_layout",
+    ),
+    Mutant(
+        "a secret draw without a layout is refused", INTERCEPTION,
+        "return SHARED if torch.Size(shape).numel() == 1 else None", "return SHARED",
+        T_DRAWS + "test_a_draw_that_no_probe_saw_is_refused_by_name",
+    ),
+    Mutant(
+        "and so is one whose rows were not to be found", INTERCEPTION, "if not self.secret:\n            return SHARED",
+        "if True:\n            return SHARED",
+        T_DRAWS + "test_what_cannot_be_addressed_is_refused_by_name_where_draws_are_secret",
+    ),
+    Mutant(
+        "an operation that draws in an unknown way is refused", INTERCEPTION,
+        "        if self.secret:\n            raise UnsupportedModule(",
+        "        if False:\n            raise UnsupportedModule(",
+        T_DRAWS + "test_what_cannot_be_addressed_is_refused_by_name_where_draws_are_secret",
+    ),
+    Mutant(
+        "a part of a contribution begins where the last one ended", FEEDING, "planned.examples, first=first, fill",
+        "planned.examples, first=0, fill",
+        T_RANDOMNESS + "test_spread_over_several_microbatches",
+    ),
+    Mutant(
+        "collate that draws is seeded for every example", FEEDING, "_Apart(self._collate, 1, seeds, generators)",
+        "_Apart(self._collate, 1)", T_RANDOMNESS + "test_augmentation_in_collate_belongs_to_the_example",
+    ),
+    Mutant(
+        "by a seed of that example", FEEDING, "self._generators.seed(self._seeds[start])",
+        "self._generators.seed(self._seeds[0])",
+        T_RANDOMNESS + "test_augmentation_in_collate_belongs_to_the_example",
+    ),
+    Mutant(
+        "and of that step", FEEDING, "seed_of(owner_tag(step, name), \"collate\")", "seed_of(owner_tag(0, name), \"collate\")",
+        T_RANDOMNESS + "test_augmentation_in_collate_is_drawn_anew_in_every_step",
+    ),
+    Mutant(
+        "a collate with a generator of its own is refused", FEEDING, "if len(slots) == 1 and self._sandbox.secret:",
+        "if False:",
+        T_RANDOMNESS + "test_collate_that_draws_from_a_generator_of_its_own_is_refused",
+    ),
+    Mutant(
+        "Python's generator is put back", GENERATORS, "        random.setstate(self._before[0])\n", "",
+        T_INTERCEPTION + "test_generators_stand_where_they_stood_whatever_was_drawn",
+    ),
+    Mutant(
+        "numpy's generator is put back", GENERATORS, "        np.random.set_state(self._before[1])\n", "",
+        T_INTERCEPTION + "test_generators_stand_where_they_stood_whatever_was_drawn",
+    ),
+    Mutant(
+        "torch's generator is put back", INTERCEPTION, "                torch.set_rng_state(before)", "                pass",
+        T_RANDOMNESS + "test_the_users_generators_stand_where_they_stood_however_many_microbatches_ran",
+    ),
+    Mutant(
+        "what Python and numpy draw in a forward does not follow what they drew before", INTERCEPTION,
+        'hosts.seed(self.numbers.seed_of(shared_tag(step), "python and numpy"))', "pass",
+        T_INTERCEPTION + "test_python_and_numpy_draw_the_same_in_every_microbatch_of_a_step",
+    ),
+    Mutant(
+        "a forward that draws from Python or numpy is refused where draws are secret", START,
+        "if engine.sandbox.host_draws and engine.sandbox.secret:", "if False:",
+        T_RANDOMNESS + "test_a_forward_that_draws_from_python_or_numpy_is_refused_where_draws_are_secret",
+    ),
+    Mutant(
+        "a graph gets the numbers of its own rows", COMPILED,
+        "names = tuple(rows.names[place] for place in index.tolist())",
+        "names = tuple(rows.names[0] for place in index.tolist())",
+        T_COMPILED + "test_dropout_is_drawn_anew_and_for_every_contribution_by_itself",
+    ),
+    Mutant(
+        "in their order", ROUTER, "with sandbox.enter(sandbox.current.step, rows.names, given=given)",
+        "with sandbox.enter(sandbox.current.step, rows.names[::-1], given=given)",
+        T_COMPILED + "test_dropout_is_drawn_anew_and_for_every_contribution_by_itself",
+    ),
+    Mutant(
+        "and of its own step", ROUTER, "with sandbox.enter(sandbox.current.step, rows.names, given=given)",
+        "with sandbox.enter(0, rows.names, given=given)",
+        T_COMPILED + "test_dropout_is_drawn_anew_and_for_every_contribution_by_itself",
+    ),
+    Mutant(
+        "the seed of a run is kept in its checkpoints", ENGINE, "return [self.sandbox, *self._registered]",
+        "return [*self._registered]",
+        T_RANDOMNESS + "test_in_a_run_that_is_resumed_in_a_process_with_another_seed",
+    ),
+    Mutant(
+        "and goes on from there", INTERCEPTION, 'self.numbers = Numbers(bytes.fromhex(state["seed"]))', "pass",
+        T_RANDOMNESS + "test_in_a_run_that_is_resumed_in_a_process_with_another_seed",
+    ),
+    Mutant(
+        "another run of a module for one contribution has its rows of a draw", REPLAY, "draw.of_rows(start, examples)",
+        "draw.of_rows((start + examples) % rows, examples)",
+        T_REPLAYED + "test_one_contribution_after_the_other_has_its_own_masks",
+    ),
+    Mutant(
+        "and one of all rows has them in their order", REPLAY, "value = draw.by_row()\n        if",
+        "value = draw.by_row()\n        value = None if value is None else value.roll(1, 0)\n        if",
+        T_REPLAYED + "test_sums_are_those_of_the_same_masks",
+    ),
+)
+
+WRITTEN = (
+    Mutant(
+        "what an operation would write is a copy", WRITES, "copy = value.detach().clone()", "copy = value.detach()",
+        T_WRITES + "test_a_write_to_what_the_model_keeps_is_not_carried_out_and_named",
+    ),
+    Mutant(
+        "tensors that modules hold as plain attributes count", WRITES,
+        "for holder in (module._parameters, module._buffers, vars(module)):",
+        "for holder in (module._parameters, module._buffers):",
+        T_WRITES + "test_a_write_to_what_the_model_keeps_is_not_carried_out_and_named",
+    ),
+    Mutant(
+        "the checksum covers buffers", WRITES, "for kind in (self._model.named_parameters, self._model.named_buffers):",
+        "for kind in (self._model.named_parameters,):",
+        T_WRITES + "test_a_write_that_no_operation_announces_is_found_at_the_release",
+    ),
+    Mutant(
+        "and frozen parameters", WRITES, "for kind in (self._model.named_parameters, self._model.named_buffers):",
+        "for kind in (self._model.named_buffers,):",
+        T_WRITES + "test_a_write_that_no_operation_announces_is_found_at_the_release",
+    ),
+    Mutant(
+        "a checksum sees where a word lies", UNTOUCHED,
+        "(grid.sum(1) * rows[: len(grid)]).sum() + (grid.sum(0) * columns).sum()", "grid.sum()",
+        T_WRITES + "test_a_checksum_sees_any_one_change_and_any_swap",
+    ),
+    Mutant(
+        "a run whose forward wrote ends at the end of its window", ENGINE,
+        "self.recorder.settle(number, self._clock())\n            self._require_unwritten()",
+        "self.recorder.settle(number, self._clock())",
+        T_INSIDE + "test_a_forward_that_begins_to_write_writes_a_copy_and_ends_the_run_at_the_end_of_its_window",
+    ),
+    Mutant(
+        "what changed all the same is looked for at every release", ENGINE, "blank = self.sandbox.kept.changed()",
+        "blank = False",
+        T_INSIDE + "test_once_something_changed_that_no_operation_announced_noise_alone_is_released",
+    ),
+    Mutant(
+        "noise alone is released then", RELEASE, "            if blank:\n                total.zero_()\n", "",
+        T_INSIDE + "test_once_something_changed_that_no_operation_announced_noise_alone_is_released",
+    ),
+    Mutant(
+        "a forward that writes in the probes is refused", START,
+        "        if name is None:\n            return\n        if name in dict",
+        "        if name is not None:\n            return\n        if name in dict",
+        T_INSIDE + "test_a_table_with_a_largest_norm_is_refused_at_the_start_and_left_as_it_is",
+    ),
+    Mutant(
+        "digests of what is not trained are those of the start", WEIGHTS, "if name not in self._fixed:", "if True:",
+        T_INSIDE + "test_the_digest_of_what_is_not_trained_is_that_of_the_start_whatever_was_written_since",
+    ),
+)
+
+LEAVES = (
+    Mutant(
+        "leaves are looked for in every microbatch, of every shape", INTERCEPTION, "        self._look_at_leaves(args)\n",
+        "        if self.current.probing:\n            self._look_at_leaves(args)\n",
+        T_INSIDE + "test_a_leaf_outside_the_model_is_refused_whenever_it_first_takes_part",
+    ),
+    Mutant(
+        "a leaf that was met is met again", INTERCEPTION,
+        "        now = self.current\n        if not isinstance(leaf, nn.Parameter):",
+        "        now = self.current\n        if id(leaf) in self._anchors or self._anchors.add(id(leaf)) or now.rows == 2:\n"
+        "            return\n        if not isinstance(leaf, nn.Parameter):",
+        T_INSIDE + "test_a_leaf_outside_the_model_is_refused_whenever_it_first_takes_part",
+    ),
+    Mutant(
+        "a backward pass is refused before it fills a foreign leaf", ROUTER,
+        "        if sandbox is not None:\n            sandbox.refuse_leaves()\n            weight",
+        "        if sandbox is not None:\n            weight",
+        T_INSIDE + "test_a_leaf_outside_the_model_is_refused_whenever_it_first_takes_part",
+    ),
+    Mutant(
+        "a leaf that a backward pass of the user's own has filled is emptied", INTERCEPTION,
+        "                leaf.grad = None\n",
+        "                pass\n",
+        T_INSIDE + "test_a_leaf_that_a_backward_pass_of_the_users_own_has_filled_is_emptied_and_refused",
+    ),
+)
+
+
+def _no_handler(operation: str, handler: str, test: str) -> Mutant:
+    line = f"            _aten.{operation}: self.{handler},\n"
+    return Mutant(f"{operation} is total", INDICES, line, "", T_INDICES + test)
+
+
+_READ = "test_an_index_out_of_range_gives_its_row_nan_and_moves_nobody"
+_WRITTEN = "test_what_is_written_out_of_range_is_dropped_and_the_row_is_marked"
+
+EVENTS = (
+    _no_handler("embedding.default", "_embedding", _READ + "[embedding-1000]"),
+    _no_handler("gather.default", "_along", _READ + "[gather-1000]"),
+    _no_handler("index_select.default", "_along", _READ + "[index_select-1000]"),
+    _no_handler("nll_loss_forward.default", "_nll", _READ + "[cross entropy of rows-1000]"),
+    _no_handler("nll_loss2d_forward.default", "_nll", _READ + "[cross entropy-1000]"),
+    _no_handler("nll_loss2d_backward.default", "_nll_backward", "test_the_way_back_is_total_too[cross entropy]"),
+    _no_handler("index.Tensor", "_index", _READ + "[index-1000]"),
+    _no_handler("take.default", "_take", _READ + "[take-1000]"),
+    _no_handler("scatter.src", "_write_along", _WRITTEN + "[scatter src-10]"),
+    _no_handler("index_put.default", "_put", _WRITTEN + "[index_put-10]"),
+    Mutant(
+        "one_hot is total", INTERCEPTION, "    torch.nn.functional.one_hot: _one_hot,\n", "",
+        T_INDICES + _WRITTEN + "[one_hot-10]",
+    ),
+    Mutant(
+        "labels that are to be ignored are not out of range", INDICES, "return _outside(target, classes) & (target != ignored)",
+        "return _outside(target, classes)", T_INDICES + "test_labels_that_are_to_be_ignored_are_ignored",
+    ),
+    Mutant(
+        "what was out of range shows in its row alone", INDICES, "return out.masked_fill(bad[..., None], torch.nan)",
+        "return out.masked_fill(bad.any(), torch.nan)", T_INDICES + _READ + "[embedding-1000]",
+    ),
+    Mutant(
+        "a row that counts as zero is struck", INTERCEPTION, "return weight.masked_fill(out, torch.nan)", "return weight",
+        T_INDICES + "test_weights_of_rows_that_count_as_zero_are_nan",
+    ),
+    Mutant(
+        "so is one that was marked", INTERCEPTION, "            out = out | self.current.bad\n", "            pass\n",
+        T_INDICES + "test_weights_of_rows_that_count_as_zero_are_nan",
+    ),
+    Mutant(
+        "what a payload raises stays inside", REPEATED, "            losses = self.failed(model, rows, error)\n",
+        "            raise error\n",
+        T_INSIDE + "test_a_hostile_payload_counts_as_zero_and_moves_no_other[5-raises]",
+    ),
+    Mutant(
+        "who raises alone counts as zero, and not the others", FOLDING, "                self._add(pieces, bounds)\n",
+        "                self._add({}, bounds)\n",
+        T_INSIDE + "test_a_hostile_payload_counts_as_zero_and_moves_no_other[5-raises]",
+    ),
+    Mutant(
+        "a contribution is repeated once", REPEATED, "            yield pieces, own\n",
+        "            yield pieces, own\n            yield pieces, own\n",
+        T_INSIDE + "test_a_hostile_payload_counts_as_zero_and_moves_no_other[5-raises]",
+    ),
+    Mutant(
+        "a contribution that is repeated has the random numbers that it had", "dptrain/microbatch.py",
+        "names = self.names[own] + row_names((), self.examples, fill=contributions - 1)",
+        "names = row_names((), self.examples, fill=contributions)",
+        T_INSIDE + "test_whoever_is_repeated_alone_has_the_masks_that_it_has_together",
+    ),
+    Mutant(
+        "what raises on rows of nobody is raised", REPEATED, "            raise error from None\n", "            pass\n",
+        T_INSIDE + "test_a_program_that_raises_on_rows_of_nobody_raises",
+    ),
+    Mutant(
+        "a truth that the probes saw one way is told that way", INTERCEPTION,
+        "answer = next(iter(known)) if len(known) == 1 else bool(func(*args, **kwargs))",
+        "answer = bool(func(*args, **kwargs))",
+        T_INTERCEPTION + "test_a_truth_that_the_probes_saw_one_way_is_told_that_way_whatever_a_row_says",
+    ),
+)
+
+START_UP = (
+    Mutant(
+        "the probes read no private row", ENGINE,
+        "                if slot.admitted.admission.descriptor.admissibility_class in public\n", "",
+        T_START + "test_no_forward_before_the_charge_meets_a_private_contribution",
+    ),
+    Mutant(
+        "where there are public ones too", ENGINE,
+        "                if slot.admitted.admission.descriptor.admissibility_class in public\n", "                if public\n",
+        T_START + "test_of_a_corpus_with_a_public_class_they_meet_public_contributions_alone",
+    ),
+    Mutant(
+        "made-up rows show gradients, or others are asked for", START,
+        "if len(self._exact.silent) == len(engine.router.tensors):", "if False:",
+        T_START + "test_a_loss_in_which_no_trained_tensor_has_a_gradient_asks_for_other_rows",
+    ),
+    Mutant(
+        "losses of the probes are finite", START, "if bool(torch.isfinite(losses).all()):", "if True:",
+        "tests/guarantees/test_coupling.py::test_nan_losses_before_the_first_step_are_refused_and_nothing_is_charged",
+    ),
+    Mutant(
+        "tensors that the probes saw nothing of are in the header", ENGINE,
+        "replace(self._header, unprobed=self.probe.unprobed)", "self._header",
+        T_START + "test_tensors_in_whose_gradient_the_probes_saw_nothing_are_named_in_the_header",
+    ),
+    Mutant(
+        "those whose gradient is rounding alone are among them", START, "tuple(sorted({*self._exact.silent, *never}))",
+        "tuple(sorted(never))",
+        T_HIDDEN + "test_a_gradient_that_is_rounding_noise_alone_is_no_mismatch",
+    ),
+    Mutant(
+        "what the probes move is put back bit for bit", PROBES,
+        "                parameter.add_(offset.to(parameter))\n        yield\n    finally:\n        with torch.no_grad():\n"
+        "            for parameter, before in zip(parameters, kept, strict=True):\n                parameter.copy_(before)",
+        "                parameter.add_(offset.to(parameter))\n        yield\n    finally:\n        with torch.no_grad():\n"
+        "            for parameter, before in zip(parameters, kept, strict=True):\n"
+        "                parameter.copy_(before.add(0.0))",
+        T_HIDDEN + "test_gates_without_anything_behind_them_pass_and_are_shut_again_to_the_bit",
+    ),
+    Mutant(
+        "and what they stretch", PROBES,
+        "            for parameter, before in zip(vectors, kept, strict=True):\n                parameter.copy_(before)",
+        "            for parameter, before in zip(vectors, kept, strict=True):\n                pass",
+        T_HIDDEN + "test_gates_without_anything_behind_them_pass_and_are_shut_again_to_the_bit",
+    ),
+)
+
+STATEMENT_A = (
+    Mutant(
+        "clip_blocks_ goes by the norm of each block", RELEASE,
+        
+        "norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(piece).double() for piece in own]))",
+        
+        "norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g).double() for _, g in self._released]))",
+        T_WATCH + "test_every_block_is_scaled_by_its_own_norm_and_a_small_one_is_left_to_the_bit",
+    ),
+    Mutant(
+        "a weakening is in the EPOCH leaf", ENGINE,
+        "self.recorder.close_epoch(number, self.weights.records(), self.isolation.told, self._clock())",
+        "self.recorder.close_epoch(number, self.weights.records(), HELD, self._clock())",
+        T_WATCH + "test_a_weakening_found_during_a_run_is_in_its_ledger_and_its_audit",
+    ),
+    Mutant(
+        "a weakening is in the checkpoint", ENGINE, "pin = self.recorder.pin(self._step, self.isolation.told)",
+        "pin = self.recorder.pin(self._step, HELD)", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
+    ),
+    Mutant(
+        "once weakened it stays weakened", ISOLATION,
+        "        if not self.held:\n            return\n        self.told = reason",
+        "        self.told = reason", T_WATCH + "test_a_second_reason_of_another_kind_does_not_replace_the_first",
+    ),
+    Mutant(
+        "where the policy requires A, what weakens it is refused", ISOLATION, "        if self._required:\n",
+        "        if False:\n",
+        T_WATCH + "test_where_the_policy_requires_a_it_is_refused_before_the_optimizer_moves_anything",
+    ),
+    Mutant(
+        "a subclass of an optimizer is not its base", OPTIMIZERS, "return KNOWN.get(type(optimizer), Reach.UNKNOWN)",
+        "return next((far for kind, far in KNOWN.items() if isinstance(optimizer, kind)), Reach.UNKNOWN)",
+        T_A + "test_a_subclass_is_not_its_base_even_if_it_changes_nothing",
+    ),
+    Mutant(
+        "SparseAdam is refused before the charge", OPTIMIZERS, "    torch.optim.SparseAdam: (\n", "    type(None): (\n",
+        T_A + "test_optimizers_that_cannot_take_what_is_released_are_refused_before_anything_is_charged[SparseAdam]",
+    ),
+    Mutant(
+        "LBFGS is refused before the charge", OPTIMIZERS, "    torch.optim.LBFGS: (\n", "    type(None): (\n",
+        T_A + "test_optimizers_that_cannot_take_what_is_released_are_refused_before_anything_is_charged[LBFGS]",
+    ),
+    Mutant(
+        "gradients that were changed after their release are seen", RELEASE,
+        "if self._isolation.held and self._gradients.changed():", "if False:",
+        T_WATCH + "test_whatever_writes_a_gradient_after_its_release_weakens_a",
+    ),
+    Mutant(
+        "so are parameters that something else wrote", RELEASE, "if self._step and found != self._versions:", "if False:",
+        T_WATCH + "test_whatever_writes_parameters_beside_the_optimizer_weakens_a",
+    ),
+)
+
+COUPLING = (
+    Mutant(
+        "an error counts against its own tensor", PROBES, "if not error <= tolerance * size + floor:",
+        "if not error <= tolerance * max(1e-300, *(float(t.double().norm()) for t in truth if t is not None)) + floor:",
+        T_HIDDEN + "test_a_gradient_that_is_missing_is_refused_however_small_it_is_beside_others",
+    ),
+    Mutant(
+        "rounding of a gradient that is zero in theory is no error", PROBES, "if not error <= tolerance * size + floor:",
+        "if not error <= tolerance * size:", T_HIDDEN + "test_a_gradient_that_is_rounding_noise_alone_is_no_mismatch",
+    ),
+    Mutant(
+        "gates are opened", PROBES, "step = 0.1 * size if size > 0.0 else 0.02", "step = 0.0",
+        T_HIDDEN + "test_what_hides_behind_a_gate_that_starts_at_zero_is_refused",
+    ),
+    Mutant(
+        "company is changed under stretched activations too", START, "if rows > 1 and left >= rows / full:", "if False:",
+        T_HIDDEN + "test_decisions_over_the_batch_are_refused_in_each_of_16_corpora[OutlierColumns]",
+    ),
+    Mutant(
+        "part of the budget is kept for that", START, "left * (1.0 - STRETCHED)", "left",
+        T_HIDDEN + "test_decisions_over_the_batch_are_refused_in_each_of_16_corpora[OutlierColumns]",
+    ),
+    Mutant(
+        "every contribution changes its company", START, "        for kept in range(rows - 1, -1, -1):\n            others",
+        "        for kept in (0,):\n            others",
+        T_HIDDEN + "test_decisions_over_the_batch_are_refused_in_each_of_16_corpora[DropsChannels]",
+    ),
+    Mutant(
+        "Linear8bitLt is refused by name", COUPLINGS, '    "Linear8bitLt": "tells outlier columns by all rows of the batch",\n',
+        "",
+        T_HIDDEN + "test_modules_that_quantise_by_the_batch_are_refused_by_name[Linear8bitLt]",
+    ),
+    Mutant(
+        "hooks and forwards that come after the start are seen", COUPLINGS, "if now[name] != self._seen.get(name)), None)",
+        "if False), None)",
+        T_HIDDEN + "test_a_hook_or_a_forward_that_comes_after_the_start_is_refused_by_name",
+    ),
+    Mutant(
+        "a forward of a module's own among them", COUPLINGS, 'type(module).forward, vars(module).get("forward")',
+        "type(module).forward, None",
+        T_HIDDEN + "test_a_hook_or_a_forward_that_comes_after_the_start_is_refused_by_name[forward]",
+    ),
+    Mutant(
+        "and hooks of all modules", COUPLINGS, "for name in _EVERYWHERE for hook", "for name in () for hook",
+        T_HIDDEN + "test_a_hook_of_all_modules_that_comes_after_the_start_is_refused",
+    ),
+    Mutant(
+        "the probes run again during a run", START, "if step - self._last < max(AGAIN, epoch_steps):", "if True:",
+        T_HIDDEN + "test_the_probes_run_again_now_and_then_on_rows_that_are_nobodys_and_see_what_came_since",
+    ),
+    Mutant(
+        "P2 compares the same contributions", PROBES, "both = [name for name in first if name in second]", "both = []",
+        "tests/guarantees/test_coupling.py::test_detached_batch_statistics_are_found_by_the_replacement_probe",
+    ),
+)
+
+ORDER = (
+    Mutant(
+        "depth follows what runs, not what is registered", DEPTH,
+        "    if owner in ran and all(layer in ran for layer in layers):\n",
+        "    if False:\n", "tests/guarantees/test_coupling.py::test_depth_follows_what_runs_and_not_what_is_registered",
+    ),
+    Mutant(
+        "what runs in another order than was found out is refused", PROBES,
+        "if (place == HEAD and i < begins) or (place == EMBEDDINGS and i > ends):", "if False:",
+        "tests/guarantees/test_coupling.py::test_layers_that_run_in_another_order_than_could_be_found_out_are_refused",
+    ),
+)
+
+HALF = (
+    Mutant(
+        "half precision is known by what modules compute in, not by autocast outside", COMPILED,
+        "half = router.half or expected.dtype in HALF", 'half = torch.is_autocast_enabled("cpu")',
+        T_HALF + "test_the_comparison_allows_what_half_precision_rounds_wherever_it_is_switched_on[accelerate]",
+    ),
+    Mutant(
+        "no compiler runs under the user's autocast", GRAPHS,
+        "with outside, torch.autocast(values[0].device.type, enabled=False):", "with outside:",
+        T_HALF + "test_it_runs_through_the_real_compiler_and_agrees_with_the_hook_form[autocast]",
+    ),
+    Mutant(
+        "no graph casts but where its trace did", GRAPHS,
+        "with torch.no_grad(), torch.autocast(values[0].device.type, enabled=False), aside:", "with torch.no_grad(), aside:",
+        T_HALF + "test_a_graph_casts_where_its_trace_did_and_nowhere_else[autocast]",
+    ),
+    Mutant(
+        "a comparison in half precision allows what that rounds, and no more", COMPILED, "HALF_AGREEMENT = 5e-2",
+        "HALF_AGREEMENT = 5e-1",
+        T_HALF + "test_the_comparison_allows_what_half_precision_rounds_wherever_it_is_switched_on[autocast]",
+    ),
+)
+
+GROUPS = {
+    "random numbers": RANDOMNESS,
+    "what a forward writes": WRITTEN,
+    "foreign leaves": LEAVES,
+    "events that follow content": EVENTS,
+    "the start": START_UP,
+    "statement A": STATEMENT_A,
+    "couplings": COUPLING,
+    "order of depth": ORDER,
+    "half precision": HALF,
+}
+"""Mutants by what they break."""
