@@ -1,0 +1,89 @@
+"""What is said of one family under one variant: exact, refused by name, or at fault; and how that was found."""
+
+import warnings
+from dataclasses import asdict, dataclass
+
+from tests.zoo.exact import compare
+from tests.zoo.families import ZOO
+from tests.zoo.family import Layers
+from tests.zoo.start import EXACT, start
+
+INEXACT = "INEXACT"
+"""The start passed and two steps ran, but a gradient that the router delivers is not the contribution's own."""
+
+UNSHOWN = "UNSHOWN"
+"""The start passed and two steps ran, but the comparison could not be made."""
+
+FAULTS = frozenset({INEXACT, UNSHOWN, "RAW"})
+"""Verdicts that are never right."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the report.
+
+    Attributes:
+        verdict: ``exact``, a refusal's code, or one of :data:`FAULTS`. stage, sentence, layers, probe, earlier, slow: as in
+            :class:`tests.zoo.start.Outcome`. errors: the largest relative error per microbatch compared. worst: the largest
+            of all, and the tensor. tensors: the largest by tensor. dtype: what was computed in.
+            drawn: whether the forward draws random numbers. missed: trained tensors that the probes named as without a
+            gradient, and that have one on records. unprobed, notices, seconds, probing, stepping: as in ``Outcome``.
+    """
+
+    family: str
+    kind: str
+    variant: str
+    verdict: str
+    stage: str = ""
+    sentence: str = ""
+    layers: Layers = None
+    probe: bool = False
+    earlier: tuple[tuple[Layers, str], ...] = ()
+    slow: tuple[str, ...] = ()
+    errors: dict[str, float] | None = None
+    worst: float | None = None
+    tensor: str = ""
+    tensors: dict[str, float] | None = None
+    dtype: str = ""
+    drawn: bool = False
+    unprobed: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    seconds: float = 0.0
+    probing: float = 0.0
+    stepping: float = 0.0
+
+    def as_json(self) -> dict:
+        return asdict(self)
+
+
+def judge(name: str, variant: str) -> Result:
+    """Starts a run, and compares gradients where it passed."""
+    family = ZOO[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = start(family, variant)
+        values = {key: value for key, value in vars(found).items() if key != "verdict"}
+        verdict = found.verdict
+        if verdict == EXACT:
+            try:
+                compared = compare(family, variant, found.layers)
+            except Exception as error:
+                verdict = UNSHOWN
+                values["sentence"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
+            else:
+                worst = max(compared.values(), key=lambda c: (not c.exact, c.worst if c.worst == c.worst else float("inf")))
+                values |= {
+                    "errors": {key: c.worst for key, c in compared.items()}, "worst": worst.worst, "tensor": worst.tensor,
+                    "tensors": {t: max(c.tensors[t] for c in compared.values()) for t in worst.tensors},
+                    "dtype": str(worst.dtype).removeprefix("torch."), "drawn": worst.drawn,
+                    "missed": tuple(sorted(set(found.unprobed) & set().union(*(c.live for c in compared.values())))),
+                }  # fmt: skip
+                if not worst.exact:
+                    verdict = INEXACT
+                    bad = [key for key, c in compared.items() if not c.exact]
+                    values["sentence"] = (
+                        f"{worst.tensor}: off by {worst.worst:.0e} of its own norm in {worst.dtype}, on the "
+                        f"{' and '.join(bad)} microbatch"
+                    )
+    return Result(name, family.kind, variant, verdict, **values)
