@@ -94,7 +94,7 @@ MORE: dict[str, Entry] = {
     ),
     "longformer": Entry(
         "LongformerForSequenceClassification", "LongformerConfig",
-        {**ENCODER, "attention_window": 4, "max_position_embeddings": 24}, refused="BATCH_DIMENSION",
+        {**ENCODER, "attention_window": 4, "max_position_embeddings": 24}, generic=True,
     ),
     "funnel": Entry(
         "FunnelForSequenceClassification", "FunnelConfig",
