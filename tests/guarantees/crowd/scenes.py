@@ -153,7 +153,7 @@ def eager_bert() -> nn.Module:
 
 
 EXACT_NET = NET.but("two layers, certified", level="certified", drawn=24, microbatch=16)
-EXACT_BERT = BERT.but("BERT, certified", model=eager_bert, level="certified", drawn=5, microbatch=8)
+EXACT_BERT = BERT.but("BERT, certified", model=eager_bert, level="certified", drawn=5, microbatch=16)
 
 MAIN = {
     scene.name: scene
