@@ -24,13 +24,17 @@ from dptrain.routing.probes import (
     stretched,
 )
 from dptrain.routing.sums import FastSums
-from dptrain.routing.synthetic_rows import HOW_TO, KINDS, needed
+from dptrain.routing.synthetic_rows import HOW_TO, KINDS, SMALL, needed
 
 if TYPE_CHECKING:
     from dptrain.engine.private_training import PrivateTraining
 
 PASSES = 3.0
 """What all probes together may cost at the start, in forward and backward passes of one full microbatch."""
+
+GRADIENTS = 0.5
+"""Part of what changes of company may cost after which losses alone are compared, which are cheaper; a decision over the batch
+that gradients show nearly always shows in a loss too."""
 
 STRETCHED = 0.25
 """Part of what changes of company may cost that is kept for those under stretched activations."""
@@ -104,7 +108,7 @@ class Start:
                     if rows > 1:
                         left -= yield from self._change_company(rows, left * (1.0 - STRETCHED))
                     break
-            if rows > 1 and left >= rows / full:
+            if rows > 1 and left >= 2 * self._cost(rows):
                 with stretched(engine.router, _SEED):
                     yield from self._change_company(rows, left, norms=False)
         self._require_nothing_written()
@@ -155,9 +159,10 @@ class Start:
         """Forward passes over two numbers of rows, which show where rows lie in what is drawn. Returns their cost."""
         sandbox = self._engine.sandbox
         cost = 0.0
-        for count in (rows, rows - 1):
+        most = min(rows, 3)
+        for count in (most, most - 1):
             yield from self._one(range(count), _nothing, learning=True)
-            cost += count / self.rows / 3.0
+            cost += self._cost(count)
         sandbox.layouts.decide()
         if sandbox.secret:
             for place, seen in sandbox.layouts.refused.items():
@@ -197,7 +202,8 @@ class Start:
                 "the forward or the loss draws from Python's random or numpy.random, whose numbers belong to no contribution; "
                 'draw with torch, or sign disclosure = "occurrences_public", which claims nothing from secret draws',
             )
-        return 2.8 * rows / self.rows
+        # Backward passes: two of P1, the gradient itself, the same under another weight, the router's.
+        return self._cost(rows, backward=5, sums=2)
 
     def _change_company(self, rows: int, left: float, *, norms: bool = True) -> Iterator[Microbatch]:
         """P2: every contribution once alone with strangers, at another place, and in a smaller microbatch.
@@ -210,15 +216,15 @@ class Start:
             What it cost.
         """
         engine = self._engine
-        cost = rows / self.rows if norms else self._cost_of_losses(rows)
+        cost = self._cost(rows, backward=1, sums=1) if norms else self._cost(rows)
         spent = 0.0
         if not norms:
             yield from self._one(range(rows), self._look_at_losses)
             spent += cost
         base = dict(self._seen)
         for contents in companies(rows):
-            if norms and spent and spent + cost > left:
-                norms, cost = False, self._cost_of_losses(rows)  # a little is left, perhaps, for losses alone
+            if norms and spent and spent + cost > left * GRADIENTS:
+                norms, cost = False, self._cost(rows)
             if spent and spent + cost > left:
                 break
             if not norms and len(contents) != rows:
@@ -233,8 +239,17 @@ class Start:
                 check_company(base, self._seen, tolerance, self._exact.rounding)
         return spent
 
-    def _cost_of_losses(self, rows: int) -> float:
-        return rows / self.rows * 0.4
+    def _cost(self, rows: int, *, backward: int = 0, sums: int = 0) -> float:
+        """What a forward pass over few rows costs, in forward and backward passes of one full microbatch.
+
+        Args:
+            backward: backward passes through the activations, each as dear as a forward pass. sums: how often gradients of the
+                weights are formed besides, as dear again where all of them train.
+        """
+        router = self._engine.router
+        trained = sum(tensor.parameter.numel() for _, tensor in router.tensors)
+        share = min(1.0, trained / sum(parameter.numel() for parameter in self._engine.model.parameters()))
+        return rows / self.rows * (1.0 + backward + share * sums) / (2.0 + share)
 
     def _one(self, contents: Sequence[int], then: Then, *, learning: bool = False) -> Iterator[Microbatch]:
         """One probe microbatch."""
@@ -373,12 +388,13 @@ def companies(rows: int) -> Iterator[list[int]]:
     """Contents of microbatches beside the first, which has the contents 0 to ``rows`` - 1.
 
     First all of them but one, in another order. Then each contribution with strangers alone: of its own kind where it stood, so
-    that what the first microbatch had of other kinds is gone, and of other kinds at another place.
+    that what the first microbatch had of other kinds is gone, and of other kinds at another place. The one of small numbers
+    comes before the others: large ones beside it change it the most.
     """
     yield [*range(rows - 1, 0, -1)] if rows > 2 else [rows - 1]
     stranger = 1
     for turn in range(4):
-        for kept in range(rows):
+        for kept in sorted(range(rows), key=lambda number: number % KINDS != SMALL):
             others = [KINDS * (stranger + k) + (kept + turn) % KINDS for k in range(rows - 1)]
             stranger += rows - 1
             place = kept if turn % 2 == 0 else (kept + 1) % rows

@@ -77,6 +77,9 @@ class ProbeRows:
 KINDS = 4
 """Kinds of rows. Were all of one kind, what they have in common (the largest entry, say) would hide what they share."""
 
+SMALL = 1
+"""The kind of zeros and small numbers."""
+
 _ONES = (0.5, 0.0, 1.0, 0.5)
 _SCALES = (1.0, 0.25, 4.0, 1.0)
 
