@@ -46,7 +46,7 @@ LIMIT = {"fast": 1e-5, "certified": 0.0}
 RUNS = 500
 """Simulated runs of each kind, for the lower bound on epsilon in the ordinary suite."""
 
-QUICK = ("two layers, fast", "two layers, fast, compiled", "two layers, certified", "BERT, fast")
+QUICK = ("two layers, fast", "two layers, certified", "BERT, fast")
 """Scenes of the ordinary suite."""
 
 FEW = {"audited": 2}
@@ -117,10 +117,8 @@ def test_the_noise_of_the_releases_is_what_the_bound_supposes(quick: tuple[Scene
     check_noise(measured(*quick))
 
 
-def test_the_claim_is_that_of_the_accountant_and_compiled_scenes_are_compiled(quick: tuple[Scene, int]) -> None:
-    found = measured(*quick)
-    assert found.claim == pytest.approx(accountants.epsilon(1.0, RATE, HORIZON, DELTA), abs=1e-3)
-    assert found.graphs >= 1 or not quick[0].compiled
+def test_the_claim_is_that_of_the_accountant(quick: tuple[Scene, int]) -> None:
+    assert measured(*quick).claim == pytest.approx(accountants.epsilon(1.0, RATE, HORIZON, DELTA), abs=1e-3)
 
 
 def test_the_adversary_knows_the_sums_of_the_audited_run(quick: tuple[Scene, int]) -> None:
@@ -128,7 +126,7 @@ def test_the_adversary_knows_the_sums_of_the_audited_run(quick: tuple[Scene, int
     assert measured(*quick).misjudged <= LIMIT[quick[0].level]
 
 
-@pytest.mark.parametrize("name", [name for name in QUICK if "BERT" not in name])
+@pytest.mark.parametrize("name", ["two layers, fast", pytest.param("two layers, certified", marks=pytest.mark.slow)])
 def test_masks_of_one_generator_are_caught(name: str) -> None:
     """And by an adversary who knows the sums of that engine as well. For BERT, which needs a large crowd, see below."""
     scene = MAIN[name]
@@ -207,6 +205,7 @@ def test_the_whole_audit_of_5000_draws(name: str) -> None:
     """Separation, reader of draws, and both readers of payloads: simulated runs, and runs of real releases."""
     scene = MAIN[name]
     found = measured(scene, DRAWS)
+    assert found.graphs >= 1 or not scene.compiled
     check_separation(scene, found.readings)
     check_reader_of_draws(found)
     check_noise(found)

@@ -5,7 +5,7 @@ same forwards, microbatches, shapes, leaves and lines, the same random numbers a
 compared.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import pytest
@@ -95,8 +95,13 @@ def assert_same_releases(scene: Scene, found: Trace, expected: Trace) -> None:
 PLAIN = [(level, form) for level in LEVELS for form in ("plain", "loss")]
 
 
+def quick(chosen: Sequence[tuple], every: Sequence[tuple]) -> list:
+    """Every combination, those that are not chosen among the slow tests."""
+    return [each if each in chosen else pytest.param(*each, marks=pytest.mark.slow) for each in every]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("level", "form"), PLAIN)
+@pytest.mark.parametrize(("level", "form"), quick([("fast", "plain"), ("certified", "loss")], PLAIN))
 def test_no_hostile_payload_at_any_place_is_seen_and_it_counts_as_zero(stage: Stage, level, form, kind) -> None:
     check(stage, Scene(level, form, "truth", steps=OFTEN), TOGETHER, KINDS[kind])
 
@@ -108,7 +113,7 @@ def test_no_hostile_payload_that_is_alone_in_its_step_is_seen(stage: Stage, leve
     check(stage, Scene(level, form, "truth", steps=ALONE), 1, KINDS[kind])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ["fast", pytest.param("certified", marks=pytest.mark.slow)])
 def test_no_hostile_payload_is_seen_in_the_compiled_form(stage: Stage, level) -> None:
     """A sample: every kind at places of its own, all in one run; at every place under ``slow``."""
     scene = Scene(level, "compile", "truth", steps=3)
@@ -139,8 +144,10 @@ def test_one_hostile_example_makes_a_contribution_zero_that_is_spread_over_micro
         assert_same_releases(scene, found, expected)
 
 
-@pytest.mark.parametrize("form", ["plain", "loss", "compile"])
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("level", "form"),
+    quick([("fast", "plain"), ("certified", "loss")], [*PLAIN, ("fast", "compile"), ("certified", "compile")]),
+)
 def test_a_branch_by_content_counts_as_the_way_of_the_probes_makes_it(stage: Stage, level, form) -> None:
     """And so every contribution does: what a model gives that has no other way."""
     scene = Scene(level, form, "truth", steps=3)
@@ -164,9 +171,13 @@ def far(examples: list[dict]) -> list[dict]:
 RAISES = {"a loss that raises": (raising_loss, "", raising), "a branch by a number": (None, "number", far)}
 
 
-@pytest.mark.parametrize("form", ["loss", "compile"])
-@pytest.mark.parametrize("name", RAISES)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("level", "name", "form"),
+    quick(
+        [("fast", "a branch by a number", "loss"), ("certified", "a loss that raises", "loss")],
+        [(level, name, form) for level in LEVELS for name in RAISES for form in ("loss", "compile")],
+    ),
+)
 def test_what_raises_because_of_a_payload_counts_as_zero(stage: Stage, level, name, form) -> None:
     """At every place. The number of forwards alone tells of it: the microbatch is repeated contribution by contribution."""
     loss, decides, kind = RAISES[name]
