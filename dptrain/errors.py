@@ -1,5 +1,7 @@
 """Errors of the training layer: one tree, each with a stable code and a sentence that says how to go on."""
 
+import traceback
+
 
 class DptrainError(Exception):
     """A refusal or failure that a person can act on.
@@ -72,3 +74,16 @@ class TargetUnreachable(DptrainError):
     def __init__(self, code: str, sentence: str, *, nearest: float) -> None:
         super().__init__(code, sentence)
         self.nearest = nearest
+
+
+def without_text(error: BaseException) -> str:
+    """Says of what type an exception is and where the user's code raised it.
+
+    Guarantee: the text of the exception, which may repeat a private payload, is not in it.
+
+    The line is the innermost one in the user's own file, not in a library that this calls.
+    """
+    lines = [(frame.f_code.co_filename, number, frame.f_globals) for frame, number in traceback.walk_tb(error.__traceback__)]
+    users = [line for line in lines if str(line[2].get("__name__")).partition(".")[0] not in ("dptrain", "torch")]
+    own = [line for line in users if line[0] == users[0][0]] or lines
+    return f"{type(error).__name__} at {own[-1][0]}:{own[-1][1]}" if own else type(error).__name__

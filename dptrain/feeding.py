@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from dptrain.batching import Drawn, Planned, plan
-from dptrain.errors import ConfigError, CoupledModel, DptrainError, NotPrivateUse
+from dptrain.errors import ConfigError, CoupledModel, DptrainError, NotPrivateUse, without_text
 from dptrain.microbatch import Collate, Microbatch, build, row_names
 from dptrain.pool import Pool
 from dptrain.sandbox import Sandbox
@@ -67,16 +67,23 @@ class Feeder:
         """Decodes and collates every contribution before the ledger opens.
 
         Found later, one that cannot be read would stop the run at the step that drew it, and so tell who was drawn.
+
+        Guarantee: of an error that a content raises, the refusal tells the type and the line, never the text.
+
+        Raises:
+            ContentChanged, CoupledModel, NotPrivateUse, ConfigError: code COLLATE names the contribution that fails.
         """
         count = len(self.pool)
         together = [list(range(i, min(i + TOGETHER, count))) for i in range(0, count, TOGETHER)]
         for slots in [[index] for index in spread(count, ALONE)] + together:
             try:
                 self._try_out(slots)
+                continue
             except DptrainError:
                 raise
             except Exception as error:
-                raise ConfigError("COLLATE", self._culprit(slots, error)) from error
+                raised = without_text(error)
+            raise ConfigError("COLLATE", self._culprit(slots, raised))  # outside of except, so that no traceback has the text
 
     def records(self, records: Sequence[list[Any]], names: Sequence[bytes], step: int = 0) -> Microbatch:
         """Collates examples that are nobody's private ones, for the start-up probes; one contribution each."""
@@ -149,18 +156,24 @@ class Feeder:
                     'numpy.random, which are seeded for every example, or sign disclosure = "occurrences_public"',
                 )
 
-    def _culprit(self, slots: Sequence[int], error: Exception) -> str:
+    def _culprit(self, slots: Sequence[int], raised: str) -> str:
         """Names the first contribution of a batch that cannot be decoded or collated by itself."""
         for index in slots:
             try:
                 self._try_out([index])
+            except DptrainError:
+                raise
             except Exception as own:
                 where = self.pool.slots[index].admitted.locator
                 return (
                     f"decode or collate fails on the contribution in {where.source!r} at byte {where.offset} "
-                    f"({type(own).__name__}: {own}); mend them or leave the contribution out of the corpus"
+                    f"({without_text(own)}; its text may repeat the content and is not shown); mend them or leave the "
+                    "contribution out of the corpus"
                 )
-        return f"collate fails on a batch whose examples it takes one by one ({type(error).__name__}: {error})"
+        return (
+            f"collate fails on a batch whose examples it takes one by one ({raised}; its text may repeat contents and is not "
+            "shown); make it a function of the examples alone"
+        )
 
 
 class _Apart:

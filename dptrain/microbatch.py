@@ -20,14 +20,15 @@ def json_examples(content: bytes) -> list[Any]:
     """Examples of a JSON contribution: an array is several examples, anything else is one.
 
     Raises:
-        ConfigError: the bytes are not JSON.
+        ConfigError: the bytes are not JSON; it does not repeat them.
     """
     try:
         value = json.loads(content)
     except ValueError as error:
         raise ConfigError(
-            "DECODE", f"a contribution is not JSON ({error}); pass decode= to PrivateTraining.open for other contents"
-        ) from error
+            "DECODE",
+            f"a contribution is not JSON ({type(error).__name__}); pass decode= to PrivateTraining.open for other contents",
+        ) from None
     return value if isinstance(value, list) else [value]
 
 

@@ -237,6 +237,7 @@ class PrivateTraining:
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
         refuse_coupled(self.model)
         trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
+        refusals.refuse_shared_memory(self.model, trained)
         self.sandbox = Sandbox(self.model, trained, forward_seed(), secret=self.policy.disclosure == "secret_poisson")
         pool = Pool(self._corpus, self._decode, self._unresolved(), self.policy.max_examples)
         self.feeder = Feeder(pool, collate, self.device, self._microbatch_rows, self.sandbox)
@@ -280,8 +281,10 @@ class PrivateTraining:
         """Makes the ledger of a new run, or starts another attempt of one that goes on; the first step does it.
 
         Raises:
+            UnsupportedModule: code SHARED_MEMORY, for tensors that were tied by memory since `prepare`.
             ResumeRefused, LedgerError, BudgetExceeded: the ledger cannot be made, or does not fit.
         """
+        refusals.refuse_shared_memory(self.model, {id(tensor.parameter) for _, tensor in self.router.tensors})
         slots = self.pool.slots
         header = replace(self._header, unprobed=self.probe.unprobed)
         attempt = self.recorder.open(header, slots, self.gate.now)

@@ -2,14 +2,14 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from attest.policy import Policy
-from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedPolicy
+from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, UnsupportedPolicy
 from dptrain.noise import selftest
 from dptrain.resolver import Schedule
 from dptrain.sandbox.isolation import Isolation
@@ -111,6 +111,47 @@ def judge_optimizer(given: Any, optimizer: torch.optim.Optimizer, isolation: Iso
     reason = weakness(given, optimizer)
     if reason != HELD:
         isolation.weaken(reason, "use an optimizer of torch.optim (SGD, AdamW, Adafactor, Muon, ...), not a subclass of one")
+
+
+def refuse_shared_memory(model: nn.Module, trained: Collection[int]) -> None:
+    """Raises UnsupportedModule for a trained tensor that shares memory with another tensor of the model.
+
+    Guarantee: a step that moves a trained tensor moves no other parameter or buffer. Else a class would move a block that it
+    may not touch, since a block knows a tied tensor by its identity.
+
+    Views of one flat buffer pass if their ranges of bytes do not overlap; columns of one matrix do overlap so.
+
+    Args:
+        trained: ids of the parameters that the optimizer moves.
+    """
+    held = (*model.named_parameters(), *model.named_buffers())
+    spans = sorted(
+        (str(tensor.device), *span, id(tensor) in trained, id(tensor), name) for name, tensor in held if (span := _span(tensor))
+    )
+    furthest: dict[bool, tuple[str, int, int, bool, int, str]] = {}  # of those before: which ends last, by whether trained
+    for now in spans:
+        device, start, end, moves, own, name = now
+        for before in furthest.values():
+            if before[0] == device and before[2] > start and (moves or before[3]) and before[4] != own:
+                raise UnsupportedModule(
+                    "SHARED_MEMORY",
+                    f"{before[5]!r} and {name!r} are two tensors in the same memory, one of them trained, so that a step on "
+                    "one moves the other; expected one Parameter under both names, or memory of their own. To tie two weights "
+                    "assign the Parameter itself (head.weight = embed.weight), not its .data, a view or a new Parameter of it; "
+                    "to untie them give one a clone()",
+                )
+        if moves not in furthest or furthest[moves][0] != device or furthest[moves][2] < end:
+            furthest[moves] = now
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """First address of a tensor and the one after its last; None for a tensor without memory of its own."""
+    try:
+        start = tensor.data_ptr()
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    except (RuntimeError, NotImplementedError):  # sparse tensors, and wrappers of others
+        return None
+    return (start, start + (last + 1) * tensor.element_size()) if start and tensor.numel() else None
 
 
 def refuse_gradient_hooks(schedule: Schedule) -> None:

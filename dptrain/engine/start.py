@@ -4,6 +4,7 @@ again."""
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,6 +39,9 @@ that gradients show nearly always shows in a loss too."""
 
 STRETCHED = 0.25
 """Part of what changes of company may cost that is kept for those under stretched activations."""
+
+ALWAYS = 2
+"""Changes of company that are always made: they are in microbatches of other sizes, down to one contribution alone."""
 
 AGAIN = 256
 """Steps between two probes during a run, at least."""
@@ -105,9 +109,10 @@ class Start:
                     if self._dead and seed is not None:
                         continue  # the offset may have shut a last rectifier that was open
                     self._require_alive()
-                    if rows > 1:
-                        left -= yield from self._change_company(rows, left * (1.0 - STRETCHED))
+                    left -= yield from self._change_company(rows, left * (1.0 - STRETCHED))
                     break
+            if sandbox.coins:
+                left -= yield from self._other_side(rows)
             if rows > 1 and left >= 2 * self._cost(rows):
                 with stretched(engine.router, _SEED):
                     yield from self._change_company(rows, left, norms=False)
@@ -127,8 +132,7 @@ class Start:
         rows = 4 if self.rows >= 12 else min(self.rows, 3)
         with opened_gates(self._engine.router, _SEED):
             yield from self._prove(rows)
-            if rows > 1:
-                yield from self._change_company(rows, 0.0)
+            yield from self._change_company(rows, 0.0)
         self._require_nothing_written()
 
     def due(self, step: int, epoch_steps: int) -> bool:
@@ -145,8 +149,10 @@ class Start:
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
         """What ``private.backward`` does inside a probe microbatch: checks, and leaves no gradient."""
         engine = self._engine
+        for form in engine.folding.repeated:
+            form.made(losses)
         engine.router.require_losses(losses)
-        engine.sandbox.refuse_leaves()
+        engine.sandbox.refuse_leaves(losses)
         self._ran.update(engine.router.order)
         check_order(engine.router.order, engine.schedule.stack, engine.router)
         assert self._then is not None
@@ -168,6 +174,25 @@ class Start:
             for place, seen in sandbox.layouts.refused.items():
                 if not place[0].startswith("#"):
                     raise sandbox.refuse_draw(place, seen)
+        return cost
+
+    def _other_side(self, rows: int) -> Iterator[Microbatch]:
+        """The same where single numbers, by which layers are skipped or rows are mixed, fall the other way. Returns its cost."""
+        sandbox = self._engine.sandbox
+        before = self._exact
+        assert before is not None
+        sandbox.coin = "low"
+        try:
+            with opened_gates(self._engine.router, _SEED):
+                cost = (yield from self._learn(rows)) if self.rows > 1 else 0.0
+                cost += yield from self._prove(rows)
+                cost += yield from self._change_company(rows, 0.0)
+        finally:
+            sandbox.coin = "high"
+        assert self._exact is not None
+        both = [tuple(name for name in one if name in other) for one, other in (
+            (before.silent, self._exact.silent), (before.absent, self._exact.absent))]  # fmt: skip
+        self._exact = replace(before, silent=both[0], absent=both[1])
         return cost
 
     def _prove(self, rows: int) -> Iterator[Microbatch]:
@@ -209,23 +234,24 @@ class Start:
         """P2: every contribution once alone with strangers, at another place, and in a smaller microbatch.
 
         Args:
-            left: what may be spent, in passes of a full microbatch; one change of company is made whatever it costs.
+            left: what may be spent, in passes of a full microbatch; the first ``ALWAYS`` changes are made whatever they cost.
             norms: whether gradients are compared too, beside losses.
 
         Returns:
             What it cost.
         """
         engine = self._engine
-        cost = self._cost(rows, backward=1, sums=1) if norms else self._cost(rows)
         spent = 0.0
         if not norms:
             yield from self._one(range(rows), self._look_at_losses)
-            spent += cost
+            spent += self._cost(rows)
         base = dict(self._seen)
-        for contents in companies(rows):
-            if norms and spent and spent + cost > left * GRADIENTS:
-                norms, cost = False, self._cost(rows)
-            if spent and spent + cost > left:
+        for number, contents in enumerate(companies(rows)):
+            always = norms and number < ALWAYS
+            if norms and not always and spent + self._cost(len(contents), backward=1, sums=1) > left * GRADIENTS:
+                norms = False
+            cost = self._cost(len(contents), backward=1, sums=1) if norms else self._cost(rows)
+            if not always and spent + cost > left:
                 break
             if not norms and len(contents) != rows:
                 continue
@@ -351,7 +377,7 @@ class Start:
 
     def _tell(self, unseen: Sequence[str]) -> None:
         """Warns of branches by content, and of tensors without any gradient; rounding alone is told in the header."""
-        for path, way in self._engine.sandbox.decided.items():
+        for path, way in self._engine.sandbox.truths.decided.items():
             warnings.warn(
                 f"module {path or 'the model itself, or the loss'!r} decides by content whether to go one way or another; in "
                 f"private microbatches it goes the way of the probes ({way}), whatever a contribution says",
@@ -387,11 +413,18 @@ class _Hint:
 def companies(rows: int) -> Iterator[list[int]]:
     """Contents of microbatches beside the first, which has the contents 0 to ``rows`` - 1.
 
-    First all of them but one, in another order. Then each contribution with strangers alone: of its own kind where it stood, so
-    that what the first microbatch had of other kinds is gone, and of other kinds at another place. The one of small numbers
-    comes before the others: large ones beside it change it the most.
+    First all of them but one, in another order, and one alone, as a microbatch may be. Then each contribution with strangers
+    alone: of its own kind where it stood, so that what the first microbatch had of other kinds is gone, and of other kinds at
+    another place. The one of small numbers comes before the others: large ones beside it change it the most. Where everybody
+    is always alone, the first comes again after another.
     """
-    yield [*range(rows - 1, 0, -1)] if rows > 2 else [rows - 1]
+    if rows == 1:
+        yield [KINDS]
+        yield [0]
+        return
+    yield [*range(rows - 1, 0, -1)]
+    if rows > 2:
+        yield [0]
     stranger = 1
     for turn in range(4):
         for kept in sorted(range(rows), key=lambda number: number % KINDS != SMALL):

@@ -16,7 +16,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from dptrain.errors import UnsupportedModule
+from dptrain.errors import UnsupportedModule, without_text
 from dptrain.gradients.forms import Dense, Piece
 from dptrain.gradients.replayed_randomness import Replay, Unmatched, every_row, rows_of
 from dptrain.gradients.rules import Call, promote
@@ -81,8 +81,8 @@ class GenericRule:
                 raise UnsupportedModule(
                     "NO_RULE",
                     f"{self._kind} holds trainable tensors {sorted(wanted)} and cannot be run again for one contribution alone "
-                    f"({error}); freeze these tensors or move them into a supported layer",
-                ) from error
+                    f"({without_text(error)}); freeze these tensors or move them into a supported layer",
+                ) from None
         self._refuse_host_draws(hosts)
         return {key: Dense(value) for key, value in found.items()}
 

@@ -239,6 +239,8 @@ def check_company(
         CoupledModel: code REPLACEMENT.
     """
     both = [name for name in first if name in second]
+    if not both:
+        return
     losses = torch.tensor([[seen[name].loss for name in both] for seen in (first, second)], dtype=torch.float64)
     _require_same("loss", losses[0], losses[1], tolerance, torch.zeros(()))
     norms = [(a, b) for a, b in ((first[name].norms, second[name].norms) for name in both) if a is not None and b is not None]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from dptrain.errors import DptrainError
+from dptrain.errors import CoupledModel, DptrainError, LossShape
 from dptrain.microbatch import Microbatch
 from dptrain.routing.router import Router
 from dptrain.routing.sums import Bounds, Pieces
@@ -28,6 +28,8 @@ class _Made:
     model: nn.Module
     rows: Microbatch
     losses: torch.Tensor
+    armed: object
+    """The microbatch that was armed then."""
 
 
 class RepeatedLoss:
@@ -57,7 +59,9 @@ class RepeatedLoss:
         if not router.armed or not torch.is_grad_enabled() or not isinstance(rows, Microbatch):
             return self.function(model, rows)
         if router.probing:
-            return self._probed(model, rows)
+            losses = self._probed(model, rows)
+            self._made = _Made(model, rows, losses, router._armed)
+            return losses
         try:
             losses = self.function(model, rows)
             router.require_losses(losses)
@@ -65,7 +69,7 @@ class RepeatedLoss:
             raise
         except Exception as error:
             losses = self.failed(model, rows, error)
-        self._made = _Made(model, rows, losses)
+        self._made = _Made(model, rows, losses, router._armed)
         return losses
 
     def _probed(self, model: nn.Module, rows: Microbatch) -> torch.Tensor:
@@ -75,6 +79,12 @@ class RepeatedLoss:
         except (DptrainError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
+            if len(rows.names) == 1:
+                raise CoupledModel(
+                    "REPLACEMENT",
+                    f"the loss raises where a microbatch holds one example alone ({type(error).__name__}: {error}), so what an "
+                    "example adds would depend on whether others were drawn; a squeeze() without a dimension does that, say",
+                ) from error
             if self._probe is None or not self._probe.made_up:
                 raise
             raise needed(f"the loss raises on them ({type(error).__name__}: {error})") from error
@@ -83,12 +93,25 @@ class RepeatedLoss:
         """What stands for losses of rows that raise; raises the error again if it is not their doing."""
         self._require_content(model, error)
         self._raised = True
-        self._made = _Made(model, rows, torch.full((len(rows.names),), torch.nan, device=rows.weight.device))
-        return self._made.losses
+        losses = torch.full((len(rows.names),), torch.nan, device=rows.weight.device)
+        self._made = _Made(model, rows, losses, self._router._armed)
+        return losses
 
     def made(self, losses: torch.Tensor) -> bool:
-        """Whether these losses are the last ones of this loss."""
-        return self._made is not None and losses is self._made.losses
+        """Whether these losses are the last ones of this loss, if it was called in the microbatch that is armed.
+
+        Raises:
+            LossShape: code LOSS_CHANGED, they were made from them. A repetition would not know how.
+        """
+        if self._made is None or self._made.armed is not self._router._armed:
+            return False
+        if losses is self._made.losses:
+            return True
+        raise LossShape(
+            "LOSS_CHANGED",
+            "backward() got losses that are not the very tensor that private.loss returned; what scales a loss or adds to it "
+            "belongs inside the function given to loss()",
+        )
 
     @property
     def raised(self) -> bool:

@@ -460,7 +460,7 @@ class Router:
         sandbox = self.sandbox
         weight = weight.to(losses)
         if sandbox is not None:
-            sandbox.refuse_leaves()
+            sandbox.refuse_leaves(losses)
             weight = sandbox.strike(losses, weight)
         with self.inside():
             torch.autograd.backward([losses], [weight], retain_graph=retain_graph)

@@ -1,5 +1,6 @@
 """Which operations draw random numbers, what they ask for, and what they make of the numbers they are given."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,12 @@ def _like(kind: str, value: torch.Tensor, *parameters: float) -> Request:
     return Request(kind, parameters, value.shape, value.dtype, value.device)
 
 
+def _wide(kind: str, value: torch.Tensor) -> Request:
+    """Numbers at least as fine as float32, for what is computed from them."""
+    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+    return Request(kind, (), value.shape, dtype, value.device)
+
+
 def _new(kind: str, size: Any, kwargs: dict, *parameters: float) -> Request:
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     return Request(kind, parameters, torch.Size(size), dtype, torch.device(kwargs.get("device") or "cpu"))
@@ -122,6 +129,32 @@ def _normal(func: Any, args: tuple, kwargs: dict) -> tuple[Request, Answer]:
     return asked, lambda value: value * std + mean
 
 
+def _normal_of_numbers(func: Any, args: tuple, kwargs: dict) -> tuple[Request, Answer]:
+    mean, std = float(_given(func, args, kwargs, "mean")), float(_given(func, args, kwargs, "std"))
+    asked = _new("normal", _given(func, args, kwargs, "size"), kwargs)
+    return asked, lambda value: value.clone(memory_format=torch.contiguous_format).mul_(std).add_(mean)
+
+
+def _log_normal_in_place(func: Any, args: tuple, kwargs: dict) -> tuple[Request, Answer]:
+    mean, std = float(_given(func, args, kwargs, "mean")), float(_given(func, args, kwargs, "std"))
+    return _wide("normal", args[0]), lambda value: args[0].copy_(value.mul(std).add_(mean).exp_())
+
+
+def _cauchy_in_place(func: Any, args: tuple, kwargs: dict) -> tuple[Request, Answer]:
+    """By inversion: the tangent of an angle that is uniform."""
+    median, scale = float(_given(func, args, kwargs, "median")), float(_given(func, args, kwargs, "sigma"))
+    return _wide("uniform", args[0]), lambda value: args[0].copy_(value.sub(0.5).mul_(math.pi).tan_().mul_(scale).add_(median))
+
+
+def _geometric_in_place(func: Any, args: tuple, kwargs: dict) -> tuple[Request, Answer]:
+    """The exponential number rounded up, in units in which one step is survived with probability 1 - p."""
+    chance = float(_given(func, args, kwargs, "p"))
+    if not 0.0 < chance < 1.0:
+        raise ValueError(f"geometric_ takes a probability between 0 and 1, got {chance}")
+    rate = -math.log1p(-chance)
+    return _wide("exponential", args[0]), lambda value: args[0].copy_(value.div(rate).ceil_().clamp_min_(1.0))
+
+
 def _exponential_in_place(func: Any, args: tuple, kwargs: dict) -> tuple[Request, Answer]:
     rate = float(_given(func, args, kwargs, "lambd"))
     return _like("exponential", args[0]), lambda value: args[0].copy_(value / rate)
@@ -134,6 +167,12 @@ def _made(kind: str) -> Callable[[Any, tuple, dict], tuple[Request, Answer]]:
         return _new(kind, args[0], kwargs), lambda value: value.clone(memory_format=torch.contiguous_format)
 
     return handler
+
+
+def _made_out(func: Any, args: tuple, kwargs: dict) -> tuple[Request, Answer]:
+    """``rand`` into a tensor that is there."""
+    size, out = torch.Size(args[0]), kwargs["out"]
+    return Request("uniform", (), size, out.dtype, out.device), lambda value: out.resize_(size).copy_(value)
 
 
 def _made_like(kind: str) -> Callable[[Any, tuple, dict], tuple[Request, Answer]]:
@@ -197,11 +236,16 @@ def _leaky(func: Any, args: tuple, kwargs: dict) -> tuple[Request, Answer]:
     low, high = float(_given(func, args, kwargs, "lower")), float(_given(func, args, kwargs, "upper"))
 
     def answer(uniform: torch.Tensor) -> torch.Tensor:
-        slopes = torch.where(value <= 0, uniform.to(value.dtype).mul_(high - low).add_(low), 1.0)
+        slopes = torch.where(value <= 0, uniform.to(value.dtype).mul(high - low).add_(low), 1.0)
         noise.copy_(slopes)
         return value * slopes
 
     return _like("uniform", value), answer
+
+
+def _leaky_in_place(func: Any, args: tuple, kwargs: dict) -> tuple[Request, Answer]:
+    asked, answer = _leaky(func, args, kwargs)
+    return asked, lambda uniform: args[0].copy_(answer(uniform))
 
 
 _HANDLERS: dict[Any, Callable[[Any, tuple, dict], tuple[Request, Answer]]] = {
@@ -214,6 +258,7 @@ _HANDLERS: dict[Any, Callable[[Any, tuple, dict], tuple[Request, Answer]]] = {
     _aten.randn.default: _made("normal"),
     _aten.rand.generator: _made("uniform"),
     _aten.randn.generator: _made("normal"),
+    _aten.rand.out: _made_out,
     _aten.rand_like.default: _made_like("uniform"),
     _aten.randn_like.default: _made_like("normal"),
     _aten.rand_like.generator: _made_like("uniform"),
@@ -223,6 +268,10 @@ _HANDLERS: dict[Any, Callable[[Any, tuple, dict], tuple[Request, Answer]]] = {
     _aten.normal.Tensor_float: _normal,
     _aten.normal.Tensor_Tensor: _normal,
     _aten.normal.float_Tensor: _normal,
+    _aten.normal.float_float: _normal_of_numbers,
+    _aten.log_normal_.default: _log_normal_in_place,
+    _aten.cauchy_.default: _cauchy_in_place,
+    _aten.geometric_.default: _geometric_in_place,
     _aten.exponential_.default: _exponential_in_place,
     _aten.randint.default: _integers,
     _aten.randint.low: _integers,
@@ -238,4 +287,5 @@ _HANDLERS: dict[Any, Callable[[Any, tuple, dict], tuple[Request, Answer]]] = {
     _aten.randperm.generator: _order,
     _aten.multinomial.default: _choices,
     _aten.rrelu_with_noise.default: _leaky,
+    _aten.rrelu_with_noise_.default: _leaky_in_place,
 }

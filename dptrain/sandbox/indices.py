@@ -4,6 +4,9 @@ Plain torch raises on such an index (a GPU gives up the whole process), in the s
 charge: it would tell that it was drawn, and anybody could stop a run. Here the index is brought into range. Where the result
 is a floating-point number it becomes NaN, which reaches the loss of the row, and a row whose loss is not finite counts as
 zero. Where it is an integer, the row is marked instead. What is written to a place out of range is dropped.
+
+Lengths that say where one row ends and the next begins (targets of a CTC loss one after another, offsets of bags) can
+contradict each other. Then nobody can say whose entry is whose, and all rows count as zero.
 """
 
 from collections.abc import Callable
@@ -43,12 +46,29 @@ class Total:
             _aten.nll_loss2d_backward.default: self._nll_backward,
             _aten.multi_margin_loss.default: self._margin,
             _aten.multi_margin_loss_backward.default: self._margin_backward,
+            _aten.multilabel_margin_loss_forward.default: self._labels,
+            _aten.multilabel_margin_loss_backward.default: self._labels_backward,
+            _aten._ctc_loss.default: self._ctc,
+            _aten._ctc_loss.Tensor: self._ctc,
+            _aten._ctc_loss_backward.default: self._ctc_backward,
+            _aten._ctc_loss_backward.Tensor: self._ctc_backward,
+            _aten._use_cudnn_ctc_loss.default: _no,
+            _aten._use_cudnn_ctc_loss.Tensor: _no,
+            _aten._embedding_bag.default: self._bag,
+            _aten._embedding_bag_forward_only.default: self._bag,
+            _aten._embedding_bag_backward.default: self._bag_backward,
+            _aten._embedding_bag_per_sample_weights_backward.default: self._bag_weights_backward,
+            _aten.bincount.default: self._count,
             _aten.binary_cross_entropy.default: self._binary,
             _aten.binary_cross_entropy_backward.default: self._binary_backward,
             _aten.scatter.src: self._write_along,
             _aten.scatter.value: self._write_along,
             _aten.scatter_.src: self._write_along,
             _aten.scatter_.value: self._write_along,
+            _aten.scatter.reduce: self._write_along,
+            _aten.scatter.value_reduce: self._write_along,
+            _aten.scatter_.reduce: self._write_along,
+            _aten.scatter_.value_reduce: self._write_along,
             _aten.scatter_add.default: self._write_along,
             _aten.scatter_add_.default: self._write_along,
             _aten.scatter_reduce.two: self._write_along,
@@ -57,8 +77,14 @@ class Total:
             _aten.index_add_.default: self._write_along,
             _aten.index_copy.default: self._write_along,
             _aten.index_copy_.default: self._write_along,
-            _aten.index_fill.int_Scalar: self._write_along,
-            _aten.index_fill_.int_Scalar: self._write_along,
+            _aten.index_reduce.default: self._write_along,
+            _aten.index_reduce_.default: self._write_along,
+            _aten.index_fill.int_Scalar: self._fill,
+            _aten.index_fill.int_Tensor: self._fill,
+            _aten.index_fill_.int_Scalar: self._fill,
+            _aten.index_fill_.int_Tensor: self._fill,
+            _aten.put.default: self._put_flat,
+            _aten.put_.default: self._put_flat,
             _aten.index_put.default: self._put,
             _aten.index_put_.default: self._put,
             _aten._index_put_impl_.default: self._put,
@@ -141,6 +167,68 @@ class Total:
         bad = _outside(target, scores.shape[-1])
         return func(grad, scores, _inside(target, bad) if self._found(bad) else target, *args[3:], **kwargs)
 
+    def _labels(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """``multilabel_margin_loss``, whose labels end at the first -1."""
+        scores, target, reduction = args
+        bad = _outside_labels(scores, target)
+        if not self._found(bad):
+            return func(*args, **kwargs)
+        out, is_target = func(scores, _inside(target, bad), reduction)
+        rows = bad.any(-1)
+        return (out.masked_fill(rows if out.shape == rows.shape else rows.any(), torch.nan), is_target)
+
+    def _labels_backward(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        grad, scores, target = args[:3]
+        bad = _outside_labels(scores, target)
+        return func(grad, scores, _inside(target, bad) if self._found(bad) else target, *args[3:], **kwargs)
+
+    def _ctc(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Torch does not look at the labels: one out of range reads the scores of another row, and writes their gradient."""
+        aligned = _aligned(*args[:4])
+        if aligned is None or not self._found(aligned[0]):
+            return func(*args, **kwargs)
+        bad, *inside = aligned
+        out, paths = func(args[0], *inside, *args[4:], **kwargs)
+        return (out.masked_fill(bad, torch.nan), paths)
+
+    def _ctc_backward(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        grad, scores = args[:2]
+        aligned = _aligned(*args[1:5])
+        if aligned is None or not self._found(aligned[0]):
+            return func(*args, **kwargs)
+        return func(grad, scores, *aligned[1:], *args[5:], **kwargs)
+
+    def _bag(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        table, index, offsets = args[:3]
+        bad, starts = _outside_bags(index, offsets, table.shape[0])
+        if not self._found(bad):
+            return func(*args, **kwargs)
+        out, *rest = func(table, _inside(index, bad[: len(index)]), starts, *args[3:], **kwargs)
+        return (out.masked_fill(_bags_of(bad, starts, len(out)), torch.nan), *rest)
+
+    def _bag_backward(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        grad, index, offsets = args[:3]
+        bad, starts = _outside_bags(index, offsets, args[6])
+        if not self._found(bad):
+            return func(*args, **kwargs)
+        grad = grad.masked_fill(_bags_of(bad, starts, len(grad)), 0.0)
+        return func(grad, _inside(index, bad[: len(index)]), starts, *args[3:], **kwargs)
+
+    def _bag_weights_backward(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        grad, table, index, offsets = args[:4]
+        bad, starts = _outside_bags(index, offsets, table.shape[0])
+        if not self._found(bad):
+            return func(*args, **kwargs)
+        return func(grad, table, _inside(index, bad[: len(index)]), starts, *args[4:], **kwargs)
+
+    def _count(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """``bincount``: what is below zero is not counted."""
+        index, weights = args[0], args[1] if len(args) > 1 else None
+        bad = index < 0
+        if not self._marked(bad):
+            return func(*args, **kwargs)
+        return func(index[~bad], None if weights is None else weights[~bad], *args[2:], **kwargs)
+
     def _binary(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Its input is no index, but it raises just so where a probability is not between 0 and 1."""
         chance = args[0]
@@ -167,6 +255,25 @@ class Total:
         longer = torch.cat((target, target.narrow(dim, 0, 1) if size else target.new_zeros(_one_at(target, dim))), dim)
         written = func(longer, dim, torch.where(bad, size, index), *args[3:], **kwargs).narrow(dim, 0, size)
         return target.copy_(written) if func._schema.is_mutable else written.contiguous()
+
+    def _fill(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """``index_fill``, which alone of them counts what is below zero from the end."""
+        target, dim, index = args[:3]
+        size = target.shape[dim] if target.dim() else 1
+        index = torch.where((index < 0) & (index >= -size), index + size, index)
+        return self._write_along(func, (target, dim, index, *args[3:]), kwargs)
+
+    def _put_flat(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """``put``, which is the way back of ``take``."""
+        target, index = args[:2]
+        size = target.numel()
+        bad = (index >= size) | (index < -size)
+        if not self._marked(bad):
+            return func(*args, **kwargs)
+        longer = torch.cat((target.reshape(-1), target.new_zeros(1)))
+        place = torch.where(bad, size, torch.where(index < 0, index + size, index))
+        written = func(longer, place, *args[2:], **kwargs).narrow(0, 0, size).view(target.shape)
+        return target.copy_(written) if func._schema.is_mutable else written
 
     def _put(self, func: Any, args: tuple, kwargs: dict) -> Any:
         target, indices, values = args[:3]
@@ -213,6 +320,68 @@ def _inside(index: torch.Tensor, bad: torch.Tensor) -> torch.Tensor:
 def _outside_classes(scores: torch.Tensor, target: torch.Tensor, ignored: int) -> torch.Tensor:
     classes = scores.shape[1] if scores.dim() > 1 else scores.shape[0]
     return _outside(target, classes) & (target != ignored)
+
+
+def _outside_labels(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (target < -1) | (target >= scores.shape[-1])
+
+
+def _no(func: Any, args: tuple, kwargs: dict) -> bool:
+    """To the question whether cuDNN takes a CTC loss: it would follow from the lengths of a row, for all of them."""
+    return False
+
+
+def _aligned(
+    scores: torch.Tensor, targets: torch.Tensor, frames: Any, counts: Any
+) -> tuple[torch.Tensor, torch.Tensor, Any, Any] | None:
+    """What a CTC loss aligns, brought into range.
+
+    Args:
+        scores: (frames, rows, classes). targets: (rows, longest), or those of all rows one after another.
+        frames: of every row, a tensor or numbers. counts: of the labels of every row.
+
+    Returns:
+        Rows in which a label or a length was out of range, and then targets, frames and counts. None where the shapes do not
+        fit, which torch refuses by itself.
+    """
+    wanted, said = (torch.as_tensor(value, device=targets.device).long().reshape(-1) for value in (frames, counts))
+    rows = scores.shape[1:2]
+    fits = scores.dim() == 3 and rows.numel() > 0 and wanted.shape == said.shape == rows
+    if not fits or not (targets.dim() == 1 or (targets.dim() == 2 and targets.shape[:1] == rows)):
+        return None
+    long, longest = scores.shape[0], targets.shape[-1]
+    inside, spelt = wanted.clamp(0, long), said.clamp(0, longest)
+    bad = (inside != wanted) | (spelt != said)
+    place = torch.arange(longest, device=targets.device)
+    if targets.dim() == 2:
+        own = place < spelt[:, None]
+    else:
+        ends = spelt.cumsum(0)
+        bad = bad | (ends[-1] != longest)
+        ends = torch.cat((ends[:-1].clamp_max(longest), ends.new_full((1,), longest)))
+        spelt = ends.diff(prepend=ends.new_zeros(1))
+        own = (place < ends[:, None]) & (place >= (ends - spelt)[:, None])
+    outside = _outside(targets, scores.shape[2])
+    bad = bad | (own & outside).any(1)
+    return bad, _inside(targets, outside), _as_given(inside, frames), _as_given(spelt, counts)
+
+
+def _as_given(lengths: torch.Tensor, given: Any) -> Any:
+    return lengths.view(given.shape).to(given) if isinstance(given, torch.Tensor) else lengths.tolist()
+
+
+def _outside_bags(index: torch.Tensor, offsets: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Entries of bags that are out of range, and behind them beginnings of bags; and the beginnings brought into range."""
+    starts = torch.cat((offsets.new_zeros(1), offsets[1:].clamp(0, len(index)))).cummax(0).values[: len(offsets)]
+    return torch.cat((_outside(index, size), starts != offsets)), starts
+
+
+def _bags_of(bad: torch.Tensor, starts: torch.Tensor, bags: int) -> torch.Tensor:
+    """Bags that hold an entry out of range, (bags, 1); all of them where bags do not begin one after another."""
+    entries, astray = bad[: len(bad) - len(starts)], bad[len(bad) - len(starts) :]
+    bag = torch.searchsorted(starts, torch.arange(len(entries), dtype=starts.dtype, device=starts.device), right=True) - 1
+    held = starts.new_zeros(len(starts)).index_add(0, bag, entries.to(starts.dtype)) > 0
+    return (held | astray.any())[:bags, None]
 
 
 def _numbers(index: torch.Tensor | None) -> bool:

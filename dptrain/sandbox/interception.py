@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from dptrain.sandbox.draws import Request, UnknownDraw, draws, request
 from dptrain.sandbox.generators import Generators
 from dptrain.sandbox.indices import Total
 from dptrain.sandbox.layouts import SHARED, Layout, Layouts, Place
+from dptrain.sandbox.truths import Truths
 from dptrain.sandbox.writes import Kept, given_back
 
 _aten = torch.ops.aten
@@ -38,7 +39,7 @@ _FIRST_SEED = 0x6474_0000_0000_0000
 
 _PASSES = 1 << 20
 _ENTRIES = 1 << 24
-_NEARLY_ONE = 1.0 - 2.0**-24
+_COINS = {"high": 1.0 - 2.0**-24, "low": 2.0**-24}
 """What a draw that everybody shares is in the start-up probes, so that a layer that may be skipped runs."""
 
 _NO_MODULE = "<loop>"
@@ -101,10 +102,11 @@ class Draw:
 
     def _made(self, owners: Sequence[bytes], shape: torch.Size) -> torch.Tensor:
         asked = self.request
+        whole = self.layout.whole(shape)
         made = self.numbers.values(
-            asked.kind, asked.parameters, asked.dtype, owners, place_tag(*self.place), shape.numel(), asked.device
-        )
-        return made.view(len(owners), *shape)
+            asked.kind, asked.parameters, asked.dtype, owners, place_tag(*self.place), whole.numel(), asked.device
+        ).view(len(owners), *whole)
+        return made if whole == shape else made[(slice(None), *map(slice, shape))]
 
 
 def _joined(rows: torch.Tensor, dim: int, shape: torch.Size) -> torch.Tensor:
@@ -222,8 +224,11 @@ class Sandbox:
         self.layouts = Layouts()
         self.kept = Kept(model, trained)
         self.secret = secret
-        self.truths: dict[Place, set[bool]] = {}
-        """What the probes saw of every truth that the forward reads off content."""
+        self.truths = Truths()
+        self.coin = "high"
+        """What the probes make of single numbers, by which a forward decides for everybody: nearly one, or nearly zero."""
+        self.coins = False
+        """Whether a forward of the probes drew such a number."""
         self.unknown: dict[str, str] = {}
         """Operations that draw in no known way: what, by module."""
         self.host_draws = False
@@ -466,7 +471,7 @@ class Sandbox:
         if not self._found(bad):
             return False
         layout = Layout(0, bad.shape[0]) if now.rows == 1 and bad.dim() else self.layouts.of(place)
-        if not now.learning and layout is not None and layout.fits(bad.shape, now.rows):
+        if not now.learning and layout is not None and layout.holds(bad.shape, now.rows):
             now.mark(bad, layout)
         return True
 
@@ -504,18 +509,18 @@ class Sandbox:
     def _entry(self, place: Place, asked: Request) -> Draw:
         now = self.current
         given = None if now.given is None else now.given(place, asked)
-        alone = asked.kind == "uniform" and asked.shape.numel() == 1
-        if (now.learning or now.probing) and given is None and alone and now.rows > 1:
-            given = torch.full(asked.shape, _NEARLY_ONE, dtype=asked.dtype, device=asked.device)
-        if now.learning:
-            self.layouts.see(place, now.rows, asked)
-            return Draw(place, asked, SHARED, (shared_tag(now.step),), self.numbers, given)
-        layout = self.layout(place, asked.shape, now.rows)
+        layout = SHARED if now.learning else self.layout(place, asked.shape, now.rows)
         if layout is None:
             raise self._unseen(place, asked)
+        if now.learning:
+            self.layouts.see(place, now.rows, asked)
+        alone = asked.kind == "uniform" and asked.shape.numel() == 1 and layout.dim is None
+        if (now.learning and now.rows > 1 or now.probing) and given is None and alone:
+            self.coins = True
+            given = torch.full(asked.shape, _COINS[self.coin], dtype=asked.dtype, device=asked.device)
         if layout.dim is not None:
             return Draw(place, asked, layout, now.owners, self.numbers, given)
-        return Draw(place, asked, SHARED, (shared_tag(now.step),), self.numbers, given)
+        return Draw(place, asked, layout, (shared_tag(now.step),), self.numbers, given)
 
     def layout(self, place: Place, shape: Sequence[int], rows: int) -> Layout | None:
         """Where rows lie in a draw of this shape, or None if nothing shows it."""
@@ -526,7 +531,7 @@ class Sandbox:
             return Layout(0, shape[0]) if shape else SHARED
         if not self.secret:
             return SHARED  # draws are known to all; any numbers will do that do not follow content
-        return SHARED if torch.Size(shape).numel() == 1 else None
+        return None
 
     def _unseen(self, place: Place, asked: Request) -> UnsupportedModule:
         seen = self.layouts.refused.get(place)
@@ -608,12 +613,10 @@ class Sandbox:
         if now.probing:
             answer = func(*args, **kwargs)
             assert now.tainted is not None
-            if any(value in now.tainted for value in args if isinstance(value, torch.Tensor)):
-                place = (path, self._next_of("?" + path)[1])
-                self.truths.setdefault(place, set()).add(bool(answer))
+            content = any(value in now.tainted for value in args if isinstance(value, torch.Tensor))
+            self.truths.see(now.number, path, content, bool(answer))
             return answer
-        known = self.truths.get((path, now.counts.get("?" + path, 0)))
-        if known is None:
+        if not self.truths.known(path):
             return func(*args, **kwargs)
         position = self.position()
         if position < len(now.log):
@@ -622,15 +625,11 @@ class Sandbox:
                 torch.default_generator.manual_seed(now.seed + position + 1)
                 return found.answer
         place = (path, self._next_of("?" + path)[1])
-        answer = next(iter(known)) if len(known) == 1 else bool(func(*args, **kwargs))
+        told = self.truths.told(*place)
+        answer = bool(func(*args, **kwargs)) if told is None else told
         now.log.append(Read(place, answer))
         torch.default_generator.manual_seed(now.seed + len(now.log))
         return answer
-
-    @property
-    def decided(self) -> dict[str, bool]:
-        """Modules that decide by content, and which way they go in every private microbatch: the one way of the probes."""
-        return {path: next(iter(seen)) for (path, _), seen in self.truths.items() if len(seen) == 1}
 
     # ---------------------------------------------------------------------------------------------------------- leaves
 
@@ -655,9 +654,17 @@ class Sandbox:
         if not any(leaf is other for other in now.outside):
             now.outside.append(leaf)
 
-    def refuse_leaves(self) -> None:
-        """Raises NotPrivateUse for a leaf that the forward used and the model does not have; and clears what it was given."""
-        if self._passes and self.current.outside:
+    def refuse_leaves(self, losses: torch.Tensor | None = None) -> None:
+        """Raises NotPrivateUse for a leaf that the forward used and the model does not have; and clears what it was given.
+
+        Args:
+            losses: whose graph is looked at, too.
+        """
+        if not self._passes:
+            return
+        for leaf in () if losses is None else leaves.reached(losses):
+            self._look_at_leaf(leaf)
+        if self.current.outside:
             for leaf in self.current.outside:
                 leaf.grad = None
             raise leaves.refusal(self.current.outside[0])
@@ -749,9 +756,9 @@ class _Called(TorchFunctionMode):
 def _one_hot(sandbox: Sandbox, func: Any, args: tuple, kwargs: dict) -> Any:
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
     index = args[0] if args else kwargs.get("input", kwargs.get("tensor"))
-    if not isinstance(classes, int) or classes <= 0 or not isinstance(index, torch.Tensor):
+    if not isinstance(classes, SupportsIndex) or int(classes) <= 0 or not isinstance(index, torch.Tensor):
         return func(*args, **kwargs)
-    return sandbox._total.one_hot(index, classes)
+    return sandbox._total.one_hot(index, int(classes))
 
 
 def _attention(sandbox: Sandbox, func: Any, args: tuple, kwargs: dict) -> Any:

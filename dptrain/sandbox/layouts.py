@@ -5,7 +5,7 @@ attention (rows * heads, T, T). What no pass can show is refused by name.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -24,21 +24,34 @@ class Layout:
 
     Attributes:
         dim: the dimension of the rows; None for a draw that everybody shares.
-        each: how many entries of that dimension belong to a row; they lie side by side.
+        each: how many entries of that dimension belong to a row; they lie side by side. seen: a shape in which it was learnt.
     """
 
     dim: int | None
     each: int = 1
+    seen: torch.Size | None = field(default=None, compare=False)
 
     def row_shape(self, shape: Sequence[int]) -> torch.Size:
         """Shape of what one row has of a draw of this shape."""
         assert self.dim is not None
         return torch.Size((*shape[: self.dim], self.each, *shape[self.dim + 1 :]))
 
-    def fits(self, shape: Sequence[int], rows: int) -> bool:
-        """Whether a draw of this shape has all the rows where it should."""
+    def holds(self, shape: Sequence[int], rows: int) -> bool:
+        """Whether an index of this shape has all the rows where it should."""
         return self.dim is None or (len(shape) > self.dim and shape[self.dim] == rows * self.each)
 
+    def fits(self, shape: Sequence[int], rows: int) -> bool:
+        """Whether a draw of this shape has, and is no larger otherwise than what was learnt."""
+        if self.seen is None:
+            return self.holds(shape, rows)
+        most = self.shape_for(self.seen, rows)
+        return self.holds(shape, rows) and len(shape) == len(most) and all(a <= b for a, b in zip(shape, most, strict=True))
+
+    def whole(self, shape: torch.Size) -> torch.Size:
+        """Shape of a row in which its numbers are counted; they are the same in a shorter one (padding was cut, say)."""
+        if self.seen is None:
+            return shape
+        return self.seen if self.dim is None else self.row_shape(self.seen)
 
     def shape_for(self, shape: Sequence[int], rows: int) -> torch.Size:
         """Shape that a draw of this shape has for another number of rows."""
@@ -72,7 +85,7 @@ class Layouts:
 
     def __init__(self) -> None:
         self._passes: list[dict[Place, _Seen]] = []
-        self._known: dict[Place, Layout] = {}
+        self._known: dict[Place, tuple[Layout, Request]] = {}
         self.refused: dict[Place, str] = {}
         """Draws without a layout: what was seen of each, in words."""
 
@@ -83,11 +96,10 @@ class Layouts:
 
     def expected(self, rows: int) -> dict[Place, Request]:
         """What a forward over so many rows asks for, in its order."""
-        seen = self._passes[-1] if self._passes else {}
         return {
-            place: replace(seen[place].request, shape=layout.shape_for(seen[place].shape, rows))
-            for place, layout in self._known.items()
-            if seen[place].kind != INDEX
+            place: replace(request, shape=layout.shape_for(request.shape, rows))
+            for place, (layout, request) in self._known.items()
+            if request.kind != INDEX
         }
 
     def watch(self) -> None:
@@ -103,19 +115,24 @@ class Layouts:
         self.see(place, rows, Request(INDEX, (), index.shape, torch.bool, index.device))
 
     def decide(self) -> None:
-        """Compares the passes."""
+        """Compares the last two passes; what earlier ones showed stays, where these do not show something else."""
         first, second = self._passes[-2:]
-        self._known, self.refused = {}, {}
         for place in {**first, **second}:
             found, words = _decide(first.get(place), second.get(place))
+            if found is not None and place in self._known:
+                before, asked = self._known[place]
+                again = second[place].request
+                if (before, asked.kind, before.whole(asked.shape)) != (found, again.kind, found.whole(again.shape)):
+                    found, words = None, f"it drew {_shape(second[place])}, and something else where a number fell otherwise"
             if found is None:
                 self.refused[place] = words
-            else:
-                self._known[place] = found
+                self._known.pop(place, None)
+            elif place not in self.refused:
+                self._known[place] = found, second[place].request
 
     def of(self, place: Place) -> Layout | None:
         """The layout of a draw, or None if it has none."""
-        return self._known.get(place)
+        return self._known[place][0] if place in self._known else None
 
 
 def _decide(a: _Seen | None, b: _Seen | None) -> tuple[Layout | None, str]:
@@ -127,12 +144,12 @@ def _decide(a: _Seen | None, b: _Seen | None) -> tuple[Layout | None, str]:
         return None, words
     differ = [dim for dim, (one, other) in enumerate(zip(a.shape, b.shape, strict=True)) if one != other]
     if not differ:
-        return SHARED, ""
+        return Layout(None, seen=a.shape), ""
     dim = differ[0]
     each, rest = divmod(a.shape[dim], a.rows)
     if len(differ) > 1 or rest or each == 0 or b.shape[dim] != each * b.rows:
         return None, words
-    return Layout(dim, each), ""
+    return Layout(dim, each, a.shape), ""
 
 
 def _shape(seen: _Seen) -> str:

@@ -1,11 +1,30 @@
 """Leaves of the graph outside the prepared model: a backward pass would fill them with raw gradients."""
 
 import gc
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from dptrain.errors import NotPrivateUse
+
+
+def reached(losses: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Leaves to which a backward pass from here goes, also those that entered the graph before the microbatch or inside a
+    function of the user's own; not those behind a reentrant checkpoint."""
+    todo = [losses.grad_fn]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        if node is None:
+            continue
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
+        for behind, _ in node.next_functions:
+            if behind not in seen:
+                seen.add(behind)
+                todo.append(behind)
 
 
 def refusal(leaf: torch.Tensor) -> NotPrivateUse:

@@ -39,8 +39,9 @@ def _tensors_in(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
 class Kept:
     """The tensors of a model that no private forward may write.
 
-    Guarantee: an operation that :meth:`spare` has looked at writes none of them. :meth:`changed` finds every other change of a
-    tensor that is not trained but for one in 2^64, if the change does not know the checksum.
+    Guarantee: an operation that :meth:`spare` has looked at writes none of them. :meth:`changed` finds every parameter and
+    buffer that is new since :meth:`seal`, and every other change of a tensor that is not trained but for one in 2^64, if the
+    change does not know the checksum.
 
     Args:
         trained: ids of the parameters that the optimizer moves; they take no part in the checksum.
@@ -115,9 +116,9 @@ class Kept:
         self._sums = checksums(list(self._sealed.values()))
 
     def changed(self) -> bool:
-        """Whether a tensor that is not trained is no longer what it was, or no longer the model's; ``written`` names it."""
+        """Whether a tensor that is not trained is new, not what it was, or no longer the model's; ``written`` names it."""
         now = dict(self._untrained())
-        names = [name for name, tensor in self._sealed.items() if now.get(name) is not tensor]
+        names = [name for name in {**self._sealed, **now} if now.get(name) is not self._sealed.get(name)]
         if not names:
             same = checksums(list(self._sealed.values())) == self._sums
             if bool(same.all()):

@@ -38,8 +38,8 @@ class ImageCollate:
         for example in examples:
             try:
                 picture = torch.tensor(example["pixels"], dtype=torch.float32)
-            except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-                raise ConfigError("EXAMPLE", "an example has no usable 'pixels'; expected a list of rows of numbers") from error
+            except (KeyError, TypeError, ValueError, IndexError, RuntimeError):
+                raise ConfigError("EXAMPLE", "an example has no usable 'pixels'; expected a list of rows of numbers") from None
             if picture.dim() == 2:
                 picture = picture[:, :, None]
             if picture.shape != (size, size, channels):

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,12 +13,14 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain import PrivateTraining  # noqa: E402
-from dptrain.microbatch import Microbatch  # noqa: E402
+from dptrain.errors import ConfigError, UnsupportedModule  # noqa: E402
+from dptrain.microbatch import Microbatch, json_examples  # noqa: E402
 from dptrain.routing.synthetic_rows import ProbeRows  # noqa: E402
+from tests.guarantees import peers  # noqa: E402
 from tests.guarantees.hostile import scene as scenes  # noqa: E402
 from tests.guarantees.hostile.payloads import KINDS, null  # noqa: E402
 from tests.guarantees.hostile.scene import CLASSES, NOW, POOL, Net, Run, Scene, Trace, collate, example  # noqa: E402
-from tests.worlds import make_world  # noqa: E402
+from tests.worlds import make_world, token_record  # noqa: E402
 
 ONE = Scene(decides="truth", steps=1, window=1)
 EVERYBODY = range(POOL)
@@ -201,6 +205,107 @@ def test_without_that_check_it_would_stop_the_step_that_draws_it(root, world, mo
     found = Run(ONE, world, lambda step: some).go(root / "untyped.db")
     assert found.ended is not None and found.ended.startswith("RuntimeError")
     assert any(type(leaf).__name__ == "Charge" for leaf in found.leaves)
+
+
+# ------------------------------------------------------------------------------------------- contents that cannot be read
+
+SECRET = "J. Doe, HIV positive"
+
+
+def number_of(word: str) -> float:
+    return float(word)  # the line that raises
+
+
+LINE = number_of.__code__.co_firstlineno + 1
+
+
+def strict_decode(content: bytes) -> list[dict]:
+    found = json.loads(content)
+    return [found | {"weight": number_of(found["weight"])}]
+
+
+def strict_collate(examples: list[dict]) -> dict[str, torch.Tensor]:
+    return peers.collate(examples) | {"weight": torch.tensor([number_of(each["weight"]) for each in examples])}
+
+
+class FailsOnce:
+    """A collate that raises at its first call, and never again."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def __call__(self, examples: list[dict]) -> dict[str, torch.Tensor]:
+        if not self.failed:
+            self.failed = True
+            raise ValueError(SECRET)
+        return peers.collate(examples)
+
+
+UNREADABLE = {
+    "decode": ({"decode": strict_decode}, f"'open.jsonl' at byte [1-9].*ValueError at .*test_hostile_starts.py:{LINE};"),
+    "collate": ({"collate_fn": strict_collate}, f"'open.jsonl' at byte [1-9].*ValueError at .*test_hostile_starts.py:{LINE};"),
+    "collate, once": ({"collate_fn": FailsOnce}, r"one by one \(ValueError at .*test_hostile_starts.py:[0-9]+;"),
+}
+
+
+@pytest.fixture(scope="module")
+def odd_one(root: Path):
+    """The last of four contributions has words where a number belongs."""
+    return peers.small_world(root / "odd", record=lambda n: token_record(n) | {"weight": SECRET if n == 3 else "1"})
+
+
+def refusal(world, **options) -> str:
+    """The refusal as Python prints it, with all that it says of its cause."""
+    if options.get("collate_fn") is FailsOnce:
+        options = {"collate_fn": FailsOnce()}
+    with pytest.raises(ConfigError) as caught:
+        peers.Run(world, peers.net(), **options)
+    assert caught.value.__context__ is None, "nor does a tool find the cause that looks further"
+    return "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("where", UNREADABLE)
+def test_a_content_that_cannot_be_read_is_named_by_file_type_and_line_and_not_repeated(odd_one, where) -> None:
+    options, said = UNREADABLE[where]
+    text = refusal(odd_one, **options)
+    assert re.search(f"COLLATE: .*{said}", text) and "Doe" not in text
+    assert not list(odd_one.root.glob("*.db"))
+
+
+def test_a_content_that_is_no_json_is_not_repeated(tmp_path) -> None:
+    world = peers.small_world(tmp_path)
+    content = SECRET.encode() + b"\xff"
+    with pytest.raises(ConfigError, match="DECODE: a contribution is not JSON") as caught:
+        json_examples(content)
+    text = "".join(traceback.format_exception(caught.value))
+    assert "UnicodeDecodeError" in text and "0xff" not in text
+    with pytest.raises(ConfigError, match="DECODE: a contribution is not JSON"):
+        peers.Run(world, peers.net(), probe=[b"{", b"{"])
+
+
+class Picky(nn.Module):
+    """Trains, and cannot be run again for one contribution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 1:
+            raise ValueError(SECRET)
+        return x * self.scale
+
+
+def test_a_module_that_raises_for_one_contribution_is_named_and_what_it_says_is_not_repeated(odd_one) -> None:
+    with peers.Run(odd_one, peers.net(Picky)) as run, pytest.raises(UnsupportedModule, match="NO_RULE") as caught:
+        run.gradients(next(iter(run.steps)))
+    text = "".join(traceback.format_exception(caught.value))
+    assert "Doe" not in text and re.search(r"'extra'.*ValueError at .*test_hostile_starts.py:[0-9]+\)", text)
+
+
+def test_with_the_text_of_the_error_the_claim_fails(odd_one, monkeypatch) -> None:
+    monkeypatch.setattr("dptrain.feeding.without_text", str)
+    assert all("Doe" in refusal(odd_one, **options) for options, _ in UNREADABLE.values())
 
 
 # --------------------------------------------------------------------------------------------- the tests see the faults

@@ -33,6 +33,7 @@ class Writing(Net):
         self.write, self.late = write, late
         self.frozen = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
         self.register_buffer("buffer", torch.zeros(WIDTH))
+        self.register_buffer("later", None)
         self.plain, self.said = torch.zeros(WIDTH), []
 
     def forward(self, ids: torch.Tensor, x: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
@@ -82,6 +83,9 @@ BEHIND: dict[str, Write] = {
     "buffer, by numpy": lambda m, x: into_memory(m.buffer, x),
     "buffer, another one": lambda m, x: setattr(m, "buffer", x.clone()),
     "frozen, another one": lambda m, x: setattr(m, "frozen", nn.Parameter(x.clone(), requires_grad=False)),
+    "buffer that was None": lambda m, x: setattr(m, "later", x.clone()),
+    "buffer under a new name": lambda m, x: m.register_buffer("fresh", x.clone()),
+    "frozen, under a new name": lambda m, x: m.register_parameter("fresh", nn.Parameter(x.clone(), requires_grad=False)),
 }
 
 UNSEEN: dict[str, Write] = {
@@ -169,6 +173,28 @@ def test_a_counter_that_every_forward_writes_is_refused(stage: Stage) -> None:
 
     _, trace = stage.run(nothing, swap(None), model=Counts)
     assert trace.ended is not None and trace.ended.startswith("BUFFER_CHANGES") and not trace.leaves
+
+
+class Averages(Net):
+    """Its statistics are None until the first batch; ``statistics`` are those that it starts with."""
+
+    def __init__(self, statistics: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("mean", statistics)
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        """Takes no names, so that no forward runs before the probes."""
+        if self.mean is None:
+            self.mean = args[1].mean(0)
+        return super().forward(*args)
+
+
+def test_statistics_that_the_first_batch_makes_are_refused(stage: Stage) -> None:
+    _, trace = stage.run(nothing, swap(None), model=Averages)
+    assert trace.ended is not None and trace.ended.startswith("BUFFER_CHANGES: forward changed the buffer 'mean'")
+    assert not trace.leaves
+    _, other = stage.run(nothing, swap(None), model=lambda: Averages(torch.zeros(WIDTH)))
+    assert other.ended is None, "the control: those that were there are only read"
 
 
 # ------------------------------------------------------------------------------------ what writes because of a payload
@@ -289,6 +315,15 @@ def test_without_the_checksum_the_claim_fails(stage: Stage, monkeypatch) -> None
     monkeypatch.setattr(Kept, "changed", lambda self: False)
     with pytest.raises(AssertionError):
         check_behind(stage, BEHIND["buffer, by numpy"], "fast", "plain")
+
+
+def test_with_names_of_the_seal_alone_the_claim_fails(stage: Stage, monkeypatch) -> None:
+    untrained = Kept._untrained
+    monkeypatch.setattr(
+        Kept, "_untrained", lambda self: (each for each in untrained(self) if not self._sealed or each[0] in self._sealed)
+    )
+    with pytest.raises(AssertionError):
+        check_behind(stage, BEHIND["buffer that was None"], "fast", "plain")
 
 
 def test_digested_again_what_was_written_is_told(stage: Stage, monkeypatch) -> None:

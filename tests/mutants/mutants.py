@@ -268,6 +268,11 @@ WRITTEN = (
         T_WRITES + "test_a_write_that_no_operation_announces_is_found_at_the_release",
     ),
     Mutant(
+        "buffers and parameters under new names count", WRITES, "for name in {**self._sealed, **now} if",
+        "for name in self._sealed if",
+        T_WRITES + "test_a_write_that_no_operation_announces_is_found_at_the_release",
+    ),
+    Mutant(
         "a checksum sees where a word lies", UNTOUCHED,
         "(grid.sum(1) * rows[: len(grid)]).sum() + (grid.sum(0) * columns).sum()", "grid.sum()",
         T_WRITES + "test_a_checksum_sees_any_one_change_and_any_swap",

@@ -9,10 +9,12 @@ from tests.sandbox.scene import Scene  # noqa: E402
 
 F = nn.functional
 TABLE = torch.arange(40.0).reshape(10, 4)
+LEARNT = TABLE.clone().requires_grad_(True)
 IDS = torch.arange(32).reshape(8, 4) % 9
 IDS[0, 0] = 0
 SCORES = torch.linspace(-1, 1, 8 * 4 * 9).reshape(8, 4, 9)
 ONES = torch.ones(8, 4, 1)
+ONE, FLAT = torch.ones(()), torch.ones(32)
 
 
 def widened(ids: torch.Tensor) -> torch.Tensor:
@@ -21,6 +23,16 @@ def widened(ids: torch.Tensor) -> torch.Tensor:
 
 def flat(loss, ids: torch.Tensor) -> torch.Tensor:
     return loss(widened(ids).flatten(0, 1), ids.flatten(), reduction="none").view(ids.shape)
+
+
+def place(ids: torch.Tensor) -> torch.Tensor:
+    """Of every id its place in all numbers of ``widened``, which none out of range has."""
+    inside = torch.arange(ids.numel()).view(ids.shape) * 9 + ids
+    return torch.where((ids >= 0) & (ids < 9), inside, ids * 1000)
+
+
+def zeros(ids: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(ids.numel() * 9)
 
 
 READS = {
@@ -37,6 +49,11 @@ READS = {
     "index of two": lambda m, ids: widened(ids)[torch.arange(len(ids))[:, None], torch.arange(4)[None], ids],
     "index behind": lambda m, ids: TABLE.T[:, ids].permute(1, 2, 0),
     "multi margin": lambda m, ids: flat(F.multi_margin_loss, ids),
+    "take of scores": lambda m, ids: widened(ids).take(place(ids)),
+    "bag": lambda m, ids: F.embedding_bag(ids.reshape(-1, 1), TABLE).view(*ids.shape, 4),
+    "bag of maxima": lambda m, ids: F.embedding_bag(ids.reshape(-1, 1), TABLE, mode="max").view(*ids.shape, 4),
+    "bag of a table that learns": lambda m, ids: F.embedding_bag(ids.reshape(-1, 1), LEARNT, mode="sum").view(*ids.shape, 4),
+    "bag of bags": lambda m, ids: F.embedding_bag(ids, TABLE, padding_idx=0),
 }
 
 
@@ -57,7 +74,8 @@ def test_an_index_out_of_range_gives_its_row_nan_and_moves_nobody(name: str, val
     found = scene.run(range(8), data=[broken(5, value)])
     assert torch.equal(found[[0, 1, 2, 3, 4, 6, 7]], right[[0, 1, 2, 3, 4, 6, 7]])
     assert bool(found[5].isnan().any())
-    assert name == "cross entropy of rows" or torch.equal(found[5, 2:], right[5, 2:]), "and of the row its own place alone"
+    whole = name in ("cross entropy of rows", "bag of bags")
+    assert whole or torch.equal(found[5, 2:], right[5, 2:]), "and of the row its own place alone"
 
 
 @pytest.mark.parametrize("name", READS)
@@ -73,7 +91,10 @@ def test_labels_that_are_to_be_ignored_are_ignored() -> None:
     assert float(found[5, 1]) == 0.0 and not bool(found.isnan().any())
 
 
-@pytest.mark.parametrize("name", ["cross entropy", "gather", "index of two", "multi margin", "smoothed cross entropy"])
+WAYS_BACK = ["cross entropy", "gather", "index of two", "multi margin", "smoothed cross entropy", "take of scores"]
+
+
+@pytest.mark.parametrize("name", WAYS_BACK)
 def test_the_way_back_is_total_too(name: str) -> None:
     scores = SCORES.clone().requires_grad_(True)
 
@@ -96,6 +117,75 @@ def test_the_way_back_is_total_too(name: str) -> None:
     assert not bool(found[5].isfinite().all()), "so that the clip makes it zero"
 
 
+LABELS = torch.tensor([[1, 3, -1, -1, -1, -1, -1, -1, -1]]).repeat(8, 1)
+
+
+def test_labels_of_a_margin_loss_that_are_out_of_range_give_their_row_nan_and_so_does_the_way_back() -> None:
+    scores = SCORES[:, 0].clone().requires_grad_(True)
+
+    def through(model, labels, scores):
+        losses = F.multilabel_margin_loss(scores * 1.0, labels, reduction="none")
+        return losses.detach(), torch.autograd.grad(losses.sum(), scores)[0]
+
+    scene = Scene(nn.Identity(), (LABELS, scores), through)
+    right = scene.run(range(8), data=[LABELS, scores])
+    assert not any(bool(value.isnan().any()) for value in right), "-1 ends the labels of a row and is none"
+    for value in (9, -2, 1 << 40):
+        labels = LABELS.clone()
+        labels[5, 1] = value
+        with pytest.raises(RuntimeError):
+            through(None, labels, scores)
+        found = scene.run(range(8), data=[labels, scores])
+        assert found[0].isnan().tolist() == [row == 5 for row in range(8)]
+        assert all(torch.equal(a[:5], b[:5]) and torch.equal(a[6:], b[6:]) for a, b in zip(found, right, strict=True))
+
+
+def bags(ids: torch.Tensor, learnt: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+    """The bags of the rows, and gradients of those that are finite."""
+    out = F.embedding_bag(ids, learnt, mode="sum", per_sample_weights=weights)
+    weight = torch.where(out.isfinite(), 1.0, 0.0).detach()
+    return [out.detach(), *torch.autograd.grad(out, [learnt, weights], weight)]
+
+
+def test_the_way_back_of_bags_leaves_out_the_one_that_is_out_of_range() -> None:
+    weights = torch.ones(8, 4, requires_grad=True)
+    scene = Scene(nn.Identity(), IDS, lambda m, ids: bags(ids, LEARNT, weights[: len(ids)] * 1.0))
+    found = scene.run(range(8), data=[broken(5, 10)])
+    others = [0, 1, 2, 3, 4, 6, 7]
+    right = bags(IDS[others], LEARNT, weights[others])
+    assert bool(found[0][5].isnan().all())
+    for one, other in zip((found[0][others], found[1], found[2][others]), right, strict=True):
+        torch.testing.assert_close(one, other)
+    assert float(found[1].abs().sum()) > 0
+
+
+def test_the_way_back_to_the_weights_of_a_bag_reads_nothing_behind_its_table() -> None:
+    longer = torch.cat((TABLE, torch.full((1, 4), 1000.0)))
+
+    def through(model, ids):
+        weights = torch.ones(ids.shape, requires_grad=True)
+        out = F.embedding_bag(ids, longer[:10], mode="sum", per_sample_weights=weights)
+        return torch.autograd.grad(out.sum(), weights)[0]
+
+    found = Scene(nn.Identity(), IDS, through).run(range(8), data=[broken(5, 10)])
+    assert float(found.max()) < 1000.0 and torch.equal(found[:5], through(None, IDS)[:5])
+
+
+@pytest.mark.parametrize("offsets", [[0, 9, 4, 6], [1, 2, 4, 6], [0, 2, 4, 90], [0, -3, 4, 6]])
+def test_bags_that_do_not_begin_one_after_another_are_nobodys(offsets: list[int]) -> None:
+    ids = torch.arange(8)
+
+    def held(model, offsets):
+        out = F.embedding_bag(ids[: 2 * len(offsets)], LEARNT, offsets, mode="sum")
+        return out.detach(), torch.autograd.grad(out.sum(), LEARNT)[0]
+
+    right = torch.arange(0, 8, 2)
+    scene = Scene(nn.Identity(), right, held)
+    assert not bool(scene.run(range(4))[0].isnan().any())
+    found = scene.run(range(4), data=[torch.tensor(offsets)])
+    assert bool(found[0].isnan().all()) and float(found[1].abs().sum()) == 0
+
+
 WRITES = {
     "scatter": lambda m, ids: torch.zeros(*ids.shape, 9).scatter(2, ids[..., None], 1.0),
     "scatter_": lambda m, ids: torch.zeros(*ids.shape, 9).scatter_(2, ids[..., None], 1.0),
@@ -106,6 +196,22 @@ WRITES = {
         (torch.arange(len(ids))[:, None], torch.arange(4)[None], ids), torch.ones(())
     ),
     "assignment": lambda m, ids: _assigned(ids),
+    "scatter and add": lambda m, ids: torch.zeros(*ids.shape, 9).scatter(2, ids[..., None], ONES[: len(ids)], reduce="add"),
+    "scatter_ and add": lambda m, ids: torch.zeros(*ids.shape, 9).scatter_(2, ids[..., None], ONES[: len(ids)], reduce="add"),
+    "scatter and add one": lambda m, ids: torch.zeros(*ids.shape, 9).scatter(2, ids[..., None], 1.0, reduce="add"),
+    "scatter_ and add one": lambda m, ids: torch.zeros(*ids.shape, 9).scatter_(2, ids[..., None], 1.0, reduce="add"),
+    "put": lambda m, ids: zeros(ids).put(place(ids), torch.ones(ids.shape)).view(*ids.shape, 9),
+    "put_": lambda m, ids: zeros(ids).view(*ids.shape, 9).put_(place(ids), torch.ones(ids.shape), accumulate=True),
+    "index_fill": lambda m, ids: zeros(ids).index_fill(0, place(ids).flatten(), 1.0).view(*ids.shape, 9),
+    "index_fill_": lambda m, ids: zeros(ids).index_fill_(0, place(ids).flatten(), 1.0).view(*ids.shape, 9),
+    "index_fill by a tensor": lambda m, ids: zeros(ids).index_fill(0, place(ids).flatten(), ONE).view(*ids.shape, 9),
+    "index_fill_ by a tensor": lambda m, ids: zeros(ids).index_fill_(0, place(ids).flatten(), ONE).view(*ids.shape, 9),
+    "index_reduce": lambda m, ids: (
+        zeros(ids).index_reduce(0, place(ids).flatten(), FLAT[: ids.numel()], "amax").view(*ids.shape, 9)
+    ),
+    "index_reduce_": lambda m, ids: (
+        zeros(ids).index_reduce_(0, place(ids).flatten(), FLAT[: ids.numel()], "mean", include_self=False).view(*ids.shape, 9)
+    ),
     "one_hot": lambda m, ids: F.one_hot(ids, 9),
 }
 
@@ -135,6 +241,44 @@ def test_what_is_written_out_of_range_is_dropped_and_the_row_is_marked(name: str
     expected[5, 1] = 0
     assert torch.equal(found, expected)
     assert marks[-1] is not None and marks[-1].tolist() == [row == 5 for row in range(8)]
+
+
+@pytest.mark.parametrize("name", [name for name in WRITES if name != "one_hot"])
+def test_torch_raises_at_a_write_where_nothing_stands_between(name: str) -> None:
+    """The negative control."""
+    with pytest.raises((IndexError, RuntimeError)):
+        WRITES[name](None, broken(5, 10))
+
+
+def test_a_number_below_zero_is_not_counted_and_its_row_is_marked() -> None:
+    marks = []
+
+    def counted(model, ids):
+        out = torch.bincount(ids.flatten(), minlength=9), torch.bincount(ids.flatten(), torch.ones(ids.numel()), minlength=9)
+        marks.append(scene.sandbox.current.bad) if scene else None
+        return out
+
+    scene = None
+    scene = Scene(nn.Identity(), IDS, counted)
+    rest = torch.cat((IDS[:5].flatten(), IDS[5, [0, 2, 3]], IDS[6:].flatten()))
+    for found in scene.run(range(8), data=[broken(5, -1)]):
+        assert torch.equal(found, torch.bincount(rest, minlength=9).to(found.dtype))
+    assert marks[-1] is not None and marks[-1].tolist() == [row == 5 for row in range(8)]
+    with pytest.raises(RuntimeError):
+        torch.bincount(broken(5, -1).flatten())
+
+
+def test_places_that_index_fill_counts_from_the_end_are_in_range() -> None:
+    marks = []
+
+    def filled(model, ids):
+        out = torch.zeros(len(ids), 9).index_fill(1, ids[0] - 9, 1.0)
+        marks.append(scene.sandbox.current.bad) if scene else None
+        return out
+
+    scene = None
+    scene = Scene(nn.Identity(), IDS, filled)
+    assert torch.equal(scene.run(range(8)), torch.zeros(8, 9).index_fill(1, IDS[0] - 9, 1.0)) and marks == [None]
 
 
 def test_a_row_of_integers_that_was_looked_up_out_of_range_is_marked_where_time_comes_first() -> None:
@@ -180,8 +324,125 @@ def test_a_row_is_marked_after_probes_that_saw_none_out_of_range(name: str) -> N
     """Whether any is, is a question of our own: it does not get the answer that the probes got."""
     scene = Scene(nn.Identity(), IDS, WRITES[name])
     scene.run(range(8), probing=True)
-    assert not scene.sandbox.decided
+    assert not scene.sandbox.truths.decided
     marks = []
     scene.function = lambda m, ids: (WRITES[name](m, ids), marks.append(scene.sandbox.current.bad))[0]
     scene.run(range(8), data=[broken(5, 10)])
     assert marks[0] is not None and marks[0].tolist() == [row == 5 for row in range(8)]
+
+
+CLASSES, LONG = 6, 5
+SAID = torch.tensor([[1, 2, 3], [3, 1, 4], [5, 5, 2], [2, 4, 1]])
+HEARD = torch.randn(4, LONG, CLASSES, generator=torch.Generator().manual_seed(0))
+OTHERS = [0, 2, 3]
+SPELT = {"in rows": lambda said: said, "one after another": lambda said: said.flatten()}
+LENGTHS = {"tensors": lambda value: value, "numbers": lambda value: value.tolist()}
+
+
+def transcribed(said, frames, counts, heard, lengths="tensors"):
+    """Losses by row, and their gradients."""
+    scores = heard.clone().requires_grad_(True)
+    steps = scores.log_softmax(-1).transpose(0, 1).contiguous()
+    losses = F.ctc_loss(steps, said, LENGTHS[lengths](frames), LENGTHS[lengths](counts), reduction="none", zero_infinity=True)
+    return losses.detach(), torch.autograd.grad(losses.sum(), scores)[0]
+
+
+def full(said: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.full((len(said),), LONG), torch.full((len(said),), 3)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("spelt", SPELT)
+@pytest.mark.parametrize("label", [CLASSES, CLASSES + 1, -1, 1 << 40])
+def test_a_label_of_a_ctc_loss_that_is_out_of_range_gives_its_row_nan_and_moves_nobody(
+    label: int, spelt: str, lengths: str
+) -> None:
+    scene = Scene(nn.Identity(), (SAID, HEARD), lambda m, s, h: transcribed(SPELT[spelt](s), *full(s), h, lengths))
+    right = scene.run(range(4))
+    assert all(torch.equal(a, b) for a, b in zip(right, transcribed(SAID, *full(SAID), HEARD), strict=True))
+    said = SAID.clone()
+    said[1, 1] = label
+    losses, way_back = scene.run(range(4), data=[said, HEARD])
+    assert losses.isnan().tolist() == [False, True, False, False] and not bool(way_back[1].isfinite().any())
+    assert torch.equal(losses[OTHERS], right[0][OTHERS]) and torch.equal(way_back[OTHERS], right[1][OTHERS])
+
+
+def test_torch_lets_a_label_of_one_row_move_the_gradient_of_another() -> None:
+    """The negative control."""
+    said = SAID.clone()
+    said[1, 1] = CLASSES + 1
+    assert not torch.equal(transcribed(said, *full(said), HEARD)[1][2], transcribed(SAID, *full(SAID), HEARD)[1][2])
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(("frames", "count"), [(LONG + 1, 3), (-1, 3), (1 << 40, 3), (LONG, 4), (LONG, -1), (LONG, 1 << 40)])
+def test_a_length_of_a_ctc_loss_that_is_out_of_range_gives_its_row_nan_and_moves_nobody(
+    frames: int, count: int, lengths: str
+) -> None:
+    scene = Scene(
+        nn.Identity(), (SAID, *full(SAID), HEARD), lambda m, *values: transcribed(*values, lengths=lengths)
+    )  # fmt: skip
+    right = scene.run(range(4))
+    heard, spelt = full(SAID)
+    heard[1], spelt[1] = frames, count
+    with pytest.raises(RuntimeError):
+        transcribed(SAID, heard, spelt, HEARD)
+    losses, way_back = scene.run(range(4), data=[SAID, heard, spelt, HEARD])
+    assert losses.isnan().tolist() == [False, True, False, False]
+    assert torch.equal(losses[OTHERS], right[0][OTHERS]) and torch.equal(way_back[OTHERS], right[1][OTHERS])
+
+
+def test_labels_behind_the_length_of_a_row_are_none() -> None:
+    said = SAID.clone()
+    said[1, 2], said[3, 1:] = -100, CLASSES
+    counts = torch.tensor([3, 2, 3, 1])
+    scene = Scene(nn.Identity(), (SAID, HEARD), lambda m, s, h: transcribed(s, full(s)[0], counts[: len(s)], h))
+    found = scene.run(range(4), data=[said, HEARD])
+    assert all(torch.equal(a, b) for a, b in zip(found, scene.run(range(4)), strict=True))
+    assert bool(found[0].isfinite().all())
+
+
+def test_shapes_of_a_ctc_loss_that_do_not_fit_are_refused_by_torch() -> None:
+    scene = Scene(nn.Identity(), SAID, lambda m, said: said)
+    for said, count in ((SAID[:2], 4), (SAID[:1], 4), (SAID, 3)):
+        with pytest.raises(RuntimeError, match="size"), scene.sandbox.enter(1, [b"a", b"b", b"c", b"d"]):
+            transcribed(said, torch.full((4,), LONG), torch.full((count,), 3), HEARD)
+
+
+@pytest.mark.parametrize("count", [2, 4, -1, 1 << 40])
+def test_lengths_of_labels_one_after_another_that_do_not_add_up_are_nobodys(count: int) -> None:
+    """Whose label is whose cannot be said, so all rows count as zero."""
+    scene = Scene(
+        nn.Identity(), (SAID, *full(SAID), HEARD), lambda m, s, *values: transcribed(s.flatten(), *values)
+    )  # fmt: skip
+    frames, counts = full(SAID)
+    counts[1] = count
+    with pytest.raises(RuntimeError):
+        transcribed(SAID.flatten(), frames, counts, HEARD)
+    assert bool(scene.run(range(4), data=[SAID, frames, counts, HEARD])[0].isnan().all())
+
+
+def test_a_row_by_itself_has_a_ctc_loss_that_is_total() -> None:
+    def each(model, said, counts, heard):
+        return torch.stack([
+            F.ctc_loss(h.log_softmax(-1), s, torch.tensor(LONG), n, reduction="none")
+            for s, n, h in zip(said, counts, heard, strict=True)
+        ])  # fmt: skip
+
+    scene = Scene(nn.Identity(), (SAID, full(SAID)[1], HEARD), each)
+    said, counts = SAID.clone(), full(SAID)[1]
+    said[1, 0], counts[3] = CLASSES, 7
+    found = scene.run(range(4), data=[said, counts, HEARD])
+    assert found.isnan().tolist() == [False, True, False, True]
+    torch.testing.assert_close(found[[0, 2]], each(None, SAID, full(SAID)[1], HEARD)[[0, 2]], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_the_kernel_of_a_ctc_loss_follows_from_no_length(lengths: str) -> None:
+    """Were it asked, cuDNN would take the loss of all rows or leave it, by the lengths of one."""
+    steps, said = HEARD.transpose(0, 1), SAID.flatten().int()
+    frames, counts = (LENGTHS[lengths](value) for value in full(SAID))
+    with Scene(nn.Identity(), SAID).sandbox.enter(1, [b"a", b"b", b"c", b"d"]):
+        assert torch._use_cudnn_ctc_loss(steps, said, frames, counts, 0) is False
+    with pytest.raises(NotImplementedError):
+        torch._use_cudnn_ctc_loss(steps, said, frames, counts, 0)

@@ -210,7 +210,7 @@ def test_a_truth_that_the_probes_saw_one_way_is_told_that_way_whatever_a_row_say
     scene = Scene(nn.Identity(), X, branching)
     for rows in ([0, 1, 2], [3, 4]):
         scene.run(rows, probing=True)
-    assert scene.sandbox.decided == {"<loop>": False}
+    assert scene.sandbox.truths.decided == {"<loop>": False}
     hostile = X.clone()
     hostile[5, 0] = 1e6
     found = scene.run(range(8), data=[hostile])
@@ -224,7 +224,7 @@ def test_a_truth_that_the_probes_saw_both_ways_is_told_as_it_is() -> None:
     assert signs == {True, False}
     for row in range(4):
         scene.run([row], probing=True)
-    assert not scene.sandbox.decided
+    assert not scene.sandbox.truths.decided
     assert all(torch.equal(scene.run([i]), X[[i]] * (2.0 if X[[i]].sum() > 0 else 1.0)) for i in range(8))
 
 

@@ -37,7 +37,7 @@ def test_the_dimension_of_the_rows_is_the_one_that_grows_with_them(first, second
     (asked,) = layouts.expected(5).values()
     expected = tuple(5 * layout.each if d == layout.dim else size for d, size in enumerate(first))
     assert asked.shape == expected and layout.fits(expected, 5)
-    assert layout is SHARED or not layout.fits(expected, 4)
+    assert layout == SHARED or not layout.fits(expected, 4)
 
 
 @pytest.mark.parametrize(

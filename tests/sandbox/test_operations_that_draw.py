@@ -1,5 +1,7 @@
 """Every operation that draws gives a contribution numbers of its own: the same in every company, and of the law it had."""
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -23,6 +25,7 @@ DRAWS = {
     "bernoulli p": lambda m, x: torch.bernoulli(x, 0.3),
     "stochastic depth": lambda m, x: x * x.new_empty(len(x), 1, 1).bernoulli_(0.5),
     "rand": lambda m, x: torch.rand(len(x), 5),
+    "rand into a tensor": lambda m, x: torch.rand(len(x), 5, out=torch.empty(len(x), 5)),
     "rand_like": lambda m, x: torch.rand_like(x),
     "uniform_": lambda m, x: torch.empty_like(x).uniform_(-2.0, 3.0),
     "randn": lambda m, x: torch.randn(len(x), 5, dtype=torch.float64),
@@ -31,7 +34,12 @@ DRAWS = {
     "normal of means": lambda m, x: torch.normal(x, 2.0),
     "normal of means and stds": lambda m, x: torch.normal(x, torch.ones_like(x)),
     "normal of stds": lambda m, x: torch.normal(1.0, x + 1.0),
+    "normal of numbers": lambda m, x: torch.normal(1.0, 2.0, (len(x), 5)),
     "exponential_": lambda m, x: torch.empty_like(x).exponential_(2.0),
+    "log_normal_": lambda m, x: torch.empty_like(x).log_normal_(0.0, 0.5),
+    "cauchy_": lambda m, x: torch.empty_like(x).cauchy_(1.0, 2.0),
+    "geometric_": lambda m, x: torch.empty_like(x).geometric_(0.25),
+    "geometric_ of integers": lambda m, x: torch.empty(len(x), 9, dtype=torch.int64).geometric_(0.25),
     "gumbel softmax": lambda m, x: F.gumbel_softmax(x),
     "randint": lambda m, x: torch.randint(-3, 9, (len(x), 4)),
     "randint_like": lambda m, x: torch.randint_like(x, 7),
@@ -40,6 +48,7 @@ DRAWS = {
     "multinomial": lambda m, x: torch.multinomial(x.flatten(1) + 0.1, 4),
     "multinomial again": lambda m, x: torch.multinomial(x.flatten(1) + 0.1, 50, replacement=True),
     "randomised relu": lambda m, x: F.rrelu(x - 1.0, training=True),
+    "randomised relu in place": lambda m, x: F.rrelu(x - 1.0, training=True, inplace=True),
     "attention": lambda m, x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
     "generator of one's own": lambda m, x: torch.rand(len(x), 5, generator=torch.Generator()),
 }
@@ -64,7 +73,9 @@ def test_numbers_have_the_type_and_shape_that_torch_gives(name: str) -> None:
 LAWS = {
     "uniform_": (0.5, 5 / 12**0.5), "normal_": (1.0, 2.0), "exponential_": (0.5, 0.5), "bernoulli p": (0.3, 0.21**0.5),
     "bernoulli of chances": (0.25, 0.1875**0.5), "randint": (2.5, (143 / 12) ** 0.5), "random_ from": (6.5, 1.25**0.5),
-    "rand": (0.5, 12**-0.5), "randn": (0.0, 1.0),
+    "rand": (0.5, 12**-0.5), "randn": (0.0, 1.0), "rand into a tensor": (0.5, 12**-0.5), "normal of numbers": (1.0, 2.0),
+    "log_normal_": (math.exp(0.125), math.sqrt(math.expm1(0.25) * math.exp(0.25))), "geometric_": (4.0, 12**0.5),
+    "geometric_ of integers": (4.0, 12**0.5),
 }  # fmt: skip
 
 
@@ -76,6 +87,50 @@ def test_numbers_have_the_law_of_the_operation(name: str) -> None:
     mean, std = LAWS[name]
     assert abs(float(value.mean()) - mean) <= 5 * std / value.numel() ** 0.5
     assert abs(float(value.std()) / std - 1) <= 0.05
+
+
+def test_cauchy_numbers_have_their_quartiles_one_scale_from_the_median() -> None:
+    """They have no mean; shares over 96,000 numbers, within five standard errors."""
+    scene = Scene(nn.Identity(), X, DRAWS["cauchy_"])
+    value = torch.stack([scene.run(range(8), step=step) for step in range(400)])
+    for edge, share in ((-1.0, 0.25), (1.0, 0.5), (3.0, 0.75)):
+        assert abs(float((value < edge).double().mean()) - share) <= 5 * 0.5 / value.numel() ** 0.5
+
+
+def test_geometric_numbers_begin_at_one() -> None:
+    scene = Scene(nn.Identity(), X, DRAWS["geometric_"])
+    value = torch.stack([scene.run(range(8), step=step) for step in range(40)])
+    assert float(value.min()) == 1.0 and torch.equal(value, value.round())
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Scene(nn.Identity(), X, lambda m, x: torch.empty_like(x).geometric_(1.0))
+
+
+def test_a_randomised_relu_in_place_is_that_which_is_not_and_so_is_its_way_back() -> None:
+    def through(model, x, inplace: bool):
+        leaf = x.clone().requires_grad_(True)
+        out = F.rrelu(leaf - 1.0, training=True, inplace=inplace)
+        return out.detach(), torch.autograd.grad(out.sum(), leaf)[0]
+
+    kept, written = (
+        Scene(nn.Identity(), X, lambda m, x, inplace=inplace: through(m, x, inplace)).run(range(8)) for inplace in (False, True)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(kept, written, strict=True))
+    assert torch.equal(written[0], (X - 1.0) * written[1]) and bool((written[1] < 1).any())
+
+
+def test_numbers_that_are_inputs_of_a_graph_are_left_as_they_were() -> None:
+    """A recomputation takes them a second time."""
+    for name, draw in DRAWS.items():
+        given = []
+
+        def numbers(place, asked, given=given):
+            integers = asked.kind in ("integer", "keep")
+            value = torch.ones(asked.shape, dtype=torch.int64) if integers else torch.full(asked.shape, 0.5, dtype=asked.dtype)
+            given.append((value, value.clone()))
+            return value
+
+        Scene(nn.Identity(), X, draw).run(range(8), given=numbers)
+        assert given and all(torch.equal(value, before) for value, before in given), name
 
 
 def test_choices_without_replacement_follow_their_weights() -> None:
@@ -159,7 +214,7 @@ def test_more_draws_in_one_module_do_not_move_those_of_another() -> None:
         (lambda m, x: torch.rand(len(x), len(x)), "DRAW_ROWS"),
         (lambda m, x: torch.rand(len(x) ** 2, 3), "DRAW_ROWS"),
         (lambda m, x: torch.poisson(x), "DRAW_UNKNOWN"),
-        (lambda m, x: torch.empty_like(x).cauchy_(), "DRAW_UNKNOWN"),
+        (lambda m, x: torch.empty_like(x).random_(), "DRAW_UNKNOWN"),
     ],
 )
 def test_what_cannot_be_addressed_is_refused_by_name_where_draws_are_secret(draw, code: str) -> None:
