@@ -177,7 +177,7 @@ class Start:
         return cost
 
     def _other_side(self, rows: int) -> Iterator[Microbatch]:
-        """The same where single numbers, by which layers are skipped or rows are mixed, fall the other way. Returns its cost."""
+        """The same where single numbers, by which layers are skipped or rows mixed, fall the other way. Returns its cost."""
         sandbox = self._engine.sandbox
         before = self._exact
         assert before is not None

@@ -119,7 +119,7 @@ class RepeatedLoss:
         return self._raised
 
     def require_content(self, error: Exception) -> None:
-        """Raises the error of a backward pass again if rows that are nobody's raise in theirs."""
+        """Raises what a backward pass over rows that are nobody's raises, if it does."""
         assert self._made is not None
         self._require_content(self._made.model, error)
 
@@ -148,7 +148,7 @@ class RepeatedLoss:
             yield pieces, own
 
     def _require_content(self, model: nn.Module, error: Exception) -> None:
-        """Raises ``error`` if rows that are nobody's raise as well: then it is the program that fails."""
+        """Raises if rows that are nobody's raise as well: then it is the program that fails, and says so of them alone."""
         if self._probe is None:
             raise error
         names = [b"again" + place.to_bytes(4, "big") for place in range(2)]
@@ -159,8 +159,8 @@ class RepeatedLoss:
                 losses = self.function(model, rows)
                 self._router.require_losses(losses)
                 self._router.backward(losses, rows.weight)
-        except Exception:
-            raise error from None
+        except Exception as own:
+            raise own from None
 
 
 def first(pieces: Pieces, contributions: int) -> Pieces:

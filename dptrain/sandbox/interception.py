@@ -515,7 +515,7 @@ class Sandbox:
         if now.learning:
             self.layouts.see(place, now.rows, asked)
         alone = asked.kind == "uniform" and asked.shape.numel() == 1 and layout.dim is None
-        if (now.learning and now.rows > 1 or now.probing) and given is None and alone:
+        if ((now.learning and now.rows > 1) or now.probing) and given is None and alone:
             self.coins = True
             given = torch.full(asked.shape, _COINS[self.coin], dtype=asked.dtype, device=asked.device)
         if layout.dim is not None:

@@ -6,12 +6,21 @@ The others are in test_coupling.py; the channels are those of docs/mechanism.md.
 import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from dptrain.errors import ConfigError, CoupledModel, DptrainError, NotPrivateUse, StepOrder, UnsupportedModule  # noqa: E402
+from dptrain.errors import (  # noqa: E402
+    ConfigError,
+    CoupledModel,
+    DptrainError,
+    LossShape,
+    NotPrivateUse,
+    StepOrder,
+    UnsupportedModule,
+)
 from dptrain.routing import Router  # noqa: E402
 from tests.guarantees.peers import Run, collate, first_release, net, per_example, small_world, whole_schedule  # noqa: E402
 from tests.worlds import token_record  # noqa: E402
@@ -352,3 +361,103 @@ def test_an_input_that_has_a_row_per_example_only_sometimes_is_refused(known: bo
     with pytest.raises(UnsupportedModule, match="BATCH_DIMENSION.*follows content" if known else "NO_RULE"):
         backward()
     router.detach()
+
+
+# --- couplings that one size of microbatch, or one side of a number, does not show ------------------------------------
+
+
+class OtherWhenAlone(nn.Module):
+    """As after a ``squeeze()`` without a dimension: a row alone is taken for something else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if len(x) > 1 else 2.0 * x
+
+
+def raises_alone(model: nn.Module, rows) -> torch.Tensor:
+    losses = per_example(model, rows)
+    if losses.squeeze().dim() == 0:
+        raise ValueError("one row")
+    return losses
+
+
+@pytest.mark.parametrize("microbatch", [2, 6, 16])
+def test_a_forward_that_takes_a_row_alone_for_something_else_is_refused(tmp_path, microbatch: int) -> None:
+    refused(tmp_path, OtherWhenAlone, "REPLACEMENT", microbatch=microbatch)
+
+
+def test_a_loss_that_raises_for_a_row_alone_is_refused_and_counts_nobody_as_zero(tmp_path) -> None:
+    with Run(small_world(tmp_path, per_class=5), net(nn.Identity)) as run:
+        with pytest.raises(CoupledModel, match=r"REPLACEMENT.*one example alone"):
+            run.gradients(next(iter(run.steps)), run.private.loss(raises_alone))
+        assert not run.private.recorder.begun
+
+
+class OwnNumbers(nn.Module):
+    """Noise from a generator that nobody seeds for the contribution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.from_numpy(self.generator.random(x.shape)).to(x)
+
+
+class Evaluated(nn.Module):
+    """Features of a frozen part under inference mode, where nothing is addressed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            mask = torch.rand(x.shape, dtype=x.dtype)
+        return x * mask.clone()
+
+
+@pytest.mark.parametrize("microbatch", [1, 8])
+@pytest.mark.parametrize("extra", [OwnNumbers, Evaluated])
+def test_numbers_that_have_no_address_are_refused_in_microbatches_of_one_as_well(tmp_path, extra, microbatch: int) -> None:
+    refused(tmp_path, extra, "REPLACEMENT", microbatch=microbatch)
+
+
+class Mixed(nn.Module):
+    """Rows are mixed where one number for all of them falls on one side."""
+
+    def __init__(self, low: bool) -> None:
+        super().__init__()
+        self.low = low
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.9 * x + 0.1 * x.flip(0) if (torch.rand(()) < 0.5) == self.low else x
+
+
+@pytest.mark.parametrize("low", [True, False])
+def test_a_coupling_behind_a_number_of_all_is_refused_on_either_side_of_it(tmp_path, low: bool) -> None:
+    refused(tmp_path, lambda: Mixed(low), "CROSS_SAMPLE_GRADIENT|REPLACEMENT")
+
+
+class SometimesRuns(nn.Module):
+    """Stochastic depth, written so that low numbers let the layer run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x) if torch.rand(()) < 0.5 else x
+
+
+def test_a_layer_that_low_numbers_let_run_is_probed_and_trains(tmp_path) -> None:
+    model = net(SometimesRuns)
+    with Run(small_world(tmp_path, per_class=5), model) as run:
+        for _ in run.releases():
+            pass
+        assert not run.private.probe.unprobed
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_losses_made_from_those_of_private_loss_are_refused_at_the_start(tmp_path, scale: float) -> None:
+    """Whatever the content: in a microbatch that raises a repetition would not know of the factor."""
+    with Run(small_world(tmp_path, per_class=5), net(nn.Identity)) as run:
+        safe = run.private.loss(per_example)
+        with pytest.raises(LossShape, match="LOSS_CHANGED"):
+            run.gradients(next(iter(run.steps)), lambda model, rows: scale * safe(model, rows))
+        assert not run.private.recorder.begun

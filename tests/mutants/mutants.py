@@ -8,6 +8,7 @@ LAYOUTS = "dptrain/sandbox/layouts.py"
 DRAWS = "dptrain/sandbox/draws.py"
 GENERATORS = "dptrain/sandbox/generators.py"
 INDICES = "dptrain/sandbox/indices.py"
+TRUTHS = "dptrain/sandbox/truths.py"
 WRITES = "dptrain/sandbox/writes.py"
 UNTOUCHED = "dptrain/sandbox/untouched.py"
 OPTIMIZERS = "dptrain/sandbox/optimizers.py"
@@ -35,6 +36,7 @@ T_INDICES = "tests/sandbox/test_indices.py::"
 T_WRITES = "tests/sandbox/test_writes.py::"
 T_RANDOMNESS = "tests/guarantees/test_addressed_randomness.py::"
 T_REPLAYED = "tests/guarantees/test_replayed_draws.py::"
+T_CHANNELS = "tests/guarantees/test_coupling_channels.py::"
 T_HIDDEN = "tests/guarantees/test_coupling_hidden.py::"
 T_A = "tests/guarantees/test_statement_a.py::"
 T_WATCH = "tests/engine/test_isolation_watch.py::"
@@ -116,14 +118,14 @@ RANDOMNESS = (
     ),
     Mutant(
         "what everybody shares belongs to no owner", INTERCEPTION,
-        "self.numbers, given)\n        return Draw(place, asked, SHARED, (shared_tag(now.step),), self.numbers, given)",
-        "self.numbers, given)\n        return Draw(place, asked, SHARED, now.owners[:1], self.numbers, given)",
+        "self.numbers, given)\n        return Draw(place, asked, layout, (shared_tag(now.step),), self.numbers, given)",
+        "self.numbers, given)\n        return Draw(place, asked, layout, now.owners[:1], self.numbers, given)",
         T_DRAWS + "test_what_everybody_shares_is_the_same_in_every_microbatch_of_a_step",
     ),
     Mutant(
         "what everybody shares is one for all microbatches of a step", INTERCEPTION,
-        "self.numbers, given)\n        return Draw(place, asked, SHARED, (shared_tag(now.step),), self.numbers, given)",
-        "self.numbers, given)\n        return Draw(place, asked, SHARED, (shared_tag(now.number),), self.numbers, given)",
+        "self.numbers, given)\n        return Draw(place, asked, layout, (shared_tag(now.step),), self.numbers, given)",
+        "self.numbers, given)\n        return Draw(place, asked, layout, (shared_tag(now.number),), self.numbers, given)",
         T_DRAWS + "test_what_everybody_shares_is_the_same_in_every_microbatch_of_a_step",
     ),
     Mutant(
@@ -132,12 +134,23 @@ RANDOMNESS = (
         T_DRAWS + "test_what_everybody_shares_is_close_to_one_in_the_probes_so_that_skipped_layers_run",
     ),
     Mutant(
-        "the dimension of the rows is learnt", LAYOUTS, 'return Layout(dim, each), ""', 'return Layout(0, each), ""',
+        "the dimension of the rows is learnt", LAYOUTS, 'return Layout(dim, each, a.shape), ""',
+        'return Layout(0, each, a.shape), ""',
         T_DRAWS + "test_dropout_between_recurrent_layers_belongs_to_rows_though_time_comes_first",
     ),
     Mutant(
-        "so is how many entries a row has in it", LAYOUTS, 'return Layout(dim, each), ""', 'return Layout(dim, 1), ""',
+        "so is how many entries a row has in it", LAYOUTS, 'return Layout(dim, each, a.shape), ""',
+        'return Layout(dim, 1, a.shape), ""',
         T_DRAWS + "test_attention_of_torch_draws_for_rows_times_heads",
+    ),
+    Mutant(
+        "numbers keep their address where a draw is shorter", INTERCEPTION, "whole = self.layout.whole(shape)", "whole = shape",
+        T_INTERCEPTION + "test_where_padding_is_cut_the_masks_of_what_is_left_stay",
+    ),
+    Mutant(
+        "a draw that is larger than any that the probes saw is refused", LAYOUTS,
+        "all(a <= b for a, b in zip(shape, most, strict=True))", "True",
+        T_INTERCEPTION + "test_numbers_for_what_no_probe_had_are_refused",
     ),
     Mutant(
         "rows are put where the draw has them", INTERCEPTION, "rows.movedim(0, dim).reshape(shape)", "rows.reshape(shape)",
@@ -150,7 +163,7 @@ RANDOMNESS = (
     ),
     Mutant(
         "a secret draw without a layout is refused", INTERCEPTION,
-        "return SHARED if torch.Size(shape).numel() == 1 else None", "return SHARED",
+        "that do not follow content\n        return None", "that do not follow content\n        return SHARED",
         T_DRAWS + "test_a_draw_that_no_probe_saw_is_refused_by_name",
     ),
     Mutant(
@@ -319,9 +332,14 @@ LEAVES = (
     ),
     Mutant(
         "a backward pass is refused before it fills a foreign leaf", ROUTER,
-        "        if sandbox is not None:\n            sandbox.refuse_leaves()\n            weight",
+        "        if sandbox is not None:\n            sandbox.refuse_leaves(losses)\n            weight",
         "        if sandbox is not None:\n            weight",
         T_INSIDE + "test_a_leaf_outside_the_model_is_refused_whenever_it_first_takes_part",
+    ),
+    Mutant(
+        "the graph is walked for leaves that no operation showed", INTERCEPTION,
+        "for leaf in () if losses is None else leaves.reached(losses):", "for leaf in ():",
+        T_INTERCEPTION + "test_leaves_that_no_operation_of_the_microbatch_shows_are_found_in_the_graph",
     ),
     Mutant(
         "a leaf that a backward pass of the user's own has filled is emptied", INTERCEPTION,
@@ -393,14 +411,29 @@ EVENTS = (
         T_INSIDE + "test_whoever_is_repeated_alone_has_the_masks_that_it_has_together",
     ),
     Mutant(
-        "what raises on rows of nobody is raised", REPEATED, "            raise error from None\n", "            pass\n",
+        "what raises on rows of nobody is raised", REPEATED, "            raise own from None\n", "            pass\n",
         T_INSIDE + "test_a_program_that_raises_on_rows_of_nobody_raises",
     ),
     Mutant(
         "a truth that the probes saw one way is told that way", INTERCEPTION,
-        "answer = next(iter(known)) if len(known) == 1 else bool(func(*args, **kwargs))",
+        "answer = bool(func(*args, **kwargs)) if told is None else told",
         "answer = bool(func(*args, **kwargs))",
         T_INTERCEPTION + "test_a_truth_that_the_probes_saw_one_way_is_told_that_way_whatever_a_row_says",
+    ),
+    Mutant(
+        "a truth that follows no content is counted", INTERCEPTION,
+        "            self.truths.see(", "            if content:\n                self.truths.see(",
+        T_INTERCEPTION + "test_a_truth_that_follows_no_content_does_not_move_those_behind_it",
+    ),
+    Mutant(
+        "truths whose number follows the rows are told alike", TRUTHS,
+        "        if not self._modules[path].counted:\n            return answers[0]\n", "",
+        T_INTERCEPTION + "test_truths_of_a_loop_over_rows_are_told_alike_whatever_the_place_of_a_row",
+    ),
+    Mutant(
+        "losses made from those of private.loss are refused", REPEATED,
+        "        if losses is self._made.losses:\n            return True\n", "        return losses is self._made.losses\n",
+        T_CHANNELS + "test_losses_made_from_those_of_private_loss_are_refused_at_the_start",
     ),
 )
 
@@ -531,6 +564,18 @@ COUPLING = (
         "every contribution changes its company", START,
         "        for kept in sorted(range(rows), key=lambda number: number % KINDS != SMALL):\n", "        for kept in (0,):\n",
         T_HIDDEN + "test_decisions_over_the_batch_are_refused_in_each_of_16_corpora[DropsChannels-8]",
+    ),
+    Mutant(
+        "a contribution alone is a company too", START, "        yield [0]\n    stranger", "        pass\n    stranger",
+        T_CHANNELS + "test_a_forward_that_takes_a_row_alone_for_something_else_is_refused",
+    ),
+    Mutant(
+        "where everybody is alone the first comes again", START, "        yield [0]\n        return", "        return",
+        T_CHANNELS + "test_numbers_that_have_no_address_are_refused_in_microbatches_of_one_as_well",
+    ),
+    Mutant(
+        "numbers of all fall on both sides in the probes", START, "            if sandbox.coins:\n", "            if False:\n",
+        T_CHANNELS + "test_a_coupling_behind_a_number_of_all_is_refused_on_either_side_of_it",
     ),
     Mutant(
         "Linear8bitLt is refused by name", COUPLINGS, '    "Linear8bitLt": "tells outlier columns by all rows of the batch",\n',

@@ -236,6 +236,76 @@ def test_a_truth_that_follows_no_content_is_told_as_it_is() -> None:
     assert torch.equal(scene.run(range(8)), X * 2.0)
 
 
+def guarded(switch: torch.Tensor):
+    """A flag of its own, and a guard against content behind it, as a normalisation that starts itself has them."""
+
+    def forward(model, x):
+        if not bool(switch):
+            return x * 3.0
+        return x * 2.0 if (x > 100.0).any() else x
+
+    return forward
+
+
+def test_a_truth_that_follows_no_content_does_not_move_those_behind_it() -> None:
+    scene = Scene(nn.Identity(), X, guarded(torch.tensor(True)))
+    for rows in ([0, 1, 2], [3, 4], [5]):
+        scene.run(rows, probing=True)
+    hostile = X.clone()
+    hostile[5, 0] = 1e6
+    assert torch.equal(scene.run(range(8), data=[hostile]), hostile)
+
+
+def by_row(model, x):
+    return torch.stack([row * 2.0 if (row > 100.0).any() else row for row in x])
+
+
+def test_truths_of_a_loop_over_rows_are_told_alike_whatever_the_place_of_a_row() -> None:
+    scene = Scene(nn.Identity(), X, by_row)
+    for rows in ([0, 1, 2], [3, 4], [5]):
+        scene.run(rows, probing=True)
+    hostile = X.clone()
+    hostile[[1, 6], 0] = 1e6
+    assert torch.equal(scene.run(range(8), data=[hostile]), hostile), "in place 1, which the probes had, and in place 6"
+
+
+def test_truths_of_a_loop_over_rows_that_the_probes_saw_both_ways_are_the_rows_own() -> None:
+    own = lambda m, x: torch.stack([row * 2.0 if (row.sum() > 0).any() else row for row in x])  # noqa: E731
+    scene = Scene(nn.Identity(), X, own)
+    for rows in (range(4), range(3), [0]):
+        scene.run(rows, probing=True)
+    assert torch.equal(scene.run(range(8)), own(None, X))
+    assert torch.equal(scene.run([6, 5]), own(None, X)[[6, 5]])
+
+
+# --- draws of other shapes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(8, 7), (8, 2, 7, 7)])
+def test_where_padding_is_cut_the_masks_of_what_is_left_stay(shape) -> None:
+    data = torch.ones(shape)
+    scene = Scene(nn.Dropout(0.5), data)
+    whole = scene.run(range(8))
+    cut = tuple(slice(0, 4 if size == 7 else size) for size in shape)
+    assert torch.equal(scene.run(range(8), data=[data[cut]]), whole[cut])
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_numbers_for_what_no_probe_had_are_refused(count: int) -> None:
+    """As many as there are special tokens, say: by their place in the microbatch they would be another row's."""
+    scene = Scene(nn.Identity(), torch.zeros(8, 5), lambda m, x: x.masked_scatter(x > 0, torch.rand(int((x > 0).sum()))))
+    special = torch.zeros(8, 5)
+    special[4, :count] = 1.0
+    with pytest.raises(UnsupportedModule, match="UNSEEN_DRAW"):
+        scene.run(range(8), data=[special])
+
+
+def test_one_number_that_no_probe_saw_is_refused() -> None:
+    scene = Scene(nn.Identity(), torch.zeros(8, 5), lambda m, x: x + (torch.rand(()) if x.sum() > 0 else 0.0))
+    with pytest.raises(UnsupportedModule, match="UNSEEN_DRAW"):
+        scene.run(range(8), data=[torch.ones(8, 5)])
+
+
 # --- leaves -----------------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +317,31 @@ def test_a_parameter_outside_the_model_is_refused_by_name_and_gets_no_gradient()
         scene.sandbox.refuse_leaves()
         losses.sum().backward()
     assert head.weight.grad is None
+
+
+class Scaled(torch.autograd.Function):
+    """A kernel of one's own, inside which autograd is off."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, (grad * ctx.saved_tensors[0]).sum(0)
+
+
+def test_leaves_that_no_operation_of_the_microbatch_shows_are_found_in_the_graph() -> None:
+    weight = nn.Parameter(torch.ones(5))
+    hoisted = weight * 1.0
+    scene = Scene(nn.Identity(), X, lambda m, x: m(x))
+    for made in (lambda: X + hoisted, lambda: Scaled.apply(X, weight)):
+        with scene.sandbox.enter(1, names(range(8))):
+            losses = made().sum(1)
+            with pytest.raises(NotPrivateUse, match=r"FOREIGN_LEAF.*shape \(5,\)"):
+                scene.sandbox.refuse_leaves(losses)
+    assert weight.grad is None
 
 
 def test_a_tensor_that_comes_back_is_a_leaf_and_an_activation_that_is_made_one_is_none() -> None:

@@ -169,14 +169,14 @@ class Recurrent(nn.Module):
 def test_dropout_between_recurrent_layers_belongs_to_rows_though_time_comes_first(kind: type) -> None:
     torch.manual_seed(0)
     scene = Scene(Recurrent(kind), X)
-    assert next(iter(scene.sandbox.layouts._known.values())).dim == 1
+    assert next(iter(scene.sandbox.layouts._known.values()))[0].dim == 1
     torch.testing.assert_close(scene.run(range(8))[[6, 1]], scene.run([6, 1]), rtol=0, atol=1e-6)
 
 
 def test_attention_of_torch_draws_for_rows_times_heads() -> None:
     attention = nn.MultiheadAttention(6, 2, dropout=0.5, batch_first=True)
     scene = Scene(attention, X, lambda m, x: m(x, x, x)[0])
-    assert [layout.each for layout in scene.sandbox.layouts._known.values()] == [2]
+    assert [layout.each for layout, _ in scene.sandbox.layouts._known.values()] == [2]
     torch.testing.assert_close(scene.run(range(8))[[6, 1]], scene.run([6, 1]), rtol=0, atol=1e-6)
 
 
