@@ -181,8 +181,8 @@ PEERS = ("opacus_hooks", "opacus_ghost")
 
 WARM_UP = {"ours_compiled": 9}
 """Steps before the first round where one, which holds all compiling, is not enough. The private compiled form is compared with
-the hook form at every doubling of the runs of a kind of microbatch and of the steps that it met, and at every 64th run: three
-rounds after nine steps hold none, and a long run pays for one in 64."""
+the hook form at every doubling of the runs of a kind of microbatch and of the steps that it met, and at every 128th run: three
+rounds after nine steps hold none, and a long run pays for one in 128."""
 
 
 def names_for(config: Config) -> list[str]:

@@ -5,43 +5,137 @@ and lets later contributions read it. Such an operation is carried out on a copy
 stands behind that, for writes that no operation of torch announces.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dptrain.sandbox.untouched import checksums
 
+DEPTH = 4
+"""Containers and objects within each other that are looked into."""
 
-def kept_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, buffers, and tensors that modules hold as plain attributes, by name."""
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        for holder in (module._parameters, module._buffers, vars(module)):
+ENTRIES = 1024
+"""Entries of one container that are looked at; of all that a module holds, `ALL_ENTRIES`."""
+
+ALL_ENTRIES = 1 << 14
+
+_REGISTERED = frozenset(("_parameters", "_buffers", "_modules"))
+_CONTAINERS: tuple[type, ...] = (list, tuple, set, frozenset, deque)
+_BUILT_IN = frozenset((dict, OrderedDict, *_CONTAINERS))
+
+_CLOSED: tuple[type, ...] = (
+    nn.Module, torch.Generator, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, partial, property,
+    classmethod, staticmethod,
+)  # fmt: skip
+"""What is not looked into: modules have their own turn, and a function keeps nothing of a model."""
+
+_QUICK = frozenset((bool, int, float, str, bytes, type(None), torch.device, torch.dtype, *_CLOSED[2:]))
+
+Named = tuple[str, torch.Tensor]
+
+
+def kept_tensors(model: nn.Module) -> Iterator[Named]:
+    """Parameters and buffers, then the other tensors that modules and their classes hold, by name.
+
+    They lie in attributes, in containers there, and in attributes of plain objects there; `DEPTH` and `ENTRIES` bound the walk.
+    """
+    modules = [(f"{path}." if path else "", module) for path, module in model.named_modules()]
+    walk = _Walk()
+    for prefix, module in modules:
+        for holder in (module._parameters, module._buffers):
             for name, value in holder.items():
-                for own, tensor in _tensors_in(f"{prefix}{name}", value):
-                    if id(tensor) not in seen:
-                        seen.add(id(tensor))
-                        yield own, tensor
+                yield from walk.inside(prefix + name, value)
+    for prefix, module in modules:
+        walk.left = ALL_ENTRIES
+        for name, value in vars(module).items():
+            if type(value) not in _QUICK and name not in _REGISTERED and not _empty(value):
+                yield from walk.inside(prefix + name, value)
+        for kind in type(module).__mro__:
+            if kind not in walk.classes:
+                walk.classes.add(kind)
+                for name, value in vars(kind).items():
+                    if type(value) not in _QUICK and not _empty(value):
+                        yield from walk.inside(prefix + name, value, objects=False)
 
 
-def _tensors_in(name: str, value: object) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, (list, tuple)):
-        for place, item in enumerate(value):
-            if isinstance(item, torch.Tensor):
-                yield f"{name}[{place}]", item
+def _empty(value: object) -> bool:
+    return type(value) in _BUILT_IN and not value
+
+
+class _Walk:
+    """Finds every tensor once, and ends in a circle."""
+
+    def __init__(self) -> None:
+        self.left = ALL_ENTRIES
+        self.classes: set[type] = {nn.Module, object}
+        self._tensors: set[int] = set()
+        self._deepest: dict[tuple[int, bool], int] = {}
+
+    def inside(self, name: str, value: object, depth: int = DEPTH, *, objects: bool = True) -> Iterator[Named]:
+        """Tensors in a value; with ``objects``, in an object's attributes too, but not in those of an object inside it."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._tensors:
+                self._tensors.add(id(value))
+                yield name, value
+            return
+        if isinstance(value, _CLOSED) or self._deepest.get((id(value), objects), 0) >= depth:
+            return
+        self._deepest[id(value), objects] = depth
+        inner = objects
+        found = _entries(name, value)
+        if found is None and objects:
+            found, inner = _fields(name, value), False
+        for own, item in islice(found or (), max(0, min(ENTRIES, self.left))):
+            self.left -= 1
+            if type(item) not in _QUICK:
+                yield from self.inside(own, item, depth - 1, objects=inner)
+
+
+def _entries(name: str, value: object) -> Iterable[tuple[str, object]] | None:
+    """What a container holds, read past what a class of the user's makes of it; None of anything else."""
+    if isinstance(value, dict):
+        held = list(islice(dict.items(value), ENTRIES))
+        return ((f"{name}[{key!r}]" if type(key) in (str, int) else f"{name}[{k}]", item) for k, (key, item) in enumerate(held))
+    for kind in _CONTAINERS:
+        if isinstance(value, kind):
+            items = list(islice(kind.__iter__(value), ENTRIES))  # type: ignore[attr-defined]
+            return ((f"{name}[{place}]", item) for place, item in enumerate(items))
+    return None
+
+
+def _fields(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Attributes and slots of an object, read past what its class makes of them."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        held = None
+    if isinstance(held, dict):
+        yield from [(f"{name}.{key}", item) for key, item in islice(held.items(), ENTRIES)]
+    for kind in type(value).__mro__:
+        if "__slots__" in vars(kind):
+            for slot, descriptor in vars(kind).items():
+                if isinstance(descriptor, MemberDescriptorType):
+                    try:
+                        yield f"{name}.{slot}", descriptor.__get__(value)
+                    except AttributeError:  # nothing is in it
+                        continue
 
 
 class Kept:
     """The tensors of a model that no private forward may write.
 
     Guarantee: an operation that :meth:`spare` has looked at writes none of them. :meth:`changed` finds every parameter and
-    buffer that is new since :meth:`seal`, and every other change of a tensor that is not trained but for one in 2^64, if the
-    change does not know the checksum.
+    buffer that is new since :meth:`seal`, and every other change of one that is not trained but for one in 2^64, if the change
+    does not know the checksum. So it does for the other tensors that were there at the seal and still are, if they changed
+    since the first :meth:`look` after the last release: what the loop writes between steps is no forward's.
 
     Args:
         trained: ids of the parameters that the optimizer moves; they take no part in the checksum.
@@ -51,8 +145,14 @@ class Kept:
         self._model = model
         self._trained = trained
         self._names: dict[int, str] = {}
+        self._alive: list[StorageWeakRef] = []
+        """Keep places from being given to others before the next look."""
         self._sealed: dict[str, torch.Tensor] = {}
         self._sums = torch.zeros(0, dtype=torch.int64)
+        self._others: dict[int, tuple[StorageWeakRef, int]] = {}
+        """Checksums of tensors that are neither parameters nor buffers, by the place of their memory."""
+        self._unchanged = False
+        """Whether nothing had changed at the last release, and no look has come since."""
         self.counters: dict[int, Any] = {}
         """How often tensors had been written that were spared since, and of which torch counts a write all the same."""
         self.written: str | None = None
@@ -61,11 +161,20 @@ class Kept:
 
     def look(self) -> None:
         """Finds the tensors as they are now: after a change of the model that was meant, and before a step."""
-        self._names = {_storage(tensor): name for name, tensor in kept_tensors(self._model) if _storage(tensor)}
+        self._names, self._alive = {}, []
+        for name, tensor in kept_tensors(self._model):
+            storage = _storage(tensor)
+            if storage is not None and storage._cdata not in self._names:
+                self._names[storage._cdata] = name
+                self._alive.append(StorageWeakRef(storage))
+        if self._unchanged and not _get_current_dispatch_mode_stack():  # else a microbatch is under way
+            self._unchanged = False
+            self._take_others(self._others)
 
     def name_of(self, value: object) -> str | None:
         """The name of the tensor whose memory this one shares, or None."""
-        return self._names.get(_storage(value)) if isinstance(value, torch.Tensor) else None
+        storage = _storage(value)
+        return None if storage is None else self._names.get(storage._cdata)
 
     def spare(
         self, written: Sequence[tuple[int, str]], args: tuple, kwargs: dict
@@ -114,25 +223,62 @@ class Kept:
         self.look()
         self._sealed = dict(self._untrained())
         self._sums = checksums(list(self._sealed.values()))
+        self._take_others(None)
 
     def changed(self) -> bool:
-        """Whether a tensor that is not trained is new, not what it was, or no longer the model's; ``written`` names it."""
+        """Whether a tensor that is not trained is new, not what it was, or no longer the model's; ``written`` names it.
+
+        Of tensors that are neither parameters nor buffers: whether one is not what it was.
+        """
         now = dict(self._untrained())
         names = [name for name in {**self._sealed, **now} if now.get(name) is not self._sealed.get(name)]
         if not names:
             same = checksums(list(self._sealed.values())) == self._sums
-            if bool(same.all()):
-                return False
-            names = [name for name, kept in zip(self._sealed, same.tolist(), strict=True) if not kept]
+            names = [name for name, kept in zip(self._sealed, same.tolist(), strict=True) if not kept] or self._changed_others()
+        if not names:
+            self._unchanged = True
+            return False
         self.written = self.written or names[0]
         return True
 
-    def _untrained(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Of plain attributes none: what a module notes there of its last call is its own, unless a later call reads it."""
+    def _untrained(self) -> Iterator[Named]:
         for kind in (self._model.named_parameters, self._model.named_buffers):
             for name, tensor in kind():
                 if id(tensor) not in self._trained and not tensor.is_meta:
                     yield name, tensor
+
+    def _take_others(self, among: Mapping[int, object] | None) -> None:
+        """Takes the checksums of the tensors that are neither parameters nor buffers; of ``among`` alone, if given."""
+        held = {place: each for place, (_, each) in self._other_memory().items() if among is None or place in among}
+        sums = checksums(list(held.values())).tolist()
+        self._others = {
+            place: (StorageWeakRef(each.untyped_storage()), own) for (place, each), own in zip(held.items(), sums, strict=True)
+        }
+
+    def _changed_others(self) -> list[str]:
+        """Names of those that are not what they were.
+
+        One that is no longer there does not count, nor does a new one: what a module notes of its last call is its own, unless
+        a later call reads it.
+        """
+        held = [(*each, self._others[place][1]) for place, each in self._other_memory().items() if place in self._others]
+        sums = checksums([each for _, each, _ in held]).tolist()
+        return [name for (name, _, before), now in zip(held, sums, strict=True) if now != before]
+
+    def _other_memory(self) -> dict[int, Named]:
+        """Names and bytes of all memory that tensors of the model have, but for what is trained and what `_untrained` gives."""
+        known = set()
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            storage = _storage(tensor)
+            if storage is not None and (id(tensor) in self._trained or tensor.nbytes == storage.nbytes()):
+                known.add(storage._cdata)
+        found = {}
+        for name, tensor in kept_tensors(self._model):
+            storage = _storage(tensor)
+            if storage is not None and storage._cdata not in known and _readable(storage):
+                known.add(storage._cdata)
+                found[storage._cdata] = name, torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return found
 
 
 def given_back(result: Any, places: Mapping[int, torch.Tensor]) -> Any:
@@ -144,10 +290,17 @@ def given_back(result: Any, places: Mapping[int, torch.Tensor]) -> Any:
     return result
 
 
-def _storage(value: object) -> int:
+def _storage(value: object) -> torch.UntypedStorage | None:
     if not isinstance(value, torch.Tensor):
-        return 0
+        return None
     try:
-        return value.untyped_storage()._cdata
+        return value.untyped_storage()
     except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
-        return 0
+        return None
+
+
+def _readable(storage: torch.UntypedStorage) -> bool:
+    try:
+        return storage.device.type != "meta" and storage.data_ptr() != 0
+    except RuntimeError:  # a tensor of a class that keeps its numbers elsewhere
+        return False

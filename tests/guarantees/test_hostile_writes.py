@@ -7,6 +7,7 @@ the probes saw; the payload says what. Everything runs through the start and the
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +29,8 @@ Write = Callable[["Writing", torch.Tensor], object]
 class Writing(Net):
     """Writes what it keeps if Python finds a feature far away; with ``late``, after autograd has saved it for the way back."""
 
+    shared: torch.Tensor
+
     def __init__(self, write: Write, late: bool = False) -> None:
         super().__init__()
         self.write, self.late = write, late
@@ -35,6 +38,9 @@ class Writing(Net):
         self.register_buffer("buffer", torch.zeros(WIDTH))
         self.register_buffer("later", None)
         self.plain, self.said = torch.zeros(WIDTH), []
+        self.held, self.other = {"seen": [torch.zeros(WIDTH)]}, SimpleNamespace(table=torch.zeros(WIDTH))
+        self.other.inside = SimpleNamespace(table=torch.zeros(WIDTH))
+        Writing.shared = torch.zeros(WIDTH)
 
     def forward(self, ids: torch.Tensor, x: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
         if not self.late:
@@ -53,7 +59,8 @@ class Writing(Net):
 
     @property
     def kept(self) -> list[torch.Tensor]:
-        return [each.detach().clone() for each in (self.frozen, self.buffer, self.plain)]
+        kept = (self.frozen, self.buffer, self.plain, self.held["seen"][0], self.other.table, self.shared)
+        return [each.detach().clone() for each in kept]
 
 
 def nothing(model: Writing, x: torch.Tensor) -> None:
@@ -68,6 +75,9 @@ BY_TORCH: dict[str, Write] = {
     "buffer, by out": lambda m, x: torch.add(x, x, out=m.buffer),
     "buffer, by its storage": lambda m, x: m.buffer.untyped_storage().__setitem__(0, int(x[1]) % 100 + 1),
     "attribute": lambda m, x: m.plain.copy_(x),
+    "a list in a dictionary": lambda m, x: m.held["seen"][0].add_(x),
+    "an object": lambda m, x: m.other.table.add_(x),
+    "the class": lambda m, x: Writing.shared.add_(x),
     "trained": lambda m, x: m.numbers.bias[:WIDTH].mul_(x),
     "trained, all of it": lambda m, x: m.head.weight.mul_(2.0),
     "trained, by foreach": lambda m, x: torch._foreach_mul_([m.head.weight], 2.0),
@@ -81,6 +91,11 @@ def into_memory(tensor: torch.Tensor, x: torch.Tensor) -> None:
 BEHIND: dict[str, Write] = {
     "frozen, by numpy": lambda m, x: into_memory(m.frozen, x),
     "buffer, by numpy": lambda m, x: into_memory(m.buffer, x),
+    "attribute, by numpy": lambda m, x: into_memory(m.plain, x),
+    "attribute, by statistics of batches": lambda m, x: torch.batch_norm_update_stats(torch.stack((x, x)), m.plain, None, 0.5),
+    "a list in a dictionary, by numpy": lambda m, x: into_memory(m.held["seen"][0], x),
+    "an object, by numpy": lambda m, x: into_memory(m.other.table, x),
+    "the class, by numpy": lambda m, x: into_memory(m.shared, x),
     "buffer, another one": lambda m, x: setattr(m, "buffer", x.clone()),
     "frozen, another one": lambda m, x: setattr(m, "frozen", nn.Parameter(x.clone(), requires_grad=False)),
     "buffer that was None": lambda m, x: setattr(m, "later", x.clone()),
@@ -90,7 +105,7 @@ BEHIND: dict[str, Write] = {
 
 UNSEEN: dict[str, Write] = {
     "a list": lambda m, x: m.said.append(float(x[1])),
-    "an attribute, by numpy": lambda m, x: into_memory(m.plain, x),
+    "an object in an object": lambda m, x: m.other.inside.table.add_(x),
     "an attribute, another one": lambda m, x: setattr(m, "plain", x.clone()),
     "a trained tensor, by numpy": lambda m, x: into_memory(m.numbers.bias[:WIDTH], torch.full((WIDTH,), 0.5)),
 }
@@ -284,7 +299,7 @@ def test_no_leaf_tells_what_was_written(stage: Stage) -> None:
 
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_no_operation_of_torch_writes_and_no_checksum_covers_is_not_seen(stage: Stage, name: str) -> None:
-    """Not defended: attributes that no operation of torch writes, and trained tensors written behind torch's back."""
+    """Not defended: Python state, what lies deeper than one looks, and trained tensors written behind torch's back."""
     _, trace = stage.run(UNSEEN[name], swap(7.0))
     assert trace.ended is None
 

@@ -266,9 +266,32 @@ WRITTEN = (
     ),
     Mutant(
         "tensors that modules hold as plain attributes count", WRITES,
-        "for holder in (module._parameters, module._buffers, vars(module)):",
-        "for holder in (module._parameters, module._buffers):",
+        "for name, value in vars(module).items():", "for name, value in ():",
         T_WRITES + "test_a_write_to_what_the_model_keeps_is_not_carried_out_and_named",
+    ),
+    Mutant(
+        "and those of their classes", WRITES, "for name, value in vars(kind).items():", "for name, value in ():",
+        T_WRITES + "test_a_write_to_what_the_model_keeps_is_not_carried_out_and_named",
+    ),
+    Mutant(
+        "and those of plain objects", WRITES, "if found is None and objects:", "if False:",
+        T_WRITES + "test_a_write_to_what_the_model_keeps_is_not_carried_out_and_named",
+    ),
+    Mutant(
+        "and those in dictionaries", WRITES, "if isinstance(value, dict):", "if False:",
+        T_WRITES + "test_a_write_to_what_the_model_keeps_is_not_carried_out_and_named",
+    ),
+    Mutant(
+        "the checksum covers them", WRITES, " or self._changed_others()", "",
+        T_WRITES + "test_a_write_that_no_operation_announces_is_found_at_the_release",
+    ),
+    Mutant(
+        "a look inside a microbatch takes no checksums", WRITES, " and not _get_current_dispatch_mode_stack()", "",
+        T_WRITES + "test_a_look_inside_a_microbatch_takes_no_checksums",
+    ),
+    Mutant(
+        "memory has one tensor's place until the next look", WRITES, "self._alive.append(StorageWeakRef(storage))", "pass",
+        T_WRITES + "test_what_took_the_place_of_a_note_of_the_last_call_is_not_taken_for_it",
     ),
     Mutant(
         "the checksum covers buffers", WRITES, "for kind in (self._model.named_parameters, self._model.named_buffers):",

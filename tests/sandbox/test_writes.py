@@ -1,19 +1,34 @@
 """A private forward leaves nothing in the model: what would be written is a copy, and what was written all the same shows."""
 
+from collections import deque
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from dptrain.sandbox.untouched import checksums  # noqa: E402
-from dptrain.sandbox.writes import Kept  # noqa: E402
+from dptrain.sandbox.writes import DEPTH, ENTRIES, Kept, kept_tensors  # noqa: E402
 from tests.sandbox.scene import Scene  # noqa: E402
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
 
 
+class Bare:
+    """An object without a dictionary, that may hold another object."""
+
+    __slots__ = ("table", "unset")
+
+    def __init__(self, table: object) -> None:
+        self.table = table
+
+
 class Keeps(nn.Module):
     """Writes what it keeps, in the way that ``write`` says."""
+
+    shared: torch.Tensor
+    listed: list[torch.Tensor]
 
     def __init__(self, write) -> None:
         super().__init__()
@@ -24,6 +39,18 @@ class Keeps(nn.Module):
         self.trained = nn.Parameter(torch.ones(4))
         self.plain = torch.zeros(4)
         self.several = [torch.zeros(4)]
+        self.held = {"count": torch.zeros(4), 3: [(torch.zeros(4),)]}
+        self.line = deque([{"a": torch.zeros(4)}])
+        self.object = SimpleNamespace(table=torch.zeros(4), tables=[torch.zeros(4)])
+        self.bare = Bare(torch.zeros(4))
+        self.objects = [SimpleNamespace(table=torch.zeros(4))]
+        self.circle: list = [torch.zeros(4)]
+        self.circle.append(self.circle)
+        Keeps.shared, Keeps.listed = torch.zeros(4), [torch.zeros(4)]
+
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        return [tensor for _, tensor in kept_tensors(self)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -44,6 +71,16 @@ WRITES = {
     "plain": lambda m, x: m.plain.add_(x[0]),
     "several": lambda m, x: m.several[0].copy_(x[0]),
     "random": lambda m, x: m.buffer.bernoulli_(0.5),
+    "held['count']": lambda m, x: m.held["count"].add_(x[0]),
+    "held[3][0][0]": lambda m, x: m.held[3][0][0].add_(x[0]),
+    "line[0]['a']": lambda m, x: m.line[0]["a"].add_(x[0]),
+    "object.table": lambda m, x: m.object.table.add_(x[0]),
+    "object.tables[0]": lambda m, x: m.object.tables[0].add_(x[0]),
+    "bare.table": lambda m, x: m.bare.table.add_(x[0]),
+    "objects[0].table": lambda m, x: m.objects[0].table.add_(x[0]),
+    "circle[0]": lambda m, x: m.circle[0].add_(x[0]),
+    "shared": lambda m, x: Keeps.shared.add_(x[0]),
+    "listed[0]": lambda m, x: m.listed[0].add_(x[0]),
 }
 
 
@@ -51,10 +88,9 @@ WRITES = {
 def test_a_write_to_what_the_model_keeps_is_not_carried_out_and_named(name: str) -> None:
     model = Keeps(WRITES[name])
     scene = Scene(model, X)
-    before = [model.buffer.clone(), model.frozen.clone(), model.trained.clone(), model.plain.clone(), model.several[0].clone()]
+    before = [each.clone() for each in model.kept]
     assert torch.equal(scene.run(range(8)), X + 1.0), "the forward goes on"
-    after = [model.buffer, model.frozen, model.trained, model.plain, model.several[0]]
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert len(before) == 15 and all(torch.equal(a, b) for a, b in zip(before, model.kept, strict=True))
     assert scene.sandbox.kept.written == {"random": "buffer", "several": "several[0]"}.get(name, name.partition(" ")[0])
 
 
@@ -63,13 +99,44 @@ def test_a_write_that_was_not_carried_out_is_not_counted(name: str) -> None:
     """Versions tell who looks at them that a tensor was written; autograd and the watch over statement A do."""
     model = Keeps(WRITES[name])
     scene = Scene(model, X)
-    kept = [model.buffer, model.frozen, model.trained, model.plain, model.several[0]]
-    before = [each._version for each in kept]
+    before, trained = [each._version for each in model.kept], model.trained._version
     scene.run(range(8))
-    assert [each._version for each in kept] == before
+    assert [each._version for each in model.kept] == before
     with torch.no_grad():
         model.trained.add_(1.0)
-    assert model.trained._version == before[2] + 1, "one outside a microbatch is"
+    assert model.trained._version == trained + 1, "one outside a microbatch is"
+
+
+def test_the_walk_over_what_a_model_keeps_has_an_end() -> None:
+    """An object inside an object is the user's, and so is what lies deeper or further than the bounds."""
+    model = nn.Module()
+    inner = torch.zeros(1)
+    model.objects = SimpleNamespace(inside=Bare(inner))
+    model.deep = model.deeper = inner
+    for _ in range(DEPTH):
+        model.deep = [model.deep]
+    for _ in range(DEPTH + 1):
+        model.deeper = (model.deeper,)
+    model.long = [*range(ENTRIES - 1), torch.zeros(1), torch.zeros(1)]
+    assert [name for name, _ in kept_tensors(model)] == ["deep[0][0][0][0]", f"long[{ENTRIES - 1}]"]
+    del model.deep
+    assert [name for name, _ in kept_tensors(model)] == [f"long[{ENTRIES - 1}]"]
+
+
+def test_what_took_the_place_of_a_note_of_the_last_call_is_not_taken_for_it() -> None:
+    """Memory is known by its place, which torch gives to others once it is free."""
+
+    def notes(model: Keeps, x: torch.Tensor) -> None:
+        model.held["note"] = None
+        made = [torch.zeros(4).add_(1.0) for _ in range(50)]
+        model.held["note"] = made[-1]
+
+    model = Keeps(notes)
+    scene = Scene(model, X)
+    for _ in range(5):
+        scene.run(range(8))
+        scene.sandbox.kept.look()
+    assert scene.sandbox.kept.written is None
 
 
 def test_what_a_forward_makes_and_writes_itself_is_written() -> None:
@@ -96,6 +163,13 @@ BEHIND_TORCH = {
     "later, which was None": lambda m, x: setattr(m, "later", x.mean(0)),
     "fresh buffer": lambda m, x: m.register_buffer("fresh", x.mean(0)),
     "fresh buffer that is not saved": lambda m, x: m.register_buffer("fresh", x.mean(0), persistent=False),
+    "plain, by numpy": lambda m, x: m.plain.numpy().__iadd__(1.0),
+    "plain, by a tensor over its numpy": lambda m, x: torch.from_numpy(m.plain.numpy()).add_(x[0]),
+    "plain, by statistics": lambda m, x: torch.batch_norm_update_stats(x, m.plain, None, 0.1),
+    "plain, by a norm of batches": lambda m, x: nn.functional.batch_norm(x, m.plain, torch.ones(4), training=True),
+    "held['count'], by numpy": lambda m, x: m.held["count"].numpy().__iadd__(1.0),
+    "object.table, by numpy": lambda m, x: m.object.table.numpy().__iadd__(1.0),
+    "shared, by numpy": lambda m, x: Keeps.shared.numpy().__iadd__(1.0),
     "fresh parameter": lambda m, x: m.register_parameter("fresh", nn.Parameter(x.mean(0), requires_grad=False)),
 }
 
@@ -111,6 +185,69 @@ def test_a_write_that_no_operation_announces_is_found_at_the_release(name: str) 
     assert scene.sandbox.kept.changed()
     expected = {"numpy": "buffer", "another object": "buffer", "another parameter": "frozen"}
     assert scene.sandbox.kept.written == expected.get(name, name.partition(" ")[0].rstrip(","))
+
+
+def noted(model: Keeps, x: torch.Tensor) -> None:
+    model.plain = x.mean(0)
+    model.held["count"] = x.sum(0)
+    model.held["more"] = x
+
+
+def test_a_note_of_the_last_call_is_no_write() -> None:
+    model = Keeps(noted)
+    scene = Scene(model, X)
+    scene.sandbox.kept.seal()
+    for _ in range(3):
+        scene.sandbox.kept.look()
+        scene.run(range(8))
+        assert not scene.sandbox.kept.changed()
+
+
+def test_what_the_loop_writes_between_steps_is_no_write_of_a_forward() -> None:
+    model = Keeps(lambda m, x: None)
+    kept = Scene(model, X).sandbox.kept
+    kept.seal()
+    assert not kept.changed()
+    model.plain.data.fill_(2.0)
+    kept.look()
+    assert not kept.changed(), "a rate that falls, say"
+    kept.look()
+    model.plain.numpy()[:] = 3.0
+    assert kept.changed() and kept.written == "plain"
+    kept.look()
+    assert kept.changed(), "and stays so: later steps read it"
+
+
+def test_a_look_inside_a_microbatch_takes_no_checksums() -> None:
+    """A graph is made there: a write before that would pass for one of the loop."""
+
+    def write(model: Keeps, x: torch.Tensor) -> None:
+        model.plain.numpy()[:] = 3.0
+        scene.sandbox.kept.look()
+
+    model = Keeps(lambda m, x: None)
+    scene = Scene(model, X)
+    scene.sandbox.kept.seal()
+    assert not scene.sandbox.kept.changed()
+    model.write = write
+    scene.run(range(8))
+    assert scene.sandbox.kept.changed()
+
+
+def test_an_attribute_over_memory_that_is_trained_takes_no_part_in_the_checksum() -> None:
+    model = Keeps(lambda m, x: None)
+    model.held["tied"] = model.trained.data.view(2, 2)
+    one = torch.zeros(1)
+    model.held["few bytes"] = one.expand(1 << 40)
+    model.held["no memory"] = torch.zeros(4, device="meta")
+    model.held["sparse"] = torch.eye(4).to_sparse()
+    kept = Kept(model, frozenset([id(model.trained)]))
+    kept.seal()
+    with torch.no_grad():
+        model.trained.add_(1.0)
+    assert not kept.changed()
+    one.numpy()[:] = 1.0
+    assert kept.changed() and kept.written == "held['few bytes']"
 
 
 def test_a_buffer_that_was_filled_before_the_seal_is_no_write() -> None:
