@@ -49,6 +49,7 @@ def test_policies_of_the_benchmarks_are_valid_and_admit_every_contribution(confi
     assert by_name(config.name).name == config.name
 
 
+@pytest.mark.slow
 def test_a_step_of_mixed_classes_runs_and_prints_the_table_as_json() -> None:
     command = [
         sys.executable,
@@ -391,6 +392,7 @@ def test_the_gpu_suite_says_that_there_is_no_cuda_and_succeeds() -> None:
     assert "no CUDA device" in ran.stdout
 
 
+@pytest.mark.slow
 def test_the_code_of_the_gpu_suite_runs_at_tiny_sizes() -> None:
     for config in gpu.configs(smoke=True):
         found = gpu.measure(config, 1, ("ours_fast", "ours_device_noise"), bases=UNCOMPILED)

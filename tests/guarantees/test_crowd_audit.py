@@ -46,7 +46,7 @@ LIMIT = {"fast": 1e-5, "certified": 0.0}
 RUNS = 500
 """Simulated runs of each kind, for the lower bound on epsilon in the ordinary suite."""
 
-QUICK = ("two layers, fast", "two layers, certified", "BERT, fast")
+QUICK = ("two layers, fast", "two layers, certified")
 """Scenes of the ordinary suite."""
 
 FEW = {"audited": 2}

@@ -329,8 +329,19 @@ def check_channel(channel: Channel) -> None:
     assert added <= LIMIT[scene.level], "its own random numbers are others in company than alone"
 
 
+LONG = {
+    "LoRA with dropout", "rows in another dimension", "a noisy router", "tokens last", "leaky units with a random slope",
+    "LayerDrop, as a factor", "stochastic depth, uniform", "dropout of channels", "torch in decode", "attention",
+    "alpha dropout",
+    "normal numbers around activations", "a recurrent kernel, frozen", "Gumbel softmax", "Python in decode", "numpy in decode",
+}  # fmt: skip
+"""Channels among the slow tests: of each kind another is not."""
+
+
 def marked(channel: Channel):
+    assert {each.scene.name for each in CHANNELS} >= LONG
     marks = [pytest.mark.xfail(strict=True, raises=AssertionError, reason=OPEN)] if channel.open else []
+    marks += [pytest.mark.slow] if channel.scene.name in LONG else []
     return pytest.param(channel, id=channel.scene.name, marks=marks)
 
 

@@ -101,7 +101,7 @@ def quick(chosen: Sequence[tuple], every: Sequence[tuple]) -> list:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("level", "form"), quick([("fast", "plain"), ("certified", "loss")], PLAIN))
+@pytest.mark.parametrize(("level", "form"), quick([("fast", "plain")], PLAIN))
 def test_no_hostile_payload_at_any_place_is_seen_and_it_counts_as_zero(stage: Stage, level, form, kind) -> None:
     check(stage, Scene(level, form, "truth", steps=OFTEN), TOGETHER, KINDS[kind])
 
@@ -113,7 +113,8 @@ def test_no_hostile_payload_that_is_alone_in_its_step_is_seen(stage: Stage, leve
     check(stage, Scene(level, form, "truth", steps=ALONE), 1, KINDS[kind])
 
 
-@pytest.mark.parametrize("level", ["fast", pytest.param("certified", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
 def test_no_hostile_payload_is_seen_in_the_compiled_form(stage: Stage, level) -> None:
     """A sample: every kind at places of its own, all in one run; at every place under ``slow``."""
     scene = Scene(level, "compile", "truth", steps=3)
@@ -131,7 +132,7 @@ def test_no_hostile_payload_is_seen_in_the_compiled_form(stage: Stage, level) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", [pytest.param("fast", marks=pytest.mark.slow), "certified"])
 def test_one_hostile_example_makes_a_contribution_zero_that_is_spread_over_microbatches(stage: Stage, level, kind) -> None:
     scene = Scene(level, "loss", "truth", steps=3, several=True, rows=2)
 
@@ -174,7 +175,7 @@ RAISES = {"a loss that raises": (raising_loss, "", raising), "a branch by a numb
 @pytest.mark.parametrize(
     ("level", "name", "form"),
     quick(
-        [("fast", "a branch by a number", "loss"), ("certified", "a loss that raises", "loss")],
+        [("certified", "a loss that raises", "loss")],
         [(level, name, form) for level in LEVELS for name in RAISES for form in ("loss", "compile")],
     ),
 )

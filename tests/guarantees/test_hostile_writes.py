@@ -145,8 +145,8 @@ def stage(tmp_path_factory) -> Stage:
     return Stage(tmp_path_factory.mktemp("writes"))
 
 
-LEVELS = pytest.mark.parametrize("level", ["fast", "certified"])
-FORMS = pytest.mark.parametrize("form", ["plain", "loss"])
+LEVELS = pytest.mark.parametrize("level", ["fast", pytest.param("certified", marks=pytest.mark.slow)])
+FORMS = pytest.mark.parametrize("form", [pytest.param("plain", marks=pytest.mark.slow), "loss"])
 
 
 def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

@@ -236,7 +236,12 @@ def test_every_optimizer_of_torch_has_been_judged(name: str) -> None:
         assert not new, f"options of {name} that nobody judged: {sorted(new)}"
 
 
-@pytest.mark.parametrize(("name", "form", "clip"), CASES, ids=["-".join(case) for case in CASES])
+def marked(case: tuple[str, str, str]) -> Any:
+    """Forms of an optimizer are among the slow tests; every one as it comes is not."""
+    return pytest.param(*case, id="-".join(case), marks=[] if case[1] == "as it comes" else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("name", "form", "clip"), map(marked, CASES))
 def test_the_swap_shows_what_the_product_says(worlds, name: str, form: str, clip: str) -> None:
     found = found_by(worlds, name, form, clip)
     judged(found)
@@ -265,6 +270,7 @@ def page() -> str:
     return (Path(__file__).resolve().parents[2] / "docs/mechanism.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TORCH))
 def test_the_table_in_the_docs_is_what_the_product_says(worlds, name: str) -> None:
     if name in REFUSED:
