@@ -56,7 +56,7 @@ def releases(world: World, tmp_path, *, compiled: bool, **options) -> tuple[list
     return found, made
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2_tied"])
+@pytest.mark.parametrize("family", ["bert", pytest.param("gpt2_tied", marks=pytest.mark.slow)])
 def test_every_release_of_a_run_is_the_same_bit_for_bit(family: str, traced: None, tmp_path) -> None:
     """Three classes of different depth, draws of every size, contributions of one to three examples, AdamW between steps."""
     world = make_world(

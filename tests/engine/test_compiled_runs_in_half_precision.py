@@ -110,7 +110,7 @@ def run(world: World, way: str, *, compiled: bool) -> Found:
     return found
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way if way == "accelerate" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 def test_it_runs_through_the_real_compiler_and_agrees_with_the_hook_form(world: World, way: str) -> None:
     """A piece has the type that it has in the hook form: what is float32 there was not rounded to bfloat16 on the way."""
     plain, compiled = run(world, way, compiled=False), run(world, way, compiled=True)
@@ -124,7 +124,7 @@ def test_it_runs_through_the_real_compiler_and_agrees_with_the_hook_form(world: 
         assert float((one - other).norm()) <= 5e-2 * float(one.norm())
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way if way == "accelerate" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 def test_a_graph_casts_where_its_trace_did_and_nowhere_else(world: World, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it was traced, without the compiler's code, it is the hook form to the bit."""
     monkeypatch.setattr("torch._inductor.compile", lambda graph, values: graph)
@@ -138,7 +138,7 @@ def off_by(part: float) -> Any:
     return lambda graph, values: lambda given: [v * (1.0 + part) if v.is_floating_point() else v for v in graph(given)]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way if way == "accelerate" else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
 def test_the_comparison_allows_what_half_precision_rounds_wherever_it_is_switched_on(
     world: World, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ def released(root, level: str, dtype: torch.dtype = torch.float64, **options) ->
     return grads, trainer.seen
 
 
-@pytest.mark.parametrize("level", ["fast", "certified"])
+@pytest.mark.parametrize("level", ["fast", pytest.param("certified", marks=pytest.mark.slow)])
 def test_any_split_gives_the_same_release(tmp_path, level: str) -> None:
     whole, seen = released(tmp_path / "whole", level, microbatch=3)
     assert max(seen) == 24, "three contributions of eight rows at a time"

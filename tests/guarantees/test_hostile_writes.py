@@ -258,6 +258,7 @@ def test_after_a_write_that_torch_does_not_see_noise_alone_is_released(stage, na
     assert check_behind(stage, BEHIND[name], level, "plain").startswith("FORWARD_WROTE")
 
 
+@pytest.mark.slow
 def test_the_last_words_of_a_run_are_the_same_whatever_was_written(stage: Stage) -> None:
     """Which tensor, what value and in which step may all follow from payloads."""
     writes = [*BY_TORCH.values(), *BEHIND.values()]
