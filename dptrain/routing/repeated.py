@@ -51,6 +51,8 @@ class RepeatedLoss:
         self._whole = whole
         self._made: _Made | None = None
         self._raised = False
+        self._passed = False
+        """Whether a probe of several rows did not raise."""
 
     def __call__(self, model: nn.Module, rows: Microbatch) -> torch.Tensor:
         """Losses of ``rows``, shape (B,); NaN without a graph where the microbatch has to be repeated."""
@@ -75,11 +77,13 @@ class RepeatedLoss:
     def _probed(self, model: nn.Module, rows: Microbatch) -> torch.Tensor:
         """Losses of a probe; what raises on rows that were made up asks for others."""
         try:
-            return self.function(model, rows)
+            losses = self.function(model, rows)
+            self._passed = self._passed or len(rows.names) > 1
+            return losses
         except (DptrainError, torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
-            if len(rows.names) == 1:
+            if len(rows.names) == 1 and self._passed:
                 raise CoupledModel(
                     "REPLACEMENT",
                     f"the loss raises where a microbatch holds one example alone ({type(error).__name__}: {error}), so what an "

@@ -209,10 +209,10 @@ class Loop:
 class Sandbox:
     """Runs the microbatches of one model under the rules of the package; see :mod:`dptrain.sandbox`.
 
-    Guarantee: while a pass is entered, no operation of torch draws from a generator, writes a tensor that the model keeps, or
-    fails on an index; every number that is drawn is a function of (seed, step, name of the row, module and draw, position), or
-    of (seed, step, module and draw, position) where everybody shares it. Generators of torch, Python and numpy stand after a
-    pass where they stood before.
+    Guarantee: while a pass is entered, and outside inference mode, no operation of torch draws from a generator, writes a
+    tensor that the model keeps, or fails on an index, but for those that docs/guarantee.md names. Every number that is drawn is a
+    function of (seed, step, name of the row, module and draw, position), or of (seed, step, module and draw, position) where
+    everybody shares it. Generators of torch, Python and numpy stand after a pass where they stood before.
 
     Args:
         model: the prepared model. trained: ids of its parameters that the optimizer moves. seed: 16 bytes, public.
@@ -289,6 +289,7 @@ class Sandbox:
         self._number += 1
         entered = Pass(self._number, step, tuple(names), learning, probing, given)
         if probing:
+            self.truths.begin(self._number, self.coin)
             entered.tainted = WeakTensorKeyDictionary()
             for value in inputs:
                 entered.tainted[value] = True
@@ -515,8 +516,8 @@ class Sandbox:
         if now.learning:
             self.layouts.see(place, now.rows, asked)
         alone = asked.kind == "uniform" and asked.shape.numel() == 1 and layout.dim is None
-        if ((now.learning and now.rows > 1) or now.probing) and given is None and alone:
-            self.coins = True
+        if (now.learning or now.probing) and given is None and alone:
+            self.coins = self.coins or now.probing
             given = torch.full(asked.shape, _COINS[self.coin], dtype=asked.dtype, device=asked.device)
         if layout.dim is not None:
             return Draw(place, asked, layout, now.owners, self.numbers, given)

@@ -41,9 +41,14 @@ class Layout:
         return self.dim is None or (len(shape) > self.dim and shape[self.dim] == rows * self.each)
 
     def fits(self, shape: Sequence[int], rows: int) -> bool:
-        """Whether a draw of this shape has, and is no larger otherwise than what was learnt."""
+        """Whether a draw of this shape has, and is no larger otherwise than what was learnt; a shared one is just that.
+
+        A shorter one may belong to fewer of something (special tokens), and by its place to another row's.
+        """
         if self.seen is None:
             return self.holds(shape, rows)
+        if self.dim is None:
+            return torch.Size(shape) == self.seen
         most = self.shape_for(self.seen, rows)
         return self.holds(shape, rows) and len(shape) == len(most) and all(a <= b for a, b in zip(shape, most, strict=True))
 
@@ -137,8 +142,8 @@ class Layouts:
 
 def _decide(a: _Seen | None, b: _Seen | None) -> tuple[Layout | None, str]:
     if a is None or b is None:
-        rows = (a or b).rows  # type: ignore[union-attr]
-        return None, f"it drew for {rows} rows and not for another number of them"
+        rows = [seen.rows for seen in (a, b) if seen is not None]
+        return None, f"it drew for {rows[0]} rows and not for another number of them"
     words = f"it drew {_shape(a)} for {a.rows} rows and {_shape(b)} for {b.rows}"
     if a.kind != b.kind or len(a.shape) != len(b.shape):
         return None, words

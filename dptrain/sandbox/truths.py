@@ -18,14 +18,14 @@ class _Module:
 
     passes: dict[int, list[tuple[bool, bool]]] = field(default_factory=dict)
 
-    @property
-    def counted(self) -> bool:
-        """Whether every microbatch had as many."""
-        return len({len(seen) for seen in self.passes.values()}) == 1
+    def counted(self, sides: Mapping[int, str]) -> bool:
+        """Whether every microbatch had as many: all of those in which numbers that decide for everybody fell on one side."""
+        ran = {sides[number] for number in self.passes}
+        return len({len(self.passes.get(number, ())) for number, side in sides.items() if side in ran}) == 1
 
-    def answers(self) -> list[Answer]:
+    def answers(self, counted: bool) -> list[Answer]:
         """What is told of every truth, of the only one where they are not counted."""
-        if self.counted:
+        if counted:
             return [_told(seen) for seen in zip(*self.passes.values(), strict=True)]
         every = [each for seen in self.passes.values() for each in seen]
         return [_told(every) if all(content for content, _ in every) else None]
@@ -41,34 +41,45 @@ class Truths:
 
     def __init__(self) -> None:
         self._modules: dict[str, _Module] = {}
-        self._answers: dict[str, list[Answer]] = {}
+        self._sides: dict[int, str] = {}
+        self._answers: dict[str, tuple[bool, list[Answer]]] = {}
+
+    def begin(self, number: int, side: str) -> None:
+        """Begins microbatch ``number`` of the probes, in which single numbers fall on this side."""
+        self._sides[number] = side
+        self._answers.clear()
 
     def see(self, number: int, path: str, content: bool, answer: bool) -> None:
         """Notes a truth that microbatch ``number`` of the probes read, and whether it follows content."""
         self._modules.setdefault(path, _Module()).passes.setdefault(number, []).append((content, answer))
-        self._answers.pop(path, None)
 
     def known(self, path: str) -> bool:
         """Whether truths of this module are told one by one, or all alike."""
-        return path in self._modules and (self._modules[path].counted or self.told(path, 0) is not None)
+        return path in self._modules and (self._found(path)[0] or self.told(path, 0) is not None)
 
     def told(self, path: str, number: int) -> Answer:
         """What the truth of this number is told, None for its own answer."""
         if path not in self._modules:
             return None
-        if path not in self._answers:
-            self._answers[path] = self._modules[path].answers()
-        answers = self._answers[path]
-        if not self._modules[path].counted:
+        counted, answers = self._found(path)
+        if not counted:
             return answers[0]
         return answers[number] if number < len(answers) else None
+
+    def _found(self, path: str) -> tuple[bool, list[Answer]]:
+        """Whether truths of a module are counted, and what is told; found anew after a probe."""
+        if path not in self._answers:
+            module = self._modules[path]
+            counted = module.counted(self._sides)
+            self._answers[path] = counted, module.answers(counted)
+        return self._answers[path]
 
     @property
     def decided(self) -> Mapping[str, bool]:
         """Modules of which a truth is told, and what."""
         found = {}
-        for path, module in self._modules.items():
-            told = [answer for answer in module.answers() if answer is not None]
+        for path in self._modules:
+            told = [answer for answer in self._found(path)[1] if answer is not None]
             if told:
                 found[path] = told[-1]
         return found

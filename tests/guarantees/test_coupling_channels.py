@@ -392,6 +392,22 @@ def test_a_loss_that_raises_for_a_row_alone_is_refused_and_counts_nobody_as_zero
         assert not run.private.recorder.begun
 
 
+def test_a_loss_that_raises_on_made_up_rows_asks_for_others_where_every_row_is_alone(tmp_path) -> None:
+    def raises(model: nn.Module, rows) -> torch.Tensor:
+        raise ValueError("no such token")
+
+    run = Run(small_world(tmp_path, per_class=5), net(nn.Identity), microbatch=1)
+    with run, pytest.raises(ConfigError, match="PROBE_NEEDED"):
+        run.gradients(next(iter(run.steps)), run.private.loss(raises))
+
+
+@pytest.mark.parametrize("microbatch", [2, 16])
+def test_dropout_in_a_layer_that_is_skipped_now_and_then_trains_in_small_microbatches(tmp_path, microbatch: int) -> None:
+    with Run(small_world(tmp_path, per_class=5), net(SkippedDropout), microbatch=microbatch) as run:
+        for _ in run.releases():
+            pass
+
+
 class OwnNumbers(nn.Module):
     """Noise from a generator that nobody seeds for the contribution."""
 
@@ -432,6 +448,13 @@ class Mixed(nn.Module):
 @pytest.mark.parametrize("low", [True, False])
 def test_a_coupling_behind_a_number_of_all_is_refused_on_either_side_of_it(tmp_path, low: bool) -> None:
     refused(tmp_path, lambda: Mixed(low), "CROSS_SAMPLE_GRADIENT|REPLACEMENT")
+
+
+class SkippedDropout(nn.Module):
+    """LayerDrop around dropout: high numbers let the layer run."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + nn.functional.dropout(x, 0.5) if torch.rand(()) > 0.5 else x
 
 
 class SometimesRuns(nn.Module):

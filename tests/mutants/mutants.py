@@ -344,7 +344,7 @@ LEAVES = (
     Mutant(
         "leaves are looked for in every microbatch, of every shape", INTERCEPTION, "        self._look_at_leaves(args)\n",
         "        if self.current.probing:\n            self._look_at_leaves(args)\n",
-        T_INSIDE + "test_a_leaf_outside_the_model_is_refused_whenever_it_first_takes_part",
+        T_INTERCEPTION + "test_a_leaf_behind_a_reentrant_checkpoint_is_found_when_it_is_computed_again_and_keeps_no_gradient",
     ),
     Mutant(
         "a leaf that was met is met again", INTERCEPTION,
@@ -450,7 +450,7 @@ EVENTS = (
     ),
     Mutant(
         "truths whose number follows the rows are told alike", TRUTHS,
-        "        if not self._modules[path].counted:\n            return answers[0]\n", "",
+        "        if not counted:\n            return answers[0]\n", "",
         T_INTERCEPTION + "test_truths_of_a_loop_over_rows_are_told_alike_whatever_the_place_of_a_row",
     ),
     Mutant(

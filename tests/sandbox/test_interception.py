@@ -269,6 +269,17 @@ def test_truths_of_a_loop_over_rows_are_told_alike_whatever_the_place_of_a_row()
     assert torch.equal(scene.run(range(8), data=[hostile]), hostile), "in place 1, which the probes had, and in place 6"
 
 
+def test_truths_of_a_loop_that_one_row_alone_does_not_enter_are_not_counted() -> None:
+    """In microbatches of two and one, as a run with ``microbatch = 5`` probes them: the loop reads one truth, or none."""
+    later = lambda m, x: torch.cat([x[:1], *([by_row(m, x[1:])] if len(x) > 1 else [])])  # noqa: E731
+    scene = Scene(nn.Identity(), X, later, learn=(2, 1))
+    for rows in ([0, 1], [1], [2, 3]):
+        scene.run(rows, probing=True)
+    hostile = X.clone()
+    hostile[[1, 4], 0] = 1e6
+    assert torch.equal(scene.run(range(5), data=[hostile[:5]]), hostile[:5])
+
+
 def test_truths_of_a_loop_over_rows_that_the_probes_saw_both_ways_are_the_rows_own() -> None:
     own = lambda m, x: torch.stack([row * 2.0 if (row.sum() > 0).any() else row for row in x])  # noqa: E731
     scene = Scene(nn.Identity(), X, own)
@@ -296,6 +307,15 @@ def test_numbers_for_what_no_probe_had_are_refused(count: int) -> None:
     scene = Scene(nn.Identity(), torch.zeros(8, 5), lambda m, x: x.masked_scatter(x > 0, torch.rand(int((x > 0).sum()))))
     special = torch.zeros(8, 5)
     special[4, :count] = 1.0
+    with pytest.raises(UnsupportedModule, match="UNSEEN_DRAW"):
+        scene.run(range(8), data=[special])
+
+
+def test_fewer_numbers_that_everybody_shares_are_refused() -> None:
+    """Five in the probes, whoever takes part; for three tokens they would be dealt out by place."""
+    scene = Scene(nn.Identity(), torch.zeros(8, 5), lambda m, x: x + torch.rand(5 - int(x.sum())).sum())
+    special = torch.zeros(8, 5)
+    special[3, :2] = 1.0
     with pytest.raises(UnsupportedModule, match="UNSEEN_DRAW"):
         scene.run(range(8), data=[special])
 
@@ -341,6 +361,20 @@ def test_leaves_that_no_operation_of_the_microbatch_shows_are_found_in_the_graph
             losses = made().sum(1)
             with pytest.raises(NotPrivateUse, match=r"FOREIGN_LEAF.*shape \(5,\)"):
                 scene.sandbox.refuse_leaves(losses)
+    assert weight.grad is None
+
+
+def test_a_leaf_behind_a_reentrant_checkpoint_is_found_when_it_is_computed_again_and_keeps_no_gradient() -> None:
+    """No graph shows it, and its forward ran without gradients."""
+    weight = nn.Parameter(torch.ones(5))
+    scene = Scene(nn.Identity(), X, lambda m, x: m(x))
+    with scene.sandbox.enter(1, names(range(8))):
+        hidden = (X * 2.0).requires_grad_(True)
+        losses = checkpoint(lambda x: x * weight, hidden, use_reentrant=True).sum(1)
+        scene.sandbox.refuse_leaves(losses)
+        losses.sum().backward()
+        with pytest.raises(NotPrivateUse, match="FOREIGN_LEAF"):
+            scene.sandbox.refuse_leaves()
     assert weight.grad is None
 
 
