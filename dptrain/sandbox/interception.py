@@ -210,9 +210,9 @@ class Sandbox:
     """Runs the microbatches of one model under the rules of the package; see :mod:`dptrain.sandbox`.
 
     Guarantee: while a pass is entered, and outside inference mode, no operation of torch draws from a generator, writes a
-    tensor that the model keeps, or fails on an index, but for those that docs/guarantee.md names. Every number that is drawn is a
-    function of (seed, step, name of the row, module and draw, position), or of (seed, step, module and draw, position) where
-    everybody shares it. Generators of torch, Python and numpy stand after a pass where they stood before.
+    tensor that the model keeps, or fails on an index, but for those that docs/guarantee.md names. Every number that is drawn
+    is a function of (seed, step, name of the row, module and draw, position), or of (seed, step, module and draw, position)
+    where everybody shares it. Generators of torch, Python and numpy stand after a pass where they stood before.
 
     Args:
         model: the prepared model. trained: ids of its parameters that the optimizer moves. seed: 16 bytes, public.
