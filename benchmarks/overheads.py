@@ -72,13 +72,13 @@ def _unwatched(config: Config) -> Iterator[Any]:
         step()  # the probes at the start refuse torch's own dropout
 
         def unwatched() -> None:
-            kept = interception._push_mode, interception._Called.__enter__
+            kept = interception._push_mode, interception.Called.__enter__
             interception._push_mode = lambda mode: None
-            interception._Called.__enter__ = lambda self: self
+            interception.Called.__enter__ = lambda self: self
             try:
                 step()
             finally:
-                interception._push_mode, interception._Called.__enter__ = kept
+                interception._push_mode, interception.Called.__enter__ = kept
 
         yield unwatched
 

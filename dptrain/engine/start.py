@@ -30,8 +30,9 @@ from dptrain.routing.synthetic_rows import HOW_TO, KINDS, SMALL, needed
 if TYPE_CHECKING:
     from dptrain.engine.private_training import PrivateTraining
 
-PASSES = 3.0
-"""What all probes together may cost at the start, in forward and backward passes of one full microbatch."""
+PASSES = 2.85
+"""What all probes together may cost at the start, in forward and backward passes of one full microbatch, as they are counted
+here; with what they compare, which is not counted, it is 3."""
 
 GRADIENTS = 0.5
 """Part of what changes of company may cost after which losses alone are compared, which are cheaper; a decision over the batch
@@ -85,6 +86,7 @@ class Start:
         self._seen: dict[bytes, Seen] = {}
         self._half = False
         self._last = 0
+        self._times = 0
 
     @property
     def rows(self) -> int:
@@ -101,6 +103,8 @@ class Start:
         sandbox.kept.seal()
         with self._hint():
             left = PASSES
+            if full == 1 and engine.probe_rows.ignores:
+                yield from self._one([SMALL], self._know_labels)
             for seed in (_SEED, _SEED + 1, None):
                 with opened_gates(engine.router, seed) if seed is not None else nullcontext():
                     if seed == _SEED and full > 1:
@@ -128,11 +132,20 @@ class Start:
         self._tell(sorted({*self._exact.absent, *never}))
 
     def again(self) -> Iterator[Microbatch]:
-        """Yields two probe microbatches during a run, on the rows of the start: has a coupling come since?"""
+        """Yields a few probe microbatches during a run, on the rows of the start: has a coupling come since?
+
+        Single numbers that decide for everybody fall on one side now, and on the other next time.
+        """
+        sandbox = self._engine.sandbox
         rows = 4 if self.rows >= 12 else min(self.rows, 3)
-        with opened_gates(self._engine.router, _SEED):
-            yield from self._prove(rows)
-            yield from self._change_company(rows, 0.0)
+        self._times += 1
+        sandbox.coin = "low" if sandbox.coins and self._times % 2 == 0 else "high"
+        try:
+            with opened_gates(self._engine.router, _SEED):
+                yield from self._prove(rows)
+                yield from self._change_company(rows, 0.0)
+        finally:
+            sandbox.coin = "high"
         self._require_nothing_written()
 
     def due(self, step: int, epoch_steps: int) -> bool:
@@ -167,7 +180,7 @@ class Start:
         cost = 0.0
         most = min(rows, 3)
         for count in (most, most - 1):
-            yield from self._one(range(count), _nothing, learning=True)
+            yield from self._one(range(count), self._know_labels, learning=True)
             cost += self._cost(count)
         sandbox.layouts.decide()
         if sandbox.secret:
@@ -227,8 +240,8 @@ class Start:
                 "the forward or the loss draws from Python's random or numpy.random, whose numbers belong to no contribution; "
                 'draw with torch, or sign disclosure = "occurrences_public", which claims nothing from secret draws',
             )
-        # Backward passes: two of P1, the gradient itself, the same under another weight, the router's.
-        return self._cost(rows, backward=5, sums=2)
+        # Backward passes: P1, the gradient itself, the same under another weight, the router's.
+        return self._cost(rows, backward=4, sums=2)
 
     def _change_company(self, rows: int, left: float, *, norms: bool = True) -> Iterator[Microbatch]:
         """P2: every contribution once alone with strangers, at another place, and in a smaller microbatch.
@@ -295,6 +308,12 @@ class Start:
             self.active, self._then = False, None
             engine.current = None
             engine.router.disarm()
+
+    def _know_labels(self, losses: torch.Tensor, rows: Microbatch) -> None:
+        """Makes up no labels that are to be ignored if the loss knows none: they would be out of range to it."""
+        bad = self._engine.sandbox.current.bad
+        if (bad is not None and bool(bad.any())) or not bool(torch.isfinite(losses).all()):
+            self._engine.probe_rows.ignores = False
 
     def _look_at_losses(self, losses: torch.Tensor, rows: Microbatch) -> None:
         self._note(losses, rows, None)
@@ -432,10 +451,6 @@ def companies(rows: int) -> Iterator[list[int]]:
             stranger += rows - 1
             place = kept if turn % 2 == 0 else (kept + 1) % rows
             yield [*others[:place], kept, *others[place:]]
-
-
-def _nothing(losses: torch.Tensor, rows: Microbatch) -> None:
-    """A pass that is only looked at."""
 
 
 def _drop_grad(parameter: torch.Tensor) -> None:

@@ -31,6 +31,8 @@ class ProbeRows:
 
     def __init__(self, like: Microbatch, device: torch.device, records: Microbatch | None = None) -> None:
         self.made_up = records is None
+        self.ignores = self.made_up and any(map(_labels_of_parts, like.inputs, like.inputs.values()))
+        """Whether some of the labels that are made up are `IGNORED`: until it shows that the loss knows no such label."""
         self._like = like
         self._device = device
         self._records = records
@@ -71,7 +73,10 @@ class ProbeRows:
         if value is None:
             return None
         generator = torch.Generator().manual_seed(content * 1009 + place)
-        return made_up(value.shape[1:], value.dtype, generator, kind=content % KINDS, mask="mask" in key.lower())
+        row = made_up(value.shape[1:], value.dtype, generator, kind=content % KINDS, mask="mask" in key.lower())
+        if self.ignores and _labels_of_parts(key, value) and content % KINDS in IGNORING:
+            row[..., : int(torch.randint(1, row.shape[-1], (), generator=generator))] = IGNORED
+        return row
 
 
 KINDS = 4
@@ -79,6 +84,12 @@ KINDS = 4
 
 SMALL = 1
 """The kind of zeros and small numbers."""
+
+IGNORED = -100
+"""The label of what a loss leaves out; without any, what a loss counts of the others would be the same in all rows."""
+
+IGNORING = (1, 3)
+"""Kinds of rows in which the first labels are `IGNORED`, and the last never is."""
 
 _ONES = (0.5, 0.0, 1.0, 0.5)
 _SCALES = (1.0, 0.25, 4.0, 1.0)
@@ -99,3 +110,13 @@ def made_up(
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).mul_(_SCALES[kind]).to(dtype)
     return (torch.rand(tuple(shape), generator=generator) < (_ONES[kind] if shape else 0.5)).to(dtype)
+
+
+def _labels_of_parts(key: str, value: Any) -> bool:
+    """Whether a collated tensor holds labels of parts of every row, of its tokens say."""
+    if "label" not in key.lower() or not isinstance(value, torch.Tensor):
+        return False
+    return value.dtype in _SIGNED and value.dim() > 1 and value.shape[-1] > 1
+
+
+_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)

@@ -11,7 +11,7 @@ a random number is drawn  it is a function of (seed, step, contribution, example
 an index is out of range  the operation goes on; the contribution counts as zero                   ``indices``
 a loss is not finite      the contribution counts as zero                                          ``interception``
 the model is written      a copy is written, the run ends with its window                          ``writes``
-Python asks a tensor      it gets the answer of the start-up probes, where they saw one alone       ``interception``
+Python asks a tensor      it gets the answer of the start-up probes, where they saw one alone       ``truths``
 a foreign leaf takes part the run is refused, before a gradient is formed                          ``leaves``
 the optimizer moves       by released gradients alone; which optimizers keep blocks apart           ``optimizers``
 ========================  =======================================================================  =====================
@@ -20,6 +20,7 @@ docs/guarantee.md has the same as a table with a test for each row, and what is 
 """
 
 from dptrain.sandbox.addresses import SEED_BYTES, forward_seed
-from dptrain.sandbox.interception import Draw, Entry, Given, Loop, Pass, Read, Sandbox
+from dptrain.sandbox.interception import Sandbox
+from dptrain.sandbox.passes import Draw, Entry, Given, Loop, Pass, Read
 
 __all__ = ["SEED_BYTES", "Draw", "Entry", "Given", "Loop", "Pass", "Read", "Sandbox", "forward_seed"]

@@ -6,204 +6,40 @@ the model's is noticed.
 """
 
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
-from types import CodeType, FrameType
-from typing import Any, SupportsIndex
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack
 from torch.overrides import _pop_mode as _pop_function_mode
 from torch.overrides import _push_mode as _push_function_mode
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dptrain.errors import NotPrivateUse, UnsupportedModule
 from dptrain.sandbox import leaves
-from dptrain.sandbox.addresses import Numbers, owner_tag, place_tag, shared_tag
+from dptrain.sandbox.addresses import Numbers, place_tag, shared_tag
 from dptrain.sandbox.draws import Request, UnknownDraw, draws, request
 from dptrain.sandbox.generators import Generators
 from dptrain.sandbox.indices import Total
+from dptrain.sandbox.kinds import PLAIN, Kind, kind_of, spread, writes_now
 from dptrain.sandbox.layouts import SHARED, Layout, Layouts, Place
+from dptrain.sandbox.modes import Called, Dispatched, take_out, take_out_function
+from dptrain.sandbox.passes import CALL_IMPL, Draw, Entry, Given, Loop, Pass, Read
 from dptrain.sandbox.truths import Truths
 from dptrain.sandbox.writes import Kept, given_back
 
 _aten = torch.ops.aten
-_FIRST_SEED = 0x6474_0000_0000_0000
-"""Seeds of torch's generator from here on say where in the program of a pass its next draw stands."""
-
-_PASSES = 1 << 20
-_ENTRIES = 1 << 24
 _COINS = {"high": 1.0 - 2.0**-24, "low": 2.0**-24}
 """What a draw that everybody shares is in the start-up probes, so that a layer that may be skipped runs."""
 
 _NO_MODULE = "<loop>"
 """Path of what runs in no module of the model: the loss, and the loop around it."""
 
-_CALL_IMPL = nn.Module._call_impl.__code__
-READS = {_aten._local_scalar_dense.default, _aten.equal.default}
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One draw of a pass: its address, what was asked for, and where rows lie in it. The numbers are made when asked for."""
-
-    place: Place
-    request: Request
-    layout: Layout
-    owners: tuple[bytes, ...]
-    """A tag per row; for a draw that everybody shares the one of everybody."""
-    numbers: Numbers
-    given: torch.Tensor | None = None
-    """The numbers themselves, where a graph takes them as an input."""
-
-    @property
-    def kind(self) -> str:
-        return self.request.kind
-
-    @property
-    def parameters(self) -> tuple[float, ...]:
-        return self.request.parameters
-
-    def values(self) -> torch.Tensor:
-        """All numbers of the draw, in the shape asked for."""
-        if self.given is not None:
-            return self.given
-        shape = self.request.shape
-        if self.layout.dim is None:
-            return self._made(self.owners, shape)[0]
-        return _joined(self._made(self.owners, self.layout.row_shape(shape)), self.layout.dim, shape)
-
-    def of_rows(self, start: int, count: int) -> torch.Tensor:
-        """The numbers of some rows, in the shape that the draw has for so many."""
-        shape, dim = self.request.shape, self.layout.dim
-        if dim is None:
-            return self.values()
-        fewer = torch.Size((*shape[:dim], count * self.layout.each, *shape[dim + 1 :]))
-        if self.given is not None:
-            return self.given.narrow(dim, start * self.layout.each, count * self.layout.each)
-        return _joined(self._made(self.owners[start : start + count], self.layout.row_shape(shape)), dim, fewer)
-
-    def by_row(self) -> torch.Tensor | None:
-        """The numbers with the row in front and then the shape that the draw has for one row; None if all share them."""
-        dim, shape = self.layout.dim, self.request.shape
-        if dim is None:
-            return None
-        row = self.layout.row_shape(shape)
-        if self.given is None:
-            return self._made(self.owners, row)
-        apart = self.given.unflatten(dim, (len(self.owners), self.layout.each))
-        return apart.movedim(dim, 0)
-
-    def _made(self, owners: Sequence[bytes], shape: torch.Size) -> torch.Tensor:
-        asked = self.request
-        whole = self.layout.whole(shape)
-        made = self.numbers.values(
-            asked.kind, asked.parameters, asked.dtype, owners, place_tag(*self.place), whole.numel(), asked.device
-        ).view(len(owners), *whole)
-        return made if whole == shape else made[(slice(None), *map(slice, shape))]
-
-
-def _joined(rows: torch.Tensor, dim: int, shape: torch.Size) -> torch.Tensor:
-    return rows.reshape(shape) if dim == 0 else rows.movedim(0, dim).reshape(shape)
-
-
-@dataclass(frozen=True)
-class Read:
-    """One truth that the forward read off a tensor, and the answer that it got."""
-
-    place: Place
-    answer: bool
-
-
-Entry = Draw | Read
-
-Given = Callable[[Place, Request], torch.Tensor]
-"""What is asked for to the numbers, where these are the inputs of a graph."""
-
-
-@dataclass(eq=False)
-class Pass:
-    """One private microbatch: whose rows it has, and what its forward has asked for so far.
-
-    Attributes:
-        step: of the run. names: of every row, whose it is: descriptor and example. learning: whether layouts are being learnt.
-        given: by place, numbers that a graph takes as inputs. forced: False in the probes, where truths are only noted.
-    """
-
-    number: int
-    step: int
-    names: tuple[bytes, ...]
-    learning: bool = False
-    probing: bool = False
-    given: "Given | None" = None
-    log: list[Entry] = field(default_factory=list)
-    bad: torch.Tensor | None = None
-    """Rows, bool, whose contribution counts as zero whatever comes out."""
-    outside: list[torch.Tensor] = field(default_factory=list)
-    """Leaves of the graph that are none of the model's."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """How many draws, marked indices and truths of each module came before."""
-    tainted: WeakTensorKeyDictionary | None = None
-    _owners: tuple[bytes, ...] | None = None
-
-    @property
-    def rows(self) -> int:
-        return len(self.names)
-
-    @property
-    def owners(self) -> tuple[bytes, ...]:
-        """Tags of the rows."""
-        if self._owners is None:
-            self._owners = tuple(owner_tag(self.step, name) for name in self.names)
-        return self._owners
-
-    @property
-    def seed(self) -> int:
-        """Seed of torch's generator at the start of the pass."""
-        return _FIRST_SEED + (self.number % _PASSES) * _ENTRIES
-
-    def mark(self, bad: torch.Tensor, layout: Layout) -> None:
-        """Marks the rows of an index that is out of range somewhere."""
-        if layout.dim is None:
-            return
-        found = bad.movedim(layout.dim, 0).reshape(self.rows, -1).any(1)
-        self.bad = found if self.bad is None else self.bad | found
-
-
-@dataclass(frozen=True)
-class Loop:
-    """The loop that took a microbatch: its frame by identity, and its thread."""
-
-    frame: int
-    thread: int
-
-    @classmethod
-    def around(cls, code: CodeType) -> "Loop | None":
-        """The loop that iterates a generator of this code: the innermost frame around it that is no generator itself."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code is not code:
-            frame = frame.f_back
-        frame = frame.f_back if frame is not None else None
-        while frame is not None and frame.f_code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR):
-            frame = frame.f_back
-        return None if frame is None else cls(id(frame), threading.get_ident())
-
-    def runs(self, paths: Mapping[int, str]) -> bool:
-        """Whether what runs now was called from the loop, or from a module of the model; other threads are autograd's."""
-        if threading.get_ident() != self.thread:
-            return True
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if id(frame) == self.frame or (frame.f_code is _CALL_IMPL and id(frame.f_locals["self"]) in paths):
-                return True
-            frame = frame.f_back
-        return False
+_KINDS: dict[Any, Kind] = {}
 
 
 class Sandbox:
@@ -240,10 +76,12 @@ class Sandbox:
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._passes: list[Pass] = []
         self._number = 0
-        self._idle = 0
-        self._mode = _Dispatched(self)
-        self._functions = _Called(self)
-        self._total = Total(self._found, self._marked)
+        self.idle = 0
+        """Within how many blocks that let operations by; none of them is looked at then."""
+        self._mode = Dispatched(self)
+        self._functions = Called(self)
+        self.total = Total(self._found, self._marked)
+        """What becomes of indices."""
         self._seen_leaves = WeakTensorKeyDictionary()
         self._anchors: set[int] = set()
         self._loop: Loop | None = None
@@ -311,8 +149,8 @@ class Sandbox:
         finally:
             self.kept.uncount()
             if hosts is not None and entered in self._passes:
-                _take_out(self._mode)
-                _take_out_function(self._functions)
+                take_out(self._mode)
+                take_out_function(self._functions)
                 if not learning and hosts.moved():
                     self.host_draws = self.host_draws or probing
                     self.late_host_draws = self.late_host_draws or (self.secret and not probing)
@@ -323,8 +161,8 @@ class Sandbox:
 
     def abandon(self) -> None:
         """Leaves every pass at once: an error has broken the loop off. A backward pass is refused from here on."""
-        _take_out(self._mode)
-        _take_out_function(self._functions)
+        take_out(self._mode)
+        take_out_function(self._functions)
         self._passes.clear()
 
     def _ours(self) -> bool:
@@ -355,7 +193,7 @@ class Sandbox:
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Within :meth:`aside`, takes operations in again: those of a backward pass, which may run a forward once more."""
-        with self._idling(-self._idle):
+        with self._idling(-self.idle):
             if not self._passes or any(mode is self._mode for mode in _get_current_dispatch_mode_stack()):
                 yield
                 return
@@ -368,7 +206,7 @@ class Sandbox:
             finally:
                 if functions:
                     _pop_function_mode()
-                _take_out(self._mode)
+                take_out(self._mode)
 
     @contextmanager
     def outside(self) -> Iterator[None]:
@@ -389,11 +227,11 @@ class Sandbox:
 
     @contextmanager
     def _idling(self, more: int) -> Iterator[None]:
-        self._idle += more
+        self.idle += more
         try:
             yield
         finally:
-            self._idle -= more
+            self.idle -= more
 
     def _functions_on_top(self) -> bool:
         stack = _get_current_function_mode_stack()
@@ -420,24 +258,24 @@ class Sandbox:
 
     def dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Runs one operation under the rules."""
-        if self._idle or not self._passes:
+        if self.idle or not self._passes:
             return func(*args, **kwargs)
         kind = _KINDS.get(func)
         if kind is None:
-            kind = _KINDS[func] = _kind_of(func)
-        result = func(*args, **kwargs) if kind is _PLAIN else self._special(kind, func, args, kwargs)
+            kind = _KINDS[func] = kind_of(func)
+        result = func(*args, **kwargs) if kind is PLAIN else self._special(kind, func, args, kwargs)
         if not self._passes:
             return result
         self._look_at_leaves(args)
         tainted = self.current.tainted
         if tainted is not None:
-            _spread(tainted, args, kwargs, result)
+            spread(tainted, args, kwargs, result)
         return result
 
-    def _special(self, kind: "_Kind", func: Any, args: tuple, kwargs: dict) -> Any:
+    def _special(self, kind: Kind, func: Any, args: tuple, kwargs: dict) -> Any:
         if kind.reads:
             return self._read(func, args, kwargs)
-        spared = self.kept.spare(kind.writes, args, kwargs) if kind.writes else None
+        spared = self.kept.spare(kind.writes, args, kwargs) if kind.writes and writes_now(func, args, kwargs) else None
         if spared is not None and not self._ours():
             self.kept.written = None
             return func(*args, **kwargs)
@@ -446,12 +284,12 @@ class Sandbox:
         args, kwargs, places = spared
         return given_back(self._mended(kind, func, args, kwargs), places)
 
-    def _mended(self, kind: "_Kind", func: Any, args: tuple, kwargs: dict) -> Any:
+    def _mended(self, kind: Kind, func: Any, args: tuple, kwargs: dict) -> Any:
         if torch.is_inference_mode_enabled():
             return func(*args, **kwargs)  # an evaluation: no gradient comes of it, and generators are put back after the pass
         if kind.draws and draws(func, args, kwargs):
             return self._draw(func, args, kwargs) if self._ours() else func(*args, **kwargs)
-        handler = self._total.handlers.get(func)
+        handler = self.total.handlers.get(func)
         return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
 
     def _found(self, bad: torch.Tensor) -> bool:
@@ -471,6 +309,8 @@ class Sandbox:
             self.layouts.see_index(place, now.rows, bad)
         if not self._found(bad):
             return False
+        if now.learning:
+            now.bad = torch.ones(now.rows, dtype=torch.bool, device=bad.device)  # some of them: which is not known yet
         layout = Layout(0, bad.shape[0]) if now.rows == 1 and bad.dim() else self.layouts.of(place)
         if not now.learning and layout is not None and layout.holds(bad.shape, now.rows):
             now.mark(bad, layout)
@@ -581,7 +421,7 @@ class Sandbox:
         outside: list[str] = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            if frame.f_code is _CALL_IMPL:
+            if frame.f_code is CALL_IMPL:
                 module = frame.f_locals["self"]
                 found = self._paths.get(id(module))
                 if found is not None:
@@ -688,137 +528,3 @@ def _module(path: str) -> str:
     if inside == _NO_MODULE:
         return "the loss, or the loop,"
     return f"module {inside!r}" if inside else "the model itself"
-
-
-# ------------------------------------------------------------------------------------------------------------- the modes
-
-
-@dataclass(frozen=True)
-class _Kind:
-    draws: bool = False
-    writes: tuple[tuple[int, str], ...] = ()
-    """Place and name of every argument that is written."""
-    reads: bool = False
-    indexes: bool = False
-
-
-_PLAIN = _Kind()
-_INDEXES = frozenset(Total(lambda bad: True, lambda bad: True).handlers)
-_KINDS: dict[Any, _Kind] = {}
-
-
-def _kind_of(func: Any) -> _Kind:
-    if func in READS:
-        return _Kind(reads=True)
-    draws = torch.Tag.nondeterministic_seeded in func.tags
-    writes = tuple(
-        (place, argument.name)
-        for place, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-    indexes = func in _INDEXES
-    return _Kind(draws=draws, writes=writes, indexes=indexes) if draws or writes or indexes else _PLAIN
-
-
-class _Dispatched(TorchDispatchMode):
-    def __init__(self, sandbox: Sandbox) -> None:
-        super().__init__()
-        self._sandbox = sandbox
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # no compiler of Python runs inside a pass, and asking costs as much again as the call
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return self._sandbox.dispatch(func, args, kwargs or {})
-
-
-class _Called(TorchFunctionMode):
-    """Functions that fall apart before they are dispatched: a one-hot code, and attention with dropout on a GPU.
-
-    And the end of every function, where torch has counted what it wrote.
-    """
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        super().__init__()
-        self._sandbox = sandbox
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        handler = _FUNCTIONS.get(func)
-        if handler is None or self._sandbox._idle:
-            result = func(*args, **(kwargs or {}))
-        else:
-            result = handler(self._sandbox, func, args, kwargs or {})
-        if self._sandbox.kept.counters:
-            self._sandbox.kept.uncount()
-        return result
-
-
-def _one_hot(sandbox: Sandbox, func: Any, args: tuple, kwargs: dict) -> Any:
-    classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
-    index = args[0] if args else kwargs.get("input", kwargs.get("tensor"))
-    if not isinstance(classes, SupportsIndex) or int(classes) <= 0 or not isinstance(index, torch.Tensor):
-        return func(*args, **kwargs)
-    return sandbox._total.one_hot(index, int(classes))
-
-
-def _attention(sandbox: Sandbox, func: Any, args: tuple, kwargs: dict) -> Any:
-    rate = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
-    query = args[0] if args else kwargs["query"]
-    if not rate or query.device.type != "cuda":
-        return func(*args, **kwargs)
-    if not torch.backends.cuda.math_sdp_enabled():
-        raise NotPrivateUse(
-            "ATTENTION_DROPOUT_FUSED",
-            f"attention with dropout {rate} is asked of fused kernels alone, which drop inside, where masks cannot be those "
-            f"of a contribution; enable the math kernel (torch.nn.attention.sdpa_kernel), or set the dropout of attention to 0",
-        )
-    with sdpa_kernel([SDPBackend.MATH]):
-        return func(*args, **kwargs)
-
-
-_FUNCTIONS: dict[Any, Callable[[Sandbox, Any, tuple, dict], Any]] = {
-    torch.nn.functional.one_hot: _one_hot,
-    torch.nn.functional.scaled_dot_product_attention: _attention,
-}
-
-
-def _take_out(mode: TorchDispatchMode) -> None:
-    """Leaves a mode, also where a user's own was entered after it."""
-    above = []
-    stack = _get_current_dispatch_mode_stack()
-    if not any(other is mode for other in stack):
-        return
-    while stack[-1 - len(above)] is not mode:
-        above.append(_pop_mode())
-    _pop_mode()
-    for other in reversed(above):
-        _push_mode(other)
-
-
-def _take_out_function(mode: TorchFunctionMode) -> None:
-    above = []
-    stack = _get_current_function_mode_stack()
-    if not any(other is mode for other in stack):
-        return
-    while stack[-1 - len(above)] is not mode:
-        above.append(_pop_function_mode())
-    mode.__exit__(None, None, None)
-    for other in reversed(above):
-        _push_function_mode(other)
-
-
-def _spread(tainted: WeakTensorKeyDictionary, args: tuple, kwargs: dict, result: Any) -> None:
-    """What is made of content is content, and so is what content is written to."""
-    values = [value for value in _tensors((args, tuple(kwargs.values())))]
-    if any(value in tainted for value in values):
-        for value in _tensors((result,)):
-            tainted[value] = True
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from _tensors(value)

@@ -5,6 +5,7 @@ The others are in test_coupling.py; the channels are those of docs/mechanism.md.
 
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ from dptrain.errors import (  # noqa: E402
     StepOrder,
     UnsupportedModule,
 )
-from dptrain.routing import Router  # noqa: E402
-from tests.guarantees.peers import Run, collate, first_release, net, per_example, small_world, whole_schedule  # noqa: E402
+from dptrain.routing import Router, synthetic_rows  # noqa: E402
+from tests.guarantees.peers import Net, Run, collate, first_release, net, per_example, small_world, whole_schedule  # noqa: E402
 from tests.worlds import token_record  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
@@ -484,3 +485,70 @@ def test_losses_made_from_those_of_private_loss_are_refused_at_the_start(tmp_pat
         with pytest.raises(LossShape, match="LOSS_CHANGED"):
             run.gradients(next(iter(run.steps)), lambda model, rows: scale * safe(model, rows))
         assert not run.private.recorder.begun
+
+
+# --- labels that a loss leaves out -----------------------------------------------------------------------------------
+
+
+class Tagger(Net):
+    """A class for every token."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.extra(self.embed(ids))
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x)
+
+
+def tagged(examples: list[dict]) -> dict[str, torch.Tensor]:
+    """Labels of tokens, of which a third is left out, as in every corpus of spans or masked words."""
+    ids = torch.tensor([e["ids"] for e in examples])
+    return {"ids": ids, "labels": (ids % 3).masked_fill(ids % 3 == 2, -100)}
+
+
+def by_token(model: nn.Module, rows: Any) -> torch.Tensor:
+    scores = model(rows["ids"]).transpose(1, 2)
+    return nn.functional.cross_entropy(scores, rows["labels"], reduction="none").sum(1)
+
+
+def by_own_count(model: nn.Module, rows: Any) -> torch.Tensor:
+    return by_token(model, rows) / (rows["labels"] != -100).sum(1)
+
+
+def by_common_count(model: nn.Module, rows: Any) -> torch.Tensor:
+    """As in loops for language models: over the mean number of tokens that count in the microbatch."""
+    return by_token(model, rows) / (rows["labels"] != -100).sum(1, dtype=torch.float64).mean()
+
+
+def knows_no_such_label(model: nn.Module, rows: Any) -> torch.Tensor:
+    """To which every label that is below zero is out of range."""
+    scores = torch.log_softmax(model(rows["ids"]), -1)
+    return -scores.gather(2, rows["labels"].clamp(-100, 50)[..., None]).sum((1, 2))
+
+
+@pytest.mark.parametrize("microbatch", [2, 4, 8])
+def test_a_loss_over_the_number_of_labels_in_the_microbatch_is_refused(tmp_path, microbatch: int, monkeypatch) -> None:
+    """Were all labels of made-up rows to count, every microbatch would count as many."""
+    world = small_world(tmp_path)
+    torch.manual_seed(0)
+    model = Tagger().double()
+    with Run(world, model, collate_fn=tagged, microbatch=microbatch) as run:
+        run.gradients(next(iter(run.steps)), by_own_count)
+    with pytest.raises(CoupledModel, match="REPLACEMENT"), Run(world, model, collate_fn=tagged, microbatch=microbatch) as run:
+        run.gradients(next(iter(run.steps)), by_common_count)
+    monkeypatch.setattr(synthetic_rows, "IGNORING", ())
+    with Run(world, model, collate_fn=tagged, microbatch=microbatch) as run:
+        run.gradients(next(iter(run.steps)), by_common_count)
+
+
+@pytest.mark.parametrize("microbatch", [1, 4])
+def test_a_loss_that_knows_no_label_to_leave_out_is_probed_without(tmp_path, microbatch: int) -> None:
+    def whole(examples: list[dict]) -> dict[str, torch.Tensor]:
+        ids = torch.tensor([e["ids"] for e in examples])
+        return {"ids": ids, "labels": ids % 3}
+
+    torch.manual_seed(0)
+    with Run(small_world(tmp_path), Tagger().double(), collate_fn=whole, microbatch=microbatch) as run:
+        assert run.private.probe_rows.ignores
+        run.gradients(next(iter(run.steps)), knows_no_such_label)
+        assert not run.private.probe_rows.ignores

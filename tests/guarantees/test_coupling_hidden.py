@@ -307,15 +307,26 @@ class Later(nn.Module):
         return x - x.detach().mean(0, keepdim=True) if self.on else x
 
 
-def test_the_probes_run_again_now_and_then_on_rows_that_are_nobodys_and_see_what_came_since(tmp_path, monkeypatch) -> None:
-    """Every so many steps, and not more often than epochs; the step before which they run is a public number."""
+class LaterBehindANumber(Later):
+    """The same on one side of a number that is drawn for everybody."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) if float(torch.rand(())) < 0.5 else x
+
+
+@pytest.mark.parametrize(("kind", "since"), [(Later, 6), (LaterBehindANumber, 2)])
+def test_the_probes_run_again_now_and_then_on_rows_that_are_nobodys_and_see_what_came_since(
+    tmp_path, kind, since, monkeypatch
+) -> None:
+    """Every so many steps, and not more often than epochs; the step before which they run is a public number. Numbers that
+    are drawn for everybody fall on one side in one of these probes, and on the other in the next."""
     monkeypatch.setattr(start, "AGAIN", 2)
     world = small_world(tmp_path, steps=9)
-    model = net(Later)
-    probed, ids = [], []
+    model = net(kind)
+    probed, ids, refused = [], [], ""
     with Run(world, model) as run:
         for step in run.steps:
-            model.extra.on = step.number >= 6
+            model.extra.on = step.number >= since
             try:
                 for rows in step:
                     if run.private.probe.active:
@@ -323,8 +334,8 @@ def test_the_probes_run_again_now_and_then_on_rows_that_are_nobodys_and_see_what
                         ids.append(rows["ids"])
                     run.private.backward(per_example(model, rows), rows)
             except CoupledModel as error:
-                assert error.code == "REPLACEMENT"
+                refused = error.code
                 break
             run.optimizer.step()
-    assert sorted(set(probed)) == [1, 5, 9] and step.number == 9
+    assert refused == "REPLACEMENT" and sorted(set(probed)) == [1, 5, 9] and step.number == 9
     assert all(int(found.max()) <= 1 for found in ids), "made-up rows have ids 0 and 1 alone, and records none of them"

@@ -4,6 +4,9 @@ from tests.mutants.mutant import Mutant
 
 ADDRESSES = "dptrain/sandbox/addresses.py"
 INTERCEPTION = "dptrain/sandbox/interception.py"
+KINDS = "dptrain/sandbox/kinds.py"
+MODES = "dptrain/sandbox/modes.py"
+PASSES = "dptrain/sandbox/passes.py"
 LAYOUTS = "dptrain/sandbox/layouts.py"
 DRAWS = "dptrain/sandbox/draws.py"
 GENERATORS = "dptrain/sandbox/generators.py"
@@ -20,6 +23,7 @@ COMPILED = "dptrain/routing/compiled.py"
 GRAPHS = "dptrain/routing/graphs.py"
 REPEATED = "dptrain/routing/repeated.py"
 FOLDING = "dptrain/routing/folding.py"
+SYNTHETIC = "dptrain/routing/synthetic_rows.py"
 PROBES = "dptrain/routing/probes.py"
 COUPLINGS = "dptrain/routing/couplings.py"
 START = "dptrain/engine/start.py"
@@ -144,7 +148,7 @@ RANDOMNESS = (
         T_DRAWS + "test_attention_of_torch_draws_for_rows_times_heads",
     ),
     Mutant(
-        "numbers keep their address where a draw is shorter", INTERCEPTION, "whole = self.layout.whole(shape)", "whole = shape",
+        "numbers keep their address where a draw is shorter", PASSES, "whole = self.layout.whole(shape)", "whole = shape",
         T_INTERCEPTION + "test_where_padding_is_cut_the_masks_of_what_is_left_stay",
     ),
     Mutant(
@@ -153,7 +157,7 @@ RANDOMNESS = (
         T_INTERCEPTION + "test_numbers_for_what_no_probe_had_are_refused",
     ),
     Mutant(
-        "rows are put where the draw has them", INTERCEPTION, "rows.movedim(0, dim).reshape(shape)", "rows.reshape(shape)",
+        "rows are put where the draw has them", PASSES, "rows.movedim(0, dim).reshape(shape)", "rows.reshape(shape)",
         T_DRAWS + "test_dropout_between_recurrent_layers_belongs_to_rows_though_time_comes_first",
     ),
     Mutant(
@@ -263,6 +267,10 @@ WRITTEN = (
     Mutant(
         "what an operation would write is a copy", WRITES, "copy = value.detach().clone()", "copy = value.detach()",
         T_WRITES + "test_a_write_to_what_the_model_keeps_is_not_carried_out_and_named",
+    ),
+    Mutant(
+        "so are the running statistics that a norm writes without a word", KINDS, "    if func in _STATISTICS:\n",
+        "    if False:\n", T_WRITES + "test_a_write_to_what_the_model_keeps_is_not_carried_out_and_named",
     ),
     Mutant(
         "tensors that modules hold as plain attributes count", WRITES,
@@ -393,7 +401,7 @@ EVENTS = (
     _no_handler("scatter.src", "_write_along", _WRITTEN + "[scatter src-10]"),
     _no_handler("index_put.default", "_put", _WRITTEN + "[index_put-10]"),
     Mutant(
-        "one_hot is total", INTERCEPTION, "    torch.nn.functional.one_hot: _one_hot,\n", "",
+        "one_hot is total", MODES, "    torch.nn.functional.one_hot: _one_hot,\n", "",
         T_INDICES + _WRITTEN + "[one_hot-10]",
     ),
     Mutant(
@@ -599,6 +607,22 @@ COUPLING = (
     Mutant(
         "numbers of all fall on both sides in the probes", START, "            if sandbox.coins:\n", "            if False:\n",
         T_CHANNELS + "test_a_coupling_behind_a_number_of_all_is_refused_on_either_side_of_it",
+    ),
+    Mutant(
+        "now and then on the other side too", START, 'sandbox.coin = "low" if', 'sandbox.coin = "high" if',
+        T_HIDDEN + "test_the_probes_run_again_now_and_then_on_rows_that_are_nobodys_and_see_what_came_since",
+    ),
+    Mutant(
+        "no loss has a gradient at other rows", PROBES, "bool((value[:-1] != 0).any())", "False",
+        "tests/guarantees/test_coupling.py::test_batch_statistics_without_a_name_are_found_by_the_jacobian_probe",
+    ),
+    Mutant(
+        "some labels that are made up are left out", SYNTHETIC, "IGNORING = (1, 3)", "IGNORING = ()",
+        T_CHANNELS + "test_a_loss_over_the_number_of_labels_in_the_microbatch_is_refused",
+    ),
+    Mutant(
+        "but not from a loss that knows no such label", START, "self._engine.probe_rows.ignores = False", "pass",
+        T_CHANNELS + "test_a_loss_that_knows_no_label_to_leave_out_is_probed_without",
     ),
     Mutant(
         "Linear8bitLt is refused by name", COUPLINGS, '    "Linear8bitLt": "tells outlier columns by all rows of the batch",\n',

@@ -69,6 +69,8 @@ WRITES = {
     "frozen by index": lambda m, x: m.frozen.index_put_((torch.tensor([1]),), x[0, :1]),
     "trained": lambda m, x: m.trained.mul_(x[0]),
     "plain": lambda m, x: m.plain.add_(x[0]),
+    "plain, by statistics": lambda m, x: torch.batch_norm_update_stats(x, m.plain, None, 0.1),
+    "plain, by a norm of batches": lambda m, x: nn.functional.batch_norm(x, m.plain, torch.ones(4), training=True),
     "several": lambda m, x: m.several[0].copy_(x[0]),
     "random": lambda m, x: m.buffer.bernoulli_(0.5),
     "held['count']": lambda m, x: m.held["count"].add_(x[0]),
@@ -91,7 +93,14 @@ def test_a_write_to_what_the_model_keeps_is_not_carried_out_and_named(name: str)
     before = [each.clone() for each in model.kept]
     assert torch.equal(scene.run(range(8)), X + 1.0), "the forward goes on"
     assert len(before) == 15 and all(torch.equal(a, b) for a, b in zip(before, model.kept, strict=True))
-    assert scene.sandbox.kept.written == {"random": "buffer", "several": "several[0]"}.get(name, name.partition(" ")[0])
+    assert scene.sandbox.kept.written == {"random": "buffer", "several": "several[0]"}.get(name, name.split()[0].rstrip(","))
+
+
+def test_a_norm_of_batches_that_does_not_train_writes_nothing_and_is_no_write() -> None:
+    model = Keeps(lambda m, x: nn.functional.batch_norm(x, m.plain, torch.ones(4), training=False))
+    scene = Scene(model, X)
+    scene.run(range(8))
+    assert scene.sandbox.kept.written is None
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -165,8 +174,6 @@ BEHIND_TORCH = {
     "fresh buffer that is not saved": lambda m, x: m.register_buffer("fresh", x.mean(0), persistent=False),
     "plain, by numpy": lambda m, x: m.plain.numpy().__iadd__(1.0),
     "plain, by a tensor over its numpy": lambda m, x: torch.from_numpy(m.plain.numpy()).add_(x[0]),
-    "plain, by statistics": lambda m, x: torch.batch_norm_update_stats(x, m.plain, None, 0.1),
-    "plain, by a norm of batches": lambda m, x: nn.functional.batch_norm(x, m.plain, torch.ones(4), training=True),
     "held['count'], by numpy": lambda m, x: m.held["count"].numpy().__iadd__(1.0),
     "object.table, by numpy": lambda m, x: m.object.table.numpy().__iadd__(1.0),
     "shared, by numpy": lambda m, x: Keeps.shared.numpy().__iadd__(1.0),
