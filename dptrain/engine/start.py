@@ -24,6 +24,7 @@ from dptrain.routing.probes import (
     opened_gates,
     stretched,
 )
+from dptrain.routing.router import Site
 from dptrain.routing.sums import FastSums
 from dptrain.routing.synthetic_rows import HOW_TO, KINDS, SMALL, needed
 
@@ -389,9 +390,9 @@ class Start:
     def _hint(self) -> AbstractContextManager[object]:
         return _Hint() if self._engine.probe_rows.made_up else nullcontext()
 
-    def _tensors_of(self, site: object) -> Iterator[str]:
+    def _tensors_of(self, site: Site) -> Iterator[str]:
         router = self._engine.router
-        for index in site.tensors.values():  # type: ignore[attr-defined]
+        for index in site.tensors.values():
             yield router.tensors[index][1].name
 
     def _tell(self, unseen: Sequence[str]) -> None:
