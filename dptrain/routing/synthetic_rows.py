@@ -85,6 +85,9 @@ KINDS = 4
 SMALL = 1
 """The kind of zeros and small numbers."""
 
+LARGE = 2
+"""The kind of ones and large numbers."""
+
 IGNORED = -100
 """The label of what a loss leaves out; without any, what a loss counts of the others would be the same in all rows."""
 

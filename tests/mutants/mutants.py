@@ -597,7 +597,7 @@ COUPLING = (
         T_HIDDEN + "test_decisions_over_the_batch_are_refused_in_each_of_16_corpora[DropsChannels-8]",
     ),
     Mutant(
-        "a contribution alone is a company too", START, "        yield [0]\n    stranger", "        pass\n    stranger",
+        "a contribution alone is a company too", START, "        yield [0]\n    for turn", "        pass\n    for turn",
         T_CHANNELS + "test_a_forward_that_takes_a_row_alone_for_something_else_is_refused",
     ),
     Mutant(
