@@ -10,24 +10,16 @@ import argparse
 import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from itertools import starmap
 from multiprocessing import get_context
 from pathlib import Path
 
 from tests.zoo import expectations, report
 from tests.zoo.families import ZOO
 from tests.zoo.family import VARIANTS
-from tests.zoo.judge import Result, judge
+from tests.zoo.judge import judge, prepare_process
 
 RESULTS = Path("build/zoo.json")
-
-
-def _judge(task: tuple[str, str]) -> Result:
-    import torch
-    import transformers
-
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    return judge(*task)
 
 
 def main() -> int:
@@ -71,10 +63,11 @@ def main() -> int:
 
 def _all(tasks, jobs: int):
     if jobs == 1:
-        yield from map(_judge, tasks)
+        prepare_process()
+        yield from starmap(judge, tasks)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(_judge, tasks)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=prepare_process) as pool:
+        yield from pool.map(judge, *zip(*tasks, strict=True))
 
 
 if __name__ == "__main__":

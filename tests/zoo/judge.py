@@ -3,6 +3,9 @@
 import warnings
 from dataclasses import asdict, dataclass
 
+import torch
+import transformers
+
 from tests.zoo.exact import compare
 from tests.zoo.families import ZOO
 from tests.zoo.family import Layers
@@ -55,6 +58,12 @@ class Result:
 
     def as_json(self) -> dict:
         return asdict(self)
+
+
+def prepare_process() -> None:
+    """One thread, and no warnings of models about their configurations, for whoever judges one family after the other."""
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
 
 
 def judge(name: str, variant: str) -> Result:
