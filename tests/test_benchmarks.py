@@ -189,7 +189,8 @@ def test_the_step_on_onednn_has_the_gradients_of_torchs_plain_step(name: str, pr
     assert products
 
 
-@pytest.mark.parametrize("onednn", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("onednn", [True, False])
 def test_the_compiled_step_has_the_gradients_of_torchs_plain_step(onednn: bool, products: list[torch.Size]) -> None:
     require_torchs_gradients(SMALL, compiled=True, onednn=onednn)
     assert bool(products) == onednn

@@ -175,7 +175,7 @@ RAISES = {"a loss that raises": (raising_loss, "", raising), "a branch by a numb
 @pytest.mark.parametrize(
     ("level", "name", "form"),
     quick(
-        [("certified", "a loss that raises", "loss")],
+        [("fast", "a loss that raises", "loss")],
         [(level, name, form) for level in LEVELS for name in RAISES for form in ("loss", "compile")],
     ),
 )

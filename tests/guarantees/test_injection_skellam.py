@@ -81,7 +81,7 @@ def test_sums_of_discrete_gaussian_draws_have_not_which_is_why_they_are_refused(
 # The integers.
 
 
-@pytest.mark.parametrize("draws", [1, 2, 3, 16, 100])
+@pytest.mark.parametrize("draws", [2, 100, *(pytest.param(draws, marks=pytest.mark.slow) for draws in (1, 3, 16))])
 def test_the_noise_is_the_sum_of_integers_of_the_definition_each_at_an_address_of_its_own(draws: int) -> None:
     """From 80 digits, one draw at a time; draw g of tensor l at lane l M + g."""
     key, law = streams.stream_key("noise", b"r" * 16, 0, MASTER), Naive("skellam", SKELLAM_BITS, draws)
@@ -175,7 +175,7 @@ def test_no_draw_of_a_group_meets_another_one() -> None:
 # Runs.
 
 
-@pytest.mark.parametrize("microbatches", [1, 3, 8])
+@pytest.mark.parametrize("microbatches", [3, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 8))])
 @pytest.mark.parametrize("rate", ["0.000000001", "0.5"])
 def test_the_total_variance_is_the_scheduled_one_however_many_were_drawn(tmp_path, microbatches, rate) -> None:
     world = make_world(tmp_path, steps=STEPS, rate=rate, per_class=2, policy_extra=policy(microbatches))

@@ -80,7 +80,7 @@ def isolated(tmp_path, family: str, text: str, changed: str, permitted, **settin
     return inside
 
 
-@pytest.mark.parametrize("changed", ["clinic", "lab"])
+@pytest.mark.parametrize("changed", ["clinic", pytest.param("lab", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("family", "text", "allowed"), TAUGHT)
 def test_a_payload_moves_no_coordinate_outside_its_heads(tmp_path, family: str, text: str, allowed: dict, changed: str) -> None:
     """Parameters and Adam's state, coordinate by coordinate, against masks written out by hand."""
@@ -123,7 +123,7 @@ def test_a_clip_by_blocks_keeps_the_heads_of_classes_apart(tmp_path, monkeypatch
         assert isolated(tmp_path, "biased_llama", SOME, "clinic", permitted) > 100
 
 
-@pytest.mark.parametrize("changed", ["clinic", "lab"])
+@pytest.mark.parametrize("changed", ["clinic", pytest.param("lab", marks=pytest.mark.slow)])
 def test_a_payload_moves_no_expert_outside_its_mask_and_no_router(tmp_path, changed: str) -> None:
     def permitted(model: nn.Module) -> dict[str, torch.Tensor]:
         found = {name: torch.ones_like(p, dtype=torch.bool) for name, p in model.named_parameters()}

@@ -85,7 +85,7 @@ def exact_divergence(steps, mu2, epsilon, tilt):
 
 
 @pytest.mark.parametrize(("z", "q", "steps", "delta"), [(1.5, 0.3, 12, 1e-6), (2.0, 0.1, 400, 1e-9)])
-@pytest.mark.parametrize("removing", [True, False])
+@pytest.mark.parametrize("removing", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_bound_holds_to_25_digits_and_is_tight(z, q, steps, delta, removing):
     step = Step(z, q, steps, removing=removing)
     mu2 = steps * INTERVAL**2 / 6

@@ -187,7 +187,7 @@ def flipped_unseen(export: Path, name: str, bits: int) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize("bits", [1, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [layout.CHECKPOINT, layout.RETAINED_NOTES])
+@pytest.mark.parametrize("name", [layout.CHECKPOINT, pytest.param(layout.RETAINED_NOTES, marks=pytest.mark.slow)])
 def test_E1_every_changed_byte_of_cosigned_notes_fails_or_is_told(export, name, bits):
     """One auditor more than the quorum asks for has signed everything, so that by the quorum alone nobody would notice."""
     since = verify_export(export, KEYS).summaries[0].seq

@@ -49,10 +49,8 @@ def largest(sums: list) -> float:
     return max(float(total.abs().max()) for total in sums)
 
 
-@pytest.mark.parametrize(
-    ("family", "m"),
-    [("bert", 9), pytest.param("gpt2_tied", 1, marks=pytest.mark.slow), pytest.param("bert_lora", 2, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "m"), [("bert", 9), ("gpt2_tied", 1), ("bert_lora", 2)])
 def test_sums_are_on_the_lattice_of_the_hook_form(family: str, m: int) -> None:
     """By inductor, float64: three classes of random depth, bounds of every size, a microbatch that is not full, two steps."""
     on_the_lattice(family, m)

@@ -182,7 +182,7 @@ def test_one_corrupt_sequence_does_not_stop_the_others(digits_world: Digits, tra
     assert result["refused"]
 
 
-@pytest.mark.parametrize("program", [["-m", "dptrain.train"], ["-m", "dptrain", "train"]])
+@pytest.mark.parametrize("program", [["-m", "dptrain", "train"], pytest.param(["-m", "dptrain.train"], marks=pytest.mark.slow)])
 def test_the_ways_to_start_a_run_report_alike(digits_world: Digits, program: list[str]) -> None:
     digits_world.change_run('policy = "policy.cose"', 'policy = "policy.toml"')
     done = subprocess.run(
