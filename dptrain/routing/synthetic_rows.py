@@ -117,7 +117,7 @@ def made_up(
 
 def _labels_of_parts(key: str, value: Any) -> bool:
     """Whether a collated tensor holds labels of parts of every row, of its tokens say."""
-    if "label" not in key.lower() or not isinstance(value, torch.Tensor):
+    if "label" not in key.lower() or "mask" in key.lower() or not isinstance(value, torch.Tensor):
         return False
     return value.dtype in _SIGNED and value.dim() > 1 and value.shape[-1] > 1
 
