@@ -2,9 +2,10 @@
 again."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,12 +27,12 @@ from dptrain.routing.probes import (
 )
 from dptrain.routing.router import Site
 from dptrain.routing.sums import FastSums
-from dptrain.routing.synthetic_rows import HOW_TO, KINDS, LARGE, SMALL, needed
+from dptrain.routing.synthetic_rows import HOW_TO, IGNORED, KINDS, LARGE, SMALL, needed
 
 if TYPE_CHECKING:
     from dptrain.engine.private_training import PrivateTraining
 
-PASSES = 2.7
+PASSES = 2.68
 """What all probes together may cost at the start, in forward and backward passes of one full microbatch, as they are counted
 here. Measured it is up to a tenth more, 3 at most: what is compared, and what a small microbatch costs beyond its share."""
 
@@ -57,7 +58,7 @@ class ContentBranch(UserWarning):
 
 
 class Unprobed(UserWarning):
-    """The probes saw no gradient in a trained tensor."""
+    """The probes saw no gradient in a trained tensor, or could not make up what some losses count."""
 
 
 class ProbeFailed(UserWarning):
@@ -107,6 +108,7 @@ class Start:
             left = PASSES
             if full == 1 and engine.probe_rows.ignores:
                 yield from self._one([SMALL], self._know_labels)
+            reserved = self._cost(full) + 2 * self._cost(rows) if full > rows else 0.0
             for seed in (_SEED, _SEED + 1, None):
                 with opened_gates(engine.router, seed) if seed is not None else nullcontext():
                     if seed == _SEED and full > 1:
@@ -115,8 +117,14 @@ class Start:
                     if self._dead and seed is not None:
                         continue  # the offset may have shut a last rectifier that was open
                     self._require_alive()
-                    left -= yield from self._change_company(rows, left * (1.0 - STRETCHED))
+                    if reserved > left - self._always(rows):
+                        reserved = 0.0
+                    left -= yield from self._change_company(rows, left - (reserved or STRETCHED * left))
                     break
+            if reserved:
+                left -= reserved
+                with stretched(engine.router, _SEED):
+                    yield from self._compare_losses(crowds(full, rows))
             if sandbox.coins:
                 left -= yield from self._other_side(rows)
             if rows > 1 and left >= 2 * self._cost(rows):
@@ -141,14 +149,16 @@ class Start:
         sandbox = self._engine.sandbox
         rows = 4 if self.rows >= 12 else min(self.rows, 3)
         self._times += 1
+        before, sandbox.kept.written = sandbox.kept.written, None
         sandbox.coin = "low" if sandbox.coins and self._times % 2 == 0 else "high"
         try:
             with opened_gates(self._engine.router, _SEED):
                 yield from self._prove(rows)
                 yield from self._change_company(rows, 0.0)
+            self._require_unwritten()
         finally:
             sandbox.coin = "high"
-        self._require_nothing_written()
+            sandbox.kept.written = before or sandbox.kept.written
 
     def due(self, step: int, epoch_steps: int) -> bool:
         """Whether the probes run again before this step; public numbers decide."""
@@ -178,12 +188,16 @@ class Start:
 
     def _learn(self, rows: int) -> Iterator[Microbatch]:
         """Forward passes over two numbers of rows, which show where rows lie in what is drawn. Returns their cost."""
-        sandbox = self._engine.sandbox
+        sandbox, made = self._engine.sandbox, self._engine.probe_rows
         cost = 0.0
         most = min(rows, 3)
-        for count in (most, most - 1):
-            yield from self._one(range(count), self._know_labels, learning=True)
-            cost += self._cost(count)
+        ignored = True
+        while ignored:
+            ignored = made.ignores
+            for count in (most, most - 1):
+                yield from self._one(range(count), self._know_labels, learning=True)
+                cost += self._cost(count)
+            ignored = ignored and not made.ignores  # what a loss drew until it raised shows nothing
         sandbox.layouts.decide()
         if sandbox.secret:
             for place, seen in sandbox.layouts.refused.items():
@@ -224,7 +238,12 @@ class Start:
             with engine.sandbox.inside():
                 heads.check()
             self._half = engine.router.half
-            self._exact = check_exact(engine.router, losses, found.weight)
+            try:
+                self._exact = check_exact(engine.router, losses, found.weight)
+            except NonFinite:
+                if engine.probe_rows.made_up:
+                    raise needed("gradients of them are NaN or infinite (a root or a quotient at zero, say)") from None
+                raise
             self._note(losses, found, self._exact.norms)
 
         try:
@@ -255,31 +274,45 @@ class Start:
         Returns:
             What it cost.
         """
-        engine = self._engine
         spent = 0.0
         if not norms:
             yield from self._one(range(rows), self._look_at_losses)
             spent += self._cost(rows)
         base = dict(self._seen)
         for number, contents in enumerate(companies(rows)):
-            always = norms and number < ALWAYS
+            always = norms and (number < ALWAYS or rows == 1)
             if norms and not always and spent + self._cost(len(contents), backward=1, sums=1) > left * GRADIENTS:
                 norms = False
-            cost = self._cost(len(contents), backward=1, sums=1) if norms else self._cost(rows)
+            known = norms and any(_name(content) in base for content in contents)
+            cost = self._cost(len(contents), backward=1, sums=1) if known else self._cost(len(contents))
             if not always and spent + cost > left:
                 break
             if not norms and len(contents) != rows:
                 continue
-            yield from self._one(contents, self._look_at_norms if norms else self._look_at_losses)
+            yield from self._one(contents, self._look_at_norms if known else self._look_at_losses)
             spent += cost
-            same_shape = len(contents) == rows
-            exact = engine.policy.exactness == "certified" and engine.device.type == "cpu" and same_shape
-            tolerance = 0.0 if exact else HALF_TOLERANCE if self._half else P2_TOLERANCE[engine.router.precision]
-            if norms or same_shape:
-                assert self._exact is not None
-                check_company(base, self._seen, tolerance, self._exact.rounding)
+            self._check_company(base, same_shape=len(contents) == rows)
             base = {**self._seen, **base}
         return spent
+
+    def _compare_losses(self, microbatches: Iterable[Sequence[int]]) -> Iterator[Microbatch]:
+        """P2 over losses alone, from the first of these microbatches on."""
+        base: dict[bytes, Seen] = {}
+        for contents in microbatches:
+            yield from self._one(contents, self._look_at_losses)
+            self._check_company(base, same_shape=False)
+            base = {**self._seen, **base}
+
+    def _check_company(self, base: Mapping[bytes, Seen], *, same_shape: bool) -> None:
+        engine = self._engine
+        assert self._exact is not None
+        exact = engine.policy.exactness == "certified" and engine.device.type == "cpu" and same_shape
+        tolerance = 0.0 if exact else HALF_TOLERANCE if self._half else P2_TOLERANCE[engine.router.precision]
+        check_company(base, self._seen, tolerance, self._exact.rounding)
+
+    def _always(self, rows: int) -> float:
+        """What the changes of company that are always made cost."""
+        return sum(self._cost(len(contents), backward=1, sums=1) for contents in islice(companies(rows), ALWAYS))
 
     def _cost(self, rows: int, *, backward: int = 0, sums: int = 0) -> float:
         """What a forward pass over few rows costs, in forward and backward passes of one full microbatch.
@@ -296,7 +329,7 @@ class Start:
     def _one(self, contents: Sequence[int], then: Then, *, learning: bool = False) -> Iterator[Microbatch]:
         """One probe microbatch."""
         engine = self._engine
-        names = [b"probe" + content.to_bytes(4, "big") for content in contents]
+        names = [_name(content) for content in contents]
         rows = engine.probe_rows.microbatch(contents, names)
         inputs = [value for value in rows.inputs.values() if isinstance(value, torch.Tensor)]
         everything = torch.ones(len(names), len(engine.schedule.blocks), dtype=torch.bool)
@@ -316,7 +349,7 @@ class Start:
         """Makes up no labels that are to be ignored if the loss knows none: they would be out of range to it."""
         bad = self._engine.sandbox.current.bad
         if (bad is not None and bool(bad.any())) or not bool(torch.isfinite(losses).all()):
-            self._engine.probe_rows.ignores = False
+            self._engine.probe_rows.give_up()
 
     def _look_at_losses(self, losses: torch.Tensor, rows: Microbatch) -> None:
         self._note(losses, rows, None)
@@ -372,10 +405,13 @@ class Start:
         )
 
     def _require_nothing_written(self) -> None:
+        self._engine.sandbox.kept.changed()
+        self._require_unwritten()
+
+    def _require_unwritten(self) -> None:
+        """Raises if a forward of the probes tried to write what the model keeps."""
         engine = self._engine
-        kept = engine.sandbox.kept
-        kept.changed()
-        name = kept.written
+        name = engine.sandbox.kept.written
         if name is None:
             return
         if name in dict(engine.model.named_buffers()):
@@ -406,6 +442,14 @@ class Start:
                 ContentBranch,
                 stacklevel=2,
             )
+        if self._engine.probe_rows.gave_up:
+            warnings.warn(
+                f"the loss takes no labels of {IGNORED} (it raised, they were out of range, or a loss was NaN), so the probes "
+                "made up none: a loss over the number of labels in the microbatch would not show; divide by what is the "
+                "example's own",
+                Unprobed,
+                stacklevel=2,
+            )
         if unseen:
             shown = ", ".join(unseen[:5]) + (", ..." if len(unseen) > 5 else "")
             warnings.warn(
@@ -426,7 +470,7 @@ class _Hint:
         if kind is GeneratorExit:
             warnings.warn(
                 "PROBE_NEEDED: the loop ended inside a start-up probe, which runs on made-up rows; if the error is about their "
-                f"values, {HOW_TO}",
+                f"values (zeros and ones, labels of {IGNORED} among them), {HOW_TO}",
                 ProbeFailed,
                 stacklevel=2,
             )
@@ -439,11 +483,10 @@ def companies(rows: int) -> Iterator[list[int]]:
     alone: of its own kind where it stood, so that what the first microbatch had of other kinds is gone, and of other kinds at
     another place. Strangers of a kind are the same ones each time, so that they are compared too from the second time on. The
     one of small numbers comes before the others, since large ones beside it change it the most, and then that of large ones.
-    Where everybody is always alone, the first comes again after another.
+    Where everybody is always alone, the first comes again after one of every other kind.
     """
     if rows == 1:
-        yield [KINDS]
-        yield [0]
+        yield from ([kind] for kind in (*range(1, KINDS), 0))
         return
     yield [*range(rows - 1, 0, -1)]
     if rows > 2:
@@ -453,6 +496,21 @@ def companies(rows: int) -> Iterator[list[int]]:
             others = [KINDS * (1 + k) + (kept + turn) % KINDS for k in range(rows - 1)]
             place = kept if turn % 2 == 0 else (kept + 1) % rows
             yield [*others[:place], kept, *others[place:]]
+
+
+def crowds(full: int, rows: int) -> Iterator[list[int]]:
+    """Contents of a full microbatch of small and large numbers, and then of a few of the former and of the latter alone.
+
+    What is decided by rank, or by a share of the microbatch, shows in no few rows.
+    """
+    crowd = [KINDS * number + (SMALL, LARGE)[number % 2] for number in range(full)]
+    yield crowd
+    for kind in (SMALL, LARGE):
+        yield [content for content in crowd if content % KINDS == kind][-rows:]
+
+
+def _name(content: int) -> bytes:
+    return b"probe" + content.to_bytes(4, "big")
 
 
 def _drop_grad(parameter: torch.Tensor) -> None:

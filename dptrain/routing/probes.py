@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from dptrain.depth import EMBEDDINGS, HEAD, NO_TOWER, LayerStack
-from dptrain.errors import CoupledModel, UnsupportedModule
+from dptrain.errors import CoupledModel, NonFinite, UnsupportedModule
 from dptrain.routing.router import Router
 from dptrain.routing.sums import FastSums
 
@@ -100,6 +100,7 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
 
     Raises:
         UnsupportedModule: names the tensor.
+        NonFinite: a gradient of autograd's own is NaN or infinite.
     """
     contributions = router.contributions
     examples = len(losses) // contributions
@@ -113,6 +114,12 @@ def check_exact(router: Router, losses: torch.Tensor, example_weight: torch.Tens
     with router.muted(), router.inside():
         truth = gradients(losses, parameters, per_example)
         noise = _noise_of(router, truth, losses, per_example)
+    if not all(bool(value.isfinite().all()) for value in truth if value is not None):
+        raise NonFinite(
+            "GRADIENT_NOT_FINITE",
+            "gradients of the rows given for the probes are NaN or infinite before the first step, expected finite ones; a "
+            "root or a quotient at zero does that, whatever becomes of it later: add a small number (nothing was charged)",
+        )
     router.measure_reach()
     router.backward(losses, example_weight)
     half = router.half or losses.dtype in (torch.bfloat16, torch.float16)
@@ -217,7 +224,8 @@ def _check_jacobian(losses: torch.Tensor, router: Router) -> None:
     with router.inside():
         grads = gradients(losses[-1], [tap for _, tap in taps])
     for (name, _), value in zip(taps, grads, strict=True):
-        if value is not None and bool((value[:-1] != 0).any()):
+        # What is not finite shows in the comparison with autograd's own gradient, and says nothing of who reads whom.
+        if value is not None and bool((value[:-1].isfinite() & (value[:-1] != 0)).any()):
             raise CoupledModel(
                 "CROSS_SAMPLE_GRADIENT",
                 f"the loss of one example depends on other examples of the batch (seen at {name!r}): in-batch negatives, "
@@ -251,7 +259,9 @@ def check_company(
 def _require_same(what: str, a: torch.Tensor, b: torch.Tensor, tolerance: float, slack: torch.Tensor) -> None:
     finite = torch.isfinite(a) & torch.isfinite(b)
     gap = torch.where(finite, (a - b).abs(), 0.0)
-    size = torch.where(finite, a.abs(), 0.0).amax(0)
+    size = torch.where(finite, a.abs(), 0.0)
+    # A gradient rounds by what cancels in it, which larger ones tell; a loss by itself, or by terms of size one.
+    size = size.amax(0) if what == "gradient" else torch.maximum(size, size.amax(0).clamp_max(1.0))
     if not bool((gap <= tolerance * size.clamp_min(1e-12) + slack).all()) or not bool((finite | (a.isnan() ==
     b.isnan())).all()):
         raise CoupledModel(

@@ -91,6 +91,8 @@ class RepeatedLoss:
                 ) from error
             if self._probe is None or not self._probe.made_up:
                 raise
+            if self._probe.ignores:  # labels that are to be ignored, to a loss that knows none
+                return self._probed(model, self._probe.without_ignored(rows))
             raise needed(f"the loss raises on them ({type(error).__name__}: {error})") from error
 
     def failed(self, model: nn.Module, rows: Microbatch, error: Exception) -> torch.Tensor:

@@ -2,6 +2,7 @@
 else."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class ProbeRows:
         self.made_up = records is None
         self.ignores = self.made_up and any(map(_labels_of_parts, like.inputs, like.inputs.values()))
         """Whether some of the labels that are made up are `IGNORED`: until it shows that the loss knows no such label."""
+        self._gave_up = False
         self._like = like
         self._device = device
         self._records = records
@@ -73,10 +75,31 @@ class ProbeRows:
         if value is None:
             return None
         generator = torch.Generator().manual_seed(content * 1009 + place)
-        row = made_up(value.shape[1:], value.dtype, generator, kind=content % KINDS, mask="mask" in key.lower())
+        row = made_up(value.shape[1:], value.dtype, generator, kind=content % KINDS, mask=_named(key, "mask"))
+        if row.dtype == torch.bool and _named(key, "mask") and "pad" in key.lower():
+            row = ~row  # as torch has it: what is true is left out
         if self.ignores and _labels_of_parts(key, value) and content % KINDS in IGNORING:
-            row[..., : int(torch.randint(1, row.shape[-1], (), generator=generator))] = IGNORED
+            row[..., int(torch.randint(SHOWN, row.shape[-1], (), generator=generator)) :] = IGNORED
         return row
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether labels were made up that the loss does not know."""
+        return self._gave_up
+
+    def give_up(self) -> None:
+        """Makes up no labels that are to be ignored from now on."""
+        self._gave_up = self._gave_up or self.ignores
+        self.ignores = False
+
+    def without_ignored(self, rows: Microbatch) -> Microbatch:
+        """Does likewise, and gives these rows without them."""
+        self.give_up()
+        inputs = {
+            key: value.masked_fill(value == IGNORED, 0) if _labels_of_parts(key, value) else value
+            for key, value in rows.inputs.items()
+        }
+        return replace(rows, inputs=inputs)
 
 
 KINDS = 4
@@ -92,7 +115,10 @@ IGNORED = -100
 """The label of what a loss leaves out; without any, what a loss counts of the others would be the same in all rows."""
 
 IGNORING = (1, 3)
-"""Kinds of rows in which the first labels are `IGNORED`, and the last never is."""
+"""Kinds of rows in which the last labels are `IGNORED`."""
+
+SHOWN = 2
+"""As many are shown by any mask, and have a label: the first, and one that is left where labels are shifted by one."""
 
 _ONES = (0.5, 0.0, 1.0, 0.5)
 _SCALES = (1.0, 0.25, 4.0, 1.0)
@@ -108,7 +134,8 @@ def made_up(
             for fair integers under any mask. A single number is fair in every kind. mask: whether it is a mask.
     """
     if mask and shape and shape[-1]:
-        length = shape[-1] if kind == 0 else int(torch.randint(1, shape[-1] + 1, (), generator=generator))
+        least = min(SHOWN, shape[-1])
+        length = shape[-1] if kind == 0 else int(torch.randint(least, shape[-1] + 1, (), generator=generator))
         return (torch.arange(shape[-1]) < length).expand(*shape).to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).mul_(_SCALES[kind]).to(dtype)
@@ -117,9 +144,15 @@ def made_up(
 
 def _labels_of_parts(key: str, value: Any) -> bool:
     """Whether a collated tensor holds labels of parts of every row, of its tokens say."""
-    if "label" not in key.lower() or "mask" in key.lower() or not isinstance(value, torch.Tensor):
+    if not _named(key, "label") or not isinstance(value, torch.Tensor):
         return False
-    return value.dtype in _SIGNED and value.dim() > 1 and value.shape[-1] > 1
+    return value.dtype in _SIGNED and value.dim() > 1 and value.shape[-1] > SHOWN
+
+
+def _named(key: str, what: str) -> bool:
+    """Whether a key says that it holds masks, or labels; the last word counts (``labels_mask``, ``masked_lm_labels``)."""
+    places = {word: key.lower().rfind(word) for word in ("mask", "label")}
+    return places[what] >= 0 and places[what] == max(places.values())
 
 
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)

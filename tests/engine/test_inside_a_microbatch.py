@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from dptrain.engine import start  # noqa: E402
 from dptrain.errors import CoupledModel, NotPrivateUse  # noqa: E402
 from tests.guarantees.peers import Run, net, nothing, per_example, small_world  # noqa: E402
 from tests.worlds import World  # noqa: E402
@@ -85,6 +86,26 @@ def test_a_forward_that_begins_to_write_writes_a_copy_and_ends_the_run_at_the_en
     assert len(clean) == 4
     for one, other in zip(found, clean, strict=False):
         assert all(torch.equal(one[name], other[name]) for name in one), "and what is released is what it would have been"
+
+
+def test_a_probe_during_a_run_does_not_tell_of_what_a_private_microbatch_wrote(tmp_path, monkeypatch) -> None:
+    """Neither earlier than at the end of the window, nor by another name."""
+    monkeypatch.setattr(start, "AGAIN", 7)
+    world = small_world(tmp_path, steps=12, window_steps=3)
+    probed = []
+
+    def losses(model: nn.Module, rows: Any) -> torch.Tensor:
+        model.extra.on = len(found) == 6 and not run.private.probe.active
+        if run.private.probe.active:
+            probed.append(len(found))
+        return per_example(model, rows)
+
+    found: list[dict] = []
+    with Run(world, net(lambda: Writes(BY_OPERATION["buffer"]))) as run, pytest.raises(NotPrivateUse, match="FORWARD_WROTE"):
+        for step in run.steps:
+            found.append(run.gradients(step, losses))
+            run.optimizer.step()
+    assert len(found) == 9 and 7 in probed, "there was a probe within the window"
 
 
 def test_the_end_of_a_run_that_wrote_says_the_same_whatever_was_written(world) -> None:

@@ -3,6 +3,7 @@
 The others are in test_coupling.py; the channels are those of docs/mechanism.md.
 """
 
+import json
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from dptrain.engine import start  # noqa: E402
+from dptrain.engine.start import Unprobed  # noqa: E402
 from dptrain.errors import (  # noqa: E402
     ConfigError,
     CoupledModel,
@@ -22,7 +25,9 @@ from dptrain.errors import (  # noqa: E402
     StepOrder,
     UnsupportedModule,
 )
+from dptrain.microbatch import Microbatch  # noqa: E402
 from dptrain.routing import Router, synthetic_rows  # noqa: E402
+from dptrain.routing.synthetic_rows import ProbeRows  # noqa: E402
 from tests.guarantees.peers import Net, Run, collate, first_release, net, per_example, small_world, whole_schedule  # noqa: E402
 from tests.worlds import token_record  # noqa: E402
 
@@ -541,14 +546,111 @@ def test_a_loss_over_the_number_of_labels_in_the_microbatch_is_refused(tmp_path,
         run.gradients(next(iter(run.steps)), by_common_count)
 
 
+def whole(examples: list[dict]) -> dict[str, torch.Tensor]:
+    """Labels of tokens that all count."""
+    ids = torch.tensor([e["ids"] for e in examples])
+    return {"ids": ids, "labels": ids % 3}
+
+
 @pytest.mark.parametrize("microbatch", [1, 4])
 def test_a_loss_that_knows_no_label_to_leave_out_is_probed_without(tmp_path, microbatch: int) -> None:
-    def whole(examples: list[dict]) -> dict[str, torch.Tensor]:
-        ids = torch.tensor([e["ids"] for e in examples])
-        return {"ids": ids, "labels": ids % 3}
-
     torch.manual_seed(0)
     with Run(small_world(tmp_path), Tagger().double(), collate_fn=whole, microbatch=microbatch) as run:
         assert run.private.probe_rows.ignores
-        run.gradients(next(iter(run.steps)), knows_no_such_label)
+        with pytest.warns(Unprobed, match="labels of -100"):
+            run.gradients(next(iter(run.steps)), knows_no_such_label)
         assert not run.private.probe_rows.ignores
+
+
+def test_a_loss_that_raises_at_a_label_to_leave_out_is_probed_without(tmp_path) -> None:
+    """And what it drew until then shows nothing of where rows lie."""
+
+    def asks_first(model: nn.Module, rows: Any) -> torch.Tensor:
+        losses = by_own_count(model, rows)
+        if bool((rows["labels"] < 0).any()):
+            raise ValueError("a label")
+        return losses
+
+    torch.manual_seed(0)
+    with Run(small_world(tmp_path), Tagger(nn.Dropout(0.5)).double(), collate_fn=whole, microbatch=4) as run:
+        loss = run.private.loss(asks_first)
+        with pytest.warns(Unprobed, match="labels of -100"):
+            for rows in next(iter(run.steps)):
+                run.private.backward(loss(run.model, rows), rows)
+        assert not run.private.probe_rows.ignores
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 7, 16, 128])
+def test_made_up_labels_and_masks_leave_something_whatever_the_length(length: int) -> None:
+    """As many tokens as a loss needs that shifts labels by one and takes a token by both."""
+    like = Microbatch(
+        {
+            "input_ids": torch.zeros(1, length, dtype=torch.long), "attention_mask": torch.ones(1, length, dtype=torch.long),
+            "masked_lm_labels": torch.zeros(1, length, dtype=torch.long), "labels_mask": torch.ones(1, length).bool(),
+            "padding_mask": torch.zeros(1, length, dtype=torch.bool),
+        },
+        1, 1, torch.ones(1, dtype=torch.float64), (b"like",),
+    )  # fmt: skip
+    rows = ProbeRows(like, torch.device("cpu")).microbatch(range(64), [b"row"] * 64).inputs
+    counts = rows["masked_lm_labels"] != -100
+    for mask in (rows["attention_mask"].bool(), rows["labels_mask"], ~rows["padding_mask"]):
+        assert bool((mask & counts)[:, 1:].any(1).all()) and bool(mask[0].all())
+    assert bool(counts[0].all()) and not bool(counts[1].all()), "some are left out"
+
+
+# --- what shows in no few rows ---------------------------------------------------------------------------------------
+
+
+def hardest(model: nn.Module, rows: Any) -> torch.Tensor:
+    """Takes the 8 hardest examples."""
+    losses = per_example(model, rows)
+    least = losses.detach().topk(min(8, len(losses))).values[-1]
+    return losses * (losses.detach() >= least)
+
+
+def from_8_rows_on(model: nn.Module, rows: Any) -> torch.Tensor:
+    losses = per_example(model, rows)
+    return losses + (losses.detach().mean() if len(losses) >= 8 else 0.0)
+
+
+@pytest.mark.parametrize("losses", [hardest, from_8_rows_on])
+def test_what_shows_in_no_few_rows_is_refused_by_a_whole_microbatch(tmp_path, losses, monkeypatch) -> None:
+    refused(tmp_path, None, "REPLACEMENT", losses, microbatch=16)
+    monkeypatch.setattr(start, "crowds", lambda full, rows: ())
+    with Run(small_world(tmp_path / "without"), net(), microbatch=16) as run:
+        run.gradients(next(iter(run.steps)), losses)
+
+
+# --- where everybody is alone ----------------------------------------------------------------------------------------
+
+
+class Pads(Net):
+    """Takes a mask that hides nothing for none, as Hugging Face's attention does."""
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        weight = torch.ones_like(mask) if bool(mask.all()) else mask
+        self.taken = (weight - mask).abs().sum().item() == 0  # a number: what is asked as a truth is told
+        return self.head(torch.tanh(self.embed(ids)).mul(weight[..., None]).sum(1) / weight.sum(1, keepdim=True))
+
+
+def padded(examples: list[dict]) -> dict[str, torch.Tensor]:
+    mask = torch.ones(len(examples), 7, dtype=torch.long)
+    mask[:, 4:] = 0
+    return {**collate(examples), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("options", [{"microbatch": 1}, {"microbatch": 8, "microbatch_rows": 1}, {"microbatch": 4}])
+def test_a_question_about_padding_is_answered_truly_where_everybody_is_alone(tmp_path, options, given: bool) -> None:
+    def losses(model: nn.Module, rows: Any) -> torch.Tensor:
+        found = nn.functional.cross_entropy(model(rows["ids"], rows["attention_mask"]), rows["labels"], reduction="none")
+        if not run.private.probe.active:
+            taken.append(model.taken)
+        return found
+
+    taken: list[bool] = []
+    torch.manual_seed(0)
+    records = [json.dumps(token_record(k)).encode() for k in range(6)] if given else None
+    with Run(small_world(tmp_path), Pads().double(), collate_fn=padded, layers=None, probe=records, **options) as run:
+        run.gradients(next(iter(run.steps)), losses)
+    assert taken and all(taken)
