@@ -106,8 +106,8 @@ class Start:
         sandbox.kept.seal()
         with self._hint():
             left = PASSES
-            if full == 1 and engine.probe_rows.ignores:
-                yield from self._one([SMALL], self._know_labels)
+            if full == 1 and any(engine.probe_rows.extremes):
+                yield from self._settle(lambda: self._one([SMALL], self._temper))
             reserved = self._cost(full) + 2 * self._cost(rows) if full > rows else 0.0
             for seed in (_SEED, _SEED + 1, None):
                 with opened_gates(engine.router, seed) if seed is not None else nullcontext():
@@ -188,16 +188,15 @@ class Start:
 
     def _learn(self, rows: int) -> Iterator[Microbatch]:
         """Forward passes over two numbers of rows, which show where rows lie in what is drawn. Returns their cost."""
-        sandbox, made = self._engine.sandbox, self._engine.probe_rows
-        cost = 0.0
+        sandbox = self._engine.sandbox
         most = min(rows, 3)
-        ignored = True
-        while ignored:
-            ignored = made.ignores
+        cost = self._cost(most) + self._cost(most - 1)
+
+        def both() -> Iterator[Microbatch]:
             for count in (most, most - 1):
-                yield from self._one(range(count), self._know_labels, learning=True)
-                cost += self._cost(count)
-            ignored = ignored and not made.ignores  # what a loss drew until it raised shows nothing
+                yield from self._one(range(count), self._temper, learning=True)
+
+        yield from self._settle(both)
         sandbox.layouts.decide()
         if sandbox.secret:
             for place, seen in sandbox.layouts.refused.items():
@@ -345,8 +344,15 @@ class Start:
             engine.current = None
             engine.router.disarm()
 
-    def _know_labels(self, losses: torch.Tensor, rows: Microbatch) -> None:
-        """Makes up no labels that are to be ignored if the loss knows none: they would be out of range to it."""
+    def _settle(self, look: Callable[[], Iterator[Microbatch]]) -> Iterator[Microbatch]:
+        """Looks at made-up rows until nothing of them has to be tempered: what a loss drew before it raised shows nothing."""
+        made, before = self._engine.probe_rows, None
+        while made.extremes != before:
+            before = made.extremes
+            yield from look()
+
+    def _temper(self, losses: torch.Tensor, rows: Microbatch) -> None:
+        """Makes up less that is extreme if the loss does not take it: labels out of range, a mask that shows too little."""
         bad = self._engine.sandbox.current.bad
         if (bad is not None and bool(bad.any())) or not bool(torch.isfinite(losses).all()):
             self._engine.probe_rows.give_up()

@@ -34,6 +34,8 @@ class ProbeRows:
         self.made_up = records is None
         self.ignores = self.made_up and any(map(_labels_of_parts, like.inputs, like.inputs.values()))
         """Whether some of the labels that are made up are `IGNORED`: until it shows that the loss knows no such label."""
+        self.shortest = 1 if self.made_up and any(_named(key, "mask") for key in like.inputs) else SHOWN
+        """What the shortest mask shows: one alone, until it shows that the loss needs more."""
         self._gave_up = False
         self._like = like
         self._device = device
@@ -75,7 +77,7 @@ class ProbeRows:
         if value is None:
             return None
         generator = torch.Generator().manual_seed(content * 1009 + place)
-        row = made_up(value.shape[1:], value.dtype, generator, kind=content % KINDS, mask=_named(key, "mask"))
+        row = made_up(value.shape[1:], value.dtype, generator, kind=content % KINDS, mask=self.shortest * _named(key, "mask"))
         if row.dtype == torch.bool and _named(key, "mask") and "pad" in key.lower():
             row = ~row  # as torch has it: what is true is left out
         if self.ignores and _labels_of_parts(key, value) and content % KINDS in IGNORING:
@@ -87,13 +89,21 @@ class ProbeRows:
         """Whether labels were made up that the loss does not know."""
         return self._gave_up
 
+    @property
+    def extremes(self) -> tuple[bool, bool]:
+        """What is made up that a loss may not take, and that can be given up: labels to be ignored, masks of one."""
+        return self.ignores, self.shortest < SHOWN
+
     def give_up(self) -> None:
-        """Makes up no labels that are to be ignored from now on."""
-        self._gave_up = self._gave_up or self.ignores
-        self.ignores = False
+        """Makes up something less from now on: no mask of one token, then no labels that are to be ignored."""
+        if self.shortest < SHOWN:
+            self.shortest = SHOWN
+        elif self.ignores:
+            self.ignores, self._gave_up = False, True
 
     def without_ignored(self, rows: Microbatch) -> Microbatch:
-        """Does likewise, and gives these rows without them."""
+        """Gives up both, and gives these rows without labels that are to be ignored."""
+        self.give_up()
         self.give_up()
         inputs = {
             key: value.masked_fill(value == IGNORED, 0) if _labels_of_parts(key, value) else value
@@ -125,17 +135,18 @@ _SCALES = (1.0, 0.25, 4.0, 1.0)
 
 
 def made_up(
-    shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator, *, kind: int = 0, mask: bool = False
+    shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator, *, kind: int = 0, mask: int = 0
 ) -> torch.Tensor:
     """One row: integers of 0 and 1, booleans, normal numbers; a mask is ones and then zeros, at least one of the former.
 
     Args:
-        kind: 0 for a mask of ones throughout and fair integers, 1 for zeros and small numbers, 2 for ones and large numbers, 3
-            for fair integers under any mask. A single number is fair in every kind. mask: whether it is a mask.
+        kind: 0 for a mask of ones throughout and fair integers, 1 for a mask that hides nearly all, zeros and small numbers, 2
+            for ones and large numbers, 3 for fair integers under any mask. A single number is fair in every kind.
+        mask: what the shortest shows, if it is a mask.
     """
     if mask and shape and shape[-1]:
-        least = min(SHOWN, shape[-1])
-        length = shape[-1] if kind == 0 else int(torch.randint(least, shape[-1] + 1, (), generator=generator))
+        some = int(torch.randint(min(SHOWN, shape[-1]), shape[-1] + 1, (), generator=generator))
+        length = {0: shape[-1], SMALL: min(mask, shape[-1])}.get(kind, some)
         return (torch.arange(shape[-1]) < length).expand(*shape).to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(tuple(shape), generator=generator, dtype=torch.float64).mul_(_SCALES[kind]).to(dtype)

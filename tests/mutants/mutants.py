@@ -628,7 +628,7 @@ COUPLING = (
     ),
     Mutant(
         "what a loss drew until it raised at a label shows nothing", START,
-        "ignored = ignored and not made.ignores", "ignored = False",
+        "while made.extremes != before:", "while before is None:",
         T_CHANNELS + "test_a_loss_that_raises_at_a_label_to_leave_out_is_probed_without",
     ),
     Mutant(
@@ -642,6 +642,10 @@ COUPLING = (
     Mutant(
         "some labels that are made up are left out", SYNTHETIC, "IGNORING = (1, 3)", "IGNORING = ()",
         T_CHANNELS + "test_a_loss_over_the_number_of_labels_in_the_microbatch_is_refused",
+    ),
+    Mutant(
+        "a mask shows one token alone until a loss needs more", SYNTHETIC, "self.shortest = 1 if", "self.shortest = SHOWN if",
+        T_CHANNELS + "test_made_up_labels_and_masks_leave_something_whatever_the_length",
     ),
     Mutant(
         "but not from a loss that knows no such label", START, "self._engine.probe_rows.give_up()", "pass",
