@@ -280,7 +280,7 @@ def test_a_forward_without_backward_changes_nothing(tmp_path) -> None:
     """Opacus: a forward in training mode without a backward left activations, and the next grad_sample was None."""
     world = small_world(tmp_path)
     plain = first_release(world, net())
-    ids = torch.arange(28).view(4, 7)
+    ids = torch.arange(7 * 64).view(64, 7) % 50
 
     def wandering(model: nn.Module, rows) -> torch.Tensor:
         model(ids[: len(rows["ids"])])
