@@ -92,6 +92,7 @@ def assert_same_releases(scene: Scene, found: Trace, expected: Trace) -> None:
     assert scene.level == "fast" or found.same_releases(expected), "certified: to the bit, and so are the weights"
 
 
+FIVE = ("infinite loss", "label out of range", "wrong branch", "NaN", "1e38")
 PLAIN = [(level, form) for level in LEVELS for form in ("plain", "loss")]
 
 
@@ -100,8 +101,10 @@ def quick(chosen: Sequence[tuple], every: Sequence[tuple]) -> list:
     return [each if each in chosen else pytest.param(*each, marks=pytest.mark.slow) for each in every]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("level", "form"), quick([("fast", "plain")], PLAIN))
+@pytest.mark.parametrize(
+    ("level", "form", "kind"),
+    quick([("fast", "plain", kind) for kind in FIVE], [(*each, kind) for each in PLAIN for kind in KINDS]),
+)
 def test_no_hostile_payload_at_any_place_is_seen_and_it_counts_as_zero(stage: Stage, level, form, kind) -> None:
     check(stage, Scene(level, form, "truth", steps=OFTEN), TOGETHER, KINDS[kind])
 

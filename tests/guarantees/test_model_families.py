@@ -38,7 +38,7 @@ def _in_double() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("family", [*ZOO, *MORE])
+@pytest.mark.parametrize("family", [*ZOO, *(pytest.param(family, marks=pytest.mark.slow) for family in MORE)])
 def test_a_family_is_exact_or_refused(family: str) -> None:
     entry = (ZOO | MORE)[family]
     model = entry.build()
@@ -88,7 +88,7 @@ DROPOUT = {
 """Families of which a part takes the generic path, with the dropout that they are trained with."""
 
 
-@pytest.mark.parametrize("examples", [1, 2])
+@pytest.mark.parametrize("examples", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("family", list(DROPOUT))
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore::UserWarning")
 def test_a_family_with_dropout_is_exact(family: str, examples: int) -> None:

@@ -59,7 +59,7 @@ def scores(trainer: Trainer) -> dict[float, float]:
     return worst
 
 
-@pytest.mark.parametrize("rate", [NOBODY, "0.5"])
+@pytest.mark.parametrize("rate", [pytest.param(NOBODY, marks=pytest.mark.slow), "0.5"])
 @pytest.mark.parametrize("mode", [SCHEDULED, SPLIT, SCHEDULED + '\nexactness = "certified"', PUBLIC_DRAWS])
 def test_the_noise_of_every_step_has_the_variance_of_its_phase(tmp_path, mode, rate) -> None:
     world = make_world(tmp_path, steps=8, rate=rate, per_class=1, policy_extra=mode)

@@ -585,6 +585,12 @@ COUPLING = (
     Mutant(
         "company is changed under stretched activations too", START,
         "if rows > 1 and left >= 2 * self._cost(rows):", "if False:",
+        T_HIDDEN + "test_in_smaller_microbatches_decisions_are_refused_as_often_as_stated[OutlierColumns-4-13]",
+    ),
+    Mutant(
+        "and so is that of a whole microbatch", START,
+        "                with stretched(engine.router, _SEED):\n                    yield from self._compare_losses(",
+        "                with nullcontext():\n                    yield from self._compare_losses(",
         T_HIDDEN + "test_decisions_over_the_batch_are_refused_in_each_of_16_corpora[OutlierColumns-8]",
     ),
     Mutant(
