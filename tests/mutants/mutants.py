@@ -154,7 +154,7 @@ RANDOMNESS = (
     Mutant(
         "a draw that is larger than any that the probes saw is refused", LAYOUTS,
         "all(a <= b for a, b in zip(shape, most, strict=True))", "True",
-        T_INTERCEPTION + "test_numbers_for_what_no_probe_had_are_refused",
+        T_INTERCEPTION + "test_more_numbers_of_a_row_than_any_probe_had_are_refused",
     ),
     Mutant(
         "rows are put where the draw has them", PASSES, "rows.movedim(0, dim).reshape(shape)", "rows.reshape(shape)",

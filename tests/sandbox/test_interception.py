@@ -311,6 +311,13 @@ def test_numbers_for_what_no_probe_had_are_refused(count: int) -> None:
         scene.run(range(8), data=[special])
 
 
+def test_more_numbers_of_a_row_than_any_probe_had_are_refused() -> None:
+    scene = Scene(nn.Identity(), torch.zeros(8, 5), lambda m, x: x + torch.rand(len(x), 5 + int(x.max())).sum(1, keepdim=True))
+    assert scene.run(range(8)).shape == (8, 5)
+    with pytest.raises(UnsupportedModule, match="UNSEEN_DRAW"):
+        scene.run(range(8), data=[torch.ones(8, 5)])
+
+
 def test_fewer_numbers_that_everybody_shares_are_refused() -> None:
     """Five in the probes, whoever takes part; for three tokens they would be dealt out by place."""
     scene = Scene(nn.Identity(), torch.zeros(8, 5), lambda m, x: x + torch.rand(5 - int(x.sum())).sum())
