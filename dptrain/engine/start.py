@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from dptrain.engine.private_training import PrivateTraining
 
 PASSES = 2.68
-"""What all probes together may cost at the start, in forward and backward passes of one full microbatch, as they are counted
-here. Measured it is up to a tenth more, 3 at most: what is compared, and what a small microbatch costs beyond its share."""
+"""Bounds what the probes of the start may cost, in forward and backward passes of one full microbatch as they are counted here;
+what is always made costs more where a microbatch has one row or two. `make bench-start` measures it, and 3 is its target."""
 
 GRADIENTS = 0.5
 """Part of what changes of company may cost after which losses alone are compared, which are cheaper; a decision over the batch
@@ -295,7 +295,7 @@ class Start:
         return spent
 
     def _compare_losses(self, microbatches: Iterable[Sequence[int]]) -> Iterator[Microbatch]:
-        """P2 over losses alone, from the first of these microbatches on."""
+        """Compares losses alone, from the first of these microbatches on: P2 without gradients."""
         base: dict[bytes, Seen] = {}
         for contents in microbatches:
             yield from self._one(contents, self._look_at_losses)
@@ -310,7 +310,7 @@ class Start:
         check_company(base, self._seen, tolerance, self._exact.rounding)
 
     def _always(self, rows: int) -> float:
-        """What the changes of company that are always made cost."""
+        """Counts what the changes of company that are always made cost."""
         return sum(self._cost(len(contents), backward=1, sums=1) for contents in islice(companies(rows), ALWAYS))
 
     def _cost(self, rows: int, *, backward: int = 0, sums: int = 0) -> float:

@@ -52,7 +52,7 @@ class RepeatedLoss:
         self._made: _Made | None = None
         self._raised = False
         self._passed = False
-        """Whether a probe of several rows did not raise."""
+        """Tells whether a probe of several rows did not raise."""
 
     def __call__(self, model: nn.Module, rows: Microbatch) -> torch.Tensor:
         """Losses of ``rows``, shape (B,); NaN without a graph where the microbatch has to be repeated."""

@@ -33,10 +33,11 @@ class ProbeRows:
     def __init__(self, like: Microbatch, device: torch.device, records: Microbatch | None = None) -> None:
         self.made_up = records is None
         self.ignores = self.made_up and any(map(_labels_of_parts, like.inputs, like.inputs.values()))
-        """Whether some of the labels that are made up are `IGNORED`: until it shows that the loss knows no such label."""
+        """Tells whether some of the labels that are made up are `IGNORED`: until it shows that the loss knows no such label."""
         self.shortest = 1 if self.made_up and any(_named(key, "mask") for key in like.inputs) else SHOWN
-        """What the shortest mask shows: one alone, until it shows that the loss needs more."""
-        self._gave_up = False
+        """Counts what the shortest mask shows: one alone, until it shows that the loss needs more."""
+        self.gave_up = False
+        """Tells whether labels were made up that the loss does not know."""
         self._like = like
         self._device = device
         self._records = records
@@ -85,13 +86,8 @@ class ProbeRows:
         return row
 
     @property
-    def gave_up(self) -> bool:
-        """Whether labels were made up that the loss does not know."""
-        return self._gave_up
-
-    @property
     def extremes(self) -> tuple[bool, bool]:
-        """What is made up that a loss may not take, and that can be given up: labels to be ignored, masks of one."""
+        """Tells what is made up that a loss may not take, and that can be given up: labels to be ignored, masks of one."""
         return self.ignores, self.shortest < SHOWN
 
     def give_up(self) -> None:
@@ -99,7 +95,7 @@ class ProbeRows:
         if self.shortest < SHOWN:
             self.shortest = SHOWN
         elif self.ignores:
-            self.ignores, self._gave_up = False, True
+            self.ignores, self.gave_up = False, True
 
     def without_ignored(self, rows: Microbatch) -> Microbatch:
         """Gives up both, and gives these rows without labels that are to be ignored."""
@@ -128,7 +124,7 @@ IGNORING = (1, 3)
 """Kinds of rows in which the last labels are `IGNORED`."""
 
 SHOWN = 2
-"""As many are shown by any mask, and have a label: the first, and one that is left where labels are shifted by one."""
+"""Counts what any mask shows then, and what always has a label: the first, and one that is left where labels are shifted."""
 
 _ONES = (0.5, 0.0, 1.0, 0.5)
 _SCALES = (1.0, 0.25, 4.0, 1.0)
@@ -154,14 +150,14 @@ def made_up(
 
 
 def _labels_of_parts(key: str, value: Any) -> bool:
-    """Whether a collated tensor holds labels of parts of every row, of its tokens say."""
+    """Tells whether a collated tensor holds labels of parts of every row, of its tokens say."""
     if not _named(key, "label") or not isinstance(value, torch.Tensor):
         return False
     return value.dtype in _SIGNED and value.dim() > 1 and value.shape[-1] > SHOWN
 
 
 def _named(key: str, what: str) -> bool:
-    """Whether a key says that it holds masks, or labels; the last word counts (``labels_mask``, ``masked_lm_labels``)."""
+    """Tells whether a key says that it holds masks, or labels; the last word counts (``labels_mask``, ``masked_lm_labels``)."""
     places = {word: key.lower().rfind(word) for word in ("mask", "label")}
     return places[what] >= 0 and places[what] == max(places.values())
 

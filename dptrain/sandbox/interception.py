@@ -77,11 +77,11 @@ class Sandbox:
         self._passes: list[Pass] = []
         self._number = 0
         self.idle = 0
-        """Within how many blocks that let operations by; none of them is looked at then."""
+        """Counts the blocks around that let operations by; none is looked at then."""
         self._mode = Dispatched(self)
         self._functions = Called(self)
         self.total = Total(self._found, self._marked)
-        """What becomes of indices."""
+        """Makes operations that index total."""
         self._seen_leaves = WeakTensorKeyDictionary()
         self._anchors: set[int] = set()
         self._loop: Loop | None = None

@@ -1,4 +1,4 @@
-"""What an operation of torch does that a private microbatch may not do as it is."""
+"""Tells operations of torch apart by what they do that a private microbatch may not do as it is."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from dptrain.sandbox.indices import Total
 
 _aten = torch.ops.aten
 READS = {_aten._local_scalar_dense.default, _aten.equal.default}
-"""What tells Python a truth, or a number."""
+"""Tell Python a truth, or a number."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Of an operation: whether it draws, reads or indexes, and what it writes."""
+    """Says of an operation whether it draws, reads or indexes, and what it writes."""
 
     draws: bool = False
     writes: tuple[tuple[int, str], ...] = ()
@@ -57,7 +57,7 @@ def kind_of(func: Any) -> Kind:
 
 
 def writes_now(func: Any, args: tuple, kwargs: dict) -> bool:
-    """Whether an operation that may write does."""
+    """Tells whether an operation that may write does."""
     if _STATISTICS.get(func) != (3, 4):
         return True
     return bool(args[_TRAINING] if len(args) > _TRAINING else kwargs["training"])

@@ -1,7 +1,8 @@
 """How operations and functions of torch are met: a mode for each kind, and how one leaves the stacks of modes."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, SupportsIndex
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -11,24 +12,38 @@ from torch.overrides import _push_mode as _push_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from dptrain.errors import NotPrivateUse
+from dptrain.sandbox.indices import Total
+from dptrain.sandbox.writes import Kept
 
-if TYPE_CHECKING:
-    from dptrain.sandbox.interception import Sandbox
+
+class Watcher(Protocol):
+    """Is asked by the modes: the sandbox.
+
+    Attributes:
+        idle: other than 0 where operations are let by. total: what becomes of indices. kept: what may not be written.
+    """
+
+    idle: int
+    total: Total
+    kept: Kept
+
+    def dispatch(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Runs one operation under the rules."""
 
 
 class Dispatched(TorchDispatchMode):
     """Hands every operation to the sandbox."""
 
-    def __init__(self, sandbox: "Sandbox") -> None:
+    def __init__(self, watcher: Watcher) -> None:
         super().__init__()
-        self._sandbox = sandbox
+        self._watcher = watcher
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # no compiler of Python runs inside a pass, and asking costs as much again as the call
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        return self._sandbox.dispatch(func, args, kwargs or {})
+        return self._watcher.dispatch(func, args, kwargs or {})
 
 
 class Called(TorchFunctionMode):
@@ -37,30 +52,30 @@ class Called(TorchFunctionMode):
     And the end of every function, where torch has counted what it wrote.
     """
 
-    def __init__(self, sandbox: "Sandbox") -> None:
+    def __init__(self, watcher: Watcher) -> None:
         super().__init__()
-        self._sandbox = sandbox
+        self._watcher = watcher
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         handler = _FUNCTIONS.get(func)
-        if handler is None or self._sandbox.idle:
+        if handler is None or self._watcher.idle:
             result = func(*args, **(kwargs or {}))
         else:
-            result = handler(self._sandbox, func, args, kwargs or {})
-        if self._sandbox.kept.counters:
-            self._sandbox.kept.uncount()
+            result = handler(self._watcher, func, args, kwargs or {})
+        if self._watcher.kept.counters:
+            self._watcher.kept.uncount()
         return result
 
 
-def _one_hot(sandbox: "Sandbox", func: Any, args: tuple, kwargs: dict) -> Any:
+def _one_hot(watcher: Watcher, func: Any, args: tuple, kwargs: dict) -> Any:
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
     index = args[0] if args else kwargs.get("input", kwargs.get("tensor"))
     if not isinstance(classes, SupportsIndex) or int(classes) <= 0 or not isinstance(index, torch.Tensor):
         return func(*args, **kwargs)
-    return sandbox.total.one_hot(index, int(classes))
+    return watcher.total.one_hot(index, int(classes))
 
 
-def _attention(sandbox: "Sandbox", func: Any, args: tuple, kwargs: dict) -> Any:
+def _attention(watcher: Watcher, func: Any, args: tuple, kwargs: dict) -> Any:
     rate = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
     query = args[0] if args else kwargs["query"]
     if not rate or query.device.type != "cuda":
@@ -75,7 +90,7 @@ def _attention(sandbox: "Sandbox", func: Any, args: tuple, kwargs: dict) -> Any:
         return func(*args, **kwargs)
 
 
-_FUNCTIONS: dict[Any, Callable[["Sandbox", Any, tuple, dict], Any]] = {
+_FUNCTIONS: dict[Any, Callable[[Watcher, Any, tuple, dict], Any]] = {
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.scaled_dot_product_attention: _attention,
 }
@@ -83,25 +98,26 @@ _FUNCTIONS: dict[Any, Callable[["Sandbox", Any, tuple, dict], Any]] = {
 
 def take_out(mode: TorchDispatchMode) -> None:
     """Leaves a mode, also where a user's own was entered after it."""
-    above = []
     stack = _get_current_dispatch_mode_stack()
-    if not any(other is mode for other in stack):
-        return
-    while stack[-1 - len(above)] is not mode:
-        above.append(_pop_mode())
-    _pop_mode()
-    for other in reversed(above):
-        _push_mode(other)
+    if any(other is mode for other in stack):
+        with _on_top(mode, stack, _pop_mode, _push_mode):
+            _pop_mode()
 
 
 def take_out_function(mode: TorchFunctionMode) -> None:
     """Leaves a mode of functions likewise."""
-    above = []
     stack = _get_current_function_mode_stack()
-    if not any(other is mode for other in stack):
-        return
+    if any(other is mode for other in stack):
+        with _on_top(mode, stack, _pop_function_mode, _push_function_mode):
+            mode.__exit__(None, None, None)
+
+
+@contextmanager
+def _on_top(mode: object, stack: Sequence[object], pop: Callable[[], Any], push: Callable[[Any], Any]) -> Iterator[None]:
+    """Puts aside for the time of a block what was entered after a mode of this stack."""
+    above = []
     while stack[-1 - len(above)] is not mode:
-        above.append(_pop_function_mode())
-    mode.__exit__(None, None, None)
+        above.append(pop())
+    yield
     for other in reversed(above):
-        _push_function_mode(other)
+        push(other)

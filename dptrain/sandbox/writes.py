@@ -6,7 +6,7 @@ stands behind that, for writes that no operation of torch announces.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -28,7 +28,9 @@ ENTRIES = 1024
 ALL_ENTRIES = 1 << 14
 
 _REGISTERED = frozenset(("_parameters", "_buffers", "_modules"))
-_CONTAINERS: tuple[type, ...] = (list, tuple, set, frozenset, deque)
+_CONTAINERS: dict[type, Callable[[Any], Iterator]] = {
+    kind: kind.__iter__ for kind in (list, tuple, set, frozenset, deque)
+}
 _BUILT_IN = frozenset((dict, OrderedDict, *_CONTAINERS))
 
 _CLOSED: tuple[type, ...] = (
@@ -104,9 +106,9 @@ def _entries(name: str, value: object) -> Iterable[tuple[str, object]] | None:
     if isinstance(value, dict):
         held = list(islice(dict.items(value), ENTRIES))
         return ((f"{name}[{key!r}]" if type(key) in (str, int) else f"{name}[{k}]", item) for k, (key, item) in enumerate(held))
-    for kind in _CONTAINERS:
+    for kind, entries in _CONTAINERS.items():
         if isinstance(value, kind):
-            items = list(islice(kind.__iter__(value), ENTRIES))  # type: ignore[attr-defined]
+            items = list(islice(entries(value), ENTRIES))
             return ((f"{name}[{place}]", item) for place, item in enumerate(items))
     return None
 

@@ -271,7 +271,10 @@ def test_truths_of_a_loop_over_rows_are_told_alike_whatever_the_place_of_a_row()
 
 def test_truths_of_a_loop_that_one_row_alone_does_not_enter_are_not_counted() -> None:
     """In microbatches of two and one, as a run with ``microbatch = 5`` probes them: the loop reads one truth, or none."""
-    later = lambda m, x: torch.cat([x[:1], *([by_row(m, x[1:])] if len(x) > 1 else [])])  # noqa: E731
+
+    def later(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[:1], *([by_row(model, x[1:])] if len(x) > 1 else [])])
+
     scene = Scene(nn.Identity(), X, later, learn=(2, 1))
     for rows in ([0, 1], [1], [2, 3]):
         scene.run(rows, probing=True)
@@ -281,7 +284,10 @@ def test_truths_of_a_loop_that_one_row_alone_does_not_enter_are_not_counted() ->
 
 
 def test_truths_of_a_loop_over_rows_that_the_probes_saw_both_ways_are_the_rows_own() -> None:
-    own = lambda m, x: torch.stack([row * 2.0 if (row.sum() > 0).any() else row for row in x])  # noqa: E731
+
+    def own(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([row * 2.0 if (row.sum() > 0).any() else row for row in x])
+
     scene = Scene(nn.Identity(), X, own)
     for rows in (range(4), range(3), [0]):
         scene.run(rows, probing=True)
