@@ -1,13 +1,31 @@
-"""What every test leaves behind for the next: nothing of accelerate's state, which is one for the whole process."""
+"""For all tests: which cases of a cross are quick, and what a test leaves behind for the next."""
 
 import sys
 from collections.abc import Iterator
+from zlib import crc32
 
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves the first case of a test marked ``one_in(n)`` among the quick ones, and about one in n of the others.
+
+    Names choose, not numbers: every n-th case of a cross would be the same in one of its directions.
+    """
+    begun: set[str] = set()
+    for item in items:
+        mark, test = item.get_closest_marker("one_in"), item.nodeid.partition("[")[0]
+        if mark is None or item.get_closest_marker("slow"):
+            continue
+        if test in begun and crc32(item.nodeid.encode()) % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+        begun.add(test)
+
+
 @pytest.fixture(autouse=True)
 def _accelerate_forgets() -> Iterator[None]:
+    """Drops accelerate's state, which is one for the whole process."""
     yield
     state = sys.modules.get("accelerate.state")
     if state is not None:

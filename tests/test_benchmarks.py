@@ -347,6 +347,7 @@ def test_results_name_their_dropout_and_the_base(monkeypatch: pytest.MonkeyPatch
     assert lines == [["bert_full", *row], ["bert_full", "dropout=0.1", *row]]
 
 
+@pytest.mark.slow
 def test_rows_of_routing_ledger_and_noise_are_measured_beside_their_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overheads, "COORDINATES", 1 << 17)
     three = replace(TINY, tiers=(Tier("a", 2), Tier("b", 2), Tier("c", 2)))

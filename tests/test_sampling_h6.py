@@ -117,6 +117,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_stream_raises_the_alarm_meant_for_it(fault: str) -> None:
     change, address, expected = FAULTS[fault]

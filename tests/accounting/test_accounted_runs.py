@@ -31,6 +31,7 @@ print(report.verdict, report.findings, [note for note in report.notes if "record
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "accountant", [name if name in ("pld", "rdp") else pytest.param(name, marks=pytest.mark.slow) for name in ACCOUNTANTS]
 )

@@ -19,6 +19,7 @@ def _as_it_was():
     plugged.register()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("z", "q", "steps", "expected"),
     [

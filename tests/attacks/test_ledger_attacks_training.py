@@ -80,6 +80,7 @@ def weights(trainer: Trainer) -> list[torch.Tensor]:
 # --- B5, B6: the ledger is older than the model ------------------------------------------
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("files", [FILES[:1], FILES], ids=["tail lost", "rolled back whole"])
 def test_B6_a_ledger_older_than_the_model_checkpoint_is_LedgerBehind_and_nothing_runs(world, files):
     trainer = start(world)

@@ -238,6 +238,7 @@ def test_a_reader_goes_on_where_it_was_only_if_all_before_is_as_it_was(town):
 # --- tampering with the file -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_byte_of_the_file_is_held_by_a_signature(town):
     """Flip each byte of a log with enrolments, a grant, a rotation and revocations, one at a time and in two ways."""
     town.log.append([Grant("bob", ["open"], 5), Revoke("bob", None, T + 50)], now=T + 5)

@@ -110,6 +110,7 @@ def stillborn(tmp_path, monkeypatch):
     return choose
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("real", [(), (False, True), (True, False)])
 def test_workers_that_never_start_are_done_without_unless_somebody_insists(world, stillborn, real, monkeypatch):
     monkeypatch.setattr(gate_module, "PARALLEL_FROM", 0)

@@ -39,6 +39,7 @@ def test_the_pages_show_commands_and_python():
     assert list(blocks("python"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("page", "words"), SHOWN, ids=[" ".join(words[:3]) for _, words in SHOWN])
 def test_a_shown_command_exists_with_its_options(page, words):
     command = typer.main.get_command(app)

@@ -65,6 +65,7 @@ def test_phases_are_a_picture_over_steps(policy):
     assert lines[-1].strip() == "x2 from step 1, x1 from step 11"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("encoding", "glyphs"), [("utf-8", UNICODE), ("ascii", ASCII), ("latin-1", ASCII)])
 def test_a_screen_without_unicode_gets_plain_characters(policy, encoding, glyphs):
     """Also an epsilon without bound, which is shown by a character that ASCII lacks."""
@@ -158,6 +159,7 @@ def test_a_png_shows_what_the_svg_shows(tmp_path):
     assert any(dot != "#ffffff" for row in dots[64:78] for dot in row), "words are drawn too"
 
 
+@pytest.mark.slow
 def test_a_plan_and_a_curve_as_png_have_the_colours_of_the_svg(shell, policy):
     asked = "account --noise-multiplier 1 --sampling-rate 1 --steps 4 --delta 1e-5 --curve steps"
     for name, command in (("plan", ["plan", "policy.toml", "--layers", "4"]), ("curve", asked.split())):

@@ -125,6 +125,7 @@ def test_many_are_enrolled_from_csv(shell, owner):
     }  # fmt: skip
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "change",
     [

@@ -55,6 +55,7 @@ def test_commands_and_options(ask):
     assert set(ask("dptrain", "attest", "sign", "--no")) == {"--noise-multiplier", "--not-before"}
 
 
+@pytest.mark.slow
 def test_classes_come_from_the_policy_on_the_line_or_the_one_at_hand(ask, shell):
     shell.run("policy", "init", "policy.toml")
     other = (shell.directory / "policy.toml").read_text().replace('"sensitive"', '"secret"')
@@ -65,6 +66,7 @@ def test_classes_come_from_the_policy_on_the_line_or_the_one_at_hand(ask, shell)
     assert ask("dptrain", "policy", "check", "policy.toml", "--contributions", "g") == ["general="]
 
 
+@pytest.mark.slow
 def test_names_classes_and_keys_come_from_the_registry_on_the_line(ask, shell, corpus):
     assert ask("dptrain", "registry", "grant", "registry.cbor", "--contributor", "") == ["alice"]
     assert "sensitive" in ask("dptrain", "registry", "grant", "registry.cbor", "--class", "")
@@ -74,6 +76,7 @@ def test_names_classes_and_keys_come_from_the_registry_on_the_line(ask, shell, c
     assert ask("dptrain", "attest", "sign", "notes.jsonl", "--class", "") == ["sensitive", "public"], "from policy.cose"
 
 
+@pytest.mark.slow
 def test_files_are_proposed_by_what_they_are(ask, shell, corpus):
     corpus()
     assert ask("dptrain", "policy", "check", "po") == ["policy.cose", "policy.toml"]
@@ -84,11 +87,13 @@ def test_files_are_proposed_by_what_they_are(ask, shell, corpus):
     assert ask("dptrain", "attest", "show", "cor") == ["corpus/notes.jsonl.attest"]
 
 
+@pytest.mark.slow
 def test_reason_codes_of_withdrawals(ask):
     assert "consent" in ask("dptrain", "attest", "withdraw", "x.attest", "--reason", "")
     assert ask("dptrain", "attest", "withdraw", "x.attest", "--reason", "key") == ["key-compromise"]
 
 
+@pytest.mark.slow
 def test_files_that_are_damaged_complete_to_nothing_and_say_nothing(ask, shell):
     shell.write("policy.toml", "corpus = ")
     shell.write("registry.cbor", "no registry")

@@ -62,6 +62,7 @@ def test_an_example_is_a_command_with_options_that_exist(name, example):
     assert required <= set(words)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_nothing_is_broken_at_80_columns(name, shell, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

@@ -98,6 +98,7 @@ def walk(text: str, directory: Path, *, torch: bool) -> Terminal:
     return terminal
 
 
+@pytest.mark.slow
 def test_every_command_up_to_the_admitted_corpus_works_without_torch(tmp_path):
     text = PAGE.read_text(encoding="utf-8").split(TORCH)[0]
     assert len(blocks(text)) > 12

@@ -94,6 +94,7 @@ def assert_equal(model: nn.Module, other: nn.Module) -> None:
         assert torch.equal(own, their), name
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_every_torch_optimizer_trains_on_private_gradients_alone(tmp_path, releases, name: str) -> None:
     model = matrices_only(net()) if name == "muon" else net()

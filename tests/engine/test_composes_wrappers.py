@@ -306,6 +306,7 @@ def test_the_whole_model_can_be_pickled_during_a_run(tmp_path) -> None:
 # --- evaluation in the loop ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("guard", [torch.inference_mode, torch.no_grad, torch.enable_grad], ids=lambda g: g.__name__)
 @pytest.mark.parametrize("when", ["between", "inside"])
 def test_evaluation_inside_the_loop_changes_nothing(world, plain, guard: Any, when: str) -> None:

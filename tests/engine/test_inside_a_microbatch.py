@@ -243,6 +243,7 @@ HOSTILE: dict[str, Any] = {
 """Losses in which the contribution of seed 2 does its worst."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("what", HOSTILE)
 @pytest.mark.parametrize("size", [2, 5])
 def test_a_hostile_payload_counts_as_zero_and_moves_no_other(world: World, what: str, size: int) -> None:

@@ -105,11 +105,13 @@ WRITES: dict[str, Callable[[Run], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("write", WRITES)
 def test_whatever_writes_a_gradient_after_its_release_weakens_a(world, write: str) -> None:
     assert told(world, WRITES[write]) == CHANGED
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("write", WRITES)
 def test_where_the_policy_requires_a_it_is_refused_before_the_optimizer_moves_anything(strict, write: str) -> None:
     with opened(strict) as run:

@@ -87,6 +87,7 @@ def test_the_store_of_sampling_keys_never_holds_the_key_of_the_noise(tmp_path) -
     trainer.close()
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("generator", ["host", "device"])
 def test_every_attempt_has_streams_of_its_own_even_under_one_key(tmp_path, generator: str) -> None:
     world = make_world(tmp_path, per_class=2, steps=4)

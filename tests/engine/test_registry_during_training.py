@@ -187,6 +187,7 @@ def fork(world: World) -> None:
     log_of(world).grant(INTERNAL, classes=["internal"], cap=9, now=world.now)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("tamper", [roll_back, cut_an_entry, flip_a_byte, remove, start_anew, fork])
 def test_a_registry_that_does_not_follow_stops_the_run_before_the_charge_and_it_resumes(world: World, tamper) -> None:
     path = world.root / "registry.cbor"
@@ -251,6 +252,7 @@ def test_a_run_does_not_resume_with_a_registry_older_than_a_revocation_that_it_f
     Trainer(world, resume=True).close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("at", [-10 * DAY, 0, DAY])
 def test_a_run_resumes_after_a_revocation_and_leaves_out_what_it_bars(world: World, at: int) -> None:
     """Whether the key is revoked from before the admission or after it, admission is repeated as it was recorded."""

@@ -74,6 +74,7 @@ def kill_at_random_moments(root: Path, kills: int, seed: int) -> tuple[int, int]
         return struck, ledger.charged_steps
 
 
+@pytest.mark.slow
 def test_B13_B14_B15_three_kills_lose_no_charge_and_the_run_finishes(tmp_path) -> None:
     make_world(tmp_path, per_class=5, steps=60, rate="0.5", policy_extra="redo_steps = 1000")
     struck, charged = kill_at_random_moments(tmp_path, 3, seed=1)

@@ -31,6 +31,7 @@ from tests.ledger.pg_cluster import Cluster
 TYPED = {"CONNECTION", "COMMIT_UNKNOWN"}
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("where", ["before", "inside", "after"])
 def test_a_connection_cut_at_every_message_loses_no_charge(server, tmp_path, where):
     schema = f"cut_{where}"
@@ -96,6 +97,7 @@ def cut_creations(server: Cluster, tmp_path: Path, where: str, every: int) -> No
     assert outcomes["CONNECTION"] > 3
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_creation_that_was_cut_is_begun_anew(server, tmp_path, where):
     cut_creations(server, tmp_path, where, every=9)

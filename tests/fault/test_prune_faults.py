@@ -154,6 +154,7 @@ def every(scene: Scene, life: str, faults: tuple[str, ...]) -> list[tuple[str, s
     ]
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("life", LIVES)
 def test_a_sample_of_faults_leaves_all_or_nothing(retained: Scene, life: str) -> None:
     """``FAULTS=n`` takes more or fewer of them."""
@@ -225,6 +226,7 @@ def did(ledger: Ledger, life: str) -> Outcome:
     return Outcome(end="done")
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("life", LIVES)
 def test_a_connection_cut_inside_leaves_all_or_nothing(server, tmp_path, life):
     cut(server, tmp_path, life, "after", every=13)

@@ -150,6 +150,7 @@ def check_bounds(exactness: str, dtype: torch.dtype, *, blocks: bool = True) -> 
     return bound
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("exactness", ["fast", "certified"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_one_contribution_keeps_its_norms_and_the_multiplier_that_is_accounted(exactness: str, dtype: torch.dtype) -> None:
@@ -294,6 +295,7 @@ MODES = {
 QUICK = ("fast", "certified phases")
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("mode", [mode if mode in QUICK else pytest.param(mode, marks=pytest.mark.slow) for mode in MODES])
 def test_a_run_with_budgets_is_verified_in_full_by_an_auditor(tmp_path, mode: str) -> None:
     """Trained, resumed, exported and audited; the noise of a class is the same double on both sides."""

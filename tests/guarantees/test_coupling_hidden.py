@@ -178,6 +178,7 @@ def caught(root: Any, extra: Callable[[], nn.Module], microbatch: int, seeds: ra
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("microbatch", [8, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("extra", [DropsChannels, OutlierColumns])
 def test_decisions_over_the_batch_are_refused_in_each_of_16_corpora(tmp_path, extra, microbatch) -> None:

@@ -101,6 +101,7 @@ def quick(request: pytest.FixtureRequest) -> tuple[Scene, int]:
     return MAIN[request.param].but(request.param, **FEW), SOME
 
 
+@pytest.mark.one_in(9)
 def test_the_sum_of_the_others_is_the_same_whoever_is_drawn(quick: tuple[Scene, int]) -> None:
     check_separation(quick[0], measured(*quick).readings)
 
@@ -126,6 +127,7 @@ def test_the_adversary_knows_the_sums_of_the_audited_run(quick: tuple[Scene, int
     assert measured(*quick).misjudged <= LIMIT[quick[0].level]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["two layers, fast", pytest.param("two layers, certified", marks=pytest.mark.slow)])
 def test_masks_of_one_generator_are_caught(name: str) -> None:
     """And by an adversary who knows the sums of that engine as well. For BERT, which needs a large crowd, see below."""
@@ -149,11 +151,13 @@ def packed(request: pytest.FixtureRequest) -> Scene:
 class TestPacking:
     """The audited contribution changes who shares a microbatch with whom, or takes several."""
 
+    @pytest.mark.one_in(2)
     def test_neither_the_others_nor_the_own_gradient_depend_on_packing(self, packed: Scene) -> None:
         found, added = compared(packed, BRIEF)
         check_separation(packed, found)
         assert added <= LIMIT[packed.level], "a contribution adds other things in company than alone"
 
+    @pytest.mark.one_in(4)
     def test_masks_of_one_generator_are_caught(self, packed: Scene) -> None:
         with masks_from_one_generator():
             found, added = compared(packed, 1)

@@ -345,11 +345,13 @@ def marked(channel: Channel):
     return pytest.param(channel, id=channel.scene.name, marks=marks)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("channel", [marked(channel) for channel in CHANNELS])
 def test_no_random_number_of_the_others_depends_on_who_is_drawn(channel: Channel) -> None:
     check_channel(channel)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [by_numpy, by_python])
 def test_numbers_beside_torch_that_begin_late_leave_noise_alone_and_end_the_run(function) -> None:
     """From the very step in which they begin, nothing of anybody is released; the run ends at the end of the window."""

@@ -163,6 +163,7 @@ def test_noise_under_budgets_has_the_energy_of_the_programmes_optimum(tmp_path) 
           f"uniform {budgets.planned.uniform:.0f}, gap {budgets.planned.gap:.1e}")  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("fault", "seen"),
     [("uniform", "energy of the run"), ("one percent", "energy of the run"), ("small block", "energy of block head")],

@@ -59,6 +59,7 @@ def noise(family: str, bits: int, master: bytes = bytes(32)) -> IntegerNoise:
 BITS = {"discrete_gaussian": 21, "laplace": 29, "skellam": SKELLAM_BITS}
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("family", BESIDE)
 def test_a_run_trains_its_record_verifies_and_its_epsilon_is_that_of_the_family(family: str, tmp_path) -> None:
     world = make_world(tmp_path, per_class=3, steps=4, rate="0.7", policy_extra=policy_text(family))
@@ -80,6 +81,7 @@ def test_a_run_trains_its_record_verifies_and_its_epsilon_is_that_of_the_family(
     assert verify_export(world.root / "export", key).verdict == "FULL"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", BESIDE)
 def test_every_release_is_noise_and_integers_of_the_definition_to_the_last_integer(family: str, tmp_path) -> None:
     """In float64: the release is a whole number of lattice steps; less the naive noise, it is the sum of naive integers."""
@@ -376,6 +378,7 @@ def test_occurrences_in_public_count_in_full_and_caps_limit_them(tmp_path) -> No
     assert verify_export(world.root / "export", (world.root / "ledger.pub").read_text().split()).verdict == "FULL"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", BESIDE)
 def test_a_cap_limits_what_a_contribution_spends(family: str, tmp_path) -> None:
     world = make_world(

@@ -101,6 +101,7 @@ def quick(chosen: Sequence[tuple], every: Sequence[tuple]) -> list:
     return [each if each in chosen else pytest.param(*each, marks=pytest.mark.slow) for each in every]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("level", "form", "kind"),
     quick([("fast", "plain", kind) for kind in FIVE], [(*each, kind) for each in PLAIN for kind in KINDS]),
@@ -254,6 +255,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", FAULTS)
 def test_the_claim_fails_with_the_fault_in_place(stage: Stage, kind, monkeypatch) -> None:
     scene = Scene("fast", "plain", "truth", steps=OFTEN)

@@ -47,6 +47,7 @@ def started(root: Path, world, kind: Callable, scene: Scene = ONE, probe=None) -
 # ------------------------------------------------------------------------------------------------------- the same start
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("form", ["plain", "loss"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_starts_and_goes_on_as_it_would_if_all_64_payloads_were_hostile(root, world, kind, form) -> None:
@@ -134,6 +135,7 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) and a[key].dtype == b[key].dtype for key in a)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [other_words, KINDS["NaN"], KINDS["word out of range"], KINDS["1e38"]])
 def test_rows_that_are_made_up_are_a_function_of_shapes_and_types(root, world, kind) -> None:
     own, other = Prepared(root, world, everybody(null)), Prepared(root, world, everybody(kind))

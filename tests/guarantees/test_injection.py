@@ -45,6 +45,7 @@ def worst_score(trainer: Trainer) -> float:
     return max(scores)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("microbatches", [3, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 8))])
 @pytest.mark.parametrize("rate", ["0.000000001", "0.5", "1"])
 def test_the_total_variance_is_the_scheduled_one_however_many_were_drawn(tmp_path, microbatches, rate) -> None:
@@ -76,6 +77,7 @@ def same_key(self, step, lane, offset, count, draws=1):
     return self.normals(step, lane, offset, count).mul_(draws**0.5)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fault", [realised, full_each, same_key])
 def test_the_test_of_the_variance_sees(tmp_path, monkeypatch, fault) -> None:
     monkeypatch.setattr(LatticeGaussian, "gaussian", fault)

@@ -81,6 +81,7 @@ def test_sums_of_discrete_gaussian_draws_have_not_which_is_why_they_are_refused(
 # The integers.
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("draws", [2, 100, *(pytest.param(draws, marks=pytest.mark.slow) for draws in (1, 3, 16))])
 def test_the_noise_is_the_sum_of_integers_of_the_definition_each_at_an_address_of_its_own(draws: int) -> None:
     """From 80 digits, one draw at a time; draw g of tensor l at lane l M + g."""
@@ -182,6 +183,7 @@ def test_the_total_variance_is_the_scheduled_one_however_many_were_drawn(tmp_pat
     assert worst_score(Trainer(world, microbatch=2)) < ALARM
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("fault", [full_each, one_less])
 def test_the_test_of_the_variance_sees(tmp_path, monkeypatch, fault) -> None:
     whole = IntegerNoise.integers

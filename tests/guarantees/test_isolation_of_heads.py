@@ -80,6 +80,7 @@ def isolated(tmp_path, family: str, text: str, changed: str, permitted, **settin
     return inside
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("changed", ["clinic", pytest.param("lab", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("family", "text", "allowed"), TAUGHT)
 def test_a_payload_moves_no_coordinate_outside_its_heads(tmp_path, family: str, text: str, allowed: dict, changed: str) -> None:
@@ -99,6 +100,7 @@ def test_a_payload_moves_no_coordinate_outside_its_heads(tmp_path, family: str, 
     assert isolated(tmp_path, family, text, changed, permitted) > 100, "inside its heads the payload must show"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("together", [False, True], ids=["by blocks", "all together"])
 def test_a_clip_by_blocks_keeps_the_heads_of_classes_apart(tmp_path, monkeypatch, together: bool) -> None:
     """Parts of one tensor are clipped by the norms of their own blocks; clipped together they are not apart (control)."""
@@ -255,6 +257,7 @@ depth = {{ from = 0.0, to = 1.0, heads = [1, 2] }}
 """
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("changed", "heads"), [("clinic", {0, 1}), ("lab", {1, 2})])
 def test_private_and_public_contributions_stay_in_their_heads(tmp_path, changed: str, heads: set) -> None:
     """Parts that public contributions alone may touch have no noise, and nothing private in them."""

@@ -357,6 +357,7 @@ class Recurrent(nn.Module):
         return out.mean(1) + (hidden[-1].repeat(1, out.shape[-1] // hidden.shape[-1]) if self.last else 0.0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice")
 @pytest.mark.parametrize(
     ("kind", "options", "last"),

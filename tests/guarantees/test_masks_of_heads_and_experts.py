@@ -43,6 +43,7 @@ def in_double(monkeypatch) -> None:
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(("kinds", "family"), [(("heads",), f) for f in HEADED] + [(("experts",), f) for f in MIXTURES])
 def test_sums_norms_and_coefficients_equal_the_naive_loop(kinds, family: str, seed: int, in_double) -> None:
@@ -158,6 +159,7 @@ def test_lora_around_masked_heads_equals_the_naive_loop(family: str, targets: li
     compare(adapted.model, adapted.batch(7, seed), adapted.losses, seed=seed, schedule=schedule, probe_tolerance=1e-6)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("family", ["llama", "gpt2_untied", "gpt2_tied", "bert"])
 def test_factored_gradients_are_narrowed_as_instantiated_ones(family: str, seed: int, monkeypatch, in_double) -> None:

@@ -38,6 +38,7 @@ def _in_double() -> Iterator[None]:
         yield
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("family", [*ZOO, *(pytest.param(family, marks=pytest.mark.slow) for family in MORE)])
 def test_a_family_is_exact_or_refused(family: str) -> None:
     entry = (ZOO | MORE)[family]
@@ -88,6 +89,7 @@ DROPOUT = {
 """Families of which a part takes the generic path, with the dropout that they are trained with."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("examples", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("family", list(DROPOUT))
 @pytest.mark.filterwarnings("ignore::dptrain.routing.FallbackNotice", "ignore::UserWarning")

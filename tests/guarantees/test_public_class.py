@@ -151,6 +151,7 @@ def other_private(seed: int) -> dict:
     return token_record(seed + 500 if seed in PRIVATE_SEEDS else seed)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("exactness", ["fast", "certified"])
 def test_a_private_payload_changes_nothing_in_the_public_sums(tmp_path, exactness) -> None:
     """Teacher-forced over three steps: outside the band every bit of parameters and optimizer state is the same."""
@@ -273,6 +274,7 @@ def draw_less(trainer: Trainer) -> None:
     sampler.draw = fewer
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("addressed", [True, False])
 def test_public_gradients_do_not_show_how_many_private_ones_were_drawn(tmp_path, monkeypatch, addressed) -> None:
     """With dropout, the generator of torch would have moved further the more private microbatches ran before.

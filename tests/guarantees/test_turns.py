@@ -49,6 +49,7 @@ def audited(trainer, world, path):
     return report
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("order", [ORDERS[0], *(pytest.param(order, marks=pytest.mark.slow) for order in ORDERS[1:])])
 @pytest.mark.parametrize("extra", ["", PHASES, LITERAL, CERTIFIED], ids=["plain", "phases", "literal", "certified"])
 def test_everybody_takes_part_once_in_each_period_and_pays_for_that(tmp_path, order, extra) -> None:
@@ -84,6 +85,7 @@ def test_everybody_takes_part_once_in_each_period_and_pays_for_that(tmp_path, or
     trainer.close()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_run_resumed_inside_a_period_has_the_turns_of_one_that_never_stopped(tmp_path, order) -> None:
     """Saved after step 4, crashed in step 6, resumed: nobody is passed over or drawn twice in a period but by repetition."""
@@ -116,6 +118,7 @@ def test_a_run_resumed_inside_a_period_has_the_turns_of_one_that_never_stopped(t
     second.close()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_cap_counts_what_the_ledger_recorded_in_all_attempts(tmp_path, order) -> None:
     world = world_of(tmp_path, order, template_extra={"max_occurrences": 2})

@@ -64,6 +64,7 @@ SCHEDULES = [
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("delta", [1e-12, 1e-6, 0.05])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("replace", [False, True])
@@ -232,6 +233,7 @@ def test_a_tail_s_bound_is_above_the_tail():
         assert exact <= tilted._beyond([(part, 30)], 1e-2, place, 2.0, 300.0, 0.0)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("point", [(1.0, 0.001, 30, 1e-9), (0.8, 0.001, 30, 1e-5), (0.5, 1e-4, 30, 1e-5)])
 def test_what_wraps_round_from_a_far_second_mode_adds_nothing(point):
     """Sums of rarely sampled steps: most of the tilted mass may lie far above epsilon, where a short window cuts it off."""

@@ -28,6 +28,7 @@ def exact_log_moment(z: float, q: float, alpha: float) -> float:
         return float(mpmath.log(mpmath.quad(integrand, cuts)))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("alpha", [1.1, 1.5, 2.5, 7.3, 10.9])
 @pytest.mark.parametrize(("z", "q"), [(1.0, 0.01), (0.6, 0.3), (4.0, 0.001), (0.3, 0.9), (20.0, 1e-5), (0.2, 1e-30)])
 def test_fractional_orders_are_exact(z, q, alpha):
@@ -125,6 +126,7 @@ def optimum(spent: float, order: float, delta: float) -> float:
         return float(low)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("order", [1.1, 2.0, 12.0, 63.0])
 @pytest.mark.parametrize(("spent", "delta"), [(1e-9, 1e-9), (1e-3, 1e-5), (0.3, 1e-6), (1e-9, 1e-3)])
 def test_the_conversion_is_safe_and_all_but_optimal(order, spent, delta):

@@ -186,6 +186,7 @@ def flipped_unseen(export: Path, name: str, bits: int) -> tuple[int, list[int]]:
     return flips, unseen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [1, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [layout.CHECKPOINT, pytest.param(layout.RETAINED_NOTES, marks=pytest.mark.slow)])
 def test_E1_every_changed_byte_of_cosigned_notes_fails_or_is_told(export, name, bits):

@@ -228,6 +228,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_database_whose_subtrees_were_altered_is_corrupt(before, backend, attack):
     before.ledger.drop_hashes()

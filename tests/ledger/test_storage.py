@@ -27,6 +27,7 @@ from ledger.storage.opening import create_store, exists, open_store, set_unfinis
 from ledger.storage.store import Row
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -83,6 +84,7 @@ def test_an_edited_body_with_its_leaf_hash_contradicts_the_signed_root(closed):
     assert found.value.code == "CHECKPOINT"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -380,6 +382,7 @@ def test_a_snapshot_stays_at_its_moment_while_a_writer_goes_on(begun, backend):
     store.close()
 
 
+@pytest.mark.one_in(4)
 def test_writers_that_take_turns_lose_nothing(begun, backend):
     """B17: four threads open, admit one and close, again and again; who is told that it is busy tries again."""
     begun.ledger.close()

@@ -26,6 +26,7 @@ def closed_file(run, path):
     return SqliteBackend(path.parent)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "statement",
     [

@@ -65,6 +65,7 @@ def everything_holds(size: int, gone: set[int], cuts: set[int]) -> None:
                 inclusion_proof(tree.node, n, size)
 
 
+@pytest.mark.slow
 def test_every_set_of_gone_leaves_of_every_small_tree():
     """Exhaustive: all subsets of up to seven leaves, with each cut."""
     for size in range(1, 8):
@@ -76,6 +77,7 @@ def test_every_set_of_gone_leaves_of_every_small_tree():
                 everything_holds(size, gone, cuts)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_epochs_of_a_larger_tree(seed):
     """Runs of gone leaves, as an epoch's SPEND leaves are, between leaves that stay and some that go by themselves."""
@@ -102,6 +104,7 @@ def test_what_went_before_joins_what_goes_later():
         assert list(joined(pieces, cuts)) == lost(64, first | second, cuts)
 
 
+@pytest.mark.slow
 def test_few_hashes_stand_for_many_leaves():
     """A hundred epochs of 10,007 SPEND leaves, each behind a few leaves that stay: two per level and epoch at most."""
     kept = 0

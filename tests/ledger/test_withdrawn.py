@@ -50,6 +50,7 @@ def test_a_time_that_may_depend_on_the_model_is_given_the_epsilon_of_the_whole_h
     assert row.planned == expenditure.of_group(0, expenditure.multipliers(0, 10**6, 10**6), (50,)) > row.epsilon
 
 
+@pytest.mark.slow
 def test_the_bound_for_a_set_grows_with_it_and_is_that_of_a_group(run):
     run.admit(*(admission(n) for n in range(1, 7)))
     run.steps(10)

@@ -116,6 +116,7 @@ def test_the_exponential_is_enclosed_for_arguments_of_every_size() -> None:
             assert low <= true <= high and high - low <= 2
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("law", [*SMALL, *REAL], ids=repr)
 def test_a_word_chooses_a_cell_with_its_integer_weight_exactly(law: Any) -> None:
     """Column by column: what the cuts give to every cell is its weight, and all weights add up to 2^64."""
@@ -157,6 +158,7 @@ def ratio_of_bessels(law: Any, places: list[int]) -> list[Any]:
     return [bessel(law.lattice, k, law.parts) for k in places]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("law", SMALL, ids=repr)
 def test_integers_follow_the_law(law: Any) -> None:
     assert p_value(draws(ExactSampler(law), 400_000), law) > ALARM
@@ -167,6 +169,7 @@ def deviation(law: Any) -> float:
     return math.sqrt(4**law.lattice / law.parts) if law.name == "skellam" else 2.0**law.bits
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("law", REAL, ids=repr)
 def test_integers_of_a_real_lattice_follow_the_continuous_law(law: Any) -> None:
     """A lattice step is at most 2^-16 of the scale, far below what this many draws resolve."""
@@ -246,6 +249,7 @@ class ShortLaplace(RoundedLaplace):
     scales: ClassVar[int] = 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("law", [Short(2), Short(4), ShortLaplace(2), ShortLaplace(3)], ids=repr)
 def test_what_lies_beyond_the_cells_follows_the_law(law: Any) -> None:
     sampler = ExactSampler(law)

@@ -56,6 +56,7 @@ def test_sums_are_on_the_lattice_of_the_hook_form(family: str, m: int) -> None:
     on_the_lattice(family, m)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("m", [1, 3])
 @pytest.mark.parametrize("family", ["gpt2_tied", "gpt2_untied", "vit", "bert_lora", "gpt2_lora"])
 def test_the_graph_as_it_was_traced_is_on_the_lattice_of_the_hook_form(family: str, m: int, traced: None) -> None:
@@ -217,6 +218,7 @@ def test_what_depends_on_values_runs_in_the_hook_form_with_a_notice() -> None:
     assert scene.compiled.graphs == 0
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("source", ["python", "numpy", "tensor", "counter"])
 def test_what_a_graph_would_freeze_runs_in_the_hook_form(source: str) -> None:
     held = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)

@@ -237,6 +237,7 @@ def test_one_tensor_of_the_frozen_base_trained_elsewhere_is_found(adapted: tuple
     assert (report.weights.status, report.weights.files[0].changed) == ("UNTIED", (name,))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("family", ["bert", "gpt2_tied", "llama", "vit"])
 def test_what_transformers_saves_of_a_trained_model_is_tied_whole_sharded_and_renamed(family: str, tmp_path: Path) -> None:
     """GPT-2 ties its head to its embeddings and saves them once; ViT is written under the names of its original files."""
