@@ -83,8 +83,8 @@ def resigned(directory: Path, signer: NoteSigner = SIGNER, **changes) -> None:
 
 
 def test_E4_nothing_is_wrong_with_what_was_really_released(scene):
-    assert check_release(scene / "new", KEYS).verdict == "FULL"
-    assert check_release(scene / "old", KEYS).verdict == "FULL"
+    assert check_release(scene / "new", KEYS).verdict == "TOLD"
+    assert check_release(scene / "old", KEYS).verdict == "TOLD"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "release.cose", "export/checkpoint"])
@@ -229,7 +229,7 @@ def test_E5_weights_that_the_run_did_not_commit_to_serve_nobody_unless_the_right
         release(ledger, directory, now=START + 10_000)
     report = check_release(directory, KEYS)
     both = {"open": None, "sensitive": None}
-    assert (report.verdict, report.weights.status) == ("FULL", "UNTIED")
+    assert (report.verdict, report.weights.status) == ("TOLD", "UNTIED")
     assert refusal(report, Rights(both)) == "NOT_TIED"
     assert choose_artifact(report, Rights(both, untied=True), ["full"]) == "full"
     assert refusal(replace(report, weights=None), Rights(both)) == "NOT_TIED"
@@ -238,7 +238,7 @@ def test_E5_weights_that_the_run_did_not_commit_to_serve_nobody_unless_the_right
 def test_E5_a_withdrawal_since_the_release_is_refused_unless_the_rights_say_otherwise(scene, tmp_path):
     """The old release beside the export of the new one, which has the withdrawal of a contribution to the class open."""
     report = check_release(scene / "old", KEYS, export=scene / "new" / "export")
-    assert (report.verdict, report.newer_withdrawals) == ("FULL", 1)
+    assert (report.verdict, report.newer_withdrawals) == ("TOLD", 1)
     both = {"open": None, "sensitive": None}
     assert refusal(report, Rights(both)) == "WITHDRAWN"
     assert refusal(report, Rights(both), withdrawn_classes={"open"}) == "WITHDRAWN"
@@ -249,7 +249,7 @@ def test_E5_a_withdrawal_since_the_release_is_refused_unless_the_rights_say_othe
 def test_nothing_of_the_name_of_the_export_is_left_unlooked_at(scene, new, tmp_path):
     """With the export elsewhere, a file or a link of its name would be the one thing in the directory that nobody compares."""
     shutil.move(new / "export", tmp_path / "export")
-    assert check_release(new, KEYS, export=tmp_path / "export").verdict == "FULL"
+    assert check_release(new, KEYS, export=tmp_path / "export").verdict == "TOLD"
     (new / "export").write_bytes(b"other weights")
     assert codes(new, export=tmp_path / "export") == {"UNKNOWN_FILE"}
     for target in (new / "config.json", tmp_path / "export"):

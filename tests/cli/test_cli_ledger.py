@@ -31,9 +31,9 @@ def test_an_export_verifies_with_the_key_alone(shell, run):
     assert shell.json("ledger", "export", "ledger.db", "export")["key"] == run
     for pinned in ("ledger.pub", run):
         answer = shell.json("ledger", "verify", "export", "--key", pinned)
-        assert answer["verdict"] == "FULL" and answer["findings"] == []
-    assert shell.json(*VERIFY, "--owner-key", "owner.pub")["verdict"] == "FULL"
-    assert shell.run(*VERIFY).stdout.startswith("FULL")
+        assert answer["verdict"] == "TOLD" and answer["findings"] == []
+    assert shell.json(*VERIFY, "--owner-key", "owner.pub")["verdict"] == "TOLD"
+    assert shell.run(*VERIFY).stdout.startswith("TOLD")
 
 
 def test_a_changed_byte_fails_verification_and_the_file_is_named(shell, run):
@@ -93,7 +93,7 @@ def test_a_contributors_withdrawal_is_entered_once_and_exported(shell, run):
     assert (shown["active"], shown["withdrawn"]) == (4, 1)
     assert shell.json("gate", "policy.cose", "corpus", "--ledger", "ledger.db", code=1)["refused"] == {"WITHDRAWN": 1}
     shell.run("ledger", "export", "ledger.db", "export")
-    assert shell.json(*VERIFY)["verdict"] == "FULL"
+    assert shell.json(*VERIFY)["verdict"] == "TOLD"
 
 
 def test_nobody_withdraws_for_another(shell, run):
@@ -143,9 +143,9 @@ def test_report_writes_one_page_with_the_verdict(shell, run):
     shell.run("ledger", "export", "ledger.db", "export")
     shell.write("extras.json", '{"results": []}')
     report = ("ledger", "report", "export", "report.html", "--key", "ledger.pub")
-    assert shell.json(*report, "--extras", "extras.json")["verdict"] == "FULL"
+    assert shell.json(*report, "--extras", "extras.json")["verdict"] == "TOLD"
     page = (shell.directory / "report.html").read_text()
-    assert "FULL" in page and "<html" in page
+    assert "TOLD" in page and "<html" in page
     shell.run(*report, code=2)
 
 

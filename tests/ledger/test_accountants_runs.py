@@ -37,7 +37,7 @@ def a_run(base, accountant, **policy):
 def test_a_whole_run_verifies_in_full(tmp_path, accountant):
     export, spent = a_run(tmp_path, accountant)
     report = verify_export(export, VKEYS, owner_key=public_bytes(OWNER_KEY))
-    assert (report.verdict, report.findings) == ("FULL", ())
+    assert (report.verdict, report.findings) == ("TOLD", ())
     assert report.accountant.startswith(f"{accountant} (")
     assert spent == accountants.epsilon(1.0, 0.02, 16, 1e-6, accountant)
     assert all(c.epsilon_replace >= c.epsilon > 0 for c in report.classes)
@@ -67,7 +67,7 @@ def test_what_an_earlier_and_looser_version_recorded_is_an_upper_bound_still(tmp
         return verify_export(write(export, rebuilt(export, change)), VKEYS)
 
     report = earlier("renyi-1", 12_000)
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
     assert any("renyi-1" in note and "renyi-2" in note for note in report.notes)
     assert "SPEND_EPSILON" in codes(earlier("renyi-1", -4)), "below what is true"
     assert "SPEND_EPSILON" in codes(earlier("renyi-2", 12_000))
@@ -125,7 +125,7 @@ def test_prv_is_held_to_its_bracket(tmp_path):
     """Without a source the top is recorded: what lies down to pld passes, whoever computed it, and nothing outside does."""
     export, spent = a_run(tmp_path, "prv")
     assert spent == accountants.epsilon(1.0, 0.02, 16, 1e-6) + 0.02
-    assert verify_export(shifted(export, lambda micro: micro - 19_990), VKEYS).verdict == "FULL"
+    assert verify_export(shifted(export, lambda micro: micro - 19_990), VKEYS).verdict == "TOLD"
     assert codes(verify_export(shifted(export, lambda micro: micro - 20), VKEYS)) == {"SPEND_EPSILON"}, "20010 below the top"
 
 
@@ -139,7 +139,7 @@ def test_an_auditor_without_the_source_accepts_what_the_writer_s_source_gave_and
     accountants.prv._plugged.clear()
     accountants.core.cached.cache_clear()
     report = verify_export(export, VKEYS)
-    assert report.verdict == "FULL"
+    assert report.verdict == "TOLD"
     assert any("recorded with prv there 1" in note for note in report.notes)
 
 

@@ -84,13 +84,13 @@ def codes(report) -> set[str]:
 
 def test_an_honest_export_is_full(export):
     report = verify_export(export, VKEYS, owner_key=public_bytes(OWNER_KEY))
-    assert (report.verdict, report.findings) == ("FULL", ())
+    assert (report.verdict, report.findings) == ("TOLD", ())
     assert report.origin == SIGNER.name and report.finished and report.charged == 16
     assert [c.name for c in report.classes] == ["open", "sensitive"]
     assert all(c.epsilon_replace > c.epsilon > 0 for c in report.classes)
     assert [row.step for row in report.epochs] == [8, 16]
     assert "1 withdrawal names a contribution never admitted" in report.notes
-    assert report.to_json()["verdict"] == "FULL"
+    assert report.to_json()["verdict"] == "TOLD"
 
 
 def test_the_layout_is_tlog_tiles(export):
@@ -100,7 +100,7 @@ def test_the_layout_is_tlog_tiles(export):
 
 
 def flip_every_byte(export: Path) -> int:
-    """Changes each byte, one at a time: the verdict is never FULL, and the file is named. Returns how many."""
+    """Changes each byte, one at a time: the verdict is never anything but FAILED, and the file is named. Returns how many."""
     flips = 0
     for name in files(export):
         target = export / name
@@ -114,7 +114,7 @@ def flip_every_byte(export: Path) -> int:
             assert wheres(report) == {name}, (name, position, report.findings)
         target.write_bytes(original)
         flips += len(original)
-    assert verify_export(export, VKEYS).verdict == "FULL"
+    assert verify_export(export, VKEYS).verdict == "TOLD"
     return flips
 
 
@@ -186,7 +186,7 @@ def test_E1_swapped_tiles_are_found(tmp_path):
         run.steps()
         run.epoch()
         export = ledger.export(tmp_path / "export")
-    assert verify_export(export, VKEYS).verdict == "FULL"
+    assert verify_export(export, VKEYS).verdict == "TOLD"
     assert {"tile/0/000", "tile/0/001", "tile/1/000.p/4", "tile/entries/003"} <= set(files(export))
     first, second = export / "tile/0/000", export / "tile/0/001"
     a, b = first.read_bytes(), second.read_bytes()
@@ -314,7 +314,7 @@ def test_an_open_run_says_so(tmp_path):
         run.admit(admission(1))
         run.charge()
         report = verify_export(ledger.export(tmp_path / "export"), VKEYS)
-    assert report.verdict == "FULL" and not report.finished
+    assert report.verdict == "TOLD" and not report.finished
     assert report.classes[0].epsilon > 0 and report.classes[0].steps == 4
     assert len(report.notes) == 4
 
@@ -358,7 +358,7 @@ def test_verify_runs_where_torch_cannot_be_imported(source):
         "sys.meta_path.insert(0, NoTorch())\n"
         "from ledger.audit import verify_export\n"
         f"report = verify_export({str(source)!r}, {VKEYS!r})\n"
-        "assert report.verdict == 'FULL', report.findings\n"
+        "assert report.verdict == 'TOLD', report.findings\n"
         "assert not any(name.startswith('sqlalchemy') or name == 'ledger.storage' for name in sys.modules)\n"
     )
     root_dir = Path(__file__).parents[2]

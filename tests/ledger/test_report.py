@@ -83,7 +83,7 @@ def export(tmp_path_factory):
 def varied(tmp_path_factory):
     export = varied_export(tmp_path_factory.mktemp("varied"))
     report = verify_export(export, [SIGNER.vkey])
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
     return export, report
 
 
@@ -118,7 +118,7 @@ def test_the_policy_of_the_page_allows_nothing_but_its_own_style_sheet_by_digest
 def test_a_report_shows_every_part_that_an_auditor_asks_for(varied, tmp_path):
     found = page(varied[0], tmp_path, report=varied[1], extras=EXTRAS)
     for expected in (
-        "✓</span> FULL",
+        "◑</span> TOLD",
         "ε per class over the run",
         "How expenditure is distributed",
         "layers.6 … head.weight",
@@ -216,7 +216,7 @@ def test_the_verdict_stands_before_everything_else(varied, tmp_path):
     found = page(varied[0], tmp_path, report=varied[1], extras=EXTRAS)
     body = found.split("<main")[1]
     places = [
-        body.index(part) for part in ("class='verdict full'", "class='tiles'", "<nav", "id='about'", "id='notes'", "id='scope'")
+        body.index(part) for part in ("class='verdict told'", "class='tiles'", "<nav", "id='about'", "id='notes'", "id='scope'")
     ]
     assert places == sorted(places)
 
@@ -414,7 +414,7 @@ def summary(name: str, **fields) -> ClassSummary:
 def test_layers_merge_when_they_are_alike():
     blocks = tuple(block(f"h.{n}.{part}", ("a",) if n < 2 else (), 1.0 if n < 2 else 0.0) for n in range(4) for part in "qk")
     multipliers = tuple((1.5,) if it.classes else (None,) for it in blocks)
-    found = merged(AuditReport(verdict="FULL", findings=(), classes=(summary("a"),), blocks=blocks, multipliers=multipliers))
+    found = merged(AuditReport(verdict="TOLD", findings=(), classes=(summary("a"),), blocks=blocks, multipliers=multipliers))
     assert [(row.first, row.last, row.coordinates, row.cells) for row in found] == [
         ("h.0", "h.1", 40, (1.5,)),
         ("h.2", "h.3", 40, (None,)),
@@ -424,7 +424,7 @@ def test_layers_merge_when_they_are_alike():
 def test_a_public_class_has_no_figure_in_any_layer(export, tmp_path):
     blocks = (block("a", ("p",)), block("b", ("p", "s"), 2.0), block("c", ("s",), 2.0))
     report = AuditReport(
-        verdict="FULL",
+        verdict="TOLD",
         findings=(),
         classes=(summary("p", public=True, epsilon=None, epsilon_replace=None), summary("s")),
         blocks=blocks,
@@ -541,7 +541,7 @@ def test_a_hundred_thousand_contributions_make_a_page_below_a_megabyte_in_less_t
         ledger.withdraw_all([(descriptor(n), "contributor", bytes(32)) for n in range(2000)], now=driver.tick())
         export = ledger.export(tmp_path / "export")
     report = verify_export(export, [SIGNER.vkey])
-    assert report.verdict == "FULL" and report.classes[0].spread.contributions == count
+    assert report.verdict == "TOLD" and report.classes[0].spread.contributions == count
     start = time.perf_counter()
     found = page(export, tmp_path, report=report, extras=EXTRAS)
     assert time.perf_counter() - start < 5 and len(found.encode()) < 1_000_000
