@@ -253,7 +253,8 @@ def test_an_auditor_of_one_export_finds_a_plan_beyond_a_limit(tmp_path, monkeypa
         ]
     reports = [verify_export(export, KEYS) for export in exports]
     assert [[found.code for found in report.findings] for report in reports] == [["BUDGET"], ["BUDGET"], []]
-    assert any("limit of epsilon over all runs: 1; here" in note for note in reports[2].notes)
+    assert "LIMITS_ALONE" in reports[2].qualifiers
+    assert any("limit of epsilon over all runs: 1" in note for note in reports[2].notes)
 
 
 def test_a_limit_that_was_exceeded_all_the_same_fails_the_audit_of_both_runs(tmp_path, first):

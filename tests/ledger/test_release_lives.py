@@ -15,7 +15,7 @@ from ledger.release import Rights, check_release, choose_artifact, release
 from tests.ledger.retained_runs import ANNA, BEN, is_pruned, retaining_spec, vouched_for
 
 KEYS = [SIGNER.vkey]
-BOTH = Rights({"open": None, "sensitive": None})
+BOTH = Rights({"open": None, "sensitive": None}, told=True)
 SUCCESSOR = NoteSigner("ledger.example/run2", OTHER_KEY)
 
 

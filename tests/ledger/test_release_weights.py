@@ -278,7 +278,7 @@ def test_without_the_records_nothing_is_said_of_the_weights_and_nobody_is_served
     report = check_release(tmp_path / "model", KEYS)
     assert (report.verdict, report.weights.status, report.manifest.weights) == ("TOLD", "UNRECORDED", None)
     with pytest.raises(ReleaseRefused, match="NOT_TIED"):
-        choose_artifact(report, Rights({"open": None, "sensitive": None}), ["full"])
+        choose_artifact(report, Rights({"open": None, "sensitive": None}, told=True), ["full"])
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1] + b"\0", lambda data: data[:-1], lambda data: b""])
