@@ -142,7 +142,7 @@ def verify(
     ] = None,
     min_size: Annotated[
         int | None,
-        typer.Option("--min-size", metavar="N", min=1, help="Fail if the checkpoint has fewer leaves: an old copy, or a cut tail."),
+        typer.Option("--min-size", metavar="N", min=1, help="Fail if there are fewer leaves: an old copy, or a cut tail."),
     ] = None,
     remember: Annotated[
         Path | None,
@@ -161,7 +161,7 @@ def verify(
     registry: Annotated[
         Path | None,
         typer.Option(
-            metavar="REGISTRY", exists=True, dir_okay=False, help="Registry: whether a contributor may withdraw (--withdrawals)."
+            metavar="REGISTRY", exists=True, dir_okay=False, help="Registry: who may withdraw, for --withdrawals."
         ),
     ] = None,
     require_full: RequireFull = False,

@@ -93,7 +93,8 @@ def release(
     else:
         if key or owner_key or export or require_quorum or require_full or signature_only or min_size != 1:
             raise typer.BadParameter(
-                "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only and --min-size go with --check"
+                "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only and --min-size go with "
+                "--check"
             )
         _make(model, ledger, state, ledger_key, passphrase_file, json)
 

@@ -25,8 +25,8 @@ class Outcome:
         classes: what :meth:`PrivateTraining.summary` says per class; empty for a comparison run.
         refused: contributions that the gate refused, per reason.
         model: directory of the model. export: directory of the public record, None for a comparison run.
-        verdict: the audit of that record, and what weakens it, as words of ``ledger.audit.words``. findings: what the audit found,
-            one sentence each.
+        verdict: the audit of that record. qualifiers: what weakens it, as words of ``ledger.audit.words``.
+        findings: what the audit found, one sentence each.
     """
 
     private: bool

@@ -1,7 +1,7 @@
-"""Which accountants have recorded epsilons, by library, version and parameters: what a header may say of them, and what that means.
+"""Which accountants have recorded epsilons, by library, version and parameters: what a header may say of them.
 
-A header names the accountant that computed its run. Nothing that it says is free: it is a row of `recorders`, or refused. Figures
-are tightened from time to time, and what was recorded before is an upper bound still. So an auditor asks of a recorded
+A header names the accountant that computed its run. Nothing that it says is free: it is a row of `recorders`, or refused.
+Figures are tightened from time to time, and what was recorded before is an upper bound still. So an auditor asks of a recorded
 epsilon that it is not below today's, and not above by more than the version in the header explains.
 """
 

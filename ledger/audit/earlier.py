@@ -130,7 +130,8 @@ def verify_with_earlier(
     if report.verdict == "FAILED":
         return report
     findings: list[Finding] = []
-    remarks, verdicts = Remarks(), [report.verdict]
+    remarks = Remarks()
+    verdicts: list[Verdict] = [report.verdict]
 
     def fault(code: str, where: str, sentence: str) -> None:
         findings.append(Finding(code, where, sentence))

@@ -48,7 +48,7 @@ class Remarks:
 
 
 def remark_header(header: Header, owner_key: bytes | None, remarks: Remarks) -> None:
-    """Says what the header leaves open: whose policy it is, what earlier runs spent, and by which accountant it was recorded."""
+    """Says what the header leaves open: whose policy it is, what earlier runs spent, and which accountant recorded it."""
     if owner_key is None:
         told = f"the policy is signed by key {header.owner_key.hex()} of {header.owner}, which was not pinned"
         remarks.qualify("UNPINNED", told)

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from attest import sign1, signed_file
 from attest.errors import AttestError, RegistryRefused
@@ -26,7 +26,8 @@ _NAMED: Final = 5
 
 Report = Callable[[str, str, str], None]
 
-Proof = Literal["shown", "unproven"]
+_SHOWN: Final = "shown"
+_UNPROVEN: Final = "unproven"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ class SignedWithdrawals:
         A leaf counts as shown only if a file was given whose COSE_Sign1 message has the leaf's evidence hash, names that
         contribution, this corpus and the leaf's reason, and verifies: under the owner's key as the owner, or under a key of a
         contributor in the registry, valid when it says that it was signed or when it was entered, of whom the ADMIT leaf
-        names a key too. A withdrawal of a contribution whose leaf names another reason is a finding, if it was signed by then.
+        names a key too. A withdrawal of a contribution whose leaf names another reason is a finding, if it was signed by then
+        and the leaf's own evidence is not shown.
     """
 
     def __init__(self, header: Header, directory: Path | None, registry: Path | None, fault: Report) -> None:
@@ -118,36 +120,43 @@ class SignedWithdrawals:
         told = f"evidence of withdrawals: {self._shown} of {self._signed} leaves hold against the signed withdrawal they name"
         if missing:
             named = ", ".join(map(str, self._missing[:_NAMED])) + (" and more" if missing > _NAMED else "")
-            why = f"; of {self._unproven} nothing given shows that the signer may withdraw (--registry)" if self._unproven else ""
+            why = f"; of {self._unproven} nothing shows that the signer may withdraw (--registry)" if self._unproven else ""
             remarks.qualify("WITHDRAWALS_TOLD", f"{told}; not shown: leaves {named}{why}")
         else:
             remarks.note(told)
         late = [name for name in self._by_contribution if admitted(name) and name not in self._entered]
-        late = [name for name in late if any(self._proof(item, None) == "shown" for item in self._by_contribution[name])]
-        if late:
+        if late := list(filter(self._signed_for, late)):
             told = f"{len(late)} contributions have a signed withdrawal that no leaf enters, {min(late).hex()} among them"
             remarks.qualify("WITHDRAWAL_UNENTERED", told)
         if self._others:
-            names = ", ".join(ascii(name)[1:-1] for name in self._others[:_NAMED])
+            names = ", ".join(self._others[:_NAMED])
             remarks.note(f"{len(self._others)} files among the withdrawals are none that can be read: {names}")
         return WithdrawalEvidence(self._signed, self._shown, tuple(self._missing))
 
+    def _signed_for(self, name: bytes) -> bool:
+        """Whether a withdrawal of a contribution was given that holds by itself."""
+        given = (item for item in self._by_contribution[name] if item.withdrawal.corpus == self._corpus)
+        return any(self._proof(item, None) == _SHOWN for item in given)
+
     def _withdraw(self, leaf: Withdraw) -> None:
-        self._entered.add(leaf.descriptor_hash)
+        if self._given:
+            self._entered.add(leaf.descriptor_hash)
         own = self._by_digest.get(leaf.evidence_hash)
         if own is not None or leaf.reason not in PASSING:
             self._signed += 1
             if own is not None and self._holds(leaf, own):
                 self._shown += 1
-            elif len(self._missing) < MAX_MISSING:
+                return
+            if len(self._missing) < MAX_MISSING:
                 self._missing.append(leaf.seq)
         for other in self._by_contribution.get(leaf.descriptor_hash, ()):
             said = other.withdrawal
             if other is own or said.reason_code == leaf.reason or said.time > leaf.time or said.corpus != self._corpus:
                 continue
-            if self._proof(other, leaf) == "shown":
-                sentence = f"{other.name}, signed by {other.issuer} at {said.time}, withdraws it for the reason {said.reason_code!r}"
-                self._fault("WITHDRAWAL_REASON", f"seq {leaf.seq}", f"{sentence}; the leaf, of {leaf.time}, says {leaf.reason!r}")
+            if self._proof(other, leaf) == _SHOWN:
+                sentence = f"{other.issuer} withdrew it at {said.time} for the reason {said.reason_code!r} ({other.name})"
+                sentence += f"; the leaf, of {leaf.time}, says {leaf.reason!r}: ask when the operator had it"
+                self._fault("WITHDRAWAL_REASON", f"seq {leaf.seq}", sentence)
 
     @property
     def _corpus(self) -> str:
@@ -163,41 +172,41 @@ class SignedWithdrawals:
         )
         wrong = [(code, what, there, here) for code, what, there, here in facts if there != here]
         for code, what, there, here in wrong:
-            self._fault(code, where, f"its evidence is {own.name}, which names the {what} {there!r}; the leaf stands for {here!r}")
+            self._fault(code, where, f"its evidence is {own.name}, of the {what} {there!r}; the leaf stands for {here!r}")
         proof = self._proof(own, leaf)
-        if proof == "unproven":
+        if proof == _UNPROVEN:
             self._unproven += 1
-        elif proof != "shown":
+        elif proof != _SHOWN:
             self._fault("WITHDRAWAL_EVIDENCE", where, f"its evidence is {own.name}, which does not verify: {proof}")
-        return proof == "shown" and not wrong
+        return proof == _SHOWN and not wrong
 
-    def _proof(self, item: _Given, leaf: Withdraw | None) -> Proof | str:
-        """Whether the signer of a withdrawal may withdraw; a sentence where the signature is bad."""
+    def _proof(self, item: _Given, leaf: Withdraw | None) -> str:
+        """Says whether the signer may withdraw: `_SHOWN`, `_UNPROVEN`, or a sentence where the signature is bad."""
         header, issuer = self._header, item.issuer
         if issuer == header.owner:
             return _verified(item, issuer, header.owner_key)
         contributor = None if self._registry is None else self._registry.find(issuer)
         if contributor is None:
-            return "unproven"
+            return _UNPROVEN
         # Which contributor a contribution is of, the ADMIT leaf tells by a key; of a pruned one nothing does any more.
         if self._key_ids.get(item.withdrawal.descriptor_hash) not in {record.key_id for record in contributor.keys}:
-            return "unproven"
+            return _UNPROVEN
         times = (item.withdrawal.time, *(() if leaf is None else (leaf.time,)))
-        found: Proof | str = "unproven"
+        found = _UNPROVEN
         for record in contributor.keys:
             if any(record.valid(time) for time in times):
                 found = _verified(item, issuer, record.raw)
-                if found == "shown":
+                if found == _SHOWN:
                     break
         return found
 
 
-def _verified(item: _Given, issuer: str, key: bytes) -> Proof | str:
+def _verified(item: _Given, issuer: str, key: bytes) -> str:
     try:
         verify_withdrawal(item.payload, item.message, key, signer=issuer, corpus=item.withdrawal.corpus)
     except AttestError as error:
         return error.sentence
-    return "shown"
+    return _SHOWN
 
 
 def _read(directory: Path, others: list[str], fault: Report) -> Iterator[_Given]:
@@ -213,9 +222,9 @@ def _read(directory: Path, others: list[str], fault: Report) -> Iterator[_Given]
             headers = sign1.parse(message)
             found = Withdrawal.from_cbor(payload)
         except AttestError:
-            others.append(path.name)
+            others.append(ascii(path.name)[1:-1])
             continue
         if headers.typ != sign1.TYP_WITHDRAWAL or headers.subject != sign1.subject_of(payload):
-            others.append(path.name)
+            others.append(ascii(path.name)[1:-1])
             continue
-        yield _Given(path.name, payload, message, found)
+        yield _Given(ascii(path.name)[1:-1], payload, message, found)

@@ -103,7 +103,7 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "ask who could know the seed; where draws are known, epsilon is larger than stated",
     ),
     "UNCOMPARED": Word(
-        "nothing says how large the ledger is at least: an export that was cut back to an earlier size would look like this one",
+        "nothing says how large the ledger is at least: an export that was cut back to an earlier size would look the same",
         "give --min-size, or let --remember keep the checkpoint for the next time",
     ),
     "UNPINNED": Word(
@@ -115,7 +115,7 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "ask the trainer for a run whose probes reach these tensors",
     ),
     "WEIGHTS_NOT_TIED": Word(
-        "not every tensor of the files is shown to be, bit for bit, one that the run committed to: no epsilon is said of others",
+        "not every tensor of the files is shown to be, bit for bit, one that the run committed to: others have no epsilon",
         "ask for the files as the run saved them",
     ),
     "WITHDRAWAL_UNENTERED": Word(

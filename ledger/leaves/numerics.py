@@ -37,7 +37,7 @@ MARGINS: Final = {
 
 At ``fast`` it pays for the rounding of norms, coefficients and sums. A product over the K = N * T positions of a microbatch is
 off by about sqrt(K) u times the size of its partial sums, at most N clipped contributions: N sqrt(N T) u stays below 2^-9 up to
-N = 64 contributions of T = 512 positions. At ``certified`` it lets the rounding of norms nearly never fail a certificate, and no
+N = 64 contributions of T = 512 positions. At ``certified`` it lets the rounding of norms nearly never fail a certificate; no
 bound rests on it.
 """
 
@@ -81,7 +81,8 @@ class Numerics:
     generator: str = HOST
 
     def __post_init__(self) -> None:
-        for what, found, known in (("precision", self.precision, (FLOAT32, FLOAT64)), ("generator", self.generator, (HOST, DEVICE))):
+        both = (("precision", self.precision, (FLOAT32, FLOAT64)), ("generator", self.generator, (HOST, DEVICE)))
+        for what, found, known in both:
             if found not in known:
                 raise LeafRefused("RANGE", f"{what}: expected {' or '.join(known)}, got {found!r:.40}")
 

@@ -2,7 +2,8 @@
 
 By a cosignature this auditor says: the export under this checkpoint was audited without a finding (the verdict was not FAILED;
 bounds that are TOLD are not vouched for), and its tree extends every tree of that log which was cosigned before (C2SP
-tlog-cosignature; the audit is the additional statement that the key stands for). So two auditors' quorums that overlap in one honest auditor never sign two histories of one ledger.
+tlog-cosignature; the audit is the additional statement that the key stands for). So two auditors' quorums that overlap in one
+honest auditor never sign two histories of one ledger.
 
 Life of a cosignature: (1) the export is audited; (2) the memory is locked, so that two runs of one auditor do not cross;
 (3) the note remembered for this origin is read, and verified as the auditor's own; (4) a consistency proof leads from it to

@@ -96,7 +96,8 @@ class Memory:
         lines = note.decode("utf-8", "replace").splitlines()
         names = [name for name in (line.split(" ")[1] for line in lines if line.startswith("— ")) if name != origin]
         by = ", ".join(names) or "nobody else"
-        return f"{', '.join(self._keys)} did not, lines in it are by {by}; give the key, and with --name the name, that cosigned it"
+        keys = ", ".join(self._keys)
+        return f"{keys} did not, lines in it are by {by}; give the key, and with --name the name, that cosigned it"
 
     def keep(self, origin: str, note: bytes) -> None:
         """Replaces what is remembered of a log; on disk when it returns, and for its owner alone to read."""
@@ -166,8 +167,8 @@ def check_extends(
             path, keys = memory.accuse(evidence), ", ".join(log_keys)
             raise LedgerForked(
                 "FORKED",
-                f"the {old.size} leaves that were {memory.kind} are not the first of this export, and none of {keys} signed them: "
-                f"another ledger has its name, its key went another way, or the memory is damaged; see {path}",
+                f"the {old.size} leaves that were {memory.kind} are not the first of this export, and none of {keys} signed "
+                f"them: another ledger has its name, its key went another way, or the memory is damaged; see {path}",
             ) from error
         path = memory.accuse(evidence)
         raise LedgerForked(

@@ -1,7 +1,7 @@
 """Verifying against what was seen before: the largest checkpoint per ledger, which a later export must extend.
 
-An export is of any size that was ever signed, so nothing in it shows that its tail was cut. Whoever remembers how far the ledger
-had come finds that; and finds a fork, with evidence that anybody can check.
+An export is of any size that was ever signed, so nothing in it shows that its tail was cut. Whoever remembers how far the
+ledger had come finds that; and finds a fork, with evidence that anybody can check.
 """
 
 from collections.abc import Sequence

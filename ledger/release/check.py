@@ -37,7 +37,7 @@ class ReleaseReport:
     Attributes:
         verdict: that of the export (`ledger.audit.words.VERDICTS`), where files, signature and every number hold against it;
             SIGNED when there was no export to check against, so that the numbers are the signer's word; FAILED otherwise.
-        qualifiers: what weakens it, as words of `ledger.audit.words.QUALIFIERS`, sorted: those of the export, and of the release.
+        qualifiers: what weakens it, as words of `ledger.audit.words.QUALIFIERS`, sorted: of the export, and of the release.
         findings: what is wrong; empty unless FAILED.
         notes: what a reader should know though nothing is wrong.
         manifest: what was signed, None unless its signature holds.

@@ -42,10 +42,10 @@ def choose_artifact(
 ) -> str:
     """Returns the artifact that may answer, of those that can be served: the first that the rights admit.
 
-    Guarantee: fails closed. An artifact is returned only if the release was checked in full against its ledger, of which no leaf
-    was pruned (with bounds that are TOLD only where the rights say so), its weights are
-    those that the run committed to (unless the rights say otherwise), and every class
-    from which a path leads to the artifact is allowed, at no less than the epsilon that the manifest states.
+    Guarantee: fails closed. An artifact is returned only if the release was checked in full against its ledger, of which no
+    leaf was pruned (with bounds that are TOLD only where the rights say so), its weights are those that the run committed to
+    (unless the rights say otherwise), and every class from which a path leads to the artifact is allowed, at no less than the
+    epsilon that the manifest states.
 
     Args:
         report: the check of the release (`check_release`); None where there is none.
@@ -60,8 +60,8 @@ def choose_artifact(
         raise ReleaseRefused("NO_RELEASE", "there is no manifest that a pinned key signed; nothing is served without one")
     enough = ("FULL", "TOLD") if rights.told else ("FULL",)
     if report.verdict not in enough or "PRUNED" in report.qualifiers:
-        found = summary(report.verdict, report.qualifiers)
-        sentence = f"the release is {found}, not {' or '.join(enough)}; check it with a whole export of its ledger, and its key"
+        said = summary(report.verdict, report.qualifiers)
+        sentence = f"the release is {said}, not {' or '.join(enough)}; check it with a whole export of its ledger, and its key"
         if report.verdict == "TOLD":
             sentence += "; rights with told=True take the operator's word for the bounds"
         raise ReleaseRefused("NOT_CHECKED", sentence)

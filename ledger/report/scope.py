@@ -7,7 +7,6 @@ from ledger.report.markup import Html, details, section, soft, table, text
 from ledger.report.verdict import fact_list
 
 
-
 def scope(report: AuditReport) -> str:
     """Returns the claims that were checked, each with its leaves, and what was not checked; nothing of an audit that failed."""
     if report.verdict == "FAILED" or not report.kinds:

@@ -4,8 +4,8 @@ The liar has the log's key: each lie is told in a leaf that is hashed, stored an
 times: the writer refuses to append it, the ledger that holds it does not open (`dptrain ledger fsck` says so), and an auditor
 finds it in a signed export.
 
-Then what a liar leaves out rather than says, or says where nothing contradicts it: an export that was cut back, a header in words
-of its own, withdrawals that were entered as something else, bounds that nobody signed.
+Then what a liar leaves out rather than says, or says where nothing contradicts it: an export that was cut back, a header in
+words of its own, withdrawals that were entered as something else, bounds that nobody signed.
 """
 
 import hashlib
@@ -214,7 +214,7 @@ def test_B22_a_withdrawal_counts_from_the_next_charge_and_is_never_erased(run):
 
 
 def test_bounds_that_the_operator_made_up_are_never_said_to_be_derived(tmp_path):
-    """Somebody who signed a smaller clip norm and a larger multiplier is admitted at the presets: every leaf fits every other."""
+    """Somebody who signed a smaller clip norm and a larger multiplier is admitted at the presets: all leaves fit together."""
     with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
         driver = Driver(ledger)
         driver.admit(admission(4, "sensitive"))

@@ -218,7 +218,8 @@ def test_E5_a_class_or_an_epsilon_that_the_rights_do_not_allow_is_refused(scene)
     assert refusal(report, Rights({"open": None, "sensitive": float("nan")}, told=True)) == "EPSILON"
     assert choose_artifact(report, Rights({"open": None, "sensitive": spent}, told=True), ["full"]) == "full"
     assert refusal(report, Rights({"open": None}, told=True), "adapter:none") == "ARTIFACT"
-    assert refusal(report, Rights({"open": None}, told=True), "full", "base") == "CLASS", "in an ordinary stack the base is no way out"
+    rights = Rights({"open": None}, told=True)
+    assert refusal(report, rights, "full", "base") == "CLASS", "in an ordinary stack the base is no way out"
 
 
 def test_E5_bounds_that_are_told_and_leaves_that_were_pruned_serve_nobody_unless_the_rights_say_so(scene):

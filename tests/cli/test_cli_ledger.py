@@ -51,7 +51,8 @@ def test_an_older_export_fails_where_its_size_or_a_later_one_is_known(shell, run
     assert "UNCOMPARED" not in shell.json(*VERIFY, "--min-size", str(size))["qualifiers"]
     assert shell.json(*VERIFY, "--min-size", str(size + 1), code=1)["findings"][0]["code"] == "OLD"
     assert "nothing was remembered" in shell.run(*seen).stdout
-    made = shell.json("attest", "withdraw", "corpus/notes.jsonl.attest", "--key", "owner.key", "--record", "1")["withdrawals"][0]
+    sign = ("attest", "withdraw", "corpus/notes.jsonl.attest", "--key", "owner.key", "--record", "1")
+    made = shell.json(*sign)["withdrawals"][0]
     shell.run("ledger", "withdraw", "ledger.db", made["path"])
     shell.run("ledger", "export", "ledger.db", "later")
     assert f"extends the {size} leaves" in shell.run(*seen[:2], "later", *seen[3:]).stdout
@@ -64,17 +65,19 @@ def test_an_older_export_fails_where_its_size_or_a_later_one_is_known(shell, run
 
 def test_withdrawals_are_held_against_what_was_signed(shell, run):
     attestations = "corpus/notes.jsonl.attest"
-    for key, record in (("alice.key", "2"), ("owner.key", "1")):
-        made = shell.json("attest", "withdraw", attestations, "--key", key, "--record", record)["withdrawals"][0]
-        shell.run("ledger", "withdraw", "ledger.db", made["path"], "--attestations", attestations, "--registry", "registry.cbor")
+    entitled = ("--attestations", attestations, "--registry", "registry.cbor")
+    for key, number in (("alice.key", "2"), ("owner.key", "1")):
+        made = shell.json("attest", "withdraw", attestations, "--key", key, "--record", number)["withdrawals"][0]
+        shell.run("ledger", "withdraw", "ledger.db", made["path"], *entitled)
         (shell.directory / "withdrawals").mkdir(exist_ok=True)
-        (shell.directory / made["path"]).rename(shell.directory / "withdrawals" / f"{record}.taken")
+        (shell.directory / made["path"]).rename(shell.directory / "withdrawals" / f"{number}.taken")
     shell.run("ledger", "export", "ledger.db", "export")
     assert "WITHDRAWALS_TOLD" in shell.json(*VERIFY)["qualifiers"]
     owners = shell.json(*VERIFY, "--withdrawals", "withdrawals")
     assert (owners["withdrawal_evidence"]["signed"], owners["withdrawal_evidence"]["shown"]) == (2, 1)
     both = shell.json(*VERIFY, "--withdrawals", "withdrawals", "--registry", "registry.cbor")
-    assert both["withdrawal_evidence"] == {"signed": 2, "shown": 2, "missing": []} and "WITHDRAWALS_TOLD" not in both["qualifiers"]
+    assert both["withdrawal_evidence"] == {"signed": 2, "shown": 2, "missing": []}
+    assert "WITHDRAWALS_TOLD" not in both["qualifiers"]
     shell.run(*VERIFY, "--registry", "registry.cbor", code=2)
     shell.run("registry", "add", "other.cbor", "--pub", "alice.pub", "--class", "sensitive")
     other = shell.json(*VERIFY, "--withdrawals", "withdrawals", "--registry", "other.cbor", code=1)

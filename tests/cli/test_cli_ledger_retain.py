@@ -130,7 +130,8 @@ def test_hashes_go_when_the_policy_lets_them(shell, files):
     assert shell.json("ledger", "fsck", "ledger.db")["verdict"] == "OK"
     shell.run("ledger", "export", "ledger.db", "lean")
     found = shell.json("ledger", "verify", "lean", "--key", SIGNER.vkey)
-    assert found["verdict"] == "TOLD" and "PRUNED" in found["qualifiers"] and found["summaries"][0]["hashes_gone"] > told["hashes_gone"]
+    assert found["verdict"] == "TOLD" and "PRUNED" in found["qualifiers"]
+    assert found["summaries"][0]["hashes_gone"] > told["hashes_gone"]
     assert any("shown only by a proof file made before" in note for note in found["notes"])
     for place in ("lean", "ledger.db"):
         assert shell.json("ledger", "prove", place, "x.proof", "--leaf", "5", code=1)["error"]["code"] == "PRUNED"

@@ -221,7 +221,7 @@ def test_the_lattice_that_is_accounted_for_is_the_one_that_is_drawn_on() -> None
     from dptrain.noise.families import LAWS, POWER
     from dptrain.noise.skellam import Skellam
 
-    assert families.SKELLAM_VARIANCE == 1 << 2 * Skellam().lattice
+    assert 1 << 2 * Skellam().lattice == families.SKELLAM_VARIANCE
     drawn = {lattice_bits("certified", "skellam", d, z) for d in (10, 10**8, 10**9) for z in (1e-3, 1.0, 1e3)}
     assert drawn == {Skellam().lattice}
     assert set(LAWS) | {"gaussian"} == set(families.TABLE) and POWER == {"laplace": 1}

@@ -24,7 +24,7 @@ KEYS = [SIGNER.vkey]
 def closed(base: Path, **header) -> Path:
     """An export of a closed run."""
     with Ledger.create(base / "ledger.db", header_spec(**header), SIGNER, now=START) as ledger:
-        driver = Driver(ledger)
+        driver = Driver(ledger, isolation=ledger.header.isolation)
         driver.admit(admission(1))
         driver.steps()
         driver.epoch()
@@ -120,5 +120,5 @@ def test_the_report_shows_every_qualifier_with_what_it_says_and_what_to_do(tmp_p
     for word, found in QUALIFIERS.items():
         assert page.count(word) >= 2 and found.sentence in page and found.remedy in page, word
     assert all(sentence in page for sentence in BEYOND)
-    failed = write_report(export, tmp_path / "failed.html", report=replace(report, verdict="FAILED")).read_text(encoding="utf-8")
-    assert "id='qualifiers'" not in failed
+    failed = write_report(export, tmp_path / "failed.html", report=replace(report, verdict="FAILED"))
+    assert "id='qualifiers'" not in failed.read_text(encoding="utf-8")
