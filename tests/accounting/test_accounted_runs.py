@@ -34,7 +34,7 @@ print(report.verdict, report.findings, [note for note in report.notes if "record
 @pytest.mark.parametrize(
     "accountant", [name if name in ("pld", "rdp") else pytest.param(name, marks=pytest.mark.slow) for name in ACCOUNTANTS]
 )
-def test_a_run_is_full_under_every_accountant(tmp_path, accountant):
+def test_a_run_verifies_under_every_accountant(tmp_path, accountant):
     extra = f'accountant = "{accountant}"\n[[noise.phase]]\nfrom_step = 3\nscale = 1.5'
     world = make_world(tmp_path, per_class=3, steps=4, rate="0.3", policy_extra=extra, now=None)
     trainer = Trainer(world)

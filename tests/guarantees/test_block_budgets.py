@@ -295,7 +295,7 @@ QUICK = ("fast", "certified phases")
 
 
 @pytest.mark.parametrize("mode", [mode if mode in QUICK else pytest.param(mode, marks=pytest.mark.slow) for mode in MODES])
-def test_a_run_with_budgets_is_verified_in_full_by_an_auditor(tmp_path, mode: str) -> None:
+def test_a_run_with_budgets_is_verified_by_an_auditor(tmp_path, mode: str) -> None:
     """Trained, resumed, exported and audited; the noise of a class is the same double on both sides."""
     options = dict(MODES[mode])
     extra = options.pop("policy_extra", "") + options.pop("noise", "") + BUDGETS

@@ -35,7 +35,7 @@ def a_run(base, accountant, **policy):
 
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS)
-def test_a_whole_run_verifies_in_full(tmp_path, accountant):
+def test_a_whole_run_verifies(tmp_path, accountant):
     export, spent = a_run(tmp_path, accountant)
     report = verify_export(export, VKEYS, owner_key=public_bytes(OWNER_KEY))
     assert (report.verdict, report.findings) == ("TOLD", ())

@@ -46,7 +46,7 @@ def codes(report) -> set[str]:
     return {finding.code for finding in report.findings}
 
 
-def test_a_release_is_full_by_the_key_alone_and_its_leaf_stands_behind_what_it_cites(released, finished):
+def test_a_release_passes_by_the_key_alone_and_its_leaf_stands_behind_what_it_cites(released, finished):
     report = check_release(directory_of(released), [SIGNER.vkey])
     assert (report.verdict, report.findings, report.newer_withdrawals) == ("TOLD", (), 0)
     assert report.manifest == released.manifest

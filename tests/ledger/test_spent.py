@@ -140,7 +140,7 @@ def test_another_history_of_a_cited_run_is_a_fork_and_a_compromised_one_may_not_
     assert [item.code for item in verify_with_earlier(lost, KEYS, [grown]).findings] == ["EARLIER_COMPROMISED"]
 
 
-def test_an_earlier_run_that_is_not_full_is_refused(tmp_path, first):
+def test_an_earlier_run_that_failed_its_audit_is_refused(tmp_path, first):
     with pytest.raises(LeafRefused) as refused:
         earlier_run(first, [SECOND.vkey])
     assert refused.value.code == "EARLIER"

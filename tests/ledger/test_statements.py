@@ -36,7 +36,7 @@ def vouched(export: Path, who: Cosigner, base: Path, **options):
     return cosign_export(export, KEYS, who, memory, now=START + 1000, first=True, summary=True, **options)
 
 
-def test_an_auditor_vouches_after_a_full_audit(summarised, tmp_path):
+def test_an_auditor_vouches_after_an_audit(summarised, tmp_path):
     export = export_of(summarised, tmp_path / "export")
     done = vouched(export, ANNA, tmp_path)
     keys = [*KEYS, ANNA.vkey, str(summary_key(ANNA.vkey))]
