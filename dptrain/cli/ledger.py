@@ -256,14 +256,14 @@ def report(
     refuse_to_overwrite(out)
     told = _extras(extras)
     audited = _audit(export, key, owner_key)
-    from ledger.audit.words import exit_code, summary
+    from ledger.audit.words import exit_code, headline
     from ledger.report import write_report
 
     write_report(export, out, report=audited, extras=told)
     if json:
         print_json({"path": str(out), "verdict": audited.verdict, "qualifiers": list(audited.qualifiers)})
     else:
-        console().print(f"wrote {out}: {summary(audited.verdict, audited.qualifiers)}")
+        console().print(f"wrote {out}: {headline(audited.verdict, audited.qualifiers)}")
     if code := exit_code(audited.verdict):
         raise typer.Exit(code)
 

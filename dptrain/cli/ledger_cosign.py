@@ -60,7 +60,7 @@ def cosign(
     Your memory keeps the last checkpoint per ledger. A ledger that is smaller, or has another history, is refused, and both
     checkpoints are written to an evidence file that `ledger verify-proof` checks. Keep the memory as you keep the key.
     """
-    from ledger.audit.words import summary
+    from ledger.audit.words import headline
     from ledger.note import Cosigner
     from ledger.proofs.cosigning import cosign_export
     from ledger.proofs.memory import Memory
@@ -92,7 +92,7 @@ def cosign(
         return
     out = console()
     colour = COLOURS.get(done.report.verdict, "red")
-    told = summary(done.report.verdict, done.report.qualifiers)
+    told = headline(done.report.verdict, done.report.qualifiers)
     out.print(styled(f"bold {colour}", told, f"  {done.report.origin}: {done.report.size} leaves"))
     if done.before is not None:
         out.print(f"extends the {before} leaves that you cosigned at {utc(done.before.time)}")

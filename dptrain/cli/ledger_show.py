@@ -104,10 +104,10 @@ def print_verdict(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> 
         qualifiers: what weakens it.
         about: what it is the verdict on.
     """
-    from ledger.audit.words import QUALIFIERS, VERDICTS, summary
+    from ledger.audit.words import QUALIFIERS, VERDICTS, headline
 
     out, words = console(), tuple(qualifiers)
-    out.print(styled(f"bold {COLOURS.get(verdict, 'red')}", summary(verdict, words), f"  {about}"))
+    out.print(styled(f"bold {COLOURS.get(verdict, 'red')}", headline(verdict, words), f"  {about}"))
     out.print(f"{VERDICTS[verdict].sentence}; {VERDICTS[verdict].remedy}")
     if verdict != "FAILED":
         for word in words:

@@ -35,7 +35,7 @@ from dptrain.tasks.outcome import Outcome
 from dptrain.train import train
 from ledger.accountants import epsilon
 from ledger.audit import verify_export
-from ledger.audit.words import exit_code, summary
+from ledger.audit.words import exit_code, headline
 from ledger.report import write_report
 
 RUN = """\
@@ -295,7 +295,7 @@ def _report(directory: Path, made: Stage, results: dict[str, Any]) -> None:
 def _verdict(found: dict[str, Any], about: str) -> Text:
     """A verdict and what weakens it, in one line."""
     colour = COLOURS.get(found["verdict"], "red")
-    return styled(f"bold {colour}", summary(found["verdict"], found["qualifiers"]), f"  {about}")
+    return styled(f"bold {colour}", headline(found["verdict"], found["qualifiers"]), f"  {about}")
 
 
 def _print(results: dict[str, Any]) -> None:

@@ -164,7 +164,7 @@ def exit_code(verdict: Verdict, *, require_full: bool = False, signature_only: b
     return 0 if signature_only and verdict == "SIGNED" else VERDICTS[verdict].code
 
 
-def summary(verdict: Verdict, qualifiers: Iterable[str]) -> str:
+def headline(verdict: Verdict, qualifiers: Iterable[str]) -> str:
     """Returns verdict and qualifiers in one line: ``TOLD (OPEN, UNPINNED)``; FAILED stands alone, whatever else is known."""
     words = ", ".join(qualifiers)
     return f"{verdict} ({words})" if words and verdict != "FAILED" else verdict

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from attest.micro import MICRO
-from ledger.audit.words import summary
+from ledger.audit.words import headline
 from ledger.errors import ReleaseRefused
 from ledger.release.check import ReleaseReport
 from ledger.release.manifest import Manifest
@@ -60,7 +60,7 @@ def choose_artifact(
         raise ReleaseRefused("NO_RELEASE", "there is no manifest that a pinned key signed; nothing is served without one")
     enough = ("FULL", "TOLD") if rights.told else ("FULL",)
     if report.verdict not in enough or "PRUNED" in report.qualifiers:
-        said = summary(report.verdict, report.qualifiers)
+        said = headline(report.verdict, report.qualifiers)
         sentence = f"the release is {said}, not {' or '.join(enough)}; check it with a whole export of its ledger, and its key"
         if report.verdict == "TOLD":
             sentence += "; rights with told=True take the operator's word for the bounds"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from attest.files import atomic_write
 from ledger.audit import AuditReport
-from ledger.audit.words import summary
+from ledger.audit.words import headline
 from ledger.errors import StorageFailed
 from ledger.report.checkpoints import checkpoints
 from ledger.report.events import gate, results, summaries, withdrawals
@@ -71,7 +71,7 @@ def write_report(
     body = "\n".join(section for section in sections if section)
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     page = Template(template).substitute(
-        title=text(f"Privacy ledger of {report.origin or 'an unknown run'}: {summary(report.verdict, report.qualifiers)}"),
+        title=text(f"Privacy ledger of {report.origin or 'an unknown run'}: {headline(report.verdict, report.qualifiers)}"),
         subject=text(report.origin or "an unknown run"),
         style_digest=_digest_of_style(template),
         contents="".join(f"<li><a href='#{ident}'>{title}</a></li>" for ident, title in _HEADING.findall(body)),

@@ -12,7 +12,7 @@ from ledger_runs import OWNER_KEY, SIGNER, START, Driver, admission, header_spec
 from attest.keys import public_bytes
 from ledger.audit import QUALIFIERS, VERDICTS, Verdict, verify, verify_export
 from ledger.audit.remarks import Remarks
-from ledger.audit.words import BEYOND, exit_code, summary, weakest
+from ledger.audit.words import BEYOND, exit_code, headline, weakest
 from ledger.log import Ledger
 from ledger.report import write_report
 from tests.ledger.retained_runs import AUDITORS, pruned_run
@@ -53,8 +53,8 @@ def test_only_a_failure_and_a_bare_signature_end_with_an_error_unless_full_is_as
 
 
 def test_a_failure_is_told_alone():
-    assert summary("TOLD", ("OPEN", "UNPINNED")) == "TOLD (OPEN, UNPINNED)"
-    assert (summary("FULL", ()), summary("FAILED", ("OPEN",))) == ("FULL", "FAILED")
+    assert headline("TOLD", ("OPEN", "UNPINNED")) == "TOLD (OPEN, UNPINNED)"
+    assert (headline("FULL", ()), headline("FAILED", ("OPEN",))) == ("FULL", "FAILED")
 
 
 def test_no_word_is_made_up_beside_the_registry():
