@@ -63,7 +63,6 @@ def header(**rules: Any) -> HeaderSpec:
         registry_root=bytes(32),
         model_fingerprint=bytes(32),
         blocks=blocks,
-        exactness_note="benchmark",
         isolation="held",
         randomness="addressed",
         unprobed=(),

@@ -12,12 +12,13 @@ from attest.policy import ClassRule
 from attest.policy.sampling import POISSON, period
 from attest.schedule import waste
 from dptrain.depth import places_name
-from dptrain.noise.device import NOTE as DEVICE_NOTE
 from dptrain.pool import Slot
 from dptrain.resolver import Schedule
+from dptrain.routing.sums import precision_name
 from ledger.accountants import likely_occurrences
 from ledger.leaves import HeaderBlock, HeaderSpec
 from ledger.leaves.header import ADDRESSED
+from ledger.leaves.numerics import Numerics
 
 if TYPE_CHECKING:
     from dptrain.engine.private_training import PrivateTraining
@@ -41,9 +42,8 @@ def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
         registry_root=engine.gate.registry_root,
         model_fingerprint=fingerprint(engine.model, engine.schedule),
         blocks=tuple(blocks),
-        exactness_note=engine.router.sums.note + (DEVICE_NOTE if engine.noise_generator == "device" else ""),
+        numerics=Numerics(precision_name(engine.router.precision), engine.noise_generator),
         private=test_key is None,
-        clip_margin=engine.router.sums.float_margin,
         caps_enforced=True,
         isolation=engine.isolation.told,
         randomness=ADDRESSED,

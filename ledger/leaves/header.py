@@ -13,6 +13,7 @@ from ledger import accountants
 from ledger.accountants import families
 from ledger.errors import AccountantError, LeafRefused, NoteError, TrustError
 from ledger.leaves import checks
+from ledger.leaves.numerics import Numerics, told
 from ledger.leaves.previous import Previous, check_previous
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 from ledger.trust import TrustPolicy, auditors_policy
@@ -97,8 +98,8 @@ class Header:
     Guarantee:
         A header exists only if its policy is signed by ``owner_key`` under ``owner``, the noise of every block is the
         max rule's over the presets of the private classes that touch it (with budgets, what
-        `attest.allocation.check_budgets` demands), every class touches a block, and the policy asks for a mechanism that this
-        version can account for.
+        `attest.allocation.check_budgets` demands), every class touches a block, the policy asks for a mechanism that this
+        version can account for, and accountant, exactness note and clip margin are what this code derives from the policy.
 
     Attributes:
         time: POSIX seconds.
@@ -114,15 +115,16 @@ class Header:
         model_fingerprint: SHA-256 over the model's structure: names, shapes and types of parameters, and their blocks.
         blocks: the schedule, block by block; in a phase of the policy, with that factor on every standard deviation.
         accountant: the accountant of record.
-        exactness_note: what the numerics guarantee, in words.
+        exactness_note: what the numerics guarantee, in words: those of `ledger.leaves.numerics` for this policy.
         private: False for a run with a fixed test key: such a ledger is never exported.
-        clip_margin: fraction by which clip norms are shrunk for numerical safety; never enters the accounting.
+        clip_margin: fraction by which clip norms are shrunk for numerical safety, likewise; never enters the accounting.
         caps_enforced: whether the sampler stops drawing a contribution that has reached its own max_occurrences
             within an attempt. Only then does the accountant use the cap.
         isolation: `HELD`, or why the optimizer of the run weakens statement A (docs/guarantee.md): the trainer's word.
         randomness: one of `RANDOMNESS`.
         unprobed: names of the trained tensors in whose gradient the start-up probes saw nothing, ascending.
         previous: earlier ledgers that this one counts or continues (`check_previous`).
+        numerics: precision and generator that note and margin give: the trainer's word.
     """
 
     KIND: ClassVar = 0
@@ -149,6 +151,7 @@ class Header:
     policy: Policy = field(init=False, repr=False, compare=False)
     phases: schedule.Phases = field(init=False, repr=False, compare=False)
     profiles: tuple[Profile, ...] = field(init=False, repr=False, compare=False)
+    numerics: Numerics = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.uint(self.time, "time")
@@ -181,6 +184,7 @@ class Header:
         if self.accountant.name != self.policy.accountant:
             found, expected = self.accountant.name, self.policy.accountant
             raise LeafRefused("ACCOUNTANT", f"the header accounts with {found}, the policy with {expected}")
+        self._check_derived()
         object.__setattr__(self, "profiles", self._check_schedule())
 
     @property
@@ -221,6 +225,21 @@ class Header:
     def trust_policy(self) -> TrustPolicy:
         """Returns the C2SP trust policy of this ledger: its key, and the quorum of auditors that its policy asks for."""
         return auditors_policy(self.log_vkey, self.policy.auditors, self.policy.auditor_quorum or 0)
+
+    @property
+    def coordinates(self) -> int:
+        """Number of scheduled coordinates: of all blocks that a class may touch."""
+        return sum(block.coordinates for block in self.blocks if block.classes)
+
+    def _check_derived(self) -> None:
+        """Holds what follows from the policy, by version of the tables here, against what the header says of it."""
+        about = self.accountant
+        try:
+            accountants.check_recorder(about.name, about.library, about.version, about.parameters, self.policy.noise_family)
+        except AccountantError as error:
+            raise LeafRefused(error.code, error.sentence) from error
+        found = told(self.policy, self.coordinates, self.exactness_note, self.clip_margin)
+        object.__setattr__(self, "numerics", found)
 
     def _check_log_key(self) -> None:
         try:
@@ -303,8 +322,8 @@ class Header:
 class HeaderSpec:
     """What the engine knows when it creates a ledger; the rest of the header the ledger fills in itself.
 
-    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, and ``unprobed``
-    comes in any order.
+    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, ``unprobed``
+    comes in any order, and ``numerics`` gives exactness note and clip margin.
     """
 
     policy: SignedPolicy
@@ -312,15 +331,20 @@ class HeaderSpec:
     registry_root: bytes
     model_fingerprint: bytes
     blocks: tuple[HeaderBlock, ...]
-    exactness_note: str
     isolation: str
     randomness: str
     unprobed: tuple[str, ...]
+    numerics: Numerics = field(default_factory=Numerics)
     private: bool = True
-    clip_margin: float = 0.0
     caps_enforced: bool = False
     previous: tuple[Previous, ...] = ()
     run_id: bytes = field(default_factory=lambda: os.urandom(16))
+
+    @property
+    def exactness_note(self) -> str:
+        """What the numerics guarantee, in words."""
+        coordinates = sum(block.coordinates for block in self.blocks if block.classes)
+        return self.numerics.note(self.policy.policy, coordinates)
 
     def header(self, *, origin: str, log_vkey: str, time: int) -> Header:
         """Returns the header leaf.
@@ -348,7 +372,7 @@ class HeaderSpec:
             accountant=about,
             exactness_note=self.exactness_note,
             private=self.private,
-            clip_margin=self.clip_margin,
+            clip_margin=self.numerics.margin(policy),
             caps_enforced=self.caps_enforced,
             isolation=self.isolation,
             randomness=self.randomness,

@@ -42,7 +42,6 @@ def record(shell, *, private: bool = True, ledger: str = "ledger.db", state: str
             HeaderBlock(name, 100, classes, block_std([presets[item] for item in classes]))
             for name, classes in (("layer.0", ("public",)), ("layer.1", both), ("head", both))
         ),
-        exactness_note="fast",
         isolation=HELD,
         randomness=ADDRESSED,
         unprobed=(),

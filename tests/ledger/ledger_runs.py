@@ -74,7 +74,6 @@ def header_spec(policy: SignedPolicy | None = None, **changes: object) -> Header
             HeaderBlock("layers.2.weight", 120, ("open", "sensitive"), std("open", "sensitive")),
             HeaderBlock("embedding", 1000, (), 0.0),
         ),
-        "exactness_note": "fp32 sums, rounded once to the lattice",
         "isolation": HELD,
         "randomness": ADDRESSED,
         "unprobed": (),

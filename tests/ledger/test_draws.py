@@ -94,7 +94,7 @@ def test_epsilon_is_that_of_the_counted_occurrences(driver, literal, tmp_path):
     driver.ledger.finish(now=driver.tick())
     exported = driver.ledger.export(tmp_path / "export")
     report = verify_export(exported, [SIGNER.vkey])
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
     assert [c.occurrences for c in report.classes] == [4, 3]
     assert any("public in this ledger" in note for note in report.notes)
     assert any("noise of a step follows its draw" in note for note in report.notes) is literal
@@ -206,7 +206,7 @@ def test_an_auditor_says_what_a_window_without_an_end_costs(driver, tmp_path):
     driver.ledger.resume(0, None, now=driver.tick())
     run(driver)
     report = verify_export(driver.ledger.export(tmp_path / "export"), [SIGNER.vkey])
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
     assert any("never settled; of the steps those with a draw count" in note for note in report.notes)
 
 

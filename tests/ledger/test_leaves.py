@@ -33,6 +33,7 @@ from ledger.leaves import (
     decode_leaf,
     encode_leaf,
 )
+from ledger.leaves.numerics import Numerics, exactness_note
 from ledger.note import NoteSigner
 
 uints = st.integers(0, 2**63 - 1)
@@ -176,7 +177,7 @@ def make(**changes):
 
 
 def test_a_header_round_trips_with_its_policy_and_profiles():
-    header = make(clip_margin=2.0**-40, caps_enforced=True)
+    header = make(numerics=Numerics("float64", "device"), caps_enforced=True)
     decoded = decode_leaf(encode_leaf(header))
     assert decoded == header
     assert decoded.policy == signed_policy().policy and decoded.delta == 1e-6
@@ -295,12 +296,8 @@ BAD_HEADERS = {
     "two blocks of one name": dict(blocks=_blocks(b1=HeaderBlock("layers.0.weight", 100, ("open",), 1.0))),
     "a class without blocks": dict(blocks=_blocks(b2=HeaderBlock("layers.2.weight", 120, ("open",), 1.0))),
     "no blocks": dict(blocks=()),
-    "margin of one": dict(clip_margin=1.0),
-    "margin NaN": dict(clip_margin=float("nan")),
-    "margin of an int": dict(clip_margin=0),
     "short run id": dict(run_id=b"1"),
     "short fingerprint": dict(model_fingerprint=b"1"),
-    "empty note": dict(exactness_note=""),
     "no word on isolation": dict(isolation=""),
     "a long word on isolation": dict(isolation="x" * 201),
     "isolation as a flag": dict(isolation=True),
@@ -312,6 +309,56 @@ BAD_HEADERS = {
     "negative time": dict(time=-1),
     "boolean time": dict(time=True),
 }
+
+
+DERIVED = {
+    "margin of one": (dict(clip_margin=1.0), "RANGE"),
+    "margin NaN": (dict(clip_margin=float("nan")), "RANGE"),
+    "margin of an int": (dict(clip_margin=0), "RANGE"),
+    "no margin": (dict(clip_margin=0.0), "NUMERICS"),
+    "the margin of another level": (dict(clip_margin=2.0**-20), "NUMERICS"),
+    "empty note": (dict(exactness_note=""), "TYPE"),
+    "a note of one's own": (dict(exactness_note="certified: every sum is exact"), "NUMERICS"),
+    "the note of another level": (
+        dict(exactness_note=exactness_note("certified", "gaussian", 22)),
+        "NUMERICS",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DERIVED, ids=str)
+def test_what_a_header_says_of_its_numerics_is_what_its_policy_gives(case):
+    changes, code = DERIVED[case]
+    with pytest.raises(LeafRefused) as refused:
+        replace(make(), **changes)
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("generator", ["host", "device"])
+@pytest.mark.parametrize("exactness", ["fast", "certified"])
+def test_precision_and_generator_are_read_from_what_the_header_says(precision, generator, exactness):
+    word = Numerics(precision, generator)
+    header = decode_leaf(encode_leaf(make(policy=signed_policy(exactness=exactness), numerics=word)))
+    assert header.numerics == word
+    for wrong in (("half", "host"), ("float32", "moon")):
+        with pytest.raises(LeafRefused):
+            Numerics(*wrong)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"version": "pld-0"},
+        {"library": "elsewhere"},
+        {"parameters": "interval=1e-9 relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"},
+    ],
+)
+def test_an_accountant_that_never_recorded_anything_is_refused(row):
+    header = make()
+    with pytest.raises(LeafRefused) as refused:
+        replace(header, accountant=replace(header.accountant, **row))
+    assert refused.value.code == "ACCOUNTANT_VERSION" and "pld-2" in refused.value.sentence
 
 
 @pytest.mark.parametrize("case", BAD_HEADERS, ids=str)

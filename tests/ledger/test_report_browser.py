@@ -80,7 +80,7 @@ def path(tmp_path_factory):
     base = tmp_path_factory.mktemp("varied")
     export = varied_export(base)
     report = verify_export(export, [SIGNER.vkey])
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
     write_report(export, base / "plain.html", report=report)
     return write_report(export, base / "report.html", report=report, extras=EXTRAS)
 
@@ -292,7 +292,7 @@ def test_the_printed_page_has_every_figure(page, tmp_path):
         ["pdftotext", "-layout", tmp_path / "report.pdf", "-"], capture_output=True, check=True, text=True
     ).stdout
     for expected in (
-        "FULL",
+        "TOLD",
         "Figures of this chart",
         "CLASS_NOT_GRANTED",
         "What each had spent when it left",

@@ -67,7 +67,7 @@ def test_a_summary_may_follow_the_close(run, tmp_path):
     run.ledger.finish(now=run.tick())
     leaf = run.ledger.summarise(now=run.tick())
     report = verify_export(export_of(run, tmp_path / "export"), [SIGNER.vkey])
-    assert (report.verdict, report.size) == ("FULL", leaf.seq + 1)
+    assert (report.verdict, report.size) == ("TOLD", leaf.seq + 1)
 
 
 def test_a_policy_that_keeps_everything_has_no_summary(path):
@@ -134,7 +134,7 @@ def test_anchor_records_round_trip_and_nothing_else_does():
 def test_a_forged_summary_is_refused_by_the_auditor(run, tmp_path):
     leaf = run.ledger.summarise(now=run.tick())
     leaves = leaves_of(run.ledger)
-    assert verify_export(forged_export(leaves, tmp_path / "same"), [SIGNER.vkey]).verdict == "FULL"
+    assert verify_export(forged_export(leaves, tmp_path / "same"), [SIGNER.vkey]).verdict == "TOLD"
     row = leaf.classes[0]
     forged = replace(leaf, classes=(replace(row, sum_epsilon_micro=row.sum_epsilon_micro - 1), *leaf.classes[1:]))
     assert encode_leaf(forged) != encode_leaf(leaf)
