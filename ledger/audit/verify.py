@@ -23,7 +23,7 @@ from ledger.leaves.header import UNADDRESSED
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.replay import Replay
 from ledger.retention.retained import RetainedReplay
-from ledger.views.posture import block_multipliers
+from ledger.views.posture import block_multipliers, block_notes
 from ledger.views.released import release_rows
 from ledger.views.summary import class_summaries
 
@@ -40,8 +40,9 @@ def verify_export(
         The verdict FULL means: the directory holds exactly the files that its signed size calls for; they are the tree
         whose root a pinned key signed, or the key to which a pinned one handed the ledger over by leaves that both signed;
         the policy in the header is signed by the header's owner key (and that is ``owner_key``, if given);
-        the noise schedule is the one that the policy's rule
-        gives; the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
+        blocks and their noise are those that the policy's rule makes of the stack that the header names, whose names, order and
+        coordinates are the operator's word; every epoch says of the frozen parameters what the header says;
+        the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
         moment and under a fresh noise stream; draws are recorded step by step where
         the policy makes them public, with the variances that they give, of exactly those due where it signs an order, and
         nowhere else; and every recorded epsilon is at
@@ -266,6 +267,7 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
             f"contributions with a limit of epsilon over all runs: {limited}; here this run by itself, and what it says was "
             "spent before, was held against it. Give the exports of all other runs over the corpus too (--earlier)"
         )
+    notes.extend(block_notes(header))
     notes.extend(_forward_notes(run))
     if header.occurrences_public:
         notes.append("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
@@ -321,6 +323,7 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
             for epoch in run.epochs
         ),
         blocks=header.blocks,
+        stack_parameters=len(header.stack.tensors),
         isolation=run.isolation.sentence,
         randomness=header.randomness,
         unprobed=header.unprobed,

@@ -1,14 +1,17 @@
 """Leaf 0: everything a guarantee rests on, fixed before the first step."""
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar, Final
 
 from attest import allocation, schedule
+from attest.blocks import StackBlock, check_blocks, clip_share, derive
 from attest.errors import AttestError
 from attest.micro import MICRO
 from attest.policy import Policy, SignedPolicy, verify_policy
+from attest.stack import Stack
 from ledger import accountants
 from ledger.accountants import families
 from ledger.errors import AccountantError, LeafRefused, NoteError, TrustError
@@ -95,10 +98,11 @@ class Header:
     """The header leaf.
 
     Guarantee:
-        A header exists only if its policy is signed by ``owner_key`` under ``owner``, the noise of every block is the
-        max rule's over the presets of the private classes that touch it (with budgets, what
-        `attest.allocation.check_budgets` demands), every class touches a block, and the policy asks for a mechanism that this
-        version can account for.
+        A header exists only if its policy is signed by ``owner_key`` under ``owner``, its blocks are those that the classes of
+        the policy make of its stack (`attest.blocks.derive`), the noise of every block is the max rule's over the presets of
+        the private classes that touch it (with budgets, what `attest.allocation.check_budgets` demands), every class touches a
+        block, and the policy asks for a mechanism that this version can account for. Names, order and coordinates of what is in
+        the stack are the operator's word.
 
     Attributes:
         time: POSIX seconds.
@@ -122,6 +126,9 @@ class Header:
         isolation: `HELD`, or why the optimizer of the run weakens statement A (docs/guarantee.md): the trainer's word.
         randomness: one of `RANDOMNESS`.
         unprobed: names of the trained tensors in whose gradient the start-up probes saw nothing, ascending.
+        stack: the layers of the model and its parameters, by name.
+        frozen_digest: over the parameters that are frozen, as they are before the first step
+            (`ledger.rules.weights.frozen_digest`); None where the header does not commit to them, or there are none.
         previous: earlier ledgers that this one counts or continues (`check_previous`).
     """
 
@@ -145,8 +152,11 @@ class Header:
     isolation: str
     randomness: str
     unprobed: tuple[str, ...]
+    stack: Stack
+    frozen_digest: bytes | None = None
     previous: tuple[Previous, ...] = ()
     policy: Policy = field(init=False, repr=False, compare=False)
+    derived: tuple[StackBlock, ...] = field(init=False, repr=False, compare=False)
     phases: schedule.Phases = field(init=False, repr=False, compare=False)
     profiles: tuple[Profile, ...] = field(init=False, repr=False, compare=False)
 
@@ -170,6 +180,9 @@ class Header:
             raise LeafRefused("RANGE", f"clip margin: expected a fraction in [0, 1), got {self.clip_margin}")
         checks.flag(self.caps_enforced, "caps enforced")
         checks.text(self.isolation, "isolation", longest=checks.REASON)
+        checks.rows((self.stack,), "stack", Stack)
+        if self.frozen_digest is not None:
+            checks.octets(self.frozen_digest, "digest of frozen parameters", 32)
         self._check_forward()
         self._check_log_key()
         check_previous(self.previous, self.origin, self.log_vkey)
@@ -181,6 +194,7 @@ class Header:
         if self.accountant.name != self.policy.accountant:
             found, expected = self.accountant.name, self.policy.accountant
             raise LeafRefused("ACCOUNTANT", f"the header accounts with {found}, the policy with {expected}")
+        object.__setattr__(self, "derived", derive(self.policy.classes, self.stack))
         object.__setattr__(self, "profiles", self._check_schedule())
 
     @property
@@ -283,39 +297,79 @@ class Header:
             places = [order[name] for name in block.classes]
             if places != sorted(set(places)):
                 raise LeafRefused("BLOCK", f"block {block.name} lists its classes twice or out of the policy's order")
-            expected = schedule.scheduled_std([self.policy.classes[place] for place in places])
-            if self.policy.noise_budgets is None and (block.std, block.share) != (expected, 0):
-                raise LeafRefused("SCHEDULE", f"block {block.name}: noise {block.std}, the max rule gives {expected}")
             for place in places:
                 touched[place].append(index)
+        try:
+            check_blocks(self.policy.classes, self.derived, self.blocks)
+        except AttestError as error:
+            raise LeafRefused(error.code, error.sentence) from error
         for name, place in order.items():
             if not touched[place]:
                 raise LeafRefused("BLOCK", f"class {name} touches no block; its depth rule fits nothing in this model")
-        if self.policy.noise_budgets is not None:
+        self._check_noise()
+        return tuple(Profile(name, tuple(touched[place])) for name, place in order.items())
+
+    def _check_noise(self) -> None:
+        if self.policy.noise_budgets is None:
+            stds = _max_rule(self.policy, self.derived)
+        else:
+            stds = [block.std for block in self.blocks]
             try:
                 allocation.check_budgets(self.policy.classes, self.policy.noise_budgets, self.blocks)
             except AttestError as error:
                 raise LeafRefused("SCHEDULE", error.sentence) from error
-        return tuple(Profile(name, tuple(touched[place])) for name, place in order.items())
+        for block, std, share in zip(self.blocks, stds, _shares(self.policy, self.derived), strict=True):
+            if (block.std, block.share) != (std, share):
+                found, expected = f"noise {block.std} and share {block.share}", f"{std} and {share}"
+                raise LeafRefused("SCHEDULE", f"block {block.name} has {found}, the policy gives {expected}")
+
+
+def _max_rule(policy: Policy, derived: Iterable[StackBlock]) -> list[float]:
+    """The noise of blocks without budgets."""
+    rules = {rule.name: rule for rule in policy.classes}
+    return [schedule.scheduled_std([rules[name] for name in block.classes]) for block in derived]
+
+
+def _shares(policy: Policy, derived: Iterable[StackBlock]) -> list[int]:
+    """The weights of blocks: of those that a private class may touch, those of their places, where the policy has budgets."""
+    budgets, private = policy.noise_budgets, {rule.name for rule in policy.classes if not rule.public}
+    return [0 if budgets is None or private.isdisjoint(b.classes) else clip_share(b, budgets) for b in derived]
+
+
+def scheduled_blocks(policy: Policy, stack: Stack) -> tuple[HeaderBlock, ...]:
+    """Returns the blocks of a model under a policy, each with its noise: what a header has to say.
+
+    Raises:
+        ValueRefused: with budgets that cannot be settled, as `attest.allocation.budget_stds`.
+    """
+    derived = derive(policy.classes, stack)
+    told = zip(derived, _max_rule(policy, derived), _shares(policy, derived), strict=True)
+    rows = [HeaderBlock(block.name, block.coordinates, block.classes, std, share) for block, std, share in told]
+    if policy.noise_budgets is not None:
+        stds = allocation.budget_stds(policy.classes, rows).stds
+        rows = [replace(row, std=std) for row, std in zip(rows, stds, strict=True)]
+    return tuple(rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderSpec:
     """What the engine knows when it creates a ledger; the rest of the header the ledger fills in itself.
 
-    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, and ``unprobed``
-    comes in any order.
+    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, ``unprobed``
+    comes in any order, and ``blocks`` are those of policy and stack where they are None.
     """
 
     policy: SignedPolicy
     owner_key: bytes
     registry_root: bytes
     model_fingerprint: bytes
-    blocks: tuple[HeaderBlock, ...]
+    stack: Stack
     exactness_note: str
     isolation: str
     randomness: str
     unprobed: tuple[str, ...]
+    blocks: tuple[HeaderBlock, ...] | None = None
+    frozen_digest: bytes | None = None
     private: bool = True
     clip_margin: float = 0.0
     caps_enforced: bool = False
@@ -331,6 +385,9 @@ class HeaderSpec:
         policy = self.policy.policy
         try:
             about = AccountantInfo(*accountants.describe(policy.accountant, policy.noise_family))
+            blocks = scheduled_blocks(policy, self.stack) if self.blocks is None else self.blocks
+        except AttestError as error:
+            raise LeafRefused(error.code, error.sentence) from error
         except AccountantError as error:
             raise LeafRefused("POLICY_UNSUPPORTED", error.sentence) from error
         return Header(
@@ -344,7 +401,7 @@ class HeaderSpec:
             run_id=self.run_id,
             registry_root=self.registry_root,
             model_fingerprint=self.model_fingerprint,
-            blocks=self.blocks,
+            blocks=blocks,
             accountant=about,
             exactness_note=self.exactness_note,
             private=self.private,
@@ -353,5 +410,7 @@ class HeaderSpec:
             isolation=self.isolation,
             randomness=self.randomness,
             unprobed=tuple(sorted(set(self.unprobed))),
+            stack=self.stack,
+            frozen_digest=self.frozen_digest,
             previous=self.previous,
         )

@@ -49,7 +49,11 @@ def _claims(report: AuditReport) -> list[tuple[str, str, str]]:
             f"hashed to the root, signed by {keys}",
         ),
         ("The policy is the corpus owner's", "leaf 0, HEADER", owner),
-        ("Noise on every layer is what the policy demands", "leaf 0, HEADER", "derived again from the policy"),
+        (
+            "Noise on every layer that a class may touch is what the policy demands, unless the layer is told to be frozen",
+            "leaf 0, HEADER",
+            "blocks and noise derived again from the policy and the stack that the header names",
+        ),
         (
             "Every step was charged, over the contributions of its moment",
             leaves("ADMIT", "CHARGE", "DRAW", "SETTLE", "RESUME"),
@@ -87,6 +91,13 @@ def _open(report: AuditReport) -> list[str]:
     elif not report.quorum_met:
         asked = f"{report.quorum} of {counted(len(report.auditors), 'auditor')}"
         found.append(f"That everybody is shown this same history: {asked} would have to cosign, and not so many have.")
+    found.append(
+        "That the model has the parameters that the header names: their names, order and coordinates "
+        f"({report.stack_parameters:,} parameters) are the operator's word."
+    )
+    frozen = sum(not block.classes for block in report.blocks)
+    if frozen:
+        found.append(f"That what is frozen stayed as it was: {counted(frozen, 'block')}, as told. A release shows it.")
     gone = sum(row.pruned for row in report.summaries)
     if gone:
         found.append(f"What the bodies of {counted(gone, 'pruned leaf', 'pruned leaves')} said: auditors vouch for it.")

@@ -6,7 +6,7 @@ holds what a safetensors file says of a tensor, dtype as that format spells it a
 row-major order.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -105,6 +105,23 @@ def model_digest(records: Iterable[WeightRecord]) -> bytes:
         The RFC 6962 root over the canonical CBOR of the records, in order of their first names.
     """
     return root([cbor.encode(record.row()) for record in ordered(records)])
+
+
+def frozen_digest(records: Iterable[WeightRecord], names: Collection[str]) -> bytes | None:
+    """Returns the digest over the frozen parameters of a model, which a header and every EPOCH leaf hold.
+
+    Guarantee: two models have one such digest only if they have the same frozen parameters, bit for bit, under the same names
+    (or SHA-256 is broken).
+
+    Args:
+        records: of all its tensors, in any order. Counted are those that were not trained and are not computed from others.
+        names: of the model's parameters, so that buffers are left out, which a forward may write.
+
+    Returns:
+        As `model_digest`; None without such a parameter.
+    """
+    own = [r for r in records if not r.trained and not r.sources and any(name in names for name in r.names)]
+    return model_digest(own) if own else None
 
 
 def write_records(records: Iterable[WeightRecord]) -> bytes:

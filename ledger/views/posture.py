@@ -24,6 +24,23 @@ def block_multipliers(header: Header) -> tuple[tuple[float | None, ...], ...]:
     return tuple(tuple(column.get(index) for column in columns) for index in range(len(header.blocks)))
 
 
+def block_notes(header: Header) -> list[str]:
+    """Says what of the blocks was derived, and what of them is the operator's word."""
+    parameters = len(header.stack.tensors)
+    found = [
+        "which blocks a class may touch, and behind how much noise, was derived from the signed policy and the stack that the "
+        f"header names; names, order and coordinates of its {parameters:,} parameters are the operator's word"
+    ]
+    frozen = [block for block in header.blocks if not block.classes]
+    if frozen:
+        commits = "the header commits" if header.frozen_digest is not None else "the header does not commit"
+        found.append(
+            f"frozen, as told: {sum(block.coordinates for block in frozen):,} coordinates in blocks without noise "
+            f"({len(frozen)}); {commits} to what they were before the first step, and only a release shows what they are now"
+        )
+    return found
+
+
 def _multipliers(header: Header, place: int) -> dict[int, float]:
     """The same for one class, by the index of the block."""
     rule, touched = header.policy.classes[place], header.profiles[place].blocks
