@@ -94,7 +94,7 @@ class StackTensor:
     """A parameter of a model.
 
     Attributes:
-        names: its names, the first one first; a tied parameter has several.
+        names: its names, ascending; a tied parameter has several.
         coordinates: how many numbers it has.
         places: the places that use it, ascending, each once.
         adapter: the adapter that all its names lie in; None for a parameter of the model itself.
@@ -118,12 +118,12 @@ class StackTensor:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The towers of a model and its parameters, in the order in which the model registers them, trained ones first.
+    """The towers of a model and its parameters, ascending by name.
 
     Guarantee:
         A parameter whose name lies below a layer is placed in that layer, and one whose names all do, and that belongs to no
         adapter, is placed nowhere else. What lies outside the layers is placed at `EMBEDDINGS`, at `HEAD` or at both, unless an
-        adapter has it. No name stands twice.
+        adapter has it. No name stands twice. Two models of the same parameters have one stack, in whatever order these came.
 
     Raises:
         ValueRefused: code STACK, with the parameter that is not so.
@@ -141,13 +141,15 @@ class Stack:
             {layer: (tower.name, place) for tower in self.towers for place, layer in enumerate(tower.layers)},
         )
         seen: set[str] = set()
+        last = ""
         if not self.tensors:
             raise ValueRefused("STACK", "the stack has no parameter, expected one at least")
         for tensor in self.tensors:
             self._check(tensor, depths)
-            if not seen.isdisjoint(tensor.names) or len(set(tensor.names)) != len(tensor.names):
-                raise ValueRefused("STACK", f"a name of parameter {tensor.names[0]!a:.120} stands twice")
+            if not seen.isdisjoint(tensor.names) or any(a >= b for a, b in pairwise((last, *tensor.names))):
+                raise ValueRefused("STACK", f"names of parameter {tensor.names[0]!a:.120} stand twice, or are not ascending")
             seen.update(tensor.names)
+            last = tensor.names[0]
 
     @property
     def depths(self) -> dict[str, int]:

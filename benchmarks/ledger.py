@@ -53,13 +53,13 @@ def header(**rules: Any) -> HeaderSpec:
     payload, message = sign_policy(policy, KEY, owner="owner", registry_root=bytes(32))
     signed = verify_policy(payload, message, public_bytes(KEY))
     layers = tuple(f"layers.{layer}" for layer in range(12))
-    tensors = tuple(StackTensor((f"{name}.weight",), 1_000, ((NO_TOWER, place),)) for place, name in enumerate(layers))
+    tensors = [StackTensor((f"{name}.weight",), 1_000, ((NO_TOWER, place),)) for place, name in enumerate(layers)]
     return HeaderSpec(
         policy=signed,
         owner_key=public_bytes(KEY),
         registry_root=bytes(32),
         model_fingerprint=bytes(32),
-        stack=Stack((Tower(NO_TOWER, "", layers),), tensors),
+        stack=Stack((Tower(NO_TOWER, "", layers),), tuple(sorted(tensors, key=lambda tensor: tensor.names))),
         exactness_note="benchmark",
         isolation="held",
         randomness="addressed",

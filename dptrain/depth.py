@@ -110,7 +110,8 @@ class LayerStack:
         """
         towers = self.towers or (Tower(NO_TOWER, "", self.layers),)
         try:
-            return named.Stack(towers, (*_described(self.tensors, True), *_described(self.untrained, False)))
+            tensors = [*_described(self.tensors, True), *_described(self.untrained, False)]
+            return named.Stack(towers, tuple(sorted(tensors, key=lambda tensor: tensor.names)))
         except ValueRefused as error:
             raise UnsupportedModule("NO_LAYER_STACK", f"the stack cannot be recorded: {error.sentence}") from error
 
@@ -118,7 +119,7 @@ class LayerStack:
 def _described(tensors: Sequence[Tensor], trained: bool) -> Iterator[StackTensor]:
     for tensor in tensors:
         divisions = tuple(_by_weight(division) for division in tensor.divisions)
-        yield StackTensor(tensor.aliases, tensor.coordinates, tensor.places, tensor.adapter, divisions, trained)
+        yield StackTensor(tuple(sorted(tensor.aliases)), tensor.coordinates, tensor.places, tensor.adapter, divisions, trained)
 
 
 def _by_weight(division: Division) -> named.Division:

@@ -164,18 +164,25 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     if stack.as_towers is not None and all(rule.depth.kind in ("set", "adapter") for rule in policy.classes):
         stack = stack.as_towers  # no rule speaks of depths, so nothing hangs on which stack they would count in
     named = stack.named()
-    described = dict(zip((tensor.name for tensor in stack.tensors), named.tensors, strict=False))
+    described = {name: tensor for tensor in named.tensors for name in tensor.names}
     for rule in policy.classes:
         _require_bindable(rule, stack)
         permits = blocks.permission(rule.depth, named)
         require_masks(rule, stack, lambda tensor, permits=permits: permits(described[tensor.name]))
     derived = blocks.derive(policy.classes, named)
+    order = {tensor.name: place for place, tensor in enumerate(stack.tensors)}
+    places = [next((order[name] for name in tensor.names if name in order), None) for tensor in named.tensors]
+
+    def cut(pieces: Iterable[Piece]) -> tuple[Tensor, ...]:
+        found = [(place, piece) for piece in pieces if (place := places[piece.tensor]) is not None]
+        return tuple(_cut(stack.tensors[place], piece) for place, piece in sorted(found, key=lambda item: item[0]))
+
     rules = {rule.name: rule for rule in policy.classes}
     made = [
         Block(
             block.name,
             block.positions,
-            tuple(_cut(stack.tensors[piece.tensor], piece) for piece in block.pieces),
+            cut(block.pieces),
             block.classes,
             scheduled_std([rules[name] for name in block.classes]),
             block.adapter,
@@ -192,7 +199,8 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     public = frozenset(rule.name for rule in policy.classes if rule.public)
     if policy.noise_budgets is not None:
         made = _budgeted(policy, policy.noise_budgets, made, derived)
-    return Schedule(stack, tuple(made), profiles, _frozen(stack, derived), public)
+    frozen = cut(piece for block in derived if not block.classes for piece in block.pieces)
+    return Schedule(stack, tuple(made), profiles, frozen, public)
 
 
 def _cut(tensor: Tensor, piece: Piece) -> Tensor:
@@ -203,16 +211,6 @@ def _cut(tensor: Tensor, piece: Piece) -> Tensor:
     assert division.dim is not None and tensor.part is None
     runs = [run for run in division.runs if owned(run) in piece.owners]
     return replace(tensor, part=Part.of(division.dim, runs))
-
-
-def _frozen(stack: LayerStack, derived: Iterable[StackBlock]) -> tuple[Tensor, ...]:
-    """What could be trained and no class may touch, in the order of the stack."""
-    found = (piece for block in derived if not block.classes for piece in block.pieces)
-    return tuple(_cut(stack.tensors[p.tensor], p) for p in sorted(found, key=_place) if p.tensor < len(stack.tensors))
-
-
-def _place(piece: Piece) -> int:
-    return piece.tensor
 
 
 def _budgeted(

@@ -225,6 +225,11 @@ def released(tmp_path: Path, spec: HeaderSpec, records: Sequence[WeightRecord], 
     return report, checked
 
 
+def without(name: str, *others: StackTensor) -> Stack:
+    """The usual stack with other parameters in the place of one."""
+    return stack_of(4, *(tensor for tensor in STACK.tensors if tensor.names != (name,)), *others)
+
+
 def commits(records: Sequence[WeightRecord], stack: Stack = STACK) -> bytes | None:
     return frozen_digest(records, stack.names)
 
@@ -239,7 +244,7 @@ def test_a_run_whose_release_has_the_tensors_of_its_stack_is_FULL_and_nothing_fr
 
 def test_B20_a_parameter_renamed_out_of_a_pattern_is_told_as_the_operators_word_and_found_in_a_release(tmp_path):
     """Sensitive may touch layer 2 alone, by name; the header calls that tensor another name."""
-    stack = replace(STACK, tensors=(*STACK.tensors[:2], parameter("layers.3.weight", 4), STACK.tensors[3]))
+    stack = without("layers.2.weight", parameter("layers.3.weight", 4))
     spec = header_spec(policy(sensitive=DepthRule(patterns=("layers.1.*",))), stack=stack)
     report, checked = released(tmp_path, spec, committed(MODEL, frozen=FROZEN))
     assert report.verdict == "FULL" and any(TOLD in note for note in report.notes)
@@ -249,7 +254,7 @@ def test_B20_a_parameter_renamed_out_of_a_pattern_is_told_as_the_operators_word_
 
 def test_B21_a_parameter_said_to_be_untrained_is_told_to_be_frozen_and_found_in_a_release(tmp_path):
     """Layer 1 was trained without noise. Its record says that it was trained, or has not the values of before."""
-    lied = replace(STACK, tensors=(STACK.tensors[0], replace(STACK.tensors[1], trained=False), *STACK.tensors[2:]))
+    lied = without("layers.1.weight", parameter("layers.1.weight", 100, trained=False))
     before = committed(MODEL | tensors(layers__1__weight=(9, 100)), frozen=FROZEN | {"layers.1.weight"})
     spec = header_spec(stack=lied, frozen_digest=commits(before, lied))
     for number, frozen in enumerate((FROZEN, FROZEN | {"layers.1.weight"})):
@@ -263,7 +268,7 @@ def test_B21_a_parameter_said_to_be_untrained_is_told_to_be_frozen_and_found_in_
 
 
 def test_B21_frozen_values_that_a_record_repeats_and_the_files_do_not_have_are_not_tied(tmp_path):
-    lied = replace(STACK, tensors=(STACK.tensors[0], replace(STACK.tensors[1], trained=False), *STACK.tensors[2:]))
+    lied = without("layers.1.weight", parameter("layers.1.weight", 100, trained=False))
     before = committed(MODEL | tensors(layers__1__weight=(9, 100)), frozen=FROZEN | {"layers.1.weight"})
     _, checked = released(tmp_path, header_spec(stack=lied, frozen_digest=commits(before, lied)), before)
     assert checked.weights.status == "UNTIED" and checked.weights.files[0].changed == ("layers.1.weight",)
@@ -293,14 +298,14 @@ def test_B21_the_writer_closes_no_epoch_with_other_frozen_parameters(tmp_path):
 
 
 def test_B20_a_parameter_of_another_size_is_told_as_the_operators_word_and_found_in_a_release(tmp_path):
-    stack = replace(STACK, tensors=(parameter("layers.0.weight", 7), *STACK.tensors[1:]))
+    stack = without("layers.0.weight", parameter("layers.0.weight", 7))
     report, checked = released(tmp_path, header_spec(stack=stack), committed(MODEL, frozen=FROZEN))
     assert report.verdict == "FULL" and any(TOLD in note for note in report.notes)
     assert [found.code for found in checked.findings] == ["STACK"]
 
 
 def test_B20_a_parameter_left_out_of_the_stack_is_told_as_the_operators_word_and_found_in_a_release(tmp_path):
-    stack = replace(STACK, tensors=(STACK.tensors[0], *STACK.tensors[2:]))
+    stack = without("layers.1.weight")
     report, checked = released(tmp_path, header_spec(stack=stack), committed(MODEL, frozen=FROZEN))
     assert report.verdict == "FULL" and any(TOLD in note for note in report.notes)
     assert [found.code for found in checked.findings] == ["STACK"]
@@ -320,7 +325,7 @@ def test_B20_a_parameter_placed_in_another_layer_than_its_name_says_is_no_stack(
     """Layer 0 is called layer 3 by its place: a form with a place of its own, on the wire."""
     value = cbor.decode(encode_leaf(leaves[0]))
     words, towers, divisions, forms, rows = value[26]
-    place = rows[0][0]
+    place = rows[1][0]
     forms[place] = [*forms[place][:3], [[0, 3]], forms[place][4]]
     value[26] = [words, towers, divisions, forms, rows]
     report = verify_export(exported(leaves, cbor.encode(value), tmp_path / "lie"), [SIGNER.vkey])

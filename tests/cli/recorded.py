@@ -39,9 +39,9 @@ def record(shell, *, private: bool = True, ledger: str = "ledger.db", state: str
         stack=Stack(
             (Tower(NO_TOWER, "", ("layers.0", "layers.1")),),
             (
+                StackTensor(("head.weight",), 2, ((NO_TOWER, HEAD),)),
                 StackTensor(("layers.0.weight",), 100, ((NO_TOWER, 0),)),
                 StackTensor(("layers.1.weight",), 100, ((NO_TOWER, 1),)),
-                StackTensor(("head.weight",), 2, ((NO_TOWER, HEAD),)),
             ),
         ),
         exactness_note="fast",

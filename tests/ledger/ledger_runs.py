@@ -63,9 +63,14 @@ def parameter(name: str, coordinates: int = 10, *, trained: bool = True, adapter
     return StackTensor((name,), coordinates, ((NO_TOWER, position),), adapter, (), trained)
 
 
+def ordered(*parameters: StackTensor) -> tuple[StackTensor, ...]:
+    """Parameters as a stack has them."""
+    return tuple(sorted(parameters, key=lambda tensor: tensor.names))
+
+
 def stack_of(layers: int, *parameters: StackTensor) -> Stack:
     """A model of one stack of layers with these parameters."""
-    return Stack((Tower(NO_TOWER, "", tuple(f"layers.{place}" for place in range(layers))),), parameters)
+    return Stack((Tower(NO_TOWER, "", tuple(f"layers.{place}" for place in range(layers))),), ordered(*parameters))
 
 
 STACK = stack_of(

@@ -71,7 +71,7 @@ def depths(draw) -> DepthRule:
     return DepthRule(band=(Fraction(low, 6), Fraction(high, 6)), **ends, **masks)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(models(), st.lists(depths(), min_size=1, max_size=3))
 def test_the_blocks_that_a_trainer_binds_are_those_that_an_auditor_derives(model, rules):
     classes = tuple(
@@ -91,8 +91,8 @@ def test_the_blocks_that_a_trainer_binds_are_those_that_an_auditor_derives(model
     header = decode_leaf(encode_leaf(spec.header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)))
     assert header.blocks == rows and header.stack == schedule.stack.named()
     assert sum(block.coordinates for block in rows) == sum(p.numel() for p in model.parameters())
-    trained = sorted((parameter.requires_grad for parameter in model.parameters()), reverse=True)
-    assert [tensor.trained for tensor in header.stack.tensors] == trained
+    for tensor in header.stack.tensors:
+        assert {model.get_parameter(name).requires_grad for name in tensor.names} == {tensor.trained}
     by_name = {block.name: block for block in derive(signed.policy.classes, header.stack)}
     for block in schedule.blocks:
         assert (by_name[block.name].classes, by_name[block.name].coordinates) == (block.classes, block.coordinates)
