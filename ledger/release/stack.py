@@ -29,7 +29,7 @@ def stack_problems(header: Header, records: Sequence[WeightRecord]) -> Iterator[
     for record in records:
         if record.sources:
             continue
-        place = next((places[name] for name in record.names if name in places), None)
+        place = places.get(record.names[0])
         if place is None:
             unknown += [record.names[0]] * record.trained
             continue

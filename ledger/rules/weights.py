@@ -115,12 +115,13 @@ def frozen_digest(records: Iterable[WeightRecord], names: Collection[str]) -> by
 
     Args:
         records: of all its tensors, in any order. Counted are those that were not trained and are not computed from others.
-        names: of the model's parameters, so that buffers are left out, which a forward may write.
+        names: of the model's parameters; a record whose first name is not among them is left out, such as that of a buffer,
+            which a forward may write.
 
     Returns:
         As `model_digest`; None without such a parameter.
     """
-    own = [r for r in records if not r.trained and not r.sources and any(name in names for name in r.names)]
+    own = [record for record in records if not record.trained and not record.sources and record.names[0] in names]
     return model_digest(own) if own else None
 
 
