@@ -92,8 +92,8 @@ def _open(report: AuditReport) -> list[str]:
         asked = f"{report.quorum} of {counted(len(report.auditors), 'auditor')}"
         found.append(f"That everybody is shown this same history: {asked} would have to cosign, and not so many have.")
     found.append(
-        "That the model has the parameters that the header names: their names, order and coordinates "
-        f"({report.stack_parameters:,} parameters) are the operator's word."
+        f"That the model has the {report.stack_parameters:,} parameters that the header names: their names, order and "
+        "coordinates, and which head, expert or adapter has them, are the operator's word."
     )
     frozen = sum(not block.classes for block in report.blocks)
     if frozen:

@@ -29,7 +29,8 @@ def block_notes(header: Header) -> list[str]:
     parameters = len(header.stack.tensors)
     found = [
         "which blocks a class may touch, and behind how much noise, was derived from the signed policy and the stack that the "
-        f"header names; names, order and coordinates of its {parameters:,} parameters are the operator's word"
+        f"header names; names, order and coordinates of its {parameters:,} parameters, and which head, expert or adapter has "
+        "them, are the operator's word"
     ]
     frozen = [block for block in header.blocks if not block.classes]
     if frozen:
