@@ -192,7 +192,8 @@ class AuditReport:
         attempts: number of attempts.
         classes: per class, recomputed from the leaves.
         epochs: the recorded epochs.
-        blocks: the noise schedule.
+        blocks: the noise schedule, derived from the signed policy and the stack that the header names.
+        stack_parameters: parameters of that stack, whose names, order and coordinates are the operator's word.
         isolation: how statement A stands, in words: the trainer's word.
         randomness: whose the random numbers of a forward are, likewise (`ledger.leaves.header.RANDOMNESS`).
         unprobed: names of the trained tensors in whose gradient the start-up probes saw nothing, likewise.
@@ -235,6 +236,7 @@ class AuditReport:
     classes: tuple[ClassSummary, ...] = ()
     epochs: tuple[EpochRow, ...] = ()
     blocks: tuple[HeaderBlock, ...] = ()
+    stack_parameters: int = 0
     isolation: str | None = None
     randomness: str | None = None
     unprobed: tuple[str, ...] = ()

@@ -72,6 +72,7 @@ def remark_run(run: Replay, remarks: Remarks) -> None:
     for sentence in clock_set_back(run):
         remarks.qualify("CLOCK_SET", sentence)
     _remark_counting(run, remarks)
+    _remark_blocks(run.header, remarks)
     _remark_forward(run, remarks)
     _remark_noise(run, remarks)
     for told in _caveats(run):
@@ -104,6 +105,23 @@ def _remark_counting(run: Replay, remarks: Remarks) -> None:
     limited = sum(bool(run.plans.limits(found)) for found in run.register.by_number)
     if limited:
         remarks.qualify("LIMITS_ALONE", f"contributions with a limit of epsilon over all runs: {limited}")
+
+
+def _remark_blocks(header: Header, remarks: Remarks) -> None:
+    """What of the blocks was derived, and what of them is the operator's word."""
+    remarks.note(
+        "which blocks a class may touch, and behind how much noise, was derived from the signed policy and the stack that the "
+        f"header names; names, order and coordinates of its {len(header.stack.tensors):,} parameters, and which head, expert "
+        "or adapter has them, are the operator's word"
+    )
+    frozen = [block for block in header.blocks if not block.classes]
+    if frozen:
+        commits = "the header commits" if header.frozen_digest is not None else "the header does not commit"
+        remarks.qualify(
+            "FROZEN_TOLD",
+            f"frozen, as told: {sum(block.coordinates for block in frozen):,} coordinates in blocks without noise "
+            f"({len(frozen)}); {commits} to what they were before the first step, and only a release shows what they are now",
+        )
 
 
 def _remark_forward(run: Replay, remarks: Remarks) -> None:

@@ -61,10 +61,10 @@ def verify_export(
         The verdict FULL means: the directory holds exactly the files that its signed size calls for; they are the tree
         whose root a pinned key signed, or the key to which a pinned one handed the ledger over by leaves that both signed;
         the policy in the header is signed by the header's owner key (and that is ``owner_key``, if given);
-        the noise schedule is the one that the policy's rule
-        gives; the bounds of every private contribution are those of an attestation that its contributor signed
-        (`ledger.audit.bounds.bounds_are_signed`); the charged windows tile every attempt within the horizon, each in one phase
-        of the noise, over the pool of its
+        blocks and their noise are those that the policy's rule makes of the stack that the header names, whose names, order and
+        coordinates are the operator's word; every epoch says of the frozen parameters what the header says; the bounds of every
+        private contribution are those of an attestation that its contributor signed (`ledger.audit.bounds.bounds_are_signed`);
+        the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
         moment and under a fresh noise stream; draws are recorded step by step where
         the policy makes them public, with the variances that they give, of exactly those due where it signs an order, and
         nowhere else; and every recorded epsilon is at
@@ -266,6 +266,7 @@ def _describe(run: Replay, report: dict[str, Any]) -> None:
             for epoch in run.epochs
         ),
         blocks=header.blocks,
+        stack_parameters=len(header.stack.tensors),
         isolation=run.isolation.sentence,
         randomness=header.randomness,
         unprobed=header.unprobed,

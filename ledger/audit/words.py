@@ -68,6 +68,10 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "earlier runs are counted, and their exports were not given: what was spent there is the operator's word",
         "give their exports with --earlier",
     ),
+    "FROZEN_TOLD": Word(
+        "that what no class may touch stayed frozen is the operator's word: such blocks carry no noise",
+        "check a release (dptrain release --check): it holds frozen parameters against what the header committed to",
+    ),
     "ISOLATION_WEAKENED": Word(
         "statement A (direct isolation) does not hold of this run, as the trainer recorded; no epsilon hangs on it",
         "read the reason in the note; rely on statement B alone",
@@ -135,6 +139,8 @@ BEYOND: Final = (
     "that this is the newest state of the ledger, beyond what you remember of it",
     "that others are shown the same history, beyond the auditors who cosigned",
     "that somebody who asked to be withdrawn was, while no WITHDRAW leaf says so",
+    "that the model has the parameters that the header names: their names, order and coordinates, and which head, expert or "
+    "adapter has them, are the operator's word",
     "that times are right: they are the operator's clock",
     "that randomness of the forward passes, isolation, probes, the generator of the noise and the precision are as recorded",
     "what contributions say, whose they are, and how many people stand behind them: no export has that",

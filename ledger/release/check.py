@@ -21,6 +21,7 @@ from ledger.note import Checkpoint
 from ledger.release.create import block_rows
 from ledger.release.differences import differences
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
+from ledger.release.stack import frozen_note, stack_problems
 from ledger.release.statements import statements
 from ledger.release.tied import Tie, tie
 from ledger.replay import SPEND_TOLERANCE_MICRO, Replay
@@ -96,8 +97,10 @@ def check_release(
         most 2e-6 more (accountants as in `verify_export`); and the tree has at least ``minimum_size`` leaves. And what the
         manifest says of the weights is true: the records of their tensors fold to the model digest of the epoch that it
         names, and the tensors of the files are those, or not, as ``weights`` tells: FULL does not mean that they are, and
-        WEIGHTS_NOT_TIED says that they are not. TOLD and SUMMARISED mean the same of an export that is no more. Whether
-        the ledger's operator committed to what was trained, no check can tell.
+        WEIGHTS_NOT_TIED says that they are not. Names, sizes and which were trained are as the stack of the header says, and
+        what was frozen is, tensor by tensor, what the header committed to before the first step (FROZEN_TOLD where that could
+        not be compared whole, with files that are TIED). TOLD and SUMMARISED mean the same of an export that is no more.
+        Whether the ledger's operator committed to what was trained, no check can tell.
 
     Args:
         directory: the release.
@@ -309,6 +312,11 @@ def _compare_record(check: _Check, run: Replay, manifest: Manifest) -> None:
 def _compare_weights(check: _Check, run: Replay, manifest: Manifest) -> None:
     """Folds the records of the tensors to the digest of the epoch that the manifest names."""
     weights = manifest.weights
+    note = frozen_note(run.header, None if weights is None else weights.records)
+    if note:
+        check.notes.append(note)
+    elif tie(weights, manifest.files).status == "TIED":
+        check.words.discard("FROZEN_TOLD")
     if weights is None:
         return
     epoch = next((epoch for epoch in run.epochs if epoch.number == weights.number), None)
@@ -322,6 +330,8 @@ def _compare_weights(check: _Check, run: Replay, manifest: Manifest) -> None:
             f"the tensors with which epoch {weights.number} ended by the manifest have the digest {digest.hex()}, leaf "
             f"{epoch.seq} commits to {epoch.model_digest.hex()}",
         )
+    for code, sentence in stack_problems(run.header, weights.records):
+        check.fault(code, MANIFEST, sentence)
 
 
 def _compare_costs(check: _Check, run: Replay, manifest: Manifest) -> None:

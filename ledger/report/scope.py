@@ -45,7 +45,11 @@ def _claims(report: AuditReport) -> list[tuple[str, str, str]]:
             f"hashed to the root, signed by {keys}",
         ),
         ("The policy is the corpus owner's", "leaf 0, HEADER", owner),
-        ("Noise on every layer is what the policy demands", "leaf 0, HEADER", "derived again from the policy"),
+        (
+            "Noise on every layer that a class may touch is what the policy demands, unless the layer is told to be frozen",
+            "leaf 0, HEADER",
+            "blocks and noise derived again from the policy and the stack that the header names",
+        ),
         (
             "Every step was charged, over the contributions of its moment",
             leaves("ADMIT", "CHARGE", "DRAW", "SETTLE", "RESUME"),

@@ -223,7 +223,7 @@ def test_bounds_that_the_operator_made_up_are_never_said_to_be_derived(tmp_path)
         ledger.finish(now=driver.tick())
         export = ledger.export(tmp_path / "export")
     report = verify_export(export, [SIGNER.vkey], owner_key=public_bytes(OWNER_KEY), minimum_size=8)
-    assert (report.verdict, report.qualifiers, report.findings) == ("TOLD", ("NO_AUDITORS",), ())
+    assert (report.verdict, report.qualifiers, report.findings) == ("TOLD", ("FROZEN_TOLD", "NO_AUDITORS"), ())
     assert (exit_code(report.verdict), exit_code(report.verdict, require_full=True)) == (0, 1)
 
 

@@ -23,7 +23,18 @@ from ledger.release.tied import Commitment, tie, told
 from ledger.replay import Replay
 from ledger.rules.releases import withdrawals_root
 from ledger.rules.weights import WeightRecord
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
+from tests.ledger.ledger_runs import (
+    OTHER_KEY,
+    SIGNER,
+    STACK,
+    START,
+    Driver,
+    admission,
+    descriptor,
+    header_spec,
+    parameter,
+    stack_of,
+)
 from tests.ledger.retained_runs import leaves_of
 
 KEYS = [SIGNER.vkey]
@@ -45,7 +56,8 @@ WEIGHTS = WeightRecord(("w",), None, True, "F32", (2,), hashlib.sha256(bytes(8))
 def scene(tmp_path_factory):
     """A ledger released twice, with a withdrawal in between; the key is the ledger's, so that forgeries are well signed."""
     base = tmp_path_factory.mktemp("releases")
-    with Ledger.create(base / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+    spec = header_spec(stack=stack_of(4, *STACK.tensors, parameter("w", 2)))
+    with Ledger.create(base / "ledger.db", spec, SIGNER, now=START) as ledger:
         driver = Driver(ledger)
         driver.digest = ledger.keep_weights([WEIGHTS])
         driver.admit(admission(1), admission(2), admission(3, "sensitive"))

@@ -14,7 +14,7 @@ from attest.schedule import occurrence_loss, realised_std, realised_variance
 from ledger import accountants
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused
-from ledger.leaves import Admit, Draw, HeaderBlock, Settle, Spend, decode_leaf, encode_leaf
+from ledger.leaves import Admit, Draw, Settle, Spend, decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.replay import Replay
 from ledger.report import write_report
@@ -102,7 +102,7 @@ def test_epsilon_is_that_of_the_counted_occurrences(driver, literal, tmp_path):
     assert report.classes[0].epsilon_replace > report.classes[0].epsilon
     page = write_report(exported, tmp_path / "r.html", report=report).read_text()
     assert re.search(r"<th scope='col'[^>]*>occurrences</th>", page)
-    assert ("Fixed by the signed policy before the first step" in page) is not literal
+    assert ("Fixed before the first step, by the signed policy" in page) is not literal
     assert ("The noise of a step follows its draw" in page) is literal
 
 
@@ -321,8 +321,7 @@ def test_an_auditor_admits_to_a_public_class_only_who_signed_that(tmp_path, clip
         depth=band,
         public=True,
     )
-    blocks = (HeaderBlock("a", 100, ("open",), 1.0), HeaderBlock("b", 100, ("open", "sensitive"), 1.0))
-    header = header_spec(signed_policy(classes=(private, public)), blocks=blocks)
+    header = header_spec(signed_policy(classes=(private, public)))
     with Ledger.create(tmp_path / "ledger.db", header, SIGNER, now=START) as ledger:
         run = Replay(ledger.header, lambda size: b"")
     signed = (bounds[0] + clip, bounds[1] + sigma, 0)

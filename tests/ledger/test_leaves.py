@@ -6,10 +6,11 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, header_spec, signed_policy
+from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, header_spec, parameter, signed_policy, stack_of
 
 from attest import cbor
 from attest.keys import public_bytes
+from attest.stack import Stack
 from ledger.errors import LeafRefused
 from ledger.leaves import (
     MAX_LEAF_SIZE,
@@ -83,7 +84,7 @@ RECORDS = st.one_of(
     st.builds(Settle, positive, uints, positive, uints, rows(reals)),
     st.builds(Spend, positive, uints, hashes, positive, uints, uints, reals, uints),
     st.builds(Withdraw, positive, uints, hashes, st.none() | positive, names, hashes),
-    st.builds(Epoch, positive, uints, positive, uints, uints, rows(epoch_classes), hashes, printable),
+    st.builds(Epoch, positive, uints, positive, uints, uints, rows(epoch_classes), hashes, printable, st.none() | hashes),
     st.builds(Resume, positive, uints, positive, uints, positive, hashes),
     st.builds(Resume, positive, uints, positive, st.just(0), st.none(), st.none()),
     st.builds(Close, positive, uints, uints, uints),
@@ -155,7 +156,7 @@ def test_the_wire_order_of_fields_is_what_it_was():
         "Charge": "seq time window attempt first_step n_steps classes noise_stream fence",
         "Settle": "seq time window steps_released variances",
         "Spend": "seq time descriptor_hash admit_seq profile_id steps variance epsilon_micro",
-        "Epoch": "seq time number step charged classes model_digest isolation",
+        "Epoch": "seq time number step charged classes model_digest isolation frozen_digest",
         "Summary": "seq time first end kinds classes subtree_roots set_root previous",
         "SummaryClass": "contributions active sum_epsilon_micro max_epsilon_micro min_variance max_variance charged "
         "occurrences",
@@ -194,7 +195,7 @@ def test_a_header_names_the_registry_and_no_ledger_of_another_schema_is_read():
         with pytest.raises(LeafRefused):
             make(registry_root=root)
     before = {key: item for key, item in value.items() if key < 20} | {3: "dptrain.ledger/1"}
-    with pytest.raises(LeafRefused, match=r"dptrain\.ledger/1.*dptrain\.ledger/3"):
+    with pytest.raises(LeafRefused, match=r"dptrain\.ledger/1.*dptrain\.ledger/4"):
         decode_leaf(cbor.encode(before))
 
 
@@ -263,21 +264,21 @@ def test_a_summary_whose_kinds_do_not_fill_its_range_is_refused():
 
 
 def test_a_large_model_fits_one_leaf():
-    lower, upper = (("open",), 1.0), (("open", "sensitive"), 1.5)
-    blocks = tuple(
-        HeaderBlock(f"model.layers.{n}.{part}", 4096 * 4096, *(lower if n < 40 else upper))
-        for n in range(80)
-        for part in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "norm1", "norm2")
-    )
-    assert len(encode_leaf(make(blocks=blocks))) < 40_000
-    many = tuple(replace(block, name=f"{block.name}.{copy}") for copy in range(4) for block in blocks)
+    """Eighty layers of nine parameters; a mixture of 64 experts in each, one by one, does too, and of 1024 does not."""
+
+    def layers(parts) -> Stack:
+        return stack_of(80, *(parameter(f"layers.{n}.{part}.weight", 4096 * 4096) for n in range(80) for part in parts))
+
+    parts = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "norm1", "norm2")
+    assert len(encode_leaf(make(stack=layers(parts)))) < 12_000
+    assert len(encode_leaf(make(stack=layers([f"experts.{n}" for n in range(64)])))) < 60_000
     with pytest.raises(LeafRefused) as refused:
-        encode_leaf(make(blocks=many))
+        encode_leaf(make(stack=layers([f"experts.{n}" for n in range(1024)])))
     assert refused.value.code == "SIZE"
 
 
 def _blocks(**changes):
-    blocks = list(header_spec().blocks)
+    blocks = list(make().blocks)
     for index, block in changes.items():
         blocks[int(index[1:])] = block
     return tuple(blocks)
@@ -286,15 +287,15 @@ def _blocks(**changes):
 BAD_HEADERS = {
     "other owner's key": dict(owner_key=public_bytes(OTHER_KEY)),
     "less noise than the max rule": dict(
-        blocks=_blocks(b2=HeaderBlock("layers.2.weight", 120, ("open", "sensitive"), 1.0))
+        blocks=_blocks(b2=HeaderBlock("layer.2", 4, ("open", "sensitive"), 1.0))
     ),
-    "more noise than the max rule": dict(blocks=_blocks(b0=HeaderBlock("layers.0.weight", 100, ("open",), 2.0))),
-    "noise on a frozen block": dict(blocks=_blocks(b3=HeaderBlock("embedding", 1000, (), 1.0))),
-    "unknown class": dict(blocks=_blocks(b0=HeaderBlock("layers.0.weight", 100, ("secret",), 1.0))),
-    "classes out of order": dict(blocks=_blocks(b2=HeaderBlock("layers.2.weight", 120, ("sensitive", "open"), 1.5))),
-    "class named twice": dict(blocks=_blocks(b0=HeaderBlock("layers.0.weight", 100, ("open", "open"), 1.0))),
-    "two blocks of one name": dict(blocks=_blocks(b1=HeaderBlock("layers.0.weight", 100, ("open",), 1.0))),
-    "a class without blocks": dict(blocks=_blocks(b2=HeaderBlock("layers.2.weight", 120, ("open",), 1.0))),
+    "more noise than the max rule": dict(blocks=_blocks(b0=HeaderBlock("layer.0", 6, ("open",), 2.0))),
+    "noise on a frozen block": dict(blocks=_blocks(b3=HeaderBlock("embeddings (untrained)", 1000, (), 1.0))),
+    "unknown class": dict(blocks=_blocks(b0=HeaderBlock("layer.0", 6, ("secret",), 1.0))),
+    "classes out of order": dict(blocks=_blocks(b2=HeaderBlock("layer.2", 4, ("sensitive", "open"), 1.5))),
+    "class named twice": dict(blocks=_blocks(b0=HeaderBlock("layer.0", 6, ("open", "open"), 1.0))),
+    "two blocks of one name": dict(blocks=_blocks(b1=HeaderBlock("layer.0", 6, ("open",), 1.0))),
+    "a class without blocks": dict(blocks=_blocks(b2=HeaderBlock("layer.2", 4, ("open",), 1.0))),
     "no blocks": dict(blocks=()),
     "short run id": dict(run_id=b"1"),
     "short fingerprint": dict(model_fingerprint=b"1"),
@@ -400,7 +401,7 @@ def test_a_header_says_what_its_optimizer_and_its_forward_leave_open():
     """Keys 22 to 24: isolation, randomness, unprobed tensors; names come in any order and stand in one."""
     header = make(isolation="optimizer Prodigy couples tensors", randomness="unaddressed", unprobed=("b", "a", "b"))
     value = cbor.decode(encode_leaf(header), max_size=MAX_LEAF_SIZE)
-    assert [value[key] for key in (22, 23, 24)] == [header.isolation, "unaddressed", ["a", "b"]] and len(value) == 25
+    assert [value[key] for key in (22, 23, 24)] == [header.isolation, "unaddressed", ["a", "b"]] and len(value) == 28
     assert decode_leaf(encode_leaf(header)) == header and header.unprobed == ("a", "b")
     for changed in ({24: ["b", "a"]}, {24: ["a", "a"]}, {24: None}, {24: "ab"}, {23: "x"}, {22: None}):
         with pytest.raises(LeafRefused):

@@ -5,13 +5,23 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from ledger_runs import (
+    OTHER_KEY,
+    SIGNER,
+    START,
+    Driver,
+    admission,
+    descriptor,
+    header_spec,
+    parameter,
+    signed_policy,
+    stack_of,
+)
 from release_models import WEIGHTS, model, run_to_the_end, safetensors
 
-from attest import schedule
 from attest.policy import ClassRule, DepthRule
 from ledger.errors import LeafRefused, ReleaseRefused, StorageFailed
-from ledger.leaves import HeaderBlock, Release, decode_leaf
+from ledger.leaves import Release, decode_leaf
 from ledger.log import Ledger
 from ledger.merkle import root
 from ledger.note import NoteSigner
@@ -137,22 +147,21 @@ def test_in_an_ordinary_stack_every_class_may_have_influenced_everything(run):
 
 
 def bound(*depths: DepthRule):
-    """A policy of the classes open and sensitive with these depths, and the noise that both need."""
+    """A policy of the classes open and sensitive with these depths."""
     bounds = {"clip_norm_micro": 10**6, "noise_multiplier_micro": 10**6, "sampling_rate": Fraction(1, 50)}
     rules = (ClassRule(name=name, depth=depth, **bounds) for name, depth in zip(("open", "sensitive"), depths, strict=True))
-    policy = signed_policy(classes=tuple(rules))
-    return policy, schedule.block_std(schedule.class_presets(policy.policy, ["open"]))
+    return signed_policy(classes=tuple(rules))
 
 
 def test_a_base_that_no_class_may_touch_is_exactly_independent_and_an_adapter_never_is(path):
     """All adapters are active in every forward: the gradients of one class see what the other has written."""
-    policy, std = bound(DepthRule(adapter="one"), DepthRule(adapter="lab-b"))
     spec = header_spec(
-        policy,
-        blocks=(
-            HeaderBlock("layer.0 adapter lab-b", 10, ("sensitive",), std),
-            HeaderBlock("layer.0 adapter one", 10, ("open",), std),
-            HeaderBlock("head (frozen)", 5, (), 0.0),
+        bound(DepthRule(adapter="one"), DepthRule(adapter="lab-b")),
+        stack=stack_of(
+            1,
+            parameter("layers.0.lab-b", adapter="lab-b"),
+            parameter("layers.0.one", adapter="one"),
+            parameter("head.weight", 5),
         ),
     )
     with Ledger.create(path, spec, SIGNER, now=START) as ledger:
@@ -163,13 +172,9 @@ def test_a_base_that_no_class_may_touch_is_exactly_independent_and_an_adapter_ne
 
 
 def test_a_band_beside_an_adapter_reaches_every_part(path):
-    policy, std = bound(DepthRule(band=(Fraction(0), Fraction(1))), DepthRule(adapter="lab-b"))
+    policy = bound(DepthRule(band=(Fraction(0), Fraction(1))), DepthRule(adapter="lab-b"))
     spec = header_spec(
-        policy,
-        blocks=(
-            HeaderBlock("layer.0 adapter lab-b", 10, ("open", "sensitive"), std),
-            HeaderBlock("layer.0", 10, ("open",), std),
-        ),
+        policy, stack=stack_of(1, parameter("layers.0.lab-b", adapter="lab-b"), parameter("layers.0.weight"))
     )
     with Ledger.create(path, spec, SIGNER, now=START) as ledger:
         assert {part.influenced_by for part in artifacts(ledger.header)} == {(True, True)}

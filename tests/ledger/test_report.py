@@ -121,7 +121,7 @@ def test_a_report_shows_every_part_that_an_auditor_asks_for(varied, tmp_path):
         "◑</span> TOLD",
         "ε per class over the run",
         "How expenditure is distributed",
-        "layers.6 … head.weight",
+        "layer.6 … head",
         "may not touch",
         "21 withdrawals by class and reason",
         "never admitted",

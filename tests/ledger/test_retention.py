@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
-from attest.schedule import scheduled_std
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused
-from ledger.leaves import Epoch, HeaderBlock, SummaryKind, encode_leaf
+from ledger.leaves import Epoch, SummaryKind, encode_leaf
 from ledger.log import Ledger
 from ledger.retention.anchors import AnchorRecord, set_root
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
@@ -104,9 +103,7 @@ def test_public_classes_and_early_leavers(path):
     rules = signed_policy().policy.classes
     public = replace(rules[0], clip_norm_micro=PUBLIC_CLIP_MICRO, noise_multiplier_micro=PUBLIC_NOISE_MICRO, public=True)
     policy = signed_policy(classes=(public, rules[1]), retention_epochs=1)
-    std = scheduled_std([rules[1]])
-    blocks = (HeaderBlock("shared", 10, ("open", "sensitive"), std), HeaderBlock("open", 10, ("open",), 0.0))
-    driver = Driver(Ledger.create(path, header_spec(policy, blocks=blocks), SIGNER, now=START))
+    driver = Driver(Ledger.create(path, header_spec(policy), SIGNER, now=START))
     signed = {"clip_micro": PUBLIC_CLIP_MICRO, "sigma_micro": PUBLIC_NOISE_MICRO}
     driver.admit(admission(1, **signed), admission(2, **signed), admission(3, "sensitive"))
     driver.steps(1)

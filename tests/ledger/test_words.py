@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from ledger_runs import OWNER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
+from ledger_runs import OWNER_KEY, SIGNER, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
 
 from attest.keys import public_bytes
 from ledger.audit import QUALIFIERS, VERDICTS, Verdict, verify, verify_export
@@ -90,7 +90,7 @@ def test_every_run_has_the_words_that_weaken_it_and_no_other(tmp_path):
         (tmp_path / name).mkdir()
         return set(audit(closed(tmp_path / name, **header), **(options or {})).qualifiers)
 
-    plain = {"NO_AUDITORS"}
+    plain = {"FROZEN_TOLD", "NO_AUDITORS"}
     assert words("plain") == plain
     assert words("unpinned", {"owner_key": None}) == plain | {"UNPINNED"}
     assert words("uncompared", {"minimum_size": None}) == plain | {"UNCOMPARED"}
@@ -98,7 +98,8 @@ def test_every_run_has_the_words_that_weaken_it_and_no_other(tmp_path):
     assert words("unprobed", unprobed=("layers.0.gate",)) == plain | {"UNPROBED"}
     assert words("weakened", isolation="the optimizer mixes tensors") == plain | {"ISOLATION_WEAKENED"}
     auditors = signed_policy(auditors=AUDITORS, auditor_quorum=2)
-    assert words("auditors", policy=auditors) == {"NO_QUORUM"}
+    assert words("auditors", policy=auditors) == {"FROZEN_TOLD", "NO_QUORUM"}
+    assert words("trained", stack=stack_of(4, parameter("layers.0.weight"), parameter("layers.2.weight"))) == {"NO_AUDITORS"}
 
 
 def test_an_open_run_and_one_with_limits_over_runs_say_so(tmp_path):
@@ -108,7 +109,7 @@ def test_an_open_run_and_one_with_limits_over_runs_say_so(tmp_path):
         driver.steps()
         driver.withdraw(1)
         report = audit(ledger.export(tmp_path / "export"))
-    assert report.qualifiers == ("LIMITS_ALONE", "NO_AUDITORS", "OPEN", "WITHDRAWALS_TOLD")
+    assert report.qualifiers == ("FROZEN_TOLD", "LIMITS_ALONE", "NO_AUDITORS", "OPEN", "WITHDRAWALS_TOLD")
     assert report.to_json()["qualifiers"] == report.qualifiers
 
 
