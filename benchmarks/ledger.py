@@ -21,11 +21,11 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest import schedule
 from attest.keys import public_bytes
 from attest.policy import ClassRule, DepthRule, Policy, sign_policy, verify_policy
+from attest.stack import NO_TOWER, Stack, StackTensor, Tower
 from ledger.handles import AdmitSpec
-from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.leaves import HeaderSpec
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 
@@ -52,18 +52,14 @@ def header(**rules: Any) -> HeaderSpec:
     policy = Policy(corpus="benchmark", delta=Fraction(1, 10**7), **fields)
     payload, message = sign_policy(policy, KEY, owner="owner", registry_root=bytes(32))
     signed = verify_policy(payload, message, public_bytes(KEY))
-    bands = [names[: 1 + layer // 4] for layer in range(12)]
-    blocks = tuple(
-        HeaderBlock(f"layers.{layer}", 1_000, band, schedule.block_std(schedule.class_presets(policy, band)))
-        for layer, band in enumerate(bands)
-    )
+    layers = tuple(f"layers.{layer}" for layer in range(12))
+    tensors = [StackTensor((f"{name}.weight",), 1_000, ((NO_TOWER, place),)) for place, name in enumerate(layers)]
     return HeaderSpec(
         policy=signed,
         owner_key=public_bytes(KEY),
         registry_root=bytes(32),
         model_fingerprint=bytes(32),
-        blocks=blocks,
-        exactness_note="benchmark",
+        stack=Stack((Tower(NO_TOWER, "", layers),), tuple(sorted(tensors, key=lambda tensor: tensor.names))),
         isolation="held",
         randomness="addressed",
         unprobed=(),

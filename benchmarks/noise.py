@@ -20,17 +20,15 @@ import torch
 
 from dptrain.noise import DeviceGaussian, KeyStream, LatticeGaussian
 from dptrain.noise.chacha import ChaChaStream
-from dptrain.noise.families import LAWS, IntegerNoise, family_bits, integer_noise
+from dptrain.noise.families import LAWS, IntegerNoise, integer_noise
 from dptrain.noise.lattice import CHUNK, MOST_THREADS
 from dptrain.threads import Threads
+from ledger.leaves.numerics import lattice_bits
 
 COORDINATES = 1 << 24
 
 FAMILIES = {f"release_{family}": (family, 1) for family in LAWS} | {"release_skellam_in_2_draws": ("skellam", 2)}
 """Rows of the families beside the Gaussian: name and draws per step."""
-
-GAUSSIAN_BITS = 24
-"""Of the lattice on which a model of this many coordinates has its integers at level ``certified``, at z = 1."""
 
 OURS = ("release", "normals", "cipher", "release_device", *FAMILIES)
 
@@ -76,8 +74,8 @@ def makers(coordinates: int) -> Iterator[dict[str, Callable[[], object]]]:
 
 
 def family_noise(stream: KeyStream, family: str, draws: int) -> IntegerNoise:
-    """Noise of a family on the lattice that a large model has at z = 1."""
-    return integer_noise(family, stream, family_bits(family, GAUSSIAN_BITS, 1.0), draws)
+    """Noise of a family on the lattice that a model of so many coordinates has at level ``certified``, at z = 1."""
+    return integer_noise(family, stream, lattice_bits("certified", family, COORDINATES, 1.0), draws)
 
 
 def family_release(noise: IntegerNoise, total: torch.Tensor, draws: int, steps: Iterator[int]) -> Callable[[], object]:

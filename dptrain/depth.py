@@ -8,31 +8,23 @@ is then a tower and a position in it.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import nn
 
+from attest import stack as named
+from attest.errors import ValueRefused
+from attest.stack import EMBEDDINGS, HEAD, NO_TOWER, Place, StackTensor, Tower
 from dptrain.adapters import Adapter, find_adapters
 from dptrain.errors import UnsupportedModule
 from dptrain.experts import find_experts
 from dptrain.heads import Unknown, find_heads
-from dptrain.parts import Division, Kind, Part
-
-EMBEDDINGS = -1
-"""Position of everything below layer 0."""
-
-HEAD = 1 << 30
-"""Position of everything above the last layer."""
-
-
-NO_TOWER = ""
-"""Tower of what belongs to none: everything in a model of one stack, and what lies outside the towers of others."""
-
-Place = tuple[str, int]
-"""A tower and a position in it."""
+from dptrain.parts import ROUTER, Division, Kind, Part, owned
 
 
 @dataclass(frozen=True)
@@ -72,15 +64,6 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Tower:
-    """One stack of a model: the prefix that all its modules share, and its layers in order of depth."""
-
-    name: str
-    root: str
-    layers: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class LayerStack:
     """The ordered layers of a model and the trainable tensors placed on them.
 
@@ -89,7 +72,7 @@ class LayerStack:
         tensors: the trainable tensors.
         towers: the towers of a model that is seen as several stacks; empty for one stack.
         adapters: the adapters of the model by name.
-        untrained: names of parameters that are not trainable.
+        untrained: the parameters that are not trainable, likewise placed; none without an element.
         owners: number of query heads of every attention module and of experts of every expert block, by kind and name.
         unknown: modules that seem to hold heads or experts of a kind that is not known, by kind.
         as_towers: the same model seen as several stacks, where layers were found by structure and there are several; for
@@ -100,7 +83,7 @@ class LayerStack:
     tensors: tuple[Tensor, ...]
     towers: tuple[Tower, ...] = ()
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
-    untrained: tuple[str, ...] = ()
+    untrained: tuple[Tensor, ...] = ()
     owners: Mapping[Kind, Mapping[str, int]] = field(default_factory=dict)
     unknown: Mapping[Kind, tuple[Unknown, ...]] = field(default_factory=dict)
     as_towers: "LayerStack | None" = None
@@ -119,9 +102,35 @@ class LayerStack:
                 return tower.name
         return NO_TOWER
 
-    def depth(self, tower: str) -> int:
-        """Number of layers of a tower; of the whole stack if there is one."""
-        return next((len(t.layers) for t in self.towers if t.name == tower), len(self.layers))
+    def named(self) -> named.Stack:
+        """Returns the same stack by name: what the ledger's header says of it, and what blocks are made of.
+
+        Raises:
+            UnsupportedModule: code NO_LAYER_STACK, names and places contradict each other.
+        """
+        towers = self.towers or (Tower(NO_TOWER, "", self.layers),)
+        try:
+            tensors = [*_described(self.tensors, True), *_described(self.untrained, False)]
+            return named.Stack(towers, tuple(sorted(tensors, key=lambda tensor: tensor.names)))
+        except ValueRefused as error:
+            raise UnsupportedModule("NO_LAYER_STACK", f"the stack cannot be recorded: {error.sentence}") from error
+
+
+def _described(tensors: Sequence[Tensor], trained: bool) -> Iterator[StackTensor]:
+    for tensor in tensors:
+        divisions = tuple(_by_weight(division) for division in tensor.divisions)
+        yield StackTensor(tuple(sorted(tensor.aliases)), tensor.coordinates, tensor.places, tensor.adapter, divisions, trained)
+
+
+def _by_weight(division: Division) -> named.Division:
+    """The same division without indices: which owners have what part of the coordinates."""
+    weights: Counter[tuple[int, int]] = Counter()
+    for run in division.runs:
+        if ROUTER.isdisjoint(run.owners):
+            weights[owned(run)] += 1 if division.dim is None else run.stop - run.start
+    common = math.gcd(*weights.values())
+    entries = tuple(sorted((first, stop, weight // common) for (first, stop), weight in weights.items()))
+    return named.Division(division.kind, division.count, entries)
 
 
 def find_layer_names(model: nn.Module) -> tuple[str, ...]:
@@ -275,14 +284,10 @@ def _placed(
     stack = LayerStack(layers, (), towers)
     aliases: dict[int, list[str]] = {}
     tensors: dict[int, nn.Parameter] = {}
-    untrained = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if parameter.requires_grad:
-            aliases.setdefault(id(parameter), []).append(name)
-            tensors[id(parameter)] = parameter
-        else:
-            untrained.append(name)
-    if not tensors:
+        aliases.setdefault(id(parameter), []).append(name)
+        tensors[id(parameter)] = parameter
+    if not any(parameter.requires_grad for parameter in tensors.values()):
         raise UnsupportedModule("NOTHING_TO_TRAIN", "no parameter of the model has requires_grad=True")
     order = {name: i for i, (name, _) in enumerate(model.named_modules())}  # a shared module has its first name only
     adapters = find_adapters(model)
@@ -297,10 +302,10 @@ def _placed(
         placed.append(Tensor(own[0], tuple(own), places, parameter, adapter, _division(own, divisions)))
     return LayerStack(
         layers,
-        tuple(placed),
+        tuple(tensor for tensor in placed if tensor.parameter.requires_grad),
         towers,
         adapters,
-        tuple(untrained),
+        tuple(tensor for tensor in placed if not tensor.parameter.requires_grad and tensor.coordinates),
         owners={"heads": heads, "experts": experts},
         unknown={"heads": unknown_heads, "experts": unknown_experts},
         as_towers=as_towers,
@@ -347,24 +352,3 @@ def _places(
         return ((name, EMBEDDINGS), (name, HEAD))  # in between, or on both sides
     below = owner in order and order[owner] < min(order[layer] for layer in layers)
     return ((name, EMBEDDINGS if below else HEAD),)
-
-
-def places_name(places: Sequence[Place]) -> str:
-    """Name of the block that lies at these places: ``layer.3``, ``embeddings+head``, ``layer.0-11``, ``vision.layer.3``."""
-    parts = []
-    for name in dict.fromkeys(tower for tower, _ in places):
-        positions = sorted(position for tower, position in places if tower == name)
-        inner = [position for position in positions if position not in (EMBEDDINGS, HEAD)]
-        run = len(inner) > 2 and inner[-1] - inner[0] == len(inner) - 1
-        shown = [position_name(p) for p in positions if not run or p not in inner]
-        if run:
-            shown.insert(int(EMBEDDINGS in positions), f"layer.{inner[0]}-{inner[-1]}")
-        parts += [f"{name}.{part}" if name else part for part in shown]
-    return "+".join(parts)
-
-
-def position_name(position: int) -> str:
-    """``embeddings``, ``layer.3`` or ``head``."""
-    if position == EMBEDDINGS:
-        return "embeddings"
-    return "head" if position == HEAD else f"layer.{position}"

@@ -7,49 +7,53 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from attest.blocks import derive
 from attest.order import dearest_turns
-from attest.policy import ClassRule
+from attest.policy import ClassRule, Policy
 from attest.policy.sampling import POISSON, period
 from attest.schedule import waste
-from dptrain.depth import places_name
-from dptrain.noise.device import NOTE as DEVICE_NOTE
 from dptrain.pool import Slot
 from dptrain.resolver import Schedule
+from dptrain.routing.sums import precision_name
 from ledger.accountants import likely_occurrences
 from ledger.leaves import HeaderBlock, HeaderSpec
 from ledger.leaves.header import ADDRESSED
+from ledger.leaves.numerics import Numerics
 
 if TYPE_CHECKING:
     from dptrain.engine.private_training import PrivateTraining
 
+
 def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
     """What the ledger's first leaf says: policy, model structure, and the schedule of every block.
 
-    The tensors of an adapter that the policy binds a class to are blocks of their own, with its name in theirs.
+    Scheduled blocks are those that the engine runs with; that they follow from policy and stack, the header itself checks. The
+    digest of the frozen parameters is added when the run begins.
 
     With a fixed test key the run id is fixed too, so that two runs draw the same numbers, and the header says NOT PRIVATE.
     """
-    blocks = [HeaderBlock(b.name, b.coordinates, b.classes, b.std, b.share) for b in engine.schedule.blocks]
-    untouched: dict[str, int] = {}
-    for tensor in engine.schedule.frozen:
-        name = places_name(tensor.places) + " (frozen)"
-        untouched[name] = untouched.get(name, 0) + tensor.coordinates
-    blocks += [HeaderBlock(name, coordinates, (), 0.0) for name, coordinates in untouched.items()]
     return HeaderSpec(
         policy=engine.signed,
         owner_key=engine.recorder.owner_public,
         registry_root=engine.gate.registry_root,
         model_fingerprint=fingerprint(engine.model, engine.schedule),
-        blocks=tuple(blocks),
-        exactness_note=engine.router.sums.note + (DEVICE_NOTE if engine.noise_generator == "device" else ""),
+        stack=engine.schedule.stack.named(),
+        blocks=block_rows(engine.policy, engine.schedule),
+        numerics=Numerics(precision_name(engine.router.precision), engine.noise_generator),
         private=test_key is None,
-        clip_margin=engine.router.sums.float_margin,
         caps_enforced=True,
         isolation=engine.isolation.told,
         randomness=ADDRESSED,
         unprobed=(),
         run_id=os.urandom(16) if test_key is None else hashlib.sha256(test_key).digest()[:16],
     )
+
+
+def block_rows(policy: Policy, schedule: Schedule) -> tuple[HeaderBlock, ...]:
+    """Returns the blocks that a run with this schedule has, those without classes behind the others."""
+    rows = [HeaderBlock(b.name, b.coordinates, b.classes, b.std, b.share) for b in schedule.blocks]
+    untouched = (block for block in derive(policy.classes, schedule.stack.named()) if not block.classes)
+    return (*rows, *(HeaderBlock(block.name, block.coordinates, (), 0.0) for block in untouched))
 
 
 def fingerprint(model: nn.Module, schedule: Schedule) -> bytes:

@@ -6,11 +6,10 @@ indices along that dimension: the resolver puts those together that the same cla
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-Kind = Literal["heads", "experts"]
+from attest.stack import Kind
 
 ROUTER = frozenset({-1})
 """Owners of what decides between experts: no mask of experts contains it, so only classes without one are permitted."""
@@ -48,6 +47,11 @@ class Division:
     def whole(self) -> "Division":
         """The same tensor, not to be split: it needs all its owners."""
         return Division(self.kind, self.count, None, (Run(self.owners, 0, 0),))
+
+
+def owned(run: Run) -> tuple[int, int]:
+    """The owners of a run, first and behind the last: those of heads and experts are neighbours."""
+    return min(run.owners), max(run.owners) + 1
 
 
 def shared(kind: Kind, count: int) -> Division:

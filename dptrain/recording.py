@@ -19,7 +19,7 @@ from ledger.leaves import Header, HeaderSpec, Withdraw, decode_leaf
 from ledger.leaves.content_anchor import content_anchor
 from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
-from ledger.rules.weights import WeightRecord
+from ledger.rules.weights import WeightRecord, frozen_digest
 from ledger.storage.opening import exists, set_unfinished_aside
 from ledger.storage.place import Place
 
@@ -235,7 +235,10 @@ class Recorder:
 
     def close_epoch(self, step: int, weights: Iterable[WeightRecord], isolation: str, now: int) -> None:
         """Closes an epoch that ended with these weights; the records of their tensors are kept beside the ledger."""
-        self.ledger.close_epoch(step, self.ledger.keep_weights(weights), isolation=isolation, now=now)
+        records = tuple(weights)
+        frozen = frozen_digest(records, self.ledger.header.stack.names)
+        digest = self.ledger.keep_weights(records)
+        self.ledger.close_epoch(step, digest, isolation=isolation, frozen_digest=frozen, now=now)
 
     def expire(self, admissions: Iterable[Admission], now: int) -> None:
         """Withdraws contributions whose validity has ended, with the attestation that says so as evidence."""
@@ -320,6 +323,7 @@ def _require_same(ledger: Ledger, header: HeaderSpec) -> None:
     for what, old, new in (
         ("policy", found.policy_payload, header.policy.payload),
         ("model structure", found.model_fingerprint, header.model_fingerprint),
+        ("layer stack", found.stack, header.stack),
         ("schedule of blocks", found.blocks, header.blocks),
         ("account of its numerics", found.exactness_note, header.exactness_note),
         ("privacy mode", found.private, header.private),
@@ -333,3 +337,7 @@ def _require_same(ledger: Ledger, header: HeaderSpec) -> None:
                 f"the ledger was opened with another {what}; resume with the policy, model, optimizer and noise_generator that "
                 "started the run, or start a new one",
             )
+    if header.frozen_digest not in (None, found.frozen_digest):
+        raise ResumeRefused(
+            "FROZEN", "frozen parameters are not those that the run began with; resume with the weights it began with"
+        )

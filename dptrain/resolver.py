@@ -6,23 +6,23 @@ may not; its noise standard deviation is the smallest that honours every class t
 
 import difflib
 import fnmatch
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
 
-from attest import allocation
+from attest import allocation, blocks
+from attest.blocks import Piece, StackBlock
 from attest.descriptor import ContributionDescriptor
 from attest.errors import ValueRefused
 from attest.gate import Admission
-from attest.policy import ClassRule, DepthRule, Policy
+from attest.policy import ClassRule, Policy
 from attest.schedule import effective_multiplier, realised_std, realised_variance, scheduled_std, sufficient_variance
 from dptrain.adapters import require_adapter
-from dptrain.depth import EMBEDDINGS, HEAD, LayerStack, Place, Tensor, places_name
+from dptrain.depth import LayerStack, Tensor
 from dptrain.errors import NotPrivateUse, UnsupportedPolicy
-from dptrain.masks import UNDIVIDED, Label, label_name, require_masks, shares
+from dptrain.masks import require_masks
+from dptrain.parts import Part, owned
 
 
 @dataclass(frozen=True)
@@ -163,58 +163,67 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     """
     if stack.as_towers is not None and all(rule.depth.kind in ("set", "adapter") for rule in policy.classes):
         stack = stack.as_towers  # no rule speaks of depths, so nothing hangs on which stack they would count in
+    named = stack.named()
+    described = {name: tensor for tensor in named.tensors for name in tensor.names}
     for rule in policy.classes:
         _require_bindable(rule, stack)
-        require_masks(rule, stack, lambda depth, tensor: _permits(depth, tensor, stack))
-    bound = {rule.depth.adapter for rule in policy.classes if rule.depth.adapter is not None}
-    groups: dict[tuple[tuple[int, ...], tuple[Place, ...], str, Label, tuple[str, ...]], list[Tensor]] = {}
-    frozen = []
-    for tensor in stack.tensors:
-        adapter = tensor.adapter if tensor.adapter in bound else None
-        for share in shares(tensor, [rule for rule in policy.classes if _permits(rule.depth, tensor, stack)]):
-            if share.classes:
-                key = (tensor.positions, tensor.places, adapter or "", share.label, share.classes)
-                groups.setdefault(key, []).append(share.tensor)
-            else:
-                frozen.append(share.tensor)
+        permits = blocks.permission(rule.depth, named)
+        require_masks(rule, stack, lambda tensor, permits=permits: permits(described[tensor.name]))
+    derived = blocks.derive(policy.classes, named)
+    order = {tensor.name: place for place, tensor in enumerate(stack.tensors)}
+    places = [next((order[name] for name in tensor.names if name in order), None) for tensor in named.tensors]
+
+    def cut(pieces: Iterable[Piece]) -> tuple[Tensor, ...]:
+        found = [(place, piece) for piece in pieces if (place := places[piece.tensor]) is not None]
+        return tuple(_cut(stack.tensors[place], piece) for place, piece in sorted(found, key=lambda item: item[0]))
+
     rules = {rule.name: rule for rule in policy.classes}
-    blocks = []
-    taken: dict[str, int] = {}
-    for key in sorted(groups):
-        positions, places, adapter_name, label, classes = key
-        name = places_name(places) + (f" adapter {adapter_name}" if adapter_name else "")
-        name += f" {label_name(label)}" if label != UNDIVIDED else ""
-        taken[name] = taken.get(name, 0) + 1
-        if taken[name] > 1:
-            name = f"{name}#{taken[name]}"
-        std = scheduled_std([rules[class_name] for class_name in classes])
-        if std == 0.0:
-            name = f"{name} (public)"
-        blocks.append(Block(name, positions, tuple(groups[key]), classes, std, adapter_name or None))
+    made = [
+        Block(
+            block.name,
+            block.positions,
+            cut(block.pieces),
+            block.classes,
+            scheduled_std([rules[name] for name in block.classes]),
+            block.adapter,
+        )
+        for block in derived
+        if block.classes
+    ]
     profiles = {
-        rule.name: tuple(index for index, block in enumerate(blocks) if rule.name in block.classes) for rule in policy.classes
+        rule.name: tuple(index for index, block in enumerate(made) if rule.name in block.classes) for rule in policy.classes
     }
     for rule in policy.classes:
         if not profiles[rule.name]:
             raise UnsupportedPolicy("EMPTY_PROFILE", _why_empty(rule, stack))
     public = frozenset(rule.name for rule in policy.classes if rule.public)
     if policy.noise_budgets is not None:
-        blocks = _budgeted(policy, policy.noise_budgets, blocks)
-    return Schedule(stack, tuple(blocks), profiles, tuple(frozen), public)
+        made = _budgeted(policy, policy.noise_budgets, made, derived)
+    frozen = cut(piece for block in derived if not block.classes for piece in block.pieces)
+    return Schedule(stack, tuple(made), profiles, frozen, public)
 
 
-def _budgeted(policy: Policy, budgets: tuple[int, int, int], blocks: Sequence[Block]) -> list[Block]:
+def _cut(tensor: Tensor, piece: Piece) -> Tensor:
+    """A tensor, or the part of it that a piece has."""
+    if piece.owners is None:
+        return tensor
+    (division,) = tensor.divisions
+    assert division.dim is not None and tensor.part is None
+    runs = [run for run in division.runs if owned(run) in piece.owners]
+    return replace(tensor, part=Part.of(division.dim, runs))
+
+
+def _budgeted(
+    policy: Policy, budgets: tuple[int, int, int], made: Sequence[Block], derived: Sequence[StackBlock]
+) -> list[Block]:
     """The same blocks with their shares, and with the noise that these need.
 
     Raises:
         UnsupportedPolicy: code PROGRAMME, the bounds of the classes are too far apart to be settled.
     """
-    kinds = {EMBEDDINGS: "embeddings", HEAD: "head"}
     shared = [
-        replace(
-            block, share=allocation.share_of([kinds.get(p, "layers") for p in block.positions], budgets) if block.std else 0
-        )
-        for block in blocks
+        replace(block, share=blocks.clip_share(named, budgets) if block.std else 0)
+        for block, named in zip(made, derived, strict=False)
     ]
     try:
         stds = allocation.budget_stds(policy.classes, shared).stds
@@ -243,7 +252,8 @@ def _require_bindable(rule: ClassRule, stack: LayerStack) -> None:
     for pattern in depth.patterns or ():
         if any(fnmatch.fnmatchcase(name, pattern) for name in known):
             continue
-        still = next((name for name in stack.untrained if fnmatch.fnmatchcase(name, pattern)), None)
+        untrained = (alias for tensor in stack.untrained for alias in tensor.aliases)
+        still = next((name for name in untrained if fnmatch.fnmatchcase(name, pattern)), None)
         if still is not None:
             raise UnsupportedPolicy(
                 "PATTERN_UNTRAINED",
@@ -292,29 +302,5 @@ def nearest(pattern: str, names: Sequence[str], wanted: int = 3) -> list[str]:
     return sorted(scores, key=lambda shown: (-scores[shown], shown))[:wanted]
 
 
-def band_layers(start: Fraction, stop: Fraction, layers: int) -> range:
-    """Layers of a depth band: those whose interval [l/L, (l+1)/L) meets [start, stop)."""
-    return range(math.floor(start * layers), math.ceil(stop * layers))
-
-
-def _permits(rule: DepthRule, tensor: Tensor, stack: LayerStack) -> bool:
-    if rule.adapter is not None:
-        return tensor.adapter == rule.adapter
-    if rule.patterns is not None:
-        return all(_matches(alias, rule.patterns) for alias in tensor.aliases)
-    return all(_position_permitted(rule, position, stack.depth(tower)) for tower, position in tensor.places)
-
-
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _position_permitted(rule: DepthRule, position: int, layers: int) -> bool:
-    band = rule.band
-    if position == EMBEDDINGS:
-        return rule.embeddings if rule.embeddings is not None else band is not None and band[0] == 0
-    if position == HEAD:
-        return rule.head if rule.head is not None else band is not None and band[1] == 1
-    if band is not None:
-        return position in band_layers(band[0], band[1], layers)
-    return position in (rule.layers or ())

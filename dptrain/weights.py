@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dptrain.routing import Router
 from dptrain.saving import Computed, saved_forms
-from ledger.rules.weights import WeightRecord
+from ledger.rules.weights import WeightRecord, frozen_digest
 
 PIECE = 1 << 24
 """Bytes that are copied and digested at a time."""
@@ -46,13 +46,15 @@ class Weights:
         self._trained = {id(tensor.parameter) for _, tensor in router.tensors}
         self._adapters = {name: adapter.name for adapter in router.schedule.stack.adapters.values() for name in adapter.tensors}
         self._saved, self._computed = saved_forms(model)
+        self._parameters = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
         self._fixed: dict[str, bytes] = {}
         self._computed_once: dict[str, list[WeightRecord]] = {}
+        self.frozen_digest: bytes | None = None
 
     def fix(self) -> None:
-        """Digests what is not trained, as it is before the first step."""
+        """Digests what is not trained, as it is before the first step; ``frozen_digest`` is over the parameters among it."""
         self._fixed, self._computed_once = {}, {}
-        self.records()
+        self.frozen_digest = frozen_digest(self.records(), self._parameters)
 
     def records(self) -> tuple[WeightRecord, ...]:
         """The tensors as they are now: of each its names, type, shape and digest. Memory for one piece of each thread."""

@@ -291,7 +291,9 @@ class Ledger(Retaining, Releasing, Signing, Readings):
                 admit_seq = None if contribution is None else contribution.seq
                 self._file.stage(Withdraw(seq, time, descriptor_hash, admit_seq, reason, evidence_hash))
 
-    def close_epoch(self, step: int, model_digest: bytes, *, isolation: str, now: int) -> bytes:
+    def close_epoch(
+        self, step: int, model_digest: bytes, *, isolation: str, now: int, frozen_digest: bytes | None = None
+    ) -> bytes:
         """Records what every contribution has spent, and signs a checkpoint over it.
 
         Args:
@@ -299,6 +301,7 @@ class Ledger(Retaining, Releasing, Signing, Readings):
             model_digest: digest of the model after it, as `keep_weights` returns it.
             isolation: `ledger.leaves.header.HELD`, or the first reason why statement A did not hold in every step so far.
             now: POSIX seconds.
+            frozen_digest: digest of the frozen parameters, as the header commits to them.
 
         Returns:
             The signed checkpoint note, for publication.
@@ -313,7 +316,8 @@ class Ledger(Retaining, Releasing, Signing, Readings):
                 self._file.stage(Spend(seq, time, *place, steps, variance, spent))
                 seq += 1
             number = len(run.epochs) + 1
-            self._file.stage(Epoch(seq, time, number, step, run.charged, run.totals(), model_digest, isolation))
+            totals = run.totals()
+            self._file.stage(Epoch(seq, time, number, step, run.charged, totals, model_digest, isolation, frozen_digest))
         return self.checkpoint
 
     def resume(self, from_step: int, pin: Pin | None, *, now: int) -> int:

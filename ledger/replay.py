@@ -354,6 +354,10 @@ class Replay:
         expected = (len(self.epochs) + 1, self.position, self.charged, self.totals())
         if (leaf.number, leaf.step, leaf.charged, leaf.classes) != expected:
             yield LeafRefused("EPOCH", f"expected (number, step, charged, totals) {expected}, got {leaf}")
+        if leaf.frozen_digest != self.header.frozen_digest:
+            now, then = (digest.hex() if digest else "none" for digest in (leaf.frozen_digest, self.header.frozen_digest))
+            told = f"frozen parameters have the digest {now} at the end of the epoch, {then} in the header"
+            yield LeafRefused("FROZEN", told)
         yield from self.isolation.epoch(leaf)
         self.epochs.append(leaf)
         self.register.close_epoch()

@@ -34,7 +34,7 @@ def about() -> tuple[str, str, str] | None:
         version = metadata.version("opacus")
     except metadata.PackageNotFoundError:
         return None
-    return "opacus", version, f"eps_error={EPS_ERROR} delta_error=delta*{DELTA_ERROR} points<={MAX_POINTS}"
+    return "opacus", version, f"eps_error={EPS_ERROR} delta_error=delta*{DELTA_ERROR} points<={MAX_POINTS}"  # prv.SOURCES
 
 
 def epsilon(phases: Sequence[Phase], delta: float) -> float | None:

@@ -13,8 +13,8 @@ import typer
 from attest import keys, signed_file
 from attest.attestation import read_sequence
 from attest.descriptor import ContributionDescriptor
-from attest.errors import RegistryRefused, SignatureRefused
-from attest.registry import Registry, open_registry
+from attest.errors import SignatureRefused
+from attest.registry import Registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli import (
     ledger_cosign,
@@ -52,6 +52,9 @@ ExportDirectory = Annotated[
 VerifierKeys = Annotated[
     list[str],
     typer.Option("--key", metavar="PUB", help="Public key of the ledger: a file of verifier keys, or one itself; repeat."),
+]
+RequireFull = Annotated[
+    bool, typer.Option("--require-full", help="Exit with code 1 unless the verdict is FULL: TOLD and SUMMARISED fail too.")
 ]
 OwnersKey = Annotated[
     Path | None,
@@ -137,21 +140,52 @@ def verify(
             help="Export of an earlier run that this one counts; then what was spent before is computed again too. Repeat.",
         ),
     ] = None,
+    min_size: Annotated[
+        int | None,
+        typer.Option("--min-size", metavar="N", min=1, help="Fail if there are fewer leaves: an old copy, or a cut tail."),
+    ] = None,
+    remember: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            file_okay=False,
+            help="Keep the largest checkpoint per ledger here, and fail if a later export does not extend it.",
+        ),
+    ] = None,
+    withdrawals: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", exists=True, file_okay=False, help="Signed withdrawals: hold WITHDRAW leaves against them."
+        ),
+    ] = None,
+    registry: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="REGISTRY", exists=True, dir_okay=False, help="Registry: who may withdraw, for --withdrawals."
+        ),
+    ] = None,
+    require_full: RequireFull = False,
     json: JsonFlag = False,
 ) -> None:
-    """Audit an export with the ledger's public key: FULL, SUMMARISED or FAILED.
+    """Audit an export with the ledger's public key: FULL, SUMMARISED, TOLD or FAILED.
 
     Every number is derived again from the leaves, and every finding names a file or a leaf. Needs no network, no data, no
-    model and no torch. Get the key from the ledger's operator by another way than the export. Read the notes too: they say
-    what nothing is wrong with and a reader should know, such as who has not cosigned.
+    model and no torch. Get the key from the ledger's operator by another way than the export. Behind the verdict stand the
+    words that weaken it, such as OPEN or NO_QUORUM; docs/auditors.md has them all. Exit code 1 for FAILED; with
+    --require-full for whatever is not FULL.
     """
-    report = _audit(export, key, owner_key, require_quorum, earlier or [])
+    from ledger.audit.words import exit_code
+
+    if registry is not None and withdrawals is None:
+        raise typer.BadParameter("--registry goes with --withdrawals: it tells whether their signers may withdraw")
+    options: dict[str, Any] = {"minimum_size": min_size, "withdrawals": withdrawals, "registry": registry}
+    report = _audit(export, key, owner_key, require_quorum=require_quorum, earlier=earlier or (), remember=remember, **options)
     if json:
         print_json(report.to_json())
     else:
         ledger_show.print_audit(report)
-    if report.verdict == "FAILED":
-        raise typer.Exit(1)
+    if code := exit_code(report.verdict, require_full=require_full):
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -179,11 +213,13 @@ def withdraw(
     While a run holds the ledger, put the files into LEDGER.db.withdrawals/ instead (with --state, into
     DIR/ledger.withdrawals/): the run takes them in by itself.
     """
+    from ledger.audit.signed_withdrawals import registry_of
+
     now, place = int(time.time()), place_of(ledger, state)
     descriptors = _descriptors(attestations or [])
     try:
         with opened_to_sign(place, ledger_key, passphrase_file) as log:
-            known = None if registry is None else _registry_of(log.header, registry)
+            known = None if registry is None else registry_of(log.header, registry)
             checked = [_check_withdrawal(path, log.header, descriptors, known, now) for path in withdrawals]
             entered = [_enter(log, found, evidence, now) for found, evidence in checked]
     except LedgerBusy as error:
@@ -220,15 +256,16 @@ def report(
     refuse_to_overwrite(out)
     told = _extras(extras)
     audited = _audit(export, key, owner_key)
+    from ledger.audit.words import exit_code, headline
     from ledger.report import write_report
 
     write_report(export, out, report=audited, extras=told)
     if json:
-        print_json({"path": str(out), "verdict": audited.verdict})
+        print_json({"path": str(out), "verdict": audited.verdict, "qualifiers": list(audited.qualifiers)})
     else:
-        console().print(f"wrote {out}: {audited.verdict}")
-    if audited.verdict == "FAILED":
-        raise typer.Exit(1)
+        console().print(f"wrote {out}: {headline(audited.verdict, audited.qualifiers)}")
+    if code := exit_code(audited.verdict):
+        raise typer.Exit(code)
 
 
 @contextmanager
@@ -255,21 +292,16 @@ def _reading(
         yield log.state, log.root, (row.body if row.body or pruned is None else pruned.stand_in(row) for row in rows)
 
 
-def _registry_of(header: "Header", path: Path) -> Registry:
-    """The registry, if it is the one that the run began with or a later state of it."""
-    known = open_registry(path, header.owner_key)
-    if not known.extends(header.registry_root):
-        raise RegistryRefused(
-            "REGISTRY_ROOT",
-            f"{str(path)!r} has the root {known.root().hex()} and does not extend {header.registry_root.hex()}, with which the "
-            "run began; get the latest registry from the corpus owner",
-        )
-    return known
-
-
 def _audit(
-    export: Path, pinned: list[str], owner_key: Path | None, require_quorum: bool = False, earlier: Sequence[Path] = ()
+    export: Path,
+    pinned: list[str],
+    owner_key: Path | None,
+    *,
+    earlier: Sequence[Path] = (),
+    remember: Path | None = None,
+    **options: Any,
 ) -> "AuditReport":
+    """The audit, with the other options of `verify_export`, and held against what is remembered."""
     from ledger.audit import verify_export
 
     owner, trusted = _trusted(pinned, owner_key)
@@ -277,8 +309,14 @@ def _audit(
         if earlier:
             from ledger.audit.earlier import verify_with_earlier
 
-            return verify_with_earlier(export, trusted, earlier, owner_key=owner, require_quorum=require_quorum)
-        return verify_export(export, trusted, owner_key=owner, require_quorum=require_quorum)
+            report = verify_with_earlier(export, trusted, earlier, owner_key=owner, **options)
+        else:
+            report = verify_export(export, trusted, owner_key=owner, **options)
+    if remember is None:
+        return report
+    from ledger.proofs.remembering import hold_against_memory
+
+    return hold_against_memory(report, export, remember, trusted)
 
 
 def _trusted(pinned: list[str], owner_key: Path | None) -> tuple[bytes | None, list[str]]:

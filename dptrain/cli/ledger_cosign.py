@@ -11,6 +11,7 @@ from attest.files import atomic_write, read_limited
 from dptrain.cli.files import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
 from dptrain.cli.ledger_place import LedgerKey, LedgerOrExport, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.ledger_proofs import print_cosigners, verifier_keys
+from dptrain.cli.ledger_show import COLOURS
 from dptrain.cli.options import existing_file
 from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, styled, utc
 
@@ -59,8 +60,10 @@ def cosign(
     Your memory keeps the last checkpoint per ledger. A ledger that is smaller, or has another history, is refused, and both
     checkpoints are written to an evidence file that `ledger verify-proof` checks. Keep the memory as you keep the key.
     """
+    from ledger.audit.words import headline
     from ledger.note import Cosigner
-    from ledger.proofs.cosigning import Memory, cosign_export
+    from ledger.proofs.cosigning import cosign_export
+    from ledger.proofs.memory import Memory
 
     refuse_to_overwrite(note)
     signer, named = load_key(key, passphrase_file, name, "--name")
@@ -84,10 +87,13 @@ def cosign(
     if json:
         told = {"path": str(note), "key": cosigner.vkey, "origin": done.report.origin, "size": done.report.size}
         told |= {"root": done.report.root_hex, "before": before, "named": cosigner.vkey in done.report.auditors}
+        told |= {"verdict": done.report.verdict, "qualifiers": list(done.report.qualifiers)}
         print_json({**told, "vouched": [row.seq for row in vouched]})
         return
     out = console()
-    out.print(styled("bold green", done.report.verdict, f"  {done.report.origin}: {done.report.size} leaves"))
+    colour = COLOURS.get(done.report.verdict, "red")
+    told = headline(done.report.verdict, done.report.qualifiers)
+    out.print(styled(f"bold {colour}", told, f"  {done.report.origin}: {done.report.size} leaves"))
     if done.before is not None:
         out.print(f"extends the {before} leaves that you cosigned at {utc(done.before.time)}")
     for row in vouched:

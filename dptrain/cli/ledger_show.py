@@ -3,15 +3,18 @@
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from dptrain.cli.output import console, number, print_table, spent, styled, table, utc
 from dptrain.planning.rounding import at_least
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
-    from ledger.audit import AuditReport
+    from ledger.audit import AuditReport, Verdict
     from ledger.replay import Replay
+
+COLOURS: Final = {"FULL": "green", "SUMMARISED": "yellow", "TOLD": "yellow", "SIGNED": "yellow"}
+"""Of a verdict; any other is red."""
 
 
 def summary(state: "Replay", root: bytes) -> dict[str, Any]:
@@ -71,10 +74,11 @@ def print_summary(data: dict[str, Any]) -> None:
 
 
 def print_audit(audited: "AuditReport") -> None:
-    """The verdict, what is wrong, what a reader should know, and then the figures."""
+    """The verdict and what weakens it, what is wrong, what a reader should know, and then the figures."""
+    from ledger.audit.words import WHERE_BEYOND
+
     out = console()
-    colour = {"FULL": "green", "SUMMARISED": "yellow"}.get(audited.verdict, "red")
-    out.print(styled(f"bold {colour}", audited.verdict, f"  {audited.origin or 'the checkpoint was refused'}"))
+    print_verdict(audited.verdict, audited.qualifiers, audited.origin or "the checkpoint was refused")
     if audited.origin is not None:
         out.print(f"{audited.size} leaves, root {audited.root_hex}")
     for finding in audited.findings:
@@ -89,6 +93,25 @@ def print_audit(audited: "AuditReport") -> None:
         out.print(f"statement A (isolation): {audited.isolation}")
         print_classes([asdict(item) for item in audited.classes])
         print_releases([asdict(row) for row in audited.releases], [item.name for item in audited.classes])
+    out.print(WHERE_BEYOND)
+
+
+def print_verdict(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> None:
+    """The verdict with its qualifiers in one line, and a line for what each says and what the reader can do about it.
+
+    Args:
+        verdict: of an audit, or of the check of a release.
+        qualifiers: what weakens it.
+        about: what it is the verdict on.
+    """
+    from ledger.audit.words import QUALIFIERS, VERDICTS, headline
+
+    out, words = console(), tuple(qualifiers)
+    out.print(styled(f"bold {COLOURS.get(verdict, 'red')}", headline(verdict, words), f"  {about}"))
+    out.print(f"{VERDICTS[verdict].sentence}; {VERDICTS[verdict].remedy}")
+    if verdict != "FAILED":
+        for word in words:
+            out.print(styled("yellow", word, f" {QUALIFIERS[word].sentence}; {QUALIFIERS[word].remedy}"))
 
 
 def print_classes(classes: list[dict[str, Any]]) -> None:

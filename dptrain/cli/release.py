@@ -12,6 +12,7 @@ from attest.micro import MICRO
 from dptrain.cli import ledger_proofs
 from dptrain.cli.files import PassphraseFile
 from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
+from dptrain.cli.ledger_show import print_verdict
 from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, spent, styled, table, utc
 
 if TYPE_CHECKING:
@@ -65,6 +66,9 @@ def release(
     signature_only: Annotated[
         bool, typer.Option("--signature-only", help="With --check: be content with SIGNED, where there is no export.")
     ] = False,
+    require_full: Annotated[
+        bool, typer.Option("--require-full", help="With --check: exit with code 1 unless the verdict is FULL.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Sign what a model is: its files, the ledger it comes from, and whose influence may be in it; or check that.
@@ -72,21 +76,25 @@ def release(
     Writes the manifest release.cose and the export of the ledger into the directory, and a leaf about it into the ledger. Says
     of every tensor whether it is the run's: weights TIED, CONVERTED, UNTIED, or UNRECORDED.
 
-    With --check, everything is held against each other, offline: FULL, SUMMARISED, SIGNED (no export to check the numbers
-    against; exit code 1, unless you say --signature-only) or FAILED (exit code 1). An export that does not show the leaf about
+    With --check, everything is held against each other, offline: FULL, SUMMARISED, TOLD, SIGNED (no export to check the
+    numbers against; exit code 1, unless you say --signature-only) or FAILED (exit code 1). docs/auditors.md explains them,
+    and the words that weaken them. An export that does not show the leaf about
     the release fails: the release may be hidden from auditors. That auditors are shown the same ledger, only cosignatures
     tell: --require-quorum.
     """
     if check:
         signing = (ledger, state, ledger_key, passphrase_file)
         report = _check(model, key or [], owner_key, export, min_size, require_quorum, json, signing=signing)
+        from ledger.audit.words import exit_code
+
         # Whoever takes the export out of a release must not get a pass by that.
-        if report.verdict == "FAILED" or (report.verdict == "SIGNED" and not signature_only):
-            raise typer.Exit(1)
+        if code := exit_code(report.verdict, require_full=require_full, signature_only=signature_only):
+            raise typer.Exit(code)
     else:
-        if key or owner_key or export or require_quorum or signature_only or min_size != 1:
+        if key or owner_key or export or require_quorum or require_full or signature_only or min_size != 1:
             raise typer.BadParameter(
-                "--key, --owner-key, --export, --require-quorum, --signature-only and --min-size go with --check"
+                "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only and --min-size go with "
+                "--check"
             )
         _make(model, ledger, state, ledger_key, passphrase_file, json)
 
@@ -143,6 +151,7 @@ def _check(
 def _report(report: "ReleaseReport") -> dict[str, Any]:
     return {
         "verdict": report.verdict,
+        "qualifiers": list(report.qualifiers),
         "findings": [{"code": item.code, "where": item.where, "sentence": item.sentence} for item in report.findings],
         "notes": list(report.notes),
         "newer_withdrawals": report.newer_withdrawals,
@@ -239,9 +248,8 @@ def _number(micro: int | None) -> float | None:
 
 def _print_report(report: "ReleaseReport") -> None:
     out = console()
-    colour = {"FULL": "green", "SUMMARISED": "yellow", "SIGNED": "yellow"}.get(report.verdict, "red")
     name = "the manifest was refused" if report.manifest is None else report.manifest.origin
-    out.print(styled(f"bold {colour}", report.verdict, f"  {name}"))
+    print_verdict(report.verdict, report.qualifiers, name)
     for finding in report.findings:
         out.print(styled("red", finding.code, f" {ascii(finding.where)[1:-1]}: {finding.sentence}"))
     for note in report.notes:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from attest.corpus import open_corpus
 from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
 from attest.policy import open_policy
 from attest.registry import open_registry
+from dptrain.cli.ledger_show import COLOURS
 from dptrain.cli.output import console, number, print_json, styled, table
 from dptrain.command import guarded, quiet_libraries
 from dptrain.demo.audit import checked, other_weights, released, tampered_copy, verify_without_torch
@@ -33,6 +35,7 @@ from dptrain.tasks.outcome import Outcome
 from dptrain.train import train
 from ledger.accountants import epsilon
 from ledger.audit import verify_export
+from ledger.audit.words import exit_code, headline
 from ledger.report import write_report
 
 RUN = """\
@@ -120,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             _print(results)
         release = results["release"]
-        whole = results["verdict"] == release["verdict"] == "FULL" and release["weights"] == "TIED"
+        whole = not exit_code(results["verdict"]) and not exit_code(release["verdict"]) and release["weights"] == "TIED"
         return 0 if whole and results["tampered"]["verdict"] == release["other"]["verdict"] == "FAILED" else 1
 
     return guarded(work, as_json=arguments.json)
@@ -178,6 +181,7 @@ def _release(directory: Path, owner_key: Path, narrator: Narrator) -> dict[str, 
     narrator.say("tamper", f"one bit flipped in {changed} of a copy: the check says {other['verdict']}")
     return {
         "verdict": told["verdict"],
+        "qualifiers": told["qualifiers"],
         "findings": told["findings"],
         "weights": weights["status"],
         "epoch": weights["epoch"],
@@ -260,6 +264,7 @@ def _results(
         },
         "accuracy": {"public_only": before, "private": outcome.accuracy, "without_privacy": plain.accuracy},
         "verdict": audited["verdict"],
+        "qualifiers": audited["qualifiers"],
         "findings": audited["findings"],
         "tampered": {"file": changed, "verdict": refuted["verdict"], "findings": refuted["findings"]},
         "files": {
@@ -287,6 +292,12 @@ def _report(directory: Path, made: Stage, results: dict[str, Any]) -> None:
     write_report(export, directory / "report.html", report=audited, extras={"gate": results["gate"], "results": accuracy})
 
 
+def _verdict(found: dict[str, Any], about: str) -> Text:
+    """A verdict and what weakens it, in one line."""
+    colour = COLOURS.get(found["verdict"], "red")
+    return styled(f"bold {colour}", headline(found["verdict"], found["qualifiers"]), f"  {about}")
+
+
 def _print(results: dict[str, Any]) -> None:
     out = console()
     rows = table("class", "admitted", "refused", "depth", "clip norm", "multiplier", "ε", "ε content replaced")
@@ -304,15 +315,14 @@ def _print(results: dict[str, Any]) -> None:
     for name, key in (("public data alone", "public_only"), ("private", "private"), ("without privacy", "without_privacy")):
         reached.add_row(name, f"{results['accuracy'][key]:.1%}")
     out.print(reached)
-    out.print(styled("bold green" if results["verdict"] == "FULL" else "bold red", results["verdict"], "  the export"))
+    out.print(_verdict(results, "the export"))
     tampered = results["tampered"]
     finding = tampered["findings"][0] if tampered["findings"] else {"where": "", "sentence": "nothing found"}
     out.print(styled("bold red", tampered["verdict"], f"  its tampered copy: {finding['where']}: {finding['sentence']}"))
     release = results["release"]
     at = f"epoch {release['epoch']}, leaf {release['leaf']}"
-    tied = f"  the release: {release['tensors']} tensors {release['weights']} to {at}"
-    good = (release["verdict"], release["weights"]) == ("FULL", "TIED")
-    out.print(styled("bold green" if good else "bold red", release["verdict"], tied))
+    tied = f"the release: {release['tensors']} tensors {release['weights']} to {at}"
+    out.print(_verdict(release, tied))
     for finding in release["other"]["findings"]:
         sentence = f"  a copy with one weight changed: {finding['where']}: {finding['sentence'].rpartition('; ')[2]}"
         out.print(styled("bold red", release["other"]["verdict"], sentence))

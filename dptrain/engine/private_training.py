@@ -286,12 +286,12 @@ class PrivateTraining:
         """
         refusals.refuse_shared_memory(self.model, {id(tensor.parameter) for _, tensor in self.router.tensors})
         slots = self.pool.slots
-        header = replace(self._header, unprobed=self.probe.unprobed)
+        self.weights.fix()
+        header = replace(self._header, unprobed=self.probe.unprobed, frozen_digest=self.weights.frozen_digest)
         attempt = self.recorder.open(header, slots, self.gate.now)
         if attempt is None:
             attempt = self.recorder.resume(self.start_step, self._pin, self._clock())
         self.pool = self.feeder.pool = self.pool.reordered(in_ledger_order(slots, self.recorder.admitted()))
-        self.weights.fix()
         self.streams = open_streams(
             self.recorder, self.pool, self.policy, attempt, self._test_key, self.noise_generator, bits=self.router.sums.bits
         )

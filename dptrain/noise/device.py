@@ -11,8 +11,9 @@ import torch
 
 from dptrain.noise import selftest
 from dptrain.noise.chacha import ChaChaStream
-from dptrain.noise.lattice import LATTICE_BITS, SUM_LIMIT, Claims, require_std
+from dptrain.noise.lattice import SUM_LIMIT, Claims, require_std
 from dptrain.noise.normals import TAIL, TAIL_LANE
+from ledger.leaves.numerics import LATTICE_BITS
 
 PER_BLOCK = 8
 """Coordinates made of one block: four pairs of 128 bits."""
@@ -22,9 +23,6 @@ BLOCKS = {"cpu": 1 << 15}
 
 MOST_BLOCKS = 1 << 19
 """The same on other devices: 2^22 coordinates, for which some 200 MiB are held for a moment."""
-
-NOTE = " Noise is drawn on the device of the sums, by ChaCha20 and float64 functions within 4 units in the last place."
-"""What the header of a ledger says of it, after the sentences on sums."""
 
 _LOW = (1 << 32) - 1
 

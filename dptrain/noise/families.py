@@ -4,7 +4,6 @@ The lattice Gaussian is the default and stands in :mod:`dptrain.noise.lattice`. 
 exact integer sums of level ``certified``, on the lattice ``s_l * 2^-b`` of those sums (docs/mechanism.md, Theorems 9 to 11).
 """
 
-import math
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +14,7 @@ from dptrain.noise.exact import CHUNK, ExactSampler, Law
 from dptrain.noise.laplace import RoundedLaplace
 from dptrain.noise.lattice import MOST_THREADS, Claims, require_std
 from dptrain.noise.normals import Blocks
-from dptrain.noise.skellam import SKELLAM_BITS, Skellam
+from dptrain.noise.skellam import Skellam
 from dptrain.threads import Threads
 
 LAWS: dict[str, type[DiscreteGaussian] | type[RoundedLaplace] | type[Skellam]] = {
@@ -27,10 +26,6 @@ LAWS: dict[str, type[DiscreteGaussian] | type[RoundedLaplace] | type[Skellam]] =
 
 POWER = {"laplace": 1}
 """The norm in which contributions are clipped and whitened, by family; 2 where there is no entry."""
-
-L1_BITS = 30
-"""b where the norm is the sum of magnitudes, before the floor of log2 of the multiplier: a bound of 2^30 steps over d
-coordinates."""
 
 
 class Noise(Protocol):
@@ -143,16 +138,3 @@ def integer_noise(family: str, stream: Blocks, bits: int, draws: int = 1) -> Int
     if draws != 1:
         raise ValueError(f"noise of family {family} is drawn once per step, got {draws} draws, whose sum has another law")
     return IntegerNoise(stream, LAWS[family](bits), bits)
-
-
-def family_bits(family: str, gaussian_bits: int, multiplier: float) -> int:
-    """b of the lattice of a family.
-
-    Args:
-        gaussian_bits: of the Gaussian, whose reasons are the discrete Gaussian's too. multiplier: the least of any class.
-    """
-    if family == "skellam":
-        return SKELLAM_BITS
-    if POWER.get(family, 2) == 1:
-        return max(1, min(32, L1_BITS + math.floor(math.log2(multiplier))))
-    return gaussian_bits

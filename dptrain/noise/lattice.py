@@ -14,9 +14,7 @@ import torch
 from dptrain.noise.keystream import KeyStream
 from dptrain.noise.normals import TAIL_LANE, BoxMuller
 from dptrain.threads import Threads
-
-LATTICE_BITS = 32
-"""gamma = s * 2^-LATTICE_BITS. Every integer below 2^52 is exact in float64, which bounds |sum| by 2^20 * s."""
+from ledger.leaves.numerics import LATTICE_BITS
 
 CHUNK = 1 << 16
 """Coordinates per turn of a thread: the working set, some float64 arrays of half this size, stays in the caches of a core, and

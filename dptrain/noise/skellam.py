@@ -14,9 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-SKELLAM_BITS = 16
-"""b of the lattice s * 2^-b on which Skellam noise is drawn. All of its magnitudes have a place in a table, so it is coarser
-than that of the other families; truncation costs about sqrt(d / 3) of 2^16 / z steps of a clipped gradient."""
+from ledger.accountants.families import SKELLAM_BITS
 
 _PRECISION = 192
 

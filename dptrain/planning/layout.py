@@ -5,14 +5,14 @@ bound to name patterns or to an adapter gets blocks of those names; whether they
 tell.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from attest import allocation, schedule
+from attest.blocks import layers_of, permits_embeddings, permits_head
 from attest.policy import ClassRule, DepthRule, Policy
+from attest.stack import numbers
 from dptrain.errors import ConfigError
-from dptrain.ranges import numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def touched_blocks(rule: ClassRule, layers: int) -> tuple[str, ...]:
         ConfigError: Code LAYERS if the class names a layer that the stack does not have.
     """
     depth = rule.depth
-    indices, embeddings, head = _covered(depth, layers)
+    indices = sorted(layers_of(depth, layers))
     if indices and max(indices) >= layers:
         raise ConfigError(
             "LAYERS", f"class {rule.name} names layer {max(indices)}, the stack has {layers}; give the model's --layers"
@@ -78,8 +78,8 @@ def touched_blocks(rule: ClassRule, layers: int) -> tuple[str, ...]:
         return tuple(f"set {pattern}" for pattern in depth.patterns)
     if depth.adapter is not None:
         return (f"adapter {depth.adapter}",)
-    below = ("embeddings",) if (embeddings if depth.embeddings is None else depth.embeddings) else ()
-    above = ("head",) if (head if depth.head is None else depth.head) else ()
+    below = ("embeddings",) if permits_embeddings(depth) else ()
+    above = ("head",) if permits_head(depth) else ()
     return (*below, *(f"layer.{index}" for index in indices), *above)
 
 
@@ -120,14 +120,6 @@ def _divided(policy: Policy, touched: dict[str, tuple[str, ...]]) -> dict[str, t
                 for name in names:
                     found[name] = (*found[name], block)
     return found
-
-
-def _covered(depth: DepthRule, layers: int) -> tuple[tuple[int, ...], bool, bool]:
-    """Layers of a rule, and whether embeddings and head come with them by themselves."""
-    if depth.band is not None:
-        low, high = depth.band
-        return tuple(range(math.floor(low * layers), math.ceil(high * layers))), low == 0, high == 1
-    return depth.layers or (), False, False
 
 
 def sure_stds(policy: Policy, rule: ClassRule, blocks: Sequence[BlockPlan]) -> list[float]:

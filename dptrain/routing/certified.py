@@ -18,15 +18,13 @@ from attest.allocation import effective_std
 from dptrain.depth import Tensor
 from dptrain.errors import UnsupportedPolicy
 from dptrain.gradients.forms import Dense, norm_sq
-from dptrain.noise.families import POWER, family_bits
-from dptrain.noise.lattice import LATTICE_BITS, MOST_THREADS
+from dptrain.noise.families import POWER
+from dptrain.noise.lattice import MOST_THREADS
 from dptrain.resolver import Schedule
 from dptrain.routing.single import Rows, Single, gradient_of
-from dptrain.routing.sums import Bounds, Pieces, full_precision
+from dptrain.routing.sums import Bounds, Pieces, full_precision, precision_name
 from dptrain.threads import Threads
-
-MARGIN = {torch.float32: 2.0**-20, torch.float64: 2.0**-40}
-"""Relative shrink of the clip bounds, so that the rounding of norms nearly never fails a certificate. No bound rests on it."""
+from ledger.leaves.numerics import CERTIFIED, MARGINS, lattice_bits
 
 EXACT = 1 << 53
 """Below this a float64 that was formed by adding and multiplying non-negative integers is exact."""
@@ -43,36 +41,10 @@ MOST_CONTRIBUTIONS = EXACT // (2 * WIDEST)
 TRIES = 4
 """How often a contribution that fails its certificate is shrunk before it counts as zero."""
 
-NOTE = (
-    "certified: every contribution is truncated to integers on the lattice s*2^-{bits}, and its signed bounds are checked on "
-    "them in exact arithmetic before they are added; integer sums are exact, and {noise} is added. "
-    "clip_margin aims below the bounds so that checks pass; no bound rests on it. Remaining assumption: the integers of a "
-    "contribution depend on no other's content."
-)
-
-NOISES = {
-    "gaussian": "integer Gaussian noise on s*2^-32",
-    "laplace": "Laplace noise of scale s, rounded to s*2^-{bits} and drawn exactly,",
-    "discrete_gaussian": "discrete Gaussian noise on s*2^-{bits}, sigma = s, drawn exactly,",
-    "skellam": "Skellam noise on s*2^-{bits}, of standard deviation s, drawn exactly,",
-}
-"""What is added to the sums, by family of noise, for the header."""
-
 _CHUNK = {"cpu": 1 << 16}
 """Coordinates widened to float64 at a time; on the CPU they stay in the cache of one core."""
 
 _CHUNK_ELSEWHERE = 1 << 24
-
-
-def lattice_bits(coordinates: int, multiplier: float) -> int:
-    """b of the lattice ``s * 2^-b``: truncation then costs 2^-22 to 2^-26 of the clip bound per coordinate.
-
-    Args:
-        coordinates: number of scheduled coordinates, d; truncation loses about sqrt(d / 3) steps of a gradient's norm.
-        multiplier: the least noise multiplier of any class; the clip bound is about ``2^b / multiplier`` steps.
-    """
-    base = 22 if coordinates <= 1 << 22 else 24 if coordinates <= 1 << 28 else 26
-    return max(1, min(LATTICE_BITS, base + math.floor(math.log2(multiplier))))
 
 
 @dataclass(frozen=True)
@@ -144,11 +116,10 @@ class CertifiedSums:
         least_multiplier: float = 1.0,
         noise_family: str = "gaussian",
     ) -> None:
-        self.float_margin = MARGIN[precision]
+        self.float_margin = MARGINS[CERTIFIED][precision_name(precision)]
         self._power = POWER.get(noise_family, 2)
         self._widest = WIDEST if self._power == 2 else WIDEST_L1
-        self.bits = family_bits(noise_family, lattice_bits(schedule.coordinates, least_multiplier), least_multiplier)
-        self.note = NOTE.format(bits=self.bits, noise=NOISES[noise_family].format(bits=self.bits))
+        self.bits = lattice_bits(CERTIFIED, noise_family, schedule.coordinates, least_multiplier)
         self._precision = precision
         self._tensors = tensors
         self._stds = [block.std for block in schedule.blocks]

@@ -12,6 +12,7 @@ from dptrain.errors import UnsupportedPolicy
 from dptrain.resolver import Schedule
 from dptrain.routing.certified import CertifiedSums
 from dptrain.routing.sums import Bounds, FastSums, Pieces
+from ledger.leaves.numerics import least_multiplier
 
 
 class Sums(Protocol):
@@ -19,9 +20,6 @@ class Sums(Protocol):
 
     float_margin: float
     """Relative shrink of every clip bound that pays for rounding, as the header records it."""
-
-    note: str
-    """What the level guarantees and what it assumes, for the header."""
 
     bits: int
     """b of the lattice ``s * 2^-b`` on which what :meth:`take` yields is rounded, or integers already."""
@@ -37,11 +35,6 @@ class Sums(Protocol):
 
     def take(self) -> Iterator[torch.Tensor]:
         """The sums of the logical step in float64, in the order of the schedule; each is handed over and forgotten."""
-
-
-def least_multiplier(policy: Policy) -> float:
-    """The least noise multiplier that any private contribution can be accounted at; the floor that its class signs."""
-    return min(rule.noise_multiplier for rule in policy.classes if not rule.public)
 
 
 def level_of(policy: Policy) -> dict[str, Any]:

@@ -11,21 +11,9 @@ import torch
 
 from dptrain.depth import Tensor
 from dptrain.gradients.forms import Piece, add_weighted, merge, norm_sq, zero_rows
-from dptrain.noise.lattice import LATTICE_BITS, rounding_margin
+from dptrain.noise.lattice import rounding_margin
 from dptrain.resolver import Schedule
-
-FLOAT_MARGIN = {torch.float32: 2.0**-9, torch.float64: 2.0**-40}
-"""Relative shrink of every clip bound that pays for the rounding of norms, coefficients and sums in this precision.
-
-A product over the K = N * T positions of a microbatch is off by about sqrt(K) u times the size of its partial sums, at most N
-clipped contributions: N sqrt(N T) u stays below 2^-9 up to N = 64 contributions of T = 512 positions.
-"""
-
-NOTE = (
-    "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, integer Gaussian noise added in float64; clip bounds shrunk "
-    "by clip_margin for rounding. Remaining assumption: the rounding of float32 products within a microbatch "
-    "stays within that margin; sums over microbatches are float64."
-)
+from ledger.leaves.numerics import FAST, LATTICE_BITS, MARGINS
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 """A smaller coefficient counts as zero: as a float32 weight it would be rounded by more than the margin."""
@@ -44,6 +32,11 @@ class Bounds:
     clip_N: torch.Tensor
     sigma_N: torch.Tensor
     permitted_NG: torch.Tensor
+
+
+def precision_name(precision: torch.dtype) -> str:
+    """Returns the name of a type of parameters in `ledger.leaves.numerics`: ``float32`` or ``float64``."""
+    return str(precision).removeprefix("torch.")
 
 
 def bounds_of(rows: Sequence[tuple[float, float, tuple[int, ...]]], blocks: int) -> Bounds:
@@ -70,11 +63,10 @@ class FastSums:
         tensors: (block, tensor) of every index. precision: the lowest type among their parameters.
     """
 
-    note = NOTE
     bits = LATTICE_BITS
 
     def __init__(self, schedule: Schedule, tensors: Sequence[tuple[int, Tensor]], precision: torch.dtype) -> None:
-        self.float_margin = FLOAT_MARGIN[precision]
+        self.float_margin = MARGINS[FAST][precision_name(precision)]
         self._schedule = schedule
         self._tensors = tensors
         # A block without noise is one that no private contribution touches: there its whitened norm is zero.

@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import nn
 
+from dptrain.cli.ledger_show import print_verdict
 from dptrain.cli.output import console, promised, spent, styled, table
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.runconfig import RunConfig
 from dptrain.tasks.classification import evaluate
 from dptrain.tasks.without_privacy import STAMP, WithoutPrivacy
-from ledger.audit import verify_export
+from ledger.audit import Verdict, verify_export
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Outcome:
         classes: what :meth:`PrivateTraining.summary` says per class; empty for a comparison run.
         refused: contributions that the gate refused, per reason.
         model: directory of the model. export: directory of the public record, None for a comparison run.
-        verdict: the audit of that record. findings: what the audit found, one sentence each.
+        verdict: the audit of that record. qualifiers: what weakens it, as words of ``ledger.audit.words``.
+        findings: what the audit found, one sentence each.
     """
 
     private: bool
@@ -33,13 +35,14 @@ class Outcome:
     refused: dict[str, int]
     model: str
     export: str | None = None
-    verdict: str | None = None
+    verdict: Verdict | None = None
+    qualifiers: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
         """False if the record of a private run does not verify."""
-        return not self.private or self.verdict == "FULL"
+        return not self.private or self.verdict not in (None, "FAILED")
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as one JSON object."""
@@ -62,9 +65,8 @@ class Outcome:
         if self.accuracy is not None:
             out.print(f"accuracy on public validation examples: {self.accuracy:.2%}")
         out.print(f"model: {self.model}")
-        if self.export is not None:
-            colour = "green" if self.good else "red"
-            out.print(styled(f"bold {colour}", str(self.verdict), f"  record of the run: {self.export}"))
+        if self.export is not None and self.verdict is not None:
+            print_verdict(self.verdict, self.qualifiers, f"record of the run: {self.export}")
         for sentence in self.findings:
             out.print(styled("red", sentence))
 
@@ -94,4 +96,5 @@ def conclude(
     export = run.export(config.run.output / "export")
     audited = verify_export(export, [run.recorder.ledger.header.log_vkey], owner_key=run.recorder.owner_public)
     findings = tuple(f"{item.code} {item.where}: {item.sentence}" for item in audited.findings)
-    return Outcome(True, accuracy, tuple(run.summary()), refused, str(folder), str(export), audited.verdict, findings)
+    words = (audited.verdict, audited.qualifiers)
+    return Outcome(True, accuracy, tuple(run.summary()), refused, str(folder), str(export), *words, findings)

@@ -23,7 +23,7 @@ from ledger.accountants.core import (
 from ledger.accountants.mixtures import epsilon_examples, epsilon_group, epsilon_of_principal
 from ledger.accountants.phases import MAX_MULTIPLIER, MAX_STEPS, MIN_DELTA, Phase, check_delta, check_epsilon, merged
 from ledger.accountants.solvers import MICRO, calibrate, calibrate_phases, largest_rate, largest_steps
-from ledger.accountants.versions import leeway
+from ledger.accountants.versions import check_recorder, leeway
 from ledger.errors import AccountantError
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "calibrate_phases",
     "caveat",
     "check_epsilon",
+    "check_recorder",
     "describe",
     "epsilon",
     "epsilon_capped",
@@ -88,8 +89,8 @@ def describe(accountant: str = "pld", family: str = "gaussian") -> tuple[str, st
     if accountant == "prv":
         return "prv", *prv.describe()
     if accountant == "pld":
-        return "pld", "dptrain", pld.KERNEL, f"interval={pld.INTERVAL} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
-    return accountant, "dptrain", renyi.KERNEL, f"{renyi.PARAMETERS[accountant]} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
+        return "pld", "dptrain", pld.KERNEL, pld.PARAMETERS
+    return accountant, "dptrain", renyi.KERNEL, renyi.described(accountant)
 
 
 def caveat(phases: Sequence[Phase], delta: float, accountant: str = "pld") -> str | None:

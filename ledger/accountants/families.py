@@ -15,8 +15,13 @@ from typing import Final, Protocol
 from ledger.errors import AccountantError
 
 GAUSSIAN: Final = "gaussian"
-SKELLAM_VARIANCE: Final = 1 << 32
-"""In squared lattice steps: Skellam noise is drawn on s * 2^-16 (docs/mechanism.md, Theorem 11)."""
+SKELLAM_BITS: Final = 16
+"""b of the lattice s * 2^-b on which Skellam noise is drawn (docs/mechanism.md, Theorem 11). All of its magnitudes have a place
+in a table, so it is coarser than that of the other families; truncation costs about sqrt(d / 3) of 2^16 / z steps of a clipped
+gradient."""
+
+SKELLAM_VARIANCE: Final = 1 << 2 * SKELLAM_BITS
+"""In squared lattice steps."""
 
 LAPLACE_INTERVAL: Final = 1e-4
 """Grid of privacy losses of Laplace noise down to a multiplier of 0.1; coarser as 1/z below, as losses reach 1/z."""

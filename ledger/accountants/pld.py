@@ -42,6 +42,9 @@ MOST_MU: Final = 128.0
 KERNEL: Final = "pld-2"
 """Changes with every change of these numbers; the first composed with dp-accounting."""
 
+PARAMETERS: Final = f"interval={INTERVAL} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
+"""What the ledger's header says of it."""
+
 QUIET: Final = 4.0
 """Intervals of the grid: where q/z, the width of a step's losses, is at least so many, what it adds is below 1 % of mu^2."""
 

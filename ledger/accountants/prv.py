@@ -15,6 +15,12 @@ from ledger.accountants.phases import Phase
 WIDTH: Final = 0.02
 """A recorded value of `prv` lies at most so much above `pld`'s."""
 
+ALONE: Final = f"pld+{WIDTH} rounding=up-1e-6"
+"""What a header says where nothing was plugged in."""
+
+SOURCES: Final = {"opacus": "eps_error=0.01 delta_error=delta*0.001 points<=4194304"}
+"""Libraries that may be plugged in, with their parameters: a header that names another one, or others, is refused."""
+
 Source = Callable[[Sequence[Phase], float], float | None]
 """Takes phases in normal form and delta; None where it has no value."""
 
@@ -48,6 +54,11 @@ def describe() -> tuple[str, str, str]:
     """Returns (library, version, parameters) for the ledger's header."""
     about = _plugged[0][1]() if _plugged else None
     if about is None:
-        return "dptrain", pld.KERNEL, f"pld+{WIDTH} rounding=up-1e-6"
+        return "dptrain", pld.KERNEL, ALONE
     library, version, parameters = about
-    return library, f"{version}+{pld.KERNEL}", f"{parameters} bracket={pld.KERNEL}+0..{WIDTH} else=+{WIDTH} rounding=up-1e-6"
+    return library, f"{version}+{pld.KERNEL}", within_bracket(parameters)
+
+
+def within_bracket(parameters: str) -> str:
+    """Returns what a header says of a source with these parameters."""
+    return f"{parameters} bracket={pld.KERNEL}+0..{WIDTH} else=+{WIDTH} rounding=up-1e-6"

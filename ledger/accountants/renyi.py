@@ -28,11 +28,16 @@ PARAMETERS: Final = {
     "rdp": "orders=1.1..10.9/0.1,12..63,128,256,512 conversion=Asoodeh2021,Balle2020",
     "moments": "lambda=1..32 conversion=Abadi2016,chi2",
 }
-"""What the ledger's header says of the two accountants."""
+"""What the ledger's header says of the two accountants, before the words of `described`."""
 
 _LOG_2: Final = math.log(2.0)
 _SPAN: Final = 12.0
 _BLOCK: Final = 1 << 16
+
+
+def described(accountant: str) -> str:
+    """Returns the parameters of an accountant of these, for the ledger's header."""
+    return f"{PARAMETERS[accountant]} relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"
 
 
 def epsilon(phases: Sequence[Phase], delta: float) -> float:

@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Final
 
 from ledger.accountants import MICRO
 from ledger.audit.files import Leaves
 from ledger.audit.findings import AuditReport, Finding
 from ledger.audit.histories import Fault, Given, judge_citations, longest, read_export
+from ledger.audit.remarks import Remarks
 from ledger.audit.replaying import begin, follow
 from ledger.audit.verify import MAX_FINDINGS, verify_export
+from ledger.audit.words import Verdict, weakest
 from ledger.errors import ExportChanged, LeafRefused, LedgerBehind, LedgerForked, ProofError
 from ledger.leaves import Header, Previous, Withdraw
 from ledger.leaves.previous import COMPROMISED, SPENT
@@ -21,6 +24,13 @@ from ledger.rules.spent import Accounts, Earlier, SpentRegistry, left_out
 
 CARRIED_TOLERANCE_MICRO = 2
 """What a run says was spent before is the recomputed value less at most this, in 1e-6: machines differ in last bits."""
+
+
+ANSWERED: Final = frozenset({"EARLIER_TOLD", "LIMITS_ALONE"})
+"""Qualifiers of a run that no longer hold once the exports of all runs that it cites were verified beside it."""
+
+INHERITED: Final = frozenset({"CLOCK_SET", "NO_QUORUM", "NO_AUDITORS", "PRUNED"})
+"""Qualifiers of a cited run that hold of what was spent in it, and so of the run that counts it."""
 
 
 def earlier_run(
@@ -78,6 +88,9 @@ def verify_with_earlier(
     *,
     owner_key: bytes | None = None,
     require_quorum: bool = False,
+    minimum_size: int | None = None,
+    withdrawals: Path | None = None,
+    registry: Path | None = None,
 ) -> AuditReport:
     """Audits an export as `verify_export` does, and what it says of earlier runs against their exports.
 
@@ -91,7 +104,8 @@ def verify_with_earlier(
         exceeds a limit of epsilon over all runs, its own or one of any policy for its class; nor could anybody with a cited
         run as that was planned, and the runs that it counted.
 
-        SUMMARISED means the same where leaves of one of them were pruned; the notes name the ranges.
+        The verdict is the weakest of the run and of those that it cites (`ledger.audit.words.VERDICTS`). It has the
+        qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites.
 
     Args:
         path: the directory of the export.
@@ -100,12 +114,24 @@ def verify_with_earlier(
         owner_key: raw public key of the corpus owner, for all of them.
         require_quorum: as for `verify_export`, for the run and every earlier one: an operator who shows different people
             different histories of an earlier run could show here the one in which less was spent.
+        minimum_size: as for `verify_export`, of the run alone.
+        withdrawals: likewise.
+        registry: likewise.
     """
-    report = verify_export(path, keys, owner_key=owner_key, require_quorum=require_quorum)
+    report = verify_export(
+        path,
+        keys,
+        owner_key=owner_key,
+        require_quorum=require_quorum,
+        minimum_size=minimum_size,
+        withdrawals=withdrawals,
+        registry=registry,
+    )
     if report.verdict == "FAILED":
         return report
     findings: list[Finding] = []
-    notes: list[str] = []
+    remarks = Remarks()
+    verdicts: list[Verdict] = [report.verdict]
 
     def fault(code: str, where: str, sentence: str) -> None:
         findings.append(Finding(code, where, sentence))
@@ -124,28 +150,27 @@ def verify_with_earlier(
                 item.require(found.size, found.root_hex)
             return found
 
-        runs, pruned = _cited_runs(run.header, given, audited, fault)
-        notes += pruned
+        runs = _cited_runs(run.header, given, audited, fault, remarks, verdicts)
         for origin, missing in left_out(runs):
             sentence = f"{origin} counted {missing.origin}, which this run does not cite: what was spent there counts nowhere"
             fault("EARLIER_UNCITED", "seq 0", sentence)
         for item in given:
             if item.digest not in {before.header_digest for before in run.header.previous}:
-                notes += _judge_uncited(run, own.digest, item, audited(item), fault)
+                remarks.note(*_judge_uncited(run, own.digest, item, audited(item), fault))
         if not findings:
             _judge_streams([*(item.run for item in runs), run], fault)
-            notes += [_counted(item) for item in runs]
-            notes += _apart(runs)
+            remarks.note(*map(_counted, runs))
+            _remark_apart(runs, remarks)
             _judge_plans(runs, fault)
-            notes += _judge_spent(run, SpentRegistry(runs), fault)
+            remarks.note(*_judge_spent(run, SpentRegistry(runs), fault))
     except (LeafRefused, ExportChanged, ProofError) as error:
         fault(error.code, str(path), error.sentence)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         fault("INTERNAL", str(path), f"the audit of earlier runs broke off: {type(error).__name__}: {error}")
     if findings:
         return replace(report, verdict="FAILED", findings=tuple(findings[:MAX_FINDINGS]))
-    verdict = "SUMMARISED" if pruned else report.verdict
-    return replace(report, verdict=verdict, notes=(*report.notes, *notes))
+    words = sorted({*report.qualifiers, *remarks.qualifiers} - ANSWERED)
+    return replace(report, verdict=weakest(verdicts), qualifiers=tuple(words), notes=(*report.notes, *remarks.notes))
 
 
 def _counted(earlier: Earlier) -> str:
@@ -156,22 +181,27 @@ def _counted(earlier: Earlier) -> str:
     return told
 
 
-def _apart(runs: Sequence[Earlier]) -> Iterator[str]:
+def _remark_apart(runs: Sequence[Earlier], remarks: Remarks) -> None:
     """Tells of cited runs that share contributions though neither counts the other, as if both had been first."""
     for one, other in combinations(runs, 2):
         counted = {before.header_digest for run in (one.run, other.run) for before in run.header.previous}
         shared = sum(name in other.run.contributions for name in one.run.contributions)
         if shared and counted.isdisjoint((one.cited.header_digest, other.cited.header_digest)):
             told = f"{one.cited.origin} and {other.cited.origin} share {shared} contributions and neither counts the other"
-            yield f"{told}: what is said of limits over runs holds if neither was chosen by looking at the other's model"
+            sentence = f"{told}: what is said of limits over runs holds if neither was chosen by looking at the other's model"
+            remarks.qualify("EARLIER_APART", sentence)
 
 
 def _cited_runs(
-    header: Header, given: Sequence[Given], audited: Callable[[Given], AuditReport], fault: Fault
-) -> tuple[list[Earlier], list[str]]:
-    """The cited runs, each verified and replayed to the size at which it is cited, and what of them is summarised."""
+    header: Header,
+    given: Sequence[Given],
+    audited: Callable[[Given], AuditReport],
+    fault: Fault,
+    remarks: Remarks,
+    verdicts: list[Verdict],
+) -> list[Earlier]:
+    """The cited runs, each verified and replayed to the size at which it is cited; takes over what weakens what they spent."""
     runs: list[Earlier] = []
-    notes: list[str] = []
     for cited in header.previous:
         match = next((item for item in given if item.digest == cited.header_digest), None)
         if match is None:
@@ -187,8 +217,11 @@ def _cited_runs(
             run = _replay(match.leaves, cited.size, withdrawn)
             runs.append(Earlier(cited, run, tuple(withdrawn)))
             _judge_cited(runs[-1], header, path, fault)
-            notes += [f"{cited.origin}: {note}" for row, note in _summarised(report) if row]
-    return runs, notes
+            verdicts.append(report.verdict)
+            remarks.note(*(f"{cited.origin}: {note}" for gone, note in _summarised(report) if gone))
+            for word in INHERITED.intersection(report.qualifiers):
+                remarks.qualify(word, f"{word} holds of {cited.origin} too, and so of what was spent there")
+    return runs
 
 
 def _summarised(report: AuditReport) -> Iterator[tuple[int, str]]:

@@ -1,13 +1,12 @@
 """What an audit reports."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
+from ledger.audit.words import Verdict
 from ledger.leaves import HeaderBlock
 from ledger.views.released import ReleaseRow
 from ledger.views.summary import ClassSummary
-
-Verdict = Literal["FULL", "SUMMARISED", "FAILED"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +136,21 @@ class WithdrawalRow:
 
 
 @dataclass(frozen=True, slots=True)
+class WithdrawalEvidence:
+    """What became of the evidence that WITHDRAW leaves name, where signed withdrawals were given.
+
+    Attributes:
+        signed: leaves whose evidence is a signed withdrawal.
+        shown: how many of them were held against the withdrawal that they name, and hold.
+        missing: positions of the others, at most `ledger.audit.signed_withdrawals.MAX_MISSING` of them.
+    """
+
+    signed: int
+    shown: int
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SummaryRow:
     """One SUMMARY leaf.
 
@@ -162,10 +176,10 @@ class AuditReport:
     """The result of an audit.
 
     Attributes:
-        verdict: FULL when everything was re-derived and nothing is wrong; SUMMARISED when this is so of a pruned ledger, with
-            the word of auditors for what is gone (`ledger.audit.verify_export`); FAILED otherwise.
+        verdict: FULL, SUMMARISED, TOLD or FAILED (`ledger.audit.words.VERDICTS`, `ledger.audit.verify_export`).
+        qualifiers: what weakens it, as words of `ledger.audit.words.QUALIFIERS`, sorted.
         findings: what is wrong; empty unless FAILED.
-        notes: what a reader should know though nothing is wrong.
+        notes: what a reader should know though nothing is wrong, the particulars of the qualifiers among it.
         origin: the ledger's origin, as signed; None when the checkpoint itself was refused, and so are the rest.
         size: number of leaves, as signed.
         root_hex: root of the tree, as signed.
@@ -178,7 +192,8 @@ class AuditReport:
         attempts: number of attempts.
         classes: per class, recomputed from the leaves.
         epochs: the recorded epochs.
-        blocks: the noise schedule.
+        blocks: the noise schedule, derived from the signed policy and the stack that the header names.
+        stack_parameters: parameters of that stack, whose names, order and coordinates are the operator's word.
         isolation: how statement A stands, in words: the trainer's word.
         randomness: whose the random numbers of a forward are, likewise (`ledger.leaves.header.RANDOMNESS`).
         unprobed: names of the trained tensors in whose gradient the start-up probes saw nothing, likewise.
@@ -198,6 +213,7 @@ class AuditReport:
         quorum_met: whether as many have cosigned, None without auditors.
         withdrawal_counts: withdrawals by class and reason, all of them.
         withdrawals: the last ones, at most `ledger.audit.withdrawals.MAX_LISTED`.
+        withdrawal_evidence: what became of their evidence, None where no signed withdrawals were given.
         summaries: the SUMMARY leaves.
         release_count: number of RELEASE leaves.
         releases: the last of them, at most `ledger.views.released.MAX_LISTED`, with what they cost each class.
@@ -205,6 +221,7 @@ class AuditReport:
 
     verdict: Verdict
     findings: tuple[Finding, ...]
+    qualifiers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     origin: str | None = None
     size: int | None = None
@@ -219,6 +236,7 @@ class AuditReport:
     classes: tuple[ClassSummary, ...] = ()
     epochs: tuple[EpochRow, ...] = ()
     blocks: tuple[HeaderBlock, ...] = ()
+    stack_parameters: int = 0
     isolation: str | None = None
     randomness: str | None = None
     unprobed: tuple[str, ...] = ()
@@ -237,6 +255,7 @@ class AuditReport:
     quorum_met: bool | None = None
     withdrawal_counts: tuple[WithdrawalCount, ...] = ()
     withdrawals: tuple[WithdrawalRow, ...] = ()
+    withdrawal_evidence: WithdrawalEvidence | None = None
     summaries: tuple[SummaryRow, ...] = ()
     release_count: int = 0
     releases: tuple[ReleaseRow, ...] = ()

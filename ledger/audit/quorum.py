@@ -7,6 +7,7 @@ from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_SUMMARY_V1, Verifie
 from ledger import layout
 from ledger.audit.carried import Carried
 from ledger.audit.findings import Signer
+from ledger.audit.remarks import Remarks
 from ledger.leaves import Header
 from ledger.note import Note
 from ledger.rules.rotation import KeyChain
@@ -24,7 +25,7 @@ def judge_signers(
     chain: KeyChain,
     required: bool,
     fault: Callable[[str, str, str], None],
-    notes: list[str],
+    remarks: Remarks,
 ) -> dict[str, Any]:
     """Says who signed the checkpoint under audit, and whether the auditors among them are the quorum that the policy asks for.
 
@@ -34,7 +35,7 @@ def judge_signers(
         chain: the keys of the ledger.
         required: whether a quorum that was not reached is a fault.
         fault: takes (code, where, sentence) of everything wrong.
-        notes: takes what a reader should know.
+        remarks: takes what a reader should know.
 
     Returns:
         The fields ``signers``, ``auditors``, ``quorum`` and ``quorum_met`` of an audit report.
@@ -44,13 +45,18 @@ def judge_signers(
     met = policy.satisfied(found) if named else None
     if named:
         cosigned = [key.name for key in named if key in found]
-        notes.append(
+        told = (
             f"cosigned by {len(cosigned)} of the {len(named)} auditors whom the policy names"
             f"{': ' if cosigned else ''}{', '.join(cosigned)}; it asks for {header.policy.auditor_quorum}"
-            f"{', and has them' if met else ', so that readers who ask for the quorum refuse this checkpoint'}"
         )
+        if met:
+            remarks.note(f"{told}, and has them")
+        else:
+            remarks.qualify("NO_QUORUM", f"{told}, so that readers who ask for the quorum refuse this checkpoint")
     elif any(key.kind == SIGNATURE_COSIGNATURE_V1 for key in found):
-        notes.append("the policy names no auditors; the cosignatures are by keys that were pinned")
+        remarks.note("the policy names no auditors; the cosignatures are by keys that were pinned")
+    else:
+        remarks.qualify("NO_AUDITORS")
     if required and not met:
         wanted = header.policy.auditor_quorum
         fault("QUORUM", layout.CHECKPOINT, f"{wanted} auditors must have cosigned" if named else "the policy names no auditors")

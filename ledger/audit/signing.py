@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from attest.vkeys import SIGNATURE_ED25519
 from ledger import layout
+from ledger.audit.remarks import Remarks
 from ledger.errors import NoteError
 from ledger.note import Note, parse_verifier_key
 from ledger.rules.rotation import KeyChain
@@ -15,7 +16,7 @@ def judge_keys(
     chain: KeyChain,
     pinned: Sequence[str],
     fault: Callable[[str, str, str], None],
-    notes: list[str],
+    remarks: Remarks,
 ) -> Note | None:
     """Follows the changes of the ledger's key from the pinned ones, and verifies the checkpoint under the key that signs now.
 
@@ -30,7 +31,7 @@ def judge_keys(
         chain: the keys of the ledger, from its leaves.
         pinned: the verifier keys that the auditor trusts.
         fault: takes (code, where, sentence) of everything wrong.
-        notes: takes what a reader should know.
+        remarks: takes what a reader should know.
     """
     log_keys = [vkey for vkey in dict.fromkeys(pinned) if _is_log_key(vkey, origin)]
     strangers = [vkey for vkey in log_keys if vkey not in chain.vkeys]
@@ -41,7 +42,7 @@ def judge_keys(
         sentence = f"the pinned key {vkey} never signs this ledger: it was cut back to before its key was changed, or forked"
         fault("LOG_KEY", layout.CHECKPOINT, sentence)
     for seq, vkey in chain.changes:
-        notes.append(f"the ledger's key was changed at leaf {seq}, which both keys signed; since then {vkey} signs")
+        remarks.note(f"the ledger's key was changed at leaf {seq}, which both keys signed; since then {vkey} signs")
     try:
         note, _ = chain.open_note(data or b"")
     except NoteError as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from ledger import layout
 from ledger.audit.carried import Carried
 from ledger.audit.findings import SummaryRow
+from ledger.audit.remarks import Remarks
 from ledger.errors import NoteError
 from ledger.retention.horizons import hashes_end
 from ledger.retention.nodes import KeptNodes
@@ -16,7 +17,7 @@ Report = Callable[[str, str, str], None]
 
 
 def judge_summaries(
-    run: RetainedReplay, nodes: KeptNodes | None, carried: Sequence[Carried], fault: Report, notes: list[str]
+    run: RetainedReplay, nodes: KeptNodes | None, carried: Sequence[Carried], fault: Report, remarks: Remarks
 ) -> tuple[SummaryRow, ...]:
     """Returns a row per SUMMARY leaf, and reports what is pruned though no quorum of auditors vouches for it.
 
@@ -25,7 +26,7 @@ def judge_summaries(
         nodes: what stands for leaf hashes that are gone, None where all are there.
         carried: the checkpoints of the export; what auditors say below any of them counts together.
         fault: takes (code, where, sentence) of everything wrong.
-        notes: takes what a reader should know.
+        remarks: takes what a reader should know.
     """
     summaries = run.tally.summaries
     try:
@@ -47,13 +48,14 @@ def judge_summaries(
         hashes = 0 if nodes is None else nodes.count_gone(leaf.first, leaf.end)
         rows.append(SummaryRow(leaf.seq, leaf.first, leaf.end, names[leaf.seq], gone, hashes))
         if gone:
-            notes.append(
+            remarks.qualify(
+                "PRUNED",
                 f"leaves {leaf.first} to {leaf.end - 1} are summarised by leaf {leaf.seq}: the bodies of {gone} are gone, and "
                 f"what they said is vouched for by {', '.join(names[leaf.seq]) or 'nobody'}; all figures were recomputed from "
-                "what stays"
+                "what stays",
             )
         if hashes:
-            notes.append(
+            remarks.note(
                 f"the hashes of {hashes} of these are gone too, but for the roots of their subtrees: that such a leaf was "
                 "there can be shown only by a proof file made before; every other proof is as good as ever"
             )

@@ -1,25 +1,27 @@
 """Verifying an export: names, hashes, signatures, and then the meaning of every leaf."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from attest.micro import from_micro
-from attest.policy.sampling import POISSON
 from ledger import layout
-from ledger.accountants import MICRO, Phase, caveat, describe
+from ledger.accountants import MICRO, describe
+from ledger.audit.bounds import bounds_are_signed
 from ledger.audit.carried import Carried, carried_notes, ignored_lines, known_keys, tell_ignored
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import AuditReport, EpochRow, Finding, Verdict
+from ledger.audit.findings import AuditReport, EpochRow, Finding
 from ledger.audit.kinds import Kinds
 from ledger.audit.quorum import judge_signers, pinned_signers
+from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
 from ledger.audit.replaying import begin, follow
+from ledger.audit.signed_withdrawals import SignedWithdrawals
 from ledger.audit.signing import judge_keys
 from ledger.audit.summaries import judge_summaries
 from ledger.audit.withdrawals import Withdrawals
+from ledger.audit.words import Verdict, weakest
 from ledger.errors import ExportChanged, LeafRefused, NoteError, ProofError
 from ledger.leaves import Header, decode_leaf
-from ledger.leaves.header import UNADDRESSED
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
 from ledger.replay import Replay
 from ledger.retention.retained import RetainedReplay
@@ -31,8 +33,27 @@ MAX_FINDINGS: Final = 200
 """An audit stops naming faults after this many; one is enough to fail."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What an auditor brings and asks for; fields as the arguments of `verify_export`."""
+
+    keys: list[str]
+    owner_key: bytes | None
+    require_quorum: bool
+    minimum_size: int | None
+    withdrawals: Path | None
+    registry: Path | None
+
+
 def verify_export(
-    path: str | Path, keys: Sequence[str], *, owner_key: bytes | None = None, require_quorum: bool = False
+    path: str | Path,
+    keys: Sequence[str],
+    *,
+    owner_key: bytes | None = None,
+    require_quorum: bool = False,
+    minimum_size: int | None = None,
+    withdrawals: Path | None = None,
+    registry: Path | None = None,
 ) -> AuditReport:
     """Audits an export offline.
 
@@ -40,8 +61,10 @@ def verify_export(
         The verdict FULL means: the directory holds exactly the files that its signed size calls for; they are the tree
         whose root a pinned key signed, or the key to which a pinned one handed the ledger over by leaves that both signed;
         the policy in the header is signed by the header's owner key (and that is ``owner_key``, if given);
-        the noise schedule is the one that the policy's rule
-        gives; the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
+        blocks and their noise are those that the policy's rule makes of the stack that the header names, whose names, order and
+        coordinates are the operator's word; every epoch says of the frozen parameters what the header says; the bounds of every
+        private contribution are those of an attestation that its contributor signed (`ledger.audit.bounds.bounds_are_signed`);
+        the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
         moment and under a fresh noise stream; draws are recorded step by step where
         the policy makes them public, with the variances that they give, of exactly those due where it signs an order, and
         nowhere else; and every recorded epsilon is at
@@ -56,92 +79,110 @@ def verify_export(
         their stand-ins is these auditors' word (`ledger.retention.retained`, `ledger.retention.statements`); the notes
         name them and the ranges.
 
+        TOLD means the same, pruned or not, but for the bounds: these are what the ledger's operator wrote into ADMIT leaves.
+
+        Whatever weakens a verdict is a qualifier (`ledger.audit.words.QUALIFIERS`).
+
     Args:
         path: the directory of the export.
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
-        owner_key: raw public key of the corpus owner, likewise; without it the header's own counts, and a note says so.
+        owner_key: raw public key of the corpus owner, likewise; without it the header's own counts (UNPINNED).
         require_quorum: fail unless as many of the policy's auditors as it asks for have cosigned the checkpoint.
+        minimum_size: fail if the checkpoint has fewer leaves: the largest size that the auditor knows of; None for unknown.
+        withdrawals: a directory of signed withdrawals, to hold WITHDRAW leaves against.
+        registry: file of the contributor registry, whose keys tell whether a contributor may withdraw.
 
     Returns:
         The report. Bad input never raises: it is a finding.
     """
+    asked = _Asked(list(keys), owner_key, require_quorum, minimum_size, withdrawals, registry)
     findings: list[Finding] = []
     report: dict[str, Any] = {}
+    verdict: Verdict = "FAILED"
     try:
-        _verify(Path(path), list(keys), owner_key, require_quorum, findings, report)
+        verdict = _verify(Path(path), asked, findings, report)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         findings.append(Finding("INTERNAL", str(path), f"the audit broke off: {type(error).__name__}: {error}"))
-    whole: Verdict = "SUMMARISED" if any(row.pruned for row in report.get("summaries", ())) else "FULL"
-    return AuditReport(verdict="FAILED" if findings else whole, findings=tuple(findings[:MAX_FINDINGS]), **report)
+    return AuditReport(verdict="FAILED" if findings else verdict, findings=tuple(findings[:MAX_FINDINGS]), **report)
 
 
-def _verify(
-    path: Path,
-    keys: list[str],
-    owner_key: bytes | None,
-    require_quorum: bool,
-    findings: list[Finding],
-    report: dict[str, Any],
-) -> None:
+def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str, Any]) -> Verdict:
     def fault(code: str, where: str, sentence: str) -> None:
         findings.append(Finding(code, where, sentence))
 
-    export = Export(path, fault)
+    keys, export = asked.keys, Export(path, fault)
     if not _check_keys(keys, fault) or not export.scan():
-        return
+        return "FAILED"
     opened = export.checkpoint(keys)
     if opened is None:
-        return
+        return "FAILED"
     note, checkpoint = opened
     report.update(origin=checkpoint.origin, size=checkpoint.size, root_hex=checkpoint.root.hex())
     if note is not None:
         report.update(signers=pinned_signers(note, checkpoint.origin), ignored=ignored_lines([note], keys))
     if checkpoint.size == 0:
         fault("EMPTY", layout.CHECKPOINT, "an empty tree has no header")
-        return
+        return "FAILED"
+    remarks = Remarks()
+    _check_size(checkpoint, asked.minimum_size, fault, remarks)
     leaves = export.leaves(checkpoint) if export.check_names(checkpoint.size) else None
     if leaves is None:
-        return
+        return "FAILED"
     header = _header(next(iter(leaves)), fault)
     if header is None:
-        return
-    notes: list[str] = []
-    _check_header(header, checkpoint, owner_key, fault, notes)
+        return "FAILED"
+    _check_header(header, checkpoint, asked.owner_key, fault)
+    remark_header(header, asked.owner_key, remarks)
     withdrawals, kinds = Withdrawals(), Kinds(header)
-    run = _replay(leaves, findings, withdrawals, kinds)
+    evidence = SignedWithdrawals(header, asked.withdrawals, asked.registry, fault)
+    run = _replay(leaves, findings, withdrawals, kinds, evidence)
     if export.read(layout.POLICY) not in (None, run.keys.trust_policy().text()):
         fault("POLICY_FILE", layout.POLICY, "the trust policy is not that of the ledger's key and the auditors in the header")
     signed = export.read(layout.CHECKPOINT)
-    note = judge_keys(signed, header.origin, run.keys, keys, fault, notes) or note
+    note = judge_keys(signed, header.origin, run.keys, keys, fault, remarks) or note
     if note is None:  # no pinned key led to a signature: nothing here is to be believed
         report.clear()
-        return
+        return "FAILED"
     if note.text != checkpoint_text(checkpoint.origin, checkpoint.size, checkpoint.root):
         # What was signed is not what was audited, and the leaves hang on the latter.
         fault("CHANGED", layout.CHECKPOINT, "the checkpoint changed while it was audited; audit a copy that nobody writes")
         report.clear()
-        return
+        return "FAILED"
     known = known_keys(run, keys)
     carried = carried_notes(run, export, leaves, Carried(checkpoint.size, signed or b"", note), known, fault)
     over_it = [item for item in carried if item.size == checkpoint.size]
-    signers = judge_signers(over_it, header, run.keys, require_quorum, fault, notes)
+    signers = judge_signers(over_it, header, run.keys, asked.require_quorum, fault, remarks)
     ignored = ignored_lines((item.note for item in carried), known)
-    notes += tell_ignored(ignored)
-    _describe(run, notes, report)
+    remarks.note(*tell_ignored(ignored))
+    remark_run(run, remarks)
+    summaries = judge_summaries(run, export.nodes, carried, fault, remarks)
+    _describe(run, report)
     report.update(
         **signers,
         ignored=ignored,
-        owner_pinned=owner_key is not None,
+        owner_pinned=asked.owner_key is not None,
         kinds=kinds.rows(),
         log_keys=run.keys.vkeys,
         multipliers=block_multipliers(header),
         withdrawal_counts=withdrawals.counts(),
         withdrawals=withdrawals.rows(run),
-        summaries=judge_summaries(run, export.nodes, carried, fault, notes),
+        withdrawal_evidence=evidence.judge(run.contributions.__contains__, remarks),
+        summaries=summaries,
         release_count=len(run.releases.recorded),
         releases=release_rows(run),
     )
-    report.update(notes=tuple(notes))
+    report.update(notes=tuple(remarks.notes), qualifiers=remarks.qualifiers)
+    pruned: Verdict = "SUMMARISED" if any(row.pruned for row in summaries) else "FULL"
+    return weakest((pruned, "FULL" if bounds_are_signed(export, run) else "TOLD"))
+
+
+def _check_size(checkpoint: Checkpoint, minimum: int | None, fault: Any, remarks: Remarks) -> None:
+    """Holds the size against what the auditor knows of; an export can be of any size that was ever signed."""
+    if minimum is None:
+        remarks.qualify("UNCOMPARED")
+    elif checkpoint.size < minimum:
+        sentence = f"the checkpoint has {checkpoint.size} leaves, at least {minimum} are asked for"
+        fault("OLD", layout.CHECKPOINT, f"{sentence}: an old copy, or the tail was cut; ask the operator for the newest export")
 
 
 def _check_keys(keys: list[str], fault: Any) -> bool:
@@ -168,34 +209,25 @@ def _header(data: bytes, fault: Any) -> Header | None:
     return None
 
 
-def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | None, fault: Any, notes: list[str]) -> None:
+def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | None, fault: Any) -> None:
     if header.origin != checkpoint.origin:
         sentence = f"the checkpoint is of {checkpoint.origin!r}, the header of {header.origin!r}"
         fault("ORIGIN", layout.CHECKPOINT, sentence)
     if not header.private:
         fault("NOT_PRIVATE", "seq 0", "the run used a fixed test key, so its noise protects nobody")
-    if owner_key is None:
-        notes.append(f"the policy is signed by key {header.owner_key.hex()} of {header.owner}, which was not pinned")
-    elif header.owner_key != owner_key:
+    if owner_key is not None and header.owner_key != owner_key:
         fault("OWNER", "seq 0", f"the policy is signed by {header.owner_key.hex()}, {owner_key.hex()} was pinned")
-    if header.previous:
-        counted = ", ".join(f"{item.origin} ({item.reason}, {item.size} leaves)" for item in header.previous)
-        notes.append(
-            f"the run counts {counted}; what was spent there is the signer's word unless their exports are given too "
-            "(--earlier)"
-        )
-    here = describe(header.accountant.name, header.policy.noise_family)
-    there = (header.accountant.name, header.accountant.library, header.accountant.version, header.accountant.parameters)
-    if there != here:
-        notes.append(f"recorded with {' '.join(there)}; recomputed with {' '.join(here)}")
 
 
-def _replay(leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, kinds: Kinds) -> RetainedReplay:
+def _replay(
+    leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, kinds: Kinds, evidence: SignedWithdrawals
+) -> RetainedReplay:
     run = begin(leaves)
     try:
         for seq, (leaf, problems) in enumerate(follow(run, leaves), start=1):
             withdrawals.see(leaf, run)
             kinds.see(leaf)
+            evidence.see(leaf)
             if problems:
                 findings.extend(Finding(problem.code, f"seq {seq}", problem.sentence) for problem in problems)
                 if len(findings) >= MAX_FINDINGS:
@@ -208,96 +240,9 @@ def _replay(leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, k
     return run
 
 
-def _caveats(run: Replay) -> list[str]:
-    """What must be said beside the figures of the accountant, per class: of a contribution at its presets over all charged
-    steps or, where occurrences are public, of the one that took part most."""
-    header, found = run.header, []
-    for index, rule in enumerate(header.policy.classes):
-        if rule.public:
-            continue
-        if header.occurrences_public:
-            loss = max((item.loss for item in run.register.by_number if item.class_index == index), default=0.0)
-            phases = [Phase(loss**-0.5, 1.0, 1)] if loss else []
-        else:
-            multipliers = run.expenditure.multipliers(index, rule.noise_multiplier_micro, rule.clip_norm_micro)
-            phases = run.expenditure.charged_phases(index, multipliers, run.charged_phases)
-        told = caveat(phases, header.delta, header.accountant.name)
-        if told:
-            found.append(f"class {rule.name}: {told}")
-    return found
-
-
-def _forward_notes(run: Replay) -> list[str]:
-    """What the trainer recorded of optimizer and forward that makes a statement weaker."""
-    header, found = run.header, []
-    if not run.isolation.held:
-        found.append(
-            f"statement A (direct isolation) does not hold of this run, as the trainer recorded: {run.isolation.told}; B, and "
-            "so every epsilon here, does not hang on it"
-        )
-    if header.randomness == UNADDRESSED and not header.occurrences_public:
-        found.append(
-            "random numbers of the forward passes are of one generator for everybody drawn in a step, as the trainer recorded: "
-            "who knows its seed may tell draws that the figures here take for secret"
-        )
-    if header.unprobed:
-        found.append(
-            f"the start-up probes saw no gradient in {len(header.unprobed)} trained tensors (first: {header.unprobed[0]}), so "
-            "they vouch for nothing there"
-        )
-    return found
-
-
-def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
+def _describe(run: Replay, report: dict[str, Any]) -> None:
     header, policy = run.header, run.header.policy
-    if not run.closed:
-        notes.append("the run is not closed: more may be charged")
-    accounted = run.epochs[-1].charged if run.epochs else 0
-    if accounted != run.charged:
-        notes.append(f"{run.charged - accounted} charged steps are in no epoch yet; the figures here count them")
-    unsettled = len(run.unsettled) + (run.open_window is not None)
-    if unsettled:
-        what = "of the steps those with a draw count" if header.occurrences_public else "every step charged counts"
-        windows = "1 window was" if unsettled == 1 else f"{unsettled} windows were"
-        notes.append(f"{windows} charged and never settled; {what}")
-    limited = sum(bool(run.plans.limits(found)) for found in run.register.by_number)
-    if limited:
-        notes.append(
-            f"contributions with a limit of epsilon over all runs: {limited}; here this run by itself, and what it says was "
-            "spent before, was held against it. Give the exports of all other runs over the corpus too (--earlier)"
-        )
-    notes.extend(_forward_notes(run))
-    if header.occurrences_public:
-        notes.append("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
-    if policy.sampling_order != POISSON:
-        notes.append(
-            f"contributions take turns in {policy.sampling_order} order, once in each period of 1/q steps: every recorded draw "
-            "was held against it"
-        )
-    varying = header.phases.scales != (MICRO,)
-    phases = tuple(zip(header.phases.firsts, map(from_micro, header.phases.scales), run.charged_phases, strict=True))
-    if varying:
-        told = ", ".join(f"{scale:g} times from step {first} ({charged} charged)" for first, scale, charged in phases)
-        notes.append(f"noise varies over the run, by signed policy: {told}; epsilon counts every step at its own noise")
-    if header.per_sample:
-        notes.append(
-            "the noise of a step follows its draw: everybody drawn brings (sigma C)^2 of variance to every block that they may "
-            "touch, and a block that nobody drawn may touch has none; epsilon counts the noise of each step as it was drawn"
-        )
-    for rule in policy.classes:
-        if rule.public:
-            alone = sum(block.classes != () and block.std == 0 and rule.name in block.classes for block in header.blocks)
-            notes.append(
-                f"class {rule.name} is public: its contributions are neither clipped nor noised and no epsilon is claimed for "
-                f"them; {alone} blocks that it may touch carry no noise, since no private class may touch them"
-            )
-    notes.extend(_caveats(run))
-    unmatched = sum(hash_ not in run.contributions for hash_ in run.withdrawals)
-    if unmatched:
-        named = "withdrawal names a contribution" if unmatched == 1 else "withdrawals name contributions"
-        notes.append(f"{unmatched} {named} never admitted")
     report.update(
-        notes=tuple(notes),
         finished=run.closed,
         corpus=policy.corpus,
         delta=header.delta,
@@ -321,11 +266,12 @@ def _describe(run: Replay, notes: list[str], report: dict[str, Any]) -> None:
             for epoch in run.epochs
         ),
         blocks=header.blocks,
+        stack_parameters=len(header.stack.tensors),
         isolation=run.isolation.sentence,
         randomness=header.randomness,
         unprobed=header.unprobed,
         noise_follows_draw=header.per_sample,
-        noise_phases=phases if varying else (),
+        noise_phases=charged_noise_phases(run),
         owner=header.owner,
         model_digest=run.epochs[-1].model_digest.hex() if run.epochs else None,
     )

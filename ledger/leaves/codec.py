@@ -7,10 +7,12 @@ from typing import Any, Final
 from attest import cbor
 from attest.errors import AttestError
 from attest.policy import Policy
+from attest.stack import SCHEMA as DEPTH_SCHEMA
 from ledger.errors import LeafRefused
 from ledger.leaves import records, upkeep
 from ledger.leaves.header import SCHEMA, AccountantInfo, Header, HeaderBlock
 from ledger.leaves.previous import Previous
+from ledger.leaves.stack import read_stack, stack_row
 
 Record = (
     records.Admit
@@ -66,7 +68,8 @@ def encode_leaf(leaf: Leaf) -> bytes:
     value = _header_map(leaf) if isinstance(leaf, Header) else _record_map(leaf)
     data = cbor.encode(value)
     if len(data) > MAX_LEAF_SIZE:
-        raise LeafRefused("SIZE", f"a leaf takes at most {MAX_LEAF_SIZE} bytes, got {len(data)}; merge blocks")
+        what = "; the model has too many parameters or blocks for a header" if isinstance(leaf, Header) else ""
+        raise LeafRefused("SIZE", f"a leaf takes at most {MAX_LEAF_SIZE} bytes, got {len(data)}{what}")
     return data
 
 
@@ -85,7 +88,7 @@ def decode_leaf(data: bytes) -> Leaf:
     if type(kind) is int and kind == Header.KIND:
         header = _header(value)
         if encode_leaf(header) != data:
-            raise LeafRefused("SCHEMA", "the groups of blocks are unused, repeated, or not in order of first use")
+            raise LeafRefused("SCHEMA", "what blocks or the stack refer to is unused, repeated, or not in order of first use")
         return header
     if type(kind) is not int or kind not in _RECORDS:
         raise LeafRefused("KIND", f"this version reads leaf kinds 0 and {sorted(_RECORDS)}, got {kind!r:.40}")
@@ -174,6 +177,9 @@ def _header_map(header: Header) -> dict[int, Any]:
         header.isolation,
         header.randomness,
         list(header.unprobed),
+        DEPTH_SCHEMA,
+        stack_row(header.stack),
+        header.frozen_digest,
     )
     return dict(enumerate(values))
 
@@ -182,10 +188,13 @@ def _header(value: list[Any]) -> Header:
     schema = value[3] if len(value) > 3 else None
     if schema != SCHEMA:
         raise LeafRefused("SCHEMA", f"the ledger has the schema {schema!r:.40}, this version reads {SCHEMA}")
-    if len(value) != 25:
-        raise LeafRefused("SCHEMA", f"a header has 25 fields, got {len(value)}")
+    if len(value) != 28:
+        raise LeafRefused("SCHEMA", f"a header has 28 fields, got {len(value)}")
     if value[0] != 0 or type(value[0]) is not int:
         raise LeafRefused("SCHEMA", "expected leaf 0")
+    if value[25] != DEPTH_SCHEMA:
+        sentence = f"blocks follow from the rule {value[25]!r:.40}, this version has {DEPTH_SCHEMA}"
+        raise LeafRefused("DEPTH_SCHEMA", sentence)
     policy = _policy(value[5])
     header = Header(
         time=value[2],
@@ -208,6 +217,8 @@ def _header(value: list[Any]) -> Header:
         isolation=value[22],
         randomness=value[23],
         unprobed=tuple(value[24]) if type(value[24]) is list else value[24],
+        stack=read_stack(value[26]),
+        frozen_digest=value[27],
     )
     if value[11] != header.amplification:
         expected = f"expected amplification {header.amplification} with this disclosure and family of noise"

@@ -1,23 +1,27 @@
 """Leaf 0: everything a guarantee rests on, fixed before the first step."""
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar, Final
 
 from attest import allocation, schedule
+from attest.blocks import StackBlock, check_blocks, clip_share, derive
 from attest.errors import AttestError
 from attest.micro import MICRO
 from attest.policy import Policy, SignedPolicy, verify_policy
+from attest.stack import Stack
 from ledger import accountants
 from ledger.accountants import families
 from ledger.errors import AccountantError, LeafRefused, NoteError, TrustError
 from ledger.leaves import checks
+from ledger.leaves.numerics import Numerics, told
 from ledger.leaves.previous import Previous, check_previous
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 from ledger.trust import TrustPolicy, auditors_policy
 
-SCHEMA: Final = "dptrain.ledger/3"
+SCHEMA: Final = "dptrain.ledger/4"
 AMPLIFICATION_POISSON: Final = "poisson"
 AMPLIFICATION_NONE: Final = "none"
 """Of a run whose occurrences are public, or of a family that sampling is not shown to amplify: each is counted in full."""
@@ -95,10 +99,12 @@ class Header:
     """The header leaf.
 
     Guarantee:
-        A header exists only if its policy is signed by ``owner_key`` under ``owner``, the noise of every block is the
-        max rule's over the presets of the private classes that touch it (with budgets, what
-        `attest.allocation.check_budgets` demands), every class touches a block, and the policy asks for a mechanism that this
-        version can account for.
+        A header exists only if its policy is signed by ``owner_key`` under ``owner``, its blocks are those that the classes of
+        the policy make of its stack (`attest.blocks.derive`), the noise of every block is the max rule's over the presets of
+        the private classes that touch it (with budgets, what `attest.allocation.check_budgets` demands), every class touches a
+        block, the policy asks for a mechanism that this version can account for, and accountant, exactness note and clip
+        margin are what this code derives from the policy. Names, order and coordinates of what is in the stack are the
+        operator's word.
 
     Attributes:
         time: POSIX seconds.
@@ -114,15 +120,19 @@ class Header:
         model_fingerprint: SHA-256 over the model's structure: names, shapes and types of parameters, and their blocks.
         blocks: the schedule, block by block; in a phase of the policy, with that factor on every standard deviation.
         accountant: the accountant of record.
-        exactness_note: what the numerics guarantee, in words.
+        exactness_note: what the numerics guarantee, in words: those of `ledger.leaves.numerics` for this policy.
         private: False for a run with a fixed test key: such a ledger is never exported.
-        clip_margin: fraction by which clip norms are shrunk for numerical safety; never enters the accounting.
+        clip_margin: fraction by which clip norms are shrunk for numerical safety, likewise; never enters the accounting.
         caps_enforced: whether the sampler stops drawing a contribution that has reached its own max_occurrences
             within an attempt. Only then does the accountant use the cap.
         isolation: `HELD`, or why the optimizer of the run weakens statement A (docs/guarantee.md): the trainer's word.
         randomness: one of `RANDOMNESS`.
         unprobed: names of the trained tensors in whose gradient the start-up probes saw nothing, ascending.
+        stack: the layers of the model and its parameters, by name.
+        frozen_digest: over the parameters that are frozen, as they are before the first step
+            (`ledger.rules.weights.frozen_digest`); None where the header does not commit to them, or there are none.
         previous: earlier ledgers that this one counts or continues (`check_previous`).
+        numerics: precision and generator that note and margin give: the trainer's word.
     """
 
     KIND: ClassVar = 0
@@ -145,10 +155,14 @@ class Header:
     isolation: str
     randomness: str
     unprobed: tuple[str, ...]
+    stack: Stack
+    frozen_digest: bytes | None = None
     previous: tuple[Previous, ...] = ()
     policy: Policy = field(init=False, repr=False, compare=False)
+    derived: tuple[StackBlock, ...] = field(init=False, repr=False, compare=False)
     phases: schedule.Phases = field(init=False, repr=False, compare=False)
     profiles: tuple[Profile, ...] = field(init=False, repr=False, compare=False)
+    numerics: Numerics = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         checks.uint(self.time, "time")
@@ -170,6 +184,9 @@ class Header:
             raise LeafRefused("RANGE", f"clip margin: expected a fraction in [0, 1), got {self.clip_margin}")
         checks.flag(self.caps_enforced, "caps enforced")
         checks.text(self.isolation, "isolation", longest=checks.REASON)
+        checks.rows((self.stack,), "stack", Stack)
+        if self.frozen_digest is not None:
+            checks.octets(self.frozen_digest, "digest of frozen parameters", 32)
         self._check_forward()
         self._check_log_key()
         check_previous(self.previous, self.origin, self.log_vkey)
@@ -181,7 +198,11 @@ class Header:
         if self.accountant.name != self.policy.accountant:
             found, expected = self.accountant.name, self.policy.accountant
             raise LeafRefused("ACCOUNTANT", f"the header accounts with {found}, the policy with {expected}")
+        self._check_accountant()
+        object.__setattr__(self, "derived", derive(self.policy.classes, self.stack))
         object.__setattr__(self, "profiles", self._check_schedule())
+        numerics = told(self.policy, self.coordinates, self.exactness_note, self.clip_margin)
+        object.__setattr__(self, "numerics", numerics)
 
     @property
     def seq(self) -> int:
@@ -221,6 +242,19 @@ class Header:
     def trust_policy(self) -> TrustPolicy:
         """Returns the C2SP trust policy of this ledger: its key, and the quorum of auditors that its policy asks for."""
         return auditors_policy(self.log_vkey, self.policy.auditors, self.policy.auditor_quorum or 0)
+
+    @property
+    def coordinates(self) -> int:
+        """Number of scheduled coordinates: of all blocks that a class may touch."""
+        return _scheduled_coordinates(self.blocks)
+
+    def _check_accountant(self) -> None:
+        """Holds the accountant that the header names against what the versions known here say of themselves."""
+        about = self.accountant
+        try:
+            accountants.check_recorder(about.name, about.library, about.version, about.parameters, self.policy.noise_family)
+        except AccountantError as error:
+            raise LeafRefused(error.code, error.sentence) from error
 
     def _check_log_key(self) -> None:
         try:
@@ -283,41 +317,85 @@ class Header:
             places = [order[name] for name in block.classes]
             if places != sorted(set(places)):
                 raise LeafRefused("BLOCK", f"block {block.name} lists its classes twice or out of the policy's order")
-            expected = schedule.scheduled_std([self.policy.classes[place] for place in places])
-            if self.policy.noise_budgets is None and (block.std, block.share) != (expected, 0):
-                raise LeafRefused("SCHEDULE", f"block {block.name}: noise {block.std}, the max rule gives {expected}")
             for place in places:
                 touched[place].append(index)
+        try:
+            check_blocks(self.policy.classes, self.derived, self.blocks)
+        except AttestError as error:
+            raise LeafRefused(error.code, error.sentence) from error
         for name, place in order.items():
             if not touched[place]:
                 raise LeafRefused("BLOCK", f"class {name} touches no block; its depth rule fits nothing in this model")
-        if self.policy.noise_budgets is not None:
+        self._check_noise()
+        return tuple(Profile(name, tuple(touched[place])) for name, place in order.items())
+
+    def _check_noise(self) -> None:
+        if self.policy.noise_budgets is None:
+            stds = _max_rule(self.policy, self.derived)
+        else:
+            stds = [block.std for block in self.blocks]
             try:
                 allocation.check_budgets(self.policy.classes, self.policy.noise_budgets, self.blocks)
             except AttestError as error:
                 raise LeafRefused("SCHEDULE", error.sentence) from error
-        return tuple(Profile(name, tuple(touched[place])) for name, place in order.items())
+        for block, std, share in zip(self.blocks, stds, _shares(self.policy, self.derived), strict=True):
+            if (block.std, block.share) != (std, share):
+                found, expected = f"noise {block.std} and share {block.share}", f"{std} and {share}"
+                raise LeafRefused("SCHEDULE", f"block {block.name} has {found}, the policy gives {expected}")
+
+
+def _scheduled_coordinates(blocks: Iterable[HeaderBlock]) -> int:
+    return sum(block.coordinates for block in blocks if block.classes)
+
+
+def _max_rule(policy: Policy, derived: Iterable[StackBlock]) -> list[float]:
+    """The noise of blocks without budgets."""
+    rules = {rule.name: rule for rule in policy.classes}
+    return [schedule.scheduled_std([rules[name] for name in block.classes]) for block in derived]
+
+
+def _shares(policy: Policy, derived: Iterable[StackBlock]) -> list[int]:
+    """The weights of blocks: of those that a private class may touch, those of their places, where the policy has budgets."""
+    budgets, private = policy.noise_budgets, {rule.name for rule in policy.classes if not rule.public}
+    return [0 if budgets is None or private.isdisjoint(b.classes) else clip_share(b, budgets) for b in derived]
+
+
+def scheduled_blocks(policy: Policy, stack: Stack) -> tuple[HeaderBlock, ...]:
+    """Returns the blocks of a model under a policy, each with its noise: what a header has to say.
+
+    Raises:
+        ValueRefused: with budgets that cannot be settled, as `attest.allocation.budget_stds`.
+    """
+    derived = derive(policy.classes, stack)
+    told = zip(derived, _max_rule(policy, derived), _shares(policy, derived), strict=True)
+    rows = [HeaderBlock(block.name, block.coordinates, block.classes, std, share) for block, std, share in told]
+    if policy.noise_budgets is not None:
+        stds = allocation.budget_stds(policy.classes, rows).stds
+        rows = [replace(row, std=std) for row, std in zip(rows, stds, strict=True)]
+    return tuple(rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderSpec:
     """What the engine knows when it creates a ledger; the rest of the header the ledger fills in itself.
 
-    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, and ``unprobed``
-    comes in any order.
+    Attributes: as in `Header`; ``policy`` is the opened signed policy, with the raw key it was opened under, ``unprobed``
+    comes in any order, ``blocks`` are those of policy and stack where they are None, and ``numerics`` gives exactness note and
+    clip margin.
     """
 
     policy: SignedPolicy
     owner_key: bytes
     registry_root: bytes
     model_fingerprint: bytes
-    blocks: tuple[HeaderBlock, ...]
-    exactness_note: str
+    stack: Stack
     isolation: str
     randomness: str
     unprobed: tuple[str, ...]
+    blocks: tuple[HeaderBlock, ...] | None = None
+    frozen_digest: bytes | None = None
+    numerics: Numerics = field(default_factory=Numerics)
     private: bool = True
-    clip_margin: float = 0.0
     caps_enforced: bool = False
     previous: tuple[Previous, ...] = ()
     run_id: bytes = field(default_factory=lambda: os.urandom(16))
@@ -331,6 +409,9 @@ class HeaderSpec:
         policy = self.policy.policy
         try:
             about = AccountantInfo(*accountants.describe(policy.accountant, policy.noise_family))
+            blocks = scheduled_blocks(policy, self.stack) if self.blocks is None else self.blocks
+        except AttestError as error:
+            raise LeafRefused(error.code, error.sentence) from error
         except AccountantError as error:
             raise LeafRefused("POLICY_UNSUPPORTED", error.sentence) from error
         return Header(
@@ -344,14 +425,16 @@ class HeaderSpec:
             run_id=self.run_id,
             registry_root=self.registry_root,
             model_fingerprint=self.model_fingerprint,
-            blocks=self.blocks,
+            blocks=blocks,
             accountant=about,
-            exactness_note=self.exactness_note,
+            exactness_note=self.numerics.note(policy, _scheduled_coordinates(blocks)),
             private=self.private,
-            clip_margin=self.clip_margin,
+            clip_margin=self.numerics.margin(policy),
             caps_enforced=self.caps_enforced,
             isolation=self.isolation,
             randomness=self.randomness,
             unprobed=tuple(sorted(set(self.unprobed))),
+            stack=self.stack,
+            frozen_digest=self.frozen_digest,
             previous=self.previous,
         )

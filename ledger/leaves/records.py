@@ -269,6 +269,7 @@ class Epoch:
         model_digest: over the tensors of the model (`ledger.rules.weights`).
         isolation: `ledger.leaves.header.HELD` if statement A held in every step so far, else the first reason why it did not:
             the trainer's word.
+        frozen_digest: over the frozen parameters (`ledger.rules.weights.frozen_digest`): that of the header.
     """
 
     KIND: ClassVar = 8
@@ -280,6 +281,7 @@ class Epoch:
     classes: tuple[EpochClass, ...]
     model_digest: bytes
     isolation: str
+    frozen_digest: bytes | None
 
     def __post_init__(self) -> None:
         checks.place(self.seq, self.time)
@@ -289,6 +291,8 @@ class Epoch:
         checks.rows(self.classes, "classes", EpochClass, least=1)
         checks.octets(self.model_digest, "model digest", HASH)
         checks.text(self.isolation, "isolation", longest=checks.REASON)
+        if self.frozen_digest is not None:
+            checks.octets(self.frozen_digest, "digest of frozen parameters", HASH)
 
 
 @dataclass(frozen=True, slots=True)

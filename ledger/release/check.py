@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 from attest.micro import MICRO
 from ledger.accountants import leeway
@@ -14,6 +13,7 @@ from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import Finding
 from ledger.audit.histories import read_export
 from ledger.audit.replaying import begin, follow
+from ledger.audit.words import Verdict
 from ledger.errors import LedgerError
 from ledger.leaves import Header, Leaf, Release, decode_leaf
 from ledger.leaves.previous import COMPROMISED
@@ -21,6 +21,7 @@ from ledger.note import Checkpoint
 from ledger.release.create import block_rows
 from ledger.release.differences import differences
 from ledger.release.manifest import EXPORT, MANIFEST, Manifest, open_manifest, read_manifest
+from ledger.release.stack import frozen_note, stack_problems
 from ledger.release.statements import statements
 from ledger.release.tied import Tie, tie
 from ledger.replay import SPEND_TOLERANCE_MICRO, Replay
@@ -29,26 +30,25 @@ from ledger.rules.influence import artifacts, class_costs, is_final
 from ledger.rules.releases import withdrawals_root
 from ledger.rules.weights import model_digest
 
-Verdict = Literal["FULL", "SUMMARISED", "SIGNED", "FAILED"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseReport:
     """The result of checking a release.
 
     Attributes:
-        verdict: FULL when files, signature and every number hold against an export that was verified in full; SUMMARISED when
-            that export was pruned, and auditors vouch for what is gone; SIGNED when there was no export to check against, so
-            that the numbers are the signer's word; FAILED otherwise.
+        verdict: that of the export (`ledger.audit.words.VERDICTS`), where files, signature and every number hold against it;
+            SIGNED when there was no export to check against, so that the numbers are the signer's word; FAILED otherwise.
+        qualifiers: what weakens it, as words of `ledger.audit.words.QUALIFIERS`, sorted: of the export, and of the release.
         findings: what is wrong; empty unless FAILED.
         notes: what a reader should know though nothing is wrong.
         manifest: what was signed, None unless its signature holds.
         newer_withdrawals: withdrawals that the export has and the manifest cannot know, None without an export.
         weights: what the files that the manifest names have to do with the weights of the run, tensor by tensor; None unless
-            its signature holds. Unless the verdict is FULL or SUMMARISED, what they were held against is the signer's word.
+            its signature holds. Where the verdict is SIGNED or FAILED, what they were held against is the signer's word.
     """
 
     verdict: Verdict
+    qualifiers: tuple[str, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     manifest: Manifest | None
@@ -65,6 +65,7 @@ class _Check:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     newer: int | None = None
+    words: set[str] = field(default_factory=set)
     released: list[int] = field(default_factory=list)
 
     def fault(self, code: str, where: str, sentence: str) -> None:
@@ -95,15 +96,18 @@ def check_release(
         influence may be in which artifact follows from that header; every epsilon is at least the one computed here and at
         most 2e-6 more (accountants as in `verify_export`); and the tree has at least ``minimum_size`` leaves. And what the
         manifest says of the weights is true: the records of their tensors fold to the model digest of the epoch that it
-        names, and the tensors of the files are those, or not, as ``weights`` tells: FULL does not mean that they are. Whether
-        the ledger's operator committed to what was trained, no check can tell.
+        names, and the tensors of the files are those, or not, as ``weights`` tells: FULL does not mean that they are, and
+        WEIGHTS_NOT_TIED says that they are not. Names, sizes and which were trained are as the stack of the header says, and
+        what was frozen is, tensor by tensor, what the header committed to before the first step (FROZEN_TOLD where that could
+        not be compared whole, with files that are TIED). TOLD and SUMMARISED mean the same of an export that is no more.
+        Whether the ledger's operator committed to what was trained, no check can tell.
 
     Args:
         directory: the release.
         keys: verifier keys of the ledger, obtained from a place that the releaser does not control.
         export: an export of the ledger; by default the one in the directory, if it is there.
         owner_key: raw public key of the corpus owner, obtained likewise; code `NO_EXPORT` if there is no export to find it in.
-        minimum_size: an older release is refused: the largest size that the reader has seen in this ledger.
+        minimum_size: an older release is refused: the largest size that the reader has seen in this ledger; 1 for unknown.
         require_quorum: fail unless as many of the policy's auditors as it asks for have cosigned the export: else a fork of the
             ledger could have been made for this reader. Without an export likewise `NO_EXPORT`.
 
@@ -119,13 +123,19 @@ def check_release(
         check.fault(error.code, str(directory), error.sentence)
     except Exception as error:  # an input that breaks the check must not pass it
         check.fault("INTERNAL", str(directory), f"the check broke off: {type(error).__name__}: {error}")
+    weights = None if manifest is None else tie(manifest.weights, manifest.files)
+    if weights is not None and weights.status != "TIED":
+        check.words.add("WEIGHTS_NOT_TIED")
+    if minimum_size > 1:
+        check.words.discard("UNCOMPARED")
     return ReleaseReport(
         verdict="FAILED" if check.findings else verdict,
+        qualifiers=tuple(sorted(check.words)),
         findings=tuple(check.findings),
         notes=tuple(check.notes),
         manifest=manifest,
         newer_withdrawals=check.newer,
-        weights=None if manifest is None else tie(manifest.weights, manifest.files),
+        weights=weights,
     )
 
 
@@ -164,6 +174,7 @@ def _check(
         return manifest, "FAILED"
     if any(other.origin == audited.origin for other in others if other.verdict != "FAILED"):
         _compare_exports(check, own, place)
+    check.words.update(audited.qualifiers)
     _check_ledger(check, place, audited, manifest, hashlib.sha256(data).digest())
     return manifest, audited.verdict
 
@@ -267,6 +278,7 @@ def _compare(check: _Check, leaves: Leaves, manifest: Manifest) -> None:
         check.see(leaf, manifest)
     check.newer = sum(seq >= manifest.size for seq in run.withdrawals.values())
     if check.newer:
+        check.words.add("RELEASE_OLDER")
         check.notes.append(f"{check.newer} withdrawals are newer than the release, which cannot take them into account")
     if len(check.released) > 1:
         places = " and ".join(map(str, check.released))
@@ -300,6 +312,11 @@ def _compare_record(check: _Check, run: Replay, manifest: Manifest) -> None:
 def _compare_weights(check: _Check, run: Replay, manifest: Manifest) -> None:
     """Folds the records of the tensors to the digest of the epoch that the manifest names."""
     weights = manifest.weights
+    note = frozen_note(run.header, None if weights is None else weights.records)
+    if note:
+        check.notes.append(note)
+    elif tie(weights, manifest.files).status == "TIED":
+        check.words.discard("FROZEN_TOLD")
     if weights is None:
         return
     epoch = next((epoch for epoch in run.epochs if epoch.number == weights.number), None)
@@ -313,6 +330,8 @@ def _compare_weights(check: _Check, run: Replay, manifest: Manifest) -> None:
             f"the tensors with which epoch {weights.number} ended by the manifest have the digest {digest.hex()}, leaf "
             f"{epoch.seq} commits to {epoch.model_digest.hex()}",
         )
+    for code, sentence in stack_problems(run.header, weights.records):
+        check.fault(code, MANIFEST, sentence)
 
 
 def _compare_costs(check: _Check, run: Replay, manifest: Manifest) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from attest.micro import MICRO
+from ledger.audit.words import headline
 from ledger.errors import ReleaseRefused
 from ledger.release.check import ReleaseReport
 from ledger.release.manifest import Manifest
@@ -22,11 +23,14 @@ class Rights:
             no influence at all.
         withdrawn: whether contributions that were withdrawn since the release may have had influence.
         untied: whether weights may answer that are not, bit for bit, those that the run committed to: they have no epsilon.
+        told: whether a release may answer whose verdict is TOLD: every epsilon in it rests on the bounds that the ledger's
+            operator wrote.
     """
 
     classes: Mapping[str, float | None] = field(default_factory=dict)
     withdrawn: bool = False
     untied: bool = False
+    told: bool = False
 
 
 def choose_artifact(
@@ -38,9 +42,10 @@ def choose_artifact(
 ) -> str:
     """Returns the artifact that may answer, of those that can be served: the first that the rights admit.
 
-    Guarantee: fails closed. An artifact is returned only if the release was checked in full against its ledger, its weights are
-    those that the run committed to (unless the rights say otherwise), and every class
-    from which a path leads to the artifact is allowed, at no less than the epsilon that the manifest states.
+    Guarantee: fails closed. An artifact is returned only if the release was checked in full against its ledger, of which no
+    leaf was pruned (with bounds that are TOLD only where the rights say so), its weights are those that the run committed to
+    (unless the rights say otherwise), and every class from which a path leads to the artifact is allowed, at no less than the
+    epsilon that the manifest states.
 
     Args:
         report: the check of the release (`check_release`); None where there is none.
@@ -53,8 +58,12 @@ def choose_artifact(
     """
     if report is None or report.manifest is None:
         raise ReleaseRefused("NO_RELEASE", "there is no manifest that a pinned key signed; nothing is served without one")
-    if report.verdict != "FULL":
-        sentence = f"the release is {report.verdict}, not FULL; check it with the export of its ledger and the ledger's key"
+    enough = ("FULL", "TOLD") if rights.told else ("FULL",)
+    if report.verdict not in enough or "PRUNED" in report.qualifiers:
+        said = headline(report.verdict, report.qualifiers)
+        sentence = f"the release is {said}, not {' or '.join(enough)}; check it with a whole export of its ledger, and its key"
+        if report.verdict == "TOLD":
+            sentence += "; rights with told=True take the operator's word for the bounds"
         raise ReleaseRefused("NOT_CHECKED", sentence)
     if not rights.untied and (report.weights is None or report.weights.status != "TIED"):
         status = "not judged" if report.weights is None else report.weights.status

@@ -192,7 +192,7 @@ def told(found: Tie) -> str:
             return TIED.format(at=at, share=share, untrained=found.untrained)
         case "CONVERTED":
             names = [name for file in found.files for name in file.converted]
-            return CONVERTED.format(at=at, count=len(names), names=_few(names))
+            return CONVERTED.format(at=at, count=len(names), names=few(names))
     return UNTIED.format(at=at, why="; ".join(_reasons(found)))
 
 
@@ -220,16 +220,17 @@ def _reasons(found: Tie) -> Iterator[str]:
     changed = [name for file in found.files for name in file.changed]
     foreign = [name for file in found.files for name in file.foreign]
     if changed:
-        yield f"{len(changed)} tensors have other values or shapes ({_few(changed)})"
+        yield f"{len(changed)} tensors have other values or shapes ({few(changed)})"
     if foreign:
-        yield f"{len(foreign)} are of no name that its model had ({_few(foreign)})"
+        yield f"{len(foreign)} are of no name that its model had ({few(foreign)})"
     if found.opaque:
-        yield f"files that are not compared may hold weights ({_few(found.opaque)})"
+        yield f"files that are not compared may hold weights ({few(found.opaque)})"
     if found.empty:
         yield "there is no tensor in a safetensors file"
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """Names the first five, in ASCII and cut short."""
     return ", ".join(ascii(name[:_SHOWN])[1:-1] for name in names[:5]) + (", ..." if len(names) > 5 else "")
 
 

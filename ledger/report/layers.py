@@ -101,7 +101,7 @@ def _told(report: AuditReport) -> tuple[str, str]:
             "Noise multiplier at the preset bounds of a class, layer by layer: how many times the largest possible update by "
             "one contribution the noise is. The noise is the standard deviation on the sum of clipped gradients;"
         )
-        when = "Fixed by the signed policy before the first step."
+        when = "Fixed before the first step, by the signed policy and the stack of layers that the header names."
     if report.noise_phases:
         told = ", ".join(f"{scale:g} from step {first:,}" for first, scale, _ in report.noise_phases)
         when += f" The noise of a step is that of the table times the factor of its phase: {told}."

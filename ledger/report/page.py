@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from attest.files import atomic_write
 from ledger.audit import AuditReport
+from ledger.audit.words import headline
 from ledger.errors import StorageFailed
 from ledger.report.checkpoints import checkpoints
 from ledger.report.events import gate, results, summaries, withdrawals
@@ -20,7 +21,7 @@ from ledger.report.markup import text
 from ledger.report.releases import releases
 from ledger.report.scope import scope
 from ledger.report.spending import classes, distribution, over_the_run
-from ledger.report.verdict import about, findings, notes, verdict
+from ledger.report.verdict import about, findings, notes, qualifiers, verdict
 
 _STYLE: Final = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _HEADING: Final = re.compile(r"<section id='([a-z]+)'>\n<h2>(.*?)</h2>")
@@ -52,6 +53,7 @@ def write_report(
     told = read_extras(extras)
     sections = [
         findings(report),
+        qualifiers(report),
         about(report),
         notes(report),
         scope(report),
@@ -69,7 +71,7 @@ def write_report(
     body = "\n".join(section for section in sections if section)
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     page = Template(template).substitute(
-        title=text(f"Privacy ledger of {report.origin or 'an unknown run'}: {report.verdict}"),
+        title=text(f"Privacy ledger of {report.origin or 'an unknown run'}: {headline(report.verdict, report.qualifiers)}"),
         subject=text(report.origin or "an unknown run"),
         style_digest=_digest_of_style(template),
         contents="".join(f"<li><a href='#{ident}'>{title}</a></li>" for ident, title in _HEADING.findall(body)),

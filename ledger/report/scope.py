@@ -2,14 +2,9 @@
 
 from ledger.audit import AuditReport
 from ledger.audit.kinds import count_of
-from ledger.report.markup import Html, counted, details, section, table, text
+from ledger.audit.words import BEYOND
+from ledger.report.markup import Html, details, section, soft, table, text
 from ledger.report.verdict import fact_list
-
-_NEVER = (
-    "That the trainer did what it recorded, and that nobody trained on the same data outside of this ledger.",
-    "That a file at hand is the model of this run: dptrain release --check holds files against a signed manifest.",
-    "What contributions say, and whose they are: no export has either.",
-)
 
 
 def scope(report: AuditReport) -> str:
@@ -25,7 +20,8 @@ def scope(report: AuditReport) -> str:
         fact_list(claims, "facts claims"),
         details("Where these leaves stand", listed),
         "<h3>Not verified</h3>",
-        f"<ul>{''.join(f'<li>{text(sentence)}</li>' for sentence in _open(report))}</ul>",
+        soft("Beside the words that weaken the verdict, no audit can find in an export:"),
+        f"<ul>{''.join(f'<li>{text(sentence)}</li>' for sentence in BEYOND)}</ul>",
     )
 
 
@@ -49,7 +45,11 @@ def _claims(report: AuditReport) -> list[tuple[str, str, str]]:
             f"hashed to the root, signed by {keys}",
         ),
         ("The policy is the corpus owner's", "leaf 0, HEADER", owner),
-        ("Noise on every layer is what the policy demands", "leaf 0, HEADER", "derived again from the policy"),
+        (
+            "Noise on every layer that a class may touch is what the policy demands, unless the layer is told to be frozen",
+            "leaf 0, HEADER",
+            "blocks and noise derived again from the policy and the stack that the header names",
+        ),
         (
             "Every step was charged, over the contributions of its moment",
             leaves("ADMIT", "CHARGE", "DRAW", "SETTLE", "RESUME"),
@@ -76,20 +76,3 @@ def _of_summaries(report: AuditReport) -> str:
     if any(row.pruned for row in report.summaries):
         return "computed again from what stays; of what is gone, auditors vouch"
     return "every figure computed again from the leaves"
-
-
-def _open(report: AuditReport) -> list[str]:
-    found = []
-    if not report.owner_pinned:
-        found.append("That the policy is the corpus owner's: no key of the owner was pinned.")
-    if report.quorum is None:
-        found.append("That everybody is shown this same history: the policy names no auditors who could say so.")
-    elif not report.quorum_met:
-        asked = f"{report.quorum} of {counted(len(report.auditors), 'auditor')}"
-        found.append(f"That everybody is shown this same history: {asked} would have to cosign, and not so many have.")
-    gone = sum(row.pruned for row in report.summaries)
-    if gone:
-        found.append(f"What the bodies of {counted(gone, 'pruned leaf', 'pruned leaves')} said: auditors vouch for it.")
-    if not report.finished:
-        found.append("What will yet be charged: the run is open.")
-    return [*found, *_NEVER]

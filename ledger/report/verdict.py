@@ -1,10 +1,13 @@
-"""The head of the page: what the audit says, what it is about, and what is wrong."""
+"""The head of the page: what the audit says, what it is about, and what is wrong.
+
+Verdicts and qualifiers are the words of `ledger.audit.words`, with their sentences; a sign and a colour are added here.
+"""
 
 from collections.abc import Sequence
 from typing import Final
 
-from ledger.audit import AuditReport
-from ledger.report.markup import Html, code, counted, number, rounded_up, section, table, text
+from ledger.audit import QUALIFIERS, VERDICTS, AuditReport, Verdict
+from ledger.report.markup import Html, code, counted, number, rounded_up, section, soft, table, text
 
 MAX_TILES: Final = 12
 """Classes whose epsilon is told at a glance; the table has all."""
@@ -12,30 +15,38 @@ MAX_TILES: Final = 12
 PUBLIC: Final = "public"
 """In place of every figure about the privacy of a public class: no number would be true, zero least of all."""
 
-_SAID: Final = {
-    "FULL": ("full", "✓", "everything was re-derived from the export and the pinned keys, and nothing is wrong."),
-    "SUMMARISED": (
-        "summarised",
-        "◐",
-        "nothing is wrong, and part of the ledger was pruned: for that part the audit relies on signed summaries, which the "
-        "notes name; everything else was re-derived.",
-    ),
-    "FAILED": ("failed", "✗", "something is wrong; the findings name it. No figure on this page can be relied on."),
-}
+_SIGNS: Final[dict[Verdict, str]] = {"FULL": "✓", "SUMMARISED": "◐", "TOLD": "◑", "SIGNED": "◌", "FAILED": "✗"}
 
 
 def verdict(report: AuditReport) -> str:
     """Returns the verdict and the figures that most people look for."""
-    kind, sign, sentence = _SAID[report.verdict]
+    kind, sign, sentence = report.verdict.lower(), _SIGNS[report.verdict], VERDICTS[report.verdict].sentence
     return "\n".join(
         [
             "<section id='verdict' aria-label='Verdict'>",
             f"<div class='verdict {kind}'><p><strong><span aria-hidden='true'>{sign}</span> {report.verdict}</strong>",
-            f"{text(sentence)}</p></div>",
+            f"{text(sentence)}.</p>{_weakened(report)}</div>",
             "" if report.verdict == "FAILED" else _tiles(report),
             "</section>",
         ]
     )
+
+
+def _weakened(report: AuditReport) -> str:
+    """The qualifiers in one line, where the eye falls."""
+    if report.verdict == "FAILED" or not report.qualifiers:
+        return ""
+    return f"<p>Weakened by <strong>{text(', '.join(report.qualifiers))}</strong></p>"
+
+
+def qualifiers(report: AuditReport) -> str:
+    """Returns what weakens the verdict: each word with its sentence, and what the reader can do about it."""
+    if report.verdict == "FAILED" or not report.qualifiers:
+        return ""
+    rows = [(word, QUALIFIERS[word]) for word in report.qualifiers]
+    facts = [(word, Html(f"{text(found.sentence)}<small>{text(found.remedy)}</small>")) for word, found in rows]
+    meaning = f"What to do about {report.verdict}: {VERDICTS[report.verdict].remedy}."
+    return section("qualifiers", "What weakens the verdict", soft(meaning), fact_list(facts, "facts claims"))
 
 
 def findings(report: AuditReport) -> str:

@@ -6,7 +6,7 @@ holds what a safetensors file says of a tensor, dtype as that format spells it a
 row-major order.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -105,6 +105,24 @@ def model_digest(records: Iterable[WeightRecord]) -> bytes:
         The RFC 6962 root over the canonical CBOR of the records, in order of their first names.
     """
     return root([cbor.encode(record.row()) for record in ordered(records)])
+
+
+def frozen_digest(records: Iterable[WeightRecord], names: Collection[str]) -> bytes | None:
+    """Returns the digest over the frozen parameters of a model, which a header and every EPOCH leaf hold.
+
+    Guarantee: two models have one such digest only if they have the same frozen parameters, bit for bit, under the same names
+    (or SHA-256 is broken).
+
+    Args:
+        records: of all its tensors, in any order. Counted are those that were not trained and are not computed from others.
+        names: of the model's parameters; a record whose first name is not among them is left out, such as that of a buffer,
+            which a forward may write.
+
+    Returns:
+        As `model_digest`; None without such a parameter.
+    """
+    own = [record for record in records if not record.trained and not record.sources and record.names[0] in names]
+    return model_digest(own) if own else None
 
 
 def write_records(records: Iterable[WeightRecord]) -> bytes:

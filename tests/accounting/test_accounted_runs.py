@@ -35,7 +35,7 @@ print(report.verdict, report.findings, [note for note in report.notes if "record
 @pytest.mark.parametrize(
     "accountant", [name if name in ("pld", "rdp") else pytest.param(name, marks=pytest.mark.slow) for name in ACCOUNTANTS]
 )
-def test_a_run_is_full_under_every_accountant(tmp_path, accountant):
+def test_a_run_verifies_under_every_accountant(tmp_path, accountant):
     extra = f'accountant = "{accountant}"\n[[noise.phase]]\nfrom_step = 3\nscale = 1.5'
     world = make_world(tmp_path, per_class=3, steps=4, rate="0.3", policy_extra=extra, now=None)
     trainer = Trainer(world)
@@ -48,11 +48,11 @@ def test_a_run_is_full_under_every_accountant(tmp_path, accountant):
     trainer.close()
     key = (world.root / "ledger.pub").read_text().split()
     report = verify_export(world.root / "export", key)
-    assert (report.verdict, report.findings) == ("FULL", ())
+    assert (report.verdict, report.findings) == ("TOLD", ())
     assert all(c.epsilon > 0 for c in report.classes)
     arguments = [sys.executable, "-c", AUDIT_WITHOUT_TORCH, str(world.root / "export"), *key]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.stdout.startswith("FULL ()"), done.stdout + done.stderr
+    assert done.stdout.startswith("TOLD ()"), done.stdout + done.stderr
     assert ("recorded with prv opacus" in done.stdout) == (accountant == "prv")
 
 

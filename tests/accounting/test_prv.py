@@ -127,6 +127,11 @@ def test_the_grid_is_about_as_long_as_foretold(monkeypatch):
         assert 0.5 < seen.pop().size / plugged.points((phase,), 1e-6) < 2.0
 
 
+def test_the_parameters_of_opacus_are_those_that_auditors_know():
+    assert plugged.about()[2] == prv.SOURCES["opacus"]
+    accountants.check_recorder(*accountants.describe("prv"))
+
+
 def test_the_header_tells_who_computed():
     name, library, version, parameters = accountants.describe("prv")
     assert (name, library, version) == ("prv", "opacus", f"{opacus.__version__}+pld-2"), "the bracket has a version too"

@@ -3,26 +3,40 @@
 The liar has the log's key: each lie is told in a leaf that is hashed, stored and signed as it should be. So it is tried three
 times: the writer refuses to append it, the ledger that holds it does not open (`dptrain ledger fsck` says so), and an auditor
 finds it in a signed export.
+
+Then what a liar leaves out rather than says, or says where nothing contradicts it: an export that was cut back, a header in
+words of its own, withdrawals that were entered as something else, bounds that nobody signed.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ledger.audit import verify_export
+from attest import cbor, signed_file
+from attest.keys import key_id, public_bytes
+from attest.withdrawal import Withdrawal, sign_withdrawal
+from ledger.audit import AuditReport, verify_export
+from ledger.audit.words import exit_code
 from ledger.errors import HorizonExceeded, LeafRefused, LedgerCorrupt
-from ledger.leaves import Charge, Epoch, Header, Leaf, Settle, Spend, encode_leaf
+from ledger.export import write_export
+from ledger.leaves import MAX_LEAF_SIZE, Charge, Epoch, Header, Leaf, Settle, Spend, encode_leaf
 from ledger.log import Ledger
-from ledger.merkle import Frontier, leaf_hash
+from ledger.merkle import Frontier, leaf_hash, root
 from ledger.note import checkpoint_text, sign_note
+from ledger.proofs.evidence import judge, parse_evidence
+from ledger.proofs.remembering import hold_against_memory
+from ledger.rules.rotation import KeyChain
 from ledger.storage.opening import create_store
 from ledger.storage.place import Place
 from ledger.storage.store import Row
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec
+from tests.ledger.ledger_runs import OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 from tests.ledger.retained_runs import forged_export, leaves_of
+from tests.registries import registry_file
 
 
 @pytest.fixture(scope="module")
@@ -194,3 +208,249 @@ def test_B22_a_withdrawal_counts_from_the_next_charge_and_is_never_erased(run):
     with pytest.raises(LeafRefused) as refused:
         run.admit(admission(1))
     assert refused.value.code == "WITHDRAWN"
+
+
+# --- Bounds that nobody signed ----------------------------------------------------------------------
+
+
+def test_bounds_that_the_operator_made_up_are_never_said_to_be_derived(tmp_path):
+    """Somebody who signed a smaller clip norm and a larger multiplier is admitted at the presets: all leaves fit together."""
+    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(4, "sensitive"))
+        driver.steps(2)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        export = ledger.export(tmp_path / "export")
+    report = verify_export(export, [SIGNER.vkey], owner_key=public_bytes(OWNER_KEY), minimum_size=8)
+    assert (report.verdict, report.qualifiers, report.findings) == ("TOLD", ("FROZEN_TOLD", "NO_AUDITORS"), ())
+    assert (exit_code(report.verdict), exit_code(report.verdict, require_full=True)) == (0, 1)
+
+
+# --- A tail that was cut ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory) -> tuple[Path, Path, Path]:
+    """Exports of one ledger, early and late, and of a fork of it that grew as far."""
+    base = tmp_path_factory.mktemp("grown")
+    exports = []
+    for name in ("ledger", "fork"):
+        with Ledger.create(base / f"{name}.db", header_spec(), SIGNER, now=START) as ledger:
+            driver = Driver(ledger)
+            driver.admit(admission(1), admission(2 if name == "ledger" else 3))
+            driver.steps()
+            driver.epoch()
+            exports.append(ledger.export(base / f"{name}-early"))
+            driver.steps(2)
+            driver.epoch()
+            exports.append(ledger.export(base / f"{name}-late"))
+    return exports[0], exports[1], exports[3]
+
+
+def seen(export: Path, memory: Path) -> AuditReport:
+    """An audit that remembers."""
+    return hold_against_memory(verify_export(export, [SIGNER.vkey]), export, memory, [SIGNER.vkey])
+
+
+def test_an_export_whose_tail_was_cut_fails_where_the_auditor_knows_how_long_it_is(grown):
+    early, late, _ = grown
+    size = verify_export(late, [SIGNER.vkey]).size
+    assert "UNCOMPARED" in verify_export(early, [SIGNER.vkey]).qualifiers, "by itself it cannot be told"
+    report = verify_export(early, [SIGNER.vkey], minimum_size=size)
+    assert report.verdict == "FAILED" and {(found.code, found.where) for found in report.findings} == {("OLD", "checkpoint")}
+    report = verify_export(late, [SIGNER.vkey], minimum_size=size)
+    assert report.verdict == "TOLD" and "UNCOMPARED" not in report.qualifiers
+
+
+def test_an_export_whose_tail_was_cut_fails_against_what_was_seen_with_evidence(grown, tmp_path):
+    early, late, fork = grown
+    memory = tmp_path / "seen"
+    first = seen(late, memory)
+    assert first.verdict == "TOLD" and "UNCOMPARED" in first.qualifiers and "nothing was remembered" in first.notes[-1]
+    for export, code, kind in ((early, "BEHIND", "ROLLBACK"), (fork, "FORKED", "FORK")):
+        report = seen(export, memory)
+        assert report.verdict == "FAILED" and [found.code for found in report.findings] == [code]
+        shown = {judge(parse_evidence(path.read_bytes()), [SIGNER.vkey]).kind for path in memory.glob("*.evidence")}
+        assert kind in shown
+    again = seen(late, memory)
+    assert again.verdict == "TOLD" and "UNCOMPARED" not in again.qualifiers, "what failed is not what is remembered"
+
+
+# --- A header in words of its own ------------------------------------------------------------------------------
+
+
+def with_header(leaves: list[Leaf], directory: Path, key: int, value: Callable[[Any], Any]) -> Path:
+    """An export whose leaf 0 has another value at one key of its map, below the log's own signature."""
+    bodies = [encode_leaf(leaf) for leaf in leaves]
+    fields = cbor.decode(bodies[0], max_size=MAX_LEAF_SIZE)
+    bodies[0] = cbor.encode(fields | {key: value(fields[key])})
+    note = sign_note(checkpoint_text(SIGNER.name, len(bodies), root(bodies)), SIGNER)
+    rows = [Row(seq, 0, None, leaf_hash(body), body) for seq, body in enumerate(bodies)]
+    return write_export(leaves[0], rows, note, directory, keys=KeyChain(leaves[0]))
+
+
+ACCOUNTANT, NOTE, MARGIN = 15, 16, 18
+
+IN_ITS_OWN_WORDS = {
+    "a note that promises more": (NOTE, lambda _: "certified: every bound was checked in exact arithmetic", "NUMERICS"),
+    "a note with a word more": (NOTE, lambda note: note + " Audited.", "NUMERICS"),
+    "no margin": (MARGIN, lambda _: 0.0, "NUMERICS"),
+    "a margin of one's own": (MARGIN, lambda _: 2.0**-12, "NUMERICS"),
+    "a version that lets any figure pass": (ACCOUNTANT, lambda row: [row[0], row[1], "pld-1", row[3]], "ACCOUNTANT_VERSION"),
+    "a library of one's own": (ACCOUNTANT, lambda row: [row[0], "ours", *row[2:]], "ACCOUNTANT_VERSION"),
+    "parameters of one's own": (ACCOUNTANT, lambda row: [*row[:3], "interval=1e-9"], "ACCOUNTANT_VERSION"),
+}
+
+
+@pytest.mark.parametrize("case", IN_ITS_OWN_WORDS)
+def test_a_header_that_says_of_its_numerics_what_no_policy_gives_is_a_finding(leaves, tmp_path, case):
+    key, value, code = IN_ITS_OWN_WORDS[case]
+    report = verify_export(with_header(leaves, tmp_path / "true", key, lambda told: told), [SIGNER.vkey])
+    assert report.verdict == "TOLD", report.findings
+    report = verify_export(with_header(leaves, tmp_path / "false", key, value), [SIGNER.vkey])
+    assert report.verdict == "FAILED" and {(found.code, found.where) for found in report.findings} == {(code, "seq 0")}
+
+
+# --- Withdrawals that were entered as something else ---------------------------------------------------
+
+
+ALICE = Ed25519PrivateKey.from_private_bytes(b"\x61" * 32)
+SIGNED_AT = START + 2
+
+
+class Withdrawals:
+    """A ledger of one contribution of alice's, her signed withdrawal, and the registry that has her key."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        data = registry_file(
+            OWNER_KEY,
+            START - 10,
+            lambda log: log.enrol(
+                "alice", public_bytes(ALICE), classes=("open",), cap=None, not_before=0, not_after=START * 2, now=START - 9
+            ),
+        )
+        self.registry = base / "registry.cbor"
+        self.registry.write_bytes(data)
+        self.folder = base / "withdrawals"
+        self.folder.mkdir()
+
+    def sign(self, key=ALICE, signer="alice", *, reason="consent", time=SIGNED_AT, corpus="notes", n=1) -> bytes:
+        """Writes a signed withdrawal; returns its evidence hash."""
+        payload, message = sign_withdrawal(Withdrawal(descriptor(n), corpus, time, reason), key, signer=signer)
+        signed_file.write(self.folder / f"{len(list(self.folder.iterdir()))}.cose", payload, message)
+        return hashlib.sha256(message).digest()
+
+    def export(self, reason: str | None, evidence: bytes = bytes(32)) -> Path:
+        """A run in which the contribution leaves for a reason, or stays."""
+        from attest.registry import open_registry
+
+        spec = header_spec(registry_root=open_registry(self.registry, public_bytes(OWNER_KEY)).root())
+        place = self.base / f"run{len(list(self.base.glob('*.db')))}"
+        with Ledger.create(place.with_suffix(".db"), spec, SIGNER, now=START) as ledger:
+            driver = Driver(ledger)
+            driver.admit(admission(1, key_id=key_id(public_bytes(ALICE))), admission(2))
+            driver.steps()
+            if reason is not None:
+                ledger.withdraw(descriptor(1), reason, evidence, now=driver.tick())
+            driver.steps()
+            driver.epoch()
+            return ledger.export(place)
+
+    def audit(self, export: Path, *, registry: bool = True) -> AuditReport:
+        return verify_export(
+            export, [SIGNER.vkey], withdrawals=self.folder, registry=self.registry if registry else None
+        )
+
+
+@pytest.fixture
+def withdrawals(tmp_path) -> Withdrawals:
+    return Withdrawals(tmp_path)
+
+
+def found(report: AuditReport) -> list[tuple[str, str]]:
+    return [(item.code, item.where) for item in report.findings]
+
+
+def leaf_of(export: Path) -> str:
+    return f"seq {verify_export(export, [SIGNER.vkey]).withdrawals[0].seq}"
+
+
+def test_an_honest_withdrawal_is_shown_by_whoever_signed_it(withdrawals):
+    for signer, key in (("alice", ALICE), ("owner", OWNER_KEY)):
+        export = withdrawals.export("consent", withdrawals.sign(key, signer))
+        assert "WITHDRAWALS_TOLD" in verify_export(export, [SIGNER.vkey]).qualifiers, "nothing was given"
+        report = withdrawals.audit(export)
+        assert report.verdict == "TOLD" and not {"WITHDRAWALS_TOLD", "WITHDRAWAL_UNENTERED"} & set(report.qualifiers)
+        assert (report.withdrawal_evidence.signed, report.withdrawal_evidence.shown) == (1, 1)
+        if signer == "alice":
+            without = withdrawals.audit(export, registry=False)
+            assert without.withdrawal_evidence.shown == 0 and "WITHDRAWALS_TOLD" in without.qualifiers
+
+
+def test_a_signed_withdrawal_that_was_logged_as_expired_is_found(withdrawals):
+    withdrawals.sign()
+    export = withdrawals.export("expired", hashlib.sha256(b"attestation").digest())
+    assert verify_export(export, [SIGNER.vkey]).verdict == "TOLD"
+    report = withdrawals.audit(export)
+    assert report.verdict == "FAILED" and found(report) == [("WITHDRAWAL_REASON", leaf_of(export))]
+    assert "'consent'" in report.findings[0].sentence and "'expired'" in report.findings[0].sentence
+
+
+def test_a_withdrawal_that_was_signed_after_it_expired_is_no_finding(withdrawals):
+    withdrawals.sign(time=START + 10_000)
+    export = withdrawals.export("expired", hashlib.sha256(b"attestation").digest())
+    report = withdrawals.audit(export)
+    assert report.verdict == "TOLD" and "WITHDRAWAL_UNENTERED" not in report.qualifiers
+
+
+@pytest.mark.parametrize(
+    ("signed", "code"),
+    [
+        ({"reason": "error"}, "WITHDRAWAL_REASON"),
+        ({"n": 2}, "WITHDRAWAL_EVIDENCE"),
+        ({"corpus": "other"}, "WITHDRAWAL_EVIDENCE"),
+    ],
+)
+def test_evidence_that_says_something_else_than_its_leaf_is_found(withdrawals, signed, code):
+    export = withdrawals.export("consent", withdrawals.sign(**signed))
+    report = withdrawals.audit(export)
+    assert report.verdict == "FAILED" and (code, leaf_of(export)) in found(report)
+
+
+def test_nobody_but_owner_and_contributor_signs_a_withdrawal(withdrawals):
+    """Not under their names with another key, and not under a name of one's own."""
+    export = withdrawals.export("consent", withdrawals.sign(OTHER_KEY, "owner"))
+    assert found(withdrawals.audit(export)) == [("WITHDRAWAL_EVIDENCE", leaf_of(export))]
+    export = withdrawals.export("consent", withdrawals.sign(OTHER_KEY, "alice"))
+    assert ("WITHDRAWAL_EVIDENCE", leaf_of(export)) in found(withdrawals.audit(export))
+    export = withdrawals.export("consent", withdrawals.sign(OTHER_KEY, "mallory"))
+    report = withdrawals.audit(export)
+    assert report.verdict == "TOLD" and report.withdrawal_evidence.shown == 0 and "WITHDRAWALS_TOLD" in report.qualifiers
+
+
+def test_a_contributor_withdraws_nothing_of_another(withdrawals):
+    """The ADMIT leaf of contribution 2 names another key, so alice's signature shows nothing of it."""
+    withdrawals.sign(n=2)
+    report = withdrawals.audit(withdrawals.export(None))
+    assert "WITHDRAWAL_UNENTERED" not in report.qualifiers and report.verdict == "TOLD"
+
+
+def test_what_is_missing_is_counted_and_named_and_what_was_never_entered_is_told(withdrawals):
+    export = withdrawals.export("consent", b"\x07" * 32)
+    report = withdrawals.audit(export)
+    assert report.withdrawal_evidence.missing == (int(leaf_of(export).split()[1]),)
+    assert any("0 of 1 leaves" in note and leaf_of(export).split()[1] in note for note in report.notes)
+    withdrawals.sign()
+    report = withdrawals.audit(withdrawals.export(None))
+    assert report.verdict == "TOLD" and "WITHDRAWAL_UNENTERED" in report.qualifiers
+
+
+def test_a_file_of_another_kind_among_the_withdrawals_counts_for_nothing(withdrawals):
+    evidence = withdrawals.sign()
+    export = withdrawals.export("consent", evidence)
+    (withdrawals.folder / "letter.txt").write_text("please forget me")
+    report = withdrawals.audit(export)
+    assert report.verdict == "TOLD" and report.withdrawal_evidence.shown == 1
+    assert any("letter.txt" in note for note in report.notes)

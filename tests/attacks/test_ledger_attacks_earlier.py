@@ -45,7 +45,7 @@ def carrying(registry: SpentRegistry):
 
 def codes(export: Path, *earlier: Path) -> list[str]:
     report = verify_with_earlier(export, KEYS, earlier)
-    assert report.verdict == ("FAILED" if report.findings else "FULL")
+    assert report.verdict == ("FAILED" if report.findings else "TOLD")
     return [found.code for found in report.findings]
 
 
@@ -123,7 +123,7 @@ def test_a_run_that_began_before_and_is_left_out_is_found_where_its_export_is_gi
     """No ledger can show it; an auditor who asks the owner for all runs can."""
     first = finished(tmp_path, "one", SIGNER, admission(1))
     second = finished(tmp_path, "two", SECOND, admission(1), streams=10)
-    assert verify_export(second, KEYS).verdict == "FULL"
+    assert verify_export(second, KEYS).verdict == "TOLD"
     assert codes(second, first) == ["EARLIER_LEFT_OUT"] and codes(first, second) == ["EARLIER_LEFT_OUT"]  # the same second
     later = finished(tmp_path, "three", THIRD, admission(1), streams=20, now=START + 100)
     assert codes(later, first) == ["EARLIER_LEFT_OUT"] and codes(first, later) == []
@@ -160,7 +160,7 @@ def test_another_history_of_an_earlier_run_is_found_by_its_cosigners(tmp_path):
     cosigned(second)
     assert codes(second, forked) == [] and codes(second, shown) == ["EARLIER_FORKED"]
     keys = [*KEYS, anna.vkey]
-    assert verify_export(second, keys, require_quorum=True).verdict == "FULL"
+    assert verify_export(second, keys, require_quorum=True).verdict == "TOLD"
     report = verify_with_earlier(second, keys, [forked], require_quorum=True)
     assert [found.code for found in report.findings] == ["EARLIER"] and "cosigned" in report.findings[0].sentence
 
@@ -330,7 +330,7 @@ def test_runs_that_neither_count_each_other_are_told_to_whoever_counts_both(tmp_
     third = heir(tmp_path, "three", THIRD, earlier_run(first, KEYS), earlier_run(second, KEYS), streams=90)
     apart = "ledger.example/run1 and ledger.example/run2 share 1 contributions and neither counts the other"
     report = verify_with_earlier(third, KEYS, [first, second])
-    assert report.verdict == "FULL" and [note.startswith(apart) for note in report.notes].count(True) == 1
+    assert report.verdict == "TOLD" and [note.startswith(apart) for note in report.notes].count(True) == 1
     other = heir(tmp_path, "other", SECOND, earlier_run(first, KEYS), streams=130)
     last = heir(tmp_path, "last", THIRD, earlier_run(first, KEYS), earlier_run(other, KEYS), streams=170)
     assert not any("neither counts" in note for note in verify_with_earlier(last, KEYS, [first, other]).notes)

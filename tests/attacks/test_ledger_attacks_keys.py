@@ -58,16 +58,16 @@ def test_B12_a_checkpoint_that_only_the_retired_key_signed_is_refused(exports, p
 
 
 def test_B12_the_checkpoint_at_the_change_carries_both_signatures(exports):
-    assert verify_export(exports["at_change"], [SIGNER.vkey]).verdict == "FULL"
+    assert verify_export(exports["at_change"], [SIGNER.vkey]).verdict == "TOLD"
     sign_again(exports["at_change"], NEW)
     assert codes(verify_export(exports["at_change"], [NEW.vkey])) == ["LOG_KEY"]
 
 
 def test_B12_whoever_pinned_the_new_key_refuses_what_a_thief_of_the_old_one_wrote(exports):
-    assert verify_export(exports["after"], [NEW.vkey]).verdict == "FULL"
+    assert verify_export(exports["after"], [NEW.vkey]).verdict == "TOLD"
     for pinned in ([NEW.vkey], [SIGNER.vkey, NEW.vkey]):
         assert codes(verify_export(exports["stolen"], pinned)) == ["LOG_KEY"]
-    assert verify_export(exports["before"], [SIGNER.vkey]).verdict == "FULL"  # it was signed before the change
+    assert verify_export(exports["before"], [SIGNER.vkey]).verdict == "TOLD"  # it was signed before the change
 
 
 def test_B12_a_change_that_the_old_key_did_not_sign_is_no_change(exports):

@@ -11,8 +11,9 @@ from ledger.errors import LedgerError, LedgerForked, LedgerWrongRun, NoteError, 
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, open_note, parse_checkpoint, sign_note
 from ledger.proofs import prover
-from ledger.proofs.cosigning import Memory, cosign_export
+from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.evidence import judge, parse_evidence
+from ledger.proofs.memory import Memory
 from ledger.proofs.reader import ExportReader
 from ledger.proofs.tlog_proof import TlogProof, verify_proof
 from ledger.trust import auditors_policy

@@ -23,7 +23,18 @@ from ledger.release.tied import Commitment, tie, told
 from ledger.replay import Replay
 from ledger.rules.releases import withdrawals_root
 from ledger.rules.weights import WeightRecord
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
+from tests.ledger.ledger_runs import (
+    OTHER_KEY,
+    SIGNER,
+    STACK,
+    START,
+    Driver,
+    admission,
+    descriptor,
+    header_spec,
+    parameter,
+    stack_of,
+)
 from tests.ledger.retained_runs import leaves_of
 
 KEYS = [SIGNER.vkey]
@@ -45,7 +56,8 @@ WEIGHTS = WeightRecord(("w",), None, True, "F32", (2,), hashlib.sha256(bytes(8))
 def scene(tmp_path_factory):
     """A ledger released twice, with a withdrawal in between; the key is the ledger's, so that forgeries are well signed."""
     base = tmp_path_factory.mktemp("releases")
-    with Ledger.create(base / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+    spec = header_spec(stack=stack_of(4, *STACK.tensors, parameter("w", 2)))
+    with Ledger.create(base / "ledger.db", spec, SIGNER, now=START) as ledger:
         driver = Driver(ledger)
         driver.digest = ledger.keep_weights([WEIGHTS])
         driver.admit(admission(1), admission(2), admission(3, "sensitive"))
@@ -83,8 +95,8 @@ def resigned(directory: Path, signer: NoteSigner = SIGNER, **changes) -> None:
 
 
 def test_E4_nothing_is_wrong_with_what_was_really_released(scene):
-    assert check_release(scene / "new", KEYS).verdict == "FULL"
-    assert check_release(scene / "old", KEYS).verdict == "FULL"
+    assert check_release(scene / "new", KEYS).verdict == "TOLD"
+    assert check_release(scene / "old", KEYS).verdict == "TOLD"
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "release.cose", "export/checkpoint"])
@@ -200,7 +212,7 @@ def refusal(report: ReleaseReport | None, rights: Rights, *artifacts: str, **opt
 
 
 def test_E5_no_ledger_no_manifest_or_an_unchecked_one_serves_nobody(scene, new):
-    everything = Rights({"open": None, "sensitive": None}, withdrawn=True)
+    everything = Rights({"open": None, "sensitive": None}, withdrawn=True, told=True)
     assert refusal(None, everything) == "NO_RELEASE"
     (new / "export").rename(new.parent / "export")
     assert refusal(check_release(new, KEYS), everything) == "NOT_CHECKED"
@@ -212,13 +224,25 @@ def test_E5_no_ledger_no_manifest_or_an_unchecked_one_serves_nobody(scene, new):
 def test_E5_a_class_or_an_epsilon_that_the_rights_do_not_allow_is_refused(scene):
     report = check_release(scene / "new", KEYS)
     spent = report.manifest.epsilon_micro("full", 1) / 1e6
-    assert refusal(report, Rights()) == "CLASS"
-    assert refusal(report, Rights({"open": None})) == "CLASS"
-    assert refusal(report, Rights({"open": None, "sensitive": spent - 1e-6})) == "EPSILON"
-    assert refusal(report, Rights({"open": None, "sensitive": float("nan")})) == "EPSILON"
-    assert choose_artifact(report, Rights({"open": None, "sensitive": spent}), ["full"]) == "full"
-    assert refusal(report, Rights({"open": None}), "adapter:none") == "ARTIFACT"
-    assert refusal(report, Rights({"open": None}), "full", "base") == "CLASS", "in an ordinary stack the base is no way out"
+    assert refusal(report, Rights(told=True)) == "CLASS"
+    assert refusal(report, Rights({"open": None}, told=True)) == "CLASS"
+    assert refusal(report, Rights({"open": None, "sensitive": spent - 1e-6}, told=True)) == "EPSILON"
+    assert refusal(report, Rights({"open": None, "sensitive": float("nan")}, told=True)) == "EPSILON"
+    assert choose_artifact(report, Rights({"open": None, "sensitive": spent}, told=True), ["full"]) == "full"
+    assert refusal(report, Rights({"open": None}, told=True), "adapter:none") == "ARTIFACT"
+    rights = Rights({"open": None}, told=True)
+    assert refusal(report, rights, "full", "base") == "CLASS", "in an ordinary stack the base is no way out"
+
+
+def test_E5_bounds_that_are_told_and_leaves_that_were_pruned_serve_nobody_unless_the_rights_say_so(scene):
+    """Nothing but FULL by default; and the operator's word for the bounds is no auditors' word for what was pruned."""
+    report, both = check_release(scene / "new", KEYS), {"open": None, "sensitive": None}
+    assert report.verdict == "TOLD" and not {"RELEASE_OLDER", "WEIGHTS_NOT_TIED"} & set(report.qualifiers)
+    assert refusal(report, Rights(both)) == "NOT_CHECKED"
+    assert choose_artifact(report, Rights(both, told=True), ["full"]) == "full"
+    assert choose_artifact(replace(report, verdict="FULL"), Rights(both), ["full"]) == "full"
+    for other in ({"verdict": "SUMMARISED"}, {"qualifiers": ("PRUNED",)}, {"verdict": "SIGNED"}, {"verdict": "FAILED"}):
+        assert refusal(replace(report, **other), Rights(both, told=True)) == "NOT_CHECKED"
 
 
 def test_E5_weights_that_the_run_did_not_commit_to_serve_nobody_unless_the_rights_say_so(scene, tmp_path):
@@ -229,27 +253,27 @@ def test_E5_weights_that_the_run_did_not_commit_to_serve_nobody_unless_the_right
         release(ledger, directory, now=START + 10_000)
     report = check_release(directory, KEYS)
     both = {"open": None, "sensitive": None}
-    assert (report.verdict, report.weights.status) == ("FULL", "UNTIED")
-    assert refusal(report, Rights(both)) == "NOT_TIED"
-    assert choose_artifact(report, Rights(both, untied=True), ["full"]) == "full"
-    assert refusal(replace(report, weights=None), Rights(both)) == "NOT_TIED"
+    assert (report.verdict, report.weights.status) == ("TOLD", "UNTIED") and "WEIGHTS_NOT_TIED" in report.qualifiers
+    assert refusal(report, Rights(both, told=True)) == "NOT_TIED"
+    assert choose_artifact(report, Rights(both, untied=True, told=True), ["full"]) == "full"
+    assert refusal(replace(report, weights=None), Rights(both, told=True)) == "NOT_TIED"
 
 
 def test_E5_a_withdrawal_since_the_release_is_refused_unless_the_rights_say_otherwise(scene, tmp_path):
     """The old release beside the export of the new one, which has the withdrawal of a contribution to the class open."""
     report = check_release(scene / "old", KEYS, export=scene / "new" / "export")
-    assert (report.verdict, report.newer_withdrawals) == ("FULL", 1)
+    assert (report.verdict, report.newer_withdrawals) == ("TOLD", 1) and "RELEASE_OLDER" in report.qualifiers
     both = {"open": None, "sensitive": None}
-    assert refusal(report, Rights(both)) == "WITHDRAWN"
-    assert refusal(report, Rights(both), withdrawn_classes={"open"}) == "WITHDRAWN"
-    assert choose_artifact(report, Rights(both, withdrawn=True), ["full"]) == "full"
-    assert choose_artifact(report, Rights(both), ["full"], withdrawn_classes=()) == "full"
+    assert refusal(report, Rights(both, told=True)) == "WITHDRAWN"
+    assert refusal(report, Rights(both, told=True), withdrawn_classes={"open"}) == "WITHDRAWN"
+    assert choose_artifact(report, Rights(both, withdrawn=True, told=True), ["full"]) == "full"
+    assert choose_artifact(report, Rights(both, told=True), ["full"], withdrawn_classes=()) == "full"
 
 
 def test_nothing_of_the_name_of_the_export_is_left_unlooked_at(scene, new, tmp_path):
     """With the export elsewhere, a file or a link of its name would be the one thing in the directory that nobody compares."""
     shutil.move(new / "export", tmp_path / "export")
-    assert check_release(new, KEYS, export=tmp_path / "export").verdict == "FULL"
+    assert check_release(new, KEYS, export=tmp_path / "export").verdict == "TOLD"
     (new / "export").write_bytes(b"other weights")
     assert codes(new, export=tmp_path / "export") == {"UNKNOWN_FILE"}
     for target in (new / "config.json", tmp_path / "export"):

@@ -8,8 +8,8 @@ from attest.corpus import open_corpus
 from attest.gate import run_gate
 from attest.policy import open_policy
 from attest.registry import open_registry
-from attest.schedule import block_std
-from ledger.leaves import HELD, HeaderBlock, HeaderSpec
+from attest.stack import HEAD, NO_TOWER, Stack, StackTensor, Tower
+from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.content_anchor import content_anchor
 from ledger.leaves.header import ADDRESSED
 from ledger.log import AdmitSpec, Ledger
@@ -31,18 +31,19 @@ def record(shell, *, private: bool = True, ledger: str = "ledger.db", state: str
     keys.save_private_key("ledger.key", key)
     signer = NoteSigner("clinic-notes-2026/ledger", key)
     shell.write("ledger.pub", f"# the run of November\n{signer.vkey}\n")
-    both = ("sensitive", "public")
-    presets = {rule.name: (rule.noise_multiplier_micro, rule.clip_norm_micro) for rule in signed.policy.classes}
     header = HeaderSpec(
         policy=signed,
         owner_key=owner_key,
         registry_root=registry.root(),
         model_fingerprint=bytes(32),
-        blocks=tuple(
-            HeaderBlock(name, 100, classes, block_std([presets[item] for item in classes]))
-            for name, classes in (("layer.0", ("public",)), ("layer.1", both), ("head", both))
+        stack=Stack(
+            (Tower(NO_TOWER, "", ("layers.0", "layers.1")),),
+            (
+                StackTensor(("head.weight",), 2, ((NO_TOWER, HEAD),)),
+                StackTensor(("layers.0.weight",), 100, ((NO_TOWER, 0),)),
+                StackTensor(("layers.1.weight",), 100, ((NO_TOWER, 1),)),
+            ),
         ),
-        exactness_note="fast",
         isolation=HELD,
         randomness=ADDRESSED,
         unprobed=(),

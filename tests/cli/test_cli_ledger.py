@@ -31,9 +31,57 @@ def test_an_export_verifies_with_the_key_alone(shell, run):
     assert shell.json("ledger", "export", "ledger.db", "export")["key"] == run
     for pinned in ("ledger.pub", run):
         answer = shell.json("ledger", "verify", "export", "--key", pinned)
-        assert answer["verdict"] == "FULL" and answer["findings"] == []
-    assert shell.json(*VERIFY, "--owner-key", "owner.pub")["verdict"] == "FULL"
-    assert shell.run(*VERIFY).stdout.startswith("FULL")
+        assert answer["verdict"] == "TOLD" and answer["findings"] == []
+    assert shell.json(*VERIFY, "--owner-key", "owner.pub")["verdict"] == "TOLD"
+    printed = shell.run(*VERIFY).stdout
+    assert printed.startswith("TOLD (NO_AUDITORS, UNCOMPARED, UNPINNED)  clinic-notes-2026/ledger\n")
+    assert "\nUNPINNED " in printed and "--owner-key" in printed
+    assert printed.rstrip().endswith("docs/auditors.md, What an audit cannot find")
+
+
+def test_anything_but_full_ends_with_an_error_where_full_is_asked_for(shell, run):
+    shell.run("ledger", "export", "ledger.db", "export")
+    assert shell.json(*VERIFY, code=0)["verdict"] == "TOLD"
+    assert shell.json(*VERIFY, "--require-full", code=1)["verdict"] == "TOLD"
+
+
+def test_an_older_export_fails_where_its_size_or_a_later_one_is_known(shell, run):
+    size = shell.json("ledger", "export", "ledger.db", "export")["size"]
+    seen = (*VERIFY, "--remember", "seen")
+    assert "UNCOMPARED" not in shell.json(*VERIFY, "--min-size", str(size))["qualifiers"]
+    assert shell.json(*VERIFY, "--min-size", str(size + 1), code=1)["findings"][0]["code"] == "OLD"
+    assert "nothing was remembered" in shell.run(*seen).stdout
+    sign = ("attest", "withdraw", "corpus/notes.jsonl.attest", "--key", "owner.key", "--record", "1")
+    made = shell.json(*sign)["withdrawals"][0]
+    shell.run("ledger", "withdraw", "ledger.db", made["path"])
+    shell.run("ledger", "export", "ledger.db", "later")
+    assert f"extends the {size} leaves" in shell.run(*seen[:2], "later", *seen[3:]).stdout
+    finding = shell.json(*seen, code=1)["findings"][0]
+    assert finding["code"] == "BEHIND"
+    evidence = next((shell.directory / "seen").glob("*.evidence"))
+    assert str(evidence.name) in finding["sentence"]
+    assert shell.json("ledger", "verify-proof", str(evidence), "--key", "ledger.pub")["verdict"] == "ROLLBACK"
+
+
+def test_withdrawals_are_held_against_what_was_signed(shell, run):
+    attestations = "corpus/notes.jsonl.attest"
+    entitled = ("--attestations", attestations, "--registry", "registry.cbor")
+    for key, number in (("alice.key", "2"), ("owner.key", "1")):
+        made = shell.json("attest", "withdraw", attestations, "--key", key, "--record", number)["withdrawals"][0]
+        shell.run("ledger", "withdraw", "ledger.db", made["path"], *entitled)
+        (shell.directory / "withdrawals").mkdir(exist_ok=True)
+        (shell.directory / made["path"]).rename(shell.directory / "withdrawals" / f"{number}.taken")
+    shell.run("ledger", "export", "ledger.db", "export")
+    assert "WITHDRAWALS_TOLD" in shell.json(*VERIFY)["qualifiers"]
+    owners = shell.json(*VERIFY, "--withdrawals", "withdrawals")
+    assert (owners["withdrawal_evidence"]["signed"], owners["withdrawal_evidence"]["shown"]) == (2, 1)
+    both = shell.json(*VERIFY, "--withdrawals", "withdrawals", "--registry", "registry.cbor")
+    assert both["withdrawal_evidence"] == {"signed": 2, "shown": 2, "missing": []}
+    assert "WITHDRAWALS_TOLD" not in both["qualifiers"]
+    shell.run(*VERIFY, "--registry", "registry.cbor", code=2)
+    shell.run("registry", "add", "other.cbor", "--pub", "alice.pub", "--class", "sensitive")
+    other = shell.json(*VERIFY, "--withdrawals", "withdrawals", "--registry", "other.cbor", code=1)
+    assert [finding["code"] for finding in other["findings"]] == ["REGISTRY_ROOT"]
 
 
 def test_a_changed_byte_fails_verification_and_the_file_is_named(shell, run):
@@ -93,7 +141,7 @@ def test_a_contributors_withdrawal_is_entered_once_and_exported(shell, run):
     assert (shown["active"], shown["withdrawn"]) == (4, 1)
     assert shell.json("gate", "policy.cose", "corpus", "--ledger", "ledger.db", code=1)["refused"] == {"WITHDRAWN": 1}
     shell.run("ledger", "export", "ledger.db", "export")
-    assert shell.json(*VERIFY)["verdict"] == "FULL"
+    assert shell.json(*VERIFY)["verdict"] == "TOLD"
 
 
 def test_nobody_withdraws_for_another(shell, run):
@@ -143,9 +191,9 @@ def test_report_writes_one_page_with_the_verdict(shell, run):
     shell.run("ledger", "export", "ledger.db", "export")
     shell.write("extras.json", '{"results": []}')
     report = ("ledger", "report", "export", "report.html", "--key", "ledger.pub")
-    assert shell.json(*report, "--extras", "extras.json")["verdict"] == "FULL"
+    assert shell.json(*report, "--extras", "extras.json")["verdict"] == "TOLD"
     page = (shell.directory / "report.html").read_text()
-    assert "FULL" in page and "<html" in page
+    assert "TOLD" in page and "<html" in page
     shell.run(*report, code=2)
 
 

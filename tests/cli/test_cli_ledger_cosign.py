@@ -43,7 +43,7 @@ def test_two_auditors_cosign_and_proofs_ask_for_both(shell, run):
     again = shell.json("ledger", "merge", "export", "anna.note", "--key", "auditors.pub")
     assert len(again["cosigners"]) == 2 and Path("export/checkpoint").read_bytes() == written
     assert "cosigned by ben at" in shell.run("ledger", "merge", "export", "ben.note", "--key", "auditors.pub").stdout
-    assert shell.json("ledger", "verify", "export", "--key", "ledger.pub")["verdict"] == "FULL"
+    assert shell.json("ledger", "verify", "export", "--key", "ledger.pub")["verdict"] == "TOLD"
     shell.run("ledger", "prove", "export", "mine.tlog-proof", "--leaf", "1")
     shown = shell.run("ledger", "verify-proof", "mine.tlog-proof", "--key", "ledger.pub").stdout
     assert "\n  clip: 0.5\n" in shown and "\n  class name: sensitive\n" in shown
@@ -106,7 +106,7 @@ def test_an_auditor_says_once_that_it_is_the_first_time(shell, run):
 
 def test_what_fails_the_audit_is_not_cosigned(shell, run):
     shell.write("export/tile/extra", "")
-    assert shell.json(*COSIGN, "--first", code=1)["error"]["code"] == "NOT_FULL"
+    assert shell.json(*COSIGN, "--first", code=1)["error"]["code"] == "AUDIT_FAILED"
     assert not (shell.directory / "anna.cosigned").exists()
 
 
@@ -153,7 +153,7 @@ def test_a_line_of_an_unknown_key_is_told_by_verify(shell, run):
     shutil.copy("anna.note", "export/checkpoint")
     verify = ("ledger", "verify", "export", "--key", "ledger.pub")
     answer = shell.json(*verify)
-    assert answer["verdict"] == "FULL" and [(row["name"], row["resembles"]) for row in answer["ignored"]] == [("anna", None)]
+    assert answer["verdict"] == "TOLD" and [(row["name"], row["resembles"]) for row in answer["ignored"]] == [("anna", None)]
     assert "note: 1 signature line by keys neither pinned nor named by the policy counts for nothing: anna (key id" in (
         shell.run(*verify).stdout
     )

@@ -34,7 +34,7 @@ def test_the_new_key_takes_the_place_of_the_old_and_whoever_pinned_either_verifi
     assert (run / "ledger.pub").read_text().splitlines()[0] == told["key"]
     shell.run("ledger", "export", "ledger.db", "export")
     for key in (old, told["key"], "ledger.pub"):
-        assert shell.json("ledger", "verify", "export", "--key", key)["verdict"] == "FULL"
+        assert shell.json("ledger", "verify", "export", "--key", key)["verdict"] == "TOLD"
     assert shell.json("ledger", "fsck", "ledger.db")["verdict"] == "OK"
     refused = shell.json("ledger", "export", "ledger.db", "again", "--ledger-key", retired.name, code=1)
     assert refused["error"]["code"] == "WRONG_KEY" and f"leaf {told['leaf']}" in str(refused["error"])

@@ -31,9 +31,9 @@ def test_a_model_is_released_and_whoever_gets_it_checks_it_offline(shell, model)
     full = {part["name"]: part for part in made["artifacts"]}["full"]
     assert full["epsilon"]["sensitive"] == made["classes"][0]["epsilon"]
     answer = shell.json(*CHECK, "--owner-key", "owner.pub")
-    assert (answer["verdict"], answer["manifest"]["root"]) == ("FULL", made["root"])
+    assert (answer["verdict"], answer["manifest"]["root"]) == ("TOLD", made["root"])
     text = shell.run(*CHECK).stdout
-    assert text.startswith("FULL") and "A (direct isolation)" in text
+    assert text.startswith("TOLD") and "A (direct isolation)" in text
     with Ledger.open("ledger.db") as log:
         assert log.size == made["leaf"] + 1
 
@@ -67,7 +67,7 @@ def test_of_every_tensor_it_is_told_whether_it_is_the_runs(shell, model, data, s
     made = shell.json("release", "model", "--ledger", "ledger.db")
     assert (made["weights"]["status"], made["weights"]["step"], made["weights"]["trained"]) == (status, 20, 1)
     answer = shell.json(*CHECK)
-    assert answer["weights"] == made["weights"] and answer["verdict"] == "FULL"
+    assert answer["weights"] == made["weights"] and answer["verdict"] == "TOLD"
     text = " ".join(shell.run(*CHECK).stdout.split())
     assert f"weights {status}" in text and told in text
 
@@ -143,13 +143,13 @@ def test_a_release_without_its_export_is_no_pass_unless_one_is_content_with_the_
     for asked in (("--owner-key", "owner.pub"), ("--require-quorum",)):
         answer = shell.json(*CHECK, "--signature-only", *asked, code=1)
         assert answer["verdict"] == "FAILED" and [item["code"] for item in answer["findings"]] == ["NO_EXPORT"]
-    assert shell.json(*CHECK, "--export", "elsewhere", "--owner-key", "owner.pub")["verdict"] == "FULL"
+    assert shell.json(*CHECK, "--export", "elsewhere", "--owner-key", "owner.pub")["verdict"] == "TOLD"
     shell.run("release", "model", "--ledger", "ledger.db", "--signature-only", code=2)
 
 
 def test_only_cosignatures_tell_that_auditors_are_shown_the_ledger_that_records_a_release(shell, model):
     shell.run("release", "model", "--ledger", "ledger.db")
-    assert shell.json(*CHECK)["verdict"] == "FULL"
+    assert shell.json(*CHECK)["verdict"] == "TOLD"
     answer = shell.json(*CHECK, "--require-quorum", code=1)
     assert [item["code"] for item in answer["findings"]] == ["QUORUM"]
     shell.run("release", "model", "--ledger", "ledger.db", "--require-quorum", code=2)

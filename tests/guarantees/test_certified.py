@@ -14,7 +14,8 @@ from dptrain.gradients.forms import Dense, Gather, Outer  # noqa: E402
 from dptrain.resolver import Block, Schedule  # noqa: E402
 from dptrain.routing import Router, bounds_of  # noqa: E402
 from dptrain.routing import certified as level  # noqa: E402
-from dptrain.routing.certified import CertifiedSums, Limits, lattice_bits  # noqa: E402
+from dptrain.routing.certified import CertifiedSums, Limits  # noqa: E402
+from ledger.leaves import numerics  # noqa: E402
 from tests.reference import naive, naive_certified  # noqa: E402
 from tests.reference.compare import random_schedule  # noqa: E402
 from tests.reference.families import FAMILIES  # noqa: E402
@@ -403,6 +404,9 @@ def test_the_release_recovers_the_integers() -> None:
 
 
 def test_the_lattice_follows_public_numbers() -> None:
+    def lattice_bits(coordinates: int, multiplier: float) -> int:
+        return numerics.lattice_bits("certified", "gaussian", coordinates, multiplier)
+
     assert lattice_bits(10**5, 1.0) == 22 and lattice_bits(10**8, 1.0) == 24 and lattice_bits(10**9, 1.0) == 26
     assert lattice_bits(10**5, 0.5) == 21 and lattice_bits(10**5, 4.0) == 24 and lattice_bits(10**5, 1e9) == 32
     for d in (10, 10**8, 10**9):

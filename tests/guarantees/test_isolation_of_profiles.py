@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 
 from dptrain.errors import CoupledModel, NotPrivateUse, ResumeRefused, UnsupportedModule  # noqa: E402
+from ledger.rules.weights import frozen_digest  # noqa: E402
 from tests.reference import families  # noqa: E402
 from tests.routing.test_towers import batch, clip  # noqa: E402
 from tests.routing.test_towers import losses as pair_losses  # noqa: E402
@@ -131,7 +132,7 @@ def test_the_ledger_names_the_adapter_and_accounts_it_as_a_band(tmp_path) -> Non
     for trainer in (bound, plain):
         trainer.run()
     header = bound.private.recorder.ledger.header
-    assert [block.name for block in header.blocks] == [
+    assert [block.name for block in header.blocks if block.classes] == [
         f"layer.{k} adapter {name}" for k in range(3) for name in ("clinic-a", "lab-b")
     ]
     assert [(block.classes, block.std) for block in header.blocks[:2]] == [(("clinic",), 0.75), (("lab",), 1.0)]
@@ -170,6 +171,29 @@ def test_a_run_with_adapters_resumes_and_another_binding_is_refused(tmp_path, mo
     monkeypatch.setitem(families.FAMILIES, "wider", wider)
     with pytest.raises(ResumeRefused, match="ANOTHER_RUN"):
         Trainer(world, "wider", resume=True)
+
+
+def test_a_header_commits_to_the_frozen_base_and_no_run_goes_on_over_another(tmp_path, monkeypatch) -> None:
+    """The run was ended before its first checkpoint, so the weights are those that the user brings."""
+    world = make_world(tmp_path, steps=4, rate="1", per_class=2, classes=ADAPTERS)
+    first = Trainer(world, "two_adapters").begin()
+    header = first.private.recorder.ledger.header
+    assert header.frozen_digest == frozen_digest(first.private.weights.records(), header.stack.names)
+    assert header.frozen_digest is not None and any(block.name == "layer.0 (untrained)" for block in header.blocks)
+    first.close()
+
+    def other() -> families.Family:
+        family = two_adapters()
+        with torch.no_grad():
+            family.model.base_model.model.bert.encoder.layer[0].output.dense.bias[0] += 1
+        return family
+
+    monkeypatch.setitem(families.FAMILIES, "other", other)
+    again = Trainer(world, "other", resume=True)
+    with pytest.raises(ResumeRefused, match="FROZEN"):
+        again.begin()
+    again.close()
+    Trainer(world, "two_adapters", resume=True).begin().close()
 
 
 def test_rows_sent_through_adapters_of_their_own_are_refused_before_anything_is_charged(tmp_path, monkeypatch) -> None:

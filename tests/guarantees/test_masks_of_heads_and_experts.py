@@ -11,9 +11,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from torch import nn  # noqa: E402
 
+from attest import blocks  # noqa: E402
+from attest.blocks import mask  # noqa: E402
 from attest.policy import DepthRule  # noqa: E402
 from dptrain import heads as heads_module  # noqa: E402
-from dptrain import masks  # noqa: E402
 from dptrain.depth import layer_stack  # noqa: E402
 from dptrain.errors import UnsupportedModule, UnsupportedPolicy  # noqa: E402
 from dptrain.gradients import rules as layer_rules  # noqa: E402
@@ -86,9 +87,9 @@ def _one_reader(heads, groups):
     return [frozenset({g}) for g in range(int(groups))]
 
 
-def _any_reader(rule, kind, run):
-    own = masks.mask(rule.depth, kind)
-    return own is None or bool(run.owners & own)
+def _any_reader(rule, kind, owners):
+    own = mask(rule.depth, kind)
+    return own is None or not own.isdisjoint(range(*owners))
 
 
 def _no_bias(original):
@@ -108,7 +109,7 @@ def test_the_hand_sees_every_fault(monkeypatch, fault: str) -> None:
     if fault == "kv head by its number":
         monkeypatch.setattr(heads_module, "_readers", _one_reader)
     elif fault == "kv head of any reader":
-        monkeypatch.setattr(masks, "_permits", _any_reader)
+        monkeypatch.setattr(blocks, "_permits", _any_reader)
     elif fault == "bias unmasked":
         monkeypatch.setattr(projection, "rows", _no_bias(projection.rows))
     elif fault == "columns unmasked":

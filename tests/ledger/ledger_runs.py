@@ -6,11 +6,11 @@ from fractions import Fraction
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest import schedule
 from attest.keys import public_bytes
 from attest.policy import ClassRule, DepthRule, Policy, SignedPolicy, sign_policy, verify_policy
+from attest.stack import EMBEDDINGS, HEAD, NO_TOWER, Stack, StackTensor, Tower
 from ledger.handles import AdmitSpec, Window
-from ledger.leaves import HELD, HeaderBlock, HeaderSpec
+from ledger.leaves import HELD, HeaderSpec
 from ledger.leaves.header import ADDRESSED
 from ledger.log import Ledger
 from ledger.note import NoteSigner
@@ -56,25 +56,40 @@ def signed_policy(**changes: object) -> SignedPolicy:
     return verify_policy(payload, message, public_bytes(OWNER_KEY))
 
 
+def parameter(name: str, coordinates: int = 10, *, trained: bool = True, adapter: str | None = None) -> StackTensor:
+    """A parameter that lies where its name says: ``layers.3.weight``, ``embedding``, anything else in the head."""
+    first, _, rest = name.partition(".")
+    position = int(rest.split(".")[0]) if first == "layers" else EMBEDDINGS if first == "embedding" else HEAD
+    return StackTensor((name,), coordinates, ((NO_TOWER, position),), adapter, (), trained)
+
+
+def ordered(*parameters: StackTensor) -> tuple[StackTensor, ...]:
+    """Parameters as a stack has them."""
+    return tuple(sorted(parameters, key=lambda tensor: tensor.names))
+
+
+def stack_of(layers: int, *parameters: StackTensor) -> Stack:
+    """A model of one stack of layers with these parameters."""
+    return Stack((Tower(NO_TOWER, "", tuple(f"layers.{place}" for place in range(layers))),), ordered(*parameters))
+
+
+STACK = stack_of(
+    4,
+    parameter("layers.0.weight", 6),
+    parameter("layers.1.weight", 100),
+    parameter("layers.2.weight", 4),
+    parameter("embedding.weight", 1000, trained=False),
+)
+
+
 def header_spec(policy: SignedPolicy | None = None, **changes: object) -> HeaderSpec:
     """Four blocks: two that only ``open`` touches, one of both classes, one frozen."""
-    policy = policy or signed_policy()
-
-    def std(*names: str) -> float:
-        return schedule.block_std(schedule.class_presets(policy.policy, names))
-
     fields: dict = {
-        "policy": policy,
+        "policy": policy or signed_policy(),
         "owner_key": public_bytes(OWNER_KEY),
         "registry_root": bytes(32),
         "model_fingerprint": hashlib.sha256(b"model").digest(),
-        "blocks": (
-            HeaderBlock("layers.0.weight", 100, ("open",), std("open")),
-            HeaderBlock("layers.1.weight", 100, ("open",), std("open")),
-            HeaderBlock("layers.2.weight", 120, ("open", "sensitive"), std("open", "sensitive")),
-            HeaderBlock("embedding", 1000, (), 0.0),
-        ),
-        "exactness_note": "fp32 sums, rounded once to the lattice",
+        "stack": STACK,
         "isolation": HELD,
         "randomness": ADDRESSED,
         "unprobed": (),
@@ -116,6 +131,7 @@ class Driver:
     streams: int = 0
     digest: bytes = field(default=b"\x07" * 32)
     isolation: str = HELD
+    frozen_digest: bytes | None = None
 
     def tick(self) -> int:
         self.now += 1
@@ -137,7 +153,8 @@ class Driver:
             self.ledger.settle(self.charge(n_steps), n_steps, now=self.tick())
 
     def epoch(self) -> bytes:
-        return self.ledger.close_epoch(self.ledger.state.position, self.digest, isolation=self.isolation, now=self.tick())
+        said = {"isolation": self.isolation, "frozen_digest": self.frozen_digest}
+        return self.ledger.close_epoch(self.ledger.state.position, self.digest, **said, now=self.tick())
 
     def withdraw(self, n: int) -> int:
         return self.ledger.withdraw(descriptor(n), "contributor", bytes(32), now=self.tick())

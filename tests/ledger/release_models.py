@@ -4,11 +4,10 @@ import hashlib
 import json
 from pathlib import Path
 
-from ledger_runs import SIGNER, START, Driver, admission, header_spec
-
 from ledger.leaves import HeaderSpec
 from ledger.log import Ledger
 from ledger.rules.weights import WeightRecord
+from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec
 
 
 def safetensors(tensors: dict[str, tuple[str, list[int], bytes]], *, metadata: bool = True) -> bytes:

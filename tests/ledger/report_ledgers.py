@@ -5,10 +5,10 @@ import random
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec, signed_policy
+from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
 
 from ledger import layout
-from ledger.leaves import HeaderBlock, HeaderSpec
+from ledger.leaves import HeaderSpec
 from ledger.log import Ledger
 from ledger.note import Cosigner, cosign
 
@@ -34,21 +34,9 @@ EXTRAS = {
 
 def many_layers() -> HeaderSpec:
     """Twelve layers, of which the sensitive class touches the upper six; a head of both, a frozen embedding."""
-    spec = header_spec()
-    low, high = spec.blocks[0].std, spec.blocks[2].std
-    layers = [
-        HeaderBlock(f"layers.{n}.{part}", 4096, ("open", "sensitive") if n >= 6 else ("open",), high if n >= 6 else low)
-        for n in range(12)
-        for part in ("attention", "mlp")
-    ]
-    return header_spec(
-        signed_policy(auditors=(ANNA.vkey, BORIS.vkey), auditor_quorum=2),
-        blocks=(
-            HeaderBlock("embedding", 50_000, (), 0.0),
-            *layers,
-            HeaderBlock("head.weight", 1000, ("open", "sensitive"), high),
-        ),
-    )
+    layers = [parameter(f"layers.{n}.{part}.weight", 4096) for n in range(12) for part in ("attention", "mlp")]
+    stack = stack_of(12, *layers, parameter("head.weight", 1000), parameter("embedding.weight", 50_000, trained=False))
+    return header_spec(signed_policy(auditors=(ANNA.vkey, BORIS.vkey), auditor_quorum=2), stack=stack)
 
 
 def varied_run(driver: Driver) -> None:

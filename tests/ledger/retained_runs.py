@@ -104,6 +104,15 @@ def hashes_gone(place, directory: Path, **changes: object) -> Driver:
     return driver
 
 
+def is_pruned(report) -> bool:
+    """Whether an audit, or the check of a release, found nothing wrong with a ledger of which leaves were pruned.
+
+    With bounds that contributors signed the verdict would be SUMMARISED.
+    """
+    assert report.verdict != "SUMMARISED", "no export of this version has attestations"
+    return report.verdict == "TOLD" and "PRUNED" in report.qualifiers
+
+
 def export_of(driver: Driver, directory: Path) -> Path:
     """The ledger as it stands, exported."""
     return driver.ledger.export(directory)

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from ledger_runs import OTHER_KEY, SIGNER, START, descriptor, header_spec, signed_policy
 
-from attest import schedule
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from ledger.leaves import Admit, Header, Previous
 from ledger.note import NoteSigner
@@ -22,13 +21,7 @@ def header(*, public: bool = False, previous: tuple[Previous, ...] = ()) -> Head
         bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
         rules = (replace(rules[0], public=True, **bounds), rules[1])
     policy = signed_policy(classes=rules, min_clip_norm_micro=1_000)
-    spec = header_spec(policy, previous=previous)
-    private = [rule.name for rule in rules if not rule.public]
-    blocks = []
-    for block in spec.blocks:
-        presets = schedule.class_presets(policy.policy, [name for name in block.classes if name in private])
-        blocks.append(replace(block, std=schedule.block_std(presets) if presets else 0.0))
-    return replace(spec, blocks=tuple(blocks)).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+    return header_spec(policy, previous=previous).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
 
 
 def codes(header: Header, **changes) -> list[str]:

@@ -21,8 +21,9 @@ from ledger.log import Ledger
 from ledger.merkle import root
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
 from ledger.proofs import cosigning
-from ledger.proofs.cosigning import Memory, cosign_export
+from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.evidence import Evidence, judge, parse_evidence
+from ledger.proofs.memory import Memory
 
 ANNA = Cosigner("auditor.example/anna", OTHER_KEY)
 KEYS = [SIGNER.vkey]
@@ -81,7 +82,7 @@ def evidence_of(memory: Memory) -> Evidence:
 
 def test_a_growing_ledger_is_cosigned_and_remembered(run, memory):
     done = signed(run.first, memory, first=True)
-    assert done.before is None and done.report.verdict == "FULL"
+    assert done.before is None and done.report.verdict == "TOLD"
     assert memory.read(SIGNER.name).note == done.note
     after = signed(run.second, memory, now=START + 200)
     assert after.before.note == done.note and after.before.time == START + 100
@@ -104,7 +105,7 @@ def test_what_the_audit_faults_is_not_cosigned(run, memory, tmp_path):
     export = Path(shutil.copytree(run.first, tmp_path / "export"))
     (export / "tile" / "extra").write_bytes(b"")
     error = refused(CosignRefused, export, memory, first=True)
-    assert error.code == "NOT_FULL" and "tile/extra" in error.sentence
+    assert error.code == "AUDIT_FAILED" and "tile/extra" in error.sentence
 
 
 def test_a_rollback_is_refused_with_evidence(run, memory):
@@ -221,13 +222,13 @@ def test_the_owners_key_is_asked_for_where_it_is_given(run, memory):
 
 def test_what_was_cosigned_is_on_disk_before_anybody_sees_it(run, memory, monkeypatch):
     """Where the memory cannot be written there is no cosignature."""
-    monkeypatch.setattr(cosigning, "atomic_write", _full_disk)
+    monkeypatch.setattr("ledger.proofs.memory.atomic_write", _full_disk)
     with pytest.raises(LedgerError, match="MEMORY"):
         signed(run.first, memory, first=True)
     assert memory.read(SIGNER.name) is None
 
 
-def _full_disk(path, data):
+def _full_disk(path, data, mode):
     raise OSError(28, "No space left on device")
 
 

@@ -14,7 +14,7 @@ from attest.schedule import occurrence_loss, realised_std, realised_variance
 from ledger import accountants
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused
-from ledger.leaves import Admit, Draw, HeaderBlock, Settle, Spend, decode_leaf, encode_leaf
+from ledger.leaves import Admit, Draw, Settle, Spend, decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.replay import Replay
 from ledger.report import write_report
@@ -94,7 +94,7 @@ def test_epsilon_is_that_of_the_counted_occurrences(driver, literal, tmp_path):
     driver.ledger.finish(now=driver.tick())
     exported = driver.ledger.export(tmp_path / "export")
     report = verify_export(exported, [SIGNER.vkey])
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
     assert [c.occurrences for c in report.classes] == [4, 3]
     assert any("public in this ledger" in note for note in report.notes)
     assert any("noise of a step follows its draw" in note for note in report.notes) is literal
@@ -102,7 +102,7 @@ def test_epsilon_is_that_of_the_counted_occurrences(driver, literal, tmp_path):
     assert report.classes[0].epsilon_replace > report.classes[0].epsilon
     page = write_report(exported, tmp_path / "r.html", report=report).read_text()
     assert re.search(r"<th scope='col'[^>]*>occurrences</th>", page)
-    assert ("Fixed by the signed policy before the first step" in page) is not literal
+    assert ("Fixed before the first step, by the signed policy" in page) is not literal
     assert ("The noise of a step follows its draw" in page) is literal
 
 
@@ -206,7 +206,7 @@ def test_an_auditor_says_what_a_window_without_an_end_costs(driver, tmp_path):
     driver.ledger.resume(0, None, now=driver.tick())
     run(driver)
     report = verify_export(driver.ledger.export(tmp_path / "export"), [SIGNER.vkey])
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
     assert any("never settled; of the steps those with a draw count" in note for note in report.notes)
 
 
@@ -321,8 +321,7 @@ def test_an_auditor_admits_to_a_public_class_only_who_signed_that(tmp_path, clip
         depth=band,
         public=True,
     )
-    blocks = (HeaderBlock("a", 100, ("open",), 1.0), HeaderBlock("b", 100, ("open", "sensitive"), 1.0))
-    header = header_spec(signed_policy(classes=(private, public)), blocks=blocks)
+    header = header_spec(signed_policy(classes=(private, public)))
     with Ledger.create(tmp_path / "ledger.db", header, SIGNER, now=START) as ledger:
         run = Replay(ledger.header, lambda size: b"")
     signed = (bounds[0] + clip, bounds[1] + sigma, 0)

@@ -187,6 +187,6 @@ def test_personal_bounds_cost_one_short_sum_each_and_epoch(tmp_path, monkeypatch
     short, transforms = Counter(contour.epsilon), Counter(tilted.epsilon)
     monkeypatch.setattr(contour, "epsilon", short)
     monkeypatch.setattr(tilted, "epsilon", transforms)
-    assert verify_export(tmp_path / "export", [SIGNER.vkey]).verdict == "FULL"
+    assert verify_export(tmp_path / "export", [SIGNER.vkey]).verdict == "TOLD"
     assert short.calls == 2 * (8 + 1)
     assert transforms.calls <= 1, "content replaced, of the dearest of a class alone"

@@ -6,10 +6,11 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, header_spec, signed_policy
+from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, header_spec, parameter, signed_policy, stack_of
 
 from attest import cbor
 from attest.keys import public_bytes
+from attest.stack import Stack
 from ledger.errors import LeafRefused
 from ledger.leaves import (
     MAX_LEAF_SIZE,
@@ -33,6 +34,7 @@ from ledger.leaves import (
     decode_leaf,
     encode_leaf,
 )
+from ledger.leaves.numerics import Numerics, exactness_note
 from ledger.note import NoteSigner
 
 uints = st.integers(0, 2**63 - 1)
@@ -82,7 +84,7 @@ RECORDS = st.one_of(
     st.builds(Settle, positive, uints, positive, uints, rows(reals)),
     st.builds(Spend, positive, uints, hashes, positive, uints, uints, reals, uints),
     st.builds(Withdraw, positive, uints, hashes, st.none() | positive, names, hashes),
-    st.builds(Epoch, positive, uints, positive, uints, uints, rows(epoch_classes), hashes, printable),
+    st.builds(Epoch, positive, uints, positive, uints, uints, rows(epoch_classes), hashes, printable, st.none() | hashes),
     st.builds(Resume, positive, uints, positive, uints, positive, hashes),
     st.builds(Resume, positive, uints, positive, st.just(0), st.none(), st.none()),
     st.builds(Close, positive, uints, uints, uints),
@@ -154,7 +156,7 @@ def test_the_wire_order_of_fields_is_what_it_was():
         "Charge": "seq time window attempt first_step n_steps classes noise_stream fence",
         "Settle": "seq time window steps_released variances",
         "Spend": "seq time descriptor_hash admit_seq profile_id steps variance epsilon_micro",
-        "Epoch": "seq time number step charged classes model_digest isolation",
+        "Epoch": "seq time number step charged classes model_digest isolation frozen_digest",
         "Summary": "seq time first end kinds classes subtree_roots set_root previous",
         "SummaryClass": "contributions active sum_epsilon_micro max_epsilon_micro min_variance max_variance charged "
         "occurrences",
@@ -176,7 +178,7 @@ def make(**changes):
 
 
 def test_a_header_round_trips_with_its_policy_and_profiles():
-    header = make(clip_margin=2.0**-40, caps_enforced=True)
+    header = make(numerics=Numerics("float64", "device"), caps_enforced=True)
     decoded = decode_leaf(encode_leaf(header))
     assert decoded == header
     assert decoded.policy == signed_policy().policy and decoded.delta == 1e-6
@@ -193,7 +195,7 @@ def test_a_header_names_the_registry_and_no_ledger_of_another_schema_is_read():
         with pytest.raises(LeafRefused):
             make(registry_root=root)
     before = {key: item for key, item in value.items() if key < 20} | {3: "dptrain.ledger/1"}
-    with pytest.raises(LeafRefused, match=r"dptrain\.ledger/1.*dptrain\.ledger/3"):
+    with pytest.raises(LeafRefused, match=r"dptrain\.ledger/1.*dptrain\.ledger/4"):
         decode_leaf(cbor.encode(before))
 
 
@@ -262,21 +264,21 @@ def test_a_summary_whose_kinds_do_not_fill_its_range_is_refused():
 
 
 def test_a_large_model_fits_one_leaf():
-    lower, upper = (("open",), 1.0), (("open", "sensitive"), 1.5)
-    blocks = tuple(
-        HeaderBlock(f"model.layers.{n}.{part}", 4096 * 4096, *(lower if n < 40 else upper))
-        for n in range(80)
-        for part in ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "norm1", "norm2")
-    )
-    assert len(encode_leaf(make(blocks=blocks))) < 40_000
-    many = tuple(replace(block, name=f"{block.name}.{copy}") for copy in range(4) for block in blocks)
+    """Eighty layers of nine parameters; a mixture of 64 experts in each, one by one, does too, and of 1024 does not."""
+
+    def layers(parts) -> Stack:
+        return stack_of(80, *(parameter(f"layers.{n}.{part}.weight", 4096 * 4096) for n in range(80) for part in parts))
+
+    parts = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "norm1", "norm2")
+    assert len(encode_leaf(make(stack=layers(parts)))) < 12_000
+    assert len(encode_leaf(make(stack=layers([f"experts.{n}" for n in range(64)])))) < 60_000
     with pytest.raises(LeafRefused) as refused:
-        encode_leaf(make(blocks=many))
+        encode_leaf(make(stack=layers([f"experts.{n}" for n in range(1024)])))
     assert refused.value.code == "SIZE"
 
 
 def _blocks(**changes):
-    blocks = list(header_spec().blocks)
+    blocks = list(make().blocks)
     for index, block in changes.items():
         blocks[int(index[1:])] = block
     return tuple(blocks)
@@ -285,22 +287,18 @@ def _blocks(**changes):
 BAD_HEADERS = {
     "other owner's key": dict(owner_key=public_bytes(OTHER_KEY)),
     "less noise than the max rule": dict(
-        blocks=_blocks(b2=HeaderBlock("layers.2.weight", 120, ("open", "sensitive"), 1.0))
+        blocks=_blocks(b2=HeaderBlock("layer.2", 4, ("open", "sensitive"), 1.0))
     ),
-    "more noise than the max rule": dict(blocks=_blocks(b0=HeaderBlock("layers.0.weight", 100, ("open",), 2.0))),
-    "noise on a frozen block": dict(blocks=_blocks(b3=HeaderBlock("embedding", 1000, (), 1.0))),
-    "unknown class": dict(blocks=_blocks(b0=HeaderBlock("layers.0.weight", 100, ("secret",), 1.0))),
-    "classes out of order": dict(blocks=_blocks(b2=HeaderBlock("layers.2.weight", 120, ("sensitive", "open"), 1.5))),
-    "class named twice": dict(blocks=_blocks(b0=HeaderBlock("layers.0.weight", 100, ("open", "open"), 1.0))),
-    "two blocks of one name": dict(blocks=_blocks(b1=HeaderBlock("layers.0.weight", 100, ("open",), 1.0))),
-    "a class without blocks": dict(blocks=_blocks(b2=HeaderBlock("layers.2.weight", 120, ("open",), 1.0))),
+    "more noise than the max rule": dict(blocks=_blocks(b0=HeaderBlock("layer.0", 6, ("open",), 2.0))),
+    "noise on a frozen block": dict(blocks=_blocks(b3=HeaderBlock("embeddings (untrained)", 1000, (), 1.0))),
+    "unknown class": dict(blocks=_blocks(b0=HeaderBlock("layer.0", 6, ("secret",), 1.0))),
+    "classes out of order": dict(blocks=_blocks(b2=HeaderBlock("layer.2", 4, ("sensitive", "open"), 1.5))),
+    "class named twice": dict(blocks=_blocks(b0=HeaderBlock("layer.0", 6, ("open", "open"), 1.0))),
+    "two blocks of one name": dict(blocks=_blocks(b1=HeaderBlock("layer.0", 6, ("open",), 1.0))),
+    "a class without blocks": dict(blocks=_blocks(b2=HeaderBlock("layer.2", 4, ("open",), 1.0))),
     "no blocks": dict(blocks=()),
-    "margin of one": dict(clip_margin=1.0),
-    "margin NaN": dict(clip_margin=float("nan")),
-    "margin of an int": dict(clip_margin=0),
     "short run id": dict(run_id=b"1"),
     "short fingerprint": dict(model_fingerprint=b"1"),
-    "empty note": dict(exactness_note=""),
     "no word on isolation": dict(isolation=""),
     "a long word on isolation": dict(isolation="x" * 201),
     "isolation as a flag": dict(isolation=True),
@@ -312,6 +310,56 @@ BAD_HEADERS = {
     "negative time": dict(time=-1),
     "boolean time": dict(time=True),
 }
+
+
+DERIVED = {
+    "margin of one": (dict(clip_margin=1.0), "RANGE"),
+    "margin NaN": (dict(clip_margin=float("nan")), "RANGE"),
+    "margin of an int": (dict(clip_margin=0), "RANGE"),
+    "no margin": (dict(clip_margin=0.0), "NUMERICS"),
+    "the margin of another level": (dict(clip_margin=2.0**-20), "NUMERICS"),
+    "empty note": (dict(exactness_note=""), "TYPE"),
+    "a note of one's own": (dict(exactness_note="certified: every sum is exact"), "NUMERICS"),
+    "the note of another level": (
+        dict(exactness_note=exactness_note("certified", "gaussian", 22)),
+        "NUMERICS",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DERIVED, ids=str)
+def test_what_a_header_says_of_its_numerics_is_what_its_policy_gives(case):
+    changes, code = DERIVED[case]
+    with pytest.raises(LeafRefused) as refused:
+        replace(make(), **changes)
+    assert refused.value.code == code
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("generator", ["host", "device"])
+@pytest.mark.parametrize("exactness", ["fast", "certified"])
+def test_precision_and_generator_are_read_from_what_the_header_says(precision, generator, exactness):
+    word = Numerics(precision, generator)
+    header = decode_leaf(encode_leaf(make(policy=signed_policy(exactness=exactness), numerics=word)))
+    assert header.numerics == word
+    for wrong in (("half", "host"), ("float32", "moon")):
+        with pytest.raises(LeafRefused):
+            Numerics(*wrong)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"version": "pld-0"},
+        {"library": "elsewhere"},
+        {"parameters": "interval=1e-9 relation=ADD_OR_REMOVE_ONE rounding=up-1e-6"},
+    ],
+)
+def test_an_accountant_that_never_recorded_anything_is_refused(row):
+    header = make()
+    with pytest.raises(LeafRefused) as refused:
+        replace(header, accountant=replace(header.accountant, **row))
+    assert refused.value.code == "ACCOUNTANT_VERSION" and "pld-2" in refused.value.sentence
 
 
 @pytest.mark.parametrize("case", BAD_HEADERS, ids=str)
@@ -353,7 +401,7 @@ def test_a_header_says_what_its_optimizer_and_its_forward_leave_open():
     """Keys 22 to 24: isolation, randomness, unprobed tensors; names come in any order and stand in one."""
     header = make(isolation="optimizer Prodigy couples tensors", randomness="unaddressed", unprobed=("b", "a", "b"))
     value = cbor.decode(encode_leaf(header), max_size=MAX_LEAF_SIZE)
-    assert [value[key] for key in (22, 23, 24)] == [header.isolation, "unaddressed", ["a", "b"]] and len(value) == 25
+    assert [value[key] for key in (22, 23, 24)] == [header.isolation, "unaddressed", ["a", "b"]] and len(value) == 28
     assert decode_leaf(encode_leaf(header)) == header and header.unprobed == ("a", "b")
     for changed in ({24: ["b", "a"]}, {24: ["a", "a"]}, {24: None}, {24: "ab"}, {23: "x"}, {22: None}):
         with pytest.raises(LeafRefused):

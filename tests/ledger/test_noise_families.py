@@ -14,6 +14,7 @@ from ledger.accountants import Phase, families
 from ledger.errors import AccountantError, LeafRefused
 from ledger.leaves import Header
 from ledger.leaves.header import AccountantInfo
+from ledger.leaves.numerics import lattice_bits
 
 BESIDE = {"discrete_gaussian": "rdp", "laplace": "pld", "skellam": "rdp"}
 DELTA = 1e-5
@@ -217,11 +218,12 @@ def test_skellam_costs_a_little_more_than_the_discrete_gaussian() -> None:
 
 def test_the_lattice_that_is_accounted_for_is_the_one_that_is_drawn_on() -> None:
     pytest.importorskip("torch")
-    from dptrain.noise.families import LAWS, POWER, family_bits
-    from dptrain.noise.skellam import SKELLAM_BITS
+    from dptrain.noise.families import LAWS, POWER
+    from dptrain.noise.skellam import Skellam
 
-    assert families.SKELLAM_VARIANCE == 1 << 2 * SKELLAM_BITS
-    assert all(family_bits("skellam", bits, z) == SKELLAM_BITS for bits in (1, 22, 32) for z in (1e-3, 1.0, 1e3))
+    assert 1 << 2 * Skellam().lattice == families.SKELLAM_VARIANCE
+    drawn = {lattice_bits("certified", "skellam", d, z) for d in (10, 10**8, 10**9) for z in (1e-3, 1.0, 1e3)}
+    assert drawn == {Skellam().lattice}
     assert set(LAWS) | {"gaussian"} == set(families.TABLE) and POWER == {"laplace": 1}
 
 

@@ -86,7 +86,7 @@ def test_a_run_in_order_is_the_gaussian_of_as_many_folds_as_it_has_periods(drive
         assert driver.ledger.epsilon(descriptor(n)) == pytest.approx(expected, rel=1e-9)
         assert dearest_turns(driver.ledger.header.policy.sampling_order, 12 // folds, [STEPS], [z]).count == folds
     report = verify_export(driver.ledger.export(tmp_path / "export"), [SIGNER.vkey])
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
     assert [found.occurrences for found in report.classes] == [3, 4]
     assert any("order" in note and "once in each period" in note for note in report.notes)
 
@@ -126,7 +126,7 @@ def test_a_withdrawal_leaves_the_turns_of_the_others_alone(driver, tmp_path):
     driver.ledger.settle(opened, 4, now=driver.tick())
     driver.epoch()
     report = verify_export(driver.ledger.export(tmp_path / "export"), [SIGNER.vkey])
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -167,7 +167,7 @@ def test_a_step_done_again_is_a_further_occurrence_of_the_same_contributions(dri
     window(driver)
     driver.epoch()
     report = verify_export(driver.ledger.export(tmp_path / "export"), [SIGNER.vkey])
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
     assert pin.size < driver.ledger.size
 
 
@@ -309,7 +309,7 @@ def test_a_lie_about_turns_under_the_logs_own_key_fails_the_audit(driver, tmp_pa
         window(driver)
     driver.epoch()
     driver.ledger.finish(now=driver.tick())
-    assert retold(driver, tmp_path / "truth").verdict == "FULL"
+    assert retold(driver, tmp_path / "truth").verdict == "TOLD"
     report = retold(driver, tmp_path / "lie", lie)
     assert report.verdict == "FAILED" and {finding.code for finding in report.findings} == {"TURN"}
 
@@ -324,7 +324,7 @@ def test_without_an_order_such_a_lie_stands(tmp_path):
         made.ledger.settle(opened, 4, now=made.tick())
     made.epoch()
     made.ledger.finish(now=made.tick())
-    assert retold(made, tmp_path / "lie", leaves_out).verdict == "FULL"
+    assert retold(made, tmp_path / "lie", leaves_out).verdict == "TOLD"
     made.ledger.close()
 
 

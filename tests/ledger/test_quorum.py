@@ -53,7 +53,7 @@ def codes(report) -> list[str]:
 def test_an_audit_tells_who_of_the_policys_auditors_has_cosigned(export):
     add(export, ANNA)
     report = verify_export(export, KEYS)
-    assert report.verdict == "FULL" and (report.auditors, report.quorum, report.quorum_met) == (*NAMED.values(), False)
+    assert report.verdict == "TOLD" and (report.auditors, report.quorum, report.quorum_met) == (*NAMED.values(), False)
     assert [(signer.name, signer.time, signer.of_log) for signer in report.signers] == [
         (SIGNER.name, None, True),
         (ANNA.name, START, False),
@@ -62,7 +62,7 @@ def test_an_audit_tells_who_of_the_policys_auditors_has_cosigned(export):
     assert any(note.startswith(told) for note in report.notes)
     add(export, CARLA)
     report = verify_export(export, KEYS, require_quorum=True)
-    assert report.verdict == "FULL" and report.quorum_met
+    assert report.verdict == "TOLD" and report.quorum_met
     assert any(note.endswith("it asks for 2, and has them") for note in report.notes)
 
 
@@ -72,7 +72,7 @@ def test_a_quorum_that_was_asked_for_and_not_reached_fails(export):
             add(export, *cosigners)
         report = verify_export(export, KEYS, require_quorum=True)
         assert report.verdict == "FAILED" and codes(report) == ["QUORUM"]
-    assert verify_export(export, KEYS).verdict == "FULL"
+    assert verify_export(export, KEYS).verdict == "TOLD"
 
 
 def test_cosignatures_of_strangers_are_no_quorum(export):
@@ -106,7 +106,7 @@ def test_a_ledger_without_auditors_has_no_quorum_to_ask_for(tmp_path):
         export = ledger.export(tmp_path / "export")
     assert (export / "policy").read_bytes() == f"log {SIGNER.vkey}\nquorum none\n".encode()
     report = verify_export(export, KEYS)
-    assert (report.verdict, report.auditors, report.quorum, report.quorum_met) == ("FULL", (), None, None)
+    assert (report.verdict, report.auditors, report.quorum, report.quorum_met) == ("TOLD", (), None, None)
     assert codes(verify_export(export, KEYS, require_quorum=True)) == ["QUORUM"]
     add(export, ANNA)
     report = verify_export(export, [*KEYS, ANNA.vkey])
@@ -165,6 +165,6 @@ def test_leaves_that_nobody_signed_do_not_pass_under_a_checkpoint_that_is_put_th
 
 def test_the_auditors_of_a_policy_are_the_owners_word(export):
     """Pinning the owner's key is what makes them so; a header with another owner's policy is found out."""
-    assert verify_export(export, KEYS, owner_key=public_bytes(OWNER_KEY)).verdict == "FULL"
+    assert verify_export(export, KEYS, owner_key=public_bytes(OWNER_KEY)).verdict == "TOLD"
     assert "OWNER" in codes(verify_export(export, KEYS, owner_key=public_bytes(LOG_KEY)))
     assert verify_export(export, [NoteSigner(SIGNER.name, OTHER_KEY).vkey]).verdict == "FAILED"

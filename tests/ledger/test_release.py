@@ -5,13 +5,23 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from ledger_runs import (
+    OTHER_KEY,
+    SIGNER,
+    START,
+    Driver,
+    admission,
+    descriptor,
+    header_spec,
+    parameter,
+    signed_policy,
+    stack_of,
+)
 from release_models import WEIGHTS, model, run_to_the_end, safetensors
 
-from attest import schedule
 from attest.policy import ClassRule, DepthRule
 from ledger.errors import LeafRefused, ReleaseRefused, StorageFailed
-from ledger.leaves import HeaderBlock, Release, decode_leaf
+from ledger.leaves import Release, decode_leaf
 from ledger.log import Ledger
 from ledger.merkle import root
 from ledger.note import NoteSigner
@@ -23,7 +33,7 @@ from ledger.replay import Replay
 from ledger.rules.influence import artifacts, class_costs, influenced
 from ledger.rules.releases import withdrawals_root
 from ledger.views.summary import class_summaries
-from tests.ledger.retained_runs import ANNA, BEN, grown, vouched_for
+from tests.ledger.retained_runs import ANNA, BEN, grown, is_pruned, vouched_for
 
 
 @pytest.fixture
@@ -46,9 +56,9 @@ def codes(report) -> set[str]:
     return {finding.code for finding in report.findings}
 
 
-def test_a_release_is_full_by_the_key_alone_and_its_leaf_stands_behind_what_it_cites(released, finished):
+def test_a_release_passes_by_the_key_alone_and_its_leaf_stands_behind_what_it_cites(released, finished):
     report = check_release(directory_of(released), [SIGNER.vkey])
-    assert (report.verdict, report.findings, report.newer_withdrawals) == ("FULL", (), 0)
+    assert (report.verdict, report.findings, report.newer_withdrawals) == ("TOLD", (), 0)
     assert report.manifest == released.manifest
     with finished.ledger.rows() as rows:
         leaf = decode_leaf([row.body for row in rows][released.seq])
@@ -75,7 +85,7 @@ def test_without_an_export_the_numbers_are_only_the_signers_word(released):
     (directory_of(released) / "export").rename(directory_of(released).parent / "elsewhere")
     assert check_release(directory_of(released), [SIGNER.vkey]).verdict == "SIGNED"
     elsewhere = directory_of(released).parent / "elsewhere"
-    assert check_release(directory_of(released), [SIGNER.vkey], export=elsewhere).verdict == "FULL"
+    assert check_release(directory_of(released), [SIGNER.vkey], export=elsewhere).verdict == "TOLD"
 
 
 def test_the_manifest_round_trips_and_no_other_bytes_mean_the_same(released):
@@ -95,14 +105,14 @@ def test_a_newer_export_tells_of_withdrawals_that_the_release_cannot_know(releas
     finished.withdraw(4)
     newer = finished.ledger.export(tmp_path / "newer")
     report = check_release(directory_of(released), [SIGNER.vkey], export=newer)
-    assert (report.verdict, report.newer_withdrawals) == ("FULL", 1)
+    assert (report.verdict, report.newer_withdrawals) == ("TOLD", 1)
 
 
 def test_a_key_that_changed_after_the_release_is_followed_from_the_pinned_one(released, finished, tmp_path):
     finished.ledger.rotate_key(NoteSigner(SIGNER.name, OTHER_KEY), now=finished.tick())
     newer = finished.ledger.export(tmp_path / "newer")
     report = check_release(directory_of(released), [SIGNER.vkey], export=newer)
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
 
 
 def test_a_run_that_stops_early_is_promised_the_planned_horizon_and_not_less(run, tmp_path):
@@ -117,7 +127,7 @@ def test_a_run_that_stops_early_is_promised_the_planned_horizon_and_not_less(run
         z = run.ledger.state.expenditure.multipliers(place, *[(10**6, 10**6), (3 * 10**6, 5 * 10**5)][place])
         planned = run.ledger.state.expenditure.of_group(place, z, (50,))
         assert so_far[place].epsilon < planned == pytest.approx(row.epsilon_micro / 1e6, abs=2e-6)
-    assert check_release(tmp_path / "model", [SIGNER.vkey]).verdict == "FULL"
+    assert check_release(tmp_path / "model", [SIGNER.vkey]).verdict == "TOLD"
 
 
 def test_influence_is_a_closure_over_reads_and_writes():
@@ -137,22 +147,21 @@ def test_in_an_ordinary_stack_every_class_may_have_influenced_everything(run):
 
 
 def bound(*depths: DepthRule):
-    """A policy of the classes open and sensitive with these depths, and the noise that both need."""
+    """A policy of the classes open and sensitive with these depths."""
     bounds = {"clip_norm_micro": 10**6, "noise_multiplier_micro": 10**6, "sampling_rate": Fraction(1, 50)}
     rules = (ClassRule(name=name, depth=depth, **bounds) for name, depth in zip(("open", "sensitive"), depths, strict=True))
-    policy = signed_policy(classes=tuple(rules))
-    return policy, schedule.block_std(schedule.class_presets(policy.policy, ["open"]))
+    return signed_policy(classes=tuple(rules))
 
 
 def test_a_base_that_no_class_may_touch_is_exactly_independent_and_an_adapter_never_is(path):
     """All adapters are active in every forward: the gradients of one class see what the other has written."""
-    policy, std = bound(DepthRule(adapter="one"), DepthRule(adapter="lab-b"))
     spec = header_spec(
-        policy,
-        blocks=(
-            HeaderBlock("layer.0 adapter lab-b", 10, ("sensitive",), std),
-            HeaderBlock("layer.0 adapter one", 10, ("open",), std),
-            HeaderBlock("head (frozen)", 5, (), 0.0),
+        bound(DepthRule(adapter="one"), DepthRule(adapter="lab-b")),
+        stack=stack_of(
+            1,
+            parameter("layers.0.lab-b", adapter="lab-b"),
+            parameter("layers.0.one", adapter="one"),
+            parameter("head.weight", 5),
         ),
     )
     with Ledger.create(path, spec, SIGNER, now=START) as ledger:
@@ -163,13 +172,9 @@ def test_a_base_that_no_class_may_touch_is_exactly_independent_and_an_adapter_ne
 
 
 def test_a_band_beside_an_adapter_reaches_every_part(path):
-    policy, std = bound(DepthRule(band=(Fraction(0), Fraction(1))), DepthRule(adapter="lab-b"))
+    policy = bound(DepthRule(band=(Fraction(0), Fraction(1))), DepthRule(adapter="lab-b"))
     spec = header_spec(
-        policy,
-        blocks=(
-            HeaderBlock("layer.0 adapter lab-b", 10, ("open", "sensitive"), std),
-            HeaderBlock("layer.0", 10, ("open",), std),
-        ),
+        policy, stack=stack_of(1, parameter("layers.0.lab-b", adapter="lab-b"), parameter("layers.0.weight"))
     )
     with Ledger.create(path, spec, SIGNER, now=START) as ledger:
         assert {part.influenced_by for part in artifacts(ledger.header)} == {(True, True)}
@@ -342,7 +347,7 @@ def test_a_release_that_the_export_does_not_show_as_recorded_fails_and_says_whic
     report = check_release(tmp_path / "model", [SIGNER.vkey], export=before)
     assert (report.verdict, codes(report)) == ("FAILED", {"UNRECORDED"})
     assert f"at least {made.seq + 1} leaves" in report.findings[0].sentence
-    assert check_release(tmp_path / "model", [SIGNER.vkey], export=made.export).verdict == "FULL"
+    assert check_release(tmp_path / "model", [SIGNER.vkey], export=made.export).verdict == "TOLD"
 
 
 def test_a_release_outlives_the_pruning_of_its_ledger(path, tmp_path):
@@ -357,7 +362,7 @@ def test_a_release_outlives_the_pruning_of_its_ledger(path, tmp_path):
         assert ledger.prune() > 0
         lean = ledger.export(tmp_path / "lean")
     report = check_release(tmp_path / "model", [SIGNER.vkey], export=lean)
-    assert (report.verdict, report.findings) == ("SUMMARISED", ())
+    assert is_pruned(report) and report.findings == ()
     first, *others = made.manifest.classes
     less = replace(made.manifest, classes=(replace(first, epsilon_micro=first.epsilon_micro - 3), *others))
     made.path.write_bytes(sign_manifest(less, SIGNER))
@@ -377,4 +382,4 @@ def test_the_ledger_tells_of_a_release_before_its_manifest_is_there(finished, tm
             release(finished.ledger, directory, now=finished.tick())
     assert finished.ledger.size == size + 1 and not (directory / MANIFEST).exists()
     release(finished.ledger, directory, now=finished.tick())
-    assert check_release(directory, [SIGNER.vkey]).verdict == "FULL"
+    assert check_release(directory, [SIGNER.vkey]).verdict == "TOLD"

@@ -244,7 +244,7 @@ def test_a_release_finds_the_epoch_whose_weights_it_has_and_says_so_under_signat
     saved(directory, weights_of_epoch(number))
     made = release(finished.ledger, directory, now=finished.tick())
     report = check_release(directory, KEYS)
-    assert (report.verdict, report.weights.status) == ("FULL", "TIED") and made.weights == report.weights
+    assert (report.verdict, report.weights.status) == ("TOLD", "TIED") and made.weights == report.weights
     at = report.weights.commitment
     epoch = finished.ledger.state.epochs[number - 1]
     assert (at.number, at.step, at.seq) == (number, 8 * number, epoch.seq)
@@ -260,7 +260,7 @@ def test_weights_that_were_changed_before_the_release_are_released_as_what_they_
     saved(directory, {**WEIGHTS, name: ("BF16", [4], bytes(8))})
     release(finished.ledger, directory, now=finished.tick())
     report = check_release(directory, KEYS)
-    assert (report.verdict, report.weights.status, report.weights.files[0].changed) == ("FULL", "UNTIED", (name,))
+    assert (report.verdict, report.weights.status, report.weights.files[0].changed) == ("TOLD", "UNTIED", (name,))
     assert any("NOT tied" in said and name in said for said in report.manifest.statements)
 
 
@@ -269,7 +269,7 @@ def test_weights_saved_in_another_type_are_told_to_be_converted(finished, tmp_pa
     saved(directory, {**WEIGHTS, "layers.0.weight": ("F16", [2, 3], bytes(12))})
     release(finished.ledger, directory, now=finished.tick())
     report = check_release(directory, KEYS)
-    assert (report.verdict, report.weights.status) == ("FULL", "CONVERTED")
+    assert (report.verdict, report.weights.status) == ("TOLD", "CONVERTED")
     assert any("not tied to it" in said and "layers.0.weight" in said for said in report.manifest.statements)
 
 
@@ -277,9 +277,9 @@ def test_without_the_records_nothing_is_said_of_the_weights_and_nobody_is_served
     (path.parent / f"{path.name}.weights").rename(tmp_path / "away")
     release(finished.ledger, model(tmp_path / "model"), now=finished.tick())
     report = check_release(tmp_path / "model", KEYS)
-    assert (report.verdict, report.weights.status, report.manifest.weights) == ("FULL", "UNRECORDED", None)
+    assert (report.verdict, report.weights.status, report.manifest.weights) == ("TOLD", "UNRECORDED", None)
     with pytest.raises(ReleaseRefused, match="NOT_TIED"):
-        choose_artifact(report, Rights({"open": None, "sensitive": None}), ["full"])
+        choose_artifact(report, Rights({"open": None, "sensitive": None}, told=True), ["full"])
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1] + b"\0", lambda data: data[:-1], lambda data: b""])

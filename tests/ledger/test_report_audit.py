@@ -5,11 +5,9 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_runs import OTHER_KEY, SIGNER, START, admission, descriptor, header_spec, signed_policy
+from ledger_runs import OTHER_KEY, SIGNER, START, admission, descriptor, header_spec, parameter, signed_policy, stack_of
 
-from attest import allocation, schedule
 from ledger.audit import Signer, WithdrawalCount, verify_export, withdrawals
-from ledger.leaves import HeaderBlock
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.views.posture import block_multipliers
@@ -96,9 +94,8 @@ def test_the_multiplier_of_a_block_is_its_noise_by_the_clip_norm_and_at_least_wh
 def test_noise_that_others_need_counts_for_a_class_with_a_smaller_clip_norm():
     plain = signed_policy().policy.classes
     policy = signed_policy(classes=(dataclasses.replace(plain[0], noise_multiplier_micro=4_000_000), plain[1]))
-    stds = [schedule.block_std(schedule.class_presets(policy.policy, names)) for names in (["open"], ["open", "sensitive"])]
-    blocks = (HeaderBlock("layers.0", 1, ("open",), stds[0]), HeaderBlock("layers.1", 1, ("open", "sensitive"), stds[1]))
-    header = header_spec(policy, blocks=blocks).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+    stack = stack_of(2, parameter("layers.0.weight", 1), parameter("layers.1.weight", 1))
+    header = header_spec(policy, stack=stack).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
     assert block_multipliers(header) == ((4.0, None), (4.0, 8.0))
 
 
@@ -110,13 +107,13 @@ def test_noise_that_follows_its_draw_has_the_signed_multiplier(tmp_path):
 
 def test_with_budgets_the_clip_norm_of_a_block_is_its_part():
     policy = signed_policy(noise_budgets=(1_000_000, 1_000_000, 2_000_000))
-    parts = [
-        HeaderBlock("layers.2", 100, ("open", "sensitive"), 0.0, 1_000_000),
-        HeaderBlock("head", 100, ("open",), 0.0, 2_000_000),
-    ]
-    stds = allocation.budget_stds(policy.policy.classes, parts).stds
-    blocks = tuple(HeaderBlock(p.name, p.coordinates, p.classes, std, p.share) for p, std in zip(parts, stds, strict=True))
-    header = header_spec(policy, blocks=blocks).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+    rules = policy.policy.classes
+    rules = (rules[0], dataclasses.replace(rules[1], depth=dataclasses.replace(rules[1].depth, head=False)))
+    policy = signed_policy(noise_budgets=(1_000_000, 1_000_000, 2_000_000), classes=rules)
+    stack = stack_of(1, parameter("layers.0.weight", 100), parameter("head.weight", 100))
+    header = header_spec(policy, stack=stack).header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+    stds = [block.std for block in header.blocks]
+    assert [block.share for block in header.blocks] == [1_000_000, 2_000_000]
     (open_2, sensitive_2), (open_head, sensitive_head) = block_multipliers(header)
     assert sensitive_head is None and sensitive_2 == pytest.approx(stds[0] / 0.5)
     assert open_2 == pytest.approx(max(1.0, stds[0] * 5**0.5)) and open_head == pytest.approx(max(1.0, stds[1] * 5**0.5 / 2))

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
-from attest.schedule import scheduled_std
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused
-from ledger.leaves import Epoch, HeaderBlock, SummaryKind, encode_leaf
+from ledger.leaves import Epoch, SummaryKind, encode_leaf
 from ledger.log import Ledger
 from ledger.retention.anchors import AnchorRecord, set_root
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
@@ -67,7 +66,7 @@ def test_a_summary_may_follow_the_close(run, tmp_path):
     run.ledger.finish(now=run.tick())
     leaf = run.ledger.summarise(now=run.tick())
     report = verify_export(export_of(run, tmp_path / "export"), [SIGNER.vkey])
-    assert (report.verdict, report.size) == ("FULL", leaf.seq + 1)
+    assert (report.verdict, report.size) == ("TOLD", leaf.seq + 1)
 
 
 def test_a_policy_that_keeps_everything_has_no_summary(path):
@@ -104,9 +103,7 @@ def test_public_classes_and_early_leavers(path):
     rules = signed_policy().policy.classes
     public = replace(rules[0], clip_norm_micro=PUBLIC_CLIP_MICRO, noise_multiplier_micro=PUBLIC_NOISE_MICRO, public=True)
     policy = signed_policy(classes=(public, rules[1]), retention_epochs=1)
-    std = scheduled_std([rules[1]])
-    blocks = (HeaderBlock("shared", 10, ("open", "sensitive"), std), HeaderBlock("open", 10, ("open",), 0.0))
-    driver = Driver(Ledger.create(path, header_spec(policy, blocks=blocks), SIGNER, now=START))
+    driver = Driver(Ledger.create(path, header_spec(policy), SIGNER, now=START))
     signed = {"clip_micro": PUBLIC_CLIP_MICRO, "sigma_micro": PUBLIC_NOISE_MICRO}
     driver.admit(admission(1, **signed), admission(2, **signed), admission(3, "sensitive"))
     driver.steps(1)
@@ -134,7 +131,7 @@ def test_anchor_records_round_trip_and_nothing_else_does():
 def test_a_forged_summary_is_refused_by_the_auditor(run, tmp_path):
     leaf = run.ledger.summarise(now=run.tick())
     leaves = leaves_of(run.ledger)
-    assert verify_export(forged_export(leaves, tmp_path / "same"), [SIGNER.vkey]).verdict == "FULL"
+    assert verify_export(forged_export(leaves, tmp_path / "same"), [SIGNER.vkey]).verdict == "TOLD"
     row = leaf.classes[0]
     forged = replace(leaf, classes=(replace(row, sum_epsilon_micro=row.sum_epsilon_micro - 1), *leaf.classes[1:]))
     assert encode_leaf(forged) != encode_leaf(leaf)

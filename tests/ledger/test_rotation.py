@@ -15,7 +15,8 @@ from ledger.errors import LeafRefused, LedgerBehind, LedgerWrongRun, NoteError
 from ledger.leaves import Header, Key, decode_leaf
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, open_note, sign_note
-from ledger.proofs.cosigning import Memory, cosign_export
+from ledger.proofs.cosigning import cosign_export
+from ledger.proofs.memory import Memory
 from ledger.rules.rotation import KeyChain, rotation, statement
 from ledger.storage import highwater
 from ledger.trust import auditors_policy
@@ -78,7 +79,7 @@ def test_an_auditor_who_pinned_any_key_of_the_chain_verifies(rotated, tmp_path, 
         export = ledger.export(tmp_path / "export")
         assert (export / "policy").read_bytes() == ledger.state.keys.trust_policy().text()
     report = verify_export(export, [signer.vkey for signer in pinned])
-    assert report.verdict == "FULL" and report.log_keys == (SIGNER.vkey, NEW.vkey), report.findings
+    assert report.verdict == "TOLD" and report.log_keys == (SIGNER.vkey, NEW.vkey), report.findings
     assert any(f"changed at leaf {seq}" in note for note in report.notes)
     assert [signer.of_log for signer in report.signers] == [True]
 
@@ -90,7 +91,7 @@ def test_an_auditor_who_pinned_the_key_in_the_middle_follows_it_both_ways(tmp_pa
         ledger.rotate_key(NEWER, now=START + 6)
         export = ledger.export(tmp_path / "export")
     for signer in (SIGNER, NEW, NEWER):
-        assert verify_export(export, [signer.vkey]).verdict == "FULL"
+        assert verify_export(export, [signer.vkey]).verdict == "TOLD"
     stranger = NoteSigner(SIGNER.name, OTHER_KEY)
     report = verify_export(export, [stranger.vkey])
     assert codes(report) == ["LOG_KEY"] and report.size is None
@@ -119,7 +120,7 @@ def test_the_key_is_changed_after_the_close_too_and_a_closed_ledger_takes_nothin
         with pytest.raises(Exception, match="only withdrawals"):
             refused()
     report = verify_export(run.ledger.export(tmp_path / "export"), [SIGNER.vkey])
-    assert report.verdict == "FULL" and report.finished
+    assert report.verdict == "TOLD" and report.finished
 
 
 def test_a_ledger_that_lost_the_change_of_its_key_is_behind_for_the_new_key(tmp_path):

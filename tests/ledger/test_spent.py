@@ -83,10 +83,10 @@ def second(tmp_path, first, carried=None, export="two", windows=2, **changes):
 def test_an_auditor_with_the_earlier_export_recomputes_what_was_spent(tmp_path, first):
     export = second(tmp_path, first)
     report = verify_with_earlier(export, KEYS, [first])
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
     assert any("counted with ledger.example/run1" in note for note in report.notes)
     alone = verify_export(export, KEYS)
-    assert alone.verdict == "FULL" and any("ledger.example/run1 (spent" in note for note in alone.notes)
+    assert alone.verdict == "TOLD" and any("ledger.example/run1 (spent" in note for note in alone.notes)
 
 
 def test_what_a_run_carries_is_what_the_earlier_one_recorded(first):
@@ -99,9 +99,9 @@ def test_what_a_run_carries_is_what_the_earlier_one_recorded(first):
 
 def test_an_understatement_fails_and_an_overstatement_does_not(tmp_path, first):
     right = to_micro_up(SpentRegistry([earlier_run(first, KEYS)]).carried(descriptor(1), 1e-6))
-    for carried, verdict in ((right - 4, "FAILED"), (0, "FAILED"), (right + 1000, "FULL")):
+    for carried, verdict in ((right - 4, "FAILED"), (0, "FAILED"), (right + 1000, "TOLD")):
         export = second(tmp_path, first, carried=carried, export=f"two{carried}")
-        assert verify_export(export, KEYS).verdict == "FULL"  # by itself it cannot be told
+        assert verify_export(export, KEYS).verdict == "TOLD"  # by itself it cannot be told
         report = verify_with_earlier(export, KEYS, [first])
         assert report.verdict == verdict and [finding.code for finding in report.findings] in ([], ["CARRIED"])
 
@@ -115,9 +115,9 @@ def test_a_cited_run_that_is_missing_behind_or_another_one_fails(tmp_path, first
     for given, expected in zip(codes.values(), ("EARLIER_MISSING", "EARLIER_BEHIND"), strict=True):
         report = verify_with_earlier(export, KEYS, given)
         assert report.verdict == "FAILED" and [finding.code for finding in report.findings] == [expected]
-    assert verify_with_earlier(export, KEYS, [grown]).verdict == "FULL"
+    assert verify_with_earlier(export, KEYS, [grown]).verdict == "TOLD"
     older = second(tmp_path, first, export="older")
-    assert verify_with_earlier(older, KEYS, [grown]).verdict == "FULL"  # it only grew
+    assert verify_with_earlier(older, KEYS, [grown]).verdict == "TOLD"  # it only grew
     unpinned = verify_with_earlier(older, [SECOND.vkey], [grown])
     assert [finding.code for finding in unpinned.findings] == ["EARLIER"]
 
@@ -136,11 +136,11 @@ def test_another_history_of_a_cited_run_is_a_fork_and_a_compromised_one_may_not_
         Driver(ledger, now=START + 99).withdraw(2)
         grown = ledger.export(tmp_path / "grown")
     lost = finished(tmp_path / "lost.db", SECOND, specs, tmp_path / "lost", previous=(replace(cited, reason="compromised"),))
-    assert verify_with_earlier(lost, KEYS, [first]).verdict == "FULL"
+    assert verify_with_earlier(lost, KEYS, [first]).verdict == "TOLD"
     assert [item.code for item in verify_with_earlier(lost, KEYS, [grown]).findings] == ["EARLIER_COMPROMISED"]
 
 
-def test_an_earlier_run_that_is_not_full_is_refused(tmp_path, first):
+def test_an_earlier_run_that_failed_its_audit_is_refused(tmp_path, first):
     with pytest.raises(LeafRefused) as refused:
         earlier_run(first, [SECOND.vkey])
     assert refused.value.code == "EARLIER"

@@ -9,7 +9,8 @@ from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_SUMMARY_V1, Verifie
 from ledger.audit import verify_export
 from ledger.errors import CosignRefused, NoteError
 from ledger.note import Cosigner, cosign, open_note, parse_verifier_key
-from ledger.proofs.cosigning import Memory, cosign_export
+from ledger.proofs.cosigning import cosign_export
+from ledger.proofs.memory import Memory
 from ledger.retention.statements import NAME_SUFFIX, statements, summary_key, summary_keys, vouch, vouched_end, vouchers
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
 from tests.ledger.retained_runs import ANNA, BEN, CLEO, export_of, grown
@@ -35,7 +36,7 @@ def vouched(export: Path, who: Cosigner, base: Path, **options):
     return cosign_export(export, KEYS, who, memory, now=START + 1000, first=True, summary=True, **options)
 
 
-def test_an_auditor_vouches_after_a_full_audit(summarised, tmp_path):
+def test_an_auditor_vouches_after_an_audit(summarised, tmp_path):
     export = export_of(summarised, tmp_path / "export")
     done = vouched(export, ANNA, tmp_path)
     keys = [*KEYS, ANNA.vkey, str(summary_key(ANNA.vkey))]
@@ -56,7 +57,7 @@ def test_without_a_summary_there_is_nothing_to_vouch_for(run, tmp_path):
 def test_a_faulty_export_is_not_vouched_for(summarised, tmp_path):
     export = export_of(summarised, tmp_path / "export")
     (export / "tile" / "extra").write_bytes(b"")
-    with pytest.raises(CosignRefused, match="NOT_FULL"):
+    with pytest.raises(CosignRefused, match="AUDIT_FAILED"):
         vouched(export, ANNA, tmp_path)
 
 
@@ -71,7 +72,7 @@ def test_a_quorum_vouches_and_the_audit_names_it(summarised, tmp_path):
         assert len(names[summarised.leaf.seq]) == count
         assert vouched_end(header, summaries, names) == (summarised.leaf.end if count == 2 else 0)
     report = verify_export(export_of(summarised, tmp_path / "again"), KEYS)
-    assert report.verdict == "FULL"
+    assert report.verdict == "TOLD"
     assert [(row.first, row.end, row.vouchers, row.pruned) for row in report.summaries] == [
         (1, summarised.leaf.end, (ANNA.name, BEN.name), 0)
     ]

@@ -94,7 +94,7 @@ def test_content_and_nonce_find_where_it_was_admitted_and_what_it_could_touch(ru
     run.withdraw(2)
     run.steps(1)
     found = trace_content(run.ledger.state, bodies(run.ledger), content, nonce)
-    assert found.admit.descriptor_hash == descriptor(2) and found.blocks == ("layers.2.weight",)
+    assert found.admit.descriptor_hash == descriptor(2) and found.blocks == ("layer.2",)
     assert [(window.first_step, window.last_step) for window in found.windows] == [(5, 8), (9, 12)]
     assert (
         found.steps

@@ -490,7 +490,7 @@ START_UP = (
     ),
     Mutant(
         "tensors that the probes saw nothing of are in the header", ENGINE,
-        "replace(self._header, unprobed=self.probe.unprobed)", "self._header",
+        "unprobed=self.probe.unprobed, ", "",
         T_START + "test_tensors_in_whose_gradient_the_probes_saw_nothing_are_named_in_the_header",
     ),
     Mutant(

@@ -8,13 +8,14 @@ from fractions import Fraction  # noqa: E402
 
 from torch import nn  # noqa: E402
 
+from attest.blocks import pieces  # noqa: E402
 from attest.policy import ClassRule, DepthRule  # noqa: E402
+from attest.stack import Division, StackTensor  # noqa: E402
 from dptrain import depth  # noqa: E402
 from dptrain.adapters import Adapter  # noqa: E402
-from dptrain.depth import EMBEDDINGS, HEAD, LayerStack, Tensor, layer_stack  # noqa: E402
+from dptrain.depth import EMBEDDINGS, HEAD, LayerStack, layer_stack  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
-from dptrain.masks import require_masks, shares  # noqa: E402
-from dptrain.parts import Division, Run  # noqa: E402
+from dptrain.masks import require_masks  # noqa: E402
 
 
 def positions(stack: LayerStack) -> dict[str, tuple[int, ...]]:
@@ -70,14 +71,13 @@ def masked(*heads: int) -> ClassRule:
 
 def test_a_tensor_that_two_attentions_share_is_open_to_who_has_all_heads_of_both() -> None:
     def whole(count: int) -> Division:
-        return Division("heads", count, None, (Run(frozenset(range(count)), 0, 4),))
+        return Division("heads", count, ((0, count, 1),))
 
-    tensor = Tensor("tied", ("tied", "other"), (("", 0), ("", 1)), nn.Parameter(torch.zeros(4)), divisions=(whole(2), whole(4)))
     few, all_of_one, all_of_both, unmasked = masked(0), masked(0, 1), masked(0, 1, 2, 3), masked()
-    for order in (tensor.divisions, tensor.divisions[::-1]):
-        object.__setattr__(tensor, "divisions", order)
-        (share,) = shares(tensor, [few, all_of_one, all_of_both, unmasked])
-        assert share.classes == (all_of_both.name, unmasked.name)
+    for order in ((whole(2), whole(4)), (whole(4), whole(2))):
+        tensor = StackTensor(("tied", "other"), 4, (("", 0), ("", 1)), divisions=order)
+        (piece,) = pieces(0, tensor, [few, all_of_one, all_of_both, unmasked])
+        assert piece.classes == (all_of_both.name, unmasked.name)
 
 
 def test_a_mask_of_heads_needs_known_heads_in_every_layer_that_its_class_may_touch() -> None:
@@ -90,6 +90,6 @@ def test_a_mask_of_heads_needs_known_heads_in_every_layer_that_its_class_may_tou
         return LayerStack(placed.layers, placed.tensors, owners={"heads": dict.fromkeys(known, 4), "experts": {}})
 
     require_masks(rule, stack("0", "1", "2"), lambda *_: True)
-    require_masks(rule, stack("0"), lambda _, tensor: tensor.name.startswith("0."))
+    require_masks(rule, stack("0"), lambda tensor: tensor.name.startswith("0."))
     with pytest.raises(UnsupportedPolicy, match=r"HEADS_UNKNOWN.*no heads are known in '1'"):
         require_masks(rule, stack("0", "2"), lambda *_: True)

@@ -26,14 +26,14 @@ TrainJson = Callable[..., tuple[int, dict]]
 def test_a_run_trains_saves_and_leaves_a_record_that_verifies(digits_world: Digits, train_json: TrainJson) -> None:
     code, result = train_json(digits_world.run)
     assert code == 0
-    assert result["verdict"] == "FULL"
+    assert result["verdict"] == "TOLD"
     assert result["private"] is True
     assert 0.0 <= result["accuracy"] <= 1.0
     assert [row["class"] for row in result["classes"]] == ["sensitive", "internal", "open"]
     assert [row["epsilon"] for row in result["classes"]] == pytest.approx([4.0, 6.0, 8.0], abs=1e-3)
     assert sum(row["admitted"] for row in result["classes"]) == 60
     key = (digits_world.root / "ledger.pub").read_text().split()
-    assert verify_export(result["export"], key).verdict == "FULL"
+    assert verify_export(result["export"], key).verdict == "TOLD"
     assert AutoModelForImageClassification.from_pretrained(result["model"]).config.num_labels == 10
     assert (digits_world.root / "ledger.db.checkpoints").is_dir()
 
@@ -41,7 +41,7 @@ def test_a_run_trains_saves_and_leaves_a_record_that_verifies(digits_world: Digi
 def test_nothing_that_is_printed_tells_of_training_losses(digits_world: Digits, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(digits_world.run)]) == 0
     printed = "".join(capsys.readouterr())
-    assert "FULL" in printed
+    assert "TOLD" in printed
     assert "loss" not in printed.lower()
     assert "norm" not in printed.lower().replace("clip norm", "")
 
@@ -62,7 +62,7 @@ def test_an_interrupted_run_is_resumed(digits_world: Digits, train_json: TrainJs
     code, refused = train_json(digits_world.run)
     assert (code, refused["error"]["code"]) == (1, "LEDGER_EXISTS")
     code, result = train_json(digits_world.run, "--resume")
-    assert (code, result["verdict"]) == (0, "FULL")
+    assert (code, result["verdict"]) == (0, "TOLD")
     assert result["classes"][0]["steps_charged"] >= 4
 
 
@@ -177,7 +177,7 @@ def test_one_corrupt_sequence_does_not_stop_the_others(digits_world: Digits, tra
     victim = digits_world.root / "corpus" / "contributor-01.jsonl.attest"
     victim.write_bytes(b"\xff" + victim.read_bytes()[1:])
     code, result = train_json(digits_world.run)
-    assert (code, result["verdict"]) == (0, "FULL")
+    assert (code, result["verdict"]) == (0, "TOLD")
     assert result["classes"][0]["admitted"] == 0
     assert result["refused"]
 
@@ -214,7 +214,7 @@ def test_accelerate_launches_a_run_and_a_kill_can_be_resumed(digits_world: Digit
         timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["verdict"] == "FULL"
+    assert json.loads(done.stdout)["verdict"] == "TOLD"
 
 
 def assert_one_line(text: str) -> None:

@@ -8,13 +8,13 @@ import math
 from collections.abc import Iterator
 
 from attest.policy.sampling import POISSON, SHUFFLED
+from attest.stack import numbers
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Consequence, fact
 from dptrain.cli.output import amount, number
 from dptrain.planning.layout import stack
 from dptrain.planning.plan import ClassPlan, Plan, Reach
 from dptrain.planning.rounding import at_most
-from dptrain.ranges import numbers
 
 FALSE_ALARMS = 0.05
 """Share of false alarms at which the sentence about an attacker is computed."""

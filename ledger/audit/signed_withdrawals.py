@@ -1,0 +1,230 @@
+"""The evidence of WITHDRAW leaves: signed withdrawals that are given beside an export, held against what the ledger says.
+
+A leaf names its evidence by a hash alone: of a signed withdrawal, or with the reasons of `ledger.rules.spent.PASSING` of what
+the operator recorded. So who withdrew, and why, is the operator's word until somebody gives the withdrawal itself.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from attest import sign1, signed_file
+from attest.errors import AttestError, RegistryRefused
+from attest.registry import Registry, open_registry
+from attest.withdrawal import Withdrawal, verify_withdrawal
+from ledger.audit.findings import WithdrawalEvidence
+from ledger.audit.remarks import Remarks
+from ledger.leaves import Admit, Header, Leaf, Withdraw
+from ledger.rules.spent import PASSING
+
+MAX_MISSING: Final = 50
+"""Leaves without evidence that are named one by one; the counts have them all."""
+
+_NAMED: Final = 5
+
+Report = Callable[[str, str, str], None]
+
+_SHOWN: Final = "shown"
+_UNPROVEN: Final = "unproven"
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A withdrawal that was given: read, and not verified yet."""
+
+    name: str
+    payload: bytes
+    message: bytes
+    withdrawal: Withdrawal
+
+    @property
+    def issuer(self) -> str:
+        return sign1.peek_issuer(self.message)
+
+
+def registry_of(header: Header, path: Path) -> Registry:
+    """Opens a registry under the key of the policy's owner, if it is the one that the run began with or a later state of it.
+
+    Raises:
+        RegistryRefused: as `attest.registry.open_registry`; code REGISTRY_ROOT, it is another one or an earlier state.
+    """
+    known = open_registry(path, header.owner_key)
+    if not known.extends(header.registry_root):
+        raise RegistryRefused(
+            "REGISTRY_ROOT",
+            f"{str(path)!r} has the root {known.root().hex()} and does not extend {header.registry_root.hex()}, with which the "
+            "run began; get the latest registry from the corpus owner",
+        )
+    return known
+
+
+class SignedWithdrawals:
+    """Takes every leaf of a run in order, and holds WITHDRAW leaves against the signed withdrawals that were given.
+
+    Guarantee:
+        A leaf counts as shown only if a file was given whose COSE_Sign1 message has the leaf's evidence hash, names that
+        contribution, this corpus and the leaf's reason, and verifies: under the owner's key as the owner, or under a key of a
+        contributor in the registry, valid when it says that it was signed or when it was entered, of whom the ADMIT leaf
+        names a key too. A withdrawal of a contribution whose leaf names another reason is a finding, if it was signed by then
+        and the leaf's own evidence is not shown.
+    """
+
+    def __init__(self, header: Header, directory: Path | None, registry: Path | None, fault: Report) -> None:
+        """Reads what was given.
+
+        Args:
+            header: leaf 0.
+            directory: where the files lie, each as `attest withdraw` wrote it, whatever its name; None for none.
+            registry: file with the contributors' keys; None accepts what the owner signed alone.
+            fault: takes (code, where, sentence) of everything wrong.
+        """
+        self._header, self._fault, self._registry = header, fault, None
+        self._given = directory is not None
+        if registry is not None:
+            try:
+                self._registry = registry_of(header, registry)
+            except RegistryRefused as error:
+                fault(error.code, str(registry), error.sentence)
+        self._by_digest: dict[bytes, _Given] = {}
+        self._by_contribution: dict[bytes, list[_Given]] = {}
+        self._others: list[str] = []
+        for item in () if directory is None else _read(directory, self._others, fault):
+            self._by_digest[hashlib.sha256(item.message).digest()] = item
+            self._by_contribution.setdefault(item.withdrawal.descriptor_hash, []).append(item)
+        self._key_ids: dict[bytes, bytes] = {}
+        self._entered: set[bytes] = set()
+        self._signed = self._shown = self._unproven = 0
+        self._missing: list[int] = []
+
+    def see(self, leaf: Leaf) -> None:
+        """Takes a leaf."""
+        if isinstance(leaf, Admit) and leaf.descriptor_hash in self._by_contribution:
+            self._key_ids[leaf.descriptor_hash] = leaf.key_id
+        elif isinstance(leaf, Withdraw):
+            self._withdraw(leaf)
+
+    def judge(self, admitted: Callable[[bytes], bool], remarks: Remarks) -> WithdrawalEvidence | None:
+        """Says what became of the evidence, once every leaf was seen.
+
+        Args:
+            admitted: whether the run has ever admitted a contribution.
+            remarks: takes what a reader should know.
+        """
+        missing = self._signed - self._shown
+        if not self._given:
+            if missing:
+                remarks.qualify("WITHDRAWALS_TOLD")
+            return None
+        told = f"evidence of withdrawals: {self._shown} of {self._signed} leaves hold against the signed withdrawal they name"
+        if missing:
+            named = ", ".join(map(str, self._missing[:_NAMED])) + (" and more" if missing > _NAMED else "")
+            why = f"; of {self._unproven} nothing shows that the signer may withdraw (--registry)" if self._unproven else ""
+            remarks.qualify("WITHDRAWALS_TOLD", f"{told}; not shown: leaves {named}{why}")
+        else:
+            remarks.note(told)
+        late = [name for name in self._by_contribution if admitted(name) and name not in self._entered]
+        if late := list(filter(self._signed_for, late)):
+            told = f"{len(late)} contributions have a signed withdrawal that no leaf enters, {min(late).hex()} among them"
+            remarks.qualify("WITHDRAWAL_UNENTERED", told)
+        if self._others:
+            names = ", ".join(self._others[:_NAMED])
+            remarks.note(f"{len(self._others)} files among the withdrawals are none that can be read: {names}")
+        return WithdrawalEvidence(self._signed, self._shown, tuple(self._missing))
+
+    def _signed_for(self, name: bytes) -> bool:
+        """Whether a withdrawal of a contribution was given that holds by itself."""
+        given = (item for item in self._by_contribution[name] if item.withdrawal.corpus == self._corpus)
+        return any(self._proof(item, None) == _SHOWN for item in given)
+
+    def _withdraw(self, leaf: Withdraw) -> None:
+        if self._given:
+            self._entered.add(leaf.descriptor_hash)
+        own = self._by_digest.get(leaf.evidence_hash)
+        if own is not None or leaf.reason not in PASSING:
+            self._signed += 1
+            if own is not None and self._holds(leaf, own):
+                self._shown += 1
+                return
+            if len(self._missing) < MAX_MISSING:
+                self._missing.append(leaf.seq)
+        for other in self._by_contribution.get(leaf.descriptor_hash, ()):
+            said = other.withdrawal
+            if other is own or said.reason_code == leaf.reason or said.time > leaf.time or said.corpus != self._corpus:
+                continue
+            if self._proof(other, leaf) == _SHOWN:
+                sentence = f"{other.issuer} withdrew it at {said.time} for the reason {said.reason_code!r} ({other.name})"
+                sentence += f"; the leaf, of {leaf.time}, says {leaf.reason!r}: ask when the operator had it"
+                self._fault("WITHDRAWAL_REASON", f"seq {leaf.seq}", sentence)
+
+    @property
+    def _corpus(self) -> str:
+        return self._header.policy.corpus
+
+    def _holds(self, leaf: Withdraw, own: _Given) -> bool:
+        """Whether the leaf says what its own evidence says, and that was signed by who may; tells what is wrong."""
+        said, where = own.withdrawal, f"seq {leaf.seq}"
+        facts = (
+            ("WITHDRAWAL_EVIDENCE", "contribution", said.descriptor_hash.hex(), leaf.descriptor_hash.hex()),
+            ("WITHDRAWAL_EVIDENCE", "corpus", said.corpus, self._corpus),
+            ("WITHDRAWAL_REASON", "reason", said.reason_code, leaf.reason),
+        )
+        wrong = [(code, what, there, here) for code, what, there, here in facts if there != here]
+        for code, what, there, here in wrong:
+            self._fault(code, where, f"its evidence is {own.name}, of the {what} {there!r}; the leaf stands for {here!r}")
+        proof = self._proof(own, leaf)
+        if proof == _UNPROVEN:
+            self._unproven += 1
+        elif proof != _SHOWN:
+            self._fault("WITHDRAWAL_EVIDENCE", where, f"its evidence is {own.name}, which does not verify: {proof}")
+        return proof == _SHOWN and not wrong
+
+    def _proof(self, item: _Given, leaf: Withdraw | None) -> str:
+        """Says whether the signer may withdraw: `_SHOWN`, `_UNPROVEN`, or a sentence where the signature is bad."""
+        header, issuer = self._header, item.issuer
+        if issuer == header.owner:
+            return _verified(item, issuer, header.owner_key)
+        contributor = None if self._registry is None else self._registry.find(issuer)
+        if contributor is None:
+            return _UNPROVEN
+        # Which contributor a contribution is of, the ADMIT leaf tells by a key; of a pruned one nothing does any more.
+        if self._key_ids.get(item.withdrawal.descriptor_hash) not in {record.key_id for record in contributor.keys}:
+            return _UNPROVEN
+        times = (item.withdrawal.time, *(() if leaf is None else (leaf.time,)))
+        found = _UNPROVEN
+        for record in contributor.keys:
+            if any(record.valid(time) for time in times):
+                found = _verified(item, issuer, record.raw)
+                if found == _SHOWN:
+                    break
+        return found
+
+
+def _verified(item: _Given, issuer: str, key: bytes) -> str:
+    try:
+        verify_withdrawal(item.payload, item.message, key, signer=issuer, corpus=item.withdrawal.corpus)
+    except AttestError as error:
+        return error.sentence
+    return _SHOWN
+
+
+def _read(directory: Path, others: list[str], fault: Report) -> Iterator[_Given]:
+    """The withdrawals in a directory, by name; the names of other files go to ``others``."""
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.is_file())
+    except OSError as error:
+        fault("WITHDRAWALS", str(directory), f"cannot read the signed withdrawals: {error.strerror or error}")
+        return
+    for path in paths:
+        try:
+            payload, message = signed_file.read(path, what="withdrawal")
+            headers = sign1.parse(message)
+            found = Withdrawal.from_cbor(payload)
+        except AttestError:
+            others.append(ascii(path.name)[1:-1])
+            continue
+        if headers.typ != sign1.TYP_WITHDRAWAL or headers.subject != sign1.subject_of(payload):
+            others.append(ascii(path.name)[1:-1])
+            continue
+        yield _Given(ascii(path.name)[1:-1], payload, message, found)

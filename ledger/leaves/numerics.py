@@ -1,0 +1,157 @@
+"""What a header says of a run's numerics, derived from its policy: the lattice of the sums, the clip margin, and both in words.
+
+The trainer that keeps a level of exactness, the writer of the header and its auditor take them from this one room. A header
+that says otherwise is refused. Two things no policy fixes are the trainer's word, each one of two: the precision in which
+gradients were formed, and where the noise was drawn.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from attest.policy import Policy
+from ledger.accountants.families import GAUSSIAN, SKELLAM_BITS
+from ledger.errors import LeafRefused
+
+FAST: Final = "fast"
+CERTIFIED: Final = "certified"
+
+FLOAT32: Final = "float32"
+FLOAT64: Final = "float64"
+
+HOST: Final = "host"
+DEVICE: Final = "device"
+
+LATTICE_BITS: Final = 32
+"""b of the lattice ``s * 2^-b`` of Gaussian noise. Integers below 2^52 are exact in float64, which bounds |sum| by 2^20 * s."""
+
+L1_BITS: Final = 30
+"""b where the norm is the sum of magnitudes, before the floor of log2 of the multiplier: a bound of 2^30 steps over d
+coordinates."""
+
+MARGINS: Final = {
+    FAST: {FLOAT32: 2.0**-9, FLOAT64: 2.0**-40},
+    CERTIFIED: {FLOAT32: 2.0**-20, FLOAT64: 2.0**-40},
+}
+"""Relative shrink of every clip bound, by level and precision.
+
+At ``fast`` it pays for the rounding of norms, coefficients and sums. A product over the K = N * T positions of a microbatch is
+off by about sqrt(K) u times the size of its partial sums, at most N clipped contributions: N sqrt(N T) u stays below 2^-9 up to
+N = 64 contributions of T = 512 positions. At ``certified`` it lets the rounding of norms nearly never fail a certificate; no
+bound rests on it.
+"""
+
+_FAST_NOTE: Final = (
+    "fast: clipped sums by float32 GEMMs, rounded once to s*2^-32, integer Gaussian noise added in float64; clip bounds shrunk "
+    "by clip_margin for rounding. Remaining assumption: the rounding of float32 products within a microbatch "
+    "stays within that margin; sums over microbatches are float64."
+)
+
+_CERTIFIED_NOTE: Final = (
+    "certified: every contribution is truncated to integers on the lattice s*2^-{bits}, and its signed bounds are checked on "
+    "them in exact arithmetic before they are added; integer sums are exact, and {noise} is added. "
+    "clip_margin aims below the bounds so that checks pass; no bound rests on it. Remaining assumption: the integers of a "
+    "contribution depend on no other's content."
+)
+
+_NOISES: Final = {
+    GAUSSIAN: "integer Gaussian noise on s*2^-32",
+    "laplace": "Laplace noise of scale s, rounded to s*2^-{bits} and drawn exactly,",
+    "discrete_gaussian": "discrete Gaussian noise on s*2^-{bits}, sigma = s, drawn exactly,",
+    "skellam": "Skellam noise on s*2^-{bits}, of standard deviation s, drawn exactly,",
+}
+"""What is added to the sums, by family of noise."""
+
+_DEVICE_NOTE: Final = (
+    " Noise is drawn on the device of the sums, by ChaCha20 and float64 functions within 4 units in the last place."
+)
+"""Stands behind the sentences on sums where noise was not drawn on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """The trainer's word on what no policy fixes.
+
+    Attributes:
+        precision: in which gradients were formed, `FLOAT32` or `FLOAT64`.
+        generator: where the noise was drawn, `HOST` or `DEVICE`.
+    """
+
+    precision: str = FLOAT32
+    generator: str = HOST
+
+    def __post_init__(self) -> None:
+        both = (("precision", self.precision, (FLOAT32, FLOAT64)), ("generator", self.generator, (HOST, DEVICE)))
+        for what, found, known in both:
+            if found not in known:
+                raise LeafRefused("RANGE", f"{what}: expected {' or '.join(known)}, got {found!r:.40}")
+
+    def margin(self, policy: Policy) -> float:
+        """Returns the clip margin of a run under a policy."""
+        return MARGINS[policy.exactness][self.precision]
+
+    def note(self, policy: Policy, coordinates: int) -> str:
+        """Returns what the numerics of a run under a policy guarantee and assume, in words.
+
+        Args:
+            policy: the signed policy.
+            coordinates: number of scheduled coordinates, d.
+        """
+        bits = lattice_bits(policy.exactness, policy.noise_family, coordinates, least_multiplier(policy))
+        return exactness_note(policy.exactness, policy.noise_family, bits) + (_DEVICE_NOTE if self.generator == DEVICE else "")
+
+
+def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics:
+    """Returns the trainer's word that a header with this note and clip margin gives.
+
+    Guarantee:
+        Returns only if both are what writers derive from the policy, for one precision and one generator.
+
+    Raises:
+        LeafRefused: code NUMERICS, no precision or generator gives them.
+    """
+    margins = MARGINS[policy.exactness]
+    precision = next((name for name, value in margins.items() if value == margin), None)
+    if precision is None:
+        expected = " or ".join(f"{value!r} ({name})" for name, value in margins.items())
+        raise LeafRefused("NUMERICS", f"clip margin {margin!r} is none of exactness {policy.exactness!r}, expected {expected}")
+    for generator in (HOST, DEVICE) if policy.noise_family == GAUSSIAN else (HOST,):
+        found = Numerics(precision, generator)
+        if found.note(policy, coordinates) == note:
+            return found
+    expected = Numerics(precision).note(policy, coordinates)
+    raise LeafRefused("NUMERICS", f"the exactness note says {note!r:.200}; the policy gives {expected!r}")
+
+
+def exactness_note(exactness: str, family: str, bits: int) -> str:
+    """Returns what a level guarantees and assumes, with noise of a family on a lattice ``s * 2^-bits``."""
+    if exactness == FAST:
+        return _FAST_NOTE
+    return _CERTIFIED_NOTE.format(bits=bits, noise=_NOISES[family].format(bits=bits))
+
+
+def least_multiplier(policy: Policy) -> float:
+    """Returns the least noise multiplier that a private contribution can be accounted at; the floor that its class signs."""
+    return min(rule.noise_multiplier for rule in policy.classes if not rule.public)
+
+
+def lattice_bits(exactness: str, family: str, coordinates: int, multiplier: float) -> int:
+    """Returns b of the lattice ``s * 2^-b`` on which sums are integers.
+
+    At ``certified`` truncation then costs 2^-22 to 2^-26 of the clip bound per coordinate; other families than the Gaussian and
+    its discrete form have reasons of their own.
+
+    Args:
+        exactness: the level.
+        family: of the noise.
+        coordinates: number of scheduled coordinates, d; truncation loses about sqrt(d / 3) steps of a gradient's norm.
+        multiplier: the least noise multiplier of any class; the clip bound is about ``2^b / multiplier`` steps.
+    """
+    if exactness == FAST:
+        return LATTICE_BITS
+    if family == "skellam":
+        return SKELLAM_BITS
+    if family == "laplace":
+        return max(1, min(LATTICE_BITS, L1_BITS + math.floor(math.log2(multiplier))))
+    base = 22 if coordinates <= 1 << 22 else 24 if coordinates <= 1 << 28 else 26
+    return max(1, min(LATTICE_BITS, base + math.floor(math.log2(multiplier))))

@@ -1,0 +1,125 @@
+"""The words of an audit: one registry, which verdicts, qualifiers, exit codes, pages and documents take theirs from."""
+
+import re
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from ledger_runs import OWNER_KEY, SIGNER, START, Driver, admission, header_spec, parameter, signed_policy, stack_of
+
+from attest.keys import public_bytes
+from ledger.audit import QUALIFIERS, VERDICTS, Verdict, verify, verify_export
+from ledger.audit.remarks import Remarks
+from ledger.audit.words import BEYOND, exit_code, headline, weakest
+from ledger.log import Ledger
+from ledger.report import write_report
+from tests.ledger.retained_runs import AUDITORS, pruned_run
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+KEYS = [SIGNER.vkey]
+
+
+def closed(base: Path, **header) -> Path:
+    """An export of a closed run."""
+    with Ledger.create(base / "ledger.db", header_spec(**header), SIGNER, now=START) as ledger:
+        driver = Driver(ledger, isolation=ledger.header.isolation)
+        driver.admit(admission(1))
+        driver.steps()
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        return ledger.export(base / "export")
+
+
+def audit(export: Path, **options):
+    return verify_export(export, KEYS, **({"owner_key": public_bytes(OWNER_KEY), "minimum_size": 2} | options))
+
+
+def test_verdicts_stand_from_the_strongest_to_the_weakest_and_the_weakest_counts():
+    assert tuple(VERDICTS) == get_args(Verdict) == ("FULL", "SUMMARISED", "TOLD", "SIGNED", "FAILED")
+    for stronger, weaker in combinations(VERDICTS, 2):
+        assert weakest((weaker, stronger)) == weakest((stronger, weaker)) == weaker
+
+
+def test_only_a_failure_and_a_bare_signature_end_with_an_error_unless_full_is_asked_for():
+    assert {verdict: exit_code(verdict) for verdict in VERDICTS} == {
+        "FULL": 0, "SUMMARISED": 0, "TOLD": 0, "SIGNED": 1, "FAILED": 1,
+    }  # fmt: skip
+    assert {verdict for verdict in VERDICTS if not exit_code(verdict, require_full=True)} == {"FULL"}
+    assert exit_code("SIGNED", signature_only=True) == 0
+    assert exit_code("SIGNED", signature_only=True, require_full=True) == 1
+    assert exit_code("FAILED", signature_only=True) == 1
+
+
+def test_a_failure_is_told_alone():
+    assert headline("TOLD", ("OPEN", "UNPINNED")) == "TOLD (OPEN, UNPINNED)"
+    assert (headline("FULL", ()), headline("FAILED", ("OPEN",))) == ("FULL", "FAILED")
+
+
+def test_no_word_is_made_up_beside_the_registry():
+    with pytest.raises(KeyError):
+        Remarks().qualify("SOMEWHAT")
+
+
+def test_the_page_for_auditors_has_every_word_as_the_registry_says_it():
+    page = (DOCS / "auditors.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([A-Z_]+) \| (.*) \|$", page, re.MULTILINE))
+    told = {word: f"{found.sentence} | {found.remedy}" for word, found in QUALIFIERS.items()}
+    told |= {word: f"{found.sentence} | {found.remedy} | {found.code}" for word, found in VERDICTS.items()}
+    assert rows == told
+    assert [word for word in rows if word in VERDICTS] == list(reversed(VERDICTS)), "which beats which"
+    assert all(f"* {sentence}" in page for sentence in BEYOND)
+
+
+def test_without_signed_attestations_the_bounds_are_told_and_with_them_the_verdict_is_full(tmp_path, monkeypatch):
+    """One function decides; whatever comes to derive bounds from signatures has to say so there."""
+    export = closed(tmp_path)
+    assert audit(export).verdict == "TOLD"
+    monkeypatch.setattr(verify, "bounds_are_signed", lambda export, run: True)
+    assert audit(export).verdict == "FULL"
+    with pruned_run(tmp_path / "pruned.db").ledger as ledger:
+        pruned = ledger.export(tmp_path / "pruned")
+    assert audit(pruned).verdict == "SUMMARISED"
+    monkeypatch.undo()
+    assert audit(pruned).verdict == "TOLD" and "PRUNED" in audit(pruned).qualifiers, "the operator's word is the weaker one"
+
+
+def test_every_run_has_the_words_that_weaken_it_and_no_other(tmp_path):
+    def words(name: str, options=None, **header) -> set[str]:
+        (tmp_path / name).mkdir()
+        return set(audit(closed(tmp_path / name, **header), **(options or {})).qualifiers)
+
+    plain = {"FROZEN_TOLD", "NO_AUDITORS"}
+    assert words("plain") == plain
+    assert words("unpinned", {"owner_key": None}) == plain | {"UNPINNED"}
+    assert words("uncompared", {"minimum_size": None}) == plain | {"UNCOMPARED"}
+    assert words("unaddressed", randomness="unaddressed") == plain | {"UNADDRESSED"}
+    assert words("unprobed", unprobed=("layers.0.gate",)) == plain | {"UNPROBED"}
+    assert words("weakened", isolation="the optimizer mixes tensors") == plain | {"ISOLATION_WEAKENED"}
+    auditors = signed_policy(auditors=AUDITORS, auditor_quorum=2)
+    assert words("auditors", policy=auditors) == {"FROZEN_TOLD", "NO_QUORUM"}
+    assert words("trained", stack=stack_of(4, parameter("layers.0.weight"), parameter("layers.2.weight"))) == {"NO_AUDITORS"}
+
+
+def test_an_open_run_and_one_with_limits_over_runs_say_so(tmp_path):
+    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1, max_epsilon_micro=50_000_000, max_delta_pico=1_000_000))
+        driver.steps()
+        driver.withdraw(1)
+        report = audit(ledger.export(tmp_path / "export"))
+    assert report.qualifiers == ("FROZEN_TOLD", "LIMITS_ALONE", "NO_AUDITORS", "OPEN", "WITHDRAWALS_TOLD")
+    assert report.to_json()["qualifiers"] == report.qualifiers
+
+
+def test_the_report_shows_every_qualifier_with_what_it_says_and_what_to_do(tmp_path):
+    export = closed(tmp_path)
+    report = replace(audit(export), qualifiers=tuple(sorted(QUALIFIERS)))
+    page = write_report(export, tmp_path / "report.html", report=report).read_text(encoding="utf-8")
+    page = page.replace("&#x27;", "'")
+    for word, found in QUALIFIERS.items():
+        assert page.count(word) >= 2 and found.sentence in page and found.remedy in page, word
+    assert all(sentence in page for sentence in BEYOND)
+    failed = write_report(export, tmp_path / "failed.html", report=replace(report, verdict="FAILED"))
+    assert "id='qualifiers'" not in failed.read_text(encoding="utf-8")
