@@ -5,6 +5,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from attest.attestation import Attestation
 from attest.descriptor import ContributionDescriptor
 from attest.digests import DigestTable
 from attest.reasons import ReasonCode
@@ -35,23 +36,23 @@ class Admission:
     The descriptor is kept as the bytes that were signed until somebody asks for its fields.
 
     Args:
-        signed: Bytes of the descriptor.
+        attestation: Descriptor, signature and opening.
         passed: What the gate found.
         holder: Who it counts for: the contributor, or the person behind it that the registry names.
     """
 
-    __slots__ = ("_descriptor", "_passed", "holder")
+    __slots__ = ("_descriptor", "_passed", "attestation", "holder")
 
-    def __init__(self, signed: bytes, passed: Passed, holder: str) -> None:
-        self.holder = holder
-        self._descriptor: ContributionDescriptor | bytes = signed
+    def __init__(self, attestation: Attestation, passed: Passed, holder: str) -> None:
+        self.attestation, self.holder = attestation, holder
+        self._descriptor: ContributionDescriptor | None = None
         self._passed = passed
 
     @property
     def descriptor(self) -> ContributionDescriptor:
-        """What was signed."""
-        if isinstance(self._descriptor, bytes):
-            self._descriptor = ContributionDescriptor.from_cbor(self._descriptor)
+        """What was signed, opened."""
+        if self._descriptor is None:
+            self._descriptor = self.attestation.opened()
         return self._descriptor
 
     @property

@@ -95,7 +95,7 @@ def bare(root: Path, workers: int) -> dict[str, float]:
             verify = None
             for attestation in read_sequence(stream):
                 if verify is None:
-                    name = ContributionDescriptor.from_cbor(attestation.descriptor).contributor
+                    name = attestation.opened().contributor
                     found = registry.find(name)
                     verify = Ed25519PublicKey.from_public_bytes(found.keys[0].raw).verify if found else None
                 body = cbor.decode(attestation.sign1[1:])

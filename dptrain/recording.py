@@ -16,7 +16,6 @@ from dptrain.pool import Slot
 from dptrain.registry_watch import REASONS
 from ledger.accountants import to_micro_up
 from ledger.leaves import Header, HeaderSpec, Withdraw, decode_leaf
-from ledger.leaves.content_anchor import content_anchor
 from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
 from ledger.rules.weights import WeightRecord
@@ -311,7 +310,7 @@ def _admit(slot: Slot, classes: list[str]) -> AdmitSpec:
         key_id=admission.key_id,
         max_epsilon_micro=limit[0],
         max_delta_pico=limit[1],
-        anchor=content_anchor(signed.content_hash, signed.nonce),
+        anchor=signed.signed.content,
     )
 
 

@@ -45,7 +45,7 @@ class Verifier:
 
     def checks(self, attestation: Attestation) -> list[Check]:
         """Every check that can be made, and one line for each that cannot."""
-        signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+        signed = attestation.opened()
         found = [self._key(attestation, signed), *self._gate(attestation, signed)]
         return [*found, *_NOT_HERE]
 
@@ -63,8 +63,8 @@ class Verifier:
             headers = sign1.verify(attestation.sign1, attestation.descriptor, raw)
         except AttestError as error:
             return Check("signature", "failed", error.sentence, str(error.code))
-        if not headers.issuer == signed.contributor == name:
-            return Check("signature", "failed", f"the key is {name}'s, the signature speaks for {headers.issuer}", "HEADER")
+        if (headers.issuer, name) != (signed.issuer, signed.contributor):
+            return Check("signature", "failed", f"the key is {name}'s, the attestation is of {signed.contributor}", "HEADER")
         return Check("signature", "passed", f"made with the key of {name} that was given")
 
     def _enrolled(self, attestation: Attestation, signed: ContributionDescriptor) -> Check:

@@ -13,7 +13,6 @@ import typer
 
 from attest import keys, sign1
 from attest.attestation import Attestation, read_sequence
-from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError, CborError
 from attest.gate import Gate
 from attest.micro import from_micro, from_pico
@@ -203,7 +202,7 @@ def _located(error: AttestError, item: int, path: Path) -> AttestError:
 
 def _count_one(attestation: Attestation, verifier: Verifier, tally: _Tally) -> Check | None:
     try:
-        signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+        signed = attestation.opened()
         sign1.parse(attestation.sign1)
         failure = None if verifier.idle else verifier.failure(attestation)
     except AttestError as error:
@@ -277,7 +276,7 @@ def _said(tally: _Tally, verifier: Verifier) -> str:
 
 def _cells(attestation: Attestation) -> list[str]:
     try:
-        signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+        signed = attestation.opened()
     except AttestError:
         return ["(unreadable)", *5 * [""]]
     return [
@@ -316,7 +315,7 @@ def _check_as_json(check: Check) -> dict[str, Any]:
 
 def _as_json(attestation: Attestation) -> dict[str, Any]:
     try:
-        descriptor = ContributionDescriptor.from_cbor(attestation.descriptor)
+        descriptor = attestation.opened()
         key_id = sign1.parse(attestation.sign1).key_id.hex()
     except AttestError:
         return {}

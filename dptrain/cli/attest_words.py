@@ -45,7 +45,7 @@ class Check:
 
 def paragraphs(attestation: Attestation, now: int, policy: Policy | None, signed_policy: bool) -> list[str]:
     """The attestation in words, one paragraph per thought."""
-    signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+    signed = attestation.opened()
     found = [permission(signed), meaning(signed), validity(signed, now)]
     if policy is not None:
         found.append(under(signed, policy, signed_policy))
@@ -188,7 +188,7 @@ def _counted(signed: ContributionDescriptor, policy: Policy, signed_policy: bool
 def identity(attestation: Attestation) -> list[tuple[str, str]]:
     """The names under which keys, ledgers and withdrawals know it."""
     headers = sign1.parse(attestation.sign1)
-    signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+    signed = attestation.opened()
     return [
         ("key id", headers.key_id.hex()),
         ("descriptor hash", signed.digest().hex()),

@@ -9,7 +9,6 @@ import pytest
 from attest import cbor
 from attest.attestation import Attestation, read_sequence
 from attest.corpus import Corpus, Locator, open_corpus, sign_content, sign_corpus
-from attest.descriptor import ContributionDescriptor
 from attest.errors import CborError, CorpusRefused
 
 LINES = [b'{"n": 1}', b'{"n": 2}\r', b'  {"n": 3}', '{"n": "ü"}'.encode()]
@@ -17,7 +16,7 @@ JSONL = b"\n".join([LINES[0], b"", LINES[1], b" \t\r", LINES[2], LINES[3]])
 
 
 def claimed(item):
-    return ContributionDescriptor.from_cbor(item.attestation.descriptor).content_hash
+    return item.attestation.opened().content_hash
 
 
 def digest(content):
