@@ -33,7 +33,7 @@ class Passed(NamedTuple):
 class Admission:
     """A contribution that may be used within its signed bounds.
 
-    The descriptor is kept as the bytes that were signed until somebody asks for its fields.
+    Descriptor and opening are kept as bytes until somebody asks for a field; the signature is not kept.
 
     Args:
         attestation: Descriptor, signature and opening.
@@ -41,18 +41,18 @@ class Admission:
         holder: Who it counts for: the contributor, or the person behind it that the registry names.
     """
 
-    __slots__ = ("_descriptor", "_passed", "attestation", "holder")
+    __slots__ = ("_descriptor", "_passed", "holder")
 
     def __init__(self, attestation: Attestation, passed: Passed, holder: str) -> None:
-        self.attestation, self.holder = attestation, holder
-        self._descriptor: ContributionDescriptor | None = None
+        self.holder = holder
+        self._descriptor: ContributionDescriptor | tuple[bytes, bytes] = (attestation.descriptor, attestation.opening)
         self._passed = passed
 
     @property
     def descriptor(self) -> ContributionDescriptor:
         """What was signed, opened."""
-        if self._descriptor is None:
-            self._descriptor = self.attestation.opened()
+        if isinstance(self._descriptor, tuple):
+            self._descriptor = ContributionDescriptor.open(*self._descriptor)
         return self._descriptor
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from attest import cbor, sign1
-from attest.descriptor import MAX_OPENING, ContributionDescriptor
+from attest.descriptor import MAX_OPENING, ContributionDescriptor, SignedDescriptor
 from attest.descriptor import MAX_SIZE as MAX_DESCRIPTOR
 from attest.errors import CborError
 
@@ -40,12 +40,23 @@ class Attestation:
         return cbor.encode([self.descriptor, self.sign1, self.opening])
 
     def digest(self) -> bytes:
-        """SHA-256 over the array of descriptor and signature: names this very message, as a descriptor's digest what was signed."""
+        """SHA-256 over descriptor and signature: names this very message, as a descriptor's digest names what was signed.
+
+        The opening is left out, so whoever holds an export computes it too.
+        """
         return hashlib.sha256(cbor.encode([self.descriptor, self.sign1])).digest()
 
     def opened(self) -> ContributionDescriptor:
         """The descriptor with its opening; errors as for `ContributionDescriptor.open`."""
         return ContributionDescriptor.open(self.descriptor, self.opening)
+
+    def read(self) -> ContributionDescriptor | SignedDescriptor:
+        """What there is to read: the descriptor opened, or as it was signed where its opening is not known.
+
+        Raises:
+            CborError, DescriptorRefused: As for `ContributionDescriptor.open`.
+        """
+        return self.opened() if self.opening else SignedDescriptor.from_cbor(self.descriptor)
 
     @property
     def within_limits(self) -> bool:

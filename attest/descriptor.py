@@ -1,8 +1,8 @@
 """The contribution descriptor: what a contributor signs about one contribution, and the opening that stays beside the data.
 
-Signed are the bounds in the clear, and commitments to content, contributor, data class and principal. So an export can show what
-was signed to anybody, and confirms no guess of who or what it was. The opening (values, nonce and salts) lies beside the
-content, and no ledger or export holds it.
+Signed are the bounds in the clear, and commitments to content, contributor, data class and principal. So an export can show
+what was signed to anybody, and confirms no guess of who or what it was. The opening (values, nonce and salts) lies beside
+the content, and no ledger or export holds it.
 """
 
 import hashlib
@@ -43,8 +43,8 @@ MAX_COUNT = 2**32 - 1
 TRAIN: Final = "train"
 GENERATE: Final = "generate"
 PURPOSES: Final = (GENERATE, TRAIN)
-"""What a contributor may allow, in order of the alphabet. Left out means `TRAIN` alone; `GENERATE` is specified, and refused by name
-until generation is built."""
+"""What a contributor may allow, in order of the alphabet. Left out means `TRAIN` alone; `GENERATE` is specified, and refused by
+name until generation is built."""
 
 _REQUIRED = {
     1: "schema",
@@ -85,7 +85,8 @@ class Terms:
         max_delta_pico: and the delta at which that holds, in units of 1e-12. Exactly with the former: an epsilon without a
             delta bounds nothing, since at a larger delta every mechanism has a smaller one.
         purposes: What the contribution may be used for, words of `PURPOSES`, if stated. This version serves `TRAIN` alone.
-        public_length: Length in tokens that the contributor lets everybody know, if stated. This version refuses it.
+        public_length: Tokens of the bucket up to which the contribution is padded, if the contributor lets everybody know it.
+            This version refuses it.
         schema: Format of the descriptor.
 
     Raises:
@@ -106,12 +107,13 @@ class Terms:
     public_length: int | None = None
     schema: str = SCHEMA
 
-    def check(self) -> None:
-        """Checks every field of these terms."""
+    def _check_schema(self) -> None:
         if type(self.schema) is not str:
             raise DescriptorRefused("TYPE", f"schema is {type(self.schema).__name__}, expected text")
         if self.schema != SCHEMA:
             raise DescriptorRefused("SCHEMA", f"schema is {ascii(self.schema)[:80]}, expected {SCHEMA!r}")
+
+    def _check_terms(self) -> None:
         for name in ("admissibility_class", "corpus"):
             check_id(getattr(self, name), name, error=DescriptorRefused)
         check_int(self.clip_norm_micro, "clip_norm_micro", 1, MAX_MICRO, error=DescriptorRefused)
@@ -140,15 +142,17 @@ class Terms:
         if self.purposes is not None:
             if type(self.purposes) is not tuple or any(type(word) is not str for word in self.purposes):
                 raise DescriptorRefused("TYPE", f"purposes are {ascii(self.purposes)[:80]}, expected an array of words")
-            if not self.purposes or not set(self.purposes) <= set(PURPOSES) or list(self.purposes) != sorted(set(self.purposes)):
+            if not self.purposes or list(self.purposes) != sorted(set(self.purposes) & set(PURPOSES)):
                 known = ", ".join(PURPOSES)
                 raise DescriptorRefused("RANGE", f"purposes are {ascii(self.purposes)[:80]}, expected some of {known}, sorted")
             if self.purposes != (TRAIN,):
                 named = ", ".join(self.purposes)
-                raise DescriptorRefused("PURPOSE", f"purposes are {named}; this version serves {TRAIN} alone")
+                raise DescriptorRefused("PURPOSE", f"purposes are {named}; this version serves {TRAIN} alone: sign for that")
         if self.public_length is not None:
             check_int(self.public_length, "public_length", 1, MAX_COUNT, error=DescriptorRefused)
-            raise DescriptorRefused("PUBLIC_LENGTH", "the descriptor states a public length, which this version does not serve")
+            raise DescriptorRefused(
+                "PUBLIC_LENGTH", f"public length is {self.public_length}; this version serves none: sign without one"
+            )
 
     @property
     def public(self) -> bool:
@@ -186,9 +190,11 @@ class SignedDescriptor(Terms):
     principal: bytes
 
     def __post_init__(self) -> None:
+        self._check_schema()
         for name in _COMMITTED:
-            check_bytes(getattr(self, name), f"commitment to the {name}", COMMITMENT_SIZE, error=DescriptorRefused)
-        self.check()
+            what = f"commitment to the {_said(name)}"
+            check_bytes(getattr(self, name), what, COMMITMENT_SIZE, error=DescriptorRefused)
+        self._check_terms()
 
     @property
     def issuer(self) -> str:
@@ -231,6 +237,36 @@ class SignedDescriptor(Terms):
         """SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
         return hashlib.sha256(self.to_cbor()).digest()
 
+    def opened(self, opening: bytes) -> "ContributionDescriptor":
+        """Reads the opening of this descriptor strictly.
+
+        Guarantee: each commitment that was signed is opened by the value in the result, and an accepted opening is exactly
+        `opening()` of the result: no byte of it can be another.
+
+        Args:
+            opening: Bytes of the opening; empty where only the descriptor is known.
+
+        Raises:
+            CborError: Code SIZE, CBOR or CBOR_NONCANONICAL.
+            DescriptorRefused: Code OPENING if the opening is missing, has other labels or is another's; TYPE or RANGE if a
+                value of it is malformed; CBOR_NONCANONICAL if it does not encode to the bytes received.
+        """
+        if opening == b"":
+            raise DescriptorRefused("OPENING", "the attestation has no opening; take the file that lies beside the data")
+        value = cbor.decode(opening, max_size=MAX_OPENING)
+        if type(value) is not dict or not _OPENING.keys() - {6} <= value.keys() <= _OPENING.keys():
+            raise DescriptorRefused("OPENING", "opening is not a map with the labels 1 to 5, and perhaps 6")
+        values = {_OPENING[key]: item for key, item in value.items()}
+        opened = ContributionDescriptor(**values, **{name: getattr(self, name) for name in _CLEAR})
+        # The decoder accepts only what encodes to `opening` again; all that is left is a principal of null, which is left out.
+        if len(value) != len(opened._opening_fields()):
+            raise DescriptorRefused("CBOR_NONCANONICAL", "opening does not encode to the bytes received")
+        for name, commitment in opened.commitments().items():
+            if commitment != getattr(self, name):
+                what = _said(name)
+                raise DescriptorRefused("OPENING", f"the opening does not open the {what} that was signed; restore the file")
+        return opened
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContributionDescriptor(Terms):
@@ -251,11 +287,12 @@ class ContributionDescriptor(Terms):
     contributor: str
     data_class: str
     content_hash: bytes
-    nonce: bytes
+    nonce: bytes = field(repr=False)
     principal: str | None = None
-    salts: bytes = field(default_factory=lambda: secrets.token_bytes(SALTS_SIZE))
+    salts: bytes = field(default_factory=lambda: secrets.token_bytes(SALTS_SIZE), repr=False)
 
     def __post_init__(self) -> None:
+        self._check_schema()
         for name in ("contributor", "data_class"):
             check_id(getattr(self, name), name, error=DescriptorRefused)
         if self.principal is not None:
@@ -263,24 +300,28 @@ class ContributionDescriptor(Terms):
         check_bytes(self.content_hash, "content_hash", 32, error=DescriptorRefused)
         check_bytes(self.nonce, "nonce", SALT_SIZE, error=DescriptorRefused)
         check_bytes(self.salts, "salts", SALTS_SIZE, error=DescriptorRefused)
-        self.check()
+        self._check_terms()
+
+    def commitments(self) -> dict[str, bytes]:
+        """Returns what is signed in place of the values that the opening holds, by the names of `SignedDescriptor`."""
+        first, second, third = (self.salts[at : at + SALT_SIZE] for at in range(0, SALTS_SIZE, SALT_SIZE))
+        return {
+            "contributor": commit(CONTRIBUTOR, self.contributor.encode("ascii"), first),
+            "data_class": commit(DATA_CLASS, self.data_class.encode("ascii"), second),
+            "content": commit_content(self.content_hash, self.nonce),
+            "principal": commit(PRINCIPAL, (self.principal or "").encode("ascii"), third),
+        }
 
     @property
     def signed(self) -> SignedDescriptor:
         """What is signed of it."""
-        salts = [self.salts[at : at + SALT_SIZE] for at in range(0, SALTS_SIZE, SALT_SIZE)]
-        return SignedDescriptor(
-            contributor=commit(CONTRIBUTOR, self.contributor.encode("ascii"), salts[0]),
-            data_class=commit(DATA_CLASS, self.data_class.encode("ascii"), salts[1]),
-            principal=commit(PRINCIPAL, (self.principal or "").encode("ascii"), salts[2]),
-            content=commit_content(self.content_hash, self.nonce),
-            **{name: getattr(self, name) for name in _CLEAR},
-        )
+        clear: dict[str, Any] = {name: getattr(self, name) for name in _CLEAR}
+        return SignedDescriptor(**clear, **dict[str, Any](self.commitments()))
 
     @property
     def issuer(self) -> str:
         """The issuer that a signature over this descriptor names."""
-        return self.signed.issuer
+        return self.commitments()["contributor"].hex()
 
     def to_cbor(self) -> bytes:
         """The bytes that are signed."""
@@ -292,15 +333,16 @@ class ContributionDescriptor(Terms):
 
     def opening(self) -> bytes:
         """The bytes that lie beside the content: values, nonce and salts."""
-        fields = {key: value for key, name in _OPENING.items() if (value := getattr(self, name)) is not None}
-        return cbor.encode(fields)
+        return cbor.encode(self._opening_fields())
+
+    def _opening_fields(self) -> dict[int, Any]:
+        return {key: value for key, name in _OPENING.items() if (value := getattr(self, name)) is not None}
 
     @classmethod
     def open(cls, data: bytes, opening: bytes) -> "ContributionDescriptor":
-        """Read a descriptor and its opening strictly.
+        """Reads a descriptor and its opening strictly.
 
-        Guarantee: an accepted pair is exactly `to_cbor()` and `opening()` of the result, so each commitment that was signed
-        is opened by the value in the result.
+        Guarantee: an accepted pair is exactly `to_cbor()` and `opening()` of the result (`SignedDescriptor.opened`).
 
         Args:
             data: Bytes of the descriptor.
@@ -308,25 +350,9 @@ class ContributionDescriptor(Terms):
 
         Raises:
             CborError: Code SIZE, CBOR or CBOR_NONCANONICAL.
-            DescriptorRefused: Code OPENING if the opening is missing, malformed or another's; else as for `SignedDescriptor`.
+            DescriptorRefused: As for `SignedDescriptor.from_cbor` and `SignedDescriptor.opened`.
         """
-        signed = SignedDescriptor.from_cbor(data)
-        if opening == b"":
-            raise DescriptorRefused("OPENING", "the attestation comes without its opening; take the file that lies beside the data")
-        value = cbor.decode(opening, max_size=MAX_OPENING)
-        if type(value) is not dict or not set(_OPENING) - {6} <= set(value) <= set(_OPENING):
-            raise DescriptorRefused("OPENING", "opening is not a map with the labels 1 to 5, and perhaps 6")
-        values = {_OPENING[key]: item for key, item in value.items()}
-        opened = cls(**values, **{name: getattr(signed, name) for name in _CLEAR})
-        expected = opened.signed
-        for name in _COMMITTED:
-            if getattr(expected, name) != getattr(signed, name):
-                raise DescriptorRefused(
-                    "OPENING", f"the opening beside the attestation does not open the {name} that was signed; restore the file"
-                )
-        if opened.opening() != opening:
-            raise DescriptorRefused("CBOR_NONCANONICAL", "opening does not encode to the bytes received")
-        return opened
+        return SignedDescriptor.from_cbor(data).opened(opening)
 
 
 class Parts(NamedTuple):
@@ -353,7 +379,7 @@ class Parts(NamedTuple):
 
 
 _CONTENT = b"\x07\x58\x20"
-"""Key 7 and the head of 32 bytes."""
+"""Key 7 of a descriptor and the head of 32 bytes."""
 
 _NONCE = b"\x01\x50"
 """Key 1 of an opening and the head of 16 bytes."""
@@ -388,6 +414,11 @@ def split(data: bytes, opening: bytes) -> Parts | None:
         return None
     rest = (data[:at], data[at + 35 :], opening[:1], opening[54:])
     return Parts(rest, data[at + 3 : at + 35], opening[3:19], content_hash)
+
+
+def _said(name: str) -> str:
+    """The words for a field in a sentence."""
+    return name.replace("_", " ")
 
 
 def _named_fields(value: Any) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """What can be said of one contribution without knowing the others: form, signature, audience, validity, class, bounds, content.
 
-Checks run cheapest first: sizes, strict decoding, opening, header, registry, signature, audience, validity, class, bounds, content.
-Every comparison of bounds is between integers. `examine` makes them all, one after the other. An `Examiner` does the same
-for many contributions: attestations that differ from one that passed in content, nonce and signature alone are
-compared with it instead of being decoded, and only their digests and signatures are computed.
+Checks run cheapest first: sizes, strict decoding, opening, header, registry, signature, audience, validity, class, bounds,
+content. Every comparison of bounds is between integers. `examine` makes them all, one after the other. An `Examiner` does
+the same for many contributions: attestations that differ from one that passed in content, nonce and signature alone are
+compared with it instead of being decoded, and only their digests, commitments and signatures are computed.
 """
 
 import hashlib
@@ -19,7 +19,14 @@ from attest import cbor, sign1
 from attest.admission import Passed, Refusal
 from attest.attestation import Attestation
 from attest.commitments import commit_content
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor, Parts, split
+from attest.descriptor import (
+    PUBLIC_CLIP_MICRO,
+    PUBLIC_NOISE_MICRO,
+    ContributionDescriptor,
+    Parts,
+    SignedDescriptor,
+    split,
+)
 from attest.errors import AdmissionRefused, AttestError
 from attest.policy import ClassRule, Policy
 from attest.reasons import ReasonCode
@@ -37,7 +44,8 @@ def examine(
     Guarantee: `Passed` means that a key enrolled for the named contributor and valid at `now` signed exactly these
     descriptor bytes, for this corpus, within its validity, in a class granted to the contributor; that the signed clip norm
     is at most and the signed noise multiplier at least the class preset, both at least the corpus floors; and that the
-    commitments that were signed open to that contributor and to the content read. Every error on the way refuses; nothing depends on an assertion.
+    commitments that were signed open to that contributor and to the content read. Every error on the way refuses; nothing
+    depends on an assertion.
 
     Args:
         attestation: Descriptor, signature and opening as received.
@@ -50,10 +58,18 @@ def examine(
     try:
         if not attestation.within_limits:
             refuse(ReasonCode.SIZE, "a part of the attestation is larger than any valid one; sign the contribution again")
-        descriptor = attestation.opened()
-        descriptor_hash, name = hashlib.sha256(attestation.descriptor).digest(), descriptor.contributor
+        signed = SignedDescriptor.from_cbor(attestation.descriptor)
+        descriptor_hash = hashlib.sha256(attestation.descriptor).digest()
+        descriptor = signed.opened(attestation.opening)
+        name = descriptor.contributor
         message = sign1.read(attestation.sign1)
-        contributor, record = _find_key(message.headers, descriptor, registry, now)
+        if message.headers.issuer != signed.issuer:
+            refuse(
+                ReasonCode.HEADER,
+                f"signature is issued by {message.headers.issuer}, the descriptor commits to {signed.issuer}: that is {name}",
+            )
+        contributor = find_contributor(name, registry)
+        record = check_key(contributor, message.headers.key_id, now)
         message.verify(attestation.descriptor, record.raw, typ=sign1.TYP_ATTESTATION)
         check_audience(descriptor, policy)
         _check_principal(descriptor, contributor)
@@ -125,9 +141,9 @@ class _Form(NamedTuple):
     A descriptor and an opening whose `rest` equals that of a pair that passed hold the same values in every field but the
     commitment to the content, the nonce and the content hash: byte strings of fixed length, which take part in no check but
     that of the content. So decoding, the other commitments, audience, validity, class, bounds and the choice of the key turn
-    out the same; the content's commitment is computed. A message made of `head`, the descriptor's hash in
-    hex, `tail` and 64 bytes is the one form that the strict reader of headers accepts for that descriptor and key. What is
-    left is the signature, which is verified over the bytes received.
+    out the same; the content's commitment is computed again. A message made of `head`, the descriptor's hash in hex, `tail`
+    and 64 bytes is the one form that the strict reader of headers accepts for that descriptor and key. What is left is the
+    signature, which is verified over the bytes received.
     """
 
     head: bytes
@@ -207,17 +223,6 @@ def refuse(code: ReasonCode, sentence: str) -> NoReturn:
     raise AdmissionRefused(code, sentence)
 
 
-def _find_key(
-    headers: sign1.Headers, descriptor: ContributionDescriptor, registry: Registry, now: int
-) -> tuple[Contributor, KeyRecord]:
-    """The key that the signature is checked under, found by the contributor's name; the key id only chooses."""
-    name, issuer = descriptor.contributor, descriptor.issuer
-    if headers.issuer != issuer:
-        refuse(ReasonCode.HEADER, f"signature is issued by {headers.issuer}, the descriptor names {issuer}")
-    contributor = find_contributor(name, registry)
-    return contributor, check_key(contributor, headers.key_id, now)
-
-
 def find_contributor(name: str, registry: Registry) -> Contributor:
     contributor = registry.find(name)
     if contributor is None or not contributor.keys:
@@ -226,6 +231,7 @@ def find_contributor(name: str, registry: Registry) -> Contributor:
 
 
 def check_key(contributor: Contributor, key_id: bytes, now: int) -> KeyRecord:
+    """The key that the signature is checked under: one of the contributor's, the key id only chooses."""
     name = contributor.name
     named = [record for record in contributor.keys if record.key_id == key_id]
     if not named:

@@ -53,10 +53,10 @@ class SigningTemplate:
 class TemplateEncoder:
     """Encodes what one key signs from one template, by joining pieces that were encoded once.
 
-    Guarantee: `descriptor` and `opening` are `to_cbor()` and `opening()` of `SigningTemplate.descriptor(...)`, `to_be_signed` is
-    what `sign1.sign` has signed for it, and `attestation` is `Attestation(...).to_cbor()`, byte for byte. Contributions of one
-    template differ in fields of fixed length alone (commitment to the content, its hash, nonce, subject, signature), so no
-    length moves.
+    Guarantee: `descriptor` and `opening` are `to_cbor()` and `opening()` of `SigningTemplate.descriptor(...)`,
+    `to_be_signed` is what `sign1.sign` has signed for it, and `attestation` is `Attestation(...).to_cbor()`, byte for byte.
+    Contributions of one template differ in fields of fixed length alone (commitment to the content, its hash, nonce,
+    subject, signature), so no length moves.
 
     Args:
         template: The fields in common.

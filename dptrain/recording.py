@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attest.admission import Admission
+from attest.commitments import commit_content
 from attest.keys import generate, load_private_key, save_private_key
 from dptrain.earlier import EarlierRuns
 from dptrain.errors import NotPrivateUse, ResumeRefused
@@ -310,7 +311,7 @@ def _admit(slot: Slot, classes: list[str]) -> AdmitSpec:
         key_id=admission.key_id,
         max_epsilon_micro=limit[0],
         max_delta_pico=limit[1],
-        anchor=signed.signed.content,
+        anchor=commit_content(signed.content_hash, signed.nonce),
     )
 
 

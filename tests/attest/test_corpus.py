@@ -235,9 +235,11 @@ def test_sequences_across_chunk_borders(world, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", [1, [], [b"x"], [b"x", b"y", b"z"], [b"x", "y"], {1: b"x", 2: b"y"}, [b"x", None]], ids=repr
+    "value",
+    [1, [], [b"x"], [b"x", b"y"], 4 * [b"x"], [b"x", b"y", "z"], {1: b"x", 2: b"y", 3: b"z"}, [b"x", b"y", None]],
+    ids=repr,
 )
-def test_sequence_items_are_pairs_of_byte_strings(value, tmp_path):
+def test_sequence_items_are_three_byte_strings(value, tmp_path):
     (tmp_path / "x").write_bytes(cbor.encode(value))
     with (tmp_path / "x").open("rb") as stream, pytest.raises(CborError):
         list(read_sequence(stream))
@@ -255,7 +257,8 @@ def test_attestation_digest_binds_the_signature_too(world):
     first, second = world.sign(), world.sign()
     assert first == second and first.digest() == second.digest()
     assert replace(first, sign1=b"x").digest() != first.digest()
-    for parts in (("x", b"y"), (b"x", None)):
+    assert replace(first, opening=b"").digest() == first.digest(), "who holds an export computes it too"
+    for parts in (("x", b"y"), (b"x", None), (b"x", b"y", None)):
         with pytest.raises(CborError):
             Attestation(*parts)
 
