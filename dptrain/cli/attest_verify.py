@@ -62,8 +62,10 @@ def check_item(item: Item, name: str, raw: bytes, now: int) -> None:
         raise CorpusRefused("CONTENT_MISSING", "there is no content for this attestation; put the data back, or drop it")
     headers = sign1.verify(item.attestation.sign1, item.attestation.descriptor, raw)
     descriptor = item.attestation.opened()
-    if (headers.issuer, name) != (descriptor.issuer, descriptor.contributor):
+    if name != descriptor.contributor:
         raise CorpusRefused("HEADER", f"the key is {name}'s, the attestation is of {descriptor.contributor}")
+    if headers.issuer != descriptor.issuer:
+        raise CorpusRefused("HEADER", f"the signature names {headers.issuer}, not the commitment {descriptor.issuer}")
     if descriptor.content_hash != item.content_hash:
         raise CorpusRefused("CONTENT_MISMATCH", "the content is not what was signed; restore it or sign it anew")
     if not descriptor.not_before <= now < descriptor.not_after:
