@@ -5,6 +5,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from attest.attestation import Attestation
 from attest.descriptor import ContributionDescriptor
 from attest.digests import DigestTable
 from attest.reasons import ReasonCode
@@ -32,26 +33,26 @@ class Passed(NamedTuple):
 class Admission:
     """A contribution that may be used within its signed bounds.
 
-    The descriptor is kept as the bytes that were signed until somebody asks for its fields.
+    Descriptor and opening are kept as bytes until somebody asks for a field; the signature is not kept.
 
     Args:
-        signed: Bytes of the descriptor.
+        attestation: Descriptor, signature and opening.
         passed: What the gate found.
         holder: Who it counts for: the contributor, or the person behind it that the registry names.
     """
 
     __slots__ = ("_descriptor", "_passed", "holder")
 
-    def __init__(self, signed: bytes, passed: Passed, holder: str) -> None:
+    def __init__(self, attestation: Attestation, passed: Passed, holder: str) -> None:
         self.holder = holder
-        self._descriptor: ContributionDescriptor | bytes = signed
+        self._descriptor: ContributionDescriptor | tuple[bytes, bytes] = (attestation.descriptor, attestation.opening)
         self._passed = passed
 
     @property
     def descriptor(self) -> ContributionDescriptor:
-        """What was signed."""
-        if isinstance(self._descriptor, bytes):
-            self._descriptor = ContributionDescriptor.from_cbor(self._descriptor)
+        """What was signed, opened."""
+        if isinstance(self._descriptor, tuple):
+            self._descriptor = ContributionDescriptor.open(*self._descriptor)
         return self._descriptor
 
     @property

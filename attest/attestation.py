@@ -1,4 +1,4 @@
-"""An attestation, `[descriptor, sign1]`, and files of many: CBOR sequences (RFC 8742)."""
+"""An attestation, `[descriptor, sign1, opening]`, and files of many: CBOR sequences (RFC 8742)."""
 
 import hashlib
 from collections.abc import Iterator
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from attest import cbor, sign1
+from attest.descriptor import MAX_OPENING, ContributionDescriptor, SignedDescriptor
 from attest.descriptor import MAX_SIZE as MAX_DESCRIPTOR
 from attest.errors import CborError
 
 MAX_SIZE = 2 * MAX_DESCRIPTOR + 16
-"""Bytes of one item of a sequence. Looser than the gate's limits on the two parts, so that one attestation that is too
+"""Bytes of one item of a sequence. Looser than the gate's limits on the three parts, so that one attestation that is too
 large is refused by itself and does not end the file."""
 
 _CHUNK = 1 << 20
@@ -18,32 +19,50 @@ _CHUNK = 1 << 20
 
 @dataclass(slots=True, unsafe_hash=True)
 class Attestation:
-    """A descriptor and the signature over it, both as received; nothing is checked yet.
+    """A descriptor, the signature over it, and what opens its commitments, all as received; nothing is checked yet.
 
     Args:
         descriptor: Bytes of the descriptor.
         sign1: Bytes of the COSE_Sign1 message.
+        opening: Bytes of the opening; empty where it is not known, as to an auditor.
     """
 
     descriptor: bytes
     sign1: bytes
+    opening: bytes = b""
 
     def __post_init__(self) -> None:
-        if type(self.descriptor) is not bytes or type(self.sign1) is not bytes:
-            raise CborError("TYPE", "descriptor and signature of an attestation are byte strings")
+        if not type(self.descriptor) is type(self.sign1) is type(self.opening) is bytes:
+            raise CborError("TYPE", "descriptor, signature and opening of an attestation are byte strings")
 
     def to_cbor(self) -> bytes:
         """One item of an attestation file."""
-        return cbor.encode([self.descriptor, self.sign1])
+        return cbor.encode([self.descriptor, self.sign1, self.opening])
 
     def digest(self) -> bytes:
-        """SHA-256 over both parts; names this very message, as a descriptor's digest names what was signed."""
-        return hashlib.sha256(self.to_cbor()).digest()
+        """SHA-256 over descriptor and signature: names this very message, as a descriptor's digest names what was signed.
+
+        The opening is left out, so whoever holds an export computes it too.
+        """
+        return hashlib.sha256(cbor.encode([self.descriptor, self.sign1])).digest()
+
+    def opened(self) -> ContributionDescriptor:
+        """The descriptor with its opening; errors as for `ContributionDescriptor.open`."""
+        return ContributionDescriptor.open(self.descriptor, self.opening)
+
+    def read(self) -> ContributionDescriptor | SignedDescriptor:
+        """What there is to read: the descriptor opened, or as it was signed where its opening is not known.
+
+        Raises:
+            CborError, DescriptorRefused: As for `ContributionDescriptor.open`.
+        """
+        return self.opened() if self.opening else SignedDescriptor.from_cbor(self.descriptor)
 
     @property
     def within_limits(self) -> bool:
-        """Whether both parts have an admissible size."""
-        return len(self.descriptor) <= MAX_DESCRIPTOR and len(self.sign1) <= sign1.MAX_SIZE
+        """Whether all parts have an admissible size."""
+        fits = len(self.descriptor) <= MAX_DESCRIPTOR and len(self.sign1) <= sign1.MAX_SIZE
+        return fits and len(self.opening) <= MAX_OPENING
 
 
 def read_sequence(stream: BinaryIO) -> Iterator[Attestation]:
@@ -72,10 +91,10 @@ def read_places(stream: BinaryIO) -> Iterator[tuple[int, Attestation]]:
         if at == len(buffer):
             return
         place = start + at
-        pair = cbor.byte_string_pair(buffer, at)
-        if pair is not None and pair[2] - at <= MAX_SIZE:
-            at = pair[2]
-            yield place, Attestation(pair[0], pair[1])
+        parts = cbor.byte_string_triple(buffer, at)
+        if parts is not None and parts[3] - at <= MAX_SIZE:
+            at = parts[3]
+            yield place, Attestation(parts[0], parts[1], parts[2])
         else:
             value, at = cbor.decode_prefix(buffer, at, max_size=MAX_SIZE)
             yield place, _attestation(value)
@@ -92,6 +111,6 @@ def read_at(stream: BinaryIO, place: int) -> Attestation:
 
 
 def _attestation(value: Any) -> Attestation:
-    if type(value) is not list or [type(part) for part in value] != [bytes, bytes]:
-        raise CborError("CBOR", "item of the attestation file is not [descriptor, signature], both byte strings")
-    return Attestation(value[0], value[1])
+    if type(value) is not list or [type(part) for part in value] != [bytes] * 3:
+        raise CborError("CBOR", "item of the attestation file is not [descriptor, signature, opening], all byte strings")
+    return Attestation(*value)

@@ -93,18 +93,18 @@ def decode_prefix(data: bytes, offset: int, *, max_size: int = MAX_SIZE, max_dep
     return value, offset + end
 
 
-def byte_string_pair(data: bytes, at: int) -> tuple[bytes, bytes, int] | None:
-    """The two byte strings of an array of two that begins at `at`, and the offset after it.
+def byte_string_triple(data: bytes, at: int) -> tuple[bytes, bytes, bytes, int] | None:
+    """The byte strings of an array of three that begins at `at`, and the offset after it.
 
     A shortcut for files of such arrays: what it returns is what `decode_prefix` returns, and wherever it returns None it
     leaves the verdict to `decode_prefix`.
     """
     parts = []
     try:
-        if data[at] != 0x82:
+        if data[at] != 0x83:
             return None
         at += 1
-        for _ in range(2):
+        for _ in range(3):
             head = data[at]
             if head == 0x59:
                 length, least, at = data[at + 1] << 8 | data[at + 2], 256, at + 3
@@ -120,7 +120,7 @@ def byte_string_pair(data: bytes, at: int) -> tuple[bytes, bytes, int] | None:
             at += length
     except IndexError:
         return None
-    return parts[0], parts[1], at
+    return parts[0], parts[1], parts[2], at
 
 
 def record_values(data: bytes, *, max_depth: int = MAX_DEPTH) -> list[Any] | None:

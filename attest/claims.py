@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from attest.attestation import Attestation, read_at, read_places
-from attest.descriptor import split
+from attest.descriptor import claimed_content
 from attest.digests import DigestTable
 from attest.errors import CborError
 
@@ -27,11 +27,11 @@ class Claims:
         self._table = DigestTable(1 << 17, 1 << 15)
         try:
             for place, attestation in read_places(stream):
-                parts = split(attestation.descriptor)
-                if parts is not None:
-                    count = self._table.get(b"n" + parts.content_hash) or 0
-                    self._table.set(b"n" + parts.content_hash, count + 1)
-                    self._table.set(b"p" + parts.content_hash + count.to_bytes(8, "big"), place)
+                claimed = claimed_content(attestation.opening)
+                if claimed is not None:
+                    count = self._table.get(b"n" + claimed) or 0
+                    self._table.set(b"n" + claimed, count + 1)
+                    self._table.set(b"p" + claimed + count.to_bytes(8, "big"), place)
         except CborError:
             return  # `rest` meets it again, and tells.
 

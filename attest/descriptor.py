@@ -1,18 +1,31 @@
-"""The contribution descriptor: what a contributor signs about one contribution."""
+"""The contribution descriptor: what a contributor signs about one contribution, and the opening that stays beside the data.
+
+Signed are the bounds in the clear, and commitments to content, contributor, data class and principal. So an export can show
+what was signed to anybody, and confirms no guess of who or what it was. The opening (values, nonce and salts) lies beside
+the content, and no ledger or export holds it.
+"""
 
 import hashlib
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from attest import cbor
 from attest.checks import check_bytes, check_int
+from attest.commitments import COMMITMENT_SIZE, CONTRIBUTOR, DATA_CLASS, PRINCIPAL, SALT_SIZE, commit, commit_content
 from attest.errors import DescriptorRefused
 from attest.ids import check_id
 from attest.micro import PICO, from_micro
 
-SCHEMA = "dptrain.contribution/1"
+SCHEMA = "dptrain.contribution/2"
 MAX_SIZE = cbor.MAX_SIZE
+
+MAX_OPENING = 512
+"""Bytes of an opening; a real one takes some 150."""
+
+SALTS_SIZE: Final = 3 * SALT_SIZE
+"""Bytes of the salts of contributor, data class and principal, one after the other."""
 
 MAX_MICRO = 10**15
 """Largest bound, one thousand million in fixed point; its products stay exact in 128-bit arithmetic."""
@@ -27,6 +40,12 @@ MAX_TIME = 253402300800
 
 MAX_COUNT = 2**32 - 1
 
+TRAIN: Final = "train"
+GENERATE: Final = "generate"
+PURPOSES: Final = (GENERATE, TRAIN)
+"""What a contributor may allow, in order of the alphabet. Left out means `TRAIN` alone; `GENERATE` is specified, and refused by
+name until generation is built."""
+
 _REQUIRED = {
     1: "schema",
     2: "contributor",
@@ -34,71 +53,69 @@ _REQUIRED = {
     4: "admissibility_class",
     5: "clip_norm_micro",
     6: "noise_multiplier_micro",
-    7: "content_hash",
+    7: "content",
     8: "not_before",
     9: "not_after",
-    10: "nonce",
+    10: "principal",
     11: "corpus",
     12: "max_occurrences",
 }
-_OPTIONAL = {13: "principal", 14: "max_examples", 15: "max_epsilon_micro", 16: "max_delta_pico"}
+_OPTIONAL = {13: "max_examples", 14: "max_epsilon_micro", 15: "max_delta_pico", 16: "purposes", 17: "public_length"}
 _FIELDS = _REQUIRED | _OPTIONAL
 _required_values = attrgetter(*_REQUIRED.values())
+_COMMITTED = ("contributor", "data_class", "content", "principal")
+_CLEAR = tuple(name for name in _FIELDS.values() if name not in _COMMITTED)
+_OPENING = {1: "nonce", 2: "content_hash", 3: "salts", 4: "contributor", 5: "data_class", 6: "principal"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ContributionDescriptor:
-    """One contribution's identity, bounds, validity and audience.
+class Terms:
+    """What is signed in the clear: bounds, validity and audience.
 
     Args:
-        contributor: Identifier of the signer.
-        data_class: What kind of data it is, in the contributor's words; an identifier.
         admissibility_class: Class of the policy under which it asks to be admitted.
         clip_norm_micro: Signed clip norm C in units of 1e-6, at least 1.
         noise_multiplier_micro: Signed noise multiplier sigma in units of 1e-6, at least 1.
-        content_hash: SHA-256 of the content, 32 bytes.
         not_before: First second of validity, since 1970.
         not_after: First second after validity.
-        nonce: 16 random bytes; without them the descriptor's digest could be guessed from known content.
         corpus: Corpus for which it is meant.
         max_occurrences: Cap on participations, 0 for none.
-        principal: Person or group that the contribution is about, if several contributions share one.
         max_examples: Largest number of examples that the content holds, if stated.
         max_epsilon_micro: Most epsilon that it may spend in units of 1e-6, over all runs of the corpus together, if stated,
         max_delta_pico: and the delta at which that holds, in units of 1e-12. Exactly with the former: an epsilon without a
             delta bounds nothing, since at a larger delta every mechanism has a smaller one.
-        schema: Format of this document.
+        purposes: What the contribution may be used for, words of `PURPOSES`, if stated. This version serves `TRAIN` alone.
+        public_length: Tokens of the bucket up to which the contribution is padded, if the contributor lets everybody know it.
+            This version refuses it.
+        schema: Format of the descriptor.
 
     Raises:
-        DescriptorRefused: Code TYPE, RANGE, WINDOW or SCHEMA.
+        DescriptorRefused: Code TYPE, RANGE, WINDOW, SCHEMA, PURPOSE or PUBLIC_LENGTH.
     """
 
-    contributor: str
-    data_class: str
     admissibility_class: str
     clip_norm_micro: int
     noise_multiplier_micro: int
-    content_hash: bytes
     not_before: int
     not_after: int
-    nonce: bytes
     corpus: str
     max_occurrences: int = 0
-    principal: str | None = None
     max_examples: int | None = None
     max_epsilon_micro: int | None = None
     max_delta_pico: int | None = None
+    purposes: tuple[str, ...] | None = None
+    public_length: int | None = None
     schema: str = SCHEMA
 
-    def __post_init__(self) -> None:
+    def _check_schema(self) -> None:
         if type(self.schema) is not str:
             raise DescriptorRefused("TYPE", f"schema is {type(self.schema).__name__}, expected text")
         if self.schema != SCHEMA:
             raise DescriptorRefused("SCHEMA", f"schema is {ascii(self.schema)[:80]}, expected {SCHEMA!r}")
-        for name in ("contributor", "data_class", "admissibility_class", "corpus"):
+
+    def _check_terms(self) -> None:
+        for name in ("admissibility_class", "corpus"):
             check_id(getattr(self, name), name, error=DescriptorRefused)
-        if self.principal is not None:
-            check_id(self.principal, "principal", error=DescriptorRefused)
         check_int(self.clip_norm_micro, "clip_norm_micro", 1, MAX_MICRO, error=DescriptorRefused)
         check_int(self.noise_multiplier_micro, "noise_multiplier_micro", 1, MAX_MICRO, error=DescriptorRefused)
         check_int(self.not_before, "not_before", 0, MAX_TIME, error=DescriptorRefused)
@@ -114,11 +131,27 @@ class ContributionDescriptor:
             )
         if self.max_delta_pico is not None:
             check_int(self.max_delta_pico, "max_delta_pico", 1, PICO - 1, error=DescriptorRefused)
-        check_bytes(self.content_hash, "content_hash", 32, error=DescriptorRefused)
-        check_bytes(self.nonce, "nonce", 16, error=DescriptorRefused)
         if self.not_after <= self.not_before:
             raise DescriptorRefused(
                 "WINDOW", f"validity ends at {self.not_after}, not after its start {self.not_before}; sign a later end"
+            )
+        self._check_unbuilt()
+
+    def _check_unbuilt(self) -> None:
+        """Refuses by name what the format specifies and this version does not serve."""
+        if self.purposes is not None:
+            if type(self.purposes) is not tuple or any(type(word) is not str for word in self.purposes):
+                raise DescriptorRefused("TYPE", f"purposes are {ascii(self.purposes)[:80]}, expected an array of words")
+            if not self.purposes or list(self.purposes) != sorted(set(self.purposes) & set(PURPOSES)):
+                known = ", ".join(PURPOSES)
+                raise DescriptorRefused("RANGE", f"purposes are {ascii(self.purposes)[:80]}, expected some of {known}, sorted")
+            if self.purposes != (TRAIN,):
+                named = ", ".join(self.purposes)
+                raise DescriptorRefused("PURPOSE", f"purposes are {named}; this version serves {TRAIN} alone: sign for that")
+        if self.public_length is not None:
+            check_int(self.public_length, "public_length", 1, MAX_COUNT, error=DescriptorRefused)
+            raise DescriptorRefused(
+                "PUBLIC_LENGTH", f"public length is {self.public_length}; this version serves none: sign without one"
             )
 
     @property
@@ -136,6 +169,38 @@ class ContributionDescriptor:
         """Signed noise multiplier sigma as a double."""
         return from_micro(self.noise_multiplier_micro)
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedDescriptor(Terms):
+    """A descriptor as it is signed and as an export shows it: terms, and commitments to who and what.
+
+    Args:
+        contributor: Commitment to the identifier of the signer, 32 bytes.
+        data_class: Commitment to what kind of data it is.
+        content: Commitment to the SHA-256 of the content (`attest.commitments.commit_content`).
+        principal: Commitment to the person or group that the contribution is about; to nothing where none is stated.
+
+    Raises:
+        DescriptorRefused: As for `Terms`.
+    """
+
+    contributor: bytes
+    data_class: bytes
+    content: bytes
+    principal: bytes
+
+    def __post_init__(self) -> None:
+        self._check_schema()
+        for name in _COMMITTED:
+            what = f"commitment to the {_said(name)}"
+            check_bytes(getattr(self, name), what, COMMITMENT_SIZE, error=DescriptorRefused)
+        self._check_terms()
+
+    @property
+    def issuer(self) -> str:
+        """The issuer that the signature over these terms names: the commitment to the contributor, in hex."""
+        return self.contributor.hex()
+
     def to_cbor(self) -> bytes:
         """The bytes that are signed; optional fields that are None are left out."""
         return cbor.encode(self._fields())
@@ -145,21 +210,24 @@ class ContributionDescriptor:
         for key, name in _OPTIONAL.items():
             value = getattr(self, name)
             if value is not None:
-                fields[key] = value
+                fields[key] = list(value) if type(value) is tuple else value
         return fields
 
     @classmethod
-    def from_cbor(cls, data: bytes) -> "ContributionDescriptor":
+    def from_cbor(cls, data: bytes) -> "SignedDescriptor":
         """Read a descriptor strictly.
 
         Guarantee: an accepted byte string is exactly `to_cbor()` of the result, so a digest names one descriptor.
 
         Raises:
             CborError: Code SIZE, CBOR or CBOR_NONCANONICAL.
-            DescriptorRefused: Code SCHEMA (missing or unknown fields, another schema), TYPE, RANGE or WINDOW.
+            DescriptorRefused: Code SCHEMA (missing or unknown fields, another schema), or one of `Terms`.
         """
         value = cbor.decode(data, max_size=MAX_SIZE)
-        descriptor = cls(**_named_fields(value))
+        named = _named_fields(value)
+        if type(named.get("purposes")) is list:
+            named["purposes"] = tuple(named["purposes"])
+        descriptor = cls(**named)
         # The decoder accepts only what encodes to `data` again, and types are exact by now: equal maps have equal encodings.
         if descriptor._fields() != value:
             raise DescriptorRefused("CBOR_NONCANONICAL", "descriptor does not encode to the bytes received")
@@ -169,56 +237,188 @@ class ContributionDescriptor:
         """SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
         return hashlib.sha256(self.to_cbor()).digest()
 
+    def opened(self, opening: bytes) -> "ContributionDescriptor":
+        """Reads the opening of this descriptor strictly.
 
-class Parts(NamedTuple):
-    """A descriptor as the bytes around its content hash and its nonce.
+        Guarantee: each commitment that was signed is opened by the value in the result, and an accepted opening is exactly
+        `opening()` of the result: no byte of it can be another.
+
+        Args:
+            opening: Bytes of the opening; empty where only the descriptor is known.
+
+        Raises:
+            CborError: Code SIZE, CBOR or CBOR_NONCANONICAL.
+            DescriptorRefused: Code OPENING if the opening is missing, has other labels or is another's; TYPE or RANGE if a
+                value of it is malformed; CBOR_NONCANONICAL if it does not encode to the bytes received.
+        """
+        if opening == b"":
+            raise DescriptorRefused("OPENING", "the attestation has no opening; take the file that lies beside the data")
+        value = cbor.decode(opening, max_size=MAX_OPENING)
+        if type(value) is not dict or not _OPENING.keys() - {6} <= value.keys() <= _OPENING.keys():
+            raise DescriptorRefused("OPENING", "opening is not a map with the labels 1 to 5, and perhaps 6")
+        values = {_OPENING[key]: item for key, item in value.items()}
+        opened = ContributionDescriptor(**values, **{name: getattr(self, name) for name in _CLEAR})
+        # The decoder accepts only what encodes to `opening` again; all that is left is a principal of null, which is left out.
+        if len(value) != len(opened._opening_fields()):
+            raise DescriptorRefused("CBOR_NONCANONICAL", "opening does not encode to the bytes received")
+        for name, commitment in opened.commitments().items():
+            if commitment != getattr(self, name):
+                what = _said(name)
+                raise DescriptorRefused("OPENING", f"the opening does not open the {what} that was signed; restore the file")
+        return opened
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContributionDescriptor(Terms):
+    """A descriptor with its opening, as its contributor and the gate hold it.
 
     Args:
-        rest: Bytes before key 7, between content hash and key 10, and after the nonce.
-        content_hash: The 32 bytes between the first two.
-        nonce: The 16 bytes between the last two.
+        contributor: Identifier of the signer.
+        data_class: What kind of data it is, in the contributor's words; an identifier.
+        content_hash: SHA-256 of the content, 32 bytes.
+        nonce: 16 random bytes, the salt of the content.
+        principal: Person or group that the contribution is about, if several contributions share one.
+        salts: 48 random bytes, the salts of contributor, data class and principal. What is signed together shares them.
+
+    Raises:
+        DescriptorRefused: As for `Terms`.
     """
 
-    rest: tuple[bytes, bytes, bytes]
+    contributor: str
+    data_class: str
     content_hash: bytes
+    nonce: bytes = field(repr=False)
+    principal: str | None = None
+    salts: bytes = field(default_factory=lambda: secrets.token_bytes(SALTS_SIZE), repr=False)
+
+    def __post_init__(self) -> None:
+        self._check_schema()
+        for name in ("contributor", "data_class"):
+            check_id(getattr(self, name), name, error=DescriptorRefused)
+        if self.principal is not None:
+            check_id(self.principal, "principal", error=DescriptorRefused)
+        check_bytes(self.content_hash, "content_hash", 32, error=DescriptorRefused)
+        check_bytes(self.nonce, "nonce", SALT_SIZE, error=DescriptorRefused)
+        check_bytes(self.salts, "salts", SALTS_SIZE, error=DescriptorRefused)
+        self._check_terms()
+
+    def commitments(self) -> dict[str, bytes]:
+        """Returns what is signed in place of the values that the opening holds, by the names of `SignedDescriptor`."""
+        first, second, third = (self.salts[at : at + SALT_SIZE] for at in range(0, SALTS_SIZE, SALT_SIZE))
+        return {
+            "contributor": commit(CONTRIBUTOR, self.contributor.encode("ascii"), first),
+            "data_class": commit(DATA_CLASS, self.data_class.encode("ascii"), second),
+            "content": commit_content(self.content_hash, self.nonce),
+            "principal": commit(PRINCIPAL, (self.principal or "").encode("ascii"), third),
+        }
+
+    @property
+    def signed(self) -> SignedDescriptor:
+        """What is signed of it."""
+        clear: dict[str, Any] = {name: getattr(self, name) for name in _CLEAR}
+        return SignedDescriptor(**clear, **dict[str, Any](self.commitments()))
+
+    @property
+    def issuer(self) -> str:
+        """The issuer that a signature over this descriptor names."""
+        return self.commitments()["contributor"].hex()
+
+    def to_cbor(self) -> bytes:
+        """The bytes that are signed."""
+        return self.signed.to_cbor()
+
+    def digest(self) -> bytes:
+        """SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
+        return self.signed.digest()
+
+    def opening(self) -> bytes:
+        """The bytes that lie beside the content: values, nonce and salts."""
+        return cbor.encode(self._opening_fields())
+
+    def _opening_fields(self) -> dict[int, Any]:
+        return {key: value for key, name in _OPENING.items() if (value := getattr(self, name)) is not None}
+
+    @classmethod
+    def open(cls, data: bytes, opening: bytes) -> "ContributionDescriptor":
+        """Reads a descriptor and its opening strictly.
+
+        Guarantee: an accepted pair is exactly `to_cbor()` and `opening()` of the result (`SignedDescriptor.opened`).
+
+        Args:
+            data: Bytes of the descriptor.
+            opening: Bytes of the opening; empty where only the descriptor is known.
+
+        Raises:
+            CborError: Code SIZE, CBOR or CBOR_NONCANONICAL.
+            DescriptorRefused: As for `SignedDescriptor.from_cbor` and `SignedDescriptor.opened`.
+        """
+        return SignedDescriptor.from_cbor(data).opened(opening)
+
+
+class Parts(NamedTuple):
+    """A descriptor and its opening, cut where contributions that are signed together differ.
+
+    Args:
+        rest: Bytes of the descriptor before and after the commitment to the content; first byte of the opening, and what
+            follows the content hash in it.
+        content: The commitment, 32 bytes.
+        nonce: The 16 bytes that salt it.
+        content_hash: The 32 bytes that it opens to, as the opening says.
+    """
+
+    rest: tuple[bytes, bytes, bytes, bytes]
+    content: bytes
     nonce: bytes
+    content_hash: bytes
 
-    def join(self) -> bytes:
-        """The descriptor again."""
-        first, between, last = self.rest
-        return b"".join((first, _CONTENT_HASH, self.content_hash, between, _NONCE, self.nonce, last))
+    def join(self) -> tuple[bytes, bytes]:
+        """The descriptor and the opening again."""
+        before, after, head, behind = self.rest
+        descriptor = b"".join((before, _CONTENT, self.content, after))
+        return descriptor, b"".join((head, _NONCE, self.nonce, _CONTENT_HASH, self.content_hash, behind))
 
 
-_CONTENT_HASH = b"\x07\x58\x20"
-"""Key 7 and the head of 32 bytes."""
+_CONTENT = b"\x07\x58\x20"
+"""Key 7 of a descriptor and the head of 32 bytes."""
 
-_NONCE = b"\x0a\x50"
-"""Key 10 and the head of 16 bytes."""
+_NONCE = b"\x01\x50"
+"""Key 1 of an opening and the head of 16 bytes."""
+
+_CONTENT_HASH = b"\x02\x58\x20"
+"""Key 2 of an opening and the head of 32 bytes."""
 
 
 _STEPS = bytes([2] * 24 + [3, 4, 6, 10] + [0] * 68 + [2 + length for length in range(24)] + [0] * 136)
 """Bytes of a field with a key of one byte, by the head of its value: integers and texts of up to 23 bytes; else 0."""
 
 
-def split(data: bytes) -> Parts | None:
-    """Cut around the content hash and the nonce by the lengths of the fields before them; decodes nothing.
+def claimed_content(opening: bytes) -> bytes | None:
+    """The content hash that an opening claims, cut out without decoding; None where there is none."""
+    return opening[22:54] if opening[1:3] == _NONCE and opening[19:22] == _CONTENT_HASH and len(opening) >= 54 else None
 
-    Guarantee: `split(data).join() == data`, or None. For a descriptor the cuts are where its fields are; whether `data` is
-    one is for the caller to establish.
+
+def split(data: bytes, opening: bytes) -> Parts | None:
+    """Cut around the commitment to the content, the nonce and the content hash, by the lengths of what is before them.
+
+    Guarantee: `split(data, opening).join() == (data, opening)`, or None. Where these are a descriptor and its opening the cuts
+    are where the fields are; whether they are is for the caller to establish.
     """
     at = 1
     try:
         for _ in range(6):
-            at += _STEPS[data[at + 1]] or 3 + data[at + 2]  # Longer texts have their length in the byte after the head.
-        nonce_at = at + 35
-        for _ in range(2):
-            nonce_at += _STEPS[data[nonce_at + 1]] or 3 + data[nonce_at + 2]
+            at += _STEPS[data[at + 1]] or 3 + data[at + 2]  # Longer strings have their length in the byte after the head.
     except IndexError:
         return None
-    if data[at : at + 3] != _CONTENT_HASH or data[nonce_at : nonce_at + 2] != _NONCE or len(data) < nonce_at + 18:
+    content_hash = claimed_content(opening)
+    if content_hash is None or data[at : at + 3] != _CONTENT or len(data) < at + 35:
         return None
-    rest = (data[:at], data[at + 35 : nonce_at], data[nonce_at + 18 :])
-    return Parts(rest, data[at + 3 : at + 35], data[nonce_at + 2 : nonce_at + 18])
+    rest = (data[:at], data[at + 35 :], opening[:1], opening[54:])
+    return Parts(rest, data[at + 3 : at + 35], opening[3:19], content_hash)
+
+
+def _said(name: str) -> str:
+    """The words for a field in a sentence."""
+    return name.replace("_", " ")
 
 
 def _named_fields(value: Any) -> dict[str, Any]:
@@ -229,5 +429,5 @@ def _named_fields(value: Any) -> dict[str, Any]:
     if missing:
         raise DescriptorRefused("SCHEMA", f"descriptor lacks {', '.join(missing)}")
     if unknown:
-        raise DescriptorRefused("SCHEMA", f"descriptor has unknown fields {', '.join(unknown[:5])}; expected 1 to 16")
+        raise DescriptorRefused("SCHEMA", f"descriptor has unknown fields {', '.join(unknown[:5])}; expected 1 to 17")
     return {name: value[key] for key, name in _FIELDS.items() if key in value}

@@ -1,9 +1,9 @@
 """What can be said of one contribution without knowing the others: form, signature, audience, validity, class, bounds, content.
 
-Checks run cheapest first: sizes, strict decoding, header, registry, signature, audience, validity, class, bounds, content.
-Every comparison of bounds is between integers. `examine` makes them all, one after the other. An `Examiner` does the same
-for many contributions: attestations that differ from one that passed in content hash, nonce and signature alone are
-compared with it instead of being decoded, and only their digests and signatures are computed.
+Checks run cheapest first: sizes, strict decoding, opening, header, registry, signature, audience, validity, class, bounds,
+content. Every comparison of bounds is between integers. `examine` makes them all, one after the other. An `Examiner` does
+the same for many contributions: attestations that differ from one that passed in content, nonce and signature alone are
+compared with it instead of being decoded, and only their digests, commitments and signatures are computed.
 """
 
 import hashlib
@@ -18,7 +18,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from attest import cbor, sign1
 from attest.admission import Passed, Refusal
 from attest.attestation import Attestation
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor, Parts, split
+from attest.commitments import commit_content
+from attest.descriptor import (
+    PUBLIC_CLIP_MICRO,
+    PUBLIC_NOISE_MICRO,
+    ContributionDescriptor,
+    Parts,
+    SignedDescriptor,
+    split,
+)
 from attest.errors import AdmissionRefused, AttestError
 from attest.policy import ClassRule, Policy
 from attest.reasons import ReasonCode
@@ -36,10 +44,11 @@ def examine(
     Guarantee: `Passed` means that a key enrolled for the named contributor and valid at `now` signed exactly these
     descriptor bytes, for this corpus, within its validity, in a class granted to the contributor; that the signed clip norm
     is at most and the signed noise multiplier at least the class preset, both at least the corpus floors; and that the
-    content read has the signed hash. Every error on the way refuses; nothing depends on an assertion.
+    commitments that were signed open to that contributor and to the content read. Every error on the way refuses; nothing
+    depends on an assertion.
 
     Args:
-        attestation: Descriptor and signature as received.
+        attestation: Descriptor, signature and opening as received.
         content_hash: SHA-256 of the content, None if there is none.
         policy: The rules.
         registry: The contributors.
@@ -48,11 +57,19 @@ def examine(
     descriptor_hash, name = None, None
     try:
         if not attestation.within_limits:
-            refuse(ReasonCode.SIZE, "descriptor or signature is larger than any valid one; sign the contribution again")
-        descriptor = ContributionDescriptor.from_cbor(attestation.descriptor)
-        descriptor_hash, name = hashlib.sha256(attestation.descriptor).digest(), descriptor.contributor
+            refuse(ReasonCode.SIZE, "a part of the attestation is larger than any valid one; sign the contribution again")
+        signed = SignedDescriptor.from_cbor(attestation.descriptor)
+        descriptor_hash = hashlib.sha256(attestation.descriptor).digest()
+        descriptor = signed.opened(attestation.opening)
+        name = descriptor.contributor
         message = sign1.read(attestation.sign1)
-        contributor, record = _find_key(message.headers, descriptor, registry, now)
+        if message.headers.issuer != signed.issuer:
+            refuse(
+                ReasonCode.HEADER,
+                f"signature is issued by {message.headers.issuer}, the descriptor commits to {signed.issuer}: that is {name}",
+            )
+        contributor = find_contributor(name, registry)
+        record = check_key(contributor, message.headers.key_id, now)
         message.verify(attestation.descriptor, record.raw, typ=sign1.TYP_ATTESTATION)
         check_audience(descriptor, policy)
         _check_principal(descriptor, contributor)
@@ -82,35 +99,36 @@ class Examiner:
         self._registry = registry
         self._now = now
         # None stands for a form that was met once: learning it pays only if it comes back.
-        self._known: dict[tuple[bytes, bytes, bytes], _Form | None] = {}
+        self._known: dict[tuple[bytes, ...], _Form | None] = {}
 
     def examine(
-        self, descriptor: bytes, message: bytes, content_hash: bytes | None, *, verified: bool = False
+        self, descriptor: bytes, message: bytes, opening: bytes, content_hash: bytes | None, *, verified: bool = False
     ) -> Passed | Refusal:
         """Judge one contribution by itself.
 
         Args:
             descriptor: Bytes of the descriptor.
             message: The COSE_Sign1 message.
+            opening: Bytes of the opening.
             content_hash: SHA-256 of the content, None if there is none.
             verified: The signature of this very message was verified before, under this registry; spares that alone.
         """
-        parts = split(descriptor)
+        parts = split(descriptor, opening)
         form = self._known.get(parts.rest) if parts is not None else None
         if form is not None and parts is not None and parts.content_hash == content_hash:
-            passed = form.match(descriptor, message, verified)
+            passed = form.match(descriptor, message, parts, verified)
             if passed is not None:
                 return passed
         outcome = examine(
-            Attestation(descriptor, message), content_hash, policy=self._policy, registry=self._registry, now=self._now
+            Attestation(descriptor, message, opening), content_hash, policy=self._policy, registry=self._registry, now=self._now
         )
         if form is None and parts is not None and isinstance(outcome, Passed):
-            self._remember(descriptor, message, parts, outcome)
+            self._remember(Attestation(descriptor, message, opening), parts, outcome)
         return outcome
 
-    def _remember(self, descriptor: bytes, message: bytes, parts: Parts, passed: Passed) -> None:
+    def _remember(self, attestation: Attestation, parts: Parts, passed: Passed) -> None:
         if parts.rest in self._known:
-            self._known[parts.rest] = _Form.learn(descriptor, message, parts, passed, self._registry)
+            self._known[parts.rest] = _Form.learn(attestation, parts, passed, self._registry)
             return
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
@@ -118,13 +136,14 @@ class Examiner:
 
 
 class _Form(NamedTuple):
-    """The constant bytes of attestations that share everything but content hash, nonce and signature, after one passed.
+    """The constant bytes of attestations that share everything but content, nonce and signature, after one passed.
 
-    A descriptor whose `rest` equals that of one that passed holds the same values in every field but 7 and 10, which are
-    byte strings of fixed length and take part in no check but the comparison of the content hash; so decoding, audience,
-    validity, class, bounds and the choice of the key turn out the same. A message made of `head`, the descriptor's hash in
-    hex, `tail` and 64 bytes is the one form that the strict reader of headers accepts for that descriptor and key. What is
-    left is the signature, which is verified over the bytes received.
+    A descriptor and an opening whose `rest` equals that of a pair that passed hold the same values in every field but the
+    commitment to the content, the nonce and the content hash: byte strings of fixed length, which take part in no check but
+    that of the content. So decoding, the other commitments, audience, validity, class, bounds and the choice of the key turn
+    out the same; the content's commitment is computed again. A message made of `head`, the descriptor's hash in hex, `tail`
+    and 64 bytes is the one form that the strict reader of headers accepts for that descriptor and key. What is left is the
+    signature, which is verified over the bytes received.
     """
 
     head: bytes
@@ -139,11 +158,12 @@ class _Form(NamedTuple):
     admissibility_class: str
 
     @classmethod
-    def learn(cls, descriptor: bytes, message: bytes, parts: Parts, passed: Passed, registry: Registry) -> "_Form | None":
-        """The form of an attestation that passed; None if what was cut out is not the content hash and the nonce."""
-        document = ContributionDescriptor.from_cbor(descriptor)
-        other = replace(document, content_hash=secrets.token_bytes(32), nonce=secrets.token_bytes(16))
-        if other.to_cbor() != Parts(parts.rest, other.content_hash, other.nonce).join():
+    def learn(cls, attestation: Attestation, parts: Parts, passed: Passed, registry: Registry) -> "_Form | None":
+        """The form of an attestation that passed; None if what was cut out is not what contributions differ in."""
+        descriptor, message = attestation.descriptor, attestation.sign1
+        other = replace(attestation.opened(), content_hash=secrets.token_bytes(32), nonce=secrets.token_bytes(16))
+        cut = Parts(parts.rest, commit_content(other.content_hash, other.nonce), other.nonce, other.content_hash)
+        if (other.to_cbor(), other.opening()) != cut.join():
             return None
         subject = passed.descriptor_hash.hex().encode()
         body = cbor.decode(message[1:])
@@ -152,9 +172,9 @@ class _Form(NamedTuple):
         keys = [record.raw for record in contributor.keys if record.key_id == passed.key_id] if contributor else []
         if len(keys) != 1:
             return None
-        # A colon stands in no identifier, so this is where the subject begins and not, say, an issuer that looks like it.
+        # A colon stands in no issuer, so this is where the subject begins.
         at, signed_at = (text.index(b"sha-256:" + subject) + 8 for text in (message, signed))
-        framed = Attestation(descriptor, message).to_cbor()
+        framed = cbor.encode([descriptor, message])
         start = framed.index(descriptor)
         return cls(
             message[:at],
@@ -169,8 +189,10 @@ class _Form(NamedTuple):
             passed.admissibility_class,
         )
 
-    def match(self, descriptor: bytes, message: bytes, verified: bool) -> Passed | None:
+    def match(self, descriptor: bytes, message: bytes, parts: Parts, verified: bool) -> Passed | None:
         """`Passed` for a descriptor of this form whose message verifies; None leaves the judgement to `examine`."""
+        if commit_content(parts.content_hash, parts.nonce) != parts.content:
+            return None
         digest = hashlib.sha256(descriptor).digest()
         subject = digest.hex().encode()
         signature = message[-64:]
@@ -201,17 +223,6 @@ def refuse(code: ReasonCode, sentence: str) -> NoReturn:
     raise AdmissionRefused(code, sentence)
 
 
-def _find_key(
-    headers: sign1.Headers, descriptor: ContributionDescriptor, registry: Registry, now: int
-) -> tuple[Contributor, KeyRecord]:
-    """The key that the signature is checked under, found by the contributor's name; the key id only chooses."""
-    name = descriptor.contributor
-    if headers.issuer != name:
-        refuse(ReasonCode.HEADER, f"signature is issued by {headers.issuer}, the descriptor names {name}")
-    contributor = find_contributor(name, registry)
-    return contributor, check_key(contributor, headers.key_id, now)
-
-
 def find_contributor(name: str, registry: Registry) -> Contributor:
     contributor = registry.find(name)
     if contributor is None or not contributor.keys:
@@ -220,6 +231,7 @@ def find_contributor(name: str, registry: Registry) -> Contributor:
 
 
 def check_key(contributor: Contributor, key_id: bytes, now: int) -> KeyRecord:
+    """The key that the signature is checked under: one of the contributor's, the key id only chooses."""
     name = contributor.name
     named = [record for record in contributor.keys if record.key_id == key_id]
     if not named:

@@ -88,7 +88,7 @@ def decide(
         return _CONTENT_MISSING
     share = Share.of(outcome.contributor, policy, registry)
     refusal = refused_for_history(outcome, seen.find(content_hash), share, seen)
-    return refusal or Admission(attestation.descriptor, outcome, share.holder)
+    return refusal or Admission(attestation, outcome, share.holder)
 
 
 def recheck(
@@ -266,7 +266,7 @@ class Gate:
             if refusal is not None:
                 return Refused(refusal, locator)
         seen.count_one(share.holder, now)
-        return Admitted(Admission(attestation.descriptor, outcome, share.holder), locator)
+        return Admitted(Admission(attestation, outcome, share.holder), locator)
 
     def _examined(self, corpus: Iterable[Item], now: int, clock: Refusal | None) -> Iterator["_Batch"]:
         """Batches with what examination found, in corpus order."""
@@ -317,7 +317,7 @@ class Gate:
                 outcome = clock or _UNATTESTED
             else:
                 content_hash = None if item.locator is None else item.content_hash
-                question = (attestation.descriptor, attestation.sign1, content_hash)
+                question = (attestation.descriptor, attestation.sign1, attestation.opening, content_hash)
                 if not attestation.within_limits or self._was_verified(attestation, content_hash):
                     outcome = examiner.examine(*question, verified=attestation.within_limits)
                 else:
@@ -373,7 +373,7 @@ def _batches(corpus: Iterable[Item]) -> Iterator[list[Item]]:
     for item in corpus:
         items.append(item)
         if item.attestation is not None:
-            size += len(item.attestation.descriptor) + len(item.attestation.sign1)
+            size += len(item.attestation.descriptor) + len(item.attestation.sign1) + len(item.attestation.opening)
         if len(items) == BATCH or size > BATCH_BYTES:
             yield items
             items, size = [], 0

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import sign1
 from attest.attestation import Attestation
+from attest.descriptor import ContributionDescriptor
 from attest.errors import CorpusRefused
 from attest.files import atomic_writer
 from attest.records import SUFFIX, records_of
@@ -20,8 +21,14 @@ __all__ = ["SigningTemplate", "attestations", "sign_content", "sign_corpus"]
 
 def sign_content(content_hash: bytes, key: Signer | Ed25519PrivateKey, template: SigningTemplate) -> Attestation:
     """Attest one contribution by the SHA-256 of its content."""
-    payload = template.descriptor(content_hash).to_cbor()
-    return Attestation(payload, sign1.sign(payload, key, contributor=template.contributor))
+    return sign_descriptor(template.descriptor(content_hash), key)
+
+
+def sign_descriptor(descriptor: ContributionDescriptor, key: Signer | Ed25519PrivateKey) -> Attestation:
+    """Attest one contribution by its descriptor."""
+    signed = descriptor.signed
+    payload = signed.to_cbor()
+    return Attestation(payload, sign1.sign(payload, key, contributor=signed.issuer), descriptor.opening())
 
 
 def attestations(
@@ -33,17 +40,18 @@ def attestations(
     """
     signer = as_signer(key)
     encoder = TemplateEncoder(template, signer.public_key)
-    in_work: deque[tuple[bytes, bytes]] = deque()
+    in_work: deque[tuple[bytes, bytes, bytes]] = deque()
 
     def messages() -> Iterator[bytes]:
         for content_hash, nonce in zip(content_hashes, nonces(), strict=False):
             payload = encoder.descriptor(content_hash, nonce)
             subject = subject_claim(payload)
-            in_work.append((payload, subject))
+            in_work.append((payload, subject, encoder.opening(content_hash, nonce)))
             yield encoder.to_be_signed(payload, subject)
 
     for signature in sign_all(signer, messages()):
-        yield encoder.attestation(*in_work.popleft(), signature)
+        payload, subject, opening = in_work.popleft()
+        yield encoder.attestation(payload, subject, signature, opening)
 
 
 def sign_corpus(

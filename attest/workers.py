@@ -4,8 +4,8 @@ A worker is a fresh interpreter at the other end of a socket pair: nothing is fo
 caller do not matter, and the caller's main module is not run again. The driver never blocks on a worker that waits for it:
 all its reads and writes are non-blocking, in one loop.
 
-A request is a batch `[descriptor, message, content hash, ...]`; the answer has one entry per contribution, the fields of
-`Passed` as a tuple or those of `Refusal` as a list. What travels is between processes of one program.
+A request is a batch `[descriptor, message, opening, content hash, ...]`; the answer has one entry per contribution, the fields
+of `Passed` as a tuple or those of `Refusal` as a list. What travels is between processes of one program.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ from attest.policy import Policy
 from attest.reasons import ReasonCode
 from attest.registry import Registry
 
-Question = tuple[bytes, bytes, bytes | None]
-"""Descriptor, message and content hash of one contribution."""
+Question = tuple[bytes, bytes, bytes, bytes | None]
+"""Descriptor, message, opening and content hash of one contribution."""
 
 QUEUE = 3
 """Batches that a worker holds: one at work, the others waiting, so that it never idles while the driver reads."""
@@ -239,7 +239,7 @@ def serve() -> None:
         _send(channel, marshal.dumps([]))
         while (request := _receive(channel)) is not None:
             parts = iter(marshal.loads(request))
-            outcomes = (examiner.examine(*question) for question in zip(parts, parts, parts, strict=True))
+            outcomes = (examiner.examine(*question) for question in zip(parts, parts, parts, parts, strict=True))
             _send(channel, marshal.dumps([_plain(outcome) for outcome in outcomes]))
 
 

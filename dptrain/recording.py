@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attest.admission import Admission
+from attest.commitments import commit_content
 from attest.keys import generate, load_private_key, save_private_key
 from dptrain.earlier import EarlierRuns
 from dptrain.errors import NotPrivateUse, ResumeRefused
@@ -16,7 +17,6 @@ from dptrain.pool import Slot
 from dptrain.registry_watch import REASONS
 from ledger.accountants import to_micro_up
 from ledger.leaves import Header, HeaderSpec, Withdraw, decode_leaf
-from ledger.leaves.content_anchor import content_anchor
 from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
 from ledger.rules.weights import WeightRecord, frozen_digest
@@ -314,7 +314,7 @@ def _admit(slot: Slot, classes: list[str]) -> AdmitSpec:
         key_id=admission.key_id,
         max_epsilon_micro=limit[0],
         max_delta_pico=limit[1],
-        anchor=content_anchor(signed.content_hash, signed.nonce),
+        anchor=commit_content(signed.content_hash, signed.nonce),
     )
 
 

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from dataclasses import replace
 
 import atheris
 
@@ -13,14 +14,17 @@ from attest.attestation import Attestation
 
 
 def mutate_attestation(data: bytes, longest: int, seed: int) -> bytes:
-    """Mutate the descriptor under a header that names it again, or the message: else the digest refuses every mutant."""
+    """Mutate the descriptor under a header that names it again, the message or the opening: else the digest refuses all."""
     rng, attestation = random.Random(seed), unpack(data)
-    if rng.randrange(3) == 0 or not attestation.descriptor:
+    choice = rng.randrange(4)
+    if choice == 0 or not attestation.descriptor:
         message = atheris.Mutate(attestation.sign1, 1200)
-        return pack(Attestation(attestation.descriptor[:16000], message))[:longest]
+        return pack(Attestation(attestation.descriptor[:16000], message, attestation.opening))[:longest]
+    if choice == 1:
+        return pack(replace(attestation, opening=bytes(atheris.Mutate(attestation.opening, 600))))[:longest]
     changed = bytes(atheris.Mutate(attestation.descriptor, 16500))
     old, new = (sign1.subject_of(payload).encode() for payload in (attestation.descriptor, changed))
-    return pack(Attestation(changed, attestation.sign1.replace(old, new)))[:longest]
+    return pack(Attestation(changed, attestation.sign1.replace(old, new), attestation.opening))[:longest]
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from attest.admission import Admitted
 from attest.agent import parse_identities
 from attest.attestation import Attestation, read_sequence
 from attest.corpus import Item, Locator
-from attest.descriptor import ContributionDescriptor
+from attest.descriptor import SignedDescriptor
 from attest.errors import AttestError
 from attest.gate import Admission, Gate, Seen, decide
 from attest.policy import NoisePhase, Policy
@@ -37,7 +37,7 @@ from attest.withdrawal import Withdrawal
 from fuzz.exports import EXPORT_TARGETS
 from fuzz.invariants import LIMIT, BrokenInvariant, Target, require, timed
 from fuzz.notes import NOTE_TARGETS
-from tests.attacks.mutations import COPIES, TRICKY, claimed_content, make_originals
+from tests.attacks.mutations import COPIES, TRICKY, claimed_content, make_originals, parts_of
 from tests.attacks.scene import (
     ALICE,
     BOB,
@@ -45,9 +45,12 @@ from tests.attacks.scene import (
     CORPUS,
     MALLORY,
     NOW,
+    OPENING,
     OWNER,
     RAW,
+    commitments,
     descriptor,
+    descriptor_fields,
     envelope,
     header_fields,
     make_registry,
@@ -65,9 +68,10 @@ __all__ = ["LIMIT", "TARGETS", "BrokenInvariant", "Target", "timed"]
 
 def run_cbor(data: bytes) -> None:
     """The strict decoder against itself and against a second library."""
-    pair = cbor.byte_string_pair(data, 0)
-    if pair is not None:
-        require(cbor.decode_prefix(data, 0, max_size=len(data)) == ([pair[0], pair[1]], pair[2]), "a pair is read otherwise")
+    triple = cbor.byte_string_triple(data, 0)
+    if triple is not None:
+        *parts, end = triple
+        require(cbor.decode_prefix(data, 0, max_size=len(data)) == (parts, end), "three byte strings are read otherwise")
     try:
         value = cbor.decode(data)
     except AttestError:
@@ -159,21 +163,23 @@ def run_agent_identities(data: bytes) -> None:
 
 SCENE = make_scene()
 ORIGINALS = [original for original in make_originals() if original.corpus == CORPUS]
-_GENUINE = {original.pair for original in ORIGINALS}
+_GENUINE = {original.whole for original in ORIGINALS}
 _GATE = Gate(SCENE.policy, SCENE.registry, workers=1, remember=True)
 _WARM = [Item(Locator("first", n, 1), o.content_hash, o.attestation) for n, o in enumerate(ORIGINALS[:: len(TRICKY)][:COPIES])]
 """Contributions of one form, which the gate knows after them."""
 
 
 def pack(attestation: Attestation) -> bytes:
-    """An attestation as a fuzzer's input: the length of the descriptor in two bytes, descriptor, message."""
-    return len(attestation.descriptor).to_bytes(2, "big") + attestation.descriptor + attestation.sign1
+    """An attestation as a fuzzer's input: lengths of descriptor and opening in two bytes each, and the three parts."""
+    lengths = (len(part).to_bytes(2, "big") for part in (attestation.descriptor, attestation.opening))
+    return b"".join((*lengths, attestation.descriptor, attestation.opening, attestation.sign1))
 
 
 def unpack(data: bytes) -> Attestation:
     """The attestation of an input, whatever the input is."""
-    end = 2 + int.from_bytes(data[:2], "big")
-    return Attestation(data[2:end], data[end:])
+    end = 4 + int.from_bytes(data[:2], "big")
+    last = end + int.from_bytes(data[2:4], "big")
+    return Attestation(data[4:end], data[last:], data[end:last])
 
 
 def judged(attestation: Attestation, content: bytes) -> Admission | str:
@@ -194,21 +200,35 @@ def judged(attestation: Attestation, content: bytes) -> Admission | str:
 def run_attestation(data: bytes) -> None:
     """An attestation that nobody signed, with the content that it claims."""
     attestation = unpack(data)
-    content = claimed_content(attestation.descriptor)
+    content = claimed_content(attestation)
     if isinstance(judged(attestation, content), Admission):
-        require((attestation.descriptor, attestation.sign1, content) in _GENUINE, "something else than an original is admitted")
+        require((*parts_of(attestation), content) in _GENUINE, "something else than an original is admitted")
 
 
 def run_signed_descriptor(data: bytes) -> None:
-    """Any bytes as a descriptor, signed by Alice: what a hostile contributor can do."""
+    """Any bytes as a descriptor with a good opening, signed by Alice: what a hostile contributor can do."""
+    _signed_by_alice(data, OPENING)
+
+
+def run_opening(data: bytes) -> None:
+    """Any bytes as an opening, beside a descriptor that commits to what they say where they say anything, signed by Alice."""
+    try:
+        fields = cbor.decode(data)
+        payload = cbor.encode(descriptor_fields() | commitments(fields))
+    except (AttestError, AttributeError, TypeError):
+        payload = _PAYLOAD
+    _signed_by_alice(payload, data)
+
+
+def _signed_by_alice(data: bytes, opening: bytes) -> None:
     protected = cbor.encode(header_fields(data))
-    attestation = Attestation(data, envelope(protected, ALICE.sign(b"".join(sig_structure(protected, data)))))
-    outcome = judged(attestation, claimed_content(data))
+    attestation = Attestation(data, envelope(protected, ALICE.sign(b"".join(sig_structure(protected, data)))), opening)
+    outcome = judged(attestation, claimed_content(attestation))
     if not isinstance(outcome, Admission):
         return
-    found = ContributionDescriptor.from_cbor(data)
+    found = attestation.opened()
     rule = SCENE.policy.class_rule("sensitive")
-    require(found.to_cbor() == data, "an admitted descriptor does not encode to itself")
+    require((found.to_cbor(), found.opening()) == (data, opening), "what is admitted does not encode to itself")
     require(found.contributor == "alice" and found.corpus == CORPUS, "admitted for another contributor or corpus")
     require(found.admissibility_class == "sensitive", "admitted in a class that is not granted")
     require(SCENE.policy.min_clip_norm_micro <= found.clip_norm_micro <= rule.clip_norm_micro, "clip norm out of bounds")
@@ -223,7 +243,7 @@ _PROTECTED = cbor.encode(header_fields(_PAYLOAD))
 
 def run_signed_header(data: bytes) -> None:
     """Any bytes as a protected header, signed by Alice over a good descriptor."""
-    attestation = Attestation(_PAYLOAD, envelope(data, ALICE.sign(b"".join(sig_structure(data, _PAYLOAD)))))
+    attestation = Attestation(_PAYLOAD, envelope(data, ALICE.sign(b"".join(sig_structure(data, _PAYLOAD)))), OPENING)
     outcome = judged(attestation, hashlib.sha256(CONTENT).digest())
     require(isinstance(outcome, Admission) == (data == _PROTECTED), "another header than the one of the profile is admitted")
 
@@ -339,8 +359,9 @@ TARGETS: dict[str, Target] = {
     "sequence": Target(run_sequence, [_ITEMS[0], b"".join(_ITEMS[:3]), b""]),
     "signed_file": Target(run_signed_file, [cbor.encode([_POLICY, ORIGINALS[0].attestation.sign1]), _ITEMS[0]]),
     "descriptor": Target(
-        _document(ContributionDescriptor), [o.attestation.descriptor for o in ORIGINALS[: len(TRICKY)]], 20000
+        _document(SignedDescriptor), [o.attestation.descriptor for o in ORIGINALS[: len(TRICKY)]], 20000
     ),
+    "opening": Target(run_opening, [OPENING, *(o.attestation.opening for o in ORIGINALS[: len(TRICKY)])], 600),
     "policy": Target(_document(Policy), [_POLICY, _MASKED, _VARIED, _ORDERED]),
     "withdrawal": Target(_document(Withdrawal), [_WITHDRAWAL]),
     "key_statement": Target(_document(KeyStatement), key_statements(), 1200),

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest import keys, signed_file
 from attest.attestation import Attestation, read_sequence
 from attest.corpus import SigningTemplate, sign_corpus
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor
+from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.ids import check_id
 from attest.micro import PICO, to_micro, to_pico
 from attest.policy import Policy
@@ -227,7 +227,7 @@ def withdraw(
     if everything == bool(record):
         raise typer.BadParameter("give --record with one or more numbers, or --all")
     signer, name = load_key(key, passphrase_file, contributor, "--contributor")
-    descriptors = [ContributionDescriptor.from_cbor(item.descriptor) for item in _read(attestations)]
+    descriptors = [item.opened() for item in _read(attestations)]
     chosen = range(1, len(descriptors) + 1) if everything else sorted(set(record or ()))
     if chosen and chosen[-1] > len(descriptors):
         raise typer.BadParameter(f"{attestations} holds {len(descriptors)} contributions, there is no number {chosen[-1]}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from attest import sign1
 from attest.attestation import Attestation
-from attest.descriptor import ContributionDescriptor
+from attest.descriptor import ContributionDescriptor, SignedDescriptor
 from attest.errors import AttestError
 from attest.gate import Admission, Seen, decide
 from attest.policy import Policy
@@ -19,6 +19,8 @@ _NOT_HERE = (
     Check("content", "unchecked", "whether the data is what was signed; dptrain attest verify DATA checks that"),
     Check("uniqueness", "unchecked", "whether it was used, copied or withdrawn before; dptrain gate and training check that"),
 )
+
+_ANOTHER_ISSUER = "the signature names another issuer than the commitment to the contributor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Verifier:
 
     def checks(self, attestation: Attestation) -> list[Check]:
         """Every check that can be made, and one line for each that cannot."""
-        signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+        signed = attestation.read()
         found = [self._key(attestation, signed), *self._gate(attestation, signed)]
         return [*found, *_NOT_HERE]
 
@@ -53,7 +55,7 @@ class Verifier:
         """The first check that fails; None if what was asked for holds."""
         return next((check for check in self.checks(attestation) if check.outcome == "failed"), None)
 
-    def _key(self, attestation: Attestation, signed: ContributionDescriptor) -> Check:
+    def _key(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> Check:
         if self.pub is None:
             if self.registry is not None:
                 return self._enrolled(attestation, signed)
@@ -63,31 +65,40 @@ class Verifier:
             headers = sign1.verify(attestation.sign1, attestation.descriptor, raw)
         except AttestError as error:
             return Check("signature", "failed", error.sentence, str(error.code))
-        if not headers.issuer == signed.contributor == name:
-            return Check("signature", "failed", f"the key is {name}'s, the signature speaks for {headers.issuer}", "HEADER")
+        if isinstance(signed, ContributionDescriptor) and name != signed.contributor:
+            return Check("signature", "failed", f"the key is {name}'s, the attestation is of {signed.contributor}", "HEADER")
+        if headers.issuer != signed.issuer:
+            return Check("signature", "failed", _ANOTHER_ISSUER, "HEADER")
         return Check("signature", "passed", f"made with the key of {name} that was given")
 
-    def _enrolled(self, attestation: Attestation, signed: ContributionDescriptor) -> Check:
-        """The signature under the key that the registry has for the contributor."""
-        contributor = None if self.registry is None else self.registry.find(signed.contributor)
+    def _enrolled(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> Check:
+        """The signature under the key that the registry has: for the contributor, or for anybody where that is not opened."""
+        known = () if self.registry is None else self.registry.contributors
+        named = signed.contributor if isinstance(signed, ContributionDescriptor) else None
         kid = sign1.parse(attestation.sign1).key_id
-        record = next((key for key in (contributor.keys if contributor else ()) if key.key_id == kid), None)
-        if record is None:
-            return Check("signature", "failed", f"the registry has no key {kid.hex()} of {signed.contributor}", "KEY_UNKNOWN")
+        found = ((one, key) for one in known if named in (None, one.name) for key in one.keys if key.key_id == kid)
+        contributor, record = next(found, (None, None))
+        if contributor is None or record is None:
+            whose = "" if named is None else f" of {named}"
+            return Check("signature", "failed", f"the registry has no key {kid.hex()}{whose}", "KEY_UNKNOWN")
         try:
-            sign1.verify(attestation.sign1, attestation.descriptor, record.raw)
+            headers = sign1.verify(attestation.sign1, attestation.descriptor, record.raw)
         except AttestError as error:
             return Check("signature", "failed", error.sentence, str(error.code))
+        if headers.issuer != signed.issuer:
+            return Check("signature", "failed", _ANOTHER_ISSUER, "HEADER")
         if not record.valid(self.now):
             code = "KEY_REVOKED" if record.revoked(self.now) else "KEY_NOT_VALID"
             return Check("signature", "failed", f"made with key {kid.hex()}, which is revoked or not valid now", code)
-        return Check("signature", "passed", f"made with key {kid.hex()}, which the registry has for {signed.contributor}")
+        return Check("signature", "passed", f"made with key {kid.hex()}, which the registry has for {contributor.name}")
 
-    def _gate(self, attestation: Attestation, signed: ContributionDescriptor) -> list[Check]:
+    def _gate(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> list[Check]:
         if self.policy is None:
             return [Check("admission", "unchecked", "whether the corpus may use it; give --policy with the signed policy")]
         if self.registry is None or not self.policy_signed:
             return [Check("admission", "unchecked", "the gate needs a signed policy with its registry (--policy, --registry)")]
+        if isinstance(signed, SignedDescriptor):
+            return [Check("admission", "unchecked", "the gate needs the opening, which lies beside the data")]
         outcome = decide(
             attestation, signed.content_hash, policy=self.policy, registry=self.registry, now=self.now, seen=Seen()
         )

@@ -13,14 +13,14 @@ import typer
 
 from attest import keys, sign1
 from attest.attestation import Attestation, read_sequence
-from attest.descriptor import ContributionDescriptor
+from attest.descriptor import ContributionDescriptor, SignedDescriptor
 from attest.errors import AttestError, CborError
 from attest.gate import Gate
 from attest.micro import from_micro, from_pico
 from attest.records import SUFFIX
 from dptrain.cli.attest_checks import Verifier
 from dptrain.cli.attest_verify import verify
-from dptrain.cli.attest_words import Check, identity, paragraphs
+from dptrain.cli.attest_words import Check, commitments, identity, paragraphs
 from dptrain.cli.files import read_policy, read_registry
 from dptrain.cli.options import existing_file
 from dptrain.cli.output import JsonFlag, console, moment, number, print_json, styled, table, utc
@@ -203,7 +203,7 @@ def _located(error: AttestError, item: int, path: Path) -> AttestError:
 
 def _count_one(attestation: Attestation, verifier: Verifier, tally: _Tally) -> Check | None:
     try:
-        signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+        signed = attestation.read()
         sign1.parse(attestation.sign1)
         failure = None if verifier.idle else verifier.failure(attestation)
     except AttestError as error:
@@ -211,7 +211,7 @@ def _count_one(attestation: Attestation, verifier: Verifier, tally: _Tally) -> C
     else:
         tally.corpora[signed.corpus] += 1
         tally.classes[signed.admissibility_class] += 1
-        tally.contributors[signed.contributor] += 1
+        tally.contributors[_who(signed)] += 1
     if failure is not None:
         tally.failures[failure.code or "FAILED"] += 1
     return failure
@@ -277,17 +277,22 @@ def _said(tally: _Tally, verifier: Verifier) -> str:
 
 def _cells(attestation: Attestation) -> list[str]:
     try:
-        signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+        signed = attestation.read()
     except AttestError:
         return ["(unreadable)", *5 * [""]]
     return [
-        signed.contributor,
+        _who(signed),
         signed.admissibility_class,
         "public" if signed.public else number(signed.clip_norm, 6),
         "public" if signed.public else number(signed.noise_multiplier, 6),
         utc(signed.not_after)[:10],
         signed.digest().hex()[:8],
     ]
+
+
+def _who(signed: ContributionDescriptor | SignedDescriptor) -> str:
+    """The contributor, or where that is not opened the beginning of the commitment to it."""
+    return signed.contributor if isinstance(signed, ContributionDescriptor) else f"({signed.issuer[:8]})"
 
 
 def _most(counts: Counter[str], limit: int = 10) -> list[str]:
@@ -316,26 +321,29 @@ def _check_as_json(check: Check) -> dict[str, Any]:
 
 def _as_json(attestation: Attestation) -> dict[str, Any]:
     try:
-        descriptor = ContributionDescriptor.from_cbor(attestation.descriptor)
+        descriptor = attestation.read()
         key_id = sign1.parse(attestation.sign1).key_id.hex()
     except AttestError:
         return {}
+    opened = descriptor if isinstance(descriptor, ContributionDescriptor) else None
     return {
         "descriptor_hash": descriptor.digest().hex(),
-        "contributor": descriptor.contributor,
+        "contributor": None if opened is None else opened.contributor,
         "key_id": key_id,
-        "data_class": descriptor.data_class,
+        "data_class": None if opened is None else opened.data_class,
         "class": descriptor.admissibility_class,
         "corpus": descriptor.corpus,
         "clip_norm": descriptor.clip_norm,
         "noise_multiplier": descriptor.noise_multiplier,
-        "content_hash": descriptor.content_hash.hex(),
-        "nonce": descriptor.nonce.hex(),
+        "content_hash": None if opened is None else opened.content_hash.hex(),
+        "nonce": None if opened is None else opened.nonce.hex(),
         "not_before": descriptor.not_before,
         "not_after": descriptor.not_after,
         "max_occurrences": descriptor.max_occurrences,
         "max_examples": descriptor.max_examples,
         "max_epsilon": None if descriptor.max_epsilon_micro is None else from_micro(descriptor.max_epsilon_micro),
         "max_delta": None if descriptor.max_delta_pico is None else float(from_pico(descriptor.max_delta_pico)),
-        "principal": descriptor.principal,
+        "principal": None if opened is None else opened.principal,
+        "opened": opened is not None,
+        "committed": {what.replace(" ", "_"): value.hex() for what, value in commitments(descriptor).items()},
     }

@@ -9,7 +9,6 @@ import typer
 
 from attest import keys, sign1
 from attest.corpus import Item, open_corpus
-from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError, CorpusRefused
 from dptrain.cli.output import JsonFlag, console, moment, print_json, styled, utc
 from dptrain.cli.progress import contributions_in, progress_bar
@@ -62,11 +61,11 @@ def check_item(item: Item, name: str, raw: bytes, now: int) -> None:
     if item.locator is None:
         raise CorpusRefused("CONTENT_MISSING", "there is no content for this attestation; put the data back, or drop it")
     headers = sign1.verify(item.attestation.sign1, item.attestation.descriptor, raw)
-    descriptor = ContributionDescriptor.from_cbor(item.attestation.descriptor)
-    if not headers.issuer == descriptor.contributor == name:
-        raise CorpusRefused(
-            "HEADER", f"the key is {name}'s, the signature is issued by {headers.issuer} for {descriptor.contributor}"
-        )
+    descriptor = item.attestation.opened()
+    if name != descriptor.contributor:
+        raise CorpusRefused("HEADER", f"the key is {name}'s, the attestation is of {descriptor.contributor}")
+    if headers.issuer != descriptor.issuer:
+        raise CorpusRefused("HEADER", f"the signature names {headers.issuer}, not the commitment {descriptor.issuer}")
     if descriptor.content_hash != item.content_hash:
         raise CorpusRefused("CONTENT_MISMATCH", "the content is not what was signed; restore it or sign it anew")
     if not descriptor.not_before <= now < descriptor.not_after:

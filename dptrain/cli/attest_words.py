@@ -12,7 +12,7 @@ from typing import Literal
 
 from attest import sign1
 from attest.attestation import Attestation
-from attest.descriptor import ContributionDescriptor
+from attest.descriptor import ContributionDescriptor, SignedDescriptor, Terms
 from attest.micro import from_micro, from_pico
 from attest.order import dearest_turns
 from attest.policy import Policy
@@ -45,7 +45,7 @@ class Check:
 
 def paragraphs(attestation: Attestation, now: int, policy: Policy | None, signed_policy: bool) -> list[str]:
     """The attestation in words, one paragraph per thought."""
-    signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+    signed = attestation.read()
     found = [permission(signed), meaning(signed), validity(signed, now)]
     if policy is not None:
         found.append(under(signed, policy, signed_policy))
@@ -54,12 +54,29 @@ def paragraphs(attestation: Attestation, now: int, policy: Policy | None, signed
             "How large epsilon becomes depends on the rate at which contributions are drawn and on the number of steps, which "
             "stand in the policy of the corpus: give --policy."
         )
-    return found
+    return [*found, exported(signed)]
 
 
-def permission(signed: ContributionDescriptor) -> str:
+def exported(signed: ContributionDescriptor | SignedDescriptor) -> str:
+    """What of it everybody reads who has an export."""
+    if isinstance(signed, SignedDescriptor):
+        return (
+            "Contributor, data class, principal and content stand below as the commitments that were signed. They tell nothing "
+            "without the opening, which lies beside the data."
+        )
+    return (
+        "In an export everybody reads corpus, class, bounds, caps, limits, validity, key id and descriptor hash. Contributor, "
+        "data class, principal and content stand there as commitments, which tell nothing without nonce and salts; keep this "
+        "file as private as the data."
+    )
+
+
+def permission(signed: ContributionDescriptor | SignedDescriptor) -> str:
     """Who lets whom do what with which data."""
-    about = f" It is about {signed.principal}." if signed.principal is not None else ""
+    who, kind, principal = "A contributor who is not named here", "", None
+    if isinstance(signed, ContributionDescriptor):
+        who, kind, principal = signed.contributor, f" ({signed.data_class} data)", signed.principal
+    about = f" It is about {principal}." if principal is not None else ""
     examples = (
         "" if signed.max_examples is None else f" It holds {_count(signed.max_examples, 'example')} at most, clipped as one."
     )
@@ -70,12 +87,12 @@ def permission(signed: ContributionDescriptor) -> str:
         f"{float(from_pico(signed.max_delta_pico or 0)):g}."
     )
     return (
-        f"{signed.contributor} permits the corpus {signed.corpus}, and no other, to train on one contribution "
-        f"({signed.data_class} data) as class {signed.admissibility_class}.{about}{examples}{limit}"
+        f"{who} permits the corpus {signed.corpus}, and no other, to train on one contribution{kind} as class "
+        f"{signed.admissibility_class}.{about}{examples}{limit}"
     )
 
 
-def meaning(signed: ContributionDescriptor) -> str:
+def meaning(signed: Terms) -> str:
     """What the two signed bounds do in a step."""
     cap = (
         f"It may be drawn {_count(signed.max_occurrences, 'time')} at most."
@@ -95,7 +112,7 @@ def meaning(signed: ContributionDescriptor) -> str:
     )
 
 
-def validity(signed: ContributionDescriptor, now: int) -> str:
+def validity(signed: Terms, now: int) -> str:
     """From when to when, and how long that is from now."""
     begin, end = readable(signed.not_before), readable(signed.not_after)
     if now < signed.not_before:
@@ -105,7 +122,7 @@ def validity(signed: ContributionDescriptor, now: int) -> str:
     return f"Valid from {begin} until {end}: {_days(signed.not_after - now)} left."
 
 
-def under(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -> str:
+def under(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     """What a policy makes of it: its epsilon, or why the policy says nothing about it."""
     if signed.corpus != policy.corpus:
         return f"The policy given is for the corpus {policy.corpus}: it says nothing about this contribution."
@@ -118,7 +135,7 @@ def under(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -
     return epsilon(signed, policy, signed_policy)
 
 
-def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -> str:
+def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     """What the signed bounds amount to under a policy: upper bounds that hold whatever the other classes ask for."""
     rule = policy.class_rule(signed.admissibility_class)
     z, q, delta = signed.noise_multiplier, float(rule.sampling_rate), float(policy.delta)
@@ -144,7 +161,7 @@ def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool)
     )
 
 
-def _total(signed: ContributionDescriptor, policy: Policy) -> str:
+def _total(signed: Terms, policy: Policy) -> str:
     """What the policy allows contributions of the class over all runs together."""
     limit = policy.class_rule(signed.admissibility_class).max_epsilon_total_micro
     if limit is None:
@@ -162,7 +179,7 @@ def _l1(policy: Policy) -> str:
     return " Under it the clip norm bounds the sum of the magnitudes of the gradient, and so its length too."
 
 
-def _counted(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -> str:
+def _counted(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     """The same where the ledger publishes who was drawn: every occurrence counts in full."""
     z, delta = signed.noise_multiplier, float(policy.delta)
     rate = policy.class_rule(signed.admissibility_class).sampling_rate
@@ -188,15 +205,29 @@ def _counted(signed: ContributionDescriptor, policy: Policy, signed_policy: bool
 def identity(attestation: Attestation) -> list[tuple[str, str]]:
     """The names under which keys, ledgers and withdrawals know it."""
     headers = sign1.parse(attestation.sign1)
-    signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+    signed = attestation.read()
+    names = [("key id", headers.key_id.hex()), ("descriptor hash", signed.digest().hex())]
+    draws = ("draws at most", f"{signed.max_occurrences:,}" if signed.max_occurrences else "no cap")
+    if isinstance(signed, SignedDescriptor):
+        return [*names, draws, *((what, value.hex()) for what, value in commitments(signed).items())]
     return [
-        ("key id", headers.key_id.hex()),
-        ("descriptor hash", signed.digest().hex()),
+        *names,
         ("content hash", signed.content_hash.hex()),
         ("nonce", signed.nonce.hex()),
-        ("draws at most", f"{signed.max_occurrences:,}" if signed.max_occurrences else "no cap"),
+        draws,
         ("principal", signed.principal or "none named"),
     ]
+
+
+def commitments(signed: ContributionDescriptor | SignedDescriptor) -> dict[str, bytes]:
+    """What stands in an export in place of the values that the opening holds."""
+    found = signed if isinstance(signed, SignedDescriptor) else signed.signed
+    return {
+        "contributor": found.contributor,
+        "data class": found.data_class,
+        "principal": found.principal,
+        "content": found.content,
+    }
 
 
 def readable(seconds: int) -> str:

@@ -368,7 +368,7 @@ def _descriptors(paths: list[Path]) -> dict[bytes, ContributionDescriptor]:
     for path in paths:
         with path.open("rb") as stream:
             for item in read_sequence(stream):
-                found[hashlib.sha256(item.descriptor).digest()] = ContributionDescriptor.from_cbor(item.descriptor)
+                found[hashlib.sha256(item.descriptor).digest()] = item.opened()
     return found
 
 

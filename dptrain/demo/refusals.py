@@ -51,9 +51,10 @@ def plant_refusals(stage: Stage, contributor: Contributor, pictures: list[Mappin
     loose = stage.corpus / f"{_PREFIX}-non-canonical.jsonl"
     write_records(loose, [next(spare)])
     content = loose.read_bytes().rstrip(b"\n")
-    payload = _longer_map_header(honest.descriptor(hashlib.sha256(content).digest()).to_cbor())
-    message = sign1.sign(payload, key, contributor=contributor.name)
-    loose.with_name(f"{loose.name}.attest").write_bytes(Attestation(payload, message).to_cbor())
+    right = honest.descriptor(hashlib.sha256(content).digest())
+    payload = _longer_map_header(right.to_cbor())
+    message = sign1.sign(payload, key, contributor=right.issuer)
+    loose.with_name(f"{loose.name}.attest").write_bytes(Attestation(payload, message, right.opening()).to_cbor())
 
     write_records(stage.corpus / f"{_PREFIX}-unattested.jsonl", [next(spare)])
     return 9

@@ -28,7 +28,7 @@ class Admit:
         max_occurrences: most steps in which it may take part, 0 for no cap.
         attestation_hash: SHA-256 of the attestation message.
         key_id: first 8 bytes of the SHA-256 of the contributor's key.
-        anchor: `ledger.leaves.content_anchor.content_anchor` of its content.
+        anchor: The signed commitment to its content (`attest.commitments.commit_content`).
         carried_micro: what it spent in the earlier runs that the header counts, in 1e-6, rounded up; 0 without any.
         max_epsilon_micro: most that it may spend over all runs, as it signed, in 1e-6; 0 for no limit.
         max_delta_pico: the delta of that limit, as it signed, in 1e-12; 0 for no limit.

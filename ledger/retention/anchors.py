@@ -38,7 +38,7 @@ class AnchorRecord:
         carried_micro: what it had spent in earlier runs, in 1e-6.
         max_epsilon_micro: most that it might spend over all runs, in 1e-6; 0 for no limit.
         max_delta_pico: the delta of that limit, in 1e-12; 0 for no limit.
-        content_anchor: of its content and nonce (`ledger.leaves.content_anchor`), as in its ADMIT leaf.
+        content_anchor: of its content and nonce (`attest.commitments.commit_content`), as in its ADMIT leaf.
     """
 
     descriptor_hash: bytes

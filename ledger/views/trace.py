@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from attest.commitments import commit_content
 from attest.micro import from_micro
 from ledger.errors import LedgerError
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
-from ledger.leaves.content_anchor import content_anchor
 from ledger.replay import Replay
 from ledger.retention.anchors import AnchorRecord
 from ledger.retention.retained import is_stand_in
@@ -51,7 +51,7 @@ def trace_content(run: Replay, bodies: Iterable[bytes | None], content_hash: byt
     Raises:
         LedgerError: code NOT_FOUND; it was not admitted.
     """
-    anchor, admit, withdraw, pruned = content_anchor(content_hash, nonce), None, None, False
+    anchor, admit, withdraw, pruned = commit_content(content_hash, nonce), None, None, False
     for body in bodies:
         # Most leaves are of other contributions: bytes are compared before anything is decoded.
         if not body or (anchor if admit is None else admit.descriptor_hash) not in body:

@@ -2,12 +2,12 @@
 
     python -m tests.attacks.mutations --count 1000000 --seed 1
 
-Originals are attestations of two contributors for two corpora, among them some whose integers, digests and nonces hold bytes
-that look like the heads of other fields. Every mutant is judged by `decide`, and again by a `Gate` that has just admitted the
-originals, so that whatever it remembers of them is there to be confused with. The mutant's content is whatever its descriptor
+Originals are attestations of two contributors for two corpora, among them some whose integers, digests, nonces and salts hold
+bytes that look like the heads of other fields. Every mutant is judged by `decide`, and again by a `Gate` that has just admitted
+the originals, so that whatever it remembers of them is there to be confused with. The mutant's content is whatever its opening
 claims. A mutant fails the run if
 
-* it is admitted, unless descriptor and signature are byte for byte an original and the content is the original's own;
+* it is admitted, unless descriptor, signature and opening are byte for byte an original and the content is the original's own;
 * it is refused for a reason that is looked at after the signature, which means that the signature passed;
 * `decide` and the `Gate` do not give the same code and sentence.
 """
@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attest import cbor, curve25519, sign1
@@ -33,12 +33,16 @@ from tests.attacks.scene import (
     BOB,
     CORPUS,
     NOW,
+    OPENED,
     OTHER_CORPUS,
-    descriptor_fields,
+    commitments,
+    descriptor,
     envelope,
     header_fields,
+    issuer_of,
     make_policy,
     make_registry,
+    opening,
     sealed,
     with_fields,
 )
@@ -48,12 +52,21 @@ BATCH = 500
 
 BEFORE_THE_SIGNATURE = {
     *("SIZE", "CBOR", "CBOR_NONCANONICAL", "HEADER", "SCHEMA", "TYPE", "RANGE", "WINDOW"),
+    *("PURPOSE", "PUBLIC_LENGTH", "OPENING"),
     *("KEY_UNKNOWN", "KEY_WEAK", "KEY_REVOKED", "KEY_NOT_VALID", "SIG_BAD"),
 }
 """Codes that do not imply that a signature was found good."""
 
-CONTENT_HEAD, NONCE_HEAD = b"\x07\x58\x20", b"\x0a\x50"
-HEADS = (CONTENT_HEAD, NONCE_HEAD, b"\x58\x20", b"\x50", b"\xac", b"\x0b\x71", b"\x08\x1a", b"\x58\x40", b"\xd2\x84")
+CONTENT_HEAD = b"\x07\x58\x20"
+"""Key and head of the commitment to the content in a descriptor."""
+
+NONCE_HEAD, HASH_HEAD = b"\x01\x50", b"\x02\x58\x20"
+"""Keys and heads of nonce and content hash in an opening."""
+
+HEADS = (
+    *(CONTENT_HEAD, NONCE_HEAD, HASH_HEAD),
+    *(b"\x58\x20", b"\x50", b"\xac", b"\x0b\x71", b"\x08\x1a", b"\x58\x40", b"\xd2\x84"),
+)
 
 
 @dataclass(frozen=True)
@@ -65,9 +78,14 @@ class Original:
     corpus: str
 
     @property
-    def pair(self) -> tuple[bytes, bytes, bytes]:
+    def whole(self) -> tuple[bytes, bytes, bytes, bytes]:
         """What makes it this one and no other."""
-        return self.attestation.descriptor, self.attestation.sign1, self.content_hash
+        return (*parts_of(self.attestation), self.content_hash)
+
+
+def parts_of(attestation: Attestation) -> tuple[bytes, bytes, bytes]:
+    """All that an attestation consists of."""
+    return attestation.descriptor, attestation.sign1, attestation.opening
 
 
 @dataclass(frozen=True)
@@ -96,21 +114,23 @@ class Report:
 
 # --- originals ---------------------------------------------------------------------------------------------------------
 
-TRICKY: list[dict[int, Any]] = [
+TRICKY: list[dict[Any, Any]] = [
     {},
-    {13: "person-7", 14: 3},
-    {6: 0x07_58_20_0A_50_01},
-    {8: 0x6B0A5000},
+    {"principal": "person-7", 13: 3, 16: ["train"]},
+    {6: 0x07_58_20_01_50_01},
     {8: 0x6B075820},
-    {10: CONTENT_HEAD + bytes(13)},
-    {10: NONCE_HEAD * 8},
-    {10: b"\x0b" + b"\x71" + b"clinic-notes-2"},
-    {12: 0x0A50},
-    {7: NONCE_HEAD + bytes(14) + NONCE_HEAD + bytes(14)},
-    {7: CONTENT_HEAD + bytes(29)},
-    {7: bytes(29) + CONTENT_HEAD, 10: bytes(14) + NONCE_HEAD},
+    {12: 0x075820},
+    {"nonce": HASH_HEAD + bytes(13)},
+    {"nonce": NONCE_HEAD * 8},
+    {"nonce": b"\x04" + b"\x65" + b"alice" + bytes(9)},
+    {"content hash": NONCE_HEAD + bytes(14) + NONCE_HEAD + bytes(14)},
+    {"content hash": HASH_HEAD + bytes(29)},
+    {"content hash": bytes(29) + HASH_HEAD, "nonce": bytes(14) + NONCE_HEAD},
+    {"salts": (NONCE_HEAD + bytes(14)) * 3},
+    {"salts": HASH_HEAD + bytes(29) + b"\x04\x65alice" + bytes(9)},
 ]
-"""Fields of the originals; most of them hold bytes that look like the head of the content hash or of the nonce."""
+"""Fields of the originals, by number in the descriptor and by name in the opening; most of them hold bytes that look like the
+head of the commitment to the content, of the content hash or of the nonce."""
 
 
 COPIES = 3
@@ -126,12 +146,12 @@ def make_originals() -> list[Original]:
             for number, changes in enumerate(TRICKY * COPIES):
                 salt = f"{corpus} {name} {number}".encode()
                 nonce = hashlib.sha256(b"nonce " + salt).digest()[:16]
-                fields = descriptor_fields(salt, nonce) | {2: name, 4: klass, 11: corpus} | changes
-                if 7 in changes:
-                    fields[7] = _salted(changes[7], salt)
-                payload = cbor.encode(fields)
-                protected = cbor.encode(header_fields(payload, raw, name))
-                originals.append(Original(sealed(payload, protected, key), fields[7], corpus))
+                said = {"contributor": name, 4: klass, 11: corpus, "content hash": hashlib.sha256(salt).digest()} | changes
+                if "content hash" in changes:
+                    said["content hash"] = _salted(changes["content hash"], salt)
+                payload, opened = descriptor(said, nonce=nonce), opening(said, nonce=nonce)
+                attestation = sealed(payload, cbor.encode(header_fields(payload, raw)), key, opened)
+                originals.append(Original(attestation, said["content hash"], corpus))
     return originals
 
 
@@ -167,6 +187,8 @@ class Mutator:
             self._false_heads,
             self._moved_window,
             self._crossed_parts,
+            self._opening_of_another,
+            self._reopened,
         ]
 
     def __iter__(self) -> Iterator[Mutant]:
@@ -181,18 +203,22 @@ class Mutator:
         return self._rng.choice(self._originals)
 
     def _either(self, original: Original, change: Callable[[bytes], bytes]) -> Attestation:
-        """Change the descriptor, the message, or the descriptor under a header that names it again."""
-        found, choice = original.attestation, self._rng.randrange(3)
+        """Change the message, the opening, the descriptor, or the descriptor under a header that names it again."""
+        found, choice = original.attestation, self._rng.randrange(4)
         if choice == 0:
-            return Attestation(found.descriptor, change(found.sign1))
+            return replace(found, sign1=change(found.sign1))
+        if choice == 1:
+            return replace(found, opening=change(found.opening))
         changed = change(found.descriptor)
-        return self._renamed(changed, found) if choice == 1 else Attestation(changed, found.sign1)
+        return self._renamed(changed, found) if choice == 2 else replace(found, descriptor=changed)
 
     @staticmethod
     def _renamed(descriptor: bytes, source: Attestation) -> Attestation:
-        """The signature of `source` under its header with the subject of another descriptor: what a forger would send."""
-        old, new = (sign1.subject_of(payload).encode() for payload in (source.descriptor, descriptor))
-        return Attestation(descriptor, source.sign1.replace(old, new))
+        """The signature of `source` under a header with subject and issuer of another descriptor: what a forger would send."""
+        message = source.sign1
+        for name in (sign1.subject_of, issuer_of):
+            message = message.replace(name(source.descriptor).encode(), name(descriptor).encode())
+        return Attestation(descriptor, message, source.opening)
 
     def _bit_flip(self, original: Original) -> Attestation:
         def change(data: bytes) -> bytes:
@@ -236,19 +262,25 @@ class Mutator:
         descriptor = one.descriptor[:at] + two.descriptor[at:]
         at = self._rng.randrange(1, len(one.sign1))
         message = one.sign1[:at] + two.sign1[at:]
-        choice = self._rng.randrange(4)
+        at = self._rng.randrange(1, len(one.opening))
+        opened = one.opening[:at] + two.opening[at:]
+        choice = self._rng.randrange(6)
         if choice == 0:
-            return Attestation(descriptor, one.sign1)
+            return replace(one, descriptor=descriptor)
         if choice == 1:
-            return Attestation(one.descriptor, message)
-        return self._renamed(descriptor, one) if choice == 2 else Attestation(descriptor, message)
+            return replace(one, sign1=message)
+        if choice == 2:
+            return replace(one, opening=opened)
+        spliced = Attestation(descriptor, message, opened)
+        return [self._renamed(descriptor, one), replace(spliced, opening=one.opening), spliced][choice - 3]
 
     def _swap(self, original: Original) -> Attestation:
-        """Descriptor, header and signature of up to three attestations."""
+        """Descriptor, header, signature and opening of up to three attestations."""
         one, two, three = original.attestation, self._other().attestation, self._other().attestation
         header = one.sign1[:-64] if self._rng.randrange(2) else two.sign1[:-64]
-        mixed = Attestation(one.descriptor, header + three.sign1[-64:])
-        return self._renamed(one.descriptor, Attestation(two.descriptor, mixed.sign1)) if self._rng.randrange(2) else mixed
+        opened = self._rng.choice((one.opening, one.opening, two.opening, three.opening))
+        mixed = Attestation(one.descriptor, header + three.sign1[-64:], opened)
+        return self._renamed(one.descriptor, replace(mixed, descriptor=two.descriptor)) if self._rng.randrange(2) else mixed
 
     def _length_head(self, original: Original) -> Attestation:
         """The head of one item made longer, shorter, of another type, or of another length."""
@@ -273,7 +305,7 @@ class Mutator:
         """One or two fields replaced and the descriptor encoded again; nobody signs it again."""
         fields, theirs = (cbor.decode(o.attestation.descriptor) for o in (original, self._other()))
         for _ in range(self._rng.choice((1, 1, 2))):
-            key = self._rng.randrange(1, 16)
+            key = self._rng.randrange(1, 18)
             fields[key] = self._value(fields.get(key), theirs.get(key))
             if fields[key] is None:
                 del fields[key]
@@ -305,7 +337,7 @@ class Mutator:
             fields[15] = with_fields(fields[15], {claim: self._value(fields[15].get(claim), theirs[15].get(claim))})
         else:
             fields[key] = self._value(fields.get(key), theirs.get(key))
-        return Attestation(found.descriptor, envelope(cbor.encode(fields), found.sign1[-64:]))
+        return replace(found, sign1=envelope(cbor.encode(fields), found.sign1[-64:]))
 
     def _malleated(self, original: Original) -> Attestation:
         """Other encodings of S, other signs and points for R, R and S of two signatures."""
@@ -323,7 +355,7 @@ class Mutator:
             r = self._other().attestation.sign1[-64:-32]
         else:
             r, s = b"\x01" + bytes(31), 0
-        return Attestation(found.descriptor, found.sign1[:-64] + r + s.to_bytes(32, "little"))
+        return replace(found, sign1=found.sign1[:-64] + r + s.to_bytes(32, "little"))
 
     def _reordered(self, original: Original) -> Attestation:
         """The pairs of a map in another order, or one of them twice."""
@@ -337,52 +369,81 @@ class Mutator:
                 pairs.insert(self._rng.randrange(len(pairs)), self._rng.choice(pairs))
             return bytes((0xA0 | len(pairs),)) + b"".join(pairs)
 
-        found = original.attestation
-        if self._rng.randrange(2):
+        found, choice = original.attestation, self._rng.randrange(3)
+        if choice == 0:
             return self._renamed(shuffled(found.descriptor), found)
+        if choice == 1:
+            return replace(found, opening=shuffled(found.opening))
         protected = shuffled(cbor.decode(found.sign1[1:])[0])
-        return Attestation(found.descriptor, envelope(protected, found.sign1[-64:]))
+        return replace(found, sign1=envelope(protected, found.sign1[-64:]))
 
-    # What follows aims at a reader that recognises attestations by the bytes around content hash and nonce.
+    # What follows aims at a reader that recognises attestations by the bytes around what contributions differ in.
 
     def _equal_length(self, original: Original) -> Attestation:
-        """A run of bytes replaced by as many others, the rest of the descriptor untouched."""
+        """A run of bytes replaced by as many others, the rest of descriptor or opening untouched."""
         found = original.attestation
-        data = bytearray(found.descriptor)
+        opened = self._rng.randrange(2)
+        data = bytearray(found.opening if opened else found.descriptor)
         length = self._rng.choice((1, 2, 4, 8, 16, 32))
         at = self._rng.randrange(len(data) - length)
         data[at : at + length] = self._rng.choice((self._rng.randbytes(length), bytes(length), b"\xff" * length))
-        return self._renamed(bytes(data), found)
+        return replace(found, opening=bytes(data)) if opened else self._renamed(bytes(data), found)
 
     def _false_heads(self, original: Original) -> Attestation:
-        """Bytes that look like heads of fields, written over the descriptor or put in."""
+        """Bytes that look like heads of fields, written over descriptor or opening or put in."""
         found = original.attestation
-        head = self._rng.choice(HEADS)
-        at = self._rng.randrange(len(found.descriptor))
+        head, opened = self._rng.choice(HEADS), self._rng.randrange(2)
+        data = found.opening if opened else found.descriptor
+        at = self._rng.randrange(len(data))
         end = at + len(head) if self._rng.randrange(3) else at
-        return self._renamed(found.descriptor[:at] + head + found.descriptor[end:], found)
+        changed = data[:at] + head + data[end:]
+        return replace(found, opening=changed) if opened else self._renamed(changed, found)
 
     def _moved_window(self, original: Original) -> Attestation:
-        """The content hash or nonce with its head taken out and put in elsewhere, in its own or in another's descriptor."""
+        """What contributions differ in, with its head taken out and put in elsewhere, in its own or in another's."""
         found, source = original.attestation, self._other().attestation
-        head, length = self._rng.choice(((CONTENT_HEAD, 35), (NONCE_HEAD, 18)))
-        start = source.descriptor.index(head)
-        window = source.descriptor[start : start + length]
-        own = found.descriptor.index(head)
-        rest = found.descriptor[:own] + found.descriptor[own + length :] if self._rng.randrange(2) else found.descriptor
+        head, length, opened = self._rng.choice(((CONTENT_HEAD, 35, False), (HASH_HEAD, 35, True), (NONCE_HEAD, 18, True)))
+        ours, theirs = (a.opening if opened else a.descriptor for a in (found, source))
+        start, own = theirs.index(head), ours.index(head)
+        rest = ours[:own] + ours[own + length :] if self._rng.randrange(2) else ours
         at = self._rng.randrange(len(rest) + 1)
-        return self._renamed(rest[:at] + window + rest[at:], found)
+        changed = rest[:at] + theirs[start : start + length] + rest[at:]
+        return replace(found, opening=changed) if opened else self._renamed(changed, found)
 
     def _crossed_parts(self, original: Original) -> Attestation:
-        """Content hash, nonce and what lies around them from up to three attestations, under any of their headers."""
-        one, two, three = (cbor.decode(o.attestation.descriptor) for o in (original, self._other(), self._other()))
-        crossed = one | {7: two[7], 10: three[10]}
+        """Commitment, content hash, nonce and what lies around them from up to three attestations, under any header."""
+        one, two, three = original.attestation, self._other().attestation, self._other().attestation
+        opened, second, third = (cbor.decode(a.opening) for a in (one, two, three))
+        opened |= {1: third[1], 2: second[2]}
         if self._rng.randrange(4) == 0:
-            crossed[7] = two[7][:16] + three[10]
+            opened[2] = second[2][:16] + third[1]
         if self._rng.randrange(4) == 0:
-            crossed[10] = two[7][self._rng.randrange(16) :][:16]
-        descriptor = cbor.encode(crossed)
-        return self._renamed(descriptor, self._rng.choice((original, self._other())).attestation)
+            opened[1] = second[2][self._rng.randrange(16) :][:16]
+        committed = self._rng.choice((cbor.decode(two.descriptor)[7], commitments(opened)[7]))
+        payload = cbor.encode(cbor.decode(one.descriptor) | {7: committed})
+        under = self._rng.choice((original, self._other())).attestation
+        return replace(self._renamed(payload, under), opening=cbor.encode(opened))
+
+    # What follows aims at the commitments.
+
+    def _opening_of_another(self, original: Original) -> Attestation:
+        """A good attestation with the opening of another, with some fields of one, or with none."""
+        found, theirs = original.attestation, self._other().attestation.opening
+        own = cbor.decode(found.opening)
+        mixed = own | {key: value for key, value in cbor.decode(theirs).items() if self._rng.randrange(3) == 0}
+        return replace(found, opening=self._rng.choice((theirs, cbor.encode(mixed), b"", b"\xa0", found.opening * 2)))
+
+    def _reopened(self, original: Original) -> Attestation:
+        """One or two fields of an opening replaced, and a descriptor that commits to them; nobody signs it again."""
+        found = original.attestation
+        opened, theirs = (cbor.decode(a.opening) for a in (found, self._other().attestation))
+        for _ in range(self._rng.choice((1, 1, 2))):
+            key = self._rng.choice(list(OPENED.values()))
+            opened[key] = self._value(opened.get(key), theirs.get(key))
+            if opened[key] is None:
+                del opened[key]
+        payload = cbor.encode(cbor.decode(found.descriptor) | commitments(opened))
+        return replace(self._renamed(payload, found), opening=cbor.encode(opened))
 
 
 def _item_starts(data: bytes) -> list[int]:
@@ -410,16 +471,16 @@ class Judge:
         self._policies = {corpus: make_policy(registry, corpus) for corpus in (CORPUS, OTHER_CORPUS)}
         self._gates = {corpus: Gate(policy, registry, workers=1, remember=True) for corpus, policy in self._policies.items()}
         self._originals = originals
-        self._own = {(corpus, *o.pair) for o in originals for corpus in [o.corpus]}
-        self._pairs = {o.pair[:2] for o in originals}
+        self._own = {(o.corpus, *o.whole) for o in originals}
+        self._genuine = {parts_of(o.attestation) for o in originals}
         self._report = report
 
     def judge(self, mutants: list[Mutant]) -> None:
-        """Judge mutants between originals, each with the content that its descriptor claims."""
+        """Judge mutants between originals, each with the content that its opening claims."""
         for corpus in (CORPUS, OTHER_CORPUS):
             originals = [(o.attestation, o.content_hash) for o in self._originals if o.corpus == corpus]
             chosen = [m for m in mutants if m.corpus == corpus]
-            offered = [(m.attestation, claimed_content(m.attestation.descriptor)) for m in chosen]
+            offered = [(m.attestation, claimed_content(m.attestation)) for m in chosen]
             outcomes = self._through_the_gate(corpus, [*originals, *offered])
             if any(outcome[0] != "ADMITTED" for outcome in outcomes[: len(originals)]):
                 self._report.failures.append(f"an original was refused: {outcomes[: len(originals)]}")
@@ -429,8 +490,8 @@ class Judge:
     def _weigh(self, mutant: Mutant, attestation: Attestation, content: bytes, outcome: tuple[str, str]) -> None:
         corpus = mutant.corpus
         alone = self._alone(corpus, attestation, content)
-        if (attestation.descriptor, attestation.sign1) in self._pairs:
-            own = (corpus, attestation.descriptor, attestation.sign1, content) in self._own
+        if parts_of(attestation) in self._genuine:
+            own = (corpus, *parts_of(attestation), content) in self._own
             self._report.originals += 1
             if (alone[0] == "ADMITTED") != own or outcome[0] == "ADMITTED":
                 self._fail(mutant, content, f"an original is {alone[0]} alone and {outcome[0]} after itself")
@@ -456,20 +517,21 @@ class Judge:
     def _fail(self, mutant: Mutant, content: bytes, what: str) -> None:
         self._report.failures.append(
             f"{mutant.kind}, judged for {mutant.corpus}: {what}\n  descriptor {mutant.attestation.descriptor.hex()}\n"
-            f"  sign1 {mutant.attestation.sign1.hex()}\n  content {content.hex()}"
+            f"  sign1 {mutant.attestation.sign1.hex()}\n  opening {mutant.attestation.opening.hex()}\n  content {content.hex()}"
         )
 
 
-def claimed_content(descriptor: bytes) -> bytes:
-    """The content hash that a descriptor claims, however badly: a forger brings the content that fits."""
+def claimed_content(attestation: Attestation) -> bytes:
+    """The content hash that an opening claims, however badly: a forger brings the content that fits."""
+    opened = attestation.opening
     try:
-        found = cbor.decode(descriptor)[7]
+        found = cbor.decode(opened)[2]
     except (AttestError, LookupError, TypeError):
         found = None
     if type(found) is bytes and len(found) == 32:
         return found
-    at = descriptor.find(CONTENT_HEAD) + 3
-    return descriptor[at : at + 32].ljust(32, b"\x00")
+    at = opened.find(HASH_HEAD) + 3
+    return opened[at : at + 32].ljust(32, b"\x00")
 
 
 def run(count: int, seed: int, progress: Callable[[int], None] | None = None) -> Report:

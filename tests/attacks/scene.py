@@ -18,6 +18,7 @@ from attest import cbor, curve25519, keys, sign1, signed_file
 from attest.attestation import Attestation
 from attest.corpus import Item, Locator
 from attest.descriptor import SCHEMA
+from attest.errors import AttestError
 from attest.gate import Admission, Refusal, Seen, decide, run_gate
 from attest.policy import ClassRule, DepthRule, Policy, sign_policy
 from attest.registry import Create, Entry, Registry, RegistryLog
@@ -49,34 +50,87 @@ def with_fields(fields: Mapping[Any, Any], changes: Mapping[Any, Any]) -> dict[A
     return {key: value for key, value in (dict(fields) | dict(changes)).items() if value is not LEFT_OUT}
 
 
-def descriptor_fields(content: bytes = CONTENT, nonce: bytes = b"\x5a" * 16) -> dict[int, Any]:
-    """The fields of a descriptor that the gate admits from Alice."""
+NONCE = b"\x5a" * 16
+SALTS = b"\xa1" * 16 + b"\xa2" * 16 + b"\xa3" * 16
+"""Salts of contributor, data class and principal."""
+
+OPENED = {"nonce": 1, "content hash": 2, "salts": 3, "contributor": 4, "data class": 5, "principal": 6}
+"""Fields of an opening by the names under which changes give them; changes of a descriptor's own fields go by number."""
+
+
+def opening_fields(
+    changes: Mapping[Any, Any] | None = None, *, content: bytes = CONTENT, nonce: bytes = NONCE
+) -> dict[int, Any]:
+    """The fields of an opening, with those replaced that changes give by name."""
+    fields = {1: nonce, 2: hashlib.sha256(content).digest(), 3: SALTS, 4: "alice", 5: "clinic/notes"}
+    return with_fields(fields, {OPENED[name]: value for name, value in (changes or {}).items() if name in OPENED})
+
+
+def opening(changes: Mapping[Any, Any] | None = None, *, content: bytes = CONTENT, nonce: bytes = NONCE) -> bytes:
+    """Bytes of an opening, whatever its fields hold."""
+    return cbor.encode(opening_fields(changes, content=content, nonce=nonce))
+
+
+def commitment(kind: str, value: Any, salt: bytes) -> bytes:
+    """A commitment as docs/formats.md has it, spelled out here so that no test leans on the code under test.
+
+    What is no value of a field is committed to by its encoding: no opening is admitted that holds it.
+    """
+    octets = value if type(value) is bytes else value.encode() if type(value) is str else cbor.encode(value)
+    return hashlib.sha256(f"dptrain/commit/{kind}/1".encode() + bytes(1) + octets + salt).digest()
+
+
+def commitments(opened: Mapping[int, Any]) -> dict[int, bytes]:
+    """Fields 2, 3, 7 and 10 of the descriptor that fits an opening."""
+    salts = opened[3] if type(opened.get(3)) is bytes else SALTS
     return {
-        1: SCHEMA,
-        2: "alice",
-        3: "clinic/notes",
-        4: "sensitive",
-        5: MICRO,
-        6: 1_100_000,
-        7: hashlib.sha256(content).digest(),
-        8: NOW - 1000,
-        9: NOW + 1000,
-        10: nonce,
-        11: CORPUS,
-        12: 0,
+        2: commitment("contributor", opened.get(4), salts[:16]),
+        3: commitment("data-class", opened.get(5), salts[16:32]),
+        7: commitment("content", opened.get(2), opened[1] if type(opened.get(1)) is bytes else NONCE),
+        10: commitment("principal", opened.get(6, b""), salts[32:]),
     }
 
 
-def descriptor(changes: Mapping[Any, Any] | None = None, *, content: bytes = CONTENT, nonce: bytes = b"\x5a" * 16) -> bytes:
+def descriptor_fields(
+    changes: Mapping[Any, Any] | None = None, *, content: bytes = CONTENT, nonce: bytes = NONCE
+) -> dict[int, Any]:
+    """The fields of a descriptor that the gate admits from Alice, changed: by number, or by name what its opening says."""
+    committed = commitments(opening_fields(changes, content=content, nonce=nonce))
+    fields = {1: SCHEMA, 4: "sensitive", 5: MICRO, 6: 1_100_000, 8: NOW - 1000, 9: NOW + 1000, 11: CORPUS, 12: 0, **committed}
+    changed = with_fields(fields, {key: value for key, value in (changes or {}).items() if key not in OPENED})
+    return {key: changed[key] for key in sorted(changed, key=lambda key: (type(key) is str, key))}
+
+
+def descriptor(changes: Mapping[Any, Any] | None = None, *, content: bytes = CONTENT, nonce: bytes = NONCE) -> bytes:
     """Bytes of a descriptor, whatever its fields hold."""
-    return cbor.encode(with_fields(descriptor_fields(content, nonce), changes or {}))
+    return cbor.encode(descriptor_fields(changes, content=content, nonce=nonce))
+
+
+OPENING = opening()
+ISSUER = commitments(opening_fields())[2].hex()
+"""Opening and issuer of what Alice signs unless a test says otherwise."""
+
+
+def issuer_of(payload: bytes) -> str:
+    """The issuer that belongs to a descriptor; Alice's where it is none."""
+    try:
+        found = cbor.decode(payload)[2]
+    except (AttestError, LookupError, TypeError):
+        return ISSUER
+    return found.hex() if type(found) is bytes and len(found) == 32 else ISSUER
 
 
 def header_fields(
-    payload: bytes, raw: bytes = RAW["alice"], issuer: str = "alice", typ: str = sign1.TYP_ATTESTATION
+    payload: bytes, raw: bytes = RAW["alice"], issuer: str | None = None, typ: str = sign1.TYP_ATTESTATION
 ) -> dict[Any, Any]:
     """The protected header that the profile wants."""
-    return {1: -19, 4: keys.key_id(raw), 15: {1: issuer, 2: sign1.subject_of(payload)}, 16: typ}
+    claims = {1: issuer_of(payload) if issuer is None else issuer, 2: sign1.subject_of(payload)}
+    return {1: -19, 4: keys.key_id(raw), 15: claims, 16: typ}
+
+
+def attested(payload: bytes, message: bytes, opened: bytes = OPENING) -> Attestation:
+    """An attestation with the opening that most tests need."""
+    return Attestation(payload, message, opened)
 
 
 def envelope(protected: bytes, signature: bytes, *, unprotected: bytes = b"\xa0", payload: bytes = b"\xf6") -> bytes:
@@ -84,10 +138,12 @@ def envelope(protected: bytes, signature: bytes, *, unprotected: bytes = b"\xa0"
     return b"\xd2\x84" + cbor.encode(protected) + unprotected + payload + cbor.encode(signature)
 
 
-def sealed(payload: bytes, protected: bytes, key: Ed25519PrivateKey = ALICE, **parts: bytes) -> Attestation:
+def sealed(
+    payload: bytes, protected: bytes, key: Ed25519PrivateKey = ALICE, opened: bytes = OPENING, **parts: bytes
+) -> Attestation:
     """An attestation whose signature is right over whatever protected bytes it carries."""
     signature = key.sign(b"".join(sig_structure(protected, payload)))
-    return Attestation(payload, envelope(protected, signature, **parts))
+    return Attestation(payload, envelope(protected, signature, **parts), opened)
 
 
 def sig_structure(protected: bytes, payload: bytes) -> tuple[bytes, ...]:
@@ -108,17 +164,15 @@ def signed(
     *,
     key: Ed25519PrivateKey = ALICE,
     content: bytes = CONTENT,
-    nonce: bytes = b"\x5a" * 16,
+    nonce: bytes = NONCE,
     header: Mapping[Any, Any] | None = None,
     payload: bytes | None = None,
 ) -> Attestation:
-    """An attestation with some fields of descriptor and header changed, signed by whoever holds `key`."""
+    """An attestation with some fields of descriptor, opening and header changed, signed by whoever holds `key`."""
     payload = descriptor(changes, content=content, nonce=nonce) if payload is None else payload
     fields = header_fields(payload, keys.public_bytes(key))
-    named = (changes or {}).get(2)
-    if type(named) is str:
-        fields[15] = {1: named, 2: sign1.subject_of(payload)}
-    return sealed(payload, cbor.encode(with_fields(fields, header or {})), key)
+    opened = opening(changes, content=content, nonce=nonce)
+    return sealed(payload, cbor.encode(with_fields(fields, header or {})), key, opened)
 
 
 def compress(point: curve25519.Point) -> bytes:

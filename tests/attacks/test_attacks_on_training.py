@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("torch")
 
 from attest import keys, signed_file
-from attest.attestation import Attestation
 from attest.errors import CorpusRefused
 from attest.gate import Admission, Gate, Refused, Seen, recheck
 from attest.withdrawal import Withdrawal, sign_withdrawal
@@ -178,15 +177,15 @@ def poisoned():
     other = signed(nonce=bytes(16))
     flipped = good.sign1[:-1] + bytes([good.sign1[-1] ^ 1])
     return {
-        "same descriptor, last bit of the signature": (Attestation(good.descriptor, flipped), "SIG_BAD"),
-        "same descriptor, signature of zeros": (Attestation(good.descriptor, good.sign1[:-64] + bytes(64)), "SIG_BAD"),
-        "same message, other nonce": (Attestation(other.descriptor, good.sign1), "HEADER"),
+        "same descriptor, last bit of the signature": (replace(good, sign1=flipped), "SIG_BAD"),
+        "same descriptor, signature of zeros": (replace(good, sign1=good.sign1[:-64] + bytes(64)), "SIG_BAD"),
+        "same message, other nonce": (replace(other, sign1=good.sign1), "HEADER"),
         "other nonce, its own header, the remembered signature": (
-            Attestation(other.descriptor, other.sign1[:-64] + good.sign1[-64:]),
+            replace(other, sign1=other.sign1[:-64] + good.sign1[-64:]),
             "SIG_BAD",
         ),
         "same key id and contributor, another's key": (signed(key=MALLORY, header={4: KEY_ID}), "SIG_BAD"),
-        "same key id, another contributor": (signed({2: "bob"}, key=BOB, header={4: KEY_ID}), "SIG_BAD"),
+        "same key id, another contributor": (signed({"contributor": "bob"}, key=BOB, header={4: KEY_ID}), "SIG_BAD"),
         "looser bound, the remembered signature": (with_signature_of(good, signed({5: 2_000_000})), "SIG_BAD"),
         "later end, the remembered signature": (with_signature_of(good, signed({9: NOW + 5000})), "SIG_BAD"),
         "other class, the remembered signature": (with_signature_of(good, signed({4: "open"})), "SIG_BAD"),

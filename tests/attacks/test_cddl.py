@@ -14,12 +14,15 @@ from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from fuzz.targets import ORIGINALS, SCENE, key_statements, registry_entries
 from tests.attacks.scene import (
     CORPUS,
+    ISSUER,
     LEFT_OUT,
     MICRO,
     NOW,
+    OPENING,
     RAW,
     descriptor,
     header_fields,
+    opening_fields,
     registry_bytes,
     signed,
     with_fields,
@@ -71,13 +74,15 @@ def test_every_signed_document_is_an_instance(name):
     assert valid("protected-header", protected)
     assert valid("sig-structure", sign1.to_be_signed(protected, payload))
     envelope = "attestation" if name == "attestation" else f"signed-{RULES[name]}"
-    assert valid(envelope, cbor.encode([payload, message]))
+    opened = [OPENING] if name == "attestation" else []
+    assert valid(envelope, cbor.encode([payload, message, *opened]))
 
 
 def test_every_form_of_each_document_is_an_instance():
     for original in ORIGINALS:
         assert valid("descriptor", original.attestation.descriptor)
         assert valid("attestation", original.attestation.to_cbor())
+        assert valid("opening", original.attestation.opening)
     for entry in registry_entries():
         assert valid("registry-entry", entry)
     for statement in key_statements():
@@ -107,21 +112,26 @@ BAD_DESCRIPTORS = {
     "clip norm as float": {5: 1.0},
     "clip norm as text": {5: "1000000"},
     "noise negative": {6: -1},
-    "contributor in upper case": {2: "Alice"},
-    "contributor with a space": {2: "alice "},
-    "contributor of 65 characters": {2: "a" * 65},
-    "contributor empty": {2: ""},
+    "contributor in the clear": {2: "alice"},
+    "data class of 33 bytes": {3: bytes(33)},
+    "class in upper case": {4: "Sensitive"},
+    "class with a space": {4: "sensitive "},
+    "class of 65 characters": {4: "a" * 65},
+    "class empty": {4: ""},
     "class in Cyrillic": {4: "s\u0435nsitive"},
-    "content hash of 31 bytes": {7: bytes(31)},
+    "commitment to the content of 31 bytes": {7: bytes(31)},
     "start in milliseconds": {8: NOW * 1000},
     "end negative": {9: -1},
-    "nonce of 17 bytes": {10: bytes(17)},
+    "nonce in the clear": {10: bytes(16)},
     "corpus left out": {11: LEFT_OUT},
     "occurrences 2^32": {12: 2**32},
-    "principal null": {13: None},
-    "examples zero": {14: 0},
-    "unknown field": {17: 1},
-    "another schema": {1: "dptrain.contribution/2"},
+    "examples null": {13: None},
+    "examples zero": {13: 0},
+    "no purpose": {16: []},
+    "unknown purpose": {16: ["sell"]},
+    "public length zero": {17: 0},
+    "unknown field": {18: 1},
+    "another schema": {1: "dptrain.contribution/1"},
 }
 
 
@@ -130,14 +140,37 @@ def test_a_bad_descriptor_is_no_instance(name):
     assert not valid("descriptor", descriptor(BAD_DESCRIPTORS[name]))
 
 
+BAD_OPENINGS = {
+    "contributor in upper case": {4: "Alice"},
+    "contributor empty": {4: ""},
+    "contributor left out": {4: LEFT_OUT},
+    "data class as bytes": {5: b"clinic/notes"},
+    "principal null": {6: None},
+    "nonce of 17 bytes": {1: bytes(17)},
+    "content hash of 31 bytes": {2: bytes(31)},
+    "salts of 16 bytes": {3: bytes(16)},
+    "unknown field": {7: 1},
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPENINGS)
+def test_a_bad_opening_is_no_instance(name):
+    assert not valid("opening", cbor.encode(with_fields(opening_fields(), BAD_OPENINGS[name])))
+
+
+def test_what_is_specified_and_not_served_yet_is_an_instance():
+    for changes in ({16: ["train"]}, {16: ["generate"]}, {16: ["generate", "train"]}, {17: 512}):
+        assert valid("descriptor", descriptor(changes))
+
+
 BAD_HEADERS = {
     "another algorithm": {1: -8},
     "text algorithm": {1: "Ed25519"},
     "crit": {2: [99]},
     "unknown label": {99: 1},
     "key id of nine bytes": {4: bytes(9)},
-    "subject in upper case": {15: {1: "alice", 2: sign1.subject_of(b"").upper()}},
-    "third claim": {15: {1: "alice", 2: sign1.subject_of(b""), 3: CORPUS}},
+    "subject in upper case": {15: {1: ISSUER, 2: sign1.subject_of(b"").upper()}},
+    "third claim": {15: {1: ISSUER, 2: sign1.subject_of(b""), 3: CORPUS}},
     "another type": {16: "application/cose"},
     "type left out": {16: LEFT_OUT},
 }
@@ -160,7 +193,8 @@ def test_bad_messages_policies_and_entries_are_no_instances():
     assert not valid("cose-sign1", message[:-66] + b"\x58\x3f" + message[-63:])
     assert not valid("cose-sign1", message.replace(b"\xa0\xf6\x58\x40", b"\xa0\x40\x58\x40"))
     assert not valid("attestation", cbor.encode([ATTESTATION.descriptor]))
-    assert not valid("attestation", cbor.encode([ATTESTATION.descriptor, message, b""]))
+    assert not valid("attestation", cbor.encode([ATTESTATION.descriptor, message]))
+    assert not valid("attestation", cbor.encode([ATTESTATION.descriptor, message, OPENING, b""]))
     policy = cbor.decode(SCENE.policy.to_cbor())
     for changes in ({3: [0.5, 1]}, {5: "add-remove"}, {15: 0}, {21: None}, {22: []}, {23: 0}, {24: 1}, *NO_NOISE):
         assert not valid("policy", cbor.encode(with_fields(policy, changes)))

@@ -11,7 +11,12 @@ from attest.errors import AttestError
 from attest.gate import ReasonCode, Seen
 from attest.registry.entries import MAX_ENTRY
 from attest.signed_file import MAX_PAYLOAD
-from tests.attacks import test_attacks_on_training, test_attestation_attacks
+from tests.attacks import (
+    test_attacks_on_training,
+    test_attestation_attacks,
+    test_dictionary_attacks,
+    test_opening_attacks,
+)
 from tests.attacks.scene import (
     ALICE,
     BOB,
@@ -19,11 +24,14 @@ from tests.attacks.scene import (
     MALLORY,
     MICRO,
     NOW,
+    OPENING,
     OTHER_CORPUS,
     RAW,
     descriptor,
+    descriptor_fields,
     header_fields,
     make_registry,
+    opening_fields,
     signed,
 )
 from tests.engine import test_registry_during_training
@@ -55,20 +63,26 @@ def test_the_example_is_the_attestation_that_the_library_makes():
     data = bytes.fromhex("".join(line.split("#")[0].strip() for line in block.splitlines()))
     assert data == signed().to_cbor()
     text = section("An attestation byte by byte")
-    for shown in (RAW["alice"], keys.key_id(RAW["alice"]), hashlib.sha256(descriptor()).digest()):
+    digests = (hashlib.sha256(data).digest() for data in (descriptor(), CONTENT))
+    for shown in (RAW["alice"], keys.key_id(RAW["alice"]), *digests):
         assert f"`{shown.hex()}`" in text
     assert ALICE.private_bytes_raw() == b"\x01" * 32 and f"`{CONTENT.decode()}`, {len(CONTENT)} bytes" in text
 
 
 def test_the_comments_of_the_example_are_right():
-    fields = cbor.decode(descriptor())
     block = re.search(r"```hex\n(.*?)```", PAGE, re.DOTALL)[1]
-    for key, word in re.findall(r"# (\d+): [^\"\n]*\"([^\"\n]*)\"", block.split("tag 18")[0]):
-        assert fields[int(key)] == word
+    before, message = block.split("tag 18")
+    shown = 0
+    for fields, text in ((descriptor_fields(), before), (opening_fields(), message.split("the opening")[1])):
+        for key, word in re.findall(r"# (\d+): [^\"\n]*\"([^\"\n]*)\"", text):
+            assert fields[int(key)] == word
+            shown += 1
+    assert shown == 5
     protected = cbor.encode(header_fields(descriptor()))
     assert f"byte string of {len(descriptor())}: the descriptor" in block
     assert f"byte string of {len(protected)}: the protected header" in block
     assert f"byte string of {len(signed().sign1)}: the message" in block
+    assert f"byte string of {len(OPENING)}: the opening" in block
 
 
 # --- the order of checks ---------------------------------------------------------------------------------------------------
@@ -85,22 +99,28 @@ def test_the_steps_name_every_reason_code():
 # Faults in the order in which the page says they are found: each test has the fault itself and all of the later ones.
 FAULTS = [
     ("CLOCK", {"now": -1}),
-    ("SIZE", {"changes": {16: bytes(17000)}}),
-    ("SCHEMA", {"changes": {17: 1}}),
+    ("SIZE", {"changes": {18: bytes(17000)}}),
+    ("SCHEMA", {"changes": {18: 1}}),
     ("RANGE", {"changes": {12: 2**32}}),
+    ("PURPOSE", {"changes": {16: ["generate"]}}),
+    ("PUBLIC_LENGTH", {"changes": {17: 512}}),
+    ("OPENING", {"changes": {7: bytes(32)}}),
     ("HEADER", {"header": {1: -8}}),
     ("SIG_BAD", {"key": MALLORY}),
     ("KEY_REVOKED", {"registry": lambda: registry_with("person-7", revoked=True)}),
     ("AUDIENCE", {"changes": {11: OTHER_CORPUS}}),
-    ("PRINCIPAL", {"changes": {13: "person-8"}}),
+    ("PRINCIPAL", {"changes": {"principal": "person-8"}}),
     ("CLASS_NOT_GRANTED", {"changes": {4: "open"}}),
     ("EXPIRED", {"changes": {8: NOW - 10**8, 9: NOW}}),
     ("WINDOW", {"changes": {8: NOW - 10**8}}),
     ("CLIP_ABOVE_CLASS", {"changes": {5: MICRO + 1}}),
     ("NOISE_BELOW_CLASS", {"changes": {6: 1}}),
-    ("EXAMPLES", {"changes": {14: 5}}),
+    ("EXAMPLES", {"changes": {13: 5}}),
     ("CONTENT_MISMATCH", {"content": b"other"}),
 ]
+
+
+SIGNED_BY_ANOTHER = [code for code, _ in FAULTS].index("SIG_BAD")
 
 
 def registry_with(principal, revoked=False):
@@ -126,7 +146,7 @@ def test_of_several_faults_the_first_by_the_page_gives_the_code(scene, first):
         if "registry" in fault:
             options["registry"] = fault["registry"]()
         options |= {name: fault[name] for name in ("now",) if name in fault}
-    if first <= 5:
+    if first <= SIGNED_BY_ANOTHER:
         key = BOB  # a key that is none of Alice's
     attestation = signed(changes, key=key, header=header)
     assert scene.code(attestation, content=content, **options) == FAULTS[first][0]
@@ -151,6 +171,7 @@ def test_the_limits_on_the_page_are_those_of_the_code():
     from attest import sign1
 
     assert f"{document.MAX_SIZE:,}".replace(",", " ") in PAGE and f"{sign1.MAX_SIZE:,}".replace(",", " ") in PAGE
+    assert f"an opening {document.MAX_OPENING}" in PAGE
     assert MAX_PAYLOAD == 1 << 20 and MAX_ENTRY == 1 << 20 and document.MAX_MICRO == 10**15 and cbor.MAX_DEPTH == 8
 
 
@@ -164,11 +185,17 @@ def test_the_types_on_the_page_are_those_of_the_code():
 # --- the table of attacks --------------------------------------------------------------------------------------------------
 
 ATTACKS = rows(section("Attacks and defences"))[1:]
-MODULES = (test_attestation_attacks, test_attacks_on_training, test_registry_during_training)
+MODULES = (
+    test_attestation_attacks,
+    test_attacks_on_training,
+    test_opening_attacks,
+    test_dictionary_attacks,
+    test_registry_during_training,
+)
 
 
 def test_the_table_has_every_row():
-    assert [row[0] for row in ATTACKS] == [f"A{number}" for number in range(1, 25)]
+    assert [row[0] for row in ATTACKS] == [f"A{number}" for number in range(1, 28)]
 
 
 @pytest.mark.parametrize("row", ATTACKS, ids=lambda row: row[0])

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from attest import cbor, keys, sign1
 from attest.attestation import Attestation, read_at, read_places
-from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor
+from attest.descriptor import (
+    MAX_COUNT,
+    MAX_MICRO,
+    MAX_TIME,
+    PUBLIC_CLIP_MICRO,
+    PUBLIC_NOISE_MICRO,
+    ContributionDescriptor,
+    SignedDescriptor,
+)
 from attest.errors import AttestError, CborError
 from attest.policy import ClassRule, DepthRule, NoisePhase, Policy, sign_policy, verify_policy
 from attest.registry import Create, Enrol, Entry, Grant, KeyStatement, Revoke, RevokeOwn, Rotate
@@ -29,23 +37,38 @@ WINDOWS = st.tuples(TIMES, TIMES).filter(lambda pair: pair[0] != pair[1]).map(so
 # Values at the edges of every width that a head can have.
 EDGES = st.sampled_from([0, 1, 23, 24, 255, 256, 65535, 65536, 2**32 - 1, 2**32, 2**53, 2**63 - 1])
 
-DESCRIPTORS = st.builds(
-    lambda window, limit, **fields: ContributionDescriptor(
-        not_before=window[0], not_after=window[1], max_epsilon_micro=limit[0], max_delta_pico=limit[1], **fields
-    ),
-    window=WINDOWS,
-    limit=st.just((None, None)) | st.tuples(MICROS, st.integers(1, 10**12 - 1)),
+TERMS = {
+    "window": WINDOWS,
+    "limit": st.just((None, None)) | st.tuples(MICROS, st.integers(1, 10**12 - 1)),
+    "admissibility_class": IDS,
+    "clip_norm_micro": MICROS,
+    "noise_multiplier_micro": MICROS,
+    "corpus": IDS,
+    "max_occurrences": st.integers(0, MAX_COUNT),
+    "max_examples": st.none() | COUNTS,
+    "purposes": st.none() | st.just(("train",)),
+}
+
+
+def descriptors(kind, **fields):
+    """Descriptors, signed ones or opened ones."""
+
+    def made(window, limit, **fields):
+        start, end = window
+        return kind(not_before=start, not_after=end, max_epsilon_micro=limit[0], max_delta_pico=limit[1], **fields)
+
+    return st.builds(made, **TERMS, **fields)
+
+
+SIGNED = descriptors(SignedDescriptor, contributor=HASHES, data_class=HASHES, content=HASHES, principal=HASHES)
+OPENED = descriptors(
+    ContributionDescriptor,
     contributor=IDS,
     data_class=IDS,
-    admissibility_class=IDS,
-    clip_norm_micro=MICROS,
-    noise_multiplier_micro=MICROS,
     content_hash=HASHES,
     nonce=st.binary(min_size=16, max_size=16),
-    corpus=IDS,
-    max_occurrences=st.integers(0, MAX_COUNT),
+    salts=st.binary(min_size=48, max_size=48),
     principal=st.none() | IDS,
-    max_examples=st.none() | COUNTS,
 )
 WITHDRAWALS = st.builds(Withdrawal, HASHES, IDS, TIMES, IDS)
 FRACTIONS = st.fractions(0, 1, max_denominator=10**12)
@@ -152,7 +175,7 @@ ACTIONS = st.one_of(
 )
 ENTRIES = st.builds(Entry, st.integers(0, MAX_COUNT), HASHES, TIMES, st.lists(ACTIONS, min_size=1, max_size=5).map(tuple))
 DOCUMENTS = {
-    "descriptor": (DESCRIPTORS, ContributionDescriptor),
+    "descriptor": (SIGNED, SignedDescriptor),
     "withdrawal": (WITHDRAWALS, Withdrawal),
     "policy": (POLICIES, Policy),
     "key statement": (STATEMENTS, KeyStatement),
@@ -206,16 +229,35 @@ def test_mutated_documents_are_refused_or_encode_to_themselves(name):
 
 
 @MANY
-@given(DESCRIPTORS)
-def test_attestations_and_their_headers_are_read_back(descriptor):
+@given(OPENED)
+def test_openings_are_read_back_with_their_descriptors(descriptor):
+    payload, opening = descriptor.to_cbor(), descriptor.opening()
+    assert ContributionDescriptor.open(payload, opening) == descriptor
+    same_to_a_second_library(opening)
+
+
+@MANY
+@given(OPENED, st.data())
+def test_a_mutated_opening_is_refused(descriptor, data):
+    payload, opening = descriptor.to_cbor(), descriptor.opening()
+    at = data.draw(st.integers(0, len(opening)))
+    mutated = opening[:at] + data.draw(st.binary(max_size=3)) + opening[at + data.draw(st.integers(0, 3)) :]
+    if mutated != opening:
+        with pytest.raises(AttestError):
+            ContributionDescriptor.open(payload, mutated)
+
+
+@MANY
+@given(SIGNED, st.binary(max_size=300))
+def test_attestations_and_their_headers_are_read_back(descriptor, opening):
     payload = descriptor.to_cbor()
-    message = sign1.sign(payload, ALICE, contributor=descriptor.contributor)
+    message = sign1.sign(payload, ALICE, contributor=descriptor.issuer)
     headers = sign1.verify(message, payload, RAW["alice"])
     assert headers == sign1.Headers(
-        descriptor.contributor, sign1.subject_of(payload), keys.key_id(RAW["alice"]), sign1.TYP_ATTESTATION
+        descriptor.contributor.hex(), sign1.subject_of(payload), keys.key_id(RAW["alice"]), sign1.TYP_ATTESTATION
     )
-    attestation = Attestation(payload, message)
-    assert cbor2.loads(attestation.to_cbor()) == [payload, message]
+    attestation = Attestation(payload, message, opening)
+    assert cbor2.loads(attestation.to_cbor()) == [payload, message, opening]
     same_to_a_second_library(attestation.to_cbor())
     tagged = cbor2.loads(message)
     assert tagged.tag == 18 and cbor2.dumps(tagged, canonical=True) == message
@@ -256,14 +298,15 @@ class Dripping(io.BytesIO):
         return super().read(min(size, 1 + self.tell() % 5) if size > 0 else size)
 
 
-PAIRS = st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=300)), max_size=5)
+OCTETS = st.binary(max_size=300)
+TRIPLES = st.lists(st.tuples(OCTETS, OCTETS, OCTETS), max_size=5)
 
 
 @MANY
-@given(PAIRS, st.binary(max_size=6))
-def test_attestation_files_are_read_alike_in_pieces_in_one_go_and_item_by_item(pairs, tail):
+@given(TRIPLES, st.binary(max_size=6))
+def test_attestation_files_are_read_alike_in_pieces_in_one_go_and_item_by_item(triples, tail):
     """Whole, dripping, by the strict decoder and by the places of the items; with anything behind the last one."""
-    written = [Attestation(*pair) for pair in pairs]
+    written = [Attestation(*triple) for triple in triples]
     data = b"".join(attestation.to_cbor() for attestation in written) + tail
     runs = []
     for stream in (io.BytesIO(data), Dripping(data)):
@@ -282,8 +325,9 @@ def test_attestation_files_are_read_alike_in_pieces_in_one_go_and_item_by_item(p
     try:
         while at < len(data):
             value, at = cbor.decode_prefix(data, at, max_size=1 << 16)
-            decoded.append(Attestation(*value))
-    except (CborError, TypeError):
+            descriptor, message, opening = value
+            decoded.append(Attestation(descriptor, message, opening))
+    except (CborError, TypeError, ValueError):
         assert code is not None
     assert decoded == [attestation for _, attestation in found]
 

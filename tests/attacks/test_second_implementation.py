@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from attest import cbor, curve25519, keys
 from attest.errors import KeyRefused
 from attest.gate import Admission, Seen, decide
-from tests.attacks.mutations import Mutator, claimed_content, make_originals
-from tests.attacks.scene import ALICE, CONTENT, CORPUS, NOW, make_scene, sealed, signed
+from tests.attacks.mutations import Mutator, claimed_content, make_originals, parts_of
+from tests.attacks.scene import ALICE, CONTENT, CORPUS, NOW, commitments, make_scene, opening_fields, sealed, signed
 from tests.attacks.scene import descriptor_fields as fields_of
 from tests.attacks.scene import header_fields as header_of
 from tests.attacks.test_attestation_attacks import SMALL_ORDER, THROUGH_THE_COMMAND
@@ -52,7 +52,7 @@ RULES = rules_of(SCENE)
 
 def both(attestation, content_hash, now=NOW):
     """The codes of the second implementation and of `decide`."""
-    second = second_gate.judge(attestation.descriptor, attestation.sign1, content_hash, RULES, now)
+    second = second_gate.judge(*parts_of(attestation), content_hash, RULES, now)
     outcome = decide(attestation, content_hash, policy=SCENE.policy, registry=SCENE.registry, now=now, seen=Seen())
     return second, "ADMITTED" if isinstance(outcome, Admission) else str(outcome.code)
 
@@ -80,36 +80,36 @@ def test_what_is_right_at_every_edge_of_time():
 
 def test_eight_thousand_mutations():
     for mutant in itertools.islice(Mutator(make_originals(), 77), 8000):
-        second, first = both(mutant.attestation, claimed_content(mutant.attestation.descriptor))
+        second, first = both(mutant.attestation, claimed_content(mutant.attestation))
         assert second == first, mutant
 
 
 def test_mutations_that_a_contributor_signs():
     """Past the signature: descriptors and headers mutated and then signed by Alice's own key."""
     rng, codes = random.Random(5), set()
-    for mutant in itertools.islice(Mutator(make_originals(), 78), 3000):
-        descriptor = mutant.attestation.descriptor
+    for mutant in itertools.islice(Mutator(make_originals(), 78), 5000):
+        descriptor, opened = mutant.attestation.descriptor, mutant.attestation.opening
         header = header_of(descriptor)
-        attestation = sealed(descriptor, cbor.encode(header), ALICE)
+        attestation = sealed(descriptor, cbor.encode(header), ALICE, opened)
         if rng.randrange(4) == 0:
             at = rng.randrange(100)
             protected = bytearray(cbor.encode(header))
             protected[at] ^= 1 << rng.randrange(8)
-            attestation = sealed(descriptor, bytes(protected), ALICE)
-        second, first = both(attestation, claimed_content(descriptor))
+            attestation = sealed(descriptor, bytes(protected), ALICE, opened)
+        second, first = both(attestation, claimed_content(attestation))
         assert second == first, attestation
         codes.add(first)
-    assert {"ADMITTED", "AUDIENCE", "CLIP_ABOVE_CLASS", "NOISE_BELOW_CLASS", "WINDOW", "SCHEMA", "TYPE"} <= codes
+    assert {"ADMITTED", "AUDIENCE", "CLIP_ABOVE_CLASS", "NOISE_BELOW_CLASS", "WINDOW", "SCHEMA", "TYPE", "OPENING"} <= codes
 
 
 NUMBERS = (0, 1, 4, 5, 9_999, 10_000, 10**6, 10**6 + 1, 1_099_999, 1_100_000, 2**32, 2**53, -1)
 MOMENTS = (NOW - 1, NOW, NOW + 1, NOW + 90 * 86400)
-OTHERS = (True, None, 1.0, "", "alice", "bob", "open", "sensitive", CORPUS, "A", bytes(16), bytes(32), b"", [], {})
+OTHERS = (True, None, 1.0, "", "alice", "bob", "open", "sensitive", CORPUS, "A", bytes(16), bytes(32), b"", [], {}, ["train"])
 VALUES = st.sampled_from([*NUMBERS, *MOMENTS, *OTHERS])
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.dictionaries(st.integers(0, 16), VALUES, max_size=4), st.sampled_from([None, "content", "other"]))
+@given(st.dictionaries(st.integers(0, 18), VALUES, max_size=4), st.sampled_from([None, "content", "other"]))
 def test_descriptors_with_a_few_fields_changed_and_signed(changes, content):
     fields = fields_of() | changes
     payload = cbor.encode(fields)
@@ -117,6 +117,18 @@ def test_descriptors_with_a_few_fields_changed_and_signed(changes, content):
     digest = {None: None, "content": hashlib.sha256(CONTENT).digest(), "other": bytes(32)}[content]
     second, first = both(attestation, digest)
     assert second == first
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.dictionaries(st.integers(0, 7), VALUES, max_size=3), st.booleans())
+def test_openings_with_a_few_fields_changed_and_committed_to(changes, committed):
+    """By a contributor who commits to them, or by whoever keeps the file that lies beside the data."""
+    opened = opening_fields() | changes
+    payload = cbor.encode(fields_of() | (commitments(opened) if committed else {}))
+    attestation = sealed(payload, cbor.encode(header_of(payload)), ALICE, cbor.encode(opened))
+    second, first = both(attestation, hashlib.sha256(CONTENT).digest())
+    assert second == first
+    assert first != "ADMITTED" or committed or opened == opening_fields()
 
 
 @settings(max_examples=400, deadline=None)

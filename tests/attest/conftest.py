@@ -42,8 +42,8 @@ class World:
         """An attestation of a descriptor (the valid one by default)."""
         descriptor = descriptor or self.descriptor
         payload = descriptor.to_cbor()
-        message = sign1.sign(payload, key or self.alice, contributor=contributor or descriptor.contributor)
-        return Attestation(payload, message)
+        message = sign1.sign(payload, key or self.alice, contributor=contributor or descriptor.issuer)
+        return Attestation(payload, message, descriptor.opening())
 
     def changed(self, *changes: Callable[[RegistryLog], object]) -> Registry:
         """A later state of the registry, after some changes; the world itself stays as it is."""

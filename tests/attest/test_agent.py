@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from attest import agent, keys, sign1
 from attest.agent import AgentSigner
 from attest.attestation import read_sequence
-from attest.descriptor import ContributionDescriptor
 from attest.errors import KeyRefused
 from attest.signer import CheckedSigner, as_signer, sign_all
 from attest.signing import sign_corpus
@@ -92,7 +91,7 @@ def test_a_corpus_signed_through_openssh_verifies(held, world, tmp_path, monkeyp
     assert len(signed) == 200
     for item in signed:
         sign1.verify(item.sign1, item.descriptor, RAW)
-        ContributionDescriptor.from_cbor(item.descriptor)
+        item.opened()
 
 
 @needs_openssh

@@ -9,7 +9,6 @@ import pytest
 from attest import cbor
 from attest.attestation import Attestation, read_sequence
 from attest.corpus import Corpus, Locator, open_corpus, sign_content, sign_corpus
-from attest.descriptor import ContributionDescriptor
 from attest.errors import CborError, CorpusRefused
 
 LINES = [b'{"n": 1}', b'{"n": 2}\r', b'  {"n": 3}', '{"n": "ü"}'.encode()]
@@ -17,7 +16,7 @@ JSONL = b"\n".join([LINES[0], b"", LINES[1], b" \t\r", LINES[2], LINES[3]])
 
 
 def claimed(item):
-    return ContributionDescriptor.from_cbor(item.attestation.descriptor).content_hash
+    return item.attestation.opened().content_hash
 
 
 def digest(content):
@@ -236,9 +235,11 @@ def test_sequences_across_chunk_borders(world, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", [1, [], [b"x"], [b"x", b"y", b"z"], [b"x", "y"], {1: b"x", 2: b"y"}, [b"x", None]], ids=repr
+    "value",
+    [1, [], [b"x"], [b"x", b"y"], 4 * [b"x"], [b"x", b"y", "z"], {1: b"x", 2: b"y", 3: b"z"}, [b"x", b"y", None]],
+    ids=repr,
 )
-def test_sequence_items_are_pairs_of_byte_strings(value, tmp_path):
+def test_sequence_items_are_three_byte_strings(value, tmp_path):
     (tmp_path / "x").write_bytes(cbor.encode(value))
     with (tmp_path / "x").open("rb") as stream, pytest.raises(CborError):
         list(read_sequence(stream))
@@ -256,7 +257,8 @@ def test_attestation_digest_binds_the_signature_too(world):
     first, second = world.sign(), world.sign()
     assert first == second and first.digest() == second.digest()
     assert replace(first, sign1=b"x").digest() != first.digest()
-    for parts in (("x", b"y"), (b"x", None)):
+    assert replace(first, opening=b"").digest() == first.digest(), "who holds an export computes it too"
+    for parts in (("x", b"y"), (b"x", None), (b"x", b"y", None)):
         with pytest.raises(CborError):
             Attestation(*parts)
 

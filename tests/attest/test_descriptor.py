@@ -1,5 +1,6 @@
 """The descriptor: strict both ways, every field checked, nothing that compares equal passes for equal."""
 
+import hashlib
 from dataclasses import FrozenInstanceError, asdict, replace
 from decimal import Decimal
 
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attest import cbor
-from attest.descriptor import MAX_MICRO, MAX_TIME, ContributionDescriptor
+from attest.descriptor import MAX_MICRO, MAX_OPENING, MAX_TIME, ContributionDescriptor, SignedDescriptor
 from attest.errors import AttestError, DescriptorRefused, ValueRefused
 from attest.ids import check_id
 
@@ -59,6 +60,7 @@ def test_identifiers_are_strings():
     noise_multiplier_micro=st.integers(1, MAX_MICRO),
     content_hash=st.binary(min_size=32, max_size=32),
     nonce=st.binary(min_size=16, max_size=16),
+    salts=st.binary(min_size=48, max_size=48),
     times=st.tuples(st.integers(0, MAX_TIME), st.integers(0, MAX_TIME)).filter(lambda pair: pair[0] < pair[1]),
     max_occurrences=st.integers(0, 2**32 - 1),
     principal=st.none() | IDS,
@@ -68,8 +70,10 @@ def test_identifiers_are_strings():
 def test_round_trip(times, limit, **fields):
     fields |= {"max_epsilon_micro": limit[0], "max_delta_pico": limit[1]}
     descriptor = ContributionDescriptor(not_before=times[0], not_after=times[1], **fields)
-    assert ContributionDescriptor.from_cbor(descriptor.to_cbor()) == descriptor
-    assert len(descriptor.digest()) == 32
+    assert ContributionDescriptor.open(descriptor.to_cbor(), descriptor.opening()) == descriptor
+    assert SignedDescriptor.from_cbor(descriptor.to_cbor()) == descriptor.signed
+    assert descriptor.digest() == descriptor.signed.digest() == hashlib.sha256(descriptor.to_cbor()).digest()
+    assert len(descriptor.opening()) <= MAX_OPENING - 200
 
 
 def test_fields_stand_under_the_published_keys(world):
@@ -81,32 +85,54 @@ def test_fields_stand_under_the_published_keys(world):
         "admissibility_class",
         "clip_norm_micro",
         "noise_multiplier_micro",
-        "content_hash",
+        "content",
         "not_before",
         "not_after",
-        "nonce",
+        "principal",
         "corpus",
         "max_occurrences",
     ]
-    assert value == {key: asdict(world.descriptor)[name] for key, name in enumerate(names, start=1)}
-    limited = {"max_epsilon_micro": 8_000_000, "max_delta_pico": 1_000_000}
-    full = cbor.decode(replace(world.descriptor, principal="p", max_examples=3, **limited).to_cbor())
-    assert full[13] == "p" and full[14] == 3 and full[15] == 8_000_000 and full[16] == 1_000_000
+    assert value == {key: asdict(world.descriptor.signed)[name] for key, name in enumerate(names, start=1)}
+    limited = {"max_epsilon_micro": 8_000_000, "max_delta_pico": 1_000_000, "purposes": ("train",)}
+    full = cbor.decode(replace(world.descriptor, max_examples=3, **limited).to_cbor())
+    assert [full[key] for key in range(13, 17)] == [3, 8_000_000, 1_000_000, ["train"]]
+    names = ["nonce", "content_hash", "salts", "contributor", "data_class", "principal"]
+    opened = replace(world.descriptor, principal="p")
+    assert cbor.decode(opened.opening()) == {key: asdict(opened)[name] for key, name in enumerate(names, start=1)}
+    assert 6 not in cbor.decode(world.descriptor.opening())
+
+
+def test_what_is_signed_holds_no_word_and_no_digest_of_who_or_what(world):
+    descriptor = replace(world.descriptor, principal="person-7")
+    signed = descriptor.to_cbor()
+    told = [descriptor.contributor, descriptor.data_class, descriptor.principal]
+    for secret in (*(word.encode() for word in told), descriptor.content_hash, descriptor.nonce, descriptor.salts[:16]):
+        assert secret not in signed and hashlib.sha256(secret).digest() not in signed
+        assert secret in descriptor.opening()
+
+
+def test_an_opening_opens_its_own_descriptor_and_no_other(world):
+    one, two = world.descriptor, replace(world.descriptor, salts=bytes(48))
+    assert one.signed.opened(one.opening()) == one
+    for signed, opening in ((one.signed, two.opening()), (two.signed, one.opening()), (one.signed, b"")):
+        with pytest.raises(DescriptorRefused) as caught:
+            signed.opened(opening)
+        assert caught.value.code == "OPENING"
 
 
 def test_a_limit_of_epsilon_is_signed_with_its_delta(world):
     """Without one it would bound nothing: every mechanism has a small epsilon at a large delta."""
     limited = cbor.decode(replace(world.descriptor, max_epsilon_micro=8_000_000, max_delta_pico=1_000_000).to_cbor())
     for changes, code in (
-        ({16: 0}, "RANGE"),
-        ({16: 10**12}, "RANGE"),
-        ({16: 1e-6}, "TYPE"),
-        ({16: None}, "RANGE"),
+        ({15: 0}, "RANGE"),
+        ({15: 10**12}, "RANGE"),
+        ({15: 1e-6}, "TYPE"),
         ({15: None}, "RANGE"),
-        ({15: None, 16: None}, "CBOR_NONCANONICAL"),
+        ({14: None}, "RANGE"),
+        ({14: None, 15: None}, "CBOR_NONCANONICAL"),
     ):
         assert code_of(cbor.encode(limited | changes)) == code
-    for key in (15, 16):
+    for key in (14, 15):
         assert code_of(cbor.encode({k: v for k, v in limited.items() if k != key})) == "RANGE"
 
 
@@ -118,7 +144,7 @@ def encoded_with(descriptor, key, value):
 
 def code_of(data):
     with pytest.raises(AttestError) as caught:
-        ContributionDescriptor.from_cbor(data)
+        SignedDescriptor.from_cbor(data)
     return caught.value.code
 
 
@@ -145,26 +171,28 @@ WRONG = {
     "occurrences negative": (12, -1, "RANGE"),
     "occurrences false": (12, False, "TYPE"),
     "occurrences huge": (12, 2**32, "RANGE"),
-    "hash of 31 bytes": (7, b"x" * 31, "RANGE"),
-    "hash as text": (7, "x" * 32, "TYPE"),
-    "nonce of 15 bytes": (10, b"x" * 15, "RANGE"),
-    "nonce of 17 bytes": (10, b"x" * 17, "RANGE"),
-    "nonce as text": (10, "x" * 16, "TYPE"),
-    "contributor as bytes": (2, b"alice", "TYPE"),
-    "contributor list": (2, ["alice"], "TYPE"),
+    "content of 31 bytes": (7, b"x" * 31, "RANGE"),
+    "content as text": (7, "x" * 32, "TYPE"),
+    "principal of 16 bytes": (10, b"x" * 16, "RANGE"),
+    "principal of 33 bytes": (10, b"x" * 33, "RANGE"),
+    "principal null": (10, None, "TYPE"),
+    "contributor in the clear": (2, "alice", "TYPE"),
+    "contributor list": (2, [bytes(32)], "TYPE"),
+    "data class of 48 bytes": (3, bytes(48), "RANGE"),
     "class Cyrillic": (4, "r\u0435stricted", "RANGE"),
-    "schema other": (1, "dptrain.contribution/2", "SCHEMA"),
+    "schema other": (1, "dptrain.contribution/1", "SCHEMA"),
     "schema number": (1, 1, "TYPE"),
-    "principal null": (13, None, "CBOR_NONCANONICAL"),
-    "principal upper case": (13, "P", "RANGE"),
-    "examples zero": (14, 0, "RANGE"),
-    "limit zero": (15, 0, "RANGE"),
-    "limit float": (15, 8.0, "TYPE"),
-    "limit null": (15, None, "CBOR_NONCANONICAL"),
-    "examples null": (14, None, "CBOR_NONCANONICAL"),
-    "delta without a limit": (16, 1, "RANGE"),
-    "limit without a delta": (15, 8_000_000, "RANGE"),
-    "unknown field 17": (17, 1, "SCHEMA"),
+    "examples zero": (13, 0, "RANGE"),
+    "limit zero": (14, 0, "RANGE"),
+    "limit float": (14, 8.0, "TYPE"),
+    "limit null": (14, None, "CBOR_NONCANONICAL"),
+    "examples null": (13, None, "CBOR_NONCANONICAL"),
+    "delta without a limit": (15, 1, "RANGE"),
+    "limit without a delta": (14, 8_000_000, "RANGE"),
+    "to generate": (16, ["generate"], "PURPOSE"),
+    "no purpose": (16, [], "RANGE"),
+    "public length": (17, 512, "PUBLIC_LENGTH"),
+    "unknown field 18": (18, 1, "SCHEMA"),
     "unknown field 0": (0, 1, "SCHEMA"),
     "unknown text field": ("clip", 1, "SCHEMA"),
     "unknown negative field": (-1, 1, "SCHEMA"),

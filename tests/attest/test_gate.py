@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from attest import cbor, keys, sign1
 from attest.attestation import Attestation
 from attest.corpus import open_corpus, sign_corpus
-from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor
+from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.errors import CorpusRefused, RegistryRefused
 from attest.gate import Admission, GateReport, ReasonCode, Refusal, Seen, decide, recheck, run_gate
 from attest.registry import KeyRecord
@@ -26,9 +26,10 @@ def raw_fields(attestation):
     return cbor.decode(attestation.descriptor)
 
 
-def signed(world, payload, key=None, contributor="alice", **options):
+def signed(world, payload, key=None, contributor=None, **options):
     """A right signature over any payload bytes."""
-    return Attestation(payload, sign1.sign(payload, key or world.alice, contributor=contributor, **options))
+    message = sign1.sign(payload, key or world.alice, contributor=contributor or world.descriptor.issuer, **options)
+    return Attestation(payload, message, world.descriptor.opening())
 
 
 def with_key_record(world, **changes):
@@ -59,13 +60,13 @@ def test_optional_fields_and_stricter_bounds_are_admitted(world):
 
 def test_code_SIZE(world):
     assert world.code(signed(world, b"\x00" * 16385)) == "SIZE"
-    assert world.code(Attestation(world.descriptor.to_cbor(), b"\xd2" * 1025)) == "SIZE"
+    assert world.code(replace(world.sign(), sign1=b"\xd2" * 1025)) == "SIZE"
 
 
 def test_code_CBOR(world):
     assert world.code(signed(world, world.descriptor.to_cbor() + b"\x00")) == "CBOR"
     assert world.code(signed(world, b"")) == "CBOR"
-    assert world.code(Attestation(world.descriptor.to_cbor(), b"\xd2")) == "CBOR"
+    assert world.code(replace(world.sign(), sign1=b"\xd2")) == "CBOR"
 
 
 def test_code_CBOR_NONCANONICAL(world):
@@ -82,17 +83,17 @@ def test_code_CBOR_NONCANONICAL(world):
 
 def test_code_HEADER(world):
     payload = world.descriptor.to_cbor()
-    withdrawal = sign1.sign(payload, world.alice, contributor="alice", typ=sign1.TYP_WITHDRAWAL)
-    assert world.code(Attestation(payload, withdrawal)) == "HEADER"
+    withdrawal = sign1.sign(payload, world.alice, contributor=world.descriptor.issuer, typ=sign1.TYP_WITHDRAWAL)
+    assert world.code(replace(world.sign(), sign1=withdrawal)) == "HEADER"
     assert world.code(world.sign(key=world.bob, contributor="bob")) == "HEADER"
     other = world.template.descriptor(world.descriptor.content_hash).to_cbor()
-    assert world.code(Attestation(payload, signed(world, other).sign1)) == "HEADER"
+    assert world.code(replace(world.sign(), sign1=signed(world, other).sign1)) == "HEADER"
 
 
 def test_code_SCHEMA(world):
     fields = raw_fields(world.sign())
     assert world.code(signed(world, cbor.encode(fields | {1: "dptrain.contribution/9"}))) == "SCHEMA"
-    assert world.code(signed(world, cbor.encode(fields | {17: 1}))) == "SCHEMA"
+    assert world.code(signed(world, cbor.encode(fields | {18: 1}))) == "SCHEMA"
     assert world.code(signed(world, cbor.encode({k: v for k, v in fields.items() if k != 10}))) == "SCHEMA"
 
 
@@ -121,6 +122,21 @@ def test_code_RANGE_for_class_names_that_look_alike(world):
         assert world.code(signed(world, cbor.encode(raw_fields(world.sign()) | {4: name}))) == "RANGE"
 
 
+def test_code_OPENING(world):
+    good = world.sign()
+    for opening in (b"", world.template.descriptor(bytes(32)).opening()):
+        assert world.code(replace(good, opening=opening)) == "OPENING"
+
+
+def test_code_PURPOSE(world):
+    assert world.code(signed(world, cbor.encode(raw_fields(world.sign()) | {16: ["generate"]}))) == "PURPOSE"
+    assert world.code(world.variant(purposes=("train",))) == "ADMITTED"
+
+
+def test_code_PUBLIC_LENGTH(world):
+    assert world.code(signed(world, cbor.encode(raw_fields(world.sign()) | {17: 512}))) == "PUBLIC_LENGTH"
+
+
 def test_code_KEY_WEAK(world):
     identity = b"\x01" + bytes(31)
     registry = with_key_record(world, raw=identity)
@@ -129,12 +145,12 @@ def test_code_KEY_WEAK(world):
         {
             1: -19,
             4: keys.key_id(identity),
-            15: {1: "alice", 2: sign1.subject_of(payload)},
+            15: {1: world.descriptor.issuer, 2: sign1.subject_of(payload)},
             16: sign1.TYP_ATTESTATION,
         }
     )
     universal_forgery = b"\xd2" + cbor.encode([protected, {}, None, identity + bytes(32)])
-    assert world.code(Attestation(payload, universal_forgery), registry=registry) == "KEY_WEAK"
+    assert world.code(replace(world.sign(), sign1=universal_forgery), registry=registry) == "KEY_WEAK"
 
 
 def test_code_KEY_UNKNOWN(world):
@@ -162,19 +178,19 @@ def test_code_SIG_BAD(world):
 
 def test_code_SIG_BAD_for_another_contributors_signature(world):
     """Bob signs a descriptor that names Alice, under his own key id and under hers."""
-    assert world.code(world.sign(key=world.bob, contributor="alice")) == "SIG_BAD"
+    assert world.code(world.sign(key=world.bob)) == "SIG_BAD"
     payload = world.descriptor.to_cbor()
     protected = cbor.encode(
         {
             1: -19,
             4: keys.key_id(keys.public_bytes(world.alice)),
-            15: {1: "alice", 2: sign1.subject_of(payload)},
+            15: {1: world.descriptor.issuer, 2: sign1.subject_of(payload)},
             16: sign1.TYP_ATTESTATION,
         }
     )
     signature = world.bob.sign(sign1.to_be_signed(protected, payload))
     message = b"\xd2" + cbor.encode([protected, {}, None, signature])
-    assert world.code(Attestation(payload, message)) == "SIG_BAD"
+    assert world.code(replace(world.sign(), sign1=message)) == "SIG_BAD"
 
 
 def test_code_SIG_BAD_for_malleated_signatures(world):
@@ -392,7 +408,7 @@ def test_every_reason_code_has_a_test_and_a_meaning():
         name.removeprefix("test_code_").split("_for_")[0].split("_of_")[0].split("_when_")[0] for name in globals()
     }
     assert {str(code) for code in ReasonCode} <= tested
-    assert len(ReasonCode) == 33
+    assert len(ReasonCode) == 36
     for code in ReasonCode:
         assert str(code) == code.name and code.meaning.endswith(".")
 
@@ -455,7 +471,7 @@ def test_no_random_mutation_of_a_valid_attestation_is_admitted(world):
         elif number % 3 == 1:
             changed = replace(good, sign1=mutate(rng, good.sign1))
         else:
-            changed = Attestation(mutate(rng, good.descriptor), mutate(rng, good.sign1))
+            changed = Attestation(*(mutate(rng, part) for part in (good.descriptor, good.sign1, good.opening)))
         if changed == good:
             continue
         codes[world.code(changed)] += 1
@@ -628,4 +644,4 @@ def test_judging_changes_nothing(world):
 def test_key_records_report_their_ids(world):
     record = KeyRecord(keys.public_bytes(world.alice), 0, 1)
     assert record.key_id == world.judge(world.sign()).key_id
-    assert ContributionDescriptor.from_cbor(world.sign().descriptor) == world.descriptor
+    assert world.sign().opened() == world.descriptor

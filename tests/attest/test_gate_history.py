@@ -7,7 +7,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.admission import Admitted, Seen
-from attest.attestation import Attestation
 from attest.corpus import Item, Locator
 from attest.examination import Examiner
 from attest.gate import Gate, decide
@@ -167,14 +166,14 @@ class TestRememberedInAStream:
         message = good.attestation.sign1
         forgeries = [message[:-64] + other.attestation.sign1[-64:] for other in first]
         forgeries += [message[:-1] + bytes([message[-1] ^ 1]), message[:-64] + bytes(64)]
-        forged = [good._replace(attestation=Attestation(good.attestation.descriptor, other)) for other in forgeries]
+        forged = [good._replace(attestation=replace(good.attestation, sign1=other)) for other in forgeries]
         for item in forged:
             assert codes(gate, [*first, item, good]) == ["ADMITTED"] * 3 + ["SIG_BAD", "ADMITTED"]
 
     def test_what_was_refused_is_verified_again(self, world):
         first, good = self.known(world), item_of(world, b"good")
         message = good.attestation.sign1
-        forged = good._replace(attestation=Attestation(good.attestation.descriptor, message[:-64] + bytes(64)))
+        forged = good._replace(attestation=replace(good.attestation, sign1=message[:-64] + bytes(64)))
         gate = Gate(world.policy, world.registry, workers=1, remember=True)
         for _ in range(3):
             assert codes(gate, [*first, forged]) == ["ADMITTED"] * 3 + ["SIG_BAD"]
@@ -214,7 +213,7 @@ def test_both_keys_of_a_contributor_are_taken_in_turn(world):
     items = [item_of(world, b"%d" % n, key=(world.alice, second)[n % 2]) for n in range(8)]
     examiner = Examiner(world.policy, registry, NOW)
     for item in items:
-        examiner.examine(item.attestation.descriptor, item.attestation.sign1, item.content_hash)
+        examiner.examine(item.attestation.descriptor, item.attestation.sign1, item.attestation.opening, item.content_hash)
     assert None not in examiner._known.values()
     outcomes = list(Gate(world.policy, registry, workers=1).judge(items, now=NOW))
     keys = [key_id(key.public_key().public_bytes_raw()) for key in (world.alice, second)]

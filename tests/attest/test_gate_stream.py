@@ -33,7 +33,7 @@ def many(world):
             case 3:
                 attestation = world.sign(replace(bobs, content_hash=content_hash), world.bob)
             case 5:
-                attestation = Attestation(attestation.descriptor, attestation.sign1[:-1] + b"\x00")
+                attestation = replace(attestation, sign1=attestation.sign1[:-1] + b"\x00")
             case 7:
                 attestation = items[0].attestation
                 content_hash = items[0].content_hash
@@ -53,7 +53,7 @@ def many(world):
             case 21:
                 attestation = world.sign(replace(bobs, content_hash=content_hash))
             case 23:
-                attestation = Attestation(attestation.descriptor[:-1], attestation.sign1)
+                attestation = replace(attestation, descriptor=attestation.descriptor[:-1])
         problem = AdmissionRefused("UNATTESTED", "could not be read") if number % 70 == 25 else None
         items.append(Item(locator, content_hash, None if problem else attestation, problem))
     return items
@@ -162,7 +162,7 @@ def test_workers_answer_whatever_threads_the_caller_has(world):
     try:
         with Workers(1, world.policy, world.registry, NOW) as workers:
             attestation = world.sign()
-            work = Work([(attestation.descriptor, attestation.sign1, None)])
+            work = Work([(attestation.descriptor, attestation.sign1, attestation.opening, None)])
             while not workers.take(work):
                 workers.pump(None)
             while work.answer is None:
@@ -201,14 +201,21 @@ class TestRemembering:
         monkeypatch.setattr(
             gate_module.Examiner,
             "examine",
-            lambda self, d, m, h, *, verified=False, original=gate_module.Examiner.examine: (
+            lambda self, *parts, verified=False, original=gate_module.Examiner.examine: (
                 calls.append(verified),
-                original(self, d, m, h, verified=verified),
+                original(self, *parts, verified=verified),
             )[1],
         )
         assert list(gate.judge(many, now=NOW)) == self.first
         good = sum(isinstance(outcome, Admitted) for outcome in self.first)
         assert calls.count(True) >= good > 500
+
+    def test_an_opening_that_was_swapped_since_is_found_at_every_reading(self, many, gate):
+        good = next(item for item, outcome in zip(many, self.first, strict=True) if isinstance(outcome, Admitted))
+        for opening in (b"", good.attestation.opening[:-1], many[2].attestation.opening):
+            swapped = good._replace(attestation=replace(good.attestation, opening=opening))
+            (outcome,) = gate.judge([swapped], now=NOW)
+            assert str(outcome.refusal.code) in ("OPENING", "CBOR")
 
     def test_expiry_is_checked_at_every_reading(self, world, many, gate):
         later = list(gate.judge(many, now=world.descriptor.not_after))
@@ -225,13 +232,13 @@ class TestRemembering:
         for bit in range(0, 8 * len(good.attestation.sign1), 7):
             flipped = bytearray(good.attestation.sign1)
             flipped[bit // 8] ^= 1 << bit % 8
-            forged = good._replace(attestation=Attestation(good.attestation.descriptor, bytes(flipped)))
+            forged = good._replace(attestation=replace(good.attestation, sign1=bytes(flipped)))
             (outcome,) = gate.judge([forged], now=NOW)
             assert isinstance(outcome, Refused)
         for other in (good._replace(content_hash=bytes(32)), good._replace(locator=None)):
             (outcome,) = gate.judge([other], now=NOW)
             assert isinstance(outcome, Refused)
-        resigned = good._replace(attestation=Attestation(good.attestation.descriptor, many[2].attestation.sign1))
+        resigned = good._replace(attestation=replace(good.attestation, sign1=many[2].attestation.sign1))
         (outcome,) = gate.judge([resigned], now=NOW)
         assert isinstance(outcome, Refused)
         (outcome,) = gate.judge([good], now=NOW)

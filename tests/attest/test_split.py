@@ -1,4 +1,4 @@
-"""Cutting a descriptor without decoding it: at its fields, wherever they lie, and nowhere else."""
+"""Cutting a descriptor and its opening without decoding them: at their fields, wherever they lie, and nowhere else."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attest.descriptor import MAX_MICRO, ContributionDescriptor, split
+from attest.descriptor import MAX_MICRO, ContributionDescriptor, claimed_content, split
 
 IDS = st.text(alphabet="abz09._/-", min_size=1, max_size=64)
 SIZES = st.sampled_from([1, 23, 24, 255, 256, 65535, 65536, 0x075820, 0x0A50, 2**32 - 1, 2**32, MAX_MICRO, 0x7582007582])
@@ -14,7 +14,7 @@ TIMES = st.sampled_from([0, 23, 24, 255, 256, 0x0A50, 65535, 65536, 0x0A500A50, 
 
 
 @given(contributor=IDS, data_class=IDS, admissibility_class=IDS, corpus=IDS, clip=SIZES, noise=SIZES, start=TIMES)
-def test_every_descriptor_is_cut_at_its_hash_and_its_nonce(
+def test_every_descriptor_and_opening_is_cut_where_contributions_differ(
     contributor, data_class, admissibility_class, corpus, clip, noise, start
 ):
     descriptor = ContributionDescriptor(
@@ -23,33 +23,39 @@ def test_every_descriptor_is_cut_at_its_hash_and_its_nonce(
         admissibility_class=admissibility_class,
         clip_norm_micro=clip,
         noise_multiplier_micro=noise,
-        content_hash=b"\x07\x58\x20\x0a\x50" + bytes(27),
+        content_hash=b"\x01\x50\x02\x58\x20" + bytes(27),
         not_before=start,
         not_after=253402300800,
-        nonce=b"\x0a\x50\x07\x58\x20" + bytes(11),
+        nonce=b"\x02\x58\x20\x01\x50" + bytes(11),
         corpus=corpus,
     )
-    parts = split(descriptor.to_cbor())
+    data, opening = descriptor.to_cbor(), descriptor.opening()
+    parts = split(data, opening)
     assert parts is not None
-    assert (parts.content_hash, parts.nonce) == (descriptor.content_hash, descriptor.nonce)
-    assert parts.join() == descriptor.to_cbor()
+    assert parts[1:] == (descriptor.signed.content, descriptor.nonce, descriptor.content_hash)
+    assert parts.join() == (data, opening) and claimed_content(opening) == descriptor.content_hash
 
 
-def test_whatever_is_cut_off_has_a_whole_hash_and_a_whole_nonce_or_no_parts(world):
-    whole = replace(world.descriptor, principal="ann", max_examples=2).to_cbor()
-    for end in range(len(whole)):
-        parts = split(whole[:end])
-        assert parts is None or (len(parts.content_hash), len(parts.nonce), parts.join()) == (32, 16, whole[:end])
+def test_whatever_is_cut_off_has_whole_parts_or_none(world):
+    whole = replace(world.descriptor, principal="ann", max_examples=2)
+    data, opening = whole.to_cbor(), whole.opening()
+    ends = [(data[:end], opening) for end in range(len(data))] + [(data, opening[:end]) for end in range(len(opening))]
+    cut = 0
+    for pair in ends:
+        parts = split(*pair)
+        if parts is not None:
+            cut += 1
+            assert parts.join() == pair and [len(part) for part in parts[1:]] == [32, 16, 32]
+    assert 100 < cut < len(ends)
 
 
-@pytest.mark.parametrize("key", [7, 10])
-def test_fields_under_other_keys_are_no_hash_and_no_nonce(world, key):
-    whole = world.descriptor.to_cbor()
-    mark = {7: b"\x07\x58\x20", 10: b"\x0a\x50"}[key]
+@pytest.mark.parametrize("mark", [b"\x07\x58\x20", b"\x01\x50", b"\x02\x58\x20"])
+def test_fields_under_other_keys_are_not_cut_out(world, mark):
+    data, opening = world.descriptor.to_cbor(), world.descriptor.opening()
+    in_descriptor = mark[0] == 7
+    whole = data if in_descriptor else opening
     at = whole.index(mark)
     for place in range(len(mark)):
         other = bytearray(whole)
         other[at + place] ^= 1
-        parts = split(bytes(other))
-        assert parts is None or parts.join() == bytes(other)
-        assert parts is None
+        assert split(bytes(other), opening) is None if in_descriptor else split(data, bytes(other)) is None

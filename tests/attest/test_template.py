@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from attest import keys, sign1, template
 from attest.attestation import Attestation
-from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, ContributionDescriptor
+from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME
 from attest.errors import DescriptorRefused
-from attest.signing import attestations, sign_corpus
+from attest.signing import attestations, sign_corpus, sign_descriptor
 from attest.template import SigningTemplate, TemplateEncoder, subject_claim
 
 identifiers = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
@@ -42,6 +42,7 @@ def templates(draw):
         max_examples=draw(st.none() | integers(1, MAX_COUNT)),
         max_epsilon_micro=limit[0],
         max_delta_pico=limit[1],
+        purposes=draw(st.none() | st.just(("train",))),
     )
 
 
@@ -54,12 +55,13 @@ def test_joined_pieces_are_the_encoding_of_descriptor_header_and_attestation(mad
         nonce = random[:16]
         payload = encoder.descriptor(content_hash, nonce)
         descriptor = made.descriptor(content_hash, nonce)
-        assert payload == descriptor.to_cbor() and ContributionDescriptor.from_cbor(payload) == descriptor
+        assert payload == descriptor.to_cbor() and encoder.opening(content_hash, nonce) == descriptor.opening()
         subject = subject_claim(payload)
         assert subject.decode() == sign1.subject_of(payload)
         signature = key.sign(encoder.to_be_signed(payload, subject))
-        message = sign1.sign(payload, key, contributor=made.contributor)
-        assert encoder.attestation(payload, subject, signature) == Attestation(payload, message).to_cbor()
+        whole = Attestation(payload, sign1.sign(payload, key, contributor=descriptor.issuer), descriptor.opening())
+        assert encoder.attestation(payload, subject, signature, descriptor.opening()) == whole.to_cbor()
+        assert whole.opened() == descriptor
 
 
 @given(templates(), st.lists(st.binary(min_size=32, max_size=32), max_size=3))
@@ -74,8 +76,7 @@ def test_attestations_are_what_signing_one_by_one_gives(made, hashes):
         patch.setattr("attest.signing.nonces", numbered)
         signed = list(attestations(hashes, key, made))
     for number, (content_hash, item) in enumerate(zip(hashes, signed, strict=True)):
-        payload = made.descriptor(content_hash, b"%016d" % number).to_cbor()
-        assert item == Attestation(payload, sign1.sign(payload, key, contributor=made.contributor)).to_cbor()
+        assert item == sign_descriptor(made.descriptor(content_hash, b"%016d" % number), key).to_cbor()
 
 
 def test_nonces_come_in_blocks_and_none_comes_twice(monkeypatch):
@@ -85,6 +86,23 @@ def test_nonces_come_in_blocks_and_none_comes_twice(monkeypatch):
     assert {type(nonce) for nonce in some} == {bytes} and {len(nonce) for nonce in some} == {16}
     assert Counter(some).most_common(1)[0][1] == 1
     assert drawn == 3 * [65536]
+
+
+def test_every_template_has_salts_of_its_own_and_all_that_it_signs_shares_them(world):
+    said = {name: getattr(world.template, name) for name in ("contributor", "data_class", "corpus", "admissibility_class")}
+    bounds = {"clip_norm_micro": 1, "noise_multiplier_micro": 1, "not_before": 0, "not_after": 1}
+    one, two = (SigningTemplate(**said, **bounds).descriptor(bytes(32), bytes(16)).signed for _ in range(2))
+    assert one.content == two.content
+    assert not {one.contributor, one.data_class, one.principal} & {two.contributor, two.data_class, two.principal}
+    first, second = (world.template.descriptor(bytes(32)).signed for _ in range(2))
+    assert (first.contributor, first.principal) == (second.contributor, second.principal) and first.content != second.content
+
+
+def test_neither_salts_nor_nonces_are_printed(world):
+    """A repr ends up in logs and reports."""
+    for shown in (repr(world.template), repr(world.descriptor)):
+        assert "salts" not in shown and "nonce" not in shown
+    assert world.template.salts == world.descriptor.salts
 
 
 def test_two_runs_over_one_content_sign_different_nonces(world):

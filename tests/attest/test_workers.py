@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def answered(world, workers):
     """What a pool says of a valid attestation."""
     attestation = world.sign()
-    work = Work([(attestation.descriptor, attestation.sign1, world.descriptor.content_hash)])
+    work = Work([(attestation.descriptor, attestation.sign1, attestation.opening, world.descriptor.content_hash)])
     while not workers.take(work):
         workers.pump(None)
     while work.answer is None:
@@ -189,7 +190,7 @@ def test_one_slow_worker_lets_the_driver_run_ahead_only_so_far(world, started, m
 
 def test_batches_are_bounded_in_bytes_whatever_part_is_large(monkeypatch):
     monkeypatch.setattr(gate_module, "BATCH_BYTES", 10_000)
-    for attestation in (Attestation(b"d" * 1000, b"s"), Attestation(b"d", b"s" * 1000)):
+    for attestation in (Attestation(b"d" * 1000, b"s"), Attestation(b"d", b"s" * 1000), Attestation(b"d", b"s", b"o" * 1000)):
         items = [Item(None, None, attestation)] * 100
         assert [len(batch) for batch in gate_module._batches(items)] == [10] * 10
 
@@ -201,9 +202,9 @@ def test_answers_come_in_order_and_go_to_their_questions(world, monkeypatch, sta
     codes = {0: None, 1: "SIG_BAD", 2: "CONTENT_MISMATCH", 3: "CBOR", 4: "CONTENT_MISSING"}
     cases = [
         (good, world.descriptor.content_hash),
-        (Attestation(good.descriptor, good.sign1[:-1] + bytes([good.sign1[-1] ^ 1])), world.descriptor.content_hash),
+        (replace(good, sign1=good.sign1[:-1] + bytes([good.sign1[-1] ^ 1])), world.descriptor.content_hash),
         (good, bytes(32)),
-        (Attestation(good.descriptor[:-1], good.sign1), world.descriptor.content_hash),
+        (replace(good, descriptor=good.descriptor[:-1]), world.descriptor.content_hash),
         (good, None),
     ]
 
@@ -225,7 +226,7 @@ def test_more_than_a_socket_holds_travels_both_ways(world):
     with Workers(2, world.policy, world.registry, NOW) as workers:
         answered(world, workers)
         # Other bytes in each: what stands twice in a message is sent once.
-        works = [Work([(os.urandom(16000), b"s", None) for _ in range(200)]) for _ in range(8)]
+        works = [Work([(os.urandom(16000), b"s", b"o", None) for _ in range(200)]) for _ in range(8)]
         for work in works:
             while not workers.take(work):
                 workers.pump(None)

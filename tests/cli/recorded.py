@@ -4,13 +4,13 @@ import hashlib
 import time
 
 from attest import keys
+from attest.commitments import commit_content
 from attest.corpus import open_corpus
 from attest.gate import run_gate
 from attest.policy import open_policy
 from attest.registry import open_registry
 from attest.stack import HEAD, NO_TOWER, Stack, StackTensor, Tower
 from ledger.leaves import HELD, HeaderSpec
-from ledger.leaves.content_anchor import content_anchor
 from ledger.leaves.header import ADDRESSED
 from ledger.log import AdmitSpec, Ledger
 from ledger.note import NoteSigner
@@ -71,5 +71,5 @@ def specification(admission) -> AdmitSpec:
         max_occurrences=signed.max_occurrences,
         attestation_hash=admission.attestation_hash,
         key_id=admission.key_id,
-        anchor=content_anchor(signed.content_hash, signed.nonce),
+        anchor=commit_content(signed.content_hash, signed.nonce),
     )

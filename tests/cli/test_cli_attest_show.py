@@ -2,6 +2,7 @@
 
 import re
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 
@@ -196,3 +197,57 @@ def test_show_holds_no_more_than_the_rows_it_shows(shell, corpus):
 def test_times_are_written_in_english_and_utc_whatever_the_machine_is_set_to():
     assert readable(0) == "Thursday 1 January 1970, 00:00 UTC"
     assert readable(1_796_083_200) == "Tuesday 1 December 2026, 00:00 UTC"
+
+
+def without_openings(shell, name: str) -> None:
+    """The attestations as an export holds them, in a file of their own."""
+    with (shell.directory / ATTESTATIONS).open("rb") as stream:
+        exported = [replace(item, opening=b"").to_cbor() for item in read_sequence(stream)]
+    (shell.directory / name).write_bytes(b"".join(exported))
+
+
+def test_an_attestation_without_its_opening_is_told_by_its_commitments(shell, corpus):
+    corpus("--policy", "policy.cose", "--owner-key", "owner.pub", "--principal", "patient-7", "--data-class", "clinic/notes")
+    without_openings(shell, "exported.attest")
+    opened, bare = (shell.json("attest", "show", name, "--record", "2") for name in (ATTESTATIONS, "exported.attest"))
+    shown = flowing(shell.run("attest", "show", "exported.attest", "--record", "2").stdout)
+    assert "A contributor who is not named here permits the corpus clinic-notes-2026" in shown
+    assert "They tell nothing without the opening" in shown
+    for secret in ("alice", "patient-7", "clinic/notes", opened["content_hash"], opened["nonce"]):
+        assert secret not in shown and secret not in str(bare)
+    assert opened["opened"] and not bare["opened"] and bare["committed"] == opened["committed"]
+    assert sorted(bare["committed"]) == ["content", "contributor", "data_class", "principal"]
+    for name in (*bare["committed"].values(), bare["descriptor_hash"], bare["key_id"]):
+        assert name in shown
+    hidden = {"contributor", "data_class", "principal", "content_hash", "nonce", "opened", "words", "checks"}
+    assert {name for name in opened if opened[name] != bare[name]} <= hidden
+
+
+def test_an_opened_attestation_says_what_stands_in_the_clear_in_an_export(shell, corpus):
+    corpus()
+    shown = flowing(shell.run("attest", "show", ATTESTATIONS, "--record", "1").stdout)
+    assert "In an export everybody reads corpus, class, bounds, caps, limits, validity, key id and descriptor hash." in shown
+    assert "Contributor, data class, principal and content stand there as commitments" in shown
+
+
+def test_signatures_of_attestations_without_openings_are_verified_and_admission_is_not(shell, corpus):
+    corpus()
+    without_openings(shell, "exported.attest")
+    show = ("attest", "show", "exported.attest", "--record", "1")
+    for against in (("--pub", "alice.pub"), ("--registry", "registry.cbor"), ("--policy", "policy.cose")):
+        assert outcomes(shell.json(*show, *against))["signature"] == ("passed", None)
+    assert outcomes(shell.json(*show, "--policy", "policy.cose"))["admission"] == ("unchecked", None)
+    assert outcomes(shell.json(*show, "--pub", "owner.pub", code=1))["signature"] == ("failed", "SIG_BAD")
+    table = shell.json("attest", "show", "exported.attest", "--pub", "alice.pub")
+    assert (table["verified"], table["failures"]) == (5, {})
+    assert len(table["contributors"]) == 1 and "alice" not in str(table)
+    shell.run("attest", "withdraw", "exported.attest", "--record", "1", "--key", "alice.key", code=1)
+
+
+def test_an_opening_of_another_attestation_is_told_as_a_failure(shell, corpus):
+    corpus()
+    with (shell.directory / ATTESTATIONS).open("rb") as stream:
+        first, second, *_ = read_sequence(stream)
+    (shell.directory / "swapped.attest").write_bytes(replace(first, opening=second.opening).to_cbor() + second.to_cbor())
+    table = shell.json("attest", "show", "swapped.attest", code=1)
+    assert table["failures"] == {"OPENING": 1} and table["descriptors"][0]["failure"]["code"] == "OPENING"

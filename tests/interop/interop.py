@@ -22,17 +22,18 @@ from pathlib import Path
 import pytest
 
 from attest import cbor, keys, sign1
-from attest.attestation import Attestation
 from attest.policy import sign_policy
 from attest.registry import KeyStatement
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from tests.attacks.scene import (
     ALICE,
     CORPUS,
+    ISSUER,
     LEFT_OUT,
     NOW,
     OWNER,
     RAW,
+    attested,
     descriptor,
     envelope,
     header_fields,
@@ -138,14 +139,14 @@ def test_node_verifies_every_signed_document_of_ours(node, name):
 
 def test_we_verify_what_cwt_signs(cwt):
     payload = descriptor()
-    fields = {"kid": keys.key_id(RAW["alice"]), "issuer": "alice", "subject": sign1.subject_of(payload)}
+    fields = {"kid": keys.key_id(RAW["alice"]), "issuer": ISSUER, "subject": sign1.subject_of(payload)}
     made = cwt.ask(
         do="sign", payload=payload, seed=ALICE.private_bytes_raw(), algorithm=-19, typ=sign1.TYP_ATTESTATION, **fields
     )
     message = bytes.fromhex(made["message"])
-    assert sign1.verify(message, payload, RAW["alice"]).issuer == "alice"
+    assert sign1.verify(message, payload, RAW["alice"]).issuer == ISSUER
     assert message == signed().sign1, "and to the byte what we sign ourselves"
-    assert make_scene().code(Attestation(payload, message)) == "ADMITTED"
+    assert make_scene().code(attested(payload, message)) == "ADMITTED"
 
 
 def test_the_deprecated_algorithm_is_accepted_by_cwt_and_pycose_and_not_by_us(cwt, pycose):
@@ -182,7 +183,7 @@ def bad_messages():
         "crit empty": (header({2: []}), True),
         "key id of another": (header({4: bytes(8)}), False),
         "issuer of another": (header({15: {1: "bob", 2: sign1.subject_of(payload)}}), True),
-        "subject of another": (header({15: {1: "alice", 2: sign1.subject_of(b"")}}), True),
+        "subject of another": (header({15: {1: ISSUER, 2: sign1.subject_of(b"")}}), True),
         "type of a withdrawal": (header({16: sign1.TYP_WITHDRAWAL}), True),
         "type left out": (header({16: LEFT_OUT}), True),
         "unprotected label": (header({}, unprotected=b"\xa1\x18\x63\x01"), True),
@@ -204,5 +205,5 @@ def bad_messages():
 def test_bad_messages_and_what_cwt_makes_of_them(cwt, name):
     message, cwt_accepts = bad_messages()[name]
     answer = cwt.ask(do="verify", message=message, payload=descriptor(), key=RAW["alice"])
-    assert make_scene().code(Attestation(descriptor(), message)) != "ADMITTED"
+    assert make_scene().code(attested(descriptor(), message)) != "ADMITTED"
     assert answer["accepted"] is cwt_accepts, answer

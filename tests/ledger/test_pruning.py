@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from attest.commitments import commit_content
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused, LedgerCorrupt, LedgerError, ProofError, RetentionRefused
 from ledger.leaves import Admit, Spend
-from ledger.leaves.content_anchor import content_anchor
 from ledger.log import Ledger
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
@@ -172,7 +172,7 @@ def test_who_has_content_and_nonce_finds_a_contribution_whose_leaves_are_gone(pl
     """The anchor record keeps the content anchor, under the root that the summary commits to."""
     content, nonce = hashlib.sha256(b"a scan").digest(), b"n" * 16
     driver = Driver(Ledger.create(place, retaining_spec(), SIGNER, now=START))
-    driver.admit(admission(1), admission(2, "sensitive", anchor=content_anchor(content, nonce)))
+    driver.admit(admission(1), admission(2, "sensitive", anchor=commit_content(content, nonce)))
     driver.steps(2)
     driver.withdraw(2)
     for _ in range(2):

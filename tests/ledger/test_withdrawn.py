@@ -5,9 +5,9 @@ import hashlib
 import pytest
 from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
+from attest.commitments import commit_content
 from ledger.accountants import epsilon_group, epsilon_occurrences
 from ledger.errors import LeafRefused, LedgerError
-from ledger.leaves.content_anchor import content_anchor
 from ledger.log import Ledger
 from ledger.views.trace import trace_content
 from ledger.views.withdrawn import withdrawal_statement
@@ -89,7 +89,7 @@ def test_content_and_nonce_find_where_it_was_admitted_and_what_it_could_touch(ru
     content, nonce = hashlib.sha256(b"a scan").digest(), b"n" * 16
     run.admit(admission(1))
     run.steps(1)
-    run.admit(admission(2, "sensitive", anchor=content_anchor(content, nonce)))
+    run.admit(admission(2, "sensitive", anchor=commit_content(content, nonce)))
     run.steps(2)
     run.withdraw(2)
     run.steps(1)
@@ -109,7 +109,7 @@ def test_content_and_nonce_find_where_it_was_admitted_and_what_it_could_touch(ru
 
 @pytest.mark.parametrize(("content", "nonce"), [(b"another scan", b"n" * 16), (b"a scan", b"m" * 16)])
 def test_without_the_nonce_or_the_content_nothing_is_found(run, content, nonce):
-    own = content_anchor(hashlib.sha256(b"a scan").digest(), b"n" * 16)
+    own = commit_content(hashlib.sha256(b"a scan").digest(), b"n" * 16)
     run.admit(admission(1, anchor=own))
     with pytest.raises(LedgerError) as caught:
         trace_content(run.ledger.state, bodies(run.ledger), hashlib.sha256(content).digest(), nonce)

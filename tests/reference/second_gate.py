@@ -1,6 +1,6 @@
 """A second implementation of the gate, written along docs/formats.md: nothing of `attest` is imported.
 
-Straightforward and slow. It gives the reason code of one contribution by itself (steps 2 to 15), or ADMITTED.
+Straightforward and slow. It gives the reason code of one contribution by itself (steps 2 to 16), or ADMITTED.
 """
 
 import hashlib
@@ -38,10 +38,10 @@ class Rules:
     contributors: dict[str, tuple[list[tuple[bytes, int, int, int | None]], list[str], str | None]]
 
 
-def judge(descriptor: bytes, message: bytes, content_hash: bytes | None, rules: Rules, now: int) -> str:
+def judge(descriptor: bytes, message: bytes, opening: bytes, content_hash: bytes | None, rules: Rules, now: int) -> str:
     """The reason code of one contribution, or ADMITTED."""
     try:
-        _judge(descriptor, message, content_hash, rules, now)
+        _judge(descriptor, message, opening, content_hash, rules, now)
     except Refused as refused:
         return str(refused)
     return "ADMITTED"
@@ -191,22 +191,54 @@ def _bytes(value: Any, length: int) -> None:
 def _descriptor(data: bytes) -> dict[int, Any]:
     fields = read(data)
     require(type(fields) is dict, "TYPE")
-    require(set(range(1, 13)) <= set(fields) <= set(range(1, 17)), "SCHEMA")
+    require(set(range(1, 13)) <= set(fields) <= set(range(1, 18)), "SCHEMA")
     require(type(fields[1]) is str, "TYPE")
-    require(fields[1] == "dptrain.contribution/1", "SCHEMA")
-    for key in (2, 3, 4, 11, 13):
-        if key != 13 or fields.get(13) is not None:
-            _id(fields[key])
-    for key, (low, high) in ((5, MICRO), (6, MICRO), (8, MOMENT), (9, MOMENT), (12, COUNT), (14, (1, COUNT[1])), (15, MICRO)):
-        if key < 14 or fields.get(key) is not None:
+    require(fields[1] == "dptrain.contribution/2", "SCHEMA")
+    for key in (2, 3, 7, 10):
+        _bytes(fields[key], 32)
+    for key in (4, 11):
+        _id(fields[key])
+    for key, (low, high) in ((5, MICRO), (6, MICRO), (8, MOMENT), (9, MOMENT), (12, COUNT), (13, (1, COUNT[1])), (14, MICRO)):
+        if key < 13 or fields.get(key) is not None:
             _int(fields[key], low, high)
-    require((fields.get(15) is None) is (fields.get(16) is None), "RANGE")
-    if fields.get(16) is not None:
-        _int(fields[16], 1, 10**12 - 1)
-    _bytes(fields[7], 32)
-    _bytes(fields[10], 16)
+    require((fields.get(14) is None) is (fields.get(15) is None), "RANGE")
+    if fields.get(15) is not None:
+        _int(fields[15], 1, 10**12 - 1)
     require(fields[9] > fields[8], "WINDOW")
+    purposes, length = fields.get(16), fields.get(17)
+    if purposes is not None:
+        require(type(purposes) is list and all(type(word) is str for word in purposes), "TYPE")
+        require(purposes in (["generate"], ["generate", "train"], ["train"]), "RANGE")
+        require(purposes == ["train"], "PURPOSE")
+    if length is not None:
+        _int(length, 1, COUNT[1])
+        raise Refused("PUBLIC_LENGTH")
     require(None not in fields.values(), "CBOR_NONCANONICAL")
+    return fields
+
+
+def _hash(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def _opening(data: bytes, descriptor: dict[int, Any]) -> dict[int, Any]:
+    require(data != b"", "OPENING")
+    fields = read(data)
+    require(type(fields) is dict and set(range(1, 6)) <= set(fields) <= set(range(1, 7)), "OPENING")
+    for key in (4, 5, 6):
+        if key < 6 or fields.get(6) is not None:
+            _id(fields[key])
+    for key, length in ((2, 32), (1, 16), (3, 48)):
+        _bytes(fields[key], length)
+    require(None not in fields.values(), "CBOR_NONCANONICAL")
+    salts = fields[3]
+    for key, opened in (
+        (2, _hash(b"dptrain/commit/contributor/1\0", fields[4].encode(), salts[:16])),
+        (3, _hash(b"dptrain/commit/data-class/1\0", fields[5].encode(), salts[16:32])),
+        (7, _hash(b"dptrain/commit/content/1\0", fields[2], fields[1])),
+        (10, _hash(b"dptrain/commit/principal/1\0", fields.get(6, "").encode(), salts[32:])),
+    ):
+        require(descriptor[key] == opened, "OPENING")
     return fields
 
 
@@ -235,12 +267,15 @@ def _string(data: bytes) -> bytes:
     return (b"\x58" + len(data).to_bytes(1, "big") if len(data) < 256 else b"\x59" + len(data).to_bytes(2, "big")) + data
 
 
-def _judge(descriptor: bytes, message: bytes, content_hash: bytes | None, rules: Rules, now: int) -> None:
-    require(len(descriptor) <= 16384 and len(message) <= 1024, "SIZE")
+def _judge(
+    descriptor: bytes, message: bytes, opening: bytes, content_hash: bytes | None, rules: Rules, now: int
+) -> None:
+    require(len(descriptor) <= 16384 and len(message) <= 1024 and len(opening) <= 512, "SIZE")
     fields = _descriptor(descriptor)
+    opened = _opening(opening, fields)
     header, protected, signature = _message(message)
-    name = fields[2]
-    require(header[15][1] == name, "HEADER")
+    name = opened[4]
+    require(header[15][1] == fields[2].hex(), "HEADER")
     keys, granted, principal = rules.contributors.get(name, ([], [], None))
     require(bool(keys), "KEY_UNKNOWN")
     named = [key for key in keys if hashlib.sha256(key[0]).digest()[:8] == header[4]]
@@ -258,7 +293,7 @@ def _judge(descriptor: bytes, message: bytes, content_hash: bytes | None, rules:
     except InvalidSignature as error:
         raise Refused("SIG_BAD") from error
     require(fields[11] == rules.corpus, "AUDIENCE")
-    require(principal is None or fields.get(13) in (None, principal), "PRINCIPAL")
+    require(principal is None or opened.get(6) in (None, principal), "PRINCIPAL")
     require(fields[4] in rules.classes, "CLASS_UNKNOWN")
     require(fields[4] in granted, "CLASS_NOT_GRANTED")
     clip, noise, window = rules.classes[fields[4]]
@@ -271,6 +306,6 @@ def _judge(descriptor: bytes, message: bytes, content_hash: bytes | None, rules:
     require(fields[6] >= noise, "NOISE_BELOW_CLASS")
     require(public or fields[5] >= rules.floors[0], "CLIP_BELOW_FLOOR")
     require(public or fields[6] >= rules.floors[1], "NOISE_BELOW_FLOOR")
-    require(fields.get(14, 1) <= rules.max_examples, "EXAMPLES")
+    require(fields.get(13, 1) <= rules.max_examples, "EXAMPLES")
     require(content_hash is not None, "CONTENT_MISSING")
-    require(content_hash == fields[7], "CONTENT_MISMATCH")
+    require(content_hash == opened[2], "CONTENT_MISMATCH")

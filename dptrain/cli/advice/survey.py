@@ -29,7 +29,7 @@ def attested(path: Path, policy: Policy, progress: Callable[[int], None] | None 
             refused[item.problem.code if item.problem else "UNATTESTED"] += 1
             continue
         try:
-            signed = ContributionDescriptor.from_cbor(item.attestation.descriptor)
+            signed = item.attestation.opened()
         except AttestError as error:
             refused[str(error.code)] += 1
             continue
