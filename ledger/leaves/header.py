@@ -400,6 +400,20 @@ class HeaderSpec:
     previous: tuple[Previous, ...] = ()
     run_id: bytes = field(default_factory=lambda: os.urandom(16))
 
+    @property
+    def scheduled(self) -> tuple[HeaderBlock, ...]:
+        """The blocks: those given, or those of policy and stack.
+
+        Raises:
+            ValueRefused: as `scheduled_blocks`.
+        """
+        return scheduled_blocks(self.policy.policy, self.stack) if self.blocks is None else self.blocks
+
+    @property
+    def exactness_note(self) -> str:
+        """What the numerics guarantee, in words."""
+        return self.numerics.note(self.policy.policy, _scheduled_coordinates(self.scheduled))
+
     def header(self, *, origin: str, log_vkey: str, time: int) -> Header:
         """Returns the header leaf.
 
@@ -409,7 +423,7 @@ class HeaderSpec:
         policy = self.policy.policy
         try:
             about = AccountantInfo(*accountants.describe(policy.accountant, policy.noise_family))
-            blocks = scheduled_blocks(policy, self.stack) if self.blocks is None else self.blocks
+            blocks, note = self.scheduled, self.exactness_note
         except AttestError as error:
             raise LeafRefused(error.code, error.sentence) from error
         except AccountantError as error:
@@ -427,7 +441,7 @@ class HeaderSpec:
             model_fingerprint=self.model_fingerprint,
             blocks=blocks,
             accountant=about,
-            exactness_note=self.numerics.note(policy, _scheduled_coordinates(blocks)),
+            exactness_note=note,
             private=self.private,
             clip_margin=self.numerics.margin(policy),
             caps_enforced=self.caps_enforced,

@@ -11,7 +11,9 @@ from dptrain.errors import ResumeRefused
 
 ALIKE = {
     "model_fingerprint": b"model",
+    "stack": ("x", "y"),
     "blocks": ("a", "b"),
+    "frozen_digest": None,
     "exactness_note": "fast",
     "private": True,
     "registry_root": b"root",
@@ -21,6 +23,7 @@ ALIKE = {
 CHANGES = {
     "policy": b"another policy",
     "model_fingerprint": b"another model",
+    "stack": ("x",),
     "blocks": ("a",),
     "exactness_note": "fast. Noise is drawn on the device",
     "private": False,
@@ -31,6 +34,7 @@ CHANGES = {
 SENTENCES = {
     "policy": "another policy",
     "model_fingerprint": "another model structure",
+    "stack": "another layer stack",
     "blocks": "another schedule of blocks",
     "exactness_note": "another account of its numerics",
     "private": "another privacy mode",
