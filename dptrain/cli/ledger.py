@@ -258,6 +258,7 @@ def _reading(
 def _registry_of(header: "Header", path: Path) -> Registry:
     """The registry, if it is the one that the run began with or a later state of it."""
     known = open_registry(path, header.owner_key)
+    known.require_names()
     if not known.extends(header.registry_root):
         raise RegistryRefused(
             "REGISTRY_ROOT",
