@@ -12,6 +12,8 @@ CONTENT: Final = b"dptrain/commit/content/1\0"
 CONTRIBUTOR: Final = b"dptrain/commit/contributor/1\0"
 DATA_CLASS: Final = b"dptrain/commit/data-class/1\0"
 PRINCIPAL: Final = b"dptrain/commit/principal/1\0"
+REGISTRY_CONTRIBUTOR: Final = b"dptrain/commit/registry-contributor/1\0"
+REGISTRY_PRINCIPAL: Final = b"dptrain/commit/registry-principal/1\0"
 """Domains: they keep a commitment to one thing from being opened as another."""
 
 

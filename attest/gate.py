@@ -77,7 +77,11 @@ def decide(
         registry: The contributors.
         now: Seconds since 1970, one reading per batch.
         seen: What was admitted before.
+
+    Raises:
+        RegistryRefused: Code NAMES if the names beside the registry are missing.
     """
+    registry.require_names()
     clock = clock_refusal(now, seen)
     if clock is not None or attestation is None:
         return clock or _UNATTESTED
@@ -136,7 +140,8 @@ def run_gate(
         workers: Processes that verify, None for one per processor.
 
     Raises:
-        RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names.
+        RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names, NAMES if the names
+            beside it are missing.
         GateFailed: Code WORKER if a process was lost, STORAGE if the temporary file of what was seen fails.
     """
     gate = Gate(policy, registry, workers=workers, seen=seen)
@@ -169,7 +174,8 @@ class Gate:
             judges with it.
 
     Raises:
-        RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names.
+        RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names, NAMES if the names
+            beside it are missing.
     """
 
     def __init__(
@@ -182,6 +188,7 @@ class Gate:
         remember: bool = False,
         fingerprint: Callable[[Item], bytes | None] | None = None,
     ) -> None:
+        registry.require_names()
         root = registry.root()
         if policy.registry_root is None or not registry.extends(policy.registry_root):
             named = "none" if policy.registry_root is None else policy.registry_root.hex()

@@ -30,13 +30,15 @@ class RegistryWatch:
         """Opens and verifies the registry.
 
         Raises:
-            RegistryRefused: as ``attest.registry.open_registry``.
+            RegistryRefused: as ``attest.registry.open_registry``; code NAMES without the names beside the registry.
         """
         self._path = Path(path)
         self._reader = RegistryReader(self._path, owner_public)
         self._stamp = _stamp(self._path)
         self._judged: tuple[bytes, int] | None = None
-        self._take(self._reader.read())
+        found = self._reader.read()
+        found.require_names()
+        self._take(found)
 
     def at_admission(self, roots: Iterable[bytes]) -> Registry:
         """The state under which the corpus is admitted: the newest one, or for a resumed run the one that it began with.
@@ -62,7 +64,8 @@ class RegistryWatch:
         """Takes in what was appended since; costs one ``stat`` while the file stays as it is.
 
         Raises:
-            RegistryRefused: the file is gone or does not verify; code REGISTRY_ROOT if it does not extend ``current``.
+            RegistryRefused: the file is gone or does not verify; code REGISTRY_ROOT if it does not extend ``current``, NAMES if
+                the names beside it are not those of everybody in it.
         """
         stamp = _stamp(self._path)
         if stamp == self._stamp:
@@ -75,6 +78,8 @@ class RegistryWatch:
                 f"{self.current.root().hex()}, in use until now: it was rolled back, or is another registry. Nothing more was "
                 "charged; put the owner's latest registry there and resume",
             )
+        # Who is not known by name would pass for somebody without a key, and be taken out.
+        found.require_names()
         self._stamp = stamp
         self._take(found)
 

@@ -31,6 +31,7 @@ from attest.gate import Admission, Gate, Seen, decide
 from attest.policy import NoisePhase, Policy
 from attest.registry import Enrol, Entry, Grant, KeyStatement, RegistryReader, Revoke, RevokeOwn, Rotate
 from attest.registry.entries import join
+from attest.registry.names import Names
 from attest.registry.statements import read_statement
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.withdrawal import Withdrawal
@@ -59,6 +60,7 @@ from tests.attacks.scene import (
     sig_structure,
     signed,
 )
+from tests.registries import RegistryBytes
 from tests.vectors.published import vectors
 
 __all__ = ["LIMIT", "TARGETS", "BrokenInvariant", "Target", "timed"]
@@ -283,11 +285,9 @@ def registry_entries() -> list[bytes]:
     """Entries that follow the registry: every kind of action."""
     registry = make_registry()
     rotation = KeyStatement(
-        kind="rotate", registry_id=registry.registry_id, contributor="alice", key=RAW["alice"], time=NOW, new_key=RAW["mallory"]
+        kind="rotate", registry_id=registry.registry_id, key=RAW["alice"], time=NOW, new_key=RAW["mallory"]
     )
-    revocation = KeyStatement(
-        kind="revoke", registry_id=registry.registry_id, contributor="bob", key=None, time=NOW, revoked_at=NOW
-    )
+    revocation = KeyStatement(kind="revoke", registry_id=registry.registry_id, key=None, time=NOW, revoked_at=NOW)
     actions = [
         Enrol("carol", RAW["mallory"], NOW, NOW + 1000, ["open"], 5, "group-1"),
         Grant("alice", ["open", "sensitive"], None),
@@ -295,11 +295,29 @@ def registry_entries() -> list[bytes]:
         Rotate(rotation.to_cbor(), rotation.sign(ALICE), rotation.sign(MALLORY), NOW, NOW + 1000, NOW + 10),
         RevokeOwn(revocation.to_cbor(), revocation.sign(BOB)),
     ]
-    return [Entry(len(registry.roots), registry.root(), NOW, (action,)).to_cbor() for action in actions]
+    committed, _ = _names_of(REGISTRY).committed(actions)
+    return [Entry(len(registry.roots), registry.root(), NOW, (action,)).to_cbor() for action in committed]
+
+
+def _names_of(registry: RegistryBytes) -> Names:
+    _SCRATCH.write_bytes(registry.names)
+    return Names.read(_SCRATCH)
+
+
+def run_registry_names(data: bytes) -> None:
+    """A file of names: what is read encodes to itself, and names whom the registry has only by what opens the commitments."""
+    _SCRATCH.write_bytes(data)
+    try:
+        names = Names.read(_SCRATCH)
+    except AttestError:
+        return
+    require(names.to_cbor() == data, "accepted names do not encode to themselves")
+    by_name, missing = RegistryReader("registry.cbor", _OWNER_KEY).advance(REGISTRY).named(names, "registry.names")
+    require(missing != "" or set(by_name) == {"alice", "bob"}, "names are complete that name others")
 
 
 def key_statements() -> list[bytes]:
-    fields = {"registry_id": bytes(16), "contributor": "alice", "time": NOW}
+    fields = {"registry_id": bytes(16), "time": NOW}
     return [
         KeyStatement(kind="rotate", key=bytes(32), new_key=bytes(range(32)), **fields).to_cbor(),
         KeyStatement(kind="revoke", key=None, revoked_at=NOW, **fields).to_cbor(),
@@ -379,6 +397,7 @@ TARGETS: dict[str, Target] = {
     ),
     "registry": Target(run_registry, [REGISTRY]),
     "registry_entry": Target(run_registry_entry, registry_entries()),
+    "registry_names": Target(run_registry_names, [REGISTRY.names, b""], 300),
     **NOTE_TARGETS,
     **EXPORT_TARGETS,
 }

@@ -3,6 +3,7 @@
 * `records`: contributors and their keys, the values that the gate asks for.
 * `view`: the state after the last entry, immutable.
 * `actions`, `entries`, `statements`: what the file holds.
+* `names`: what opens the commitments to contributors and principals, in a file beside it.
 * `replay`: the rules by which one state follows from another.
 * `log`: reading a file, verified, and appending to one.
 """

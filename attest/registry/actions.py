@@ -1,7 +1,8 @@
 """What an entry of the registry does: plain values, and the arrays they are signed as.
 
 An action is the array of its code and its fields in order. Nothing is judged here but the number of fields; `replay` checks
-types, ranges and meaning where it applies an action.
+types, ranges and meaning where it applies an action. What is signed says contributors and principals by commitments;
+`RegistryLog` takes actions that name them, and commits to the names.
 """
 
 from collections.abc import Sequence
@@ -30,23 +31,23 @@ class Enrol:
     """Enrols a key, for a new contributor or as a further key of a known one.
 
     Args:
-        name: Contributor.
+        name: Contributor: the commitment to its name as it is signed, or the name.
         key: 32 raw bytes of the public key.
         not_before: First second of the key's validity.
         not_after: First second after it.
         classes: Classes granted, sorted; added to those granted before.
         cap: Cap of the contributor, None to leave it.
-        principal: Person or group behind the contributor, None to leave it; once stated it stays.
+        principal: Person or group behind the contributor, as `name`; None to leave it; once stated it stays.
     """
 
     CODE: ClassVar = 1
-    name: str
+    name: str | bytes
     key: bytes
     not_before: int
     not_after: int
     classes: Sequence[str] = ()
     cap: int | None = None
-    principal: str | None = None
+    principal: str | bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,13 @@ class Grant:
     """Sets what a contributor may attest: exactly these classes, and this cap.
 
     Args:
-        name: Contributor, who must be enrolled.
+        name: Contributor, who must be enrolled, as in `Enrol`.
         classes: All classes granted from now on, sorted.
         cap: Cap of the contributor, None for the policy's.
     """
 
     CODE: ClassVar = 2
-    name: str
+    name: str | bytes
     classes: Sequence[str]
     cap: int | None
 
@@ -92,13 +93,13 @@ class Revoke:
     """The owner revokes a contributor's keys from a moment on; an earlier revocation stands.
 
     Args:
-        name: Contributor.
+        name: Contributor, as in `Enrol`.
         key: 32 raw bytes of one key, None for all.
         at: Second from which on the key is revoked; may lie in the past.
     """
 
     CODE: ClassVar = 4
-    name: str
+    name: str | bytes
     key: bytes | None
     at: int
 

@@ -11,7 +11,7 @@ from attest.descriptor import MAX_COUNT, MAX_TIME
 from attest.errors import CborError, RegistryRefused
 from attest.registry.actions import Action, from_array, to_array
 
-SCHEMA: Final = "dptrain.registry-entry/1"
+SCHEMA: Final = "dptrain.registry-entry/2"
 NO_ROOT: Final = bytes(32)
 """What the first entry names as the root before it."""
 

@@ -17,6 +17,8 @@ from attest.files import atomic_write, read_limited
 from attest.keys import check_public_key
 from attest.registry.actions import Action, Create, Enrol, Grant, Revoke, RevokeOwn, Rotate, to_array
 from attest.registry.entries import MAX_SIZE, NO_ROOT, Entry, join, root_of, split
+from attest.registry.names import Names, names_of
+from attest.registry.names import beside as names_beside
 from attest.registry.records import Contributor
 from attest.registry.replay import State
 from attest.registry.statements import KeyStatement
@@ -49,14 +51,14 @@ def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: 
     data = _read(Path(path))
     latest = _replay(State(), data, 0, owner_public_key)
     if at is None or at == latest.roots[-1]:
-        return latest.view(owner_public_key)
+        return _view(latest, owner_public_key, path)
     if at not in latest.roots:
         raise RegistryRefused(
             "REGISTRY_ROOT",
             f"registry has the root {latest.roots[-1].hex()} and does not extend {at.hex()}; it is another one, or it was"
             " cut back: get the latest from the owner",
         )
-    return _replay(State(), data, 0, owner_public_key, until=at).view(owner_public_key)
+    return _view(_replay(State(), data, 0, owner_public_key, until=at), owner_public_key, path)
 
 
 class RegistryReader:
@@ -92,7 +94,7 @@ class RegistryReader:
     def adopt(self, data: bytes, state: State) -> Registry:
         """Take `data`, and the state that `advance` found in it, for what was read last."""
         self._state, self._size, self._digest = state, len(data), hashlib.sha256(data).digest()
-        return state.view(self.owner_public_key)
+        return _view(state, self.owner_public_key, self.path)
 
     def holds(self, data: bytes) -> bool:
         """Whether `data` is what was read last."""
@@ -103,7 +105,8 @@ class RegistryLog:
     """Appends to a registry as its owner.
 
     Guarantee: after `append` returns, the new entries are signed, follow the rules and are on disk, all of them; after
-    an error or a crash, none is. Two writers never overwrite each other's entries: the later one is refused.
+    an error or a crash, none is. The names beside the registry are on disk before entries that commit to them. Two writers
+    never overwrite each other's entries: the later one is refused.
     """
 
     def __init__(self, path: str | os.PathLike[str], key: Signer | Ed25519PrivateKey) -> None:
@@ -116,6 +119,8 @@ class RegistryLog:
         self._signer = as_signer(key)
         self._reader = RegistryReader(path, self._signer.public_key)
         self._registry = self._reader.read()
+        self._registry.require_names()
+        self._names = names_of(path) or Names()
 
     @classmethod
     def create(
@@ -139,6 +144,7 @@ class RegistryLog:
         with _locked(Path(path)):
             if os.path.lexists(path):
                 raise RegistryRefused("EXISTS", f"{os.fspath(path)!r} exists; add to it, or take another name")
+            Names().write(names_beside(path))
             atomic_write(path, join([(payload, message)]))
         return cls(path, key)
 
@@ -146,6 +152,11 @@ class RegistryLog:
     def registry(self) -> Registry:
         """The registry as it stands."""
         return self._registry
+
+    @property
+    def names(self) -> Names:
+        """What opens the commitments of the registry."""
+        return self._names
 
     def append(
         self, actions: Iterable[Action], *, now: int, progress: Callable[[int], None] | None = None
@@ -176,10 +187,16 @@ class RegistryLog:
             before = _read(self.path)
             if not self._reader.holds(before):
                 raise RegistryRefused("CONFLICT", f"{os.fspath(self.path)!r} changed since it was read; run the command again")
-            data = before + self._signed(wanted, time)
-            state = self._reader.advance(data)
+            committed, names = self._names.committed(wanted)
+            try:
+                data = before + self._signed(committed, time)
+                state = self._reader.advance(data)
+            except RegistryRefused as error:
+                raise RegistryRefused(error.code, names.told(error.sentence)) from error
+            if names is not self._names:
+                names.write(names_beside(self.path))
             atomic_write(self.path, data)
-        self._registry = self._reader.adopt(data, state)
+        self._registry, self._names = self._reader.adopt(data, state), names
         return self._registry
 
     def enrol(
@@ -271,7 +288,8 @@ def peek(path: str | os.PathLike[str]) -> Peek:
     """
     entries: list[Entry] = []
     state = _replay(State(), _read(Path(path)), 0, None, note=entries.append)
-    contributors = tuple(state.by_name[name] for name in sorted(state.by_name))
+    by_name, _ = state.named(names_of(path), str(names_beside(path)))
+    contributors = tuple(by_name[name] for name in sorted(by_name))
     return Peek(state.registry_id, state.owner, contributors, tuple(entries), tuple(state.roots))
 
 
@@ -301,6 +319,11 @@ def _replay(
     if not state.roots:
         raise RegistryRefused("SCHEMA", "the registry is empty; 'dptrain registry init' makes one")
     return state
+
+
+def _view(state: State, owner_key: bytes, path: str | os.PathLike[str]) -> Registry:
+    """A state with the names beside the file it was read from."""
+    return state.view(owner_key, names_of(path), str(names_beside(path)))
 
 
 def _parts(actions: Sequence[Action]) -> Iterator[tuple[Action, ...]]:

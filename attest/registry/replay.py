@@ -7,18 +7,22 @@ from typing import Any
 
 from attest import sign1
 from attest.checks import check_bytes, check_int
+from attest.commitments import COMMITMENT_SIZE
 from attest.descriptor import MAX_TIME
 from attest.errors import AttestError, KeyRefused, RegistryRefused, SignatureRefused
 from attest.ids import check_id
 from attest.registry.actions import Create, Enrol, Grant, Revoke, RevokeOwn, Rotate
 from attest.registry.entries import NO_ROOT, Entry, root_of
+from attest.registry.names import Names
 from attest.registry.records import MAX_CLASSES, Contributor, KeyRecord
-from attest.registry.statements import MAX_AGE, MAX_EARLY, REVOKE, ROTATE, KeyStatement
+from attest.registry.statements import MAX_AGE, MAX_EARLY, REVOKE, ROTATE, KeyStatement, signing_key
 from attest.registry.view import Registry
 
 
 class State:
     """What the entries so far amount to; one entry more at a time.
+
+    Contributors and principals stand here by their commitments in hex, which is all that the entries say of them.
 
     Guarantee: `accept` raises for every entry that the rules forbid. The state is then worth nothing any more: whoever
     wants to go on from it works on a `copy`.
@@ -50,9 +54,29 @@ class State:
         other._taken_in, other._known_classes = self._taken_in.copy(), self._known_classes
         return other
 
-    def view(self, owner_key: bytes) -> Registry:
-        """The state as it is now, for those who ask and change nothing."""
-        return Registry(self.registry_id, self.owner, owner_key, self.time, tuple(self.roots), self.by_name.copy())
+    def view(self, owner_key: bytes, names: Names | None, place: str) -> Registry:
+        """The state as it is now, for those who ask and change nothing.
+
+        Args:
+            owner_key: 32 raw bytes of the owner's key.
+            names: What opens the commitments; None where it is not known.
+            place: Where the names were looked for, for the error that says that they are missing.
+        """
+        by_name, missing = self.named(names, place)
+        return Registry(self.registry_id, self.owner, owner_key, self.time, tuple(self.roots), by_name, missing)
+
+    def named(self, names: Names | None, place: str) -> tuple[dict[str, Contributor], str]:
+        """Contributors by name, by commitment where that is not known, and what is missing, "" if nothing is."""
+        by_name, missing = {}, ""
+        for contributor in self.by_name.values():
+            opened = None if names is None else names.opened(contributor)
+            if opened is None:
+                what = f"there is no {place!r}" if names is None else f"{place!r} does not name {contributor.name[:8]}"
+                missing = missing or f"{what}: it holds the names of contributors; get the one of this registry from the owner"
+            by_name[(opened or contributor).name] = opened or contributor
+        if len(by_name) != len(self.by_name):
+            raise RegistryRefused("NAMES", f"{place!r} gives one name to two contributors; restore the file")
+        return by_name, missing
 
     def accept(self, payload: bytes, message: bytes, owner_key: bytes | None) -> Entry:
         """Take one entry further, or refuse it.
@@ -103,20 +127,22 @@ class State:
     def _enrol(self, action: Enrol) -> None:
         classes = self._classes(action.classes)
         record = KeyRecord(action.key, action.not_before, action.not_after)
-        known = self.by_name.get(action.name) if type(action.name) is str else None
+        name = _in_hex(action.name, "contributor")
+        principal = None if action.principal is None else _in_hex(action.principal, "principal")
+        known = self.by_name.get(name)
         if known is None:
-            changed = Contributor(action.name, (record,), classes, action.cap, action.principal)
+            changed = Contributor(name, (record,), classes, action.cap, principal)
         else:
-            if action.principal not in (None, known.principal) and known.principal is not None:
+            if principal not in (None, known.principal) and known.principal is not None:
                 raise RegistryRefused(
-                    "RANGE", f"principal of {known.name} is {known.principal}, and once stated it stays; enrol another name"
+                    "RANGE", f"{known.name} has another principal already, and once stated it stays; enrol another name"
                 )
             changed = Contributor(
                 known.name,
                 (*known.keys, record),
                 self._classes(sorted({*known.classes, *classes})),
                 known.cap if action.cap is None else action.cap,
-                known.principal if action.principal is None else action.principal,
+                known.principal if principal is None else principal,
             )
         self._claim(record.raw, changed.name)
         self.by_name[changed.name] = changed
@@ -127,9 +153,10 @@ class State:
 
     def _rotate(self, action: Rotate) -> None:
         statement = self._statement(action.statement, ROTATE)
-        known, old, new = self._known(statement.contributor), statement.key or b"", statement.new_key or b""
-        record = next((record for record in known.keys if record.raw == old), None)
-        if record is None or not record.valid(self.time):
+        old, new = statement.key or b"", statement.new_key or b""
+        known = self._holder(old, "the old key of the rotation")
+        record = next(record for record in known.keys if record.raw == old)
+        if not record.valid(self.time):
             raise RegistryRefused(
                 "KEY_UNKNOWN",
                 f"the old key of the rotation is no valid key of {known.name} at {self.time}; enrol the new key instead",
@@ -148,19 +175,13 @@ class State:
 
     def _revoke_own(self, action: RevokeOwn) -> None:
         statement = self._statement(action.statement, REVOKE)
-        known = self._known(statement.contributor)
-        for record in known.keys:
-            if not record.valid(self.time):
-                continue
-            try:
-                self._check_signed(statement, action.message, record.raw, "signing")
-                break
-            except SignatureRefused:
-                continue
-        else:
+        signing = signing_key(action.message)
+        known = self._holder(signing, "the key that signed the revocation")
+        if not any(record.raw == signing and record.valid(self.time) for record in known.keys):
             raise RegistryRefused(
                 "SIG_BAD", f"the revocation is signed by no key of {known.name} that is valid at {self.time}"
             )
+        self._check_signed(statement, action.message, signing, "signing")
         self._end(known, statement.key, statement.revoked_at or 0)
 
     def _end(self, known: Contributor, key: bytes | None, at: int) -> None:
@@ -205,18 +226,23 @@ class State:
             raise RegistryRefused(error.code, error.sentence) from error
         except SignatureRefused as error:
             raise SignatureRefused(
-                error.code, f"the statement of {statement.contributor} is not signed by the {which} key: {error.sentence}"
+                error.code, f"the statement is not signed by the {which} key: {error.sentence}"
             ) from error
-        if headers.issuer != statement.contributor:
-            raise SignatureRefused(
-                "HEADER", f"the statement of {statement.contributor} is issued by {headers.issuer}; its contributor signs it"
-            )
+        if headers.issuer != key.hex():
+            raise SignatureRefused("HEADER", f"the statement is issued by {headers.issuer}, not by the {which} key in hex")
 
     def _known(self, name: object) -> Contributor:
-        known = self.by_name.get(name) if type(name) is str else None
+        known = self.by_name.get(_in_hex(name, "contributor"))
         if known is None:
-            raise RegistryRefused("KEY_UNKNOWN", f"contributor {ascii(name)[:80]} is not in the registry")
+            raise RegistryRefused("KEY_UNKNOWN", "an action is on a contributor who is not in the registry")
         return known
+
+    def _holder(self, raw: bytes, what: str) -> Contributor:
+        """Whose key it is: every key stands in one contributor only."""
+        name = self._owner_of.get(raw)
+        if name is None:
+            raise RegistryRefused("KEY_UNKNOWN", f"{what}, {raw.hex()}, is not in the registry")
+        return self.by_name[name]
 
     def _claim(self, raw: bytes, name: str) -> None:
         if raw in self._owner_of:
@@ -232,6 +258,12 @@ class State:
             raise RegistryRefused("TYPE", f"classes are not an array of at most {MAX_CLASSES} text strings")
         classes = tuple(value)
         return self._known_classes.setdefault(classes, classes)
+
+
+def _in_hex(commitment: object, what: str) -> str:
+    """The hex under which a commitment is kept."""
+    check_bytes(commitment, f"commitment to the {what}", COMMITMENT_SIZE, error=RegistryRefused)
+    return commitment.hex() if isinstance(commitment, bytes) else ""
 
 
 def _issuer(payload: bytes, message: bytes, owner_key: bytes | None) -> str:

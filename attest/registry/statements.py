@@ -1,6 +1,11 @@
-"""What a contributor signs about its own keys: that a new key follows an old one, or that keys are revoked."""
+"""What a contributor signs about its own keys: that a new key follows an old one, or that keys are revoked.
+
+A statement names nobody, since it travels in the registry. The key acted on says whose it is, and for all keys the key that
+signs: it stands in hex as the issuer of the signature.
+"""
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,12 +14,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest import cbor, sign1
 from attest.checks import check_bytes, check_int
 from attest.descriptor import MAX_TIME
-from attest.errors import CborError, FileRefused, RegistryRefused
+from attest.errors import CborError, FileRefused, RegistryRefused, SignatureRefused
 from attest.files import atomic_write, read_limited
-from attest.ids import check_id
-from attest.signer import Signer
+from attest.signer import Signer, as_signer
 
-SCHEMA: Final = "dptrain.key-statement/1"
+SCHEMA: Final = "dptrain.key-statement/2"
 ROTATE: Final = "rotate"
 REVOKE: Final = "revoke"
 
@@ -24,7 +28,7 @@ MAX_AGE: Final = 30 * 86400
 MAX_EARLY: Final = 3600
 """Seconds by which the contributor's clock may be ahead of the owner's."""
 
-_FIELDS = ("kind", "registry_id", "contributor", "key", "time", "new_key", "revoked_at")
+_FIELDS = ("kind", "registry_id", "key", "time", "new_key", "revoked_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,6 @@ class KeyStatement:
     Args:
         kind: `rotate` or `revoke`.
         registry_id: The registry that may take it in.
-        contributor: Who states it.
         key: 32 raw bytes of the key acted on; None, for `revoke` only, for all keys.
         time: Seconds since 1970 at which it was signed.
         new_key: For `rotate`, 32 raw bytes of the key that follows; otherwise None.
@@ -46,7 +49,6 @@ class KeyStatement:
 
     kind: str
     registry_id: bytes
-    contributor: str
     key: bytes | None
     time: int
     new_key: bytes | None = None
@@ -54,7 +56,6 @@ class KeyStatement:
 
     def __post_init__(self) -> None:
         check_bytes(self.registry_id, "registry id", 16, error=RegistryRefused)
-        check_id(self.contributor, "contributor", error=RegistryRefused)
         check_int(self.time, "time of the statement", 0, MAX_TIME, error=RegistryRefused)
         if self.kind == ROTATE and self.revoked_at is None:
             check_bytes(self.key, "old key", 32, error=RegistryRefused)
@@ -82,14 +83,27 @@ class KeyStatement:
         """
         value: Any = cbor.decode(data, max_size=1024)
         if type(value) is not dict or set(value) != set(range(1, len(_FIELDS) + 2)):
-            raise RegistryRefused("SCHEMA", "key statement is not a map with exactly the labels 1 to 8")
+            raise RegistryRefused("SCHEMA", "key statement is not a map with exactly the labels 1 to 7")
         if value[1] != SCHEMA:
             raise RegistryRefused("SCHEMA", f"key statement has schema {ascii(value[1])[:60]}, expected {SCHEMA!r}")
         return cls(**{name: value[place] for place, name in enumerate(_FIELDS, start=2)})
 
     def sign(self, key: Signer | Ed25519PrivateKey) -> bytes:
         """The COSE_Sign1 message of one key of the contributor; a rotation takes one by each of the two keys."""
-        return sign1.sign(self.to_cbor(), key, contributor=self.contributor, typ=sign1.TYP_KEY)
+        signer = as_signer(key)
+        return sign1.sign(self.to_cbor(), signer, contributor=signer.public_key.hex(), typ=sign1.TYP_KEY)
+
+
+def signing_key(message: Any) -> bytes:
+    """The key that a statement's message says it is signed by, not verified.
+
+    Raises:
+        AttestError: The message is malformed, or its issuer is no key in hex.
+    """
+    issuer = sign1.peek_issuer(message)
+    if not re.fullmatch("[0-9a-f]{64}", issuer):
+        raise SignatureRefused("HEADER", f"the statement is issued by {issuer}, not by the signing key in hex")
+    return bytes.fromhex(issuer)
 
 
 def write_statement(path: str | os.PathLike[str], statement: KeyStatement, *messages: bytes) -> None:

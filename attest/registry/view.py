@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from attest.errors import RegistryRefused
 from attest.registry.records import Contributor, KeyRecord
 
 
@@ -20,7 +21,8 @@ class Registry:
         owner_key: 32 raw bytes of the key under which the entries verified.
         time: Time of the last entry.
         roots: Root after each entry, the last one being that of this state.
-        by_name: The contributors.
+        by_name: The contributors, by name; by commitment in hex where the name is not known.
+        names_missing: Why not all names are known, for `require_names`; "" if they are.
     """
 
     registry_id: bytes
@@ -29,6 +31,16 @@ class Registry:
     time: int
     roots: tuple[bytes, ...] = field(repr=False)
     by_name: Mapping[str, Contributor] = field(repr=False)
+    names_missing: str = ""
+
+    def require_names(self) -> None:
+        """Checks that every contributor is known by name, as whoever asks by name must.
+
+        Raises:
+            RegistryRefused: Code NAMES, with the file that is missing.
+        """
+        if self.names_missing:
+            raise RegistryRefused("NAMES", self.names_missing)
 
     @property
     def contributors(self) -> tuple[Contributor, ...]:
@@ -38,6 +50,10 @@ class Registry:
     def find(self, name: str) -> Contributor | None:
         """The contributor of that name, or None."""
         return self.by_name.get(name)
+
+    def holder(self, key: bytes) -> Contributor | None:
+        """The contributor whose key it is, by its 32 raw bytes; None if it is enrolled for nobody."""
+        return next((item for item in self.by_name.values() if any(record.raw == key for record in item.keys)), None)
 
     def keys_valid_at(self, name: str, now: int) -> tuple[KeyRecord, ...]:
         """Keys of a contributor that may be used at `now`; empty for an unknown contributor."""

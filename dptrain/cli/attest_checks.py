@@ -14,6 +14,7 @@ from attest.gate import Admission, Seen, decide
 from attest.policy import Policy
 from attest.registry import Registry
 from dptrain.cli.attest_words import Check
+from dptrain.cli.registry_history import shown
 
 _NOT_HERE = (
     Check("content", "unchecked", "whether the data is what was signed; dptrain attest verify DATA checks that"),
@@ -74,7 +75,8 @@ class Verifier:
     def _enrolled(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> Check:
         """The signature under the key that the registry has: for the contributor, or for anybody where that is not opened."""
         known = () if self.registry is None else self.registry.contributors
-        named = signed.contributor if isinstance(signed, ContributionDescriptor) else None
+        by_name = self.registry is not None and not self.registry.names_missing
+        named = signed.contributor if by_name and isinstance(signed, ContributionDescriptor) else None
         kid = sign1.parse(attestation.sign1).key_id
         found = ((one, key) for one in known if named in (None, one.name) for key in one.keys if key.key_id == kid)
         contributor, record = next(found, (None, None))
@@ -90,13 +92,15 @@ class Verifier:
         if not record.valid(self.now):
             code = "KEY_REVOKED" if record.revoked(self.now) else "KEY_NOT_VALID"
             return Check("signature", "failed", f"made with key {kid.hex()}, which is revoked or not valid now", code)
-        return Check("signature", "passed", f"made with key {kid.hex()}, which the registry has for {contributor.name}")
+        return Check("signature", "passed", f"made with key {kid.hex()}, which the registry has for {shown(contributor.name)}")
 
     def _gate(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> list[Check]:
         if self.policy is None:
             return [Check("admission", "unchecked", "whether the corpus may use it; give --policy with the signed policy")]
         if self.registry is None or not self.policy_signed:
             return [Check("admission", "unchecked", "the gate needs a signed policy with its registry (--policy, --registry)")]
+        if self.registry.names_missing:
+            return [Check("admission", "unchecked", self.registry.names_missing)]
         if isinstance(signed, SignedDescriptor):
             return [Check("admission", "unchecked", "the gate needs the opening, which lies beside the data")]
         outcome = decide(

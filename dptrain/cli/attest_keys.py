@@ -55,14 +55,13 @@ def rotate(
     statement = KeyStatement(
         kind=ROTATE,
         registry_id=identity,
-        contributor=name,
         key=old.public_key,
         time=int(time.time()),
         new_key=new.public_key,
     )
-    target = _write(out, "rotation", statement, statement.sign(old), statement.sign(new))
+    target = _write(out, name, "rotation", statement, statement.sign(old), statement.sign(new))
     if json:
-        print_json(_as_json(statement, target))
+        print_json(_as_json(statement, name, target))
     else:
         console().print(
             f"signed that key {_short(statement.new_key)} of {name} follows {_short(statement.key)}; send the owner {target}"
@@ -104,14 +103,13 @@ def revoke(
     statement = KeyStatement(
         kind=REVOKE,
         registry_id=identity,
-        contributor=name,
         key=chosen,
         time=now,
         revoked_at=now if at is None else at,
     )
-    target = _write(out, "revocation", statement, statement.sign(signer))
+    target = _write(out, name, "revocation", statement, statement.sign(signer))
     if json:
-        print_json(_as_json(statement, target))
+        print_json(_as_json(statement, name, target))
     else:
         which = "all keys" if chosen is None else f"key {_short(chosen)}"
         since = utc(statement.revoked_at or 0)
@@ -139,16 +137,17 @@ def _registry_id(registry: Path | None, text: str | None) -> bytes:
     return found
 
 
-def _write(out: Path | None, what: str, statement: KeyStatement, *messages: bytes) -> Path:
-    target = out or Path(f"{statement.contributor.replace('/', '-')}-{what}.cose")
+def _write(out: Path | None, name: str, what: str, statement: KeyStatement, *messages: bytes) -> Path:
+    target = out or Path(f"{name.replace('/', '-')}-{what}.cose")
     refuse_to_overwrite(target)
     write_statement(target, statement, *messages)
     return target
 
 
-def _as_json(statement: KeyStatement, target: Path) -> dict[str, object]:
+def _as_json(statement: KeyStatement, contributor: str, target: Path) -> dict[str, object]:
     fields = {name: getattr(statement, name) for name in statement.__slots__}
-    return {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()} | {"path": str(target)}
+    plain = {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
+    return plain | {"contributor": contributor, "path": str(target)}
 
 
 def _short(raw: bytes | None) -> str:

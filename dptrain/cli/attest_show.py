@@ -114,7 +114,7 @@ def _verifier(pub: Path | None, policy: Path | None, registry: Path | None, owne
         known = read_registry(policy or registry, registry, owner_key)
     elif signed is not None and policy is not None and policy.with_name("registry.cbor").is_file():
         known = read_registry(policy, None, owner_key)
-    if signed is not None and rules is not None and known is not None:
+    if signed is not None and rules is not None and known is not None and not known.names_missing:
         # Refuses a registry that does not extend the one that the policy names, as the gate does.
         Gate(rules, known, workers=1)
     return Verifier(

@@ -220,6 +220,8 @@ def withdraw(
     try:
         with opened_to_sign(place, ledger_key, passphrase_file) as log:
             known = None if registry is None else registry_of(log.header, registry)
+            if known is not None:
+                known.require_names()
             checked = [_check_withdrawal(path, log.header, descriptors, known, now) for path in withdrawals]
             entered = [_enter(log, found, evidence, now) for found, evidence in checked]
     except LedgerBusy as error:

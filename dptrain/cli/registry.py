@@ -12,7 +12,7 @@ from attest import keys
 from attest.errors import RegistryRefused
 from attest.ids import check_id
 from attest.registry import KeyStatement, Registry, RegistryLog, Rotate
-from attest.registry.statements import read_statement
+from attest.registry.statements import read_statement, signing_key
 from dptrain.cli import registry_show
 from dptrain.cli.class_notes import unknown_classes
 from dptrain.cli.enrolments import Defaults, read_enrolments
@@ -187,8 +187,8 @@ def rotate(
     end = _end_of_old(log.registry, found, now, old_until)
     action = Rotate(found.to_cbor(), messages[0], messages[1], start, start + days * _DAY, end)
     changed = log.append([action], now=now)
-    new = keys.key_id(found.new_key or b"").hex()
-    _report(changed, json, f"{found.contributor} has the new key {new}", [found.contributor])
+    new, name = keys.key_id(found.new_key or b"").hex(), _holder(changed, found.key)
+    _report(changed, json, f"{name} has the new key {new}", [name])
 
 
 @app.command()
@@ -217,7 +217,7 @@ def revoke(
         if found.kind != "revoke" or len(messages) != 1:
             raise RegistryRefused("SCHEMA", f"{str(statement)!r} is no revocation; give it to 'registry {found.kind}'")
         changed = _open(registry, key, passphrase_file).revoke_own(found, messages[0], now=now)
-        contributor, from_when = found.contributor, found.revoked_at or 0
+        contributor, from_when = _holder(changed, found.key or signing_key(messages[0])), found.revoked_at or 0
         which = "all keys" if found.key is None else keys.key_id(found.key).hex()
     else:
         contributor, from_when, which = contributor or "", now if at is None else at, key_id or "all keys"
@@ -251,7 +251,7 @@ def _owner_key(registry: Path, key: Path | None) -> Path:
 
 def _end_of_old(registry: Registry, statement: KeyStatement, now: int, wanted: int | None) -> int:
     """When the old key ends: as wanted, by default now; a second after its start for a key that was enrolled just now."""
-    known = registry.find(statement.contributor)
+    known = registry.holder(statement.key or b"")
     record = next((item for item in known.keys if item.raw == statement.key), None) if known else None
     if record is None:
         return now if wanted is None else wanted
@@ -263,6 +263,12 @@ def _end_of_old(registry: Registry, statement: KeyStatement, now: int, wanted: i
             "a time between the two, or leave it out"
         )
     return wanted
+
+
+def _holder(registry: Registry, key: bytes | None) -> str:
+    """The name of the contributor whose key it is."""
+    known = registry.holder(key or b"")
+    return "nobody" if known is None else known.name
 
 
 def _key_id(text: str | None) -> bytes | None:

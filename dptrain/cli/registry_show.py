@@ -10,8 +10,8 @@ from attest.errors import RegistryRefused
 from attest.registry import Contributor, Peek, Registry, open_registry, peek
 from dptrain.cli.options import existing_file
 from dptrain.cli.output import JsonFlag, console, counting, print_json, styled, table, utc
+from dptrain.cli.registry_history import Who, sentences, shown
 from dptrain.cli.registry_history import as_json as entry_as_json
-from dptrain.cli.registry_history import sentences
 
 ExistingRegistry = Annotated[
     Path, typer.Argument(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry file, registry.cbor.")
@@ -101,9 +101,10 @@ def _print_unverified(known: Registry | None) -> None:
 def _print_contributors(found: Registry | Peek) -> None:
     rows = table("contributor", "key id", "classes", "cap", "valid from", "valid until", "revoked")
     for contributor in found.contributors:
+        name = shown(contributor.name)
         for record in contributor.keys:
             rows.add_row(
-                contributor.name if contributor.principal is None else f"{contributor.name} ({contributor.principal})",
+                name if contributor.principal is None else f"{name} ({shown(contributor.principal)})",
                 record.key_id.hex(),
                 ", ".join(contributor.classes),
                 "" if contributor.cap is None else str(contributor.cap),
@@ -114,14 +115,16 @@ def _print_contributors(found: Registry | Peek) -> None:
             )
     out = console()
     out.print(rows)
+    if isinstance(found, Registry) and found.names_missing:
+        out.print(f"contributors are shown by the beginning of their commitments: {found.names_missing}")
     out.print(f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}")
 
 
 def _print_history(found: Peek) -> None:
-    out = console()
+    out, who = console(), Who(found)
     for entry, root in zip(found.entries, found.roots, strict=True):
         out.print(f"entry {entry.seq}, {utc(entry.time)}, root {root.hex()}")
-        for sentence in sentences(entry):
+        for sentence in sentences(entry, who):
             out.print(f"  {sentence}")
 
 
@@ -139,18 +142,19 @@ def as_json(
         "contributors": [_contributor_as_json(item) for item in chosen],
     }
     if history is not None:
+        who = Who(history)
         data["history"] = [
-            entry_as_json(entry) | {"root": root.hex()} for entry, root in zip(history.entries, history.roots, strict=True)
+            entry_as_json(entry, who) | {"root": root.hex()} for entry, root in zip(history.entries, history.roots, strict=True)
         ]
     return data
 
 
 def _contributor_as_json(contributor: Contributor) -> dict[str, Any]:
     return {
-        "name": contributor.name,
+        "name": shown(contributor.name),
         "classes": list(contributor.classes),
         "cap": contributor.cap,
-        "principal": contributor.principal,
+        "principal": None if contributor.principal is None else shown(contributor.principal),
         "keys": [
             {
                 "key_id": record.key_id.hex(),

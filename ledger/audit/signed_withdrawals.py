@@ -12,7 +12,7 @@ from typing import Final
 
 from attest import sign1, signed_file
 from attest.errors import AttestError, RegistryRefused
-from attest.registry import Registry, open_registry
+from attest.registry import KeyRecord, Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_withdrawal
 from ledger.audit.findings import WithdrawalEvidence
 from ledger.audit.remarks import Remarks
@@ -87,6 +87,11 @@ class SignedWithdrawals:
                 self._registry = registry_of(header, registry)
             except RegistryRefused as error:
                 fault(error.code, str(registry), error.sentence)
+        # Not by name: a registry that travels has commitments in place of names.
+        self._keys_beside: dict[bytes, list[KeyRecord]] = {}
+        for contributor in () if self._registry is None else self._registry.by_name.values():
+            for record in contributor.keys:
+                self._keys_beside.setdefault(record.key_id, []).extend(contributor.keys)
         self._by_digest: dict[bytes, _Given] = {}
         self._by_contribution: dict[bytes, list[_Given]] = {}
         self._others: list[str] = []
@@ -185,15 +190,11 @@ class SignedWithdrawals:
         header, issuer = self._header, item.issuer
         if issuer == header.owner:
             return _verified(item, issuer, header.owner_key)
-        contributor = None if self._registry is None else self._registry.find(issuer)
-        if contributor is None:
-            return _UNPROVEN
         # Which contributor a contribution is of, the ADMIT leaf tells by a key; of a pruned one nothing does any more.
-        if self._key_ids.get(item.withdrawal.descriptor_hash) not in {record.key_id for record in contributor.keys}:
-            return _UNPROVEN
+        kid = self._key_ids.get(item.withdrawal.descriptor_hash, b"")
         times = (item.withdrawal.time, *(() if leaf is None else (leaf.time,)))
         found = _UNPROVEN
-        for record in contributor.keys:
+        for record in self._keys_beside.get(kid, ()):
             if any(record.valid(time) for time in times):
                 found = _verified(item, issuer, record.raw)
                 if found == _SHOWN:

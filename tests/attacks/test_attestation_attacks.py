@@ -27,7 +27,7 @@ from attest.corpus import open_corpus
 from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, ContributionDescriptor
 from attest.errors import AttestError, DescriptorRefused, KeyRefused, RegistryRefused, SignatureRefused
 from attest.gate import Gate, Refused, Seen, run_gate
-from attest.registry import Enrol, Entry
+from attest.registry import Enrol
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
 from tests.attacks.scene import (
     ALICE,
@@ -65,7 +65,7 @@ from tests.attacks.scene import (
     with_fields,
     write_signed_files,
 )
-from tests.registries import load, with_key
+from tests.registries import load, put, signed_behind_the_back, with_key
 from tests.vectors.published import vectors
 
 DAY = 86400
@@ -91,10 +91,7 @@ def enrol(log, name, raw, classes=("open",), **options):
 
 def signed_by_an_owner_without_care(raw):
     """A registry file whose last entry enrols a key that `enrol` would have refused."""
-    before = make_registry()
-    entry = Entry(len(before.roots), before.root(), NOW, (Enrol("eve", raw, NOW - YEAR, NOW + YEAR, ["open"]),))
-    message = sign1.sign(entry.to_cbor(), OWNER, contributor="owner", typ=sign1.TYP_REGISTRY)
-    return registry_bytes() + cbor.encode([entry.to_cbor(), message])
+    return signed_behind_the_back(registry_bytes(), OWNER, NOW, Enrol("eve", raw, NOW - YEAR, NOW + YEAR, ["open"]))
 
 
 def split(message):
@@ -197,7 +194,7 @@ def test_A1_a_weak_key_is_KEY_WEAK_in_a_public_key_file_and_as_the_owners_key(tm
 def test_A1_the_command_enrols_no_weak_key_and_leaves_the_registry_as_it_was(tmp_path, form, text):
     from dptrain.cli.app import app
 
-    (tmp_path / "registry.cbor").write_bytes(registry_bytes())
+    put(tmp_path / "registry.cbor", registry_bytes())
     keys.save_private_key(tmp_path / "owner.key", OWNER)
     key = base64.b64encode(bytes.fromhex(text)).decode()
     (tmp_path / form).write_text(
@@ -212,6 +209,7 @@ def test_A1_the_command_enrols_no_weak_key_and_leaves_the_registry_as_it_was(tmp
     result = CliRunner().invoke(app, command)
     assert result.exit_code != 0 and "KEY_WEAK" in result.output + str(result.exception)
     assert (tmp_path / "registry.cbor").read_bytes() == registry_bytes()
+    assert (tmp_path / "registry.names").read_bytes() == registry_bytes().names
 
 
 def test_A1_points_off_the_curve_are_KEY_WEAK():

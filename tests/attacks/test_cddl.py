@@ -87,6 +87,10 @@ def test_every_form_of_each_document_is_an_instance():
         assert valid("registry-entry", entry)
     for statement in key_statements():
         assert valid("key-statement", statement)
+    names, at = registry_bytes().names, 0
+    while at < len(names):
+        item, at = cbor.decode_prefix(names, at)
+        assert valid("registry-name", cbor.encode(item))
     assert valid("policy", SCENE.policy.to_cbor())
     phases = (NoisePhase(1, 2 * MICRO), NoisePhase(2, MICRO))
     auditor = str(VerifierKey("auditor.example/anna", SIGNATURE_COSIGNATURE_V1, RAW["alice"]))
@@ -100,7 +104,7 @@ def test_every_form_of_each_document_is_an_instance():
     for order in ("cyclic", "shuffled"):
         ordered = replace(SCENE.policy, disclosure="occurrences_public", sampling_order=order, classes=turns)
         assert valid("policy", ordered.to_cbor())
-    at, data = 0, registry_bytes()
+    at, data = 0, bytes(registry_bytes())
     while at < len(data):
         item, at = cbor.decode_prefix(data, at)
         assert valid("signed-registry-entry", cbor.encode(item)) and valid("registry-entry", item[0])
@@ -199,7 +203,7 @@ def test_bad_messages_policies_and_entries_are_no_instances():
     for changes in ({3: [0.5, 1]}, {5: "add-remove"}, {15: 0}, {21: None}, {22: []}, {23: 0}, {24: 1}, *NO_NOISE):
         assert not valid("policy", cbor.encode(with_fields(policy, changes)))
     entry = cbor.decode(registry_entries()[0])
-    for changes in ({2: -1}, {3: bytes(31)}, {5: [[6]]}, {5: [[1, "carol"]]}, {6: 1}):
+    for changes in ({2: -1}, {3: bytes(31)}, {5: [[6]]}, {5: [[1, bytes(32)]]}, {5: [[2, "carol", [], None]]}, {6: 1}):
         assert not valid("registry-entry", cbor.encode(with_fields(entry, changes)))
 
 

@@ -1,6 +1,6 @@
 """A27 of the attack list: whoever reads an export and guesses rightly learns nothing from it.
 
-The attacker has all that an export shows of a run, and of its attestations descriptor and signature. It also has the true
+The attacker has all that an export shows of a run, the registry, and of attestations descriptor and signature. It has the true
 contents, contributors, data classes and principals as its dictionary; only nonces and salts are missing. It hashes every guess
 under every domain of the project, with everything in the export as a salt, and looks for the digest anywhere. The same attacker
 is set on commitments that are weak in ways that come to mind, and confirms every guess there: so the test can fail.
@@ -28,10 +28,14 @@ from ledger.leaves.header import ADDRESSED
 from ledger.log import AdmitSpec, Ledger
 from ledger.note import NoteSigner
 from ledger.rules.weights import WeightRecord
-from tests.attacks.scene import CORPUS, MICRO, NOW, OWNER, YEAR, key_of, make_policy, make_registry
+from tests.attacks.scene import CORPUS, MICRO, NOW, OWNER, YEAR, key_of, make_policy, registry_bytes
+from tests.registries import continued, load
 
 CLASSES = ("sensitive", "open")
 CONTRIBUTORS = ("hospital-berne", "hospital-basel", "practice-keller", "practice-favre")
+IN_GROUPS = {"practice-favre": "group-of-friends"}
+"""Principals that the registry states; the attestations of the other contributors state principals themselves."""
+
 EACH = 12
 SOURCES = Path(__file__).resolve().parents[2]
 
@@ -60,6 +64,7 @@ class Run:
     opened: tuple[ContributionDescriptor, ...]
     messages: tuple[bytes, ...]
     contents: tuple[bytes, ...]
+    names: bytes
 
     @property
     def truth(self):
@@ -70,6 +75,11 @@ class Run:
             guesses |= {("principal", one.principal.encode())} if one.principal else set()
         return guesses
 
+    @property
+    def enrolled(self):
+        """The principals that the registry commits to."""
+        return {("principal", principal.encode()) for principal in IN_GROUPS.values()}
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -77,12 +87,17 @@ def run(tmp_path_factory):
     place = tmp_path_factory.mktemp("exported")
     signers = {name: key_of(40 + number) for number, name in enumerate(CONTRIBUTORS)}
     valid = {"not_before": NOW - YEAR, "not_after": NOW + YEAR, "now": NOW - YEAR}
-    registry = make_registry(
+    enrolled = continued(
+        registry_bytes(),
+        OWNER,
         *(
-            lambda log, name=name, key=key: log.enrol(name, keys.public_bytes(key), classes=CLASSES, **valid)
+            lambda log, name=name, key=key: log.enrol(
+                name, keys.public_bytes(key), classes=CLASSES, principal=IN_GROUPS.get(name), **valid
+            )
             for name, key in signers.items()
-        )
+        ),
     )
+    registry = load(enrolled, OWNER)
     opened, contents = [], []
     for number, name in enumerate(CONTRIBUTORS):
         template = SigningTemplate(
@@ -107,7 +122,8 @@ def run(tmp_path_factory):
     assert len(admitted) == len(opened)
     export, header = recorded(place, policy, registry, [item.admission for item in admitted])
     messages = tuple(attestation.sign1 for attestation in attestations)
-    return Run(export, header, tuple(opened), messages, tuple(contents))
+    header += tuple(record.raw for contributor in registry.contributors for record in contributor.keys)
+    return Run((*export, bytes(enrolled)), header, tuple(opened), messages, tuple(contents), enrolled.names)
 
 
 def recorded(place, policy, registry, admissions):
@@ -230,8 +246,8 @@ def confirmed(shown, truth):
 
 
 def test_A27_nobody_is_confirmed_by_an_export_and_all_descriptors_and_signatures(run):
-    truth = run.truth
-    assert len(truth) == len(CONTRIBUTORS) * (EACH + 1) + 2 + 3
+    truth = run.truth | run.enrolled
+    assert len(truth) == len(CONTRIBUTORS) * (EACH + 1) + 2 + 3 + 1
     assert not confirmed(published(run), truth)
 
 
@@ -275,6 +291,13 @@ def test_A27_the_same_attack_finds_a_single_field_that_is_weak(run, field):
         return cbor.encode(cbor.decode(run.opened[number].to_cbor()) | weak)
 
     assert confirmed(published(run, payload_of), run.truth) == {(of_what, values[field])}
+
+
+def test_A27_the_same_attack_confirms_everybody_enrolled_once_the_registrys_names_are_published(run):
+    shown, enrolled = published(run), run.enrolled | {guess for guess in run.truth if guess[0] == "contributor"}
+    assert confirmed(Published((*shown.files, run.names), shown.common, shown.single), enrolled) == enrolled
+    salts = {value for value in re.findall(rb"\x50(.{16})", run.names, re.DOTALL)}
+    assert confirmed(Published(shown.files, shown.common | salts, shown.single), enrolled) == enrolled
 
 
 def test_A27_who_has_an_opening_confirms_it_and_no_other(run):

@@ -149,7 +149,6 @@ STATEMENTS = st.one_of(
     st.builds(
         lambda **fields: KeyStatement(kind="rotate", **fields),
         registry_id=st.binary(min_size=16, max_size=16),
-        contributor=IDS,
         key=HASHES,
         time=TIMES,
         new_key=HASHES,
@@ -157,7 +156,6 @@ STATEMENTS = st.one_of(
     st.builds(
         lambda **fields: KeyStatement(kind="revoke", **fields),
         registry_id=st.binary(min_size=16, max_size=16),
-        contributor=IDS,
         key=st.none() | HASHES,
         time=TIMES,
         revoked_at=TIMES,
@@ -167,10 +165,10 @@ CLASS_LISTS = st.lists(IDS, max_size=4)
 OPTIONAL_CAP = st.none() | st.integers(0, MAX_COUNT)
 ACTIONS = st.one_of(
     st.builds(Create, st.binary(min_size=16, max_size=16), IDS),
-    st.builds(Enrol, IDS, HASHES, TIMES, TIMES, CLASS_LISTS, OPTIONAL_CAP, st.none() | IDS),
-    st.builds(Grant, IDS, CLASS_LISTS, OPTIONAL_CAP),
+    st.builds(Enrol, HASHES, HASHES, TIMES, TIMES, CLASS_LISTS, OPTIONAL_CAP, st.none() | HASHES),
+    st.builds(Grant, HASHES, CLASS_LISTS, OPTIONAL_CAP),
     st.builds(Rotate, st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=300), TIMES, TIMES, TIMES),
-    st.builds(Revoke, IDS, st.none() | HASHES, TIMES),
+    st.builds(Revoke, HASHES, st.none() | HASHES, TIMES),
     st.builds(RevokeOwn, st.binary(max_size=300), st.binary(max_size=300)),
 )
 ENTRIES = st.builds(Entry, st.integers(0, MAX_COUNT), HASHES, TIMES, st.lists(ACTIONS, min_size=1, max_size=5).map(tuple))

@@ -89,6 +89,8 @@ class Model:
         kind, name, *rest = step
         person = self.people.get(name)
         taken = {place for other in self.people.values() for place in other.keys}
+        if kind in ("rotate", "revoke-own"):
+            person = self.holder(rest[0] if kind == "rotate" else rest[1])
         if kind == "enrol":
             place, (start, end), _, _, principal = rest
             stays = person is None or person.principal is None or principal in (None, person.principal)
@@ -108,6 +110,10 @@ class Model:
         place, signer, _ = rest
         return self.valid(person, signer) and (place is None or place in person.keys)
 
+    def holder(self, place: int) -> Person | None:
+        """Whose key it is: a statement names nobody, the key acted on or the one that signs says who it is."""
+        return next((person for person in self.people.values() if place in person.keys), None)
+
     def valid(self, person: Person, place: int) -> bool:
         if place not in person.keys:
             return False
@@ -116,7 +122,8 @@ class Model:
 
     def do(self, step: tuple) -> None:
         kind, name, *rest = step
-        person = self.people.setdefault(name, Person())
+        person = self.holder(rest[0] if kind == "rotate" else rest[1]) if kind in ("rotate", "revoke-own") else None
+        person = person or self.people.setdefault(name, Person())
         if kind == "enrol":
             place, (start, end), granted, cap, principal = rest
             person.keys[place] = [start, end, None]
@@ -159,7 +166,7 @@ def action(step: tuple, registry_id: bytes, serial: int):
     """A step as an action; ``serial`` makes every statement another one."""
     kind, name, *rest = step
     # A statement may have been signed up to 30 days before: its time tells statements apart.
-    said = {"registry_id": registry_id, "contributor": name, "time": T - serial}
+    said = {"registry_id": registry_id, "time": T - serial}
     if kind == "enrol":
         place, (start, end), granted, cap, principal = rest
         return Enrol(name, RAW[place], start, end, granted, cap, principal)
@@ -218,11 +225,11 @@ def test_a_file_replays_to_what_its_writer_held_and_the_model_says(life):
 @given(
     st.one_of(
         st.builds(
-            KeyStatement, kind=st.just("rotate"), registry_id=st.binary(min_size=16, max_size=16), contributor=names,
+            KeyStatement, kind=st.just("rotate"), registry_id=st.binary(min_size=16, max_size=16),
             key=st.binary(min_size=32, max_size=32), time=times, new_key=st.binary(min_size=32, max_size=32),
         ),
         st.builds(
-            KeyStatement, kind=st.just("revoke"), registry_id=st.binary(min_size=16, max_size=16), contributor=names,
+            KeyStatement, kind=st.just("revoke"), registry_id=st.binary(min_size=16, max_size=16),
             key=st.none() | st.binary(min_size=32, max_size=32), time=times, revoked_at=times,
         ),
     ),

@@ -215,7 +215,7 @@ def test_what_a_new_key_signs_is_admitted_under_the_old_policy(shell, corpus):
     soon = str(contributors(shell)["alice"]["keys"][0]["not_after"] + 1)
     assert shell.json("gate", "policy.cose", "corpus", "--now", soon, code=1)["refused"] == {"KEY_NOT_VALID": 5}
     sign = ("attest", "sign", "corpus/notes.jsonl", "--class", "sensitive", "--policy", "policy.toml")
-    shell.run(*sign, "--key", "new/alice.key")
+    shell.run(*sign, "--key", "new/alice.key", "--not-before", soon)
     assert shell.json("gate", "policy.cose", "corpus", "--now", soon)["admitted"] == {"sensitive": 5}
 
 
@@ -321,4 +321,24 @@ def test_a_statement_file_says_everything_that_the_statement_says(alice):
     from attest.registry import KeyStatement
 
     made = alice.json("attest", "rotate", "--key", "alice.key", "--new-key", "new/alice.key", "--registry", REGISTRY)
-    assert {field.name for field in fields(KeyStatement)} | {"path"} == set(made)
+    assert {field.name for field in fields(KeyStatement)} | {"contributor", "path"} == set(made)
+
+
+def test_without_the_names_a_registry_is_shown_by_commitments_and_the_gate_refuses(alice):
+    alice.run("registry", "grant", REGISTRY, "--contributor", "alice", "--class", "open", "--cap", "3")
+    named = alice.json("registry", "show", REGISTRY, "--history")
+    (alice.directory / "registry.names").rename(alice.directory / "registry.names.away")
+    bare = alice.json("registry", "show", REGISTRY, "--history")
+    (one,) = bare["contributors"]
+    assert one["name"].startswith("(") and len(one["name"]) == 10 and "alice" not in str(bare)
+    assert one["keys"] == named["contributors"][0]["keys"] and bare["root"] == named["root"] and bare["verified"]
+    assert {action["name"] for entry in bare["history"][1:] for action in entry["actions"]} == {one["name"]}
+    for options in ((), ("--history",)):
+        shown = alice.run("registry", "show", REGISTRY, *options).stdout
+        assert one["name"] in shown and "alice" not in shown
+    assert "registry.names" in " ".join(alice.run("registry", "show", REGISTRY).stdout.split())
+    assert alice.run("registry", "verify", REGISTRY).stdout.startswith("verified")
+    grant = ("registry", "grant", REGISTRY, "--contributor", "alice", "--none")
+    assert code(alice, *grant) == "NAMES"
+    (alice.directory / "registry.names.away").rename(alice.directory / "registry.names")
+    assert alice.json("registry", "show", REGISTRY, "--history") == named

@@ -298,7 +298,7 @@ def test_resuming_with_another_policy_or_model_is_refused(world: World, tmp_path
     with pytest.raises(ResumeRefused, match=r"ANOTHER_RUN.*model"):
         Trainer(world, "gpt2_tied", resume=True)
     other = make_world(tmp_path / "other", per_class=3, steps=8, rate="1")
-    for name in ("policy.cose", "owner.pub", "registry.cbor"):
+    for name in ("policy.cose", "owner.pub", "registry.cbor", "registry.names"):
         (world.root / name).write_bytes((other.root / name).read_bytes())
     with pytest.raises(Exception, match="REGISTRY_ROOT"):
         Trainer(world, resume=True)

@@ -69,7 +69,7 @@ def test_A24_a_contributors_own_revocation_does_the_same(world: World) -> None:
     def revoke() -> None:
         log, key = log_of(world), world.contributor_keys[INTERNAL]
         statement = KeyStatement(
-            kind="revoke", registry_id=log.registry.registry_id, contributor=INTERNAL, key=public_bytes(key),
+            kind="revoke", registry_id=log.registry.registry_id, key=public_bytes(key),
             time=world.now, revoked_at=world.now - 10 * DAY,
         )  # fmt: skip
         log.revoke_own(statement, statement.sign(key), now=world.now)
@@ -104,7 +104,7 @@ def test_enrolments_rotations_and_other_grants_disturb_nothing(world: World) -> 
         log.enrol("eve", public_bytes(generate()), classes=["open"], not_before=0, not_after=world.now, now=world.now)
         log.grant(INTERNAL, classes=["internal", "open"], cap=0, now=world.now)
         statement = KeyStatement(
-            kind="rotate", registry_id=log.registry.registry_id, contributor=INTERNAL, key=public_bytes(old),
+            kind="rotate", registry_id=log.registry.registry_id, key=public_bytes(old),
             time=world.now, new_key=public_bytes(new),
         )  # fmt: skip
         log.rotate(
@@ -196,7 +196,7 @@ def test_a_registry_that_does_not_follow_stops_the_run_before_the_charge_and_it_
     trainer.one(next(iterator))
     trainer.one(next(iterator))
     trainer.private.save()
-    before = path.read_bytes()
+    before, names = path.read_bytes(), path.with_suffix(".names").read_bytes()
     tamper(world)
     charged = trainer.private.recorder.ledger.charged_steps
     with pytest.raises(RegistryRefused):
@@ -207,9 +207,34 @@ def test_a_registry_that_does_not_follow_stops_the_run_before_the_charge_and_it_
     with pytest.raises(RegistryRefused):
         Trainer(world, resume=True)
     path.write_bytes(before)
+    path.with_suffix(".names").write_bytes(names)
     again = Trainer(world, resume=True)
     again.run()
     assert again.private.recorder.ledger.charged_steps == 6
+    again.close()
+
+
+def test_names_that_do_not_follow_the_registry_stop_the_run_before_the_charge_and_withdraw_nobody(world: World) -> None:
+    """Who is not known by name has no key by that name: to go on would take out everybody."""
+    names = world.root / "registry.names"
+    trainer = Trainer(world)
+    iterator = iter(trainer.steps)
+    for _ in range(2):
+        trainer.one(next(iterator))
+    trainer.private.save()
+    kept = names.read_bytes()
+    log_of(world).grant(INTERNAL, classes=["internal", "open"], cap=None, now=world.now)
+    names.unlink()
+    with pytest.raises(RegistryRefused, match=r"NAMES.*registry\.names"):
+        trainer.one(next(iterator))
+    assert withdrawals(trainer) == []
+    trainer.close()
+    with pytest.raises(RegistryRefused, match="NAMES"):
+        Trainer(world, resume=True)
+    names.write_bytes(kept)
+    again = Trainer(world, resume=True)
+    again.run()
+    assert withdrawals(again) == [] and again.private.recorder.ledger.charged_steps == 6
     again.close()
 
 

@@ -137,7 +137,7 @@ def certified(world: World, root: Any) -> World:
     """The same corpus under a policy that asks for the other level."""
     signed = open_policy(world.policy, public_bytes(world.owner_key))
     policy = dataclasses.replace(signed.policy, exactness="certified", registry_root=None)
-    for path in (world.root / "owner.pub", world.root / "registry.cbor"):
+    for path in (world.root / "owner.pub", world.root / "registry.cbor", world.root / "registry.names"):
         (root / path.name).write_bytes(path.read_bytes())
     payload, message = sign_policy(policy, world.owner_key, owner="owner", registry_root=world.registry.root())
     signed_file.write(root / "policy.cose", payload, message)

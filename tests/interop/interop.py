@@ -98,8 +98,8 @@ def documents():
     """One of each signed document: payload, message, key."""
     scene = make_scene()
     attestation = signed()
-    statement = KeyStatement(kind="revoke", registry_id=bytes(16), contributor="alice", key=None, time=NOW, revoked_at=NOW)
-    entry = cbor.decode_prefix(registry_bytes(), 0)[0]
+    statement = KeyStatement(kind="revoke", registry_id=bytes(16), key=None, time=NOW, revoked_at=NOW)
+    entry = cbor.decode_prefix(bytes(registry_bytes()), 0)[0]
     return {
         "attestation": (attestation.descriptor, attestation.sign1, RAW["alice"]),
         "withdrawal": (*sign_withdrawal(Withdrawal(bytes(32), CORPUS, NOW, "consent"), ALICE, signer="alice"), RAW["alice"]),
