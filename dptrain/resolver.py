@@ -15,7 +15,8 @@ from functools import cached_property
 
 from attest import allocation
 from attest.descriptor import ContributionDescriptor
-from attest.errors import ValueRefused
+from attest.errors import AdmissionRefused, ValueRefused
+from attest.examination import check_bounds
 from attest.gate import Admission
 from attest.policy import ClassRule, DepthRule, Policy
 from attest.schedule import effective_multiplier, realised_std, realised_variance, scheduled_std, sufficient_variance
@@ -82,6 +83,7 @@ class Schedule:
     profiles: dict[str, tuple[int, ...]]
     frozen: tuple[Tensor, ...]
     public: frozenset[str] = frozenset()
+    policy: Policy | None = None
 
     @property
     def coordinates(self) -> int:
@@ -119,12 +121,18 @@ class Schedule:
         return tuple(realised_std(sum(own.get(name, 0) for name in block.classes)) for block in self.blocks)
 
     def resolve(self, admission: Admission) -> Resolution:
-        """Noise schedule and depth profile of an admission; depends on its class and signed bounds alone.
+        """Returns noise schedule and depth profile of an admission; they depend on its class and signed bounds alone.
+
+        Guarantee: what is resolved signed bounds that its class and the corpus take, whoever admitted it: the clip norm is at
+        most, and the noise multiplier at least, the preset of the class. Public classes resolve what signed that it is public.
 
         Raises:
-            NotPrivateUse: the class is public and the contribution did not sign that it is, or the reverse.
+            NotPrivateUse: with the code of the gate (CLASS_UNKNOWN, CLIP_ABOVE_CLASS, NOISE_BELOW_CLASS, CLIP_BELOW_FLOOR,
+                NOISE_BELOW_FLOOR, BOUNDS_NOT_PUBLIC, EXAMPLES), the gate would refuse it; PUBLIC_UNSIGNED, this schedule
+                calls a class public that the policy does not, or the reverse; NO_POLICY, it was bound to no policy.
         """
         descriptor = admission.descriptor
+        self._require_bounds(admission)
         public = descriptor.admissibility_class in self.public
         if public is not descriptor.public:
             raise NotPrivateUse(
@@ -145,6 +153,23 @@ class Schedule:
             variance=None if public else sufficient_variance(descriptor.noise_multiplier, descriptor.clip_norm),
             public=public,
         )
+
+
+    def _require_bounds(self, admission: Admission) -> None:
+        """Refuses an admission that the policy's class does not take; raises NotPrivateUse."""
+        descriptor, policy = admission.descriptor, self.policy
+        who = f"contribution {admission.descriptor_hash.hex()[:16]}..."
+        if policy is None:
+            raise NotPrivateUse("NO_POLICY", f"no policy judges {who}; make the schedule with dptrain.resolver.bind")
+        rule = policy.find_class(descriptor.admissibility_class)
+        if rule is None or rule.name not in self.profiles:
+            known = ", ".join(self.profiles)
+            sentence = f"{who} is of class {descriptor.admissibility_class!r}, the policy has {known}"
+            raise NotPrivateUse("CLASS_UNKNOWN", f"{sentence}; the gate refuses such, run it again")
+        try:
+            check_bounds(descriptor, rule, policy)
+        except AdmissionRefused as error:
+            raise NotPrivateUse(error.code, f"{who}: {error.sentence}; the gate refuses such, run it again") from error
 
 
 def bind(policy: Policy, stack: LayerStack) -> Schedule:
@@ -200,7 +225,7 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     public = frozenset(rule.name for rule in policy.classes if rule.public)
     if policy.noise_budgets is not None:
         blocks = _budgeted(policy, policy.noise_budgets, blocks)
-    return Schedule(stack, tuple(blocks), profiles, tuple(frozen), public)
+    return Schedule(stack, tuple(blocks), profiles, tuple(frozen), public, policy)
 
 
 def _budgeted(policy: Policy, budgets: tuple[int, int, int], blocks: Sequence[Block]) -> list[Block]:
