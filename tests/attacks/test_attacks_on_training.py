@@ -1,4 +1,4 @@
-"""The attack list of the attestation format, A21 to A24: what happens between admission and the last step."""
+"""The attack list of the attestation format, A16 and A21 to A24: what happens between admission and the last step."""
 
 from dataclasses import replace
 
@@ -73,7 +73,7 @@ def forged(admission, **changes):
 
 def test_A16_an_admission_softer_than_its_class_is_refused_where_bounds_become_noise(tmp_path):
     """Whoever hands the resolver an admission that the gate would not have made gets no noise for it, and the gate's code."""
-    world = make_world(tmp_path, classes=CLASSES + PUBLIC, per_class=1, steps=2, policy_extra="min_clip_norm = 0.01")
+    world = make_world(tmp_path, classes=CLASSES + PUBLIC, per_class=1, steps=2, policy_extra="[floors]\nclip_norm = 0.01")
     trainer = Trainer(world)
     schedule = trainer.private.schedule
     admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.pool.slots}
