@@ -68,6 +68,49 @@ def test_add_asks_for_one_source_and_for_classes(shell, owner):
     shell.run("registry", "add", REGISTRY, "--from", "all.jsonl", "--contributor", "x", code=2)
 
 
+def test_a_name_that_looks_like_an_enrolled_one_needs_a_word(shell, owner):
+    shell.run("registry", "add", REGISTRY, "--pub", "alice.pub", "--class", "open")
+    shell.run("attest", "keygen", "a1ice")
+    add = ("registry", "add", REGISTRY, "--pub", "a1ice.pub", "--class", "open")
+    error = shell.json(*add, code=1)["error"]
+    assert error["code"] == "LOOK_ALIKE" and "'a1ice' looks like 'alice'" in error["sentence"]
+    assert "--allow-look-alike" in error["sentence"] and set(contributors(shell)) == {"alice"}
+    rows = [{"key": line(shell, name), "contributor": name} for name in ("modem", "rnodern")]
+    shell.write("all.jsonl", "\n".join(map(json.dumps, rows)))
+    assert code(shell, "registry", "add", REGISTRY, "--from", "all.jsonl", "--class", "open") == "LOOK_ALIKE"
+    assert shell.json("registry", "verify", REGISTRY)["look_alikes"] == []
+    shell.run(*add, "--allow-look-alike")
+    assert set(contributors(shell)) == {"alice", "a1ice"}
+    assert shell.json("registry", "verify", REGISTRY)["look_alikes"] == [["a1ice", "alice"]]
+    assert "names that look alike: a1ice, alice" in shell.run("registry", "verify", REGISTRY).stdout
+
+
+def test_possession_is_proved_by_the_key_or_the_owners_word_and_said_for_every_key(shell, corpus):
+    corpus()
+    shell.run("attest", "keygen", "carol")
+    proof = shell.json("attest", "prove", "--key", "carol.key", "--registry", REGISTRY)
+    assert (proof["kind"], proof["path"]) == ("prove", "carol-possession.cose")
+    shell.run("registry", "add", REGISTRY, "--pub", "carol.pub", "--class", "public", "--statement", proof["path"])
+    found = {name: [key["proved"] for key in item["keys"]] for name, item in contributors(shell).items()}
+    assert found == {"alice": [False], "carol": [True]}
+    show = " ".join(shell.run("registry", "show", REGISTRY, columns=160).stdout.split())
+    assert "owner's word" in show and "proved" in show
+    history = shell.run("registry", "show", REGISTRY, "--history", columns=200).stdout
+    assert "on the owner's word" in history and "carol proved that it holds key" in history
+    attestations = ("attest", "show", "corpus/notes.jsonl.attest", "--record", "1", "--registry", REGISTRY)
+    checks = {check["what"]: check for check in shell.json(*attestations)["checks"]}
+    assert checks["possession"]["outcome"] == "unchecked" and "the owner's word" in checks["possession"]["sentence"]
+    shell.run("attest", "prove", "--key", "alice.key", "--registry", REGISTRY, "--out", "mine.cose")
+    shell.run("registry", "prove", REGISTRY, "--statement", "mine.cose")
+    checks = {check["what"]: check for check in shell.json(*attestations)["checks"]}
+    assert checks["possession"]["outcome"] == "passed"
+    assert shell.json("registry", "verify", REGISTRY)["proved"] == 2
+    assert code(shell, "registry", "prove", REGISTRY, "--statement", "mine.cose") == "REPLAYED"
+    assert code(shell, "registry", "rotate", REGISTRY, "--statement", "mine.cose") == "SCHEMA"
+    shell.run("attest", "revoke", "--key", "alice.key", "--registry", REGISTRY)
+    assert code(shell, "registry", "prove", REGISTRY, "--statement", "alice-revocation.cose") == "SCHEMA"
+
+
 def test_grant_replaces_classes_and_cap(shell, owner):
     shell.run("registry", "add", REGISTRY, "--pub", "alice.pub", "--class", "open", "--cap", "5", "--principal", "anna")
     assert contributors(shell)["alice"] | {"keys": 0} == {
