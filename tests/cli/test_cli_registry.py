@@ -93,9 +93,9 @@ def test_possession_is_proved_by_the_key_or_the_owners_word_and_said_for_every_k
     shell.run("registry", "add", REGISTRY, "--pub", "carol.pub", "--class", "public", "--statement", proof["path"])
     found = {name: [key["proved"] for key in item["keys"]] for name, item in contributors(shell).items()}
     assert found == {"alice": [False], "carol": [True]}
-    show = " ".join(shell.run("registry", "show", REGISTRY, columns=160).stdout.split())
+    show = " ".join(shell.run("registry", "show", REGISTRY).stdout.split())
     assert "owner's word" in show and "proved" in show
-    history = shell.run("registry", "show", REGISTRY, "--history", columns=200).stdout
+    history = shell.run("registry", "show", REGISTRY, "--history").stdout
     assert "on the owner's word" in history and "carol proved that it holds key" in history
     attestations = ("attest", "show", "corpus/notes.jsonl.attest", "--record", "1", "--registry", REGISTRY)
     checks = {check["what"]: check for check in shell.json(*attestations)["checks"]}
