@@ -6,6 +6,7 @@
 * `replay`: the rules by which one state follows from another.
 * `look_alikes`: names that a person takes for each other.
 * `log`: reading a file, verified, and appending to one.
+* `memory`: the largest state that was used for a ledger or a corpus.
 """
 
 from attest.registry.actions import Action, Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate

@@ -10,8 +10,9 @@ from attest import keys, signed_file
 from attest.admission import Passed
 from attest.attestation import Attestation
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
-from attest.errors import CorpusRefused
+from attest.errors import CorpusRefused, RegistryRefused
 from attest.gate import Admission, Gate, Refused, Seen
+from attest.registry import RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.errors import ContentChanged, NotPrivateUse
 from ledger.errors import LeafRefused
@@ -267,6 +268,42 @@ def test_A24_a_policy_that_names_an_earlier_root_takes_the_registry_with_the_rev
     assert later.root() != scene.policy.registry_root and later.extends(scene.policy.registry_root)
     gate = Gate(scene.policy, later, workers=1)
     assert codes(gate, [item_of(signed(), CONTENT)], now=NOW) == ["KEY_REVOKED"]
+
+
+def test_A24_an_older_registry_than_a_run_used_is_refused_by_its_ledgers_memory_and_by_the_corpus(tmp_path):
+    """Also where no leaf of the ledger cites what came after the admission: a grant to somebody else, say."""
+    world = make_world(tmp_path, per_class=1, steps=6, rate="1")
+    path = world.root / "registry.cbor"
+    before = path.read_bytes()
+    log = RegistryLog(path, world.owner_key)
+    trainer = Trainer(world)
+    steps = iter(trainer.steps)
+    trainer.one(next(steps))
+    trainer.one(next(steps))
+    trainer.private.save()
+    log.grant("contributor-open", classes=["open"], cap=9, now=world.now)
+    after = path.read_bytes()
+    trainer.one(next(steps))  # charges the second window, and sees the newer registry
+    trainer.close()
+    ledgers, corpora = world.root / "ledger.db.registry", world.root / ".corpus.registry"
+    assert ledgers.read_bytes() == corpora.read_bytes()
+    path.write_bytes(before)
+    for gone, what in ((corpora, "the ledger "), (ledgers, "this corpus ")):
+        kept = gone.read_bytes()
+        gone.unlink()
+        with pytest.raises(RegistryRefused) as refused:
+            Trainer(world, resume=True)
+        assert refused.value.code == "REGISTRY_OLDER" and f"for {what}" in refused.value.sentence
+        assert "has 4 entries" in refused.value.sentence and "one with 5 entries" in refused.value.sentence
+        gone.write_bytes(kept)
+    world.ledger.rename(world.root / "first.db")
+    for suffix in (".registry", ".highwater", ".key"):
+        side = world.root / f"ledger.db{suffix}"
+        side.rename(world.root / f"first.db{suffix}") if side.exists() else None
+    with pytest.raises(RegistryRefused, match="REGISTRY_OLDER"):
+        Trainer(world)  # another run over the same corpus
+    path.write_bytes(after)
+    Trainer(world).close()
 
 
 def test_A24_a_second_key_of_the_contributor_does_not_heal_what_the_revoked_one_signed(scene):
