@@ -19,9 +19,11 @@ from attest.policy import Policy
 from attest.policy.sampling import POISSON, period
 from dptrain.cli.advice.facts import attacker
 from dptrain.cli.advice.fixes import rounded
+from dptrain.own_noise import OwnNoise, own_noise, signed_bounds
 from dptrain.planning.rounding import at_most
 from dptrain.support import refusal
 from ledger import accountants
+from ledger.errors import AccountantError
 
 _DAY = 86400
 
@@ -118,6 +120,30 @@ def under(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -
     return epsilon(signed, policy, signed_policy)
 
 
+def own_noise_of(signed: ContributionDescriptor, policy: Policy) -> OwnNoise | None:
+    """The noise that its own bounds would need under a policy; None where that says nothing of it, or no noise does."""
+    if signed.corpus != policy.corpus or policy.find_class(signed.admissibility_class) is None or refusal(policy) is not None:
+        return None
+    bounds = signed_bounds(signed, policy)
+    try:
+        return None if bounds is None or signed.public else own_noise(bounds)
+    except AccountantError:
+        return None
+
+
+def _own(signed: ContributionDescriptor, policy: Policy) -> str:
+    """What its own bounds would need, whatever its class is given; nothing where there is no such figure."""
+    found = own_noise_of(signed, policy)
+    if found is None:
+        return ""
+    what = "Its limit of epsilon by itself" if found.limited else "Its noise multiplier and clip norm by themselves"
+    drawn = f"{found.expected:g} draws expected over the run" + (", its cap" if found.expected == signed.max_occurrences else "")
+    return (
+        f" {what} would need noise of variance {found.variance:.4g} per coordinate in every step ({drawn}). What the policy adds to a "
+        "block follows from the classes alone, and from no such count."
+    )
+
+
 def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -> str:
     """What the signed bounds amount to under a policy: upper bounds that hold whatever the other classes ask for."""
     rule = policy.class_rule(signed.admissibility_class)
@@ -140,7 +166,7 @@ def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool)
         f"{at_most(own)} against the contribution being empty: {attacker(own, delta)}. If every step that may be repeated "
         f"after crashes is, it is at most {at_most(redone)}; against other content in its place, without repeated steps, at "
         f"most {at_most(replaced)}. All this is of one contribution: for several of one person epsilon is larger."
-        f"{_total(signed, policy)}{_l1(policy)}"
+        f"{_total(signed, policy)}{_l1(policy)}{_own(signed, policy)}"
     )
 
 
@@ -181,7 +207,7 @@ def _counted(signed: ContributionDescriptor, policy: Policy, signed_policy: bool
         f"Under {source} the ledger tells everybody in which steps it was drawn, and each occurrence counts in full. Drawn "
         f"{_count(draws, 'time')} ({sure}), epsilon is at most {at_most(own)} against the contribution being empty, and at "
         f"most {at_most(replaced)} against other content in its place (delta {delta:g}). All this is of one contribution: for "
-        f"several of one person epsilon is larger.{_total(signed, policy)}"
+        f"several of one person epsilon is larger.{_total(signed, policy)}{_own(signed, policy)}"
     )
 
 
