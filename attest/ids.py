@@ -34,8 +34,8 @@ def check_id(text: object, what: str, *, error: type[AttestError] = ValueRefused
 def skeleton(name: str) -> str:
     """Returns what names that look alike have in common: two names are taken for each other where it is the same.
 
-    The map is ``0`` to ``o``, ``1`` to ``l``, ``m`` to ``rn``, ``w`` to ``vv``, ``d`` to ``cl``; a run of ``.``, ``_`` and ``-`` to one
-    ``-``, and a run of ``/`` to one. It is idempotent.
+    The map is ``0`` to ``o``, ``1`` to ``l``, ``m`` to ``rn``, ``w`` to ``vv``, ``d`` to ``cl``; a run of ``.``, ``_`` and
+    ``-`` to one ``-``, and a run of ``/`` to one. It is idempotent.
 
     Args:
         name: An identifier.

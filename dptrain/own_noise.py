@@ -1,9 +1,9 @@
 """The noise that one contribution's own bounds would need: its sufficient variance v_i = (z* C_i)^2.
 
 The schedule of a class carries no count of occurrences, since it is public and the same for everybody in the class
-(docs/guarantee.md). This figure is of one contribution: what it signed, how often it is expected to be drawn, and from these the
-least multiplier z* that keeps it. Everything it takes stands in the descriptor or the ADMIT leaf, and in the signed policy, so
-whoever has these computes the same figure. Without torch.
+(docs/guarantee.md). This figure is of one contribution: what it signed, how often it is expected to be drawn, and from these
+the least multiplier z* that keeps it. Everything it takes stands in the descriptor or the ADMIT leaf, and in the signed policy,
+so whoever has these computes the same figure. Without torch.
 """
 
 import math
@@ -113,13 +113,14 @@ def admitted_bounds(leaf: Admit, policy: Policy) -> OwnBounds | None:
 def own_noise(bounds: OwnBounds) -> OwnNoise:
     """Returns the noise that suffices for what a contribution signed, whatever its class is given.
 
-    Guarantee: noise of this variance in every step, on all blocks of the contribution, keeps its signed multiplier at full clip;
-    and its signed limit of epsilon at the delta of that limit, over the horizon of this run as if it were the only one. With secret
-    draws that holds however often it is really drawn; where occurrences are public, for as many as expected, rounded up.
+    Guarantee: noise of this variance in every step, on all blocks of the contribution, keeps its signed multiplier at full
+    clip; and its signed limit of epsilon at the delta of that limit, over the horizon of this run as if it were the only one.
+    With secret draws that holds however often it is really drawn; where occurrences are public, for as many as expected,
+    rounded up.
 
-    With secret draws and a cap the smaller of two multipliers suffices, each of which does by itself: that of draws at rate q without
-    a cap, and that of as many occurrences as the cap without sampling (Lemma 3 of docs/mechanism.md). A rate of cap / T would not: up
-    to the cap draws come at rate q.
+    With secret draws and a cap the smaller of two multipliers suffices, each of which does by itself: that of draws at rate q
+    without a cap, and that of as many occurrences as the cap without sampling (Lemma 3 of docs/mechanism.md). A rate of cap / T
+    would not: up to the cap draws come at rate q.
 
     Args:
         bounds: what it signed, and how it is drawn.

@@ -54,9 +54,9 @@ class Resolution:
     """What one admission may do: its profile (indices of blocks) and the noise it is protected by.
 
     ``stds`` is the schedule of its class, which carries no count of occurrences. ``multiplier`` is the effective z of the
-    contribution under it. ``own`` is what it signed itself, with its expected occurrences; ``sufficient`` is the noise that these
-    need: a floor for its privacy, and a ceiling on the noise that it may force. A ``public`` contribution has none of these: it is
-    not clipped, and nothing is promised about it.
+    contribution under it. ``own`` is what it signed itself, with its expected occurrences; ``sufficient`` is the noise that
+    these need: a floor for its privacy, and a ceiling on the noise that it may force. A ``public`` contribution has none of
+    these: it is not clipped, and nothing is promised about it.
     """
 
     class_name: str

@@ -35,7 +35,7 @@ def public(**changes) -> OwnBounds:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The mu of the Gaussian mechanism that is (epsilon, delta)-DP and no more, by halving (Dong et al. 2022, Corollary 2.13)."""
+    """The mu of the Gaussian mechanism that is (epsilon, delta)-DP and no more, by halving (Dong et al. 2022, Cor. 2.13)."""
 
     def spent(mu: float) -> float:
         return PHI(-epsilon / mu + mu / 2) - math.exp(epsilon) * PHI(-epsilon / mu - mu / 2)

@@ -1,7 +1,7 @@
 """What a gate remembers of the registries that it saw, so that an older copy of one is found out.
 
-A registry that was cut back is a registry too, in which a key that was revoked since is good again. Nobody needs a key to cut one
-back: only somebody who saw more of it can tell.
+A registry that was cut back is a registry too, in which a key that was revoked since is good again. Nobody needs a key to cut
+one back: only somebody who saw more of it can tell.
 """
 
 import json
@@ -24,8 +24,8 @@ class RegistryMemory:
     """The largest state of each registry that was used for one ledger, or for one corpus.
 
     Guarantee: after `keep` returned, `check` refuses every registry of the same id that lacks an entry of the one kept, or has
-    another in its place, for as long as the file stays. The file is not signed: it holds against whoever can exchange the registry,
-    and not against whoever can write beside the ledger or the corpus.
+    another in its place, for as long as the file stays. The file is not signed: it holds against whoever can exchange the
+    registry, and not against whoever can write beside the ledger or the corpus.
 
     Args:
         path: The file; it need not be there.
@@ -54,9 +54,9 @@ class RegistryMemory:
         how = "it was cut back" if found < entries else "it is another continuation of the same log"
         raise RegistryRefused(
             "REGISTRY_OLDER",
-            f"the registry has {found} entries and the root {registry.root().hex()}; for {self._what} one with {entries} entries "
-            f"and the root {root.hex()} was used before, which it does not extend: {how}. Get the latest from the owner. If the "
-            f"owner did begin again from an older copy, remove {str(self.path)!r}",
+            f"the registry has {found} entries and the root {registry.root().hex()}; for {self._what} one with {entries}"
+            f" entries and the root {root.hex()} was used before, which it does not extend: {how}. Get the latest from the"
+            f" owner. If the owner did begin again from an older copy, remove {str(self.path)!r}",
         )
 
     def keep(self, registry: Registry) -> None:

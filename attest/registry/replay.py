@@ -151,7 +151,8 @@ class State:
         statement = self._statement(action.statement, PROVE)
         known, key = self._known(statement.contributor), statement.key or b""
         if key not in [record.raw for record in known.keys]:
-            raise RegistryRefused("KEY_UNKNOWN", f"the key that the statement proves is not enrolled for {known.name}; enrol it first")
+            sentence = f"the key that the statement proves is not enrolled for {known.name}; enrol it first"
+            raise RegistryRefused("KEY_UNKNOWN", sentence)
         self._check_signed(statement, action.message, key, "proved")
         keys = tuple(replace(record, proved=True) if record.raw == key else record for record in known.keys)
         self.by_name[known.name] = replace(known, keys=keys)

@@ -1,4 +1,4 @@
-"""What a contributor signs about its own keys: that it holds one, that a new key follows an old one, or that keys are revoked."""
+"""What a contributor signs about its own keys: that it holds one, that a new one follows an old one, that some are revoked."""
 
 import os
 from dataclasses import dataclass

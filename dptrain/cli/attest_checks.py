@@ -75,7 +75,7 @@ class Verifier:
         key = f"key {record.key_id.hex()}"
         if record.proved:
             return [Check("possession", "passed", f"{key} signed a statement under this name, which the registry holds")]
-        sentence = f"whether {signed.contributor} holds {key}: no statement by it is in the registry, so that is the owner's word"
+        sentence = f"whether {signed.contributor} holds {key}: the registry has no statement by it, so that is the owner's word"
         return [Check("possession", "unchecked", sentence)]
 
     def _record(self, attestation: Attestation, signed: ContributionDescriptor) -> KeyRecord | None:

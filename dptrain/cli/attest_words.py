@@ -137,10 +137,10 @@ def _own(signed: ContributionDescriptor, policy: Policy) -> str:
     if found is None:
         return ""
     what = "Its limit of epsilon by itself" if found.limited else "Its noise multiplier and clip norm by themselves"
-    drawn = f"{found.expected:g} draws expected over the run" + (", its cap" if found.expected == signed.max_occurrences else "")
+    capped = ", its cap" if found.expected == signed.max_occurrences else ""
     return (
-        f" {what} would need noise of variance {found.variance:.4g} per coordinate in every step ({drawn}). What the policy adds to a "
-        "block follows from the classes alone, and from no such count."
+        f" {what} would need noise of variance {found.variance:.4g} per coordinate in every step ({found.expected:g} draws "
+        f"expected over the run{capped}). What the policy adds to a block follows from the classes alone, from no such count."
     )
 
 

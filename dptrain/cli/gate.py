@@ -149,8 +149,8 @@ def _withdrawn(ledger: str | None, registry: Registry) -> frozenset[bytes]:
             if not registry.extends(root):
                 raise RegistryRefused(
                     "REGISTRY_ROOT",
-                    f"the ledger {place.shown!r} cites a registry of root {root.hex()}, which the one given does not extend; it is"
-                    " another one, or was cut back: get the latest from the owner",
+                    f"the ledger {place.shown!r} cites a registry of root {root.hex()}, which the one given does not extend; it"
+                    " is another one, or was cut back: get the latest from the owner",
                 )
         return frozenset(log.withdrawn)
 

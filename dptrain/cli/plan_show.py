@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 OWN = (
-    "own variance: of the noise per step and coordinate that the bounds of such a contribution would need by themselves, (z* C)^2; "
-    "z* is what it signed, or what its limit of epsilon needs for the draws expected. A block gets what its classes need, however "
-    "often anybody is drawn"
+    "own variance: of the noise per step and coordinate that the bounds of such a contribution would need by themselves, "
+    "(z* C)^2; z* is what it signed, or what its limit of epsilon needs for the draws expected. A block gets what its classes "
+    "need, however often anybody is drawn"
 )
 
 

@@ -166,7 +166,8 @@ def prove(
     action = _proof(statement)
     found, _ = read_statement(statement)
     changed = _open(registry, key, passphrase_file).append([action], now=int(time.time()))
-    _report(changed, json, f"{found.contributor} proved that it holds key {keys.key_id(found.key or b'').hex()}", [found.contributor])
+    short = keys.key_id(found.key or b"").hex()
+    _report(changed, json, f"{found.contributor} proved that it holds key {short}", [found.contributor])
 
 
 @app.command()

@@ -124,7 +124,7 @@ def _print_contributors(found: Registry | Peek) -> None:
     out = console()
     out.print(rows)
     out.print(f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}")
-    out.print("possession: proved, by a statement that the key signed under this name; or the word of the owner who enrolled it")
+    out.print("possession: proved, by a statement that the key signed under this name; or the word of the owner who enrolled")
 
 
 def possession(record: KeyRecord) -> str:

@@ -35,11 +35,9 @@ def signed_groups(policy: Policy, planned: Plan, report: GateReport) -> dict[str
     found = {}
     for name, counts in groups.items():
         rule, blocks = policy.class_rule(name), class_blocks(planned, name)
-        plans = [
-            GroupPlan(
-                count, bound_plan(policy, rule, sigma, clip, blocks, cap=cap, limits=strictest(limits[name, (sigma, clip, cap)]))
-            )
-            for (sigma, clip, cap), count in counts.items()
-        ]
+        plans = []
+        for (sigma, clip, cap), count in counts.items():
+            least = strictest(limits[name, (sigma, clip, cap)])
+            plans.append(GroupPlan(count, bound_plan(policy, rule, sigma, clip, blocks, cap=cap, limits=least)))
         found[name] = sorted(plans, key=lambda item: -item.bound.epsilon)
     return found

@@ -45,8 +45,8 @@ class BoundPlan:
         max_occurrences: Signed cap on occurrences, 0 for none.
         multipliers: z in every phase of the policy.
         expected_draws: Occurrences over the planned horizon, or the cap if it is smaller.
-        sufficient_multiplier: z*, which its own bounds need by themselves (`dptrain.own_noise`): the signed multiplier, or more if
-            a limit of epsilon was signed that needs more. None where no multiplier does, or under laplace.
+        sufficient_multiplier: z*, which its own bounds need by themselves (`dptrain.own_noise`): the signed multiplier, or more
+            if a limit of epsilon was signed that needs more. None where no multiplier does, or under laplace.
         sufficient_variance: (z* C)^2, likewise.
     """
 

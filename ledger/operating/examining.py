@@ -1,4 +1,4 @@
-"""What an open ledger can check of itself beyond its leaves: the pages of its database, auditors' lines, the files beside it."""
+"""What an open ledger can check beyond its leaves: the pages of its database, the lines of auditors, the files beside it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

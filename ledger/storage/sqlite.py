@@ -242,7 +242,7 @@ class SqliteStore:
             yield SqliteSnapshot(connection)
 
     def examine(self) -> list[str] | None:
-        """Runs ``PRAGMA integrity_check`` (sqlite.org/pragma.html), and compares tables and triggers with those of a new ledger.
+        """Runs ``PRAGMA integrity_check`` (sqlite.org/pragma.html), and compares tables and triggers with a new ledger's.
 
         The pragma reads every page: trees of tables and indices against each other, free pages, types and constraints.
         """
@@ -254,7 +254,7 @@ class SqliteStore:
                 for name in ("user_version", "application_id")
                 if (value := connection.exec_driver_sql(f"PRAGMA {name}").scalar())
             ]
-            tables = {(kind, name): _plain(sql) for kind, name, sql in connection.exec_driver_sql(_TABLES)}
+            tables = {(row.type, row.name): _text(*row) for row in connection.exec_driver_sql(_TABLES)}
         wanted = _made()
         for kind, name in sorted(wanted.keys() | tables.keys()):
             if tables.get((kind, name)) != wanted.get((kind, name)):
@@ -290,9 +290,10 @@ class SqliteStore:
             yield connection
 
 
-def _plain(sql: str | None) -> str:
-    """The text that made a table or trigger, without blanks and quotes, which another version of SQLAlchemy may set otherwise."""
-    return "".join((sql or "").replace('"', "").split())
+def _text(kind: str, name: str, sql: str | None) -> str:
+    """The text that made a part of the database; of tables without blanks and quotes, which SQLAlchemy may set otherwise."""
+    text = sql or ""
+    return text if kind == "trigger" else "".join(text.replace('"', "").split())
 
 
 @cache
@@ -303,7 +304,7 @@ def _made() -> dict[tuple[str, str], str]:
         METADATA.create_all(connection)
         for trigger in TRIGGERS:
             connection.exec_driver_sql(trigger)
-        found = {(kind, name): _plain(sql) for kind, name, sql in connection.exec_driver_sql(_TABLES)}
+        found = {(row.type, row.name): _text(*row) for row in connection.exec_driver_sql(_TABLES)}
     engine.dispose()
     return found
 
