@@ -297,9 +297,8 @@ def test_A24_an_older_registry_than_a_run_used_is_refused_by_its_ledgers_memory_
         assert "has 4 entries" in refused.value.sentence and "one with 5 entries" in refused.value.sentence
         gone.write_bytes(kept)
     world.ledger.rename(world.root / "first.db")
-    for suffix in (".registry", ".highwater", ".key"):
-        side = world.root / f"ledger.db{suffix}"
-        side.rename(world.root / f"first.db{suffix}") if side.exists() else None
+    for suffix in (".registry", ".highwater", ".checkpoints"):
+        (world.root / f"ledger.db{suffix}").rename(world.root / f"first.db{suffix}")
     with pytest.raises(RegistryRefused, match="REGISTRY_OLDER"):
         Trainer(world)  # another run over the same corpus
     path.write_bytes(after)

@@ -83,11 +83,13 @@ def codes(path: Path) -> list[str]:
 
 
 def content(path: Path) -> object:
-    """All that SQLite gives a reader of a file: the text that made its tables, every row, and two words for applications."""
+    """All that SQLite gives a reader of a file: what made its tables, every row, its index, two words of applications."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
         try:
             schema = database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY 1, 2").fetchall()
             rows = [database.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in TABLES]
+            by_hash = "entry INDEXED BY entry_dhash WHERE dhash IS NOT NULL ORDER BY dhash, seq"
+            rows.append(database.execute(f"SELECT dhash, seq FROM {by_hash}").fetchall())
             words = [database.execute(f"PRAGMA {name}").fetchone() for name in ("user_version", "application_id")]
         except (sqlite3.Error, OverflowError) as error:
             return type(error).__name__
