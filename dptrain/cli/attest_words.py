@@ -117,7 +117,7 @@ def under(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -
     if policy.class_rule(signed.admissibility_class).public:
         said = "no epsilon is claimed for them" if signed.public else "this one did not sign that, so it is not admitted"
         return f"Class {signed.admissibility_class} is public in the policy given, neither clipped nor noised: {said}."
-    return epsilon(signed, policy, signed_policy)
+    return epsilon(signed, policy, signed_policy) + _own(signed, policy)
 
 
 def own_noise_of(signed: ContributionDescriptor, policy: Policy) -> OwnNoise | None:
@@ -166,7 +166,7 @@ def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool)
         f"{at_most(own)} against the contribution being empty: {attacker(own, delta)}. If every step that may be repeated "
         f"after crashes is, it is at most {at_most(redone)}; against other content in its place, without repeated steps, at "
         f"most {at_most(replaced)}. All this is of one contribution: for several of one person epsilon is larger."
-        f"{_total(signed, policy)}{_l1(policy)}{_own(signed, policy)}"
+        f"{_total(signed, policy)}{_l1(policy)}"
     )
 
 
@@ -207,7 +207,7 @@ def _counted(signed: ContributionDescriptor, policy: Policy, signed_policy: bool
         f"Under {source} the ledger tells everybody in which steps it was drawn, and each occurrence counts in full. Drawn "
         f"{_count(draws, 'time')} ({sure}), epsilon is at most {at_most(own)} against the contribution being empty, and at "
         f"most {at_most(replaced)} against other content in its place (delta {delta:g}). All this is of one contribution: for "
-        f"several of one person epsilon is larger.{_total(signed, policy)}{_own(signed, policy)}"
+        f"several of one person epsilon is larger.{_total(signed, policy)}"
     )
 
 
