@@ -13,9 +13,9 @@ from dptrain.earlier import EarlierRuns
 from dptrain.errors import NotPrivateUse, ResumeRefused
 from dptrain.pin import PinRecord
 from dptrain.pool import Slot
-from dptrain.registry_watch import REASONS
+from dptrain.registry_watch import cited_roots
 from ledger.accountants import to_micro_up
-from ledger.leaves import Header, HeaderSpec, Withdraw, decode_leaf
+from ledger.leaves import Header, HeaderSpec
 from ledger.leaves.content_anchor import content_anchor
 from ledger.log import AdmitSpec, Ledger, Pin, Window
 from ledger.note import NoteSigner
@@ -84,13 +84,7 @@ class Recorder:
 
     def registry_roots(self) -> list[bytes]:
         """Roots of the registry that the ledger of a resumed run cites: the header's, then the evidence of withdrawals."""
-        if self._ledger is None:
-            return []
-        places = set(self._ledger.state.withdrawals.values())
-        with self._ledger.rows() as rows:
-            leaves = [decode_leaf(row.body) for row in rows if row.seq in places] if places else []
-        cited = [leaf.evidence_hash for leaf in leaves if isinstance(leaf, Withdraw) and leaf.reason in REASONS]
-        return [self._ledger.header.registry_root, *dict.fromkeys(cited)]
+        return [] if self._ledger is None else cited_roots(self._ledger)
 
     def plan(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> Header:
         """The header leaf of a new run, held against what its contributions may spend over all runs; nothing is written.

@@ -38,6 +38,7 @@ from ledger.leaves import (
 )
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, sign_note
+from ledger.operating.examining import Examining
 from ledger.operating.readings import Readings
 from ledger.operating.releasing import Releasing
 from ledger.operating.retaining import Retaining
@@ -51,7 +52,7 @@ from ledger.storage.store import Row
 _admission = attrgetter(*(field.name for field in fields(AdmitSpec)))
 
 
-class Ledger(Retaining, Releasing, Signing, Readings):
+class Ledger(Retaining, Releasing, Signing, Examining, Readings):
     """An open ledger.
 
     Every method that appends returns once its leaves are durable and the signer's high-water file knows of them. When it

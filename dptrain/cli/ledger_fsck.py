@@ -15,6 +15,7 @@ from ledger.errors import LeafRefused, LedgerError
 if TYPE_CHECKING:
     from ledger.handles import Pin
     from ledger.log import Ledger
+    from ledger.operating.examining import Examination
     from ledger.storage.place import Place
 
 _FIELDS = ("origin", "size", "root", "header_digest")
@@ -41,7 +42,10 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
 
     Re-derives the tree from the leaves, every leaf from the leaves before it, every recorded epsilon from the charges, and the
     index from the leaves; then compares with what remembers an earlier state: the signer's record beside the ledger, and the
-    pins of model checkpoints. Changes nothing, and may run beside a training run.
+    pins of model checkpoints. Has SQLite check its own pages, and checks the file of verifier keys and the weights of the
+    epochs beside the ledger. Changes nothing, and may run beside a training run.
+
+    Exit code 0 if all of it is whole, 1 if anything is wrong.
     """
     from ledger.log import Ledger
 
@@ -50,12 +54,22 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
     with counting(f"checking {place.shown}"), Ledger.open(place, read_only=True, recompute=True) as log:
         for path in pins:
             _hold_against(log, path)
-        found = _found(log, place.beside is not None, pins)
+        examined = log.examine()
+        found = _found(log, place.beside is not None, pins) | _beside(examined)
     if json:
         print_json(found)
-        return
+    else:
+        _print(found, examined, place)
+    if examined.findings:
+        raise typer.Exit(1)
+
+
+def _print(found: dict[str, Any], examined: "Examination", place: "Place") -> None:
     out = console()
-    out.print(styled("bold green", "OK", f"  {found['origin']}: {found['size']} leaves, root {found['root']}"))
+    style = "bold red" if examined.findings else "bold green"
+    out.print(styled(style, found["verdict"], f"  {found['origin']}: {found['size']} leaves, root {found['root']}"))
+    for finding in examined.findings:
+        out.print(styled("red", f"  {finding.code}", f" {finding.where}: {finding.sentence}"))
     out.print(
         f"{found['checkpoints']} signed checkpoints, the last over {found['signed']} leaves; {found['windows']} windows, "
         f"{found['unsettled']} of them never settled; {found['epsilons']} recorded epsilons computed again"
@@ -63,6 +77,10 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
     if found["pruned"]:
         which = f"{found['pruned']} leaves below {found['pruned_before']}"
         out.print(f"the bodies of {which} are gone; what stands for them was checked")
+    out.print(_pages(examined))
+    out.print(_files(examined, place))
+    for note in examined.notes:
+        out.print(styled("yellow", "note", f": {note}"))
     pins = f"compared with {counted(found['pins'], 'pin')} of model checkpoints"
     if found["record"]:
         out.print(f"{pins} and with the signer's record")
@@ -73,6 +91,26 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
     if place.beside is not None:
         why = f"there is no {highwater.path_of(place)}, and no run goes on without it"
     out.print(styled("bold yellow", "NOT compared with the signer's record", f": {why}; {pins}"))
+
+
+def _pages(examined: "Examination") -> str:
+    """What was checked of the database below its leaves."""
+    if examined.pages:
+        return "the pages of the database were checked by SQLite"
+    return "PostgreSQL checks no pages for a reader of the ledger; the keeper of the server runs pg_amcheck"
+
+
+def _files(examined: "Examination", place: "Place") -> str:
+    """What was checked beside the ledger, and what is not there."""
+    if place.beside is None:
+        return "the verifier keys and weights in the state directory were not looked at: give --state"
+    beside = examined.beside
+    keys = "no file of verifier keys" if beside.keys is None else f"{counted(beside.keys, 'verifier key')} in its public file"
+    if beside.weights is None:
+        return f"beside it: {keys}, no weights of epochs (a release from here would be UNRECORDED)"
+    less = f", {beside.let_go} let go by the policy's retention" if beside.let_go else ""
+    more = f", and {counted(beside.unused, 'file')} of weights that no epoch cites" if beside.unused else ""
+    return f"beside it: {keys}, the weights of {counted(beside.weights, 'epoch')}{less}{more}"
 
 
 def _hold_against(log: "Ledger", path: Path) -> None:
@@ -103,7 +141,6 @@ def _found(log: "Ledger", record: bool, pins: list[Path]) -> dict[str, Any]:
 
     run, (gone, spends) = log.state, _gone(log)
     return {
-        "verdict": "OK",
         "origin": log.header.origin,
         "size": log.size,
         "root": log.root.hex(),
@@ -116,6 +153,20 @@ def _found(log: "Ledger", record: bool, pins: list[Path]) -> dict[str, Any]:
         "pruned_before": log.pruned_before,
         "record": record and highwater.path_of(log.place).exists(),
         "pins": len(pins),
+    }
+
+
+def _beside(examined: "Examination") -> dict[str, Any]:
+    beside = examined.beside
+    return {
+        "verdict": "FAILED" if examined.findings else "OK",
+        "findings": [{"code": item.code, "file": item.where, "sentence": item.sentence} for item in examined.findings],
+        "notes": list(examined.notes),
+        "pages": examined.pages,
+        "keys": beside.keys,
+        "weights": beside.weights,
+        "weights_let_go": beside.let_go,
+        "weights_unused": beside.unused,
     }
 
 

@@ -31,7 +31,7 @@ from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.pin import PinRecord
 from dptrain.pool import Pool, Slot, in_ledger_order, settle_pool, slots_for
 from dptrain.recording import Recorder
-from dptrain.registry_watch import RegistryWatch
+from dptrain.registry_watch import RegistryWatch, memories_of
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router
 from dptrain.routing.couplings import Program, refuse_coupled
@@ -160,8 +160,8 @@ class PrivateTraining:
             noise_generator: "host" draws noise on the processor, "device" where the gradients are; see :class:`DeviceGaussian`.
 
         Raises:
-            PolicyRefused, RegistryRefused, CorpusRefused: input that does not verify; for a resumed run also a registry that
-                lacks a state which its ledger cites.
+            PolicyRefused, RegistryRefused, CorpusRefused: input that does not verify; also a registry that lacks a state which
+                the ledger of a resumed run cites, or which was used before for this ledger or this corpus.
             UnsupportedPolicy: the policy asks for what this build does not carry.
             NotPrivateUse: an accelerator configuration under which the release would not be private.
             ResumeRefused, LedgerError: the ledger exists without ``resume``, or does not fit.
@@ -174,9 +174,9 @@ class PrivateTraining:
         refusals.refuse_accelerator(accelerator)
         refusals.refuse_generator(noise_generator, signed.policy, accelerator)
         refusals.refuse_microbatch(microbatch, microbatch_rows)
-        watch = RegistryWatch(registry or beside / "registry.cbor", public)
         data = open_corpus(corpus)
         place = Place.of(ledger, ledger_state)
+        watch = RegistryWatch(registry or beside / "registry.cbor", public, memories_of(place, data))
         name = origin or f"{signed.policy.corpus}/{place.name}"
         recorder = Recorder(place, ledger_key, name, resume, public, EarlierRuns(earlier, replaces, earlier_keys, public))
         try:

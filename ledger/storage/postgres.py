@@ -220,6 +220,10 @@ class PostgresStore:
             connection.execution_options(isolation_level="REPEATABLE READ")
             yield PostgresSnapshot(connection, self._tables)
 
+    def examine(self) -> list[str] | None:
+        """Says that there is none: PostgreSQL leaves the check of its pages to the server's keeper, with ``pg_amcheck``."""
+        return None
+
     def discard(self) -> None:
         """Closes and removes a ledger that could not be created whole; only for the one who has just created it.
 

@@ -14,6 +14,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Final, TypeVar
 
@@ -24,7 +25,7 @@ from ledger.merkle import Frontier
 from ledger.storage.disks import is_there, require_local
 from ledger.storage.place import Place
 from ledger.storage.sqlite_schema import ANCHOR, CHECKPOINT, ENTRY, HEAD, LEASE, META, METADATA, TRIGGERS
-from ledger.storage.store import EMPTY_HEAD, LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Anchor, Row
+from ledger.storage.store import EMPTY_HEAD, LOCK_TIMEOUT_SECONDS, MAX_WRONG, SCHEMA_VERSION, Anchor, Row
 from ledger.subtrees import Subtree
 
 READ_BATCH: Final = 4_096
@@ -36,6 +37,8 @@ _DROP_HASHES: Final = "UPDATE entry SET leaf = NULL, level = ? WHERE seq > ? AND
 _INSERT_ANCHOR: Final = "INSERT INTO anchor (dhash, summary_seq, record) VALUES (?, ?, ?)"
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, dhash, leaf, body) VALUES (?, ?, ?, ?, ?)"
 
+
+_TABLES: Final = "SELECT type, name, sql FROM sqlite_master"
 
 _BLOBS: Final = (bytes, type(None))
 _Value = TypeVar("_Value")
@@ -238,6 +241,27 @@ class SqliteStore:
         with self._transaction("reading the ledger") as connection:
             yield SqliteSnapshot(connection)
 
+    def examine(self) -> list[str] | None:
+        """Runs ``PRAGMA integrity_check`` (sqlite.org/pragma.html), and compares tables and triggers with a new ledger's.
+
+        The pragma reads every page: trees of tables and indices against each other, free pages, types and constraints.
+        """
+        with self._transaction("checking the pages of the ledger") as connection:
+            lines = connection.exec_driver_sql(f"PRAGMA integrity_check({MAX_WRONG})").scalars().all()
+            found = [str(line).replace("\n", " ") for line in lines if line != "ok"]
+            found += [
+                f"{name} is {value}, and a ledger leaves it at 0"
+                for name in ("user_version", "application_id")
+                if (value := connection.exec_driver_sql(f"PRAGMA {name}").scalar())
+            ]
+            tables = {(row.type, row.name): _text(*row) for row in connection.exec_driver_sql(_TABLES)}
+        wanted = _made()
+        for kind, name in sorted(wanted.keys() | tables.keys()):
+            if tables.get((kind, name)) != wanted.get((kind, name)):
+                how = "is gone" if (kind, name) not in tables else "is not that of a ledger"
+                found.append(f"the {kind} {name} {how}; what it stops by accident is no longer stopped")
+        return found[:MAX_WRONG]
+
     def discard(self) -> None:
         """Closes and removes a ledger that could not be created whole; only for the one who has just created it."""
         self.close()
@@ -264,6 +288,25 @@ class SqliteStore:
     def _transaction(self, doing: str) -> Iterator[sa.Connection]:
         with _translated(doing), self._engine.begin() as connection:
             yield connection
+
+
+def _text(kind: str, name: str, sql: str | None) -> str:
+    """The text that made a part of the database; of tables without blanks and quotes, which SQLAlchemy may set otherwise."""
+    text = sql or ""
+    return text if kind == "trigger" else "".join(text.replace('"', "").split())
+
+
+@cache
+def _made() -> dict[tuple[str, str], str]:
+    """Tables, indices and triggers of a new ledger."""
+    engine = sa.create_engine("sqlite://")
+    with engine.begin() as connection:
+        METADATA.create_all(connection)
+        for trigger in TRIGGERS:
+            connection.exec_driver_sql(trigger)
+        found = {(row.type, row.name): _text(*row) for row in connection.exec_driver_sql(_TABLES)}
+    engine.dispose()
+    return found
 
 
 def _holder() -> str:

@@ -30,6 +30,9 @@ SUMMARY_KIND: Final = 6
 """A SUMMARY leaf speaks for a pruned range; ``pruned_before`` never passes the last one."""
 
 
+MAX_WRONG: Final = 20
+"""Faults that an examination of a database names; one damaged page may make hundreds."""
+
 EMPTY_HEAD: Final[Mapping[str, object]] = {"id": 0, "size": 0, "frontier": b"", "pruned_before": 0, "hashes_before": 0}
 """The head of a ledger without a leaf."""
 
@@ -182,6 +185,17 @@ class Store(Protocol):
 
     def snapshot(self) -> AbstractContextManager[Snapshot]:
         """Opens one view of the whole ledger, which a writer elsewhere does not move."""
+
+    def examine(self) -> list[str] | None:
+        """Has the database check its own pages and tables, which a reader of leaves does not see.
+
+        Returns:
+            What is wrong, a sentence each, at most `MAX_WRONG`; None where the database has no such check for its users.
+
+        Raises:
+            LedgerCorrupt: it is too damaged to be checked.
+            StorageFailed: it cannot be read.
+        """
 
     def discard(self) -> None:
         """Closes and removes a ledger that could not be created whole; only for the one who has just created it."""

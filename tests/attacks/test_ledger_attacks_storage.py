@@ -59,13 +59,15 @@ def running(tmp_path: Path) -> Iterator[Driver]:
 
 
 def attacked(path: Path, *statements: str, triggers: bool = False) -> None:
-    """Runs statements on a ledger's file as its attacker, who drops the triggers."""
+    """Runs statements on a ledger's file as its attacker, who drops the triggers, and puts them back behind what they did."""
     with closing(sqlite3.connect(path)) as database, database:
-        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-            if not triggers:
-                database.execute(f"DROP TRIGGER {name}")
+        found = [] if triggers else database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in found:
+            database.execute(f"DROP TRIGGER {name}")
         for statement in statements:
             database.execute(statement)
+        for _, sql in found if statements else ():
+            database.execute(sql)
 
 
 def bodies(path: Path) -> list[bytes]:
@@ -74,13 +76,14 @@ def bodies(path: Path) -> list[bytes]:
 
 
 def fsck(path: Path) -> tuple[str, str]:
-    """What `dptrain ledger fsck` answers: OK and nothing, or the code and sentence of the error."""
+    """What `dptrain ledger fsck` answers: OK and nothing, or code and sentence of the error, or of the first finding."""
     done = CliRunner().invoke(app, ["ledger", "fsck", str(path), "--json"])
     answer = json.loads(done.stdout)
     if done.exit_code == 0:
         return answer["verdict"], ""
     assert done.exit_code == 1
-    return answer["error"]["code"], answer["error"]["sentence"]
+    told = answer.get("error") or answer["findings"][0]
+    return told["code"], told["sentence"]
 
 
 def corrupt(path: Path) -> LedgerCorrupt:
@@ -192,6 +195,18 @@ def test_B4_a_writer_finds_out_that_another_process_dropped_the_triggers(running
         running.charge()
     with pytest.raises(LedgerClosed):
         running.charge()
+
+
+def test_B4_triggers_that_are_gone_or_others_are_named_by_fsck(path):
+    with closing(sqlite3.connect(path)) as database, database:
+        (sql,) = database.execute("SELECT sql FROM sqlite_master WHERE name = 'entry_no_delete'").fetchone()
+        database.execute("DROP TRIGGER entry_no_delete")
+    code, sentence = fsck(path)
+    assert code == "INTEGRITY" and "the trigger entry_no_delete is gone" in sentence
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(sql.replace("WHEN 1", "WHEN 0"))
+    code, sentence = fsck(path)
+    assert code == "INTEGRITY" and "the trigger entry_no_delete is not that of a ledger" in sentence
 
 
 # --- B5: the tail is lost ----------------------------------------------------

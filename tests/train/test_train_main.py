@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForImageClassification
+from typer.testing import CliRunner
 
 import dptrain.engine.private_training
+from attest.registry import RegistryLog
+from dptrain.cli.app import app
 from dptrain.runconfig import RunConfig
 from dptrain.tasks.without_privacy import STAMP
 from dptrain.train import main, train
@@ -36,6 +39,27 @@ def test_a_run_trains_saves_and_leaves_a_record_that_verifies(digits_world: Digi
     assert verify_export(result["export"], key).verdict == "FULL"
     assert AutoModelForImageClassification.from_pretrained(result["model"]).config.num_labels == 10
     assert (digits_world.root / "ledger.db.checkpoints").is_dir()
+
+
+def test_A24_an_older_registry_than_one_that_was_used_is_refused_by_train(
+    digits_world: Digits, train_json: TrainJson, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A gate saw the revocation; whoever cuts it off again, which takes no key, gets no run over this corpus."""
+    root, made = digits_world.root, digits_world.made
+    path = root / "registry.cbor"
+    before = path.read_bytes()
+    log = RegistryLog(path, made.keys["owner"])
+    name = log.registry.contributors[0].name
+    entries = len(log.registry.roots)
+    log.revoke(name, at=made.now, now=made.now)
+    gate = ["gate", str(root / "policy.cose"), str(root / "corpus"), "--owner-key", str(root / "keys" / "owner.pub"), "--json"]
+    assert "KEY_REVOKED" in json.loads(CliRunner().invoke(app, gate).stdout)["refused"]
+    path.write_bytes(before)
+    code, answer = train_json(digits_world.run)
+    assert code == 1 and answer["error"]["code"] == "REGISTRY_OLDER"
+    assert f"has {entries} entries" in answer["error"]["sentence"]
+    assert f"one with {entries + 1} entries" in answer["error"]["sentence"]
+    assert not (root / "ledger.db").exists()
 
 
 def test_nothing_that_is_printed_tells_of_training_losses(digits_world: Digits, capsys: pytest.CaptureFixture[str]) -> None:
