@@ -1,6 +1,5 @@
 """`dptrain ledger fsck`: a ledger where it is kept, held against itself and against all that pinned it."""
 
-import json as json_text
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,24 +8,20 @@ import typer
 
 from dptrain.cli.ledger_place import LedgerName, StateDirectory, place_of
 from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, styled
-from dptrain.errors import ConfigError
-from ledger.errors import LeafRefused, LedgerError
+from ledger.errors import PinRefused
 
 if TYPE_CHECKING:
-    from ledger.handles import Pin
     from ledger.log import Ledger
     from ledger.storage.place import Place
-
-_FIELDS = ("origin", "size", "root", "header_digest")
 
 Pins = Annotated[
     list[Path] | None,
     typer.Option(
         "--pin",
-        metavar="PIN.json",
+        metavar="PIN.cose",
         exists=True,
         dir_okay=False,
-        help="A pin that the ledger must extend; repeat. Default: those of the model checkpoints beside the ledger.",
+        help="A pin that the ledger must extend; repeat. Default: the model checkpoints beside the ledger, states and all.",
     ),
 ]
 
@@ -41,16 +36,19 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
 
     Re-derives the tree from the leaves, every leaf from the leaves before it, every recorded epsilon from the charges, and the
     index from the leaves; then compares with what remembers an earlier state: the signer's record beside the ledger, and the
-    pins of model checkpoints. Changes nothing, and may run beside a training run.
+    model checkpoints, whose states must be the bytes that their signed pins name. Changes nothing, and may run beside a
+    training run.
     """
+    from dptrain.pin import open_record
     from ledger.log import Ledger
 
     place = place_of(ledger, state)
-    pins = pin if pin is not None else pins_beside(place)
+    folders = checkpoints_beside(place) if pin is None else []
     with counting(f"checking {place.shown}"), Ledger.open(place, read_only=True, recompute=True) as log:
-        for path in pins:
-            _hold_against(log, path)
-        found = _found(log, place.beside is not None, pins)
+        for path in pin or ():
+            open_record(log, path)
+        held = len(pin or ()) + sum(_holds(log, folder) for folder in folders)
+        found = _found(log, place.beside is not None, held)
     if json:
         print_json(found)
         return
@@ -75,30 +73,27 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
     out.print(styled("bold yellow", "NOT compared with the signer's record", f": {why}; {pins}"))
 
 
-def _hold_against(log: "Ledger", path: Path) -> None:
-    try:
-        log.check_pin(read_pin(path))
-    except LedgerError as error:
-        raise type(error)(error.code, f"{str(path)!r}: {error.sentence}") from error
-
-
-def pins_beside(place: "Place") -> list[Path]:
-    """The pins of the model checkpoints beside a ledger."""
-    return sorted(Path(f"{place.beside}.checkpoints").glob("*/pin.json"))
-
-
-def read_pin(path: Path) -> "Pin":
-    """Reads what a model checkpoint remembers of its ledger; raises ConfigError, code PIN, for anything else."""
-    from ledger.handles import Pin
+def _holds(log: "Ledger", folder: Path) -> bool:
+    """Holds a checkpoint against its pin, and that against the ledger; False if the run beside removed it meanwhile."""
+    from dptrain.pin import opened_state, read_record
 
     try:
-        data = json_text.loads(path.read_text(encoding="utf-8"))
-        return Pin.from_dict({name: data[name] for name in _FIELDS})
-    except (OSError, ValueError, KeyError, TypeError, LeafRefused) as error:
-        raise ConfigError("PIN", f"{str(path)!r} is no pin of a model checkpoint: {error}") from error
+        with opened_state(folder, read_record(log, folder)):
+            return True
+    except PinRefused:
+        if folder.exists():
+            raise
+        return False
 
 
-def _found(log: "Ledger", record: bool, pins: list[Path]) -> dict[str, Any]:
+def checkpoints_beside(place: "Place") -> list[Path]:
+    """Lists the model checkpoints beside a ledger."""
+    from dptrain.pin import found
+
+    return [path for _, path in found(Path(f"{place.beside}.checkpoints"))]
+
+
+def _found(log: "Ledger", record: bool, pins: int) -> dict[str, Any]:
     from ledger.storage import highwater
 
     run, (gone, spends) = log.state, _gone(log)
@@ -115,7 +110,7 @@ def _found(log: "Ledger", record: bool, pins: list[Path]) -> dict[str, Any]:
         "pruned": gone,
         "pruned_before": log.pruned_before,
         "record": record and highwater.path_of(log.place).exists(),
-        "pins": len(pins),
+        "pins": pins,
     }
 
 

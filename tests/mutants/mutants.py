@@ -531,8 +531,8 @@ STATEMENT_A = (
         T_WATCH + "test_a_weakening_found_during_a_run_is_in_its_ledger_and_its_audit",
     ),
     Mutant(
-        "a weakening is in the checkpoint", ENGINE, "pin = self.recorder.pin(self._step, self.isolation.told)",
-        "pin = self.recorder.pin(self._step, HELD)", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
+        "a weakening is in the checkpoint", ENGINE, "step, told = self._step, self.isolation.told",
+        "step, told = self._step, HELD", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
     ),
     Mutant(
         "once weakened it stays weakened", ISOLATION,
