@@ -1,5 +1,6 @@
 """Mutants of what a private microbatch may do: every promise of the sandbox, the probes and statement A, broken once."""
 
+from tests.mutants.beside import BESIDE, IN_THEIR_PLACE
 from tests.mutants.mutant import Mutant
 
 ADDRESSES = "dptrain/sandbox/addresses.py"
@@ -732,5 +733,7 @@ GROUPS = {
     "couplings": COUPLING,
     "order of depth": ORDER,
     "half precision": HALF,
+    "beside the ledger": BESIDE,
+    "the ledger in its place": IN_THEIR_PLACE,
 }
 """Mutants by what they break."""
