@@ -34,6 +34,9 @@ READ_BATCH: Final = 4_096
 
 _COPY: Final = "COPY {schema}.entry (seq, kind, dhash, leaf, body) FROM STDIN (FORMAT BINARY)"
 _COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea", "bytea")
+_MISSING: Final = ("42P01", "3F000")
+"""SQLSTATE of a table and of a schema that is not there."""
+
 _WHERE: Final = sa.text("SELECT relnamespace::regnamespace::text FROM pg_catalog.pg_class WHERE oid = :oid")
 
 
@@ -96,7 +99,7 @@ class PostgresStore:
         self._engine = engine
         self._tables = tables(place.schema)
         self._made_tables = False
-        self._identity: tuple[int, ...] = ()
+        self._identity: tuple[int | None, ...] = ()
         self._left: Frontier | None = None
 
     @classmethod
@@ -305,35 +308,38 @@ class PostgresStore:
                 raise LedgerBusy("LOCKED", f"another process is writing {self.place.shown}; wait for it, or open read-only")
 
     def _check_fence(self, connection: sa.Connection, expected: int | None) -> None:
-        """Compares the tables with those opened, locks head and lease until the transaction ends, and compares these."""
-        self._check_identity(connection)
+        """Locks lease and head until the transaction ends; compares them, and the tables with those that were opened."""
         head, lease = self._tables.head, self._tables.lease
-        fence = connection.scalar(sa.select(lease.c.fence).with_for_update())
+        try:
+            row = connection.execute(sa.select(lease.c.fence, *self._identities()).with_for_update()).one_or_none()
+        except sa.exc.ProgrammingError as error:
+            if getattr(error.orig, "sqlstate", None) in _MISSING:
+                raise self._unlinked("lease") from error
+            raise
+        fence, found = (None, self._identity) if row is None else (row[0], tuple(row[1:]))
+        if None in found:
+            raise self._unlinked(TABLES[found.index(None)])
+        if found != self._identity:
+            sentence = f"the tables of {self.place.shown} are others than those that were opened: a copy was put in their place"
+            raise LedgerReplaced("REPLACED", sentence)
         query = sa.select(head.c.size, head.c.frontier).with_for_update()
         size, frontier = connection.execute(query).one_or_none() or (None, None)
         check_head(self.place.shown, Head(fence, size, frontier), self.fence, self._left, expected)
 
     def _watch(self, connection: sa.Connection) -> None:
         """Remembers tables and head of a ledger that this store may write."""
-        found = self._identities(connection)
-        self._identity = tuple(oid for oid in found if oid is not None)
+        self._identity = tuple(connection.execute(sa.select(*self._identities())).one())
         with suppress(LedgerCorrupt):  # whoever loads the ledger next says what is wrong with it
             self._left = PostgresSnapshot(connection, self._tables).head()
 
-    def _identities(self, connection: sa.Connection) -> tuple[int | None, ...]:
-        """The object identifiers of the tables under their names now; None for one that is not there."""
-        names = ", ".join(f"to_regclass('{self.place.schema}.{name}')::oid::bigint" for name in TABLES)
-        return tuple(connection.exec_driver_sql(f"SELECT {names}").one())
+    def _identities(self) -> Iterator[sa.ColumnElement[int | None]]:
+        """The object identifiers of the tables under their names now; NULL for one that is not there."""
+        for name in TABLES:
+            yield sa.literal_column(f"to_regclass('{self.place.schema}.{name}')::oid::bigint")
 
-    def _check_identity(self, connection: sa.Connection) -> None:
-        found = self._identities(connection)
-        if None in found:
-            missing = TABLES[found.index(None)]
-            sentence = f"{self.place.shown} has no table {missing} any more: it was dropped or renamed while it was open"
-            raise LedgerReplaced("UNLINKED", sentence)
-        if found != self._identity:
-            sentence = f"the tables of {self.place.shown} are others than those that were opened: a copy was put in their place"
-            raise LedgerReplaced("REPLACED", sentence)
+    def _unlinked(self, table: str) -> LedgerReplaced:
+        sentence = f"{self.place.shown} has no table {table} any more: it was dropped or renamed while it was open"
+        return LedgerReplaced("UNLINKED", sentence)
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[sa.Connection]:
