@@ -185,6 +185,8 @@ class PrivateTraining:
             if not gate.admitted:
                 counts = ", ".join(f"{code} {n}" for code, n in gate.counts()["refused"].items()) or "the corpus is empty"
                 raise ConfigError("NOTHING_ADMITTED", f"the gate admitted no contribution ({counts}); see `dptrain gate`")
+            inbox = Inbox(place.side(".withdrawals"), signed, public)
+            inbox.make()
         except BaseException:
             recorder.close()
             raise
@@ -193,7 +195,7 @@ class PrivateTraining:
             data,
             gate,
             recorder,
-            Inbox(place.side(".withdrawals"), signed, public),
+            inbox,
             watch,
             accelerator=accelerator,
             decode=decode,
@@ -535,17 +537,22 @@ class PrivateTraining:
         self._registered += objects
 
     def save(self) -> Path:
-        """Writes a durable checkpoint of model, optimizer and registered objects, pinned to the ledger.
+        """Writes a durable checkpoint of model, optimizer and registered objects, pinned to the ledger under its key.
 
         Raises:
+            LedgerReplaced: the ledger is no longer the one under its name.
             StepOrder: called inside a step, before its ``optimizer.step()``.
             StorageFailed: the disk is full; the previous checkpoint stays.
         """
         if self.gradients.phase is not Phase.IDLE:
             self.gradients.require(Phase.STEPPED, "save() was called")
         self._watch()
-        pin = self.recorder.pin(self._step, self.isolation.told)
-        return checkpoints.save(self._checkpoint_dir, pin, self.model, self.optimizer, self._stateful())
+        step, told = self._step, self.isolation.told
+
+        def sign(size: int, sha256: bytes) -> bytes:
+            return self.recorder.sign_pin(step, told, size, sha256)
+
+        return checkpoints.save(self._checkpoint_dir, step, sign, self.model, self.optimizer, self._stateful())
 
     def finish(self) -> None:
         """Closes the ledger and destroys every key and what was sealed; the loop over ``steps`` calls it after the last step.
@@ -596,7 +603,18 @@ class PrivateTraining:
         return describe.summary(self)
 
     def close(self) -> None:
-        """Detaches from the model, restores ``requires_grad`` and closes the ledger file."""
+        """Detaches from the model, restores ``requires_grad`` and closes the ledger file.
+
+        Raises:
+            LedgerReplaced: the ledger that was written is no longer the one under its name. All is closed all the same.
+        """
+        try:
+            self.recorder.require_in_place()
+        finally:
+            self._detach()
+
+    def _detach(self) -> None:
+        """Detaches and closes, and asks for nothing."""
         if self._prepared:
             self._pass.close()
             self.gradients.close()
@@ -605,5 +623,8 @@ class PrivateTraining:
     def __enter__(self) -> "PrivateTraining":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._detach()

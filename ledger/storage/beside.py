@@ -1,16 +1,15 @@
-"""The files beside a ledger that no tree commits to: its verifier keys, and the weights with which its epochs ended.
+"""The files beside a ledger that nobody signs: its verifier keys, and the weights with which its epochs ended.
 
 Nothing of a ledger rests on them. Auditors are handed the first, releases cite the second, so a byte that changed in either is
-found here before others meet it.
+found here before others meet it. What its key signs beside it: `ledger.storage.highwater`, `ledger.pinned`.
 """
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from attest.errors import AttestError
-from attest.files import read_limited
+from attest.files import atomic_write, read_limited
 from ledger.audit.findings import Finding
 from ledger.errors import LedgerCorrupt, LedgerError
 from ledger.leaves import Epoch
@@ -91,17 +90,43 @@ def read_weights(path: Path) -> tuple[WeightRecord, ...]:
     return found
 
 
+def read_public(path: Path) -> list[str]:
+    """Reads the lines of a public file, comments too; none where there is no file.
+
+    Raises:
+        LedgerCorrupt: code PUBLIC_KEY, it is no text.
+        StorageFailed: the disk cannot tell what is there.
+    """
+    if not is_there(path):
+        return []
+    try:
+        # Not splitlines, which takes other characters than a newline for the end of a line.
+        return read_limited(path, _MAX_KEYS, "file of verifier keys").decode("utf-8").split("\n")
+    except (AttestError, UnicodeDecodeError) as error:
+        sentence = error.sentence if isinstance(error, AttestError) else f"{path} is not UTF-8 text"
+        raise LedgerCorrupt("PUBLIC_KEY", f"{sentence}; remove it, and write it again from the keys of the ledger") from error
+
+
+def write_public(path: Path, keys: Sequence[str], others: Iterable[str] = ()) -> None:
+    """Writes a public file: all keys that signed a ledger, the newest first, then what else it shall hold.
+
+    Args:
+        path: the file; one that is there is replaced.
+        keys: verifier keys in the order in which they signed.
+        others: further lines, as comments; left out where they are empty or among the keys.
+    """
+    lines = dict.fromkeys([*reversed(keys), *filter(None, others)])
+    atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
+
+
 def _public(path: Path, chain: KeyChain) -> tuple[list[Finding], int | None]:
     """What is wrong with the public file, and how many keys it holds; None where there is none."""
     if not is_there(path):
         return [], None
     try:
-        text = read_limited(path, _MAX_KEYS, "file of verifier keys").decode("utf-8")
-    except (AttestError, UnicodeDecodeError) as error:
-        sentence = error.sentence if isinstance(error, AttestError) else "it is not UTF-8 text"
-        return [Finding("PUBLIC_KEY", str(path), f"{sentence}; write it again from the keys of the ledger")], 0
-    # Not splitlines, which takes other characters than a newline for the end of a line.
-    lines = [line for line in text.split("\n") if line and not line.startswith("#")]
+        lines = [line for line in read_public(path) if line and not line.startswith("#")]
+    except LedgerCorrupt as error:
+        return [Finding(error.code, str(path), error.sentence)], 0
     found = [
         Finding("PUBLIC_KEY", str(path), f"{line!a:.200} is no key that signed this ledger; whoever pins it can verify nothing")
         for line in lines

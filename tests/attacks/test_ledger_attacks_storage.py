@@ -26,7 +26,6 @@ from ledger.errors import (
     LedgerWrongRun,
     StorageFailed,
 )
-from ledger.handles import Pin
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash
 from ledger.note import Cosigner, NoteSigner, open_note, parse_checkpoint
@@ -34,6 +33,7 @@ from ledger.proofs.cosigning import Memory, cosign_export
 from ledger.proofs.evidence import judge, parse_evidence
 from ledger.storage import highwater
 from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
+from tests.pins import checkpoint_of
 
 ANNA = Cosigner("auditor.example/anna", OTHER_KEY)
 LATER = START + 10**6
@@ -295,6 +295,7 @@ def test_B6_yesterdays_files_are_refused_by_the_model_checkpoints_pin_and_by_the
     running.steps()
     running.epoch()
     pin, memory = running.ledger.pin(), Memory(tmp_path / "anna", ANNA.vkey)
+    checkpoint_of(running.ledger, 8)
     cosign_export(running.ledger.export(tmp_path / "today"), [SIGNER.vkey], ANNA, memory, now=LATER, first=True)
     running.ledger.close()
     assert fsck(yesterday)[0] == "OK", "nothing in it is wrong"
@@ -307,11 +308,8 @@ def test_B6_yesterdays_files_are_refused_by_the_model_checkpoints_pin_and_by_the
         export = ledger.export(tmp_path / "rolled back")
     with pytest.raises(LedgerBehind):
         cosign_export(export, [SIGNER.vkey], ANNA, memory, now=LATER)
-    folder = tmp_path / "ledger.db.checkpoints" / "step-00000008"
-    folder.mkdir(parents=True)
-    (folder / "pin.json").write_text(json.dumps(pin.to_dict()))
     assert fsck(path)[0] == "OK"
-    shutil.copytree(folder.parent, f"{yesterday}.checkpoints")
+    shutil.copytree(f"{path}.checkpoints", f"{yesterday}.checkpoints")
     code, sentence = fsck(yesterday)
     assert code == "BEHIND" and "step-00000008" in sentence
 
@@ -434,8 +432,3 @@ def test_B18_a_full_disk_is_StorageFailed_and_the_charge_is_not_there(running, t
     with Ledger.open(tmp_path / "ledger.db", SIGNER) as ledger:
         assert ledger.size == size and descriptor(10) not in ledger.admitted
         Driver(ledger, now=LATER).ledger.resume(4, ledger.pin(), now=LATER)
-
-
-def test_pins_survive_a_round_trip(running):
-    """What stands in a model checkpoint is what is checked."""
-    assert Pin.from_dict(running.ledger.pin().to_dict()) == running.ledger.pin()

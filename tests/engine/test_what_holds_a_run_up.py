@@ -1,6 +1,5 @@
 """Lines of a run that no other line stands behind: keys at its end, where a resumed run stands, who is in the charged pool."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -55,7 +54,7 @@ def test_a_checkpoint_taken_right_after_resuming_says_where_the_run_stands(tmp_p
     first.private.save()
     first.close()
     second = Trainer(world, resume=True)
-    assert json.loads((second.private.save() / "pin.json").read_text())["step"] == second.private.start_step == 2
+    assert second.private.recorder.read_pin(second.private.save()).step == second.private.start_step == 2
     second.close()
 
 
@@ -71,7 +70,6 @@ def test_a_contribution_withdrawn_before_a_charge_is_in_no_pool_that_is_charged(
         Withdrawal(slot.descriptor_hash, "test-corpus", world.now, "consent"), key, signer="contributor-internal"
     )
     folder = world.root / "ledger.db.withdrawals"
-    folder.mkdir()
     signed_file.write(folder / "w.cose", payload, message)
     for step in steps:
         trainer.one(step)
