@@ -63,7 +63,7 @@ class Corpus:
             yield from self._search("")
 
     def beside(self, suffix: str) -> Path:
-        """The file beside the corpus with a suffix; its name begins with a dot, so that no corpus takes it for data."""
+        """Returns the file beside the corpus with a suffix; its name begins with a dot, so that no corpus takes it for data."""
         place = self.root if self.only is None else self.root / self.only
         return place.with_name(f".{place.name}{suffix}")
 

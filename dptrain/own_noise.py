@@ -51,7 +51,7 @@ class OwnBounds:
 
     @property
     def expected(self) -> float:
-        """Expected occurrences over the horizon, n_i: q T, or the signed cap if that is smaller."""
+        """Returns the expected occurrences over the horizon, n_i: q T, or the signed cap if that is smaller."""
         drawn = self.rate * self.steps
         return float(min(drawn, self.cap) if self.cap else drawn)
 
@@ -162,4 +162,3 @@ def _for_limit(bounds: OwnBounds) -> float:
         if capped == math.inf:
             raise
         return capped
-

@@ -28,12 +28,12 @@ REASONS = frozenset({KEY_REVOKED, CLASS_NOT_GRANTED})
 
 
 def memory_of(corpus: Corpus) -> RegistryMemory:
-    """The memory of registries beside a corpus."""
+    """Returns the memory of registries beside a corpus."""
     return RegistryMemory(corpus.beside(SUFFIX), "this corpus", optional=True)
 
 
 def memories_of(place: Place, corpus: Corpus) -> list[RegistryMemory]:
-    """The memories of registries beside a ledger, unless it is on a server without a state directory, and beside a corpus."""
+    """Returns the memories of registries beside a corpus and beside a ledger, if it has a place beside it."""
     found = [memory_of(corpus)]
     if place.beside is not None:
         found.append(RegistryMemory(place.side(SUFFIX), f"the ledger {place.shown}"))
@@ -41,7 +41,7 @@ def memories_of(place: Place, corpus: Corpus) -> list[RegistryMemory]:
 
 
 def cited_roots(ledger: "Ledger") -> list[bytes]:
-    """Roots of the registry that a ledger cites: the header's first, then the evidence of withdrawals."""
+    """Returns the registry roots that a ledger cites: the header's first, then the evidence of withdrawals."""
     places = set(ledger.state.withdrawals.values())
     with ledger.rows() as rows:
         leaves = [decode_leaf(row.body) for row in rows if row.seq in places] if places else []
@@ -57,9 +57,7 @@ class RegistryWatch:
     this run saw, what its ledger cites, and what the memories beside ledger and corpus hold of earlier runs and gates.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], owner_public: bytes, memories: Sequence[RegistryMemory] = ()
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], owner_public: bytes, memories: Sequence[RegistryMemory] = ()) -> None:
         """Opens and verifies the registry.
 
         Args:

@@ -167,7 +167,6 @@ class Schedule:
             public=public,
         )
 
-
     def _require_bounds(self, admission: Admission) -> Policy:
         """Returns the policy, unless its class does not take the admission; raises NotPrivateUse."""
         descriptor, policy = admission.descriptor, self.policy

@@ -268,9 +268,7 @@ def registry_entries() -> list[bytes]:
     revocation = KeyStatement(
         kind="revoke", registry_id=registry.registry_id, contributor="bob", key=None, time=NOW, revoked_at=NOW
     )
-    possession = KeyStatement(
-        kind="prove", registry_id=registry.registry_id, contributor="alice", key=RAW["alice"], time=NOW
-    )
+    possession = KeyStatement(kind="prove", registry_id=registry.registry_id, contributor="alice", key=RAW["alice"], time=NOW)
     actions = [
         Enrol("carol", RAW["mallory"], NOW, NOW + 1000, ["open"], 5, "group-1"),
         Grant("alice", ["open", "sensitive"], None),

@@ -114,9 +114,10 @@ def test_more_occurrences_and_a_smaller_limit_need_no_less_noise(n, m, epsilon, 
     small, large = sorted((epsilon, other))
     at = {"steps": 1000, "rate": Fraction(1, 2)}
     assert own_noise(public(cap=few, **at)).variance <= own_noise(public(cap=many, **at)).variance
-    assert own_noise(public(cap=few, epsilon_micro=large, **at)).variance <= own_noise(
-        public(cap=few, epsilon_micro=small, **at)
-    ).variance
+    assert (
+        own_noise(public(cap=few, epsilon_micro=large, **at)).variance
+        <= own_noise(public(cap=few, epsilon_micro=small, **at)).variance
+    )
 
 
 @settings(max_examples=40, deadline=None)

@@ -43,9 +43,7 @@ def prove(
     """
     identity = _registry_id(registry, registry_id)
     signer, name = load_key(key, passphrase_file, contributor, "--contributor")
-    statement = KeyStatement(
-        kind=PROVE, registry_id=identity, contributor=name, key=signer.public_key, time=int(time.time())
-    )
+    statement = KeyStatement(kind=PROVE, registry_id=identity, contributor=name, key=signer.public_key, time=int(time.time()))
     target = _write(out, "possession", statement, statement.sign(signer))
     if json:
         print_json(_as_json(statement, target))

@@ -128,7 +128,7 @@ def _print_contributors(found: Registry | Peek) -> None:
 
 
 def possession(record: KeyRecord) -> str:
-    """On whose word a key is the contributor's: that of the key itself, or of the owner."""
+    """Says on whose word a key is the contributor's: that of the key itself, or of the owner."""
     return "proved" if record.proved else "owner's word"
 
 

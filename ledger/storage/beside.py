@@ -11,7 +11,7 @@ from typing import Final
 from attest.errors import AttestError
 from attest.files import atomic_write, read_limited
 from ledger.audit.findings import Finding
-from ledger.errors import LedgerCorrupt, LedgerError
+from ledger.errors import LedgerCorrupt, LedgerError, StorageFailed
 from ledger.leaves import Epoch
 from ledger.rules.rotation import KeyChain
 from ledger.rules.weights import MAX_RECORDS, WeightRecord, model_digest, read_records
@@ -141,7 +141,10 @@ def _public(path: Path, chain: KeyChain) -> tuple[list[Finding], int | None]:
 
 
 def _weights(folder: Path, epochs: Iterable[Epoch], before: int, wrong: list[Finding], keys: int | None) -> Beside:
-    names = {path.name for path in folder.iterdir() if path.suffix == _ENDING}
+    try:
+        names = {path.name for path in folder.iterdir() if path.suffix == _ENDING}
+    except OSError as error:
+        raise StorageFailed("IO", f"cannot list {folder}: {error.strerror or error}; mend the disk") from error
     checked = let_go = 0
     cited = set()
     for epoch in epochs:
