@@ -232,6 +232,7 @@ class PrivateTraining:
 
         Raises:
             UnsupportedModule, CoupledModel, UnsupportedPolicy, NotPrivateUse, ResumeRefused, LedgerError.
+            PinRefused: the newest checkpoint of a resumed run is not what this run saved; nothing was loaded or charged.
         """
         if self._prepared:
             raise StepOrder("PREPARED_TWICE", "prepare() was called twice on one PrivateTraining; open a new one per run")
