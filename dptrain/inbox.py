@@ -12,9 +12,11 @@ from pathlib import Path
 from attest import signed_file
 from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError
+from attest.files import make_private_directory
 from attest.policy import SignedPolicy
 from attest.registry import Registry
 from attest.withdrawal import verify_entitled_withdrawal
+from ledger.errors import StorageFailed
 
 
 class WithdrawalIgnored(UserWarning):
@@ -33,6 +35,22 @@ class Inbox:
         self._folder = folder
         self._signed = signed
         self._owner_public = owner_public
+
+    def make(self) -> None:
+        """Makes the folder, for its owner alone, so that a withdrawal can be put there before a run charges anything.
+
+        One that is there stays as it is: its owner may have let others write there.
+
+        Raises:
+            StorageFailed: code INBOX, it cannot be made.
+        """
+        if self._folder.is_dir():
+            return
+        try:
+            make_private_directory(self._folder)
+        except OSError as error:
+            sentence = f"cannot make {self._folder}, where a run takes in withdrawals: {error.strerror or error}; mend the disk"
+            raise StorageFailed("INBOX", sentence) from error
 
     def take(
         self,

@@ -29,7 +29,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError
 from attest.gate import Admission, Gate, Seen, decide
 from attest.policy import NoisePhase, Policy
-from attest.registry import Enrol, Entry, Grant, KeyStatement, RegistryReader, Revoke, RevokeOwn, Rotate
+from attest.registry import Enrol, Entry, Grant, KeyStatement, Prove, RegistryReader, Revoke, RevokeOwn, Rotate
 from attest.registry.entries import join
 from attest.registry.statements import read_statement
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
@@ -268,12 +268,14 @@ def registry_entries() -> list[bytes]:
     revocation = KeyStatement(
         kind="revoke", registry_id=registry.registry_id, contributor="bob", key=None, time=NOW, revoked_at=NOW
     )
+    possession = KeyStatement(kind="prove", registry_id=registry.registry_id, contributor="alice", key=RAW["alice"], time=NOW)
     actions = [
         Enrol("carol", RAW["mallory"], NOW, NOW + 1000, ["open"], 5, "group-1"),
         Grant("alice", ["open", "sensitive"], None),
         Revoke("alice", None, NOW),
         Rotate(rotation.to_cbor(), rotation.sign(ALICE), rotation.sign(MALLORY), NOW, NOW + 1000, NOW + 10),
         RevokeOwn(revocation.to_cbor(), revocation.sign(BOB)),
+        Prove(possession.to_cbor(), possession.sign(ALICE)),
     ]
     return [Entry(len(registry.roots), registry.root(), NOW, (action,)).to_cbor() for action in actions]
 
@@ -283,6 +285,7 @@ def key_statements() -> list[bytes]:
     return [
         KeyStatement(kind="rotate", key=bytes(32), new_key=bytes(range(32)), **fields).to_cbor(),
         KeyStatement(kind="revoke", key=None, revoked_at=NOW, **fields).to_cbor(),
+        KeyStatement(kind="prove", key=bytes(32), **fields).to_cbor(),
     ]
 
 

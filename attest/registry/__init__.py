@@ -4,10 +4,12 @@
 * `view`: the state after the last entry, immutable.
 * `actions`, `entries`, `statements`: what the file holds.
 * `replay`: the rules by which one state follows from another.
+* `look_alikes`: names that a person takes for each other.
 * `log`: reading a file, verified, and appending to one.
+* `memory`: the largest state that was used for a ledger or a corpus.
 """
 
-from attest.registry.actions import Action, Create, Enrol, Grant, Revoke, RevokeOwn, Rotate
+from attest.registry.actions import Action, Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate
 from attest.registry.entries import MAX_ENTRY, MAX_SIZE, Entry
 from attest.registry.log import Peek, RegistryLog, RegistryReader, open_registry, peek
 from attest.registry.records import Contributor, KeyRecord
@@ -26,6 +28,7 @@ __all__ = [
     "KeyRecord",
     "KeyStatement",
     "Peek",
+    "Prove",
     "Registry",
     "RegistryLog",
     "RegistryReader",

@@ -117,10 +117,24 @@ class RevokeOwn:
     message: bytes
 
 
-Action = Create | Enrol | Grant | Rotate | Revoke | RevokeOwn
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """Takes in a contributor's statement that it holds an enrolled key.
+
+    Args:
+        statement: The signed bytes, a `KeyStatement` of kind `prove`.
+        message: COSE_Sign1 message by that very key.
+    """
+
+    CODE: ClassVar = 6
+    statement: bytes
+    message: bytes
+
+
+Action = Create | Enrol | Grant | Rotate | Revoke | RevokeOwn | Prove
 
 _KINDS: dict[int, tuple[type[Any], int]] = {
-    kind.CODE: (kind, len(fields(kind))) for kind in (Create, Enrol, Grant, Rotate, Revoke, RevokeOwn)
+    kind.CODE: (kind, len(fields(kind))) for kind in (Create, Enrol, Grant, Rotate, Revoke, RevokeOwn, Prove)
 }
 
 
@@ -136,7 +150,7 @@ def from_array(value: Any) -> Action:
         RegistryRefused: Code SCHEMA for an unknown action or a wrong number of fields.
     """
     if type(value) is not list or not value or type(value[0]) is not int or value[0] not in _KINDS:
-        raise RegistryRefused("SCHEMA", f"action is {ascii(value)[:60]}, expected an array that begins with 0 to 5")
+        raise RegistryRefused("SCHEMA", f"action is {ascii(value)[:60]}, expected an array that begins with 0 to 6")
     kind, count = _KINDS[value[0]]
     if len(value) != count + 1:
         raise RegistryRefused("SCHEMA", f"action {value[0]} has {len(value) - 1} fields, expected {count}")

@@ -15,8 +15,9 @@ from attest import cbor, sign1
 from attest.errors import CborError, FileRefused, KeyRefused, RegistryRefused
 from attest.files import atomic_write, read_limited
 from attest.keys import check_public_key
-from attest.registry.actions import Action, Create, Enrol, Grant, Revoke, RevokeOwn, Rotate, to_array
+from attest.registry.actions import Action, Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate, to_array
 from attest.registry.entries import MAX_SIZE, NO_ROOT, Entry, join, root_of, split
+from attest.registry.look_alikes import require_unlike
 from attest.registry.records import Contributor
 from attest.registry.replay import State
 from attest.registry.statements import KeyStatement
@@ -148,7 +149,12 @@ class RegistryLog:
         return self._registry
 
     def append(
-        self, actions: Iterable[Action], *, now: int, progress: Callable[[int], None] | None = None
+        self,
+        actions: Iterable[Action],
+        *,
+        now: int,
+        progress: Callable[[int], None] | None = None,
+        look_alikes: bool = False,
     ) -> Registry:
         """Sign actions as one entry, or as several if they do not fit into one, and write them.
 
@@ -158,14 +164,17 @@ class RegistryLog:
             actions: What to do, in order.
             now: Seconds since 1970; up to 60 s before the last entry passes as its time.
             progress: Called with the number of actions checked so far.
+            look_alikes: Whether a new name may look like an enrolled one, so that a person takes one for the other.
 
         Returns:
             The registry afterwards.
 
         Raises:
-            RegistryRefused: What the rules forbid; CLOCK; CONFLICT if the file changed since it was read.
+            RegistryRefused: What the rules forbid; LOOK_ALIKE; CLOCK; CONFLICT if the file changed since it was read.
         """
         wanted = list(actions)
+        if not look_alikes:
+            require_unlike(wanted, self._registry)
         for number, action in enumerate(wanted, start=1):
             if isinstance(action, Enrol):
                 _check_key(action)
@@ -193,10 +202,15 @@ class RegistryLog:
         cap: int | None = None,
         principal: str | None = None,
         now: int,
+        look_alikes: bool = False,
     ) -> Registry:
-        """Enrol one key; arguments as in `Enrol`."""
+        """Enrol one key; arguments as in `Enrol` and `append`."""
         action = Enrol(name, key, not_before, not_after, sorted(set(classes)), cap, principal)
-        return self.append([action], now=now)
+        return self.append([action], now=now, look_alikes=look_alikes)
+
+    def prove(self, statement: KeyStatement, message: bytes, *, now: int) -> Registry:
+        """Take in a contributor's proof that it holds a key; arguments as in `Prove`."""
+        return self.append([Prove(statement.to_cbor(), message)], now=now)
 
     def grant(self, name: str, *, classes: Iterable[str], cap: int | None, now: int) -> Registry:
         """Set exactly what a contributor may attest; arguments as in `Grant`."""

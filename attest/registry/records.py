@@ -37,12 +37,15 @@ class KeyRecord:
         not_before: First second of validity.
         not_after: First second after validity.
         revoked_at: From this second on the key is revoked; None while it is not.
+        proved: Whether a statement in the registry is signed by this key in the contributor's name. Without one, that the key
+            is the contributor's is the word of the owner who enrolled it.
     """
 
     raw: bytes
     not_before: int
     not_after: int
     revoked_at: int | None = None
+    proved: bool = False
 
     def __post_init__(self) -> None:
         check_bytes(self.raw, "enrolled key", 32, error=RegistryRefused)

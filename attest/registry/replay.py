@@ -10,10 +10,10 @@ from attest.checks import check_bytes, check_int
 from attest.descriptor import MAX_TIME
 from attest.errors import AttestError, KeyRefused, RegistryRefused, SignatureRefused
 from attest.ids import check_id
-from attest.registry.actions import Create, Enrol, Grant, Revoke, RevokeOwn, Rotate
+from attest.registry.actions import Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate
 from attest.registry.entries import NO_ROOT, Entry, root_of
 from attest.registry.records import MAX_CLASSES, Contributor, KeyRecord
-from attest.registry.statements import MAX_AGE, MAX_EARLY, REVOKE, ROTATE, KeyStatement
+from attest.registry.statements import MAX_AGE, MAX_EARLY, PROVE, REVOKE, ROTATE, KeyStatement
 from attest.registry.view import Registry
 
 
@@ -40,6 +40,7 @@ class State:
             Rotate: self._rotate,
             Revoke: self._revoke,
             RevokeOwn: self._revoke_own,
+            Prove: self._prove,
         }
 
     def copy(self) -> "State":
@@ -137,14 +138,24 @@ class State:
         self._check_signed(statement, action.by_old, old, "old")
         self._check_signed(statement, action.by_new, new, "new")
         check_int(action.old_not_after, "end of the old key", 0, record.not_after, error=RegistryRefused)
-        shortened = replace(record, not_after=action.old_not_after)
-        fresh = KeyRecord(new, action.not_before, action.not_after)
+        shortened = replace(record, not_after=action.old_not_after, proved=True)
+        fresh = KeyRecord(new, action.not_before, action.not_after, proved=True)
         self._claim(new, known.name)
         keys = (*(shortened if item.raw == old else item for item in known.keys), fresh)
         self.by_name[known.name] = replace(known, keys=keys)
 
     def _revoke(self, action: Revoke) -> None:
         self._end(self._known(action.name), action.key, action.at)
+
+    def _prove(self, action: Prove) -> None:
+        statement = self._statement(action.statement, PROVE)
+        known, key = self._known(statement.contributor), statement.key or b""
+        if key not in [record.raw for record in known.keys]:
+            sentence = f"the key that the statement proves is not enrolled for {known.name}; enrol it first"
+            raise RegistryRefused("KEY_UNKNOWN", sentence)
+        self._check_signed(statement, action.message, key, "proved")
+        keys = tuple(replace(record, proved=True) if record.raw == key else record for record in known.keys)
+        self.by_name[known.name] = replace(known, keys=keys)
 
     def _revoke_own(self, action: RevokeOwn) -> None:
         statement = self._statement(action.statement, REVOKE)

@@ -1,4 +1,4 @@
-"""What a contributor signs about its own keys: that a new key follows an old one, or that keys are revoked."""
+"""What a contributor signs about its own keys: that it holds one, that a new one follows an old one, that some are revoked."""
 
 import os
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from attest.signer import Signer
 SCHEMA: Final = "dptrain.key-statement/1"
 ROTATE: Final = "rotate"
 REVOKE: Final = "revoke"
+PROVE: Final = "prove"
 
 MAX_AGE: Final = 30 * 86400
 """Seconds after which a statement is no longer taken in."""
@@ -32,10 +33,10 @@ class KeyStatement:
     """One statement; good for one registry, for 30 days, and once.
 
     Args:
-        kind: `rotate` or `revoke`.
+        kind: `rotate`, `revoke` or `prove`.
         registry_id: The registry that may take it in.
         contributor: Who states it.
-        key: 32 raw bytes of the key acted on; None, for `revoke` only, for all keys.
+        key: 32 raw bytes of the key acted on, for `prove` of the key held; None, for `revoke` only, for all keys.
         time: Seconds since 1970 at which it was signed.
         new_key: For `rotate`, 32 raw bytes of the key that follows; otherwise None.
         revoked_at: For `revoke`, the second from which on; otherwise None.
@@ -63,10 +64,11 @@ class KeyStatement:
             if self.key is not None:
                 check_bytes(self.key, "revoked key", 32, error=RegistryRefused)
             check_int(self.revoked_at, "time of revocation", 0, MAX_TIME, error=RegistryRefused)
+        elif self.kind == PROVE and self.new_key is None and self.revoked_at is None:
+            check_bytes(self.key, "key held", 32, error=RegistryRefused)
         else:
-            raise RegistryRefused(
-                "SCHEMA", f"key statement is {ascii(self.kind)[:40]} with fields of another kind; expected rotate or revoke"
-            )
+            sentence = f"key statement is {ascii(self.kind)[:40]} with fields of another kind; expected rotate, revoke or prove"
+            raise RegistryRefused("SCHEMA", sentence)
 
     def to_cbor(self) -> bytes:
         """The bytes that are signed."""

@@ -12,7 +12,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError
 from attest.gate import Admission, Seen, decide
 from attest.policy import Policy
-from attest.registry import Registry
+from attest.registry import KeyRecord, Registry
 from dptrain.cli.attest_words import Check
 
 _NOT_HERE = (
@@ -46,7 +46,7 @@ class Verifier:
     def checks(self, attestation: Attestation) -> list[Check]:
         """Every check that can be made, and one line for each that cannot."""
         signed = ContributionDescriptor.from_cbor(attestation.descriptor)
-        found = [self._key(attestation, signed), *self._gate(attestation, signed)]
+        found = [self._key(attestation, signed), *self._possession(attestation, signed), *self._gate(attestation, signed)]
         return [*found, *_NOT_HERE]
 
     def failure(self, attestation: Attestation) -> Check | None:
@@ -67,11 +67,26 @@ class Verifier:
             return Check("signature", "failed", f"the key is {name}'s, the signature speaks for {headers.issuer}", "HEADER")
         return Check("signature", "passed", f"made with the key of {name} that was given")
 
-    def _enrolled(self, attestation: Attestation, signed: ContributionDescriptor) -> Check:
-        """The signature under the key that the registry has for the contributor."""
+    def _possession(self, attestation: Attestation, signed: ContributionDescriptor) -> list[Check]:
+        """On whose word the registry has the key for the contributor; nothing where it does not have it."""
+        record = self._record(attestation, signed)
+        if record is None:
+            return []
+        key = f"key {record.key_id.hex()}"
+        if record.proved:
+            return [Check("possession", "passed", f"{key} signed a statement under this name, which the registry holds")]
+        sentence = f"whether {signed.contributor} holds {key}: the registry has no statement by it, so that is the owner's word"
+        return [Check("possession", "unchecked", sentence)]
+
+    def _record(self, attestation: Attestation, signed: ContributionDescriptor) -> KeyRecord | None:
+        """The key that the attestation names, as the registry has it for the contributor."""
         contributor = None if self.registry is None else self.registry.find(signed.contributor)
         kid = sign1.parse(attestation.sign1).key_id
-        record = next((key for key in (contributor.keys if contributor else ()) if key.key_id == kid), None)
+        return next((key for key in (contributor.keys if contributor else ()) if key.key_id == kid), None)
+
+    def _enrolled(self, attestation: Attestation, signed: ContributionDescriptor) -> Check:
+        """The signature under the key that the registry has for the contributor."""
+        kid, record = sign1.parse(attestation.sign1).key_id, self._record(attestation, signed)
         if record is None:
             return Check("signature", "failed", f"the registry has no key {kid.hex()} of {signed.contributor}", "KEY_UNKNOWN")
         try:

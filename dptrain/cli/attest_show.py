@@ -20,7 +20,7 @@ from attest.micro import from_micro, from_pico
 from attest.records import SUFFIX
 from dptrain.cli.attest_checks import Verifier
 from dptrain.cli.attest_verify import verify
-from dptrain.cli.attest_words import Check, identity, paragraphs
+from dptrain.cli.attest_words import Check, identity, own_noise_of, paragraphs
 from dptrain.cli.files import read_policy, read_registry
 from dptrain.cli.options import existing_file
 from dptrain.cli.output import JsonFlag, console, moment, number, print_json, styled, table, utc
@@ -141,11 +141,20 @@ def _explain(attestation: Attestation, record: int, verifier: Verifier, json: bo
     checks = verifier.checks(attestation)
     words = paragraphs(attestation, verifier.now, verifier.policy, verifier.policy_signed)
     if json:
-        data = {"record": record, **_as_json(attestation)}
+        data = {"record": record, **_as_json(attestation), "own_noise": _own_noise(attestation, verifier)}
         print_json(data | {"words": words, "checks": [_check_as_json(check) for check in checks]})
     else:
         _print_words(words, identity(attestation), checks)
     return any(check.outcome == "failed" for check in checks)
+
+
+def _own_noise(attestation: Attestation, verifier: Verifier) -> dict[str, float] | None:
+    """What its own bounds would need under the policy given; None without one, or where there is no such figure."""
+    signed = ContributionDescriptor.from_cbor(attestation.descriptor)
+    found = None if verifier.policy is None else own_noise_of(signed, verifier.policy)
+    if found is None:
+        return None
+    return {"expected_occurrences": found.expected, "multiplier": found.multiplier, "variance": found.variance}
 
 
 @dataclass(slots=True)

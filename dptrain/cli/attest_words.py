@@ -19,9 +19,11 @@ from attest.policy import Policy
 from attest.policy.sampling import POISSON, period
 from dptrain.cli.advice.facts import attacker
 from dptrain.cli.advice.fixes import rounded
+from dptrain.own_noise import OwnNoise, own_noise, signed_bounds
 from dptrain.planning.rounding import at_most
 from dptrain.support import refusal
 from ledger import accountants
+from ledger.errors import AccountantError
 
 _DAY = 86400
 
@@ -115,7 +117,31 @@ def under(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -
     if policy.class_rule(signed.admissibility_class).public:
         said = "no epsilon is claimed for them" if signed.public else "this one did not sign that, so it is not admitted"
         return f"Class {signed.admissibility_class} is public in the policy given, neither clipped nor noised: {said}."
-    return epsilon(signed, policy, signed_policy)
+    return epsilon(signed, policy, signed_policy) + _own(signed, policy)
+
+
+def own_noise_of(signed: ContributionDescriptor, policy: Policy) -> OwnNoise | None:
+    """The noise that its own bounds would need under a policy; None where that says nothing of it, or no noise does."""
+    if signed.corpus != policy.corpus or policy.find_class(signed.admissibility_class) is None or refusal(policy) is not None:
+        return None
+    bounds = signed_bounds(signed, policy)
+    try:
+        return None if bounds is None or signed.public else own_noise(bounds)
+    except AccountantError:
+        return None
+
+
+def _own(signed: ContributionDescriptor, policy: Policy) -> str:
+    """What its own bounds would need, whatever its class is given; nothing where there is no such figure."""
+    found = own_noise_of(signed, policy)
+    if found is None:
+        return ""
+    what = "Its limit of epsilon by itself" if found.limited else "Its noise multiplier and clip norm by themselves"
+    capped = ", its cap" if found.expected == signed.max_occurrences else ""
+    return (
+        f" {what} would need noise of variance {found.variance:.4g} per coordinate in every step ({found.expected:g} draws "
+        f"expected over the run{capped}). What the policy adds to a block follows from the classes alone, from no such count."
+    )
 
 
 def epsilon(signed: ContributionDescriptor, policy: Policy, signed_policy: bool) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from attest.keys import key_id
-from attest.registry import Action, Create, Enrol, Entry, Grant, KeyStatement, Revoke, RevokeOwn, Rotate
+from attest.registry import Action, Create, Enrol, Entry, Grant, KeyStatement, Prove, Revoke, RevokeOwn, Rotate
 from dptrain.cli.output import utc
 
 MOST = 20
@@ -31,7 +31,7 @@ def _sentence(action: Action) -> str:
             principal = "" if action.principal is None else f", principal {action.principal}"
             return (
                 f"enrolled {action.name} with key {_short(action.key)} from {utc(action.not_before)} until "
-                f"{utc(action.not_after)} for {', '.join(action.classes) or 'no class'}{cap}{principal}"
+                f"{utc(action.not_after)} for {', '.join(action.classes) or 'no class'}{cap}{principal}, on the owner's word"
             )
         case Grant():
             cap = "" if action.cap is None else f", at most {action.cap} contributions"
@@ -40,10 +40,13 @@ def _sentence(action: Action) -> str:
             said = KeyStatement.from_cbor(action.statement)
             return (
                 f"{said.contributor} followed key {_short(said.key)}, ended {utc(action.old_not_after)}, by "
-                f"{_short(said.new_key)}, valid from {utc(action.not_before)} until {utc(action.not_after)}"
+                f"{_short(said.new_key)}, valid from {utc(action.not_before)} until {utc(action.not_after)}; both signed it"
             )
         case Revoke():
             return f"revoked {_which(action.key)} of {action.name} from {utc(action.at)} on"
+        case Prove():
+            said = KeyStatement.from_cbor(action.statement)
+            return f"{said.contributor} proved that it holds key {_short(said.key)}, which signed that"
         case RevokeOwn():
             said = KeyStatement.from_cbor(action.statement)
             return f"{said.contributor} revoked {_which(said.key)} of its own from {utc(said.revoked_at or 0)} on"
@@ -51,7 +54,7 @@ def _sentence(action: Action) -> str:
 
 def _action_as_json(action: Action) -> dict[str, Any]:
     fields = {name: getattr(action, name) for name in action.__slots__}
-    if isinstance(action, Rotate | RevokeOwn):
+    if isinstance(action, Rotate | RevokeOwn | Prove):
         said = KeyStatement.from_cbor(action.statement)
         fields = {name: getattr(said, name) for name in said.__slots__} | fields
     return {"action": type(action).__name__.lower()} | {name: _plain(value) for name, value in fields.items()}

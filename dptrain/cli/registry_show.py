@@ -7,7 +7,8 @@ import typer
 
 from attest import keys
 from attest.errors import RegistryRefused
-from attest.registry import Contributor, Peek, Registry, open_registry, peek
+from attest.registry import Contributor, KeyRecord, Peek, Registry, open_registry, peek
+from attest.registry.look_alikes import look_alikes
 from dptrain.cli.options import existing_file
 from dptrain.cli.output import JsonFlag, console, counting, print_json, styled, table, utc
 from dptrain.cli.registry_history import as_json as entry_as_json
@@ -69,13 +70,20 @@ def verify(
         for number, raw in enumerate(enrolled, start=1):
             keys.check_public_key(raw)
             progress(number)
+    proved = sum(record.proved for contributor in known.contributors for record in contributor.keys)
+    alike = look_alikes((known.owner, *known.by_name))
     if json:
-        print_json(as_json(known, verified=True) | {"keys": len(enrolled)})
-    else:
-        console().print(
-            f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys\n"
-            f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}"
-        )
+        told = {"keys": len(enrolled), "proved": proved, "look_alikes": [list(group) for group in alike]}
+        print_json(as_json(known, verified=True) | told)
+        return
+    out = console()
+    out.print(
+        f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys, "
+        f"{proved} of them with proof of possession\n"
+        f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}"
+    )
+    for group in alike:
+        out.print(styled("yellow", "note", f": names that look alike: {', '.join(group)}"))
 
 
 def register(app: typer.Typer) -> None:
@@ -99,12 +107,13 @@ def _print_unverified(known: Registry | None) -> None:
 
 
 def _print_contributors(found: Registry | Peek) -> None:
-    rows = table("contributor", "key id", "classes", "cap", "valid from", "valid until", "revoked")
+    rows = table("contributor", "key id", "possession", "classes", "cap", "valid from", "valid until", "revoked")
     for contributor in found.contributors:
         for record in contributor.keys:
             rows.add_row(
                 contributor.name if contributor.principal is None else f"{contributor.name} ({contributor.principal})",
                 record.key_id.hex(),
+                possession(record),
                 ", ".join(contributor.classes),
                 "" if contributor.cap is None else str(contributor.cap),
                 # Days are enough to look at, and fit a terminal; --json has the seconds.
@@ -115,6 +124,12 @@ def _print_contributors(found: Registry | Peek) -> None:
     out = console()
     out.print(rows)
     out.print(f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}")
+    out.print("possession: proved, by a statement that the key signed under this name; or the word of the owner who enrolled")
+
+
+def possession(record: KeyRecord) -> str:
+    """Says on whose word a key is the contributor's: that of the key itself, or of the owner."""
+    return "proved" if record.proved else "owner's word"
 
 
 def _print_history(found: Peek) -> None:
@@ -157,6 +172,7 @@ def _contributor_as_json(contributor: Contributor) -> dict[str, Any]:
                 "not_before": record.not_before,
                 "not_after": record.not_after,
                 "revoked_at": record.revoked_at,
+                "proved": record.proved,
             }
             for record in contributor.keys
         ],

@@ -31,7 +31,7 @@ from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.pin import PinRecord
 from dptrain.pool import Pool, Slot, in_ledger_order, settle_pool, slots_for
 from dptrain.recording import Recorder
-from dptrain.registry_watch import RegistryWatch
+from dptrain.registry_watch import RegistryWatch, memories_of
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router
 from dptrain.routing.couplings import Program, refuse_coupled
@@ -160,8 +160,8 @@ class PrivateTraining:
             noise_generator: "host" draws noise on the processor, "device" where the gradients are; see :class:`DeviceGaussian`.
 
         Raises:
-            PolicyRefused, RegistryRefused, CorpusRefused: input that does not verify; for a resumed run also a registry that
-                lacks a state which its ledger cites.
+            PolicyRefused, RegistryRefused, CorpusRefused: input that does not verify; also a registry that lacks a state which
+                the ledger of a resumed run cites, or which was used before for this ledger or this corpus.
             UnsupportedPolicy: the policy asks for what this build does not carry.
             NotPrivateUse: an accelerator configuration under which the release would not be private.
             ResumeRefused, LedgerError: the ledger exists without ``resume``, or does not fit.
@@ -174,9 +174,9 @@ class PrivateTraining:
         refusals.refuse_accelerator(accelerator)
         refusals.refuse_generator(noise_generator, signed.policy, accelerator)
         refusals.refuse_microbatch(microbatch, microbatch_rows)
-        watch = RegistryWatch(registry or beside / "registry.cbor", public)
         data = open_corpus(corpus)
         place = Place.of(ledger, ledger_state)
+        watch = RegistryWatch(registry or beside / "registry.cbor", public, memories_of(place, data))
         name = origin or f"{signed.policy.corpus}/{place.name}"
         recorder = Recorder(place, ledger_key, name, resume, public, EarlierRuns(earlier, replaces, earlier_keys, public))
         try:
@@ -185,6 +185,8 @@ class PrivateTraining:
             if not gate.admitted:
                 counts = ", ".join(f"{code} {n}" for code, n in gate.counts()["refused"].items()) or "the corpus is empty"
                 raise ConfigError("NOTHING_ADMITTED", f"the gate admitted no contribution ({counts}); see `dptrain gate`")
+            inbox = Inbox(place.side(".withdrawals"), signed, public)
+            inbox.make()
         except BaseException:
             recorder.close()
             raise
@@ -193,7 +195,7 @@ class PrivateTraining:
             data,
             gate,
             recorder,
-            Inbox(place.side(".withdrawals"), signed, public),
+            inbox,
             watch,
             accelerator=accelerator,
             decode=decode,
@@ -230,6 +232,7 @@ class PrivateTraining:
 
         Raises:
             UnsupportedModule, CoupledModel, UnsupportedPolicy, NotPrivateUse, ResumeRefused, LedgerError.
+            PinRefused: the newest checkpoint of a resumed run is not what this run saved; nothing was loaded or charged.
         """
         if self._prepared:
             raise StepOrder("PREPARED_TWICE", "prepare() was called twice on one PrivateTraining; open a new one per run")
@@ -535,17 +538,22 @@ class PrivateTraining:
         self._registered += objects
 
     def save(self) -> Path:
-        """Writes a durable checkpoint of model, optimizer and registered objects, pinned to the ledger.
+        """Writes a durable checkpoint of model, optimizer and registered objects, pinned to the ledger under its key.
 
         Raises:
+            LedgerReplaced: the ledger is no longer the one under its name.
             StepOrder: called inside a step, before its ``optimizer.step()``.
             StorageFailed: the disk is full; the previous checkpoint stays.
         """
         if self.gradients.phase is not Phase.IDLE:
             self.gradients.require(Phase.STEPPED, "save() was called")
         self._watch()
-        pin = self.recorder.pin(self._step, self.isolation.told)
-        return checkpoints.save(self._checkpoint_dir, pin, self.model, self.optimizer, self._stateful())
+        step, told = self._step, self.isolation.told
+
+        def sign(size: int, sha256: bytes) -> bytes:
+            return self.recorder.sign_pin(step, told, size, sha256)
+
+        return checkpoints.save(self._checkpoint_dir, step, sign, self.model, self.optimizer, self._stateful())
 
     def finish(self) -> None:
         """Closes the ledger and destroys every key and what was sealed; the loop over ``steps`` calls it after the last step.
@@ -596,7 +604,18 @@ class PrivateTraining:
         return describe.summary(self)
 
     def close(self) -> None:
-        """Detaches from the model, restores ``requires_grad`` and closes the ledger file."""
+        """Detaches from the model, restores ``requires_grad`` and closes the ledger file.
+
+        Raises:
+            LedgerReplaced: the ledger that was written is no longer the one under its name. All is closed all the same.
+        """
+        try:
+            self.recorder.require_in_place()
+        finally:
+            self._detach()
+
+    def _detach(self) -> None:
+        """Detaches and closes, and asks for nothing."""
         if self._prepared:
             self._pass.close()
             self.gradients.close()
@@ -605,5 +624,8 @@ class PrivateTraining:
     def __enter__(self) -> "PrivateTraining":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._detach()

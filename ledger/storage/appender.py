@@ -4,11 +4,19 @@ The mechanics under `ledger.log.Ledger`: it decides what to append, this decides
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final
 
 from attest.files import atomic_write
-from ledger.errors import LeafRefused, LedgerBehind, LedgerClosed, LedgerError, LedgerForked, LedgerWrongRun
+from ledger.errors import (
+    LeafRefused,
+    LedgerBehind,
+    LedgerClosed,
+    LedgerError,
+    LedgerForked,
+    LedgerReplaced,
+    LedgerWrongRun,
+)
 from ledger.leaves import Leaf, checks, encode_leaf
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, merge_notes, peek_checkpoint, sign_note
@@ -53,6 +61,16 @@ class Appender:
         """Returns the root over the first ``size`` leaves; raises ProofError, code HASHES_GONE, where it cannot be made."""
         return self.frontier.root() if size == self.size else self._subtrees.root(size)
 
+    def require_in_place(self) -> None:
+        """Asks whether the open database is still the one under the ledger's name; a handle that failed or reads is not asked.
+
+        Raises:
+            LedgerReplaced: it is not; the handle refuses everything from then on.
+        """
+        if self.signer is not None and not self._broken:
+            with self._told():
+                self.store.require_in_place()
+
     def close(self) -> None:
         """Gives up the database."""
         self.store.close()
@@ -78,6 +96,7 @@ class Appender:
         """
         signer = self.require_signer()
         time, writing = self._time(now), False
+        told = self._told()
         try:
             yield time
             rows, frontier = self._encode_staged()
@@ -85,7 +104,8 @@ class Appender:
             signers = (signer,) if successor is None else (signer, successor)
             note = sign_note(text, *signers) if checkpoint else None
             writing = True
-            self.store.append(rows, frontier, note)
+            with told:
+                self.store.append(rows, frontier, note)
             self.frontier = frontier
             self._subtrees.extend(row.leaf_hash for row in rows)
             if note is not None:
@@ -117,7 +137,8 @@ class Appender:
         merged = merge_notes(stored, [note], list(dict.fromkeys([*keys.required(found.size), *verifier_keys])))
         if merged != stored:
             try:
-                self.store.put_note(found.size, merged)
+                with self._told():
+                    self.store.put_note(found.size, merged)
             except BaseException:
                 self._broken = True
                 raise
@@ -146,7 +167,8 @@ class Appender:
             fsck.check(lean)
         fresh = [anchor for anchor in anchors.values() if anchor.descriptor_hash not in lean.stored]
         self._broken = True
-        self.store.prune(self.size, before, lean.dropped, fresh)
+        with self._told():
+            self.store.prune(self.size, before, lean.dropped, fresh)
         self._take(fsck.load(self.store, recompute=False))
         self._broken = False
         return len(lean.dropped)
@@ -170,7 +192,8 @@ class Appender:
             lean = WithoutHashes(snapshot, before, subtrees)
             fsck.check(lean)
         self._broken = True
-        self.store.drop_hashes(self.size, before, subtrees)
+        with self._told():
+            self.store.drop_hashes(self.size, before, subtrees)
         self._take(fsck.load(self.store, recompute=False))
         self._broken = False
         return lean.dropped
@@ -228,6 +251,11 @@ class Appender:
         if self.signer is not None:
             highwater.write(place, self.signer, self.size, self.frontier.root())
 
+    def _told(self) -> AbstractContextManager[None]:
+        """Lets an error say what of the run is in the ledger as it is now, and how to go on."""
+        run = self.replay
+        return _telling(self, f"{self.size} leaves, {run.charged} steps charged, settled up to step {run.position}")
+
     def _forked(self, note: bytes, sentence: str) -> LedgerForked:
         """Keeps both histories' notes as evidence (`ledger.proofs.evidence`), and returns the error that says where.
 
@@ -275,3 +303,16 @@ class Appender:
             rows.append(Row(leaf.seq, leaf.KIND, getattr(leaf, "descriptor_hash", None), hashed, body))
             frontier.append(hashed)
         return rows, frontier
+
+
+@contextmanager
+def _telling(file: Appender, recorded: str) -> Iterator[None]:
+    try:
+        yield
+    except LedgerReplaced as error:
+        file._broken = True
+        sentence = (
+            f"{error.sentence}. Nothing more is charged, and no further step runs. What was recorded counts: {recorded}. "
+            f"{file.store.rescue()}"
+        )
+        raise LedgerReplaced(error.code, sentence) from error

@@ -27,7 +27,7 @@ from attest.corpus import open_corpus
 from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, ContributionDescriptor
 from attest.errors import AttestError, DescriptorRefused, KeyRefused, RegistryRefused, SignatureRefused
 from attest.gate import Gate, Refused, Seen, run_gate
-from attest.registry import Enrol, Entry
+from attest.registry import Enrol, Entry, KeyStatement
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
 from tests.attacks.scene import (
     ALICE,
@@ -937,6 +937,37 @@ def test_A15_neither_registry_nor_policy_take_a_lookalike(scene, name):
         with pytest.raises(AttestError) as caught:
             make()
         assert caught.value.code == "RANGE"
+
+
+@pytest.mark.parametrize("name", ["a1ice", "b0b", "0wner", "ovvner"])
+def test_A15_a_name_that_looks_like_an_enrolled_one_is_LOOK_ALIKE_at_enrolment(scene, name):
+    """Inside the alphabet of identifiers too: nobody reads a1ice in a list of contributors where alice is enrolled."""
+    with pytest.raises(AttestError) as caught:
+        make_registry(lambda log: enrol(log, name, RAW["mallory"]))
+    assert caught.value.code == "LOOK_ALIKE" and repr(name) in caught.value.sentence
+    meant = make_registry(lambda log: enrol(log, name, RAW["mallory"], look_alikes=True))
+    assert meant.find(name) is not None
+
+
+def test_A4_a_key_enrolled_in_anothers_name_stays_the_owners_word(scene):
+    """The owner can enrol whose key it likes; that the key speaks for that name only its holder can sign."""
+    registry = make_registry(lambda log: enrol(log, "carol", RAW["mallory"]))
+    (record,) = registry.find("carol").keys
+    assert not record.proved
+    fields = {"kind": "prove", "registry_id": registry.registry_id, "contributor": "carol", "key": RAW["mallory"], "time": NOW}
+    statement = KeyStatement(**fields)
+    for signer in (OWNER, ALICE):
+        with pytest.raises(AttestError) as caught:
+            make_registry(
+                lambda log: enrol(log, "carol", RAW["mallory"]),
+                lambda log, signer=signer: log.prove(statement, statement.sign(signer), now=NOW),
+            )
+        assert caught.value.code == "SIG_BAD"
+    proved = make_registry(
+        lambda log: enrol(log, "carol", RAW["mallory"]),
+        lambda log: log.prove(statement, statement.sign(MALLORY), now=NOW),
+    )
+    assert proved.find("carol").keys[0].proved
 
 
 def test_A15_identifiers_of_another_type_are_TYPE(scene):

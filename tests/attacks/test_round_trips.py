@@ -14,7 +14,7 @@ from attest.attestation import Attestation, read_at, read_places
 from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor
 from attest.errors import AttestError, CborError
 from attest.policy import ClassRule, DepthRule, NoisePhase, Policy, sign_policy, verify_policy
-from attest.registry import Create, Enrol, Entry, Grant, KeyStatement, Revoke, RevokeOwn, Rotate
+from attest.registry import Create, Enrol, Entry, Grant, KeyStatement, Prove, Revoke, RevokeOwn, Rotate
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
 from tests.attacks.scene import ALICE, OWNER, RAW
@@ -139,6 +139,13 @@ STATEMENTS = st.one_of(
         time=TIMES,
         revoked_at=TIMES,
     ),
+    st.builds(
+        lambda **fields: KeyStatement(kind="prove", **fields),
+        registry_id=st.binary(min_size=16, max_size=16),
+        contributor=IDS,
+        key=HASHES,
+        time=TIMES,
+    ),
 )
 CLASS_LISTS = st.lists(IDS, max_size=4)
 OPTIONAL_CAP = st.none() | st.integers(0, MAX_COUNT)
@@ -149,6 +156,7 @@ ACTIONS = st.one_of(
     st.builds(Rotate, st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=300), TIMES, TIMES, TIMES),
     st.builds(Revoke, IDS, st.none() | HASHES, TIMES),
     st.builds(RevokeOwn, st.binary(max_size=300), st.binary(max_size=300)),
+    st.builds(Prove, st.binary(max_size=300), st.binary(max_size=300)),
 )
 ENTRIES = st.builds(Entry, st.integers(0, MAX_COUNT), HASHES, TIMES, st.lists(ACTIONS, min_size=1, max_size=5).map(tuple))
 DOCUMENTS = {
