@@ -3,15 +3,12 @@
 from typing import NamedTuple
 
 from attest.admission import Passed, Refusal, Seen, descriptor_tag
-from attest.descriptor import MAX_TIME
+from attest.clock import BACK_SECONDS, MAX_TIME
 from attest.errors import AttestError
 from attest.examination import refusal_of, refuse
 from attest.policy import Policy
 from attest.reasons import ReasonCode
 from attest.registry import Registry
-
-CLOCK_TOLERANCE = 60
-"""Seconds that the clock may step back between batches."""
 
 WITHDRAWN = "contribution was withdrawn; withdrawals stand"
 """Why a withdrawn contribution is refused, for a person."""
@@ -66,9 +63,9 @@ def clock_refusal(now: int, seen: Seen) -> Refusal | None:
 
 def check_clock(now: int, seen: Seen) -> None:
     """Refuse a clock that reads no time, or that went back since the last admission."""
-    if type(now) is not int or not 0 <= now <= MAX_TIME:
+    if type(now) is not int or not 0 <= now < MAX_TIME:
         refuse(ReasonCode.CLOCK, f"clock reads {ascii(now)[:60]}, expected whole seconds since 1970")
-    if now < seen.latest - CLOCK_TOLERANCE:
+    if now < seen.latest - BACK_SECONDS:
         refuse(
             ReasonCode.CLOCK,
             f"clock reads {now}, {seen.latest - now} s before the last admission; set the clock right",

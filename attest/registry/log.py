@@ -12,6 +12,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor, sign1
+from attest.clock import BACK_SECONDS
 from attest.errors import CborError, FileRefused, KeyRefused, RegistryRefused
 from attest.files import atomic_write, read_limited
 from attest.keys import check_public_key
@@ -22,9 +23,6 @@ from attest.registry.replay import State
 from attest.registry.statements import KeyStatement
 from attest.registry.view import Registry
 from attest.signer import Signer, as_signer
-
-CLOCK_TOLERANCE = 60
-"""Seconds that the owner's clock may step back between two entries."""
 
 _ROOM = 192 << 10
 """Bytes of actions that are put into one entry; readers take more, but an OpenSSH agent signs no more than 256 KiB."""
@@ -233,7 +231,7 @@ class RegistryLog:
 
     def _time(self, now: int) -> int:
         last = self._registry.time
-        if last - CLOCK_TOLERANCE <= now < last:
+        if last - BACK_SECONDS <= now < last:
             return last
         if now < last:
             raise RegistryRefused("CLOCK", f"clock reads {now}, {last - now} s before the last entry; set the clock right")

@@ -7,13 +7,13 @@ from typing import Any
 
 from attest import sign1
 from attest.checks import check_bytes, check_int
-from attest.descriptor import MAX_TIME
+from attest.clock import AHEAD_SECONDS, check_time
 from attest.errors import AttestError, KeyRefused, RegistryRefused, SignatureRefused
 from attest.ids import check_id
 from attest.registry.actions import Create, Enrol, Grant, Revoke, RevokeOwn, Rotate
 from attest.registry.entries import NO_ROOT, Entry, root_of
 from attest.registry.records import MAX_CLASSES, Contributor, KeyRecord
-from attest.registry.statements import MAX_AGE, MAX_EARLY, REVOKE, ROTATE, KeyStatement
+from attest.registry.statements import MAX_AGE, REVOKE, ROTATE, KeyStatement
 from attest.registry.view import Registry
 
 
@@ -164,7 +164,7 @@ class State:
         self._end(known, statement.key, statement.revoked_at or 0)
 
     def _end(self, known: Contributor, key: bytes | None, at: int) -> None:
-        check_int(at, "time of revocation", 0, MAX_TIME, error=RegistryRefused)
+        check_time(at, "time of revocation", error=RegistryRefused)
         if key is not None and key not in [record.raw for record in known.keys]:
             raise RegistryRefused("KEY_UNKNOWN", f"contributor {known.name} has no such key; 'registry show' lists them")
         keys = tuple(
@@ -186,7 +186,7 @@ class State:
                 f"the statement is for registry {statement.registry_id.hex()}, this one is {self.registry_id.hex()};"
                 " it must be signed for this one",
             )
-        if not statement.time - MAX_EARLY <= self.time <= statement.time + MAX_AGE:
+        if not statement.time - AHEAD_SECONDS <= self.time <= statement.time + MAX_AGE:
             raise RegistryRefused(
                 "STALE",
                 f"the statement was signed at {statement.time} and taken in at {self.time}; it is good for"

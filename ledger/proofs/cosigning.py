@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
+from attest.clock import BACK_SECONDS
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
 from ledger.audit import AuditReport, verify_export
@@ -37,9 +37,6 @@ from ledger.proofs.evidence import Evidence, judge
 from ledger.proofs.prover import consistency_proof, tree_root
 from ledger.proofs.reader import ExportReader
 from ledger.retention.statements import vouch
-
-CLOCK_SLACK_SECONDS: Final = 60
-"""A clock that ran back by no more than this since the last cosignature is read as standing still; by more, none is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +229,7 @@ def _check_first(before: Remembered | None, origin: str, first: bool) -> None:
 
 
 def _time(before: Remembered, now: int) -> int:
-    if now < before.time - CLOCK_SLACK_SECONDS:
+    if now < before.time - BACK_SECONDS:
         raise CosignRefused("CLOCK", f"the clock says {now}, the last cosignature {before.time}; set the clock right")
     return max(now, before.time)
 

@@ -5,8 +5,8 @@ The mechanics under `ledger.log.Ledger`: it decides what to append, this decides
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
 
+from attest.clock import BACK_SECONDS
 from attest.files import atomic_write
 from ledger.errors import LeafRefused, LedgerBehind, LedgerClosed, LedgerError, LedgerForked, LedgerWrongRun
 from ledger.leaves import Leaf, checks, encode_leaf
@@ -17,9 +17,6 @@ from ledger.proofs.prover import consistency_proof
 from ledger.storage import fsck, highwater
 from ledger.storage.lean import WithoutBodies, WithoutHashes, droppable
 from ledger.storage.store import Anchor, Row, Store
-
-CLOCK_SLACK_SECONDS: Final = 60
-"""A clock that ran back by no more than this is read as standing still; by more, appending is refused."""
 
 
 class Appender:
@@ -263,7 +260,7 @@ class Appender:
     def _time(self, now: int) -> int:
         checks.uint(now, "now")
         last = self.replay.last_time
-        if now < last - CLOCK_SLACK_SECONDS:
+        if now < last - BACK_SECONDS:
             raise LeafRefused("CLOCK", f"the clock says {now}, the last leaf {last}; set the clock right")
         return max(now, last)
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from attest import cbor, keys, sign1
 from attest.attestation import Attestation, read_at, read_places
-from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor
+from attest.clock import MAX_TIME
+from attest.descriptor import MAX_COUNT, MAX_MICRO, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, ContributionDescriptor
 from attest.errors import AttestError, CborError
 from attest.policy import ClassRule, DepthRule, NoisePhase, Policy, sign_policy, verify_policy
 from attest.registry import Create, Enrol, Entry, Grant, KeyStatement, Revoke, RevokeOwn, Rotate
@@ -21,7 +22,7 @@ from tests.attacks.scene import ALICE, OWNER, RAW
 
 MANY = settings(max_examples=120, deadline=None)
 IDS = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
-TIMES = st.integers(0, MAX_TIME)
+TIMES = st.integers(0, MAX_TIME - 1)
 COUNTS = st.integers(1, MAX_COUNT)
 MICROS = st.integers(1, MAX_MICRO)
 HASHES = st.binary(min_size=32, max_size=32)

@@ -170,7 +170,7 @@ def _times(number: int, point: tuple[int, int]) -> tuple[int, int]:
 # --- the steps -----------------------------------------------------------------------------------------------------------
 
 ID = re.compile(r"[a-z0-9._/-]{1,64}\Z")
-MICRO, MOMENT, COUNT = (1, 10**15), (0, 253402300800), (0, 2**32 - 1)
+MICRO, MOMENT, COUNT = (1, 10**15), (0, 253402300799), (0, 2**32 - 1)
 
 
 def _id(value: Any) -> None:
