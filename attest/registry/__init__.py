@@ -7,7 +7,7 @@
 * `log`: reading a file, verified, and appending to one.
 """
 
-from attest.registry.actions import Action, Create, Enrol, Grant, Revoke, RevokeOwn, Rotate
+from attest.registry.actions import Action, Create, Enrol, Grant, Revoke, RevokeOwn, Rotate, SetClock
 from attest.registry.entries import MAX_ENTRY, MAX_SIZE, Entry
 from attest.registry.log import Peek, RegistryLog, RegistryReader, open_registry, peek
 from attest.registry.records import Contributor, KeyRecord
@@ -32,6 +32,7 @@ __all__ = [
     "Revoke",
     "RevokeOwn",
     "Rotate",
+    "SetClock",
     "open_registry",
     "peek",
 ]
