@@ -41,7 +41,7 @@ def in_words(seconds: int) -> str:
     return f"{_WEEKDAYS[found.weekday()]} {found.day} {_MONTHS[found.month - 1]} {found.year}, {found:%H:%M} UTC"
 
 
-def visible(text: str, *, longest: int | None = None, lines: bool = False) -> str:
+def visible(text: str, *, longest: int | None = None, lines: bool = False, plain: bool = False) -> str:
     """Returns text that others wrote so that every character of it is seen and none does anything.
 
     Guarantee:
@@ -53,9 +53,17 @@ def visible(text: str, *, longest: int | None = None, lines: bool = False) -> st
         text: A name, a path, a sentence that holds one.
         longest: Characters that are shown; None for all. A longer text is cut, and its length is told.
         lines: Whether newlines stay, for text of several lines.
+        plain: Whether letters beyond ASCII are shown by their escape sequences too, for names that may be made to look alike.
     """
+    if text.isprintable() and longest is None and not plain:
+        return text
     kept = text if longest is None or len(text) <= longest else text[:longest]
-    shown = "".join(char if char.isprintable() or (lines and char == "\n") else ascii(char)[1:-1] for char in kept)
+    shown = "".join(
+        char
+        if (lines and char == "\n") or (char.isprintable() and (char.isascii() or not plain))
+        else char.encode("unicode_escape").decode()
+        for char in kept
+    )
     return shown if kept is text else f"{shown} … ({len(text):,} characters)"
 
 

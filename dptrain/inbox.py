@@ -14,6 +14,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError
 from attest.policy import SignedPolicy
 from attest.registry import Registry
+from attest.shown import visible
 from attest.withdrawal import verify_entitled_withdrawal
 
 
@@ -61,7 +62,7 @@ class Inbox:
                     now=now,
                 )
             except AttestError as error:
-                warnings.warn(f"{path}: {error}", WithdrawalIgnored, stacklevel=2)
+                warnings.warn(visible(f"{path}: {error}"), WithdrawalIgnored, stacklevel=2)
                 path.rename(path.with_name(path.name + ".refused"))
                 continue
             record(found.descriptor_hash, found.reason_code, hashlib.sha256(message).digest())
