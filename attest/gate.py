@@ -68,7 +68,7 @@ def decide(
         now: Seconds since 1970, one reading per batch.
         seen: What was admitted before.
     """
-    clock = clock_refusal(now, seen)
+    clock = clock_refusal(now, seen, registry)
     if clock is not None or attestation is None:
         return clock or _UNATTESTED
     outcome = examine(attestation, content_hash, policy=policy, registry=registry, now=now)
@@ -200,7 +200,7 @@ class Gate:
         seen.withdrawn = seen.withdrawn | withdrawn
         shares: dict[str, Share] = {}
         judged = 0
-        for batch in self._examined(corpus, now, clock_refusal(now, seen)):
+        for batch in self._examined(corpus, now, clock_refusal(now, seen, self._registry)):
             for item, outcome in zip(batch.items, batch.outcomes, strict=True):
                 yield self._conclude(item, outcome, seen, now, shares)
             judged += len(batch.items)

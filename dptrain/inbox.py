@@ -15,6 +15,7 @@ from attest.errors import AttestError
 from attest.files import make_private_directory
 from attest.policy import SignedPolicy
 from attest.registry import Registry
+from attest.shown import visible
 from attest.withdrawal import verify_entitled_withdrawal
 from ledger.errors import StorageFailed
 
@@ -79,7 +80,7 @@ class Inbox:
                     now=now,
                 )
             except AttestError as error:
-                warnings.warn(f"{path}: {error}", WithdrawalIgnored, stacklevel=2)
+                warnings.warn(visible(f"{path}: {error}"), WithdrawalIgnored, stacklevel=2)
                 path.rename(path.with_name(path.name + ".refused"))
                 continue
             record(found.descriptor_hash, found.reason_code, hashlib.sha256(message).digest())

@@ -15,7 +15,7 @@ from dptrain.pin import PinRecord, read_record, sign_record
 from dptrain.pool import Slot
 from dptrain.registry_watch import cited_roots
 from ledger.accountants import to_micro_up
-from ledger.leaves import Header, HeaderSpec
+from ledger.leaves import EXPIRED, Header, HeaderSpec
 from ledger.leaves.content_anchor import content_anchor
 from ledger.log import AdmitSpec, Ledger, Window
 from ledger.note import NoteSigner
@@ -79,6 +79,21 @@ class Recorder:
     @property
     def run_id(self) -> bytes:
         return self.ledger.header.run_id
+
+    def require_clock(self, now: int, *, accepted: bool = False) -> None:
+        """Refuses, before anything is written, a clock that ran far ahead since the last leaf of the run, or is behind it.
+
+        Args:
+            now: POSIX seconds.
+            accepted: whether the user says that this clock is right though it ran far ahead.
+
+        Raises:
+            LeafRefused: code CLOCK_JUMP or CLOCK (`ledger.log.Ledger.require_clock`).
+        """
+        if self._ledger is not None:
+            if accepted:
+                self._ledger.accept_clock(now)
+            self._ledger.require_clock(now)
 
     def admission_time(self, now: int) -> int:
         """The gate's ``now``: that of the recorded admission when a run is resumed, so that verdicts repeat."""
@@ -245,7 +260,7 @@ class Recorder:
 
     def expire(self, admissions: Iterable[Admission], now: int) -> None:
         """Withdraws contributions whose validity has ended, with the attestation that says so as evidence."""
-        self.ledger.withdraw_all(((a.descriptor_hash, "expired", a.attestation_hash) for a in admissions), now=now)
+        self.ledger.withdraw_all(((a.descriptor_hash, EXPIRED, a.attestation_hash) for a in admissions), now=now)
 
     def bar(self, found: Iterable[tuple[Admission, str]], registry_root: bytes, now: int) -> None:
         """Withdraws contributions that the registry no longer supports, with its root as evidence."""

@@ -97,14 +97,19 @@ class RegistryWatch:
         self._remember(self.current)
         return open_registry(self._path, self._reader.owner_public_key, at=known[0]) if known else self.current
 
-    def refresh(self) -> None:
+    def refresh(self, now: int) -> None:
         """Takes in what was appended since; costs one ``stat`` while the file stays as it is.
 
+        Args:
+            now: POSIX seconds.
+
         Raises:
-            RegistryRefused: the file is gone or does not verify; code REGISTRY_ROOT if it does not extend ``current``.
+            RegistryRefused: the file is gone or does not verify; code REGISTRY_ROOT if it does not extend ``current``, CLOCK if
+                its last entry lies ahead of ``now``.
         """
         stamp = _stamp(self._path)
         if stamp == self._stamp:
+            self.current.require_not_ahead(now)
             return
         found = self._reader.read()
         if not found.extends(self.current.root()):
@@ -114,6 +119,7 @@ class RegistryWatch:
                 f"{self.current.root().hex()}, in use until now: it was rolled back, or is another registry. Nothing more was "
                 "charged; put the owner's latest registry there and resume",
             )
+        found.require_not_ahead(now)
         self._remember(found)
         self._stamp = stamp
         self._take(found)

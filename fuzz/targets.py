@@ -29,7 +29,7 @@ from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError
 from attest.gate import Admission, Gate, Seen, decide
 from attest.policy import NoisePhase, Policy
-from attest.registry import Enrol, Entry, Grant, KeyStatement, Prove, RegistryReader, Revoke, RevokeOwn, Rotate
+from attest.registry import Enrol, Entry, Grant, KeyStatement, Prove, RegistryReader, Revoke, RevokeOwn, Rotate, SetClock
 from attest.registry.entries import join
 from attest.registry.statements import read_statement
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
@@ -37,6 +37,7 @@ from attest.withdrawal import Withdrawal
 from fuzz.exports import EXPORT_TARGETS
 from fuzz.invariants import LIMIT, BrokenInvariant, Target, require, timed
 from fuzz.notes import NOTE_TARGETS
+from fuzz.printers import PRINTER_TARGETS
 from tests.attacks.mutations import COPIES, TRICKY, claimed_content, make_originals
 from tests.attacks.scene import (
     ALICE,
@@ -277,7 +278,9 @@ def registry_entries() -> list[bytes]:
         RevokeOwn(revocation.to_cbor(), revocation.sign(BOB)),
         Prove(possession.to_cbor(), possession.sign(ALICE)),
     ]
-    return [Entry(len(registry.roots), registry.root(), NOW, (action,)).to_cbor() for action in actions]
+    entries = [Entry(len(registry.roots), registry.root(), NOW, (action,)) for action in actions]
+    back = SetClock(registry.time, "the clock was ahead")
+    return [entry.to_cbor() for entry in (*entries, Entry(len(registry.roots), registry.root(), registry.time - 1, (back,)))]
 
 
 def key_statements() -> list[bytes]:
@@ -363,5 +366,6 @@ TARGETS: dict[str, Target] = {
     "registry_entry": Target(run_registry_entry, registry_entries()),
     **NOTE_TARGETS,
     **EXPORT_TARGETS,
+    **PRINTER_TARGETS,
 }
-"""Every reader of bytes from outside, by name."""
+"""Every reader of bytes from outside, and the printers of what they read, by name."""

@@ -24,6 +24,7 @@ from ledger.errors import (
 from ledger.export import write_export
 from ledger.handles import AdmitSpec, Pin, Window
 from ledger.leaves import (
+    EXPIRED,
     Admit,
     Charge,
     Close,
@@ -70,6 +71,7 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
         self._file = appender
         # Noise keys live in the memory of one process, so charging goes on only in an attempt begun by this one.
         self._may_charge = not appender.replay.windows
+        self._accepted_time = 0
 
     @classmethod
     def create(
@@ -168,6 +170,33 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def require_clock(self, now: int) -> None:
+        """Refuses to go on by a clock that ran far ahead since the last leaf, before anything is written by it.
+
+        Guarantee:
+            Where the run was not closed, no leaf of it (an admission, charge, draw, settlement, epoch or resumption, the close,
+            a withdrawal of what expired) is dated more than `ledger.rules.timeline.JUMP_SECONDS` after the leaf before it,
+            unless `accept_clock` was called. A signed withdrawal, a release and what else the signer enters is never asked
+            about: it may come years later.
+
+        Args:
+            now: POSIX seconds.
+
+        Raises:
+            LeafRefused: code CLOCK_JUMP, or CLOCK for a clock behind the last leaf, with both times and what to do; RANGE for
+                what is no time of a leaf.
+        """
+        if not self.finished:
+            self.state.timeline.require_no_jump(self._file.time_at(now), self._accepted_time)
+
+    def accept_clock(self, now: int) -> None:
+        """Says that a clock is right though it ran far ahead since the last leaf; a later jump is asked about again.
+
+        Args:
+            now: what it says, POSIX seconds.
+        """
+        self._accepted_time = now
 
     def epsilon(self, descriptor_hash: bytes) -> float:
         """Returns what an admitted contribution has spent by now.
@@ -282,6 +311,10 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
         Args:
             withdrawn: descriptor hash, reason code and evidence hash of each; the first for a contribution stands.
             now: POSIX seconds.
+
+        Raises:
+            LeafRefused: code CLOCK_JUMP, something is said to have expired by a clock that `require_clock` refuses.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         fresh: dict[bytes, tuple[bytes, str, bytes]] = {}
         for item in withdrawn:
@@ -289,6 +322,8 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
                 fresh.setdefault(item[0], item)
         if not fresh:
             return
+        if any(reason == EXPIRED for _, reason, _ in fresh.values()):
+            self.require_clock(now)
         with self._file.appending(now, checkpoint=self.finished) as time:
             for seq, (descriptor_hash, reason, evidence_hash) in enumerate(fresh.values(), start=self.size):
                 contribution = self.state.contributions.get(descriptor_hash)
@@ -422,4 +457,5 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
     def _running(self, now: int, *, checkpoint: bool = False) -> AbstractContextManager[int]:
         if self.finished:
             raise LedgerClosed("FINISHED", "the run is closed; only withdrawals are recorded now")
+        self.require_clock(now)
         return self._file.appending(now, checkpoint=checkpoint)

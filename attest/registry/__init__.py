@@ -9,7 +9,7 @@
 * `memory`: the largest state that was used for a ledger or a corpus.
 """
 
-from attest.registry.actions import Action, Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate
+from attest.registry.actions import Action, Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate, SetClock
 from attest.registry.entries import MAX_ENTRY, MAX_SIZE, Entry
 from attest.registry.log import Peek, RegistryLog, RegistryReader, open_registry, peek
 from attest.registry.records import Contributor, KeyRecord
@@ -35,6 +35,7 @@ __all__ = [
     "Revoke",
     "RevokeOwn",
     "Rotate",
+    "SetClock",
     "open_registry",
     "peek",
 ]

@@ -12,20 +12,19 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor, sign1
+from attest.clock import BACK_SECONDS
 from attest.errors import CborError, FileRefused, KeyRefused, RegistryRefused
 from attest.files import atomic_write, read_limited
 from attest.keys import check_public_key
-from attest.registry.actions import Action, Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate, to_array
+from attest.registry.actions import Action, Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate, SetClock, to_array
 from attest.registry.entries import MAX_SIZE, NO_ROOT, Entry, join, root_of, split
 from attest.registry.look_alikes import require_unlike
 from attest.registry.records import Contributor
 from attest.registry.replay import State
 from attest.registry.statements import KeyStatement
 from attest.registry.view import Registry
+from attest.shown import utc
 from attest.signer import Signer, as_signer
-
-CLOCK_TOLERANCE = 60
-"""Seconds that the owner's clock may step back between two entries."""
 
 _ROOM = 192 << 10
 """Bytes of actions that are put into one entry; readers take more, but an OpenSSH agent signs no more than 256 KiB."""
@@ -175,12 +174,15 @@ class RegistryLog:
         wanted = list(actions)
         if not look_alikes:
             require_unlike(wanted, self._registry)
+        return self._append(wanted, self._time(now), progress)
+
+    def _append(self, wanted: list[Action], time: int, progress: Callable[[int], None] | None) -> Registry:
+        """Signs actions as entries of one time, and writes them."""
         for number, action in enumerate(wanted, start=1):
             if isinstance(action, Enrol):
                 _check_key(action)
             if progress is not None:
                 progress(number)
-        time = self._time(now)
         with _locked(self.path):
             before = _read(self.path)
             if not self._reader.holds(before):
@@ -239,6 +241,20 @@ class RegistryLog:
         """Take in a contributor's own revocation; arguments as in `RevokeOwn`."""
         return self.append([RevokeOwn(statement.to_cbor(), message)], now=now)
 
+    def set_clock(self, reason: str, *, now: int) -> Registry:
+        """Take back times that a wrong clock put ahead, so that entries of today can follow; arguments as in `SetClock`.
+
+        What was enrolled or revoked stays so, with the moments that those entries say.
+
+        Raises:
+            RegistryRefused: Code CLOCK_UNNEEDED if the last entry is not ahead of `now`; as `append`.
+        """
+        last = self._registry.time
+        if now >= last - BACK_SECONDS:
+            sentence = f"the clock reads {utc(now)} and the last entry is of {utc(last)}"
+            raise RegistryRefused("CLOCK_UNNEEDED", f"{sentence}: entries can follow it as it is")
+        return self._append([SetClock(last, reason)], now, None)
+
     def _raw_key(self, name: str, key: bytes | None) -> bytes | None:
         known = self._registry.find(name)
         if key is None or known is None:
@@ -247,10 +263,14 @@ class RegistryLog:
 
     def _time(self, now: int) -> int:
         last = self._registry.time
-        if last - CLOCK_TOLERANCE <= now < last:
+        if last - BACK_SECONDS <= now < last:
             return last
         if now < last:
-            raise RegistryRefused("CLOCK", f"clock reads {now}, {last - now} s before the last entry; set the clock right")
+            raise RegistryRefused(
+                "CLOCK",
+                f"clock reads {utc(now)}, {last - now} s before the last entry ({utc(last)}); set the clock right, or if it is"
+                " and was wrong then, run 'dptrain registry set-clock'",
+            )
         return now
 
     def _signed(self, actions: Sequence[Action], time: int) -> bytes:

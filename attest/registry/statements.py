@@ -7,8 +7,8 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor, sign1
-from attest.checks import check_bytes, check_int
-from attest.descriptor import MAX_TIME
+from attest.checks import check_bytes
+from attest.clock import check_time
 from attest.errors import CborError, FileRefused, RegistryRefused
 from attest.files import atomic_write, read_limited
 from attest.ids import check_id
@@ -21,9 +21,6 @@ PROVE: Final = "prove"
 
 MAX_AGE: Final = 30 * 86400
 """Seconds after which a statement is no longer taken in."""
-
-MAX_EARLY: Final = 3600
-"""Seconds by which the contributor's clock may be ahead of the owner's."""
 
 _FIELDS = ("kind", "registry_id", "contributor", "key", "time", "new_key", "revoked_at")
 
@@ -56,14 +53,14 @@ class KeyStatement:
     def __post_init__(self) -> None:
         check_bytes(self.registry_id, "registry id", 16, error=RegistryRefused)
         check_id(self.contributor, "contributor", error=RegistryRefused)
-        check_int(self.time, "time of the statement", 0, MAX_TIME, error=RegistryRefused)
+        check_time(self.time, "time of the statement", error=RegistryRefused)
         if self.kind == ROTATE and self.revoked_at is None:
             check_bytes(self.key, "old key", 32, error=RegistryRefused)
             check_bytes(self.new_key, "new key", 32, error=RegistryRefused)
         elif self.kind == REVOKE and self.new_key is None:
             if self.key is not None:
                 check_bytes(self.key, "revoked key", 32, error=RegistryRefused)
-            check_int(self.revoked_at, "time of revocation", 0, MAX_TIME, error=RegistryRefused)
+            check_time(self.revoked_at, "time of revocation", error=RegistryRefused)
         elif self.kind == PROVE and self.new_key is None and self.revoked_at is None:
             check_bytes(self.key, "key held", 32, error=RegistryRefused)
         else:

@@ -9,8 +9,9 @@ import typer
 from attest import keys
 from attest.registry import KeyStatement, peek
 from attest.registry.statements import PROVE, REVOKE, ROTATE, write_statement
+from attest.shown import utc
 from dptrain.cli.files import refuse_to_overwrite
-from dptrain.cli.output import JsonFlag, console, moment, print_json, utc
+from dptrain.cli.output import JsonFlag, console, moment, print_json
 from dptrain.cli.signing_keys import KeyFile, PassphraseFile, load_key
 
 RegistryFile = Annotated[

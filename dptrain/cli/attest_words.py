@@ -5,7 +5,6 @@ the contribution being empty and the one against other content, and says which n
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from typing import Literal
@@ -17,6 +16,7 @@ from attest.micro import from_micro, from_pico
 from attest.order import dearest_turns
 from attest.policy import Policy
 from attest.policy.sampling import POISSON, period
+from attest.shown import in_words
 from dptrain.cli.advice.facts import attacker
 from dptrain.cli.advice.fixes import rounded
 from dptrain.own_noise import OwnNoise, own_noise, signed_bounds
@@ -99,7 +99,7 @@ def meaning(signed: ContributionDescriptor) -> str:
 
 def validity(signed: ContributionDescriptor, now: int) -> str:
     """From when to when, and how long that is from now."""
-    begin, end = readable(signed.not_before), readable(signed.not_after)
+    begin, end = in_words(signed.not_before), in_words(signed.not_after)
     if now < signed.not_before:
         return f"Not valid yet: from {begin} ({_days(signed.not_before - now)} from now) until {end}."
     if now >= signed.not_after:
@@ -223,20 +223,6 @@ def identity(attestation: Attestation) -> list[tuple[str, str]]:
         ("draws at most", f"{signed.max_occurrences:,}" if signed.max_occurrences else "no cap"),
         ("principal", signed.principal or "none named"),
     ]
-
-
-def readable(seconds: int) -> str:
-    """A time as a person writes it, in UTC whatever the machine's zone is."""
-    found = datetime.fromtimestamp(seconds, UTC)
-    return f"{_WEEKDAYS[found.weekday()]} {found.day} {_MONTHS[found.month - 1]} {found.year}, {found:%H:%M} UTC"
-
-
-# Not strftime: month names must not follow the locale of one machine.
-_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-_MONTHS = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
 
 
 def _exact(micro: int) -> str:

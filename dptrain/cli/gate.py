@@ -20,9 +20,10 @@ from attest.gate import Admitted, Gate, GateReport, ReasonCode, Refused, run_gat
 from attest.policy import Policy
 from attest.records import SUFFIX, open_beneath
 from attest.registry import Registry
+from attest.shown import utc, visible
 from dptrain.cli.files import OwnerKey, RegistryFile, read_registry, read_signed_policy
 from dptrain.cli.ledger_place import checked, place_of
-from dptrain.cli.output import JsonFlag, console, counted, moment, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, counted, moment, styled, table
 from dptrain.cli.progress import progress_bar
 from dptrain.registry_watch import cited_roots, memories_of, memory_of
 
@@ -212,8 +213,7 @@ def _where(item: Refused) -> str:
     if item.locator is None:
         return "(no content)"
     # A file's name is whatever its contributor chose: escape sequences for the terminal, say.
-    source = item.locator.source if item.locator.source.isprintable() else ascii(item.locator.source)
-    return f"{source} at {item.locator.offset}"
+    return f"{visible(item.locator.source)} at {item.locator.offset}"
 
 
 def _lines(spool: BinaryIO) -> Iterator[bytes]:

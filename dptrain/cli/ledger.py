@@ -17,6 +17,7 @@ from attest.errors import RegistryRefused, SignatureRefused
 from attest.registry import Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli import (
+    ledger_clock,
     ledger_cosign,
     ledger_fsck,
     ledger_init,
@@ -27,8 +28,8 @@ from dptrain.cli import (
     ledger_trace,
 )
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
-from dptrain.cli.ledger_place import LedgerKey, LedgerName, LedgerOrExport, StateDirectory, opened_to_sign, place_of
-from dptrain.cli.output import JsonFlag, console, counting, print_json
+from dptrain.cli.ledger_place import LedgerKey, LedgerName, LedgerOrExport, Now, StateDirectory, opened_to_sign, place_of
+from dptrain.cli.output import JsonFlag, console, counting, parse_age, print_json
 from dptrain.errors import ConfigError
 from ledger.errors import LedgerBusy
 
@@ -71,6 +72,7 @@ def show(
     content: ledger_trace.Content = None,
     nonce: ledger_trace.Nonce = None,
     withdrawn: ledger_trace.Withdrawn = False,
+    now: Now = None,
     state: StateDirectory = None,
     json: JsonFlag = False,
 ) -> None:
@@ -81,7 +83,7 @@ def show(
     touch, and what it has spent. With --withdrawn: the statement for everybody who withdrew.
     """
     ledger_trace.check_together(content, nonce, withdrawn)
-    with _reading(ledger, state, key, owner_key) as (run, root, bodies):
+    with _reading(ledger, state, key, owner_key, now) as (run, root, bodies):
         if content is not None and nonce is not None:
             ledger_trace.show_content(run, bodies, content, nonce, json=json)
             return
@@ -137,15 +139,25 @@ def verify(
             help="Export of an earlier run that this one counts; then what was spent before is computed again too. Repeat.",
         ),
     ] = None,
+    max_age: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_age,
+            metavar="AGE",
+            help="Fail if the last leaf, and every auditor's cosignature, is older, such as 7d or 36h; default: any age.",
+        ),
+    ] = None,
+    now: Now = None,
     json: JsonFlag = False,
 ) -> None:
     """Audit an export with the ledger's public key: FULL, SUMMARISED or FAILED.
 
     Every number is derived again from the leaves, and every finding names a file or a leaf. Needs no network, no data, no
     model and no torch. Get the key from the ledger's operator by another way than the export. Read the notes too: they say
-    what nothing is wrong with and a reader should know, such as who has not cosigned.
+    what nothing is wrong with and a reader should know, such as who has not cosigned. Times are held against the clock of
+    this machine, so see that it is right.
     """
-    report = _audit(export, key, owner_key, require_quorum, earlier or [])
+    report = _audit(export, key, owner_key, require_quorum, earlier or [], now, max_age)
     if json:
         print_json(report.to_json())
     else:
@@ -211,6 +223,7 @@ def report(
         Path | None,
         typer.Option(metavar="JSON", exists=True, dir_okay=False, help="Gate counts and results to show, unverified."),
     ] = None,
+    now: Now = None,
     json: JsonFlag = False,
 ) -> None:
     """Audit an export and write one HTML page about it, for people.
@@ -219,7 +232,7 @@ def report(
     """
     refuse_to_overwrite(out)
     told = _extras(extras)
-    audited = _audit(export, key, owner_key)
+    audited = _audit(export, key, owner_key, now=now)
     from ledger.report import write_report
 
     write_report(export, out, report=audited, extras=told)
@@ -233,7 +246,7 @@ def report(
 
 @contextmanager
 def _reading(
-    ledger: str, state: Path | None, key: list[str] | None, owner_key: Path | None
+    ledger: str, state: Path | None, key: list[str] | None, owner_key: Path | None, now: int | None
 ) -> Iterator[tuple["Replay", bytes, Iterable[bytes | None]]]:
     """The run in a ledger or a verified export, its root, and its leaves."""
     if Path(ledger).is_dir():
@@ -243,11 +256,11 @@ def _reading(
 
         owner, trusted = _trusted(key, owner_key)
         with counting(f"auditing {ledger}"):
-            opened = open_export(ledger, trusted, owner_key=owner)
+            opened = open_export(ledger, trusted, owner_key=owner, now=now)
         yield opened.run, opened.root, opened.leaves
         return
-    if key or owner_key:
-        raise typer.BadParameter("--key and --owner-key are for exports; a ledger is checked by 'dptrain ledger fsck'")
+    if key or owner_key or now is not None:
+        raise typer.BadParameter("--key, --owner-key and --now are for exports; a ledger is checked by 'dptrain ledger fsck'")
     from ledger.log import Ledger
 
     with Ledger.open(place_of(ledger, state), read_only=True) as log, log.rows() as rows:
@@ -268,17 +281,24 @@ def _registry_of(header: "Header", path: Path) -> Registry:
 
 
 def _audit(
-    export: Path, pinned: list[str], owner_key: Path | None, require_quorum: bool = False, earlier: Sequence[Path] = ()
+    export: Path,
+    pinned: list[str],
+    owner_key: Path | None,
+    require_quorum: bool = False,
+    earlier: Sequence[Path] = (),
+    now: int | None = None,
+    max_age: int | None = None,
 ) -> "AuditReport":
     from ledger.audit import verify_export
 
     owner, trusted = _trusted(pinned, owner_key)
+    asked: dict[str, Any] = {"owner_key": owner, "require_quorum": require_quorum, "now": now, "max_age": max_age}
     with counting(f"auditing {export}"):
         if earlier:
             from ledger.audit.earlier import verify_with_earlier
 
-            return verify_with_earlier(export, trusted, earlier, owner_key=owner, require_quorum=require_quorum)
-        return verify_export(export, trusted, owner_key=owner, require_quorum=require_quorum)
+            return verify_with_earlier(export, trusted, earlier, **asked)
+        return verify_export(export, trusted, **asked)
 
 
 def _trusted(pinned: list[str], owner_key: Path | None) -> tuple[bytes | None, list[str]]:
@@ -355,3 +375,4 @@ ledger_keys.register(app)
 ledger_proofs.register(app)
 ledger_cosign.register(app)
 ledger_retain.register(app)
+ledger_clock.register(app)

@@ -10,7 +10,8 @@ import typer
 
 from attest.micro import MICRO, PICO
 from attest.records import JSONL
-from dptrain.cli.output import console, counted, number, print_json, spent, styled, table, utc
+from attest.shown import utc
+from dptrain.cli.output import console, counted, number, print_json, spent, styled, table
 from ledger.errors import AccountantError
 
 if TYPE_CHECKING:

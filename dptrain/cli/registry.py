@@ -13,10 +13,11 @@ from attest.errors import RegistryRefused
 from attest.ids import check_id
 from attest.registry import Action, KeyStatement, Prove, Registry, RegistryLog, Rotate
 from attest.registry.statements import PROVE, read_statement
+from attest.shown import utc
 from dptrain.cli import registry_show
 from dptrain.cli.class_notes import unknown_classes
 from dptrain.cli.enrolments import Defaults, read_enrolments
-from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, styled, utc
+from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, styled
 from dptrain.cli.registry_show import ExistingRegistry, as_json
 from dptrain.cli.signing_keys import PassphraseFile, load_key
 
@@ -262,6 +263,28 @@ def revoke(
         contributor, from_when, which = contributor or "", now if at is None else at, key_id or "all keys"
         changed = _open(registry, key, passphrase_file).revoke(contributor, _key_id(key_id), at=from_when, now=now)
     _report(changed, json, f"revoked {which} of {contributor} from {utc(from_when)} on", [contributor])
+
+
+@app.command("set-clock")
+def set_clock(
+    registry: ExistingRegistry,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why, in at most 200 characters of ASCII; it stands in the log.")
+    ],
+    key: SigningKey = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Take back the time of entries that were made while the owner's clock was ahead.
+
+    Times never run back in the log, so such an entry would forbid every revocation until its time has come. Set the clock of
+    the machine right first. Keys that were enrolled from a moment ahead on, or revoked from then on, stay so: enrol or revoke
+    them again. Refused where entries can follow as it is.
+    """
+    log = _open(registry, key, passphrase_file)
+    before, now = log.registry.time, int(time.time())
+    changed = log.set_clock(reason, now=now)
+    _report(changed, json, f"set the clock of the registry back from {utc(before)} to {utc(now)}", [])
 
 
 registry_show.register(app)

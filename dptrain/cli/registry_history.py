@@ -3,8 +3,8 @@
 from typing import Any
 
 from attest.keys import key_id
-from attest.registry import Action, Create, Enrol, Entry, Grant, KeyStatement, Prove, Revoke, RevokeOwn, Rotate
-from dptrain.cli.output import utc
+from attest.registry import Action, Create, Enrol, Entry, Grant, KeyStatement, Prove, Revoke, RevokeOwn, Rotate, SetClock
+from attest.shown import utc, visible
 
 MOST = 20
 """Actions of one entry that are told one by one to a person."""
@@ -50,6 +50,8 @@ def _sentence(action: Action) -> str:
         case RevokeOwn():
             said = KeyStatement.from_cbor(action.statement)
             return f"{said.contributor} revoked {_which(said.key)} of its own from {utc(said.revoked_at or 0)} on"
+        case SetClock():
+            return f"set the clock back from {utc(action.before)}: {visible(action.reason)}"
 
 
 def _action_as_json(action: Action) -> dict[str, Any]:

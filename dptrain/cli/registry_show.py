@@ -6,11 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from attest import keys
+from attest.clock import machine_time
 from attest.errors import RegistryRefused
 from attest.registry import Contributor, KeyRecord, Peek, Registry, open_registry, peek
 from attest.registry.look_alikes import look_alikes
+from attest.shown import day, utc
 from dptrain.cli.options import existing_file
-from dptrain.cli.output import JsonFlag, console, counting, print_json, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, styled, table
 from dptrain.cli.registry_history import as_json as entry_as_json
 from dptrain.cli.registry_history import sentences
 
@@ -53,13 +55,18 @@ def verify(
     root: Annotated[
         str | None, typer.Option(metavar="HEX", help="A root seen before, which the registry must still extend.")
     ] = None,
+    now: Annotated[int | None, moment("What the clock says, which no entry may be ahead of; default: now.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Verify every entry, every contributor's statement and every key; exit code 1 if anything is refused."""
+    """Verify every entry, every contributor's statement and every key; exit code 1 if anything is refused.
+
+    A last entry that lies more than an hour ahead of the clock is refused: nothing could be revoked until then.
+    """
     public = owner_key or registry.with_name("owner.pub")
     if not public.is_file():
         raise typer.BadParameter(f"there is no {public}; give the corpus owner's public key with --owner-key")
     known = open_registry(registry, keys.load_public_key(public))
+    known.require_not_ahead(machine_time() if now is None else now)
     if root is not None and not known.extends(_hex(root, "--root")):
         raise RegistryRefused(
             "REGISTRY_ROOT",
@@ -117,8 +124,8 @@ def _print_contributors(found: Registry | Peek) -> None:
                 ", ".join(contributor.classes),
                 "" if contributor.cap is None else str(contributor.cap),
                 # Days are enough to look at, and fit a terminal; --json has the seconds.
-                utc(record.not_before)[:10],
-                utc(record.not_after)[:10],
+                day(record.not_before),
+                day(record.not_after),
                 "" if record.revoked_at is None else utc(record.revoked_at),
             )
     out = console()

@@ -135,6 +135,7 @@ class PrivateTraining:
         microbatch_rows: int | None = None,
         clock: Callable[[], int] = lambda: int(time.time()),
         resume: bool = False,
+        clock_jump_ok: bool = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
         insecure_test_key: bytes | None = None,
@@ -155,7 +156,9 @@ class PrivateTraining:
             decode: content bytes to examples. microbatch: contributions per microbatch (a matter of memory, not privacy).
             microbatch_rows: examples per microbatch, at most; a contribution with more is spread over several, and clipped
                 once. The start-up probes use three examples at least.
-            resume: continue a run that has a ledger. checkpoint_dir: default ``<ledger>.checkpoints``. progress: show a bar.
+            resume: continue a run that has a ledger. clock_jump_ok: the clock is right though it ran far ahead since the last
+                leaf (`ledger.rules.timeline.JUMP_SECONDS`, 14 days), so that what has expired by it may be withdrawn, for good.
+            checkpoint_dir: default ``<ledger>.checkpoints``. progress: show a bar.
             insecure_test_key: 32 bytes that fix noise and sampling; the ledger is stamped NOT PRIVATE and cannot be exported.
             noise_generator: "host" draws noise on the processor, "device" where the gradients are; see :class:`DeviceGaussian`.
 
@@ -180,8 +183,9 @@ class PrivateTraining:
         name = origin or f"{signed.policy.corpus}/{place.name}"
         recorder = Recorder(place, ledger_key, name, resume, public, EarlierRuns(earlier, replaces, earlier_keys, public))
         try:
+            recorder.require_clock(now := clock(), accepted=clock_jump_ok)
             admitting = watch.at_admission(recorder.registry_roots())
-            gate = run_gate(data, signed.policy, admitting, now=recorder.admission_time(clock()))
+            gate = run_gate(data, signed.policy, admitting, now=recorder.admission_time(now))
             if not gate.admitted:
                 counts = ", ".join(f"{code} {n}" for code, n in gate.counts()["refused"].items()) or "the corpus is empty"
                 raise ConfigError("NOTHING_ADMITTED", f"the gate admitted no contribution ({counts}); see `dptrain gate`")

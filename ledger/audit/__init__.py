@@ -3,7 +3,7 @@
 Imports no storage and no torch: what it needs is in the export, and the arithmetic is the trainer's own.
 """
 
-from ledger.audit.findings import AuditReport, EpochRow, Finding, Signer, WithdrawalCount, WithdrawalRow
+from ledger.audit.findings import AuditReport, ClockRow, EpochRow, Finding, Signer, WithdrawalCount, WithdrawalRow
 from ledger.audit.verify import verify_export
 
-__all__ = ["AuditReport", "EpochRow", "Finding", "Signer", "WithdrawalCount", "WithdrawalRow", "verify_export"]
+__all__ = ["AuditReport", "ClockRow", "EpochRow", "Finding", "Signer", "WithdrawalCount", "WithdrawalRow", "verify_export"]

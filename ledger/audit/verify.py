@@ -1,16 +1,19 @@
 """Verifying an export: names, hashes, signatures, and then the meaning of every leaf."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from attest.clock import machine_time
 from attest.micro import from_micro
 from attest.policy.sampling import POISSON
+from attest.shown import utc, visible
 from ledger import layout
 from ledger.accountants import MICRO, Phase, caveat, describe
 from ledger.audit.carried import Carried, carried_notes, ignored_lines, known_keys, tell_ignored
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import AuditReport, EpochRow, Finding, Verdict
+from ledger.audit.findings import AuditReport, ClockRow, EpochRow, Finding, Signer, Verdict
 from ledger.audit.kinds import Kinds
 from ledger.audit.quorum import judge_signers, pinned_signers
 from ledger.audit.replaying import begin, follow
@@ -27,12 +30,21 @@ from ledger.views.posture import block_multipliers
 from ledger.views.released import release_rows
 from ledger.views.summary import class_summaries
 
+MAX_CLOCK_NOTES: Final = 10
+"""CLOCK leaves that notes tell of one by one; the report has all."""
+
 MAX_FINDINGS: Final = 200
 """An audit stops naming faults after this many; one is enough to fail."""
 
 
 def verify_export(
-    path: str | Path, keys: Sequence[str], *, owner_key: bytes | None = None, require_quorum: bool = False
+    path: str | Path,
+    keys: Sequence[str],
+    *,
+    owner_key: bytes | None = None,
+    require_quorum: bool = False,
+    now: int | None = None,
+    max_age: int | None = None,
 ) -> AuditReport:
     """Audits an export offline.
 
@@ -47,7 +59,9 @@ def verify_export(
         nowhere else; and every recorded epsilon is at
         least the one recomputed here from admissions, charges and withdrawals, and at most 2e-6 above it (for the accountant
         `prv`: at least what `pld` gives, and at most 0.02 above it; for versions of an accountant that were looser than
-        this one, which a note names: at least the one recomputed). It cannot
+        this one, which a note names: at least the one recomputed); and no time runs back but at a CLOCK leaf, which a note
+        names, and none since the last of these lies ahead of the auditor's clock. An auditor's signature counts only if its
+        time lies between the last leaf that it covers and that clock. The audit cannot
         tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
         SUMMARISED means the same of a ledger of which SPEND leaves, and ADMIT leaves of contributions that left, were pruned:
@@ -61,18 +75,22 @@ def verify_export(
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
         owner_key: raw public key of the corpus owner, likewise; without it the header's own counts, and a note says so.
         require_quorum: fail unless as many of the policy's auditors as it asks for have cosigned the checkpoint.
+        now: the auditor's clock, POSIX seconds; that of this machine without. Times may lie `attest.clock.AHEAD_SECONDS` ahead.
+        max_age: fail if the last leaf, and every cosignature that counts, is older than this many seconds; None for any age.
+            An operator who shows an old export shows nothing wrong, only less than there is.
 
     Returns:
         The report. Bad input never raises: it is a finding.
     """
     findings: list[Finding] = []
+    clock = machine_time() if now is None else now
     report: dict[str, Any] = {}
     try:
-        _verify(Path(path), list(keys), owner_key, require_quorum, findings, report)
+        _verify(Path(path), list(keys), owner_key, require_quorum, clock, max_age, findings, report)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         findings.append(Finding("INTERNAL", str(path), f"the audit broke off: {type(error).__name__}: {error}"))
     whole: Verdict = "SUMMARISED" if any(row.pruned for row in report.get("summaries", ())) else "FULL"
-    return AuditReport(verdict="FAILED" if findings else whole, findings=tuple(findings[:MAX_FINDINGS]), **report)
+    return AuditReport(verdict="FAILED" if findings else whole, findings=tuple(findings[:MAX_FINDINGS]), now=clock, **report)
 
 
 def _verify(
@@ -80,6 +98,8 @@ def _verify(
     keys: list[str],
     owner_key: bytes | None,
     require_quorum: bool,
+    now: int,
+    max_age: int | None,
     findings: list[Finding],
     report: dict[str, Any],
 ) -> None:
@@ -109,6 +129,7 @@ def _verify(
     _check_header(header, checkpoint, owner_key, fault, notes)
     withdrawals, kinds = Withdrawals(), Kinds(header)
     run = _replay(leaves, findings, withdrawals, kinds)
+    _judge_times(run, now, fault, notes)
     if export.read(layout.POLICY) not in (None, run.keys.trust_policy().text()):
         fault("POLICY_FILE", layout.POLICY, "the trust policy is not that of the ledger's key and the auditors in the header")
     signed = export.read(layout.CHECKPOINT)
@@ -124,7 +145,9 @@ def _verify(
     known = known_keys(run, keys)
     carried = carried_notes(run, export, leaves, Carried(checkpoint.size, signed or b"", note), known, fault)
     over_it = [item for item in carried if item.size == checkpoint.size]
-    signers = judge_signers(over_it, header, run.keys, require_quorum, fault, notes)
+    counts = partial(run.timeline.counts, size=checkpoint.size, now=now)
+    signers = judge_signers(over_it, header, run.keys, counts, require_quorum, fault, notes)
+    _judge_age(run, signers["signers"], now, max_age, fault)
     ignored = ignored_lines((item.note for item in carried), known)
     notes += tell_ignored(ignored)
     _describe(run, notes, report)
@@ -137,7 +160,9 @@ def _verify(
         multipliers=block_multipliers(header),
         withdrawal_counts=withdrawals.counts(),
         withdrawals=withdrawals.rows(run),
-        summaries=judge_summaries(run, export.nodes, carried, fault, notes),
+        summaries=judge_summaries(run, export.nodes, carried, now, fault, notes),
+        last_time=run.last_time,
+        clock_sets=tuple(ClockRow(leaf.seq, leaf.before, leaf.time, leaf.reason) for leaf in run.timeline.sets),
         release_count=len(run.releases.recorded),
         releases=release_rows(run),
     )
@@ -206,6 +231,30 @@ def _replay(leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, k
     except (ExportChanged, ProofError) as error:
         findings.append(Finding(error.code, f"seq {run.size}", error.sentence))
     return run
+
+
+def _judge_times(run: Replay, now: int, fault: Any, notes: list[str]) -> None:
+    """Holds the times of the leaves against the auditor's clock, and tells which of them were taken back."""
+    try:
+        run.timeline.require_not_ahead(now)
+    except LeafRefused as error:
+        fault(error.code, f"seq {error.seq}", error.sentence)
+    sets = run.timeline.sets
+    for leaf in sets[-MAX_CLOCK_NOTES:]:
+        notes.append(
+            f"leaf {leaf.seq} sets the ledger's clock back from {utc(leaf.before)} to {utc(leaf.time)}, since, as its operator "
+            f"says: {visible(leaf.reason)}. Do not rely on times before that leaf; who expired by them stays withdrawn"
+        )
+    if len(sets) > MAX_CLOCK_NOTES:
+        notes.append(f"the clock was set back {len(sets)} times in all")
+
+
+def _judge_age(run: Replay, signers: Sequence[Signer], now: int, max_age: int | None, fault: Any) -> None:
+    """Holds the newest time that this export shows against what its reader asks for."""
+    newest = max([run.last_time, *(signer.time for signer in signers if signer.counts and signer.time is not None)])
+    if max_age is not None and now - newest > max_age:
+        sentence = f"the newest leaf or cosignature is of {utc(newest)}, {now - newest} s ago; {max_age} s at most are wanted"
+        fault("STALE", layout.CHECKPOINT, f"{sentence}. Get a newer export, or cosignatures of today")
 
 
 def _caveats(run: Replay) -> list[str]:

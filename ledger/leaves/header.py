@@ -17,7 +17,7 @@ from ledger.leaves.previous import Previous, check_previous
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 from ledger.trust import TrustPolicy, auditors_policy
 
-SCHEMA: Final = "dptrain.ledger/3"
+SCHEMA: Final = "dptrain.ledger/4"
 AMPLIFICATION_POISSON: Final = "poisson"
 AMPLIFICATION_NONE: Final = "none"
 """Of a run whose occurrences are public, or of a family that sampling is not shown to amplify: each is counted in full."""
@@ -151,7 +151,7 @@ class Header:
     profiles: tuple[Profile, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        checks.uint(self.time, "time")
+        checks.moment(self.time, "time")
         checks.text(self.origin, "origin", longest=200)
         checks.octets(self.policy_payload, "policy payload")
         checks.octets(self.policy_sign1, "policy signature")

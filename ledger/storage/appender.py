@@ -5,9 +5,10 @@ The mechanics under `ledger.log.Ledger`: it decides what to append, this decides
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Final
 
+from attest.clock import BACK_SECONDS
 from attest.files import atomic_write
+from attest.shown import utc
 from ledger.errors import (
     LeafRefused,
     LedgerBehind,
@@ -25,9 +26,6 @@ from ledger.proofs.prover import consistency_proof
 from ledger.storage import fsck, highwater
 from ledger.storage.lean import WithoutBodies, WithoutHashes, droppable
 from ledger.storage.store import Anchor, Row, Store
-
-CLOCK_SLACK_SECONDS: Final = 60
-"""A clock that ran back by no more than this is read as standing still; by more, appending is refused."""
 
 
 class Appender:
@@ -77,7 +75,9 @@ class Appender:
         self._broken = True
 
     @contextmanager
-    def appending(self, now: int, *, checkpoint: bool = False, successor: NoteSigner | None = None) -> Iterator[int]:
+    def appending(
+        self, now: int, *, checkpoint: bool = False, successor: NoteSigner | None = None, back: bool = False
+    ) -> Iterator[int]:
         """Collects leaves staged in its body, then appends them in one transaction.
 
         Guarantee:
@@ -90,12 +90,13 @@ class Appender:
             now: POSIX seconds.
             checkpoint: sign the resulting tree, in the same transaction.
             successor: signs it too, and alone from then on.
+            back: whether the body stages a CLOCK leaf, so that the time may lie before the last one.
 
         Yields:
             The time that the leaves must carry.
         """
         signer = self.require_signer()
-        time, writing = self._time(now), False
+        time, writing = (now if back else self.time_at(now)), False
         told = self._told()
         try:
             yield time
@@ -121,6 +122,15 @@ class Appender:
             raise
         finally:
             self._staged = []
+
+    def time_at(self, now: int) -> int:
+        """Returns the time of leaves appended now; raises LeafRefused, code CLOCK, for a clock that is behind the last one."""
+        checks.moment(now, "now")
+        last = self.replay.last_time
+        if now < last - BACK_SECONDS:
+            sentence = f"the clock says {utc(now)}, the last leaf {utc(last)}; set the clock right"
+            raise LeafRefused("CLOCK", f"{sentence}, or if it is and was wrong then, run 'dptrain ledger set-clock'")
+        return max(now, last)
 
     def add_signatures(self, note: bytes, verifier_keys: Sequence[str]) -> bytes:
         """Stores what other keys have signed below a checkpoint; see `ledger.log.Ledger.add_signatures`."""
@@ -287,13 +297,6 @@ class Appender:
         self.pruned_before = loaded.pruned_before
         self.hashes_before = loaded.hashes_before
         self._subtrees = loaded.subtrees
-
-    def _time(self, now: int) -> int:
-        checks.uint(now, "now")
-        last = self.replay.last_time
-        if now < last - CLOCK_SLACK_SECONDS:
-            raise LeafRefused("CLOCK", f"the clock says {now}, the last leaf {last}; set the clock right")
-        return max(now, last)
 
     def _encode_staged(self) -> tuple[list[Row], Frontier]:
         rows, frontier = [], self.frontier.copy()

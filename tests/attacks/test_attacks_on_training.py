@@ -15,8 +15,11 @@ from attest.gate import Admission, Gate, Refused, Seen
 from attest.registry import RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.errors import ContentChanged, NotPrivateUse
+from ledger.audit import verify_export
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
+from ledger.log import Ledger
+from ledger.note import NoteSigner
 from tests.attacks.scene import BOB, CONTENT, MALLORY, NOW, RAW, item_of, make_registry, signed
 from tests.trainers import Trainer
 from tests.worlds import CLASSES, DAY, make_world
@@ -123,6 +126,85 @@ def test_A21_every_admission_of_a_batch_has_its_one_time_and_time_never_runs_bac
     trainer.close()
 
 
+@pytest.mark.parametrize("when", ["at a resume", "within the run"])
+def test_A21_a_clock_that_ran_far_ahead_lets_nothing_expire_unasked(tmp_path, when):
+    """A machine that is 250 days ahead: nothing is written by its clock, and the run goes on once the clock is right."""
+    world = make_world(tmp_path, per_class=1, steps=8, rate="1")
+    now = [world.now]
+    trainer = Trainer(world, clock=lambda: now[0])
+    steps = iter(trainer.steps)
+    for _ in range(4):
+        trainer.one(next(steps))
+    trainer.private.save()
+    size = trainer.private.recorder.ledger.size
+    now[0] = world.now + 250 * DAY
+    if when == "within the run":
+        with pytest.raises(LeafRefused) as caught:
+            trainer.one(next(steps))
+        assert trainer.private.recorder.ledger.size == size
+        trainer.close()
+    else:
+        trainer.close()
+        with pytest.raises(LeafRefused) as caught:
+            Trainer(world, resume=True, clock=lambda: now[0])
+    assert caught.value.code == "CLOCK_JUMP"
+    assert "days before" in caught.value.sentence and "--clock-jump-ok" in caught.value.sentence
+    now[0] = world.now + 60
+    again = Trainer(world, resume=True, clock=lambda: now[0])
+    again.run()
+    assert not leaves_of(again, Withdraw) and again.private.recorder.ledger.finished
+    again.close()
+
+
+def test_A21_a_clock_that_is_right_after_a_long_pause_is_said_to_be(tmp_path):
+    world = make_world(tmp_path, per_class=1, steps=8, rate="1")
+    now = [world.now]
+    trainer = Trainer(world, clock=lambda: now[0])
+    for step in trainer.steps:
+        trainer.one(step)
+        if step.number == 4:
+            break
+    trainer.private.save()
+    trainer.close()
+    now[0] = world.now + 201 * DAY
+    again = Trainer(world, resume=True, clock=lambda: now[0], clock_jump_ok=True)
+    again.run()
+    assert {leaf.reason for leaf in leaves_of(again, Withdraw)} == {"expired"}
+    again.close()
+
+
+def test_A21_a_run_that_a_false_clock_locked_goes_on_behind_a_clock_leaf(tmp_path):
+    """Who was withdrawn as expired by the false clock stays withdrawn; nobody else is, and the export is FULL again."""
+    world = make_world(tmp_path, per_class=1, steps=8, rate="1")
+    now = [world.now]
+    trainer = Trainer(world, clock=lambda: now[0])
+    steps = iter(trainer.steps)
+    for _ in range(4):
+        trainer.one(next(steps))
+    trainer.private.save()
+    trainer.close()
+    now[0] = world.now + 150 * DAY
+    wrong = Trainer(world, resume=True, clock=lambda: now[0], clock_jump_ok=True).begin()
+    log = wrong.private.recorder.ledger
+    gone = wrong.private.pool.slots[0].descriptor_hash
+    log.withdraw(gone, "expired", bytes(32), now=now[0])
+    wrong.close()
+    now[0] = world.now + 60
+    with pytest.raises(LeafRefused) as caught:
+        Trainer(world, resume=True, clock=lambda: now[0])
+    assert caught.value.code == "CLOCK" and "set-clock" in caught.value.sentence
+    signer = NoteSigner("test-corpus/ledger", keys.load_private_key(world.root / "ledger.key"))
+    with Ledger.open(world.ledger, signer) as log:
+        log.set_clock("the machine was 150 days ahead", now=now[0])
+    again = Trainer(world, resume=True, clock=lambda: now[0])
+    again.run()
+    log = again.private.recorder.ledger
+    assert log.finished and log.withdrawn == {gone}
+    report = verify_export(again.private.export(tmp_path / "export"), [signer.vkey], now=now[0])
+    assert report.verdict == "FULL" and len(report.clock_sets) == 1
+    again.close()
+
+
 # --- A22: expiry and withdrawal while a verdict is remembered ----------------------------------------------------------
 
 
@@ -155,7 +237,7 @@ def gate_hash(scene):
 def test_A22_expiry_within_an_epoch_ends_the_draws_at_the_next_charge(tmp_path):
     """Windows of two steps, epochs of four: the clock passes the end of validity within the second window."""
     world = make_world(tmp_path, per_class=1, steps=8, rate="1")
-    now = [world.now]
+    now = [world.now + 195 * DAY]
     trainer = Trainer(world, clock=lambda: now[0])
     for step in trainer.steps:
         trainer.one(step)

@@ -11,7 +11,12 @@ from attest.errors import AttestError
 from attest.gate import ReasonCode, Seen
 from attest.registry.entries import MAX_ENTRY
 from attest.signed_file import MAX_PAYLOAD
-from tests.attacks import test_attacks_on_training, test_attestation_attacks
+from tests.attacks import (
+    test_attacks_on_training,
+    test_attestation_attacks,
+    test_ledger_attacks_times,
+    test_printed_attacks,
+)
 from tests.attacks.scene import (
     ALICE,
     BOB,
@@ -164,7 +169,13 @@ def test_the_types_on_the_page_are_those_of_the_code():
 # --- the table of attacks --------------------------------------------------------------------------------------------------
 
 ATTACKS = rows(section("Attacks and defences"))[1:]
-MODULES = (test_attestation_attacks, test_attacks_on_training, test_registry_during_training)
+MODULES = (
+    test_attestation_attacks,
+    test_attacks_on_training,
+    test_registry_during_training,
+    test_ledger_attacks_times,
+    test_printed_attacks,
+)
 
 
 def test_the_table_has_every_row():
