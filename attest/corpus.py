@@ -62,6 +62,11 @@ class Corpus:
         else:
             yield from self._search("")
 
+    def beside(self, suffix: str) -> Path:
+        """Returns the file beside the corpus with a suffix; its name begins with a dot, so that no corpus takes it for data."""
+        place = self.root if self.only is None else self.root / self.only
+        return place.with_name(f".{place.name}{suffix}")
+
     def read(self, locator: Locator) -> bytes:
         """The bytes at a locator, as they are now; compare their hash with the signed one before use.
 

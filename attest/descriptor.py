@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from attest import cbor
 from attest.checks import check_bytes, check_int
+from attest.clock import check_time
 from attest.commitments import COMMITMENT_SIZE, CONTRIBUTOR, DATA_CLASS, PRINCIPAL, SALT_SIZE, commit, commit_content
 from attest.errors import DescriptorRefused
 from attest.ids import check_id
@@ -34,9 +35,6 @@ PUBLIC_CLIP_MICRO = MAX_MICRO
 PUBLIC_NOISE_MICRO = 1
 """The bounds by which a contributor says that a contribution is public: the largest clip norm and the smallest noise
 multiplier that can be written. A public class admits these and no others, and no private class offers less."""
-
-MAX_TIME = 253402300800
-"""Start of the year 10000 in seconds since 1970."""
 
 MAX_COUNT = 2**32 - 1
 
@@ -118,8 +116,8 @@ class Terms:
             check_id(getattr(self, name), name, error=DescriptorRefused)
         check_int(self.clip_norm_micro, "clip_norm_micro", 1, MAX_MICRO, error=DescriptorRefused)
         check_int(self.noise_multiplier_micro, "noise_multiplier_micro", 1, MAX_MICRO, error=DescriptorRefused)
-        check_int(self.not_before, "not_before", 0, MAX_TIME, error=DescriptorRefused)
-        check_int(self.not_after, "not_after", 0, MAX_TIME, error=DescriptorRefused)
+        check_time(self.not_before, "not_before", error=DescriptorRefused)
+        check_time(self.not_after, "not_after", error=DescriptorRefused)
         check_int(self.max_occurrences, "max_occurrences", 0, MAX_COUNT, error=DescriptorRefused)
         if self.max_examples is not None:
             check_int(self.max_examples, "max_examples", 1, MAX_COUNT, error=DescriptorRefused)

@@ -68,14 +68,14 @@ def examine(
                 ReasonCode.HEADER,
                 f"signature is issued by {message.headers.issuer}, the descriptor commits to {signed.issuer}: that is {name}",
             )
-        contributor = find_contributor(name, registry)
-        record = check_key(contributor, message.headers.key_id, now)
+        contributor = _find_contributor(name, registry)
+        record = _check_key(contributor, message.headers.key_id, now)
         message.verify(attestation.descriptor, record.raw, typ=sign1.TYP_ATTESTATION)
-        check_audience(descriptor, policy)
+        _check_audience(descriptor, policy)
         _check_principal(descriptor, contributor)
-        rule = check_class(descriptor, contributor, policy)
-        check_validity(descriptor, rule, policy, now)
-        _check_bounds(descriptor, rule, policy)
+        rule = _check_class(descriptor, contributor, policy)
+        _check_validity(descriptor, rule, policy, now)
+        check_bounds(descriptor, rule, policy)
         _check_content(descriptor, content_hash)
     except AttestError as error:
         return refusal_of(error, descriptor_hash, name)
@@ -223,14 +223,14 @@ def refuse(code: ReasonCode, sentence: str) -> NoReturn:
     raise AdmissionRefused(code, sentence)
 
 
-def find_contributor(name: str, registry: Registry) -> Contributor:
+def _find_contributor(name: str, registry: Registry) -> Contributor:
     contributor = registry.find(name)
     if contributor is None or not contributor.keys:
         refuse(ReasonCode.KEY_UNKNOWN, f"contributor {name} has no key in the registry; 'dptrain registry add' adds one")
     return contributor
 
 
-def check_key(contributor: Contributor, key_id: bytes, now: int) -> KeyRecord:
+def _check_key(contributor: Contributor, key_id: bytes, now: int) -> KeyRecord:
     """The key that the signature is checked under: one of the contributor's, the key id only chooses."""
     name = contributor.name
     named = [record for record in contributor.keys if record.key_id == key_id]
@@ -247,7 +247,7 @@ def check_key(contributor: Contributor, key_id: bytes, now: int) -> KeyRecord:
     return record
 
 
-def check_audience(descriptor: ContributionDescriptor, policy: Policy) -> None:
+def _check_audience(descriptor: ContributionDescriptor, policy: Policy) -> None:
     if descriptor.corpus != policy.corpus:
         refuse(
             ReasonCode.AUDIENCE,
@@ -264,7 +264,7 @@ def _check_principal(descriptor: ContributionDescriptor, contributor: Contributo
         )
 
 
-def check_class(descriptor: ContributionDescriptor, contributor: Contributor, policy: Policy) -> ClassRule:
+def _check_class(descriptor: ContributionDescriptor, contributor: Contributor, policy: Policy) -> ClassRule:
     name = descriptor.admissibility_class
     rule = policy.find_class(name)
     if rule is None:
@@ -276,7 +276,7 @@ def check_class(descriptor: ContributionDescriptor, contributor: Contributor, po
     return rule
 
 
-def check_validity(descriptor: ContributionDescriptor, rule: ClassRule, policy: Policy, now: int) -> None:
+def _check_validity(descriptor: ContributionDescriptor, rule: ClassRule, policy: Policy, now: int) -> None:
     if now < descriptor.not_before:
         refuse(ReasonCode.NOT_YET_VALID, f"attestation is valid from {descriptor.not_before}, now is {now}")
     if now >= descriptor.not_after:
@@ -287,7 +287,22 @@ def check_validity(descriptor: ContributionDescriptor, rule: ClassRule, policy: 
         refuse(ReasonCode.WINDOW, f"attestation is valid for {length} s, at most {longest} s are allowed; sign it for less")
 
 
-def _check_bounds(descriptor: ContributionDescriptor, rule: ClassRule, policy: Policy) -> None:
+def check_bounds(descriptor: ContributionDescriptor, rule: ClassRule, policy: Policy) -> None:
+    """Refuses bounds that the class or the corpus does not take.
+
+    Guarantee: what passes has a clip norm at most, and a noise multiplier at least, the preset of its class, and both at least
+    the floors of the corpus; in a public class it has the bounds that say public. Integers are compared, and equality passes.
+    Whatever turns bounds into noise asks here again, so that nothing rests on the gate having run.
+
+    Args:
+        descriptor: What was signed.
+        rule: The class that it names.
+        policy: The rules.
+
+    Raises:
+        AdmissionRefused: Code BOUNDS_NOT_PUBLIC, CLIP_ABOVE_CLASS, NOISE_BELOW_CLASS, CLIP_BELOW_FLOOR, NOISE_BELOW_FLOOR or
+            EXAMPLES.
+    """
     clip, noise = descriptor.clip_norm_micro, descriptor.noise_multiplier_micro
     where = f"(units of 1e-6, class {rule.name})"
     if rule.public and not descriptor.public:

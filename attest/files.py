@@ -44,6 +44,12 @@ def atomic_write(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -
         stream.write(data)
 
 
+def make_private_directory(path: str | os.PathLike[str]) -> None:
+    """Make a directory that its owner alone may enter, whatever the umask; its parent must be there, and it must not."""
+    os.mkdir(path, 0o700)
+    os.chmod(path, 0o700)
+
+
 def sync_directory(path: str | os.PathLike[str]) -> None:
     """Make a rename or a new name in a directory durable, where the system can."""
     if not hasattr(os, "O_DIRECTORY"):

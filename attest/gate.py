@@ -12,18 +12,9 @@ from attest.admission import Admission, Admitted, GateReport, Passed, Refusal, R
 from attest.attestation import Attestation
 from attest.corpus import Item
 from attest.digests import DigestTable
-from attest.errors import AttestError, GateFailed, RegistryRefused
-from attest.examination import (
-    Examiner,
-    check_class,
-    check_key,
-    check_validity,
-    examine,
-    find_contributor,
-    refusal_of,
-    refuse,
-)
-from attest.history import WITHDRAWN, Share, check_clock, clock_refusal, refused_for_history
+from attest.errors import GateFailed, RegistryRefused
+from attest.examination import Examiner, examine, refusal_of
+from attest.history import Share, clock_refusal, refused_for_history
 from attest.policy import Policy
 from attest.reasons import ReasonCode
 from attest.registry import Registry
@@ -39,7 +30,6 @@ __all__ = [
     "Refused",
     "Seen",
     "decide",
-    "recheck",
     "run_gate",
 ]
 
@@ -82,7 +72,7 @@ def decide(
         RegistryRefused: Code NAMES if the names beside the registry are missing.
     """
     registry.require_names()
-    clock = clock_refusal(now, seen)
+    clock = clock_refusal(now, seen, registry)
     if clock is not None or attestation is None:
         return clock or _UNATTESTED
     outcome = examine(attestation, content_hash, policy=policy, registry=registry, now=now)
@@ -93,27 +83,6 @@ def decide(
     share = Share.of(outcome.contributor, policy, registry)
     refusal = refused_for_history(outcome, seen.find(content_hash), share, seen)
     return refusal or Admission(attestation, outcome, share.holder)
-
-
-def recheck(
-    admission: Admission, *, policy: Policy, registry: Registry, now: int, withdrawn: Set[bytes] = frozenset()
-) -> Refusal | None:
-    """Judge an earlier admission again, for instance at the start of an epoch; None if it still stands.
-
-    Guarantee: a contribution that expired, was withdrawn, or whose key was revoked or ran out since its admission is
-    refused. What cannot change (signature, bounds, content hash) is not checked again.
-    """
-    descriptor = admission.descriptor
-    try:
-        check_clock(now, Seen())
-        contributor = find_contributor(descriptor.contributor, registry)
-        check_key(contributor, admission.key_id, now)
-        check_validity(descriptor, check_class(descriptor, contributor, policy), policy, now)
-        if admission.descriptor_hash in withdrawn:
-            refuse(ReasonCode.WITHDRAWN, WITHDRAWN)
-    except AttestError as error:
-        return refusal_of(error, admission.descriptor_hash, descriptor.contributor)
-    return None
 
 
 def run_gate(
@@ -238,7 +207,7 @@ class Gate:
         seen.withdrawn = seen.withdrawn | withdrawn
         shares: dict[str, Share] = {}
         judged = 0
-        for batch in self._examined(corpus, now, clock_refusal(now, seen)):
+        for batch in self._examined(corpus, now, clock_refusal(now, seen, self._registry)):
             for item, outcome in zip(batch.items, batch.outcomes, strict=True):
                 yield self._conclude(item, outcome, seen, now, shares)
             judged += len(batch.items)

@@ -3,15 +3,12 @@
 from typing import NamedTuple
 
 from attest.admission import Passed, Refusal, Seen, descriptor_tag
-from attest.descriptor import MAX_TIME
-from attest.errors import AttestError
+from attest.clock import BACK_SECONDS, MAX_TIME
+from attest.errors import AttestError, RegistryRefused
 from attest.examination import refusal_of, refuse
 from attest.policy import Policy
 from attest.reasons import ReasonCode
 from attest.registry import Registry
-
-CLOCK_TOLERANCE = 60
-"""Seconds that the clock may step back between batches."""
 
 WITHDRAWN = "contribution was withdrawn; withdrawals stand"
 """Why a withdrawn contribution is refused, for a person."""
@@ -55,21 +52,25 @@ def refused_for_history(passed: Passed, earlier: int | None, share: Share, seen:
     return Refusal(code, sentence, passed.descriptor_hash, passed.contributor)
 
 
-def clock_refusal(now: int, seen: Seen) -> Refusal | None:
+def clock_refusal(now: int, seen: Seen, registry: Registry) -> Refusal | None:
     """Why nothing is judged at this reading of the clock; None if it may be."""
     try:
-        check_clock(now, seen)
+        check_clock(now, seen, registry)
     except AttestError as error:
         return refusal_of(error)
     return None
 
 
-def check_clock(now: int, seen: Seen) -> None:
-    """Refuse a clock that reads no time, or that went back since the last admission."""
-    if type(now) is not int or not 0 <= now <= MAX_TIME:
+def check_clock(now: int, seen: Seen, registry: Registry) -> None:
+    """Refuse a clock that reads no time, that went back since the last admission, or that lags behind the registry."""
+    if type(now) is not int or not 0 <= now < MAX_TIME:
         refuse(ReasonCode.CLOCK, f"clock reads {ascii(now)[:60]}, expected whole seconds since 1970")
-    if now < seen.latest - CLOCK_TOLERANCE:
+    if now < seen.latest - BACK_SECONDS:
         refuse(
             ReasonCode.CLOCK,
             f"clock reads {now}, {seen.latest - now} s before the last admission; set the clock right",
         )
+    try:
+        registry.require_not_ahead(now)
+    except RegistryRefused as error:
+        refuse(ReasonCode.CLOCK, error.sentence)

@@ -49,4 +49,4 @@ class ReasonCode(StrEnum):
     PRINCIPAL = "PRINCIPAL", "The attestation names another person behind it than the registry does."
     EXAMPLES = "EXAMPLES", "The contribution may hold more examples than the policy allows."
     WITHDRAWN = "WITHDRAWN", "The contribution was withdrawn."
-    CLOCK = "CLOCK", "The clock reads no time, or went backwards."
+    CLOCK = "CLOCK", "The clock reads no time, went backwards, or lags behind the registry."

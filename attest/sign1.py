@@ -24,6 +24,7 @@ TYP_POLICY = "application/vnd.dptrain.policy+cose"
 TYP_REGISTRY = "application/vnd.dptrain.registry+cose"
 TYP_KEY = "application/vnd.dptrain.key+cose"
 TYP_RELEASE = "application/vnd.dptrain.release+cose"
+TYP_PINNED = "application/vnd.dptrain.pinned+cose"
 
 MAX_SIZE = 1024
 """Bytes of a message; a real one takes about 330."""

@@ -7,8 +7,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor, sign1
-from attest.checks import check_bytes, check_int
-from attest.descriptor import MAX_TIME, ContributionDescriptor
+from attest.checks import check_bytes
+from attest.clock import check_time
+from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError, CborError, SignatureRefused, ValueRefused
 from attest.ids import check_id
 from attest.registry import Registry
@@ -38,7 +39,7 @@ class Withdrawal:
         check_bytes(self.descriptor_hash, "descriptor hash", 32, error=ValueRefused)
         check_id(self.corpus, "corpus")
         check_id(self.reason_code, "reason code")
-        check_int(self.time, "time of withdrawal", 0, MAX_TIME, error=ValueRefused)
+        check_time(self.time, "time of withdrawal", error=ValueRefused)
 
     def to_cbor(self) -> bytes:
         """The bytes that are signed."""

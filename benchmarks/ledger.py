@@ -30,7 +30,7 @@ from ledger.log import Ledger
 from ledger.note import NoteSigner
 
 EPOCHS = 5
-START = 1_800_000_000
+START = 1_750_000_000
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SIGNER = NoteSigner("benchmark/run", KEY)
 

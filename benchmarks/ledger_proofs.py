@@ -29,7 +29,7 @@ AUDITORS = [Cosigner(f"auditor.example/{n}", Ed25519PrivateKey.from_private_byte
 def leaves(size: int) -> Iterator[bytes]:
     """Leaves of the size of a SPEND leaf, about 90 bytes."""
     for seq in range(1, size + 1):
-        yield encode_leaf(Withdraw(seq, 1_800_000_000, hashlib.sha256(b"%d" % seq).digest(), seq, "consent", bytes(32)))
+        yield encode_leaf(Withdraw(seq, 1_750_000_000, hashlib.sha256(b"%d" % seq).digest(), seq, "consent", bytes(32)))
 
 
 def microseconds(call: Callable[[int], object], size: int) -> float:
@@ -58,7 +58,9 @@ def measure(size: int) -> dict[str, float]:
     near = sorted(paths)
     note = sign_note(checkpoint_text(LOG.name, size, root), LOG)
     cosigned = merge_notes(
-        note, [cosign(note, who, [LOG.vkey], time=1) for who in AUDITORS], [LOG.vkey, *(who.vkey for who in AUDITORS)]
+        note,
+        [cosign(note, who, [LOG.vkey], time=1_750_000_000) for who in AUDITORS],
+        [LOG.vkey, *(who.vkey for who in AUDITORS)],
     )
     alone, quorum = auditors_policy(LOG.vkey), auditors_policy(LOG.vkey, [who.vkey for who in AUDITORS], 2)
     checkpoint, place = Checkpoint(LOG.name, size, root), size // 3

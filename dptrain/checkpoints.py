@@ -1,83 +1,113 @@
 """Model checkpoints that know their place in the ledger.
 
-A checkpoint is a directory ``step-00000012`` with ``state.pt`` (model, optimizer and registered states) and ``pin.json``
-(origin, size, root, header digest of the ledger, and the step). It is written aside, flushed and renamed, so a crash leaves
-the previous one whole; it never holds a key.
+A checkpoint is a directory ``step-00000012`` with ``state.pt`` (model, optimizer and registered states) and ``pin.cose``
+(where the ledger stood, the step, and the digest of ``state.pt``, signed with the ledger's key: `dptrain.pin`). It is written
+aside, flushed and renamed, so a crash leaves the previous one whole; it never holds a key. Nobody but its owner may read it.
 """
 
-import json
+import hashlib
 import os
 import pickle
-import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
 
-from attest.files import sync_directory
+from attest.files import make_private_directory, sync_directory
 from dptrain.errors import ResumeRefused
-from dptrain.pin import PinRecord
+from dptrain.pin import HOW_ON, PIN, STATE, PinRecord, folder_name, found, opened_state
 from dptrain.recording import Recorder
 from ledger.errors import StorageFailed
 
 KEEP = 2
 """Checkpoints kept; older ones are removed after a newer one is durable."""
 
-_NAME = re.compile(r"step-([0-9]{8})")
-
 
 def save(
-    directory: Path, pin: PinRecord, model: nn.Module, optimizer: torch.optim.Optimizer, registered: Sequence[Any]
+    directory: Path,
+    step: int,
+    sign: Callable[[int, bytes], bytes],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    registered: Sequence[Any],
 ) -> Path:
-    """Writes a checkpoint durably and removes all but the newest ``KEEP``; ``registered`` objects have a ``state_dict``.
+    """Writes a checkpoint durably and removes all but the newest ``KEEP``.
+
+    The states are digested while they are written: they are neither read again nor held in memory a second time.
+
+    Args:
+        directory: where checkpoints lie; made for its owner alone. step: last step in the states.
+        sign: makes the pin of size and SHA-256 of the states. registered: objects that have a ``state_dict``.
 
     Raises:
         StorageFailed: the disk is full or fails; nothing half-written stays under a checkpoint's name.
+        LedgerReplaced: the ledger that it would be pinned to is lost; no checkpoint is written.
     """
     state = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "registered": [item.state_dict() for item in registered],
     }
-    final = directory / f"step-{pin.step:08d}"
+    final = directory / folder_name(step)
     aside = directory / f".{final.name}.{os.getpid()}"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        if not directory.is_dir():
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            make_private_directory(directory)
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        with open(aside / "state.pt", "wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        with open(aside / "pin.json", "w") as file:
-            json.dump(asdict(pin), file)
-            file.flush()
-            os.fsync(file.fileno())
+        make_private_directory(aside)
+        with _private_file(aside / STATE) as file:
+            written = _Digesting(file)
+            torch.save(state, written)
+        with _private_file(aside / PIN) as file:
+            file.write(sign(written.size, written.sha256.digest()))
         sync_directory(aside)
         if final.exists():
             shutil.rmtree(final)
         os.rename(aside, final)
         sync_directory(directory)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-        shutil.rmtree(aside, ignore_errors=True)
         raise StorageFailed(
             "STORAGE", f"could not write the checkpoint {final} ({error}); free space and resume from the previous checkpoint"
         ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     for _, old in found(directory)[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
 
-def found(directory: Path) -> list[tuple[int, Path]]:
-    """(step, path) of the complete checkpoints of a directory, oldest first."""
-    if not directory.is_dir():
-        return []
-    hits = [(m, path) for path in directory.iterdir() if (m := _NAME.fullmatch(path.name)) and (path / "pin.json").is_file()]
-    return sorted((int(m.group(1)), path) for m, path in hits)
+class _Digesting:
+    """A file that digests what is written to it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = 0
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        count = self._file.write(data)
+        self.sha256.update(data)
+        self.size += count
+        return count
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+@contextmanager
+def _private_file(path: Path) -> Iterator[BinaryIO]:
+    """Makes a file for its owner alone, whatever the umask, and flushes it to the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    with open(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o600)
+        yield file
+        file.flush()
+        os.fsync(descriptor)
 
 
 def restore(
@@ -85,11 +115,15 @@ def restore(
 ) -> PinRecord | None:
     """Loads the newest checkpoint of a resumed run, after the ledger has shown that it is not behind it.
 
+    Guarantee: what is loaded is what this run saved, byte for byte, at the step and the place in the ledger that it is loaded
+    for. Nothing is loaded before signature, past and digest were checked, and nothing was charged.
+
     Returns:
         The pin of the checkpoint, or None where there is none to load.
 
     Raises:
         ResumeRefused: checkpoints of another run, or a state that does not fit.
+        PinRefused: a checkpoint that was changed, swapped with another, or is not whole.
         LedgerBehind, LedgerForked, LedgerWrongRun: the ledger does not contain the checkpoint's past.
     """
     available = found(directory)
@@ -102,8 +136,8 @@ def restore(
         return None
     if not available:
         return None
-    pin, state = load(available[-1][1])
-    recorder.check_pin(pin)
+    path = available[-1][1]
+    record, state = load(path, recorder.read_pin)
     try:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -111,22 +145,25 @@ def restore(
             item.load_state_dict(saved)
     except (KeyError, ValueError, RuntimeError) as error:
         raise ResumeRefused(
-            "CHECKPOINT_MISFIT", f"the checkpoint {available[-1][1]} does not fit this model and optimizer ({error})"
+            "CHECKPOINT_MISFIT", f"the checkpoint {path} does not fit this model and optimizer ({error})"
         ) from error
-    return pin
+    return record
 
 
-def load(path: Path) -> tuple[PinRecord, dict[str, Any]]:
+def load(path: Path, read_pin: Callable[[Path], PinRecord]) -> tuple[PinRecord, dict[str, Any]]:
     """Reads a checkpoint back.
 
+    Args:
+        path: its directory.
+        read_pin: reads and verifies the pin in it.
+
     Raises:
-        ResumeRefused: unreadable or not a checkpoint.
+        PinRefused: as `dptrain.pin.read_record` and `dptrain.pin.opened_state`.
+        ResumeRefused: the states are those that were saved, and cannot be read here.
     """
+    record = read_pin(path)
     try:
-        pin = PinRecord(**json.loads((path / "pin.json").read_text()))
-        state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+        with opened_state(path, record) as file:
+            return record, torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, ValueError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
-        raise ResumeRefused(
-            "CHECKPOINT_UNREADABLE", f"cannot read the checkpoint {path} ({error}); remove it to resume from an older one"
-        ) from error
-    return pin, state
+        raise ResumeRefused("CHECKPOINT_UNREADABLE", f"cannot read the checkpoint {path} ({error}); {HOW_ON}") from error

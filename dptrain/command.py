@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 
 from attest.errors import AttestError
+from attest.shown import visible
 from dptrain.cli.output import print_json
 from dptrain.errors import DptrainError
 from ledger.errors import LedgerError
@@ -34,5 +35,5 @@ def guarded(work: Callable[[], int], *, as_json: bool = False) -> int:
     if as_json:
         print_json({"error": {"code": code, "sentence": sentence}})
     else:
-        print(f"{code}: {sentence}", file=sys.stderr)
+        print(f"{code}: {visible(sentence)}", file=sys.stderr)
     return 1

@@ -12,9 +12,12 @@ from pathlib import Path
 from attest import signed_file
 from attest.descriptor import ContributionDescriptor
 from attest.errors import AttestError
+from attest.files import make_private_directory
 from attest.policy import SignedPolicy
 from attest.registry import Registry
+from attest.shown import visible
 from attest.withdrawal import verify_entitled_withdrawal
+from ledger.errors import StorageFailed
 
 
 class WithdrawalIgnored(UserWarning):
@@ -33,6 +36,22 @@ class Inbox:
         self._folder = folder
         self._signed = signed
         self._owner_public = owner_public
+
+    def make(self) -> None:
+        """Makes the folder, for its owner alone, so that a withdrawal can be put there before a run charges anything.
+
+        One that is there stays as it is: its owner may have let others write there.
+
+        Raises:
+            StorageFailed: code INBOX, it cannot be made.
+        """
+        if self._folder.is_dir():
+            return
+        try:
+            make_private_directory(self._folder)
+        except OSError as error:
+            sentence = f"cannot make {self._folder}, where a run takes in withdrawals: {error.strerror or error}; mend the disk"
+            raise StorageFailed("INBOX", sentence) from error
 
     def take(
         self,
@@ -61,7 +80,7 @@ class Inbox:
                     now=now,
                 )
             except AttestError as error:
-                warnings.warn(f"{path}: {error}", WithdrawalIgnored, stacklevel=2)
+                warnings.warn(visible(f"{path}: {error}"), WithdrawalIgnored, stacklevel=2)
                 path.rename(path.with_name(path.name + ".refused"))
                 continue
             record(found.descriptor_hash, found.reason_code, hashlib.sha256(message).digest())

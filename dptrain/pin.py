@@ -1,19 +1,152 @@
-"""What a model checkpoint remembers of the ledger."""
+"""What a model checkpoint remembers of the ledger, and which bytes its states are: `pin.cose`, signed with the ledger's key.
 
+Whoever checks one needs no torch: `dptrain ledger fsck` holds every checkpoint beside a ledger against its pin, too.
+"""
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from attest.errors import FileRefused
+from attest.files import read_limited
+from ledger.errors import LeafRefused, LedgerError, PinRefused
+from ledger.handles import Pin
+from ledger.leaves import checks
+from ledger.log import Ledger
+from ledger.pinned import MAX_PINNED
+
+PIN = "pin.cose"
+STATE = "state.pt"
+"""The two files of a model checkpoint."""
+
+KIND = "dptrain.checkpoint/1"
+
+_NAME = re.compile(r"step-([0-9]{8})")
+
+HOW_ON = "remove the checkpoint to resume from an older one, whose later steps are charged again"
 
 
 @dataclass(frozen=True)
 class PinRecord:
-    """Where the ledger stood when the checkpoint was taken, and the last step in it; root and digest in hex.
+    """A model checkpoint as its pin tells it.
 
-    ``isolation`` is how statement A stood then (`dptrain.sandbox.isolation.Isolation.told`).
+    Attributes:
+        pin: where the ledger stood when the checkpoint was taken.
+        step: last step in it.
+        attempt: the attempt that took it.
+        isolation: how statement A stood then (`dptrain.sandbox.isolation.Isolation.told`).
+        state_bytes: size of ``state.pt``.
+        state_sha256: SHA-256 of ``state.pt``: model, optimizer and registered states.
     """
 
+    pin: Pin
     step: int
-    origin: str
-    size: int
-    root: str
-    header_digest: str
     attempt: int
     isolation: str
+    state_bytes: int
+    state_sha256: bytes
+
+    def __post_init__(self) -> None:
+        checks.uint(self.step, "step of a checkpoint")
+        checks.uint(self.attempt, "attempt of a checkpoint")
+        checks.text(self.isolation, "isolation", longest=checks.REASON)
+        checks.uint(self.state_bytes, f"size of {STATE}")
+        checks.octets(self.state_sha256, f"digest of {STATE}", 32)
+
+
+def sign_record(ledger: Ledger, step: int, isolation: str, state_bytes: int, state_sha256: bytes) -> bytes:
+    """Returns the bytes of ``pin.cose``; arguments as the attributes of `PinRecord`."""
+    record = PinRecord(ledger.pin(), step, ledger.attempt, isolation, state_bytes, state_sha256)
+    return ledger.sign_pinned(KIND, [step, record.attempt, isolation, state_bytes, state_sha256])
+
+
+def found(directory: Path) -> list[tuple[int, Path]]:
+    """Lists (step, path) of what has the name of a checkpoint in a directory, oldest first."""
+    if not directory.is_dir():
+        return []
+    hits = [(match, path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return sorted((int(match.group(1)), path) for match, path in hits)
+
+
+def folder_name(step: int) -> str:
+    """Returns the name of the directory of a checkpoint."""
+    return f"step-{step:08d}"
+
+
+def read_record(ledger: Ledger, folder: Path) -> PinRecord:
+    """Reads and verifies the pin of a checkpoint.
+
+    Guarantee: as `open_record`; and the checkpoint has the name of its own step, so that none is passed off as a later one.
+
+    Raises:
+        PinRefused: code PIN_MISSING or CHECKPOINT_MOVED, or as `open_record`.
+        LedgerWrongRun, LedgerBehind, LedgerForked, ProofError: as `open_record`.
+    """
+    path = folder / PIN
+    if not path.is_file():
+        sentence = f"{folder} has no {PIN}: nothing says which states it must hold"
+        raise PinRefused("PIN_MISSING", f"{sentence}; restore it, or {HOW_ON}")
+    record = open_record(ledger, path)
+    if folder.name != folder_name(record.step):
+        sentence = f"{folder} holds the checkpoint of step {record.step}, expected under {folder_name(record.step)}"
+        raise PinRefused("CHECKPOINT_MOVED", f"{sentence}; give it its own name")
+    return record
+
+
+def open_record(ledger: Ledger, path: Path) -> PinRecord:
+    """Reads and verifies a ``pin.cose``.
+
+    Guarantee: on return the key that signed this ledger at the size pinned signed exactly this record, and the ledger still
+    holds, unchanged, all that it held then.
+
+    Raises:
+        PinRefused: code PIN, the file cannot be read or is malformed; UNSIGNED, it is not signed by that key.
+        LedgerWrongRun, LedgerBehind, LedgerForked, ProofError: it is of another ledger, or of a past that this one lacks.
+    """
+    try:
+        pin, values = ledger.open_pinned(read_limited(path, MAX_PINNED, "pin of a model checkpoint"), KIND)
+        if len(values) != 5:
+            raise PinRefused("PIN", f"it holds {len(values)} values, expected 5")
+        return PinRecord(pin, *values)
+    except (FileRefused, LeafRefused) as error:
+        raise PinRefused("PIN", f"{path}: {error.sentence}; {HOW_ON}") from error
+    except PinRefused as error:
+        code = error.code if error.code == "UNSIGNED" else "PIN"
+        raise PinRefused(code, f"{path}: {error.sentence}; {HOW_ON}") from error
+    except LedgerError as error:
+        raise type(error)(error.code, f"{path}: {error.sentence}") from error
+
+
+@contextmanager
+def opened_state(folder: Path, record: PinRecord) -> Iterator[BinaryIO]:
+    """Opens the states of a checkpoint, read through once and found to be those that its pin names.
+
+    Guarantee: what the caller reads is the file that was digested, also if another one gets its name meanwhile. No byte of it
+    was parsed before its digest was compared. Memory does not grow with the file.
+
+    Raises:
+        PinRefused: code STATE_MISSING, or STATE_CHANGED.
+    """
+    path = folder / STATE
+    try:
+        # Not blocking, so that a pipe under this name is not waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        raise PinRefused("STATE_MISSING", f"cannot read {path}: {error.strerror or error}; restore it, or {HOW_ON}") from error
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != record.state_bytes:
+            sentence = f"{path} is no file of {record.state_bytes} bytes, as its pin says; it has {status.st_size}"
+            raise PinRefused("STATE_CHANGED", f"{sentence}. Restore it, or {HOW_ON}")
+        found = hashlib.file_digest(file, "sha256").digest()
+        if found != record.state_sha256:
+            sentence = f"{path} has the digest {found.hex()}, its pin names {record.state_sha256.hex()}: other states"
+            raise PinRefused("STATE_CHANGED", f"{sentence}. Restore it, or {HOW_ON}")
+        file.seek(0)
+        yield file

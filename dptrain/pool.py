@@ -136,9 +136,12 @@ def settle_pool(pool: Pool, registry: "RegistryWatch", inbox: "Inbox", recorder:
     """Records, before a charge, what was withdrawn, has expired, or lost the support of the registry.
 
     Raises:
-        RegistryRefused: the registry changed to one that does not verify or extend the last one.
+        LeafRefused: code CLOCK_JUMP, the clock ran so far ahead since the last leaf that it may be wrong: what a false clock
+            lets expire would stay withdrawn, so nothing is recorded by it.
+        RegistryRefused: the registry changed to one that does not verify or extend the last one, or lies ahead of the clock.
     """
-    registry.refresh()
+    recorder.require_clock(now)
+    registry.refresh(now)
     known = registry.current
     inbox.take(pool.descriptors, known, lambda *what: recorder.withdraw(*what, now=now), now)
     recorder.expire(pool.expired(now), now)

@@ -12,14 +12,15 @@ from attest.commitments import commit_content
 from attest.keys import generate, load_private_key, save_private_key
 from dptrain.earlier import EarlierRuns
 from dptrain.errors import NotPrivateUse, ResumeRefused
-from dptrain.pin import PinRecord
+from dptrain.pin import PinRecord, read_record, sign_record
 from dptrain.pool import Slot
-from dptrain.registry_watch import REASONS
+from dptrain.registry_watch import cited_roots
 from ledger.accountants import to_micro_up
-from ledger.leaves import Header, HeaderSpec, Withdraw, decode_leaf
-from ledger.log import AdmitSpec, Ledger, Pin, Window
+from ledger.leaves import EXPIRED, Header, HeaderSpec
+from ledger.log import AdmitSpec, Ledger, Window
 from ledger.note import NoteSigner
 from ledger.rules.weights import WeightRecord, frozen_digest
+from ledger.storage.beside import read_public, write_public
 from ledger.storage.opening import exists, set_unfinished_aside
 from ledger.storage.place import Place
 
@@ -54,6 +55,7 @@ class Recorder:
         self._signer = _signer(Path(key_path) if key_path else place.key, origin, place, make=not self.resuming)
         self._ledger: Ledger | None = Ledger.open(place, self._signer) if self.resuming else None
         try:
+            self._publish()
             self._spent = earlier.registry(None if self._ledger is None else self._ledger.header.previous)
         except BaseException:
             self.close()
@@ -78,19 +80,28 @@ class Recorder:
     def run_id(self) -> bytes:
         return self.ledger.header.run_id
 
+    def require_clock(self, now: int, *, accepted: bool = False) -> None:
+        """Refuses, before anything is written, a clock that ran far ahead since the last leaf of the run, or is behind it.
+
+        Args:
+            now: POSIX seconds.
+            accepted: whether the user says that this clock is right though it ran far ahead.
+
+        Raises:
+            LeafRefused: code CLOCK_JUMP or CLOCK (`ledger.log.Ledger.require_clock`).
+        """
+        if self._ledger is not None:
+            if accepted:
+                self._ledger.accept_clock(now)
+            self._ledger.require_clock(now)
+
     def admission_time(self, now: int) -> int:
         """The gate's ``now``: that of the recorded admission when a run is resumed, so that verdicts repeat."""
         return self._ledger.header.time if self._ledger is not None else now
 
     def registry_roots(self) -> list[bytes]:
         """Roots of the registry that the ledger of a resumed run cites: the header's, then the evidence of withdrawals."""
-        if self._ledger is None:
-            return []
-        places = set(self._ledger.state.withdrawals.values())
-        with self._ledger.rows() as rows:
-            leaves = [decode_leaf(row.body) for row in rows if row.seq in places] if places else []
-        cited = [leaf.evidence_hash for leaf in leaves if isinstance(leaf, Withdraw) and leaf.reason in REASONS]
-        return [self._ledger.header.registry_root, *dict.fromkeys(cited)]
+        return [] if self._ledger is None else cited_roots(self._ledger)
 
     def plan(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> Header:
         """The header leaf of a new run, held against what its contributions may spend over all runs; nothing is written.
@@ -126,6 +137,20 @@ class Recorder:
         self.ledger.withdraw_all(self._spent.withdrawn_among(self.ledger.state.contributions), now=now)
         return self.ledger.attempt if fresh else None
 
+    def _publish(self) -> None:
+        """Writes the verifier keys of the ledger where none are; of a resumed run refuses a file without the one that signs."""
+        path, vkey = self.place.public, self._signer.vkey
+        known = read_public(path)
+        if vkey in known:
+            return
+        if known and self._ledger is not None:
+            raise ResumeRefused(
+                "PUBLIC_KEY",
+                f"{path} does not name {vkey}, the key that signs this ledger: somebody changed it. Whoever is given such a "
+                "file checks another's signatures; remove it to have it written anew, and tell those who have it",
+            )
+        write_public(path, [vkey] if self._ledger is None else self._ledger.state.keys.vkeys)
+
     def _carried(self, admission: AdmitSpec) -> AdmitSpec:
         """An admission with what its contribution spent before."""
         if len(self._spent.previous) != len(self.ledger.header.previous):
@@ -149,10 +174,7 @@ class Recorder:
 
     def resume(self, from_step: int, pin: PinRecord | None, now: int) -> int:
         """Starts a new attempt after ``from_step``; every re-executed step is charged again. Warns where they run short."""
-        ledger_pin = (
-            None if pin is None else Pin(pin.origin, pin.size, bytes.fromhex(pin.root), bytes.fromhex(pin.header_digest))
-        )
-        attempt = self.ledger.resume(from_step, ledger_pin, now=now)
+        attempt = self.ledger.resume(from_step, None if pin is None else pin.pin, now=now)
         left = self._steps_left(from_step)
         if from_step + left < self._steps.steps:
             end, steps = from_step + left, self._steps.steps
@@ -168,19 +190,18 @@ class Recorder:
         """How many steps the policy still pays for after `step`, over all attempts."""
         return self.ledger.state.order.steps_left(step, self.ledger.charged_steps)
 
-    def check_pin(self, pin: PinRecord) -> None:
-        """Refuses a ledger that is behind, forked from, or another than the one a checkpoint was taken with."""
-        self.ledger.check_pin(Pin(pin.origin, pin.size, bytes.fromhex(pin.root), bytes.fromhex(pin.header_digest)))
+    def read_pin(self, folder: Path) -> PinRecord:
+        """Verifies the pin of a model checkpoint, and refuses a ledger that is behind it, forked from it, or another."""
+        return read_record(self.ledger, folder)
 
     @property
     def isolation(self) -> str:
         """How statement A stands, as far as it is recorded."""
         return self.ledger.state.isolation.told
 
-    def pin(self, step: int, isolation: str) -> PinRecord:
-        """Where the ledger stands, and statement A, for a model checkpoint after ``step``."""
-        pin = self.ledger.pin()
-        return PinRecord(step, pin.origin, pin.size, pin.root.hex(), pin.header_digest.hex(), self.ledger.attempt, isolation)
+    def sign_pin(self, step: int, isolation: str, state_bytes: int, state_sha256: bytes) -> bytes:
+        """Signs where the ledger stands, statement A, and which states a model checkpoint after ``step`` holds."""
+        return sign_record(self.ledger, step, isolation, state_bytes, state_sha256)
 
     def commit_stream(self, commitment: bytes) -> None:
         """Hiding commitment to this attempt's noise key; windows derive their public stream ids from it."""
@@ -242,7 +263,7 @@ class Recorder:
 
     def expire(self, admissions: Iterable[Admission], now: int) -> None:
         """Withdraws contributions whose validity has ended, with the attestation that says so as evidence."""
-        self.ledger.withdraw_all(((a.descriptor_hash, "expired", a.attestation_hash) for a in admissions), now=now)
+        self.ledger.withdraw_all(((a.descriptor_hash, EXPIRED, a.attestation_hash) for a in admissions), now=now)
 
     def bar(self, found: Iterable[tuple[Admission, str]], registry_root: bytes, now: int) -> None:
         """Withdraws contributions that the registry no longer supports, with its root as evidence."""
@@ -265,7 +286,11 @@ class Recorder:
         """Settles what is open with the steps that were released, closes the last epoch and the run; once.
 
         The weights are asked for only if there is an epoch to close.
+
+        Raises:
+            LedgerReplaced: the ledger that was written is no longer the one under its name.
         """
+        self.ledger.require_in_place()
         if self.ledger.finished:
             return
         run = self.ledger.state
@@ -274,6 +299,11 @@ class Recorder:
         if run.charged > (run.epochs[-1].charged if run.epochs else 0):
             self.close_epoch(step, weights(), isolation, now)
         self.ledger.finish(now=now)
+
+    def require_in_place(self) -> None:
+        """Refuses to end well if the ledger that was written is no longer the one under its name."""
+        if self._ledger is not None:
+            self._ledger.require_in_place()
 
     def export(self, directory: str | os.PathLike[str]) -> Path:
         return Path(self.ledger.export(Path(directory)))
@@ -292,11 +322,7 @@ def _signer(key_path: Path, origin: str, place: Place, *, make: bool) -> NoteSig
     place.make_state_directory()
     if not key_path.exists():
         save_private_key(key_path, generate())
-    signer = NoteSigner(origin, load_private_key(key_path))
-    public = place.public
-    if not public.exists():
-        public.write_text(signer.vkey + "\n")
-    return signer
+    return NoteSigner(origin, load_private_key(key_path))
 
 
 def _admit(slot: Slot, classes: list[str]) -> AdmitSpec:
@@ -322,6 +348,7 @@ def _require_same(ledger: Ledger, header: HeaderSpec) -> None:
     found = ledger.header
     for what, old, new in (
         ("policy", found.policy_payload, header.policy.payload),
+        ("key of the corpus owner", found.owner_key, header.owner_key),
         ("model structure", found.model_fingerprint, header.model_fingerprint),
         ("layer stack", found.stack, header.stack),
         ("schedule of blocks", found.blocks, header.blocks),

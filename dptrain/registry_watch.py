@@ -6,12 +6,20 @@ is new, and finds the contributions that may no longer be used.
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attest.admission import Admission
+from attest.corpus import Corpus
 from attest.errors import RegistryRefused
 from attest.registry import Registry, RegistryReader, open_registry
+from attest.registry.memory import SUFFIX, RegistryMemory
+from ledger.leaves import Withdraw, decode_leaf
+from ledger.storage.place import Place
+
+if TYPE_CHECKING:
+    from ledger.log import Ledger
 
 KEY_REVOKED = "key-revoked"
 CLASS_NOT_GRANTED = "class-not-granted"
@@ -19,20 +27,49 @@ REASONS = frozenset({KEY_REVOKED, CLASS_NOT_GRANTED})
 """Reason codes of withdrawals whose evidence is a root of the registry."""
 
 
+def memory_of(corpus: Corpus) -> RegistryMemory:
+    """Returns the memory of registries beside a corpus."""
+    return RegistryMemory(corpus.beside(SUFFIX), "this corpus", optional=True)
+
+
+def memories_of(place: Place, corpus: Corpus) -> list[RegistryMemory]:
+    """Returns the memories of registries beside a corpus and beside a ledger, if it has a place beside it."""
+    found = [memory_of(corpus)]
+    if place.beside is not None:
+        found.append(RegistryMemory(place.side(SUFFIX), f"the ledger {place.shown}"))
+    return found
+
+
+def cited_roots(ledger: "Ledger") -> list[bytes]:
+    """Returns the registry roots that a ledger cites: the header's first, then the evidence of withdrawals."""
+    places = set(ledger.state.withdrawals.values())
+    with ledger.rows() as rows:
+        leaves = [decode_leaf(row.body) for row in rows if row.seq in places] if places else []
+    cited = [leaf.evidence_hash for leaf in leaves if isinstance(leaf, Withdraw) and leaf.reason in REASONS]
+    return [ledger.header.registry_root, *dict.fromkeys(cited)]
+
+
 class RegistryWatch:
     """Follows a registry file from one verified state to the next.
 
     Guarantee: ``current`` only ever moves forward along one log, every entry of which the owner signed. A file that is gone,
-    does not verify or does not extend what was seen before is refused, and ``current`` stays what it was.
+    does not verify or does not extend what was seen before is refused, and ``current`` stays what it was. Seen before is what
+    this run saw, what its ledger cites, and what the memories beside ledger and corpus hold of earlier runs and gates.
     """
 
-    def __init__(self, path: str | os.PathLike[str], owner_public: bytes) -> None:
+    def __init__(self, path: str | os.PathLike[str], owner_public: bytes, memories: Sequence[RegistryMemory] = ()) -> None:
         """Opens and verifies the registry.
+
+        Args:
+            path: the registry file.
+            owner_public: the owner's key.
+            memories: what is remembered of registries, and brought up to date from the admission on.
 
         Raises:
             RegistryRefused: as ``attest.registry.open_registry``; code NAMES without the names beside the registry.
         """
         self._path = Path(path)
+        self._memories = memories
         self._reader = RegistryReader(self._path, owner_public)
         self._stamp = _stamp(self._path)
         self._judged: tuple[bytes, int] | None = None
@@ -47,7 +84,8 @@ class RegistryWatch:
             roots: what the ledger of a resumed run holds: the root of its header first, then those it cites as evidence.
 
         Raises:
-            RegistryRefused: code REGISTRY_ROOT if the registry lacks one of them: it was rolled back, or is another.
+            RegistryRefused: code REGISTRY_ROOT if the registry lacks one of them: it was rolled back, or is another; code
+                REGISTRY_OLDER if it lacks what was used before for this ledger or this corpus.
         """
         known = list(roots)
         for root in known:
@@ -58,17 +96,22 @@ class RegistryWatch:
                     f"{self.current.root().hex()} and does not extend it: it was rolled back, or is another registry. Get the "
                     "latest one from the corpus owner",
                 )
+        self._remember(self.current)
         return open_registry(self._path, self._reader.owner_public_key, at=known[0]) if known else self.current
 
-    def refresh(self) -> None:
+    def refresh(self, now: int) -> None:
         """Takes in what was appended since; costs one ``stat`` while the file stays as it is.
 
+        Args:
+            now: POSIX seconds.
+
         Raises:
-            RegistryRefused: the file is gone or does not verify; code REGISTRY_ROOT if it does not extend ``current``, NAMES if
-                the names beside it are not those of everybody in it.
+            RegistryRefused: the file is gone or does not verify; code REGISTRY_ROOT if it does not extend ``current``, CLOCK if
+                its last entry lies ahead of ``now``, NAMES if the names beside it are not those of everybody in it.
         """
         stamp = _stamp(self._path)
         if stamp == self._stamp:
+            self.current.require_not_ahead(now)
             return
         found = self._reader.read()
         if not found.extends(self.current.root()):
@@ -80,6 +123,8 @@ class RegistryWatch:
             )
         # Who is not known by name would pass for somebody without a key, and be taken out.
         found.require_names()
+        found.require_not_ahead(now)
+        self._remember(found)
         self._stamp = stamp
         self._take(found)
 
@@ -97,6 +142,13 @@ class RegistryWatch:
             if reason is not None:
                 yield admission, reason
         self._judged = judged
+
+    def _remember(self, found: Registry) -> None:
+        """Holds a registry against all memories before any of them takes it."""
+        for memory in self._memories:
+            memory.check(found)
+        for memory in self._memories:
+            memory.keep(found)
 
     def _take(self, found: Registry) -> None:
         self.current = found

@@ -14,14 +14,16 @@ from functools import cached_property
 from attest import allocation, blocks
 from attest.blocks import Piece, StackBlock
 from attest.descriptor import ContributionDescriptor
-from attest.errors import ValueRefused
+from attest.errors import AdmissionRefused, ValueRefused
+from attest.examination import check_bounds
 from attest.gate import Admission
 from attest.policy import ClassRule, Policy
-from attest.schedule import effective_multiplier, realised_std, realised_variance, scheduled_std, sufficient_variance
+from attest.schedule import effective_multiplier, realised_std, realised_variance, scheduled_std
 from dptrain.adapters import require_adapter
 from dptrain.depth import LayerStack, Tensor
 from dptrain.errors import NotPrivateUse, UnsupportedPolicy
 from dptrain.masks import require_masks
+from dptrain.own_noise import OwnBounds, OwnNoise, own_noise, signed_bounds
 from dptrain.parts import Part, owned
 
 
@@ -51,9 +53,10 @@ class Block:
 class Resolution:
     """What one admission may do: its profile (indices of blocks) and the noise it is protected by.
 
-    ``multiplier`` is the effective z of the contribution, ``variance`` the sufficient variance v_i = (sigma_i C_i)^2: the
-    floor that privacy needs on every permitted block, and the ceiling on the noise this contribution may force. A ``public``
-    contribution has neither: it is not clipped, and nothing is promised about it.
+    ``stds`` is the schedule of its class, which carries no count of occurrences. ``multiplier`` is the effective z of the
+    contribution under it. ``own`` is what it signed itself, with its expected occurrences; ``sufficient`` is the noise that
+    these need: a floor for its privacy, and a ceiling on the noise that it may force. A ``public`` contribution has none of
+    these: it is not clipped, and nothing is promised about it.
     """
 
     class_name: str
@@ -62,8 +65,19 @@ class Resolution:
     clip_norm: float
     noise_multiplier: float
     multiplier: float | None
-    variance: float | None
+    own: OwnBounds | None
     public: bool = False
+
+    @cached_property
+    def sufficient(self) -> OwnNoise | None:
+        """Its own sufficient variance v_i = (z* C_i)^2, as :func:`dptrain.own_noise.own_noise`; None if it is public.
+
+        Computed when it is asked for: a signed limit of epsilon takes the accountant's time.
+
+        Raises:
+            AccountantError: there is none.
+        """
+        return None if self.own is None else own_noise(self.own)
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,7 @@ class Schedule:
     profiles: dict[str, tuple[int, ...]]
     frozen: tuple[Tensor, ...]
     public: frozenset[str] = frozenset()
+    policy: Policy | None = None
 
     @property
     def coordinates(self) -> int:
@@ -119,12 +134,18 @@ class Schedule:
         return tuple(realised_std(sum(own.get(name, 0) for name in block.classes)) for block in self.blocks)
 
     def resolve(self, admission: Admission) -> Resolution:
-        """Noise schedule and depth profile of an admission; depends on its class and signed bounds alone.
+        """Returns noise schedule and depth profile of an admission; they depend on its class and signed bounds alone.
+
+        Guarantee: what is resolved signed bounds that its class and the corpus take, whoever admitted it: the clip norm is at
+        most, and the noise multiplier at least, the preset of the class. Public classes resolve what signed that it is public.
 
         Raises:
-            NotPrivateUse: the class is public and the contribution did not sign that it is, or the reverse.
+            NotPrivateUse: with the code of the gate (CLASS_UNKNOWN, CLIP_ABOVE_CLASS, NOISE_BELOW_CLASS, CLIP_BELOW_FLOOR,
+                NOISE_BELOW_FLOOR, BOUNDS_NOT_PUBLIC, EXAMPLES), the gate would refuse it; PUBLIC_UNSIGNED, this schedule
+                calls a class public that the policy does not, or the reverse; NO_POLICY, it was bound to no policy.
         """
         descriptor = admission.descriptor
+        own = signed_bounds(descriptor, self._require_bounds(admission))
         public = descriptor.admissibility_class in self.public
         if public is not descriptor.public:
             raise NotPrivateUse(
@@ -142,9 +163,26 @@ class Schedule:
             clip_norm=descriptor.clip_norm,
             noise_multiplier=descriptor.noise_multiplier,
             multiplier=None if public else effective_multiplier(*signed, [self._class_stds[descriptor.admissibility_class]]),
-            variance=None if public else sufficient_variance(descriptor.noise_multiplier, descriptor.clip_norm),
+            own=own,
             public=public,
         )
+
+    def _require_bounds(self, admission: Admission) -> Policy:
+        """Returns the policy, unless its class does not take the admission; raises NotPrivateUse."""
+        descriptor, policy = admission.descriptor, self.policy
+        who = f"contribution {admission.descriptor_hash.hex()[:16]}..."
+        if policy is None:
+            raise NotPrivateUse("NO_POLICY", f"no policy judges {who}; make the schedule with dptrain.resolver.bind")
+        rule = policy.find_class(descriptor.admissibility_class)
+        if rule is None or rule.name not in self.profiles:
+            known = ", ".join(self.profiles)
+            sentence = f"{who} is of class {descriptor.admissibility_class!r}, the policy has {known}"
+            raise NotPrivateUse("CLASS_UNKNOWN", f"{sentence}; the gate refuses such, run it again")
+        try:
+            check_bounds(descriptor, rule, policy)
+        except AdmissionRefused as error:
+            raise NotPrivateUse(error.code, f"{who}: {error.sentence}; the gate refuses such, run it again") from error
+        return policy
 
 
 def bind(policy: Policy, stack: LayerStack) -> Schedule:
@@ -200,7 +238,7 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
     if policy.noise_budgets is not None:
         made = _budgeted(policy, policy.noise_budgets, made, derived)
     frozen = cut(piece for block in derived if not block.classes for piece in block.pieces)
-    return Schedule(stack, tuple(made), profiles, frozen, public)
+    return Schedule(stack, tuple(made), profiles, frozen, public, policy)
 
 
 def _cut(tensor: Tensor, piece: Piece) -> Tensor:

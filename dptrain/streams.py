@@ -53,7 +53,7 @@ def open_streams(
     descriptors = [slot.admitted.admission.descriptor for slot in pool.slots]
     rates = [policy.class_rule(descriptor.admissibility_class).sampling_rate for descriptor in descriptors]
     caps = [descriptor.max_occurrences for descriptor in descriptors]
-    sealed = SealedStore(recorder.place.side(".sealed"))
+    sealed = SealedStore(recorder.place.side(".sealed"), recorder.ledger)
     sampler: Sampler
     if policy.sampling_order == POISSON:
         sampler = _poisson_sampler(recorder, sealed, attempt, sampling_key, rates, caps)

@@ -30,12 +30,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="dptrain train", description="Train as a run file says.")
     parser.add_argument("run", metavar="RUN.toml", help="the run file")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint of this run")
+    parser.add_argument(
+        "--clock-jump-ok", action="store_true", help="the clock is right though it is far ahead of the ledger's last leaf"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = parser.parse_args(argv)
 
     def work() -> int:
         quiet_libraries()
-        outcome = train(RunConfig.load(arguments.run), resume=arguments.resume)
+        outcome = train(RunConfig.load(arguments.run), resume=arguments.resume, clock_jump_ok=arguments.clock_jump_ok)
         if arguments.json:
             print_json(outcome.to_json())
         else:
@@ -45,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(work, as_json=arguments.json)
 
 
-def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> Outcome:
+def train(config: RunConfig, *, resume: bool = False, clock_jump_ok: bool = False, privacy: bool = True) -> Outcome:
     """Opens, prepares, trains to the end of the horizon, evaluates, saves, exports and verifies.
 
     Args:
-        config: the run. resume: continue a run that was interrupted.
+        config: the run. resume: continue a run that was interrupted. clock_jump_ok: see ``PrivateTraining.open``.
         privacy: False for a comparison run without any protection, whose outputs are stamped so.
 
     Raises:
@@ -64,7 +67,7 @@ def train(config: RunConfig, *, resume: bool = False, privacy: bool = True) -> O
     validation = read_examples(config.data.validation)
     tools = task(config.task)
     model, collate = tools.build(config.model)
-    with open_run(config, accelerator, resume=resume, privacy=privacy) as run:
+    with open_run(config, accelerator, resume=resume, clock_jump_ok=clock_jump_ok, privacy=privacy) as run:
         if run.policy.exactness == "certified":
             for module in model.modules():
                 if hasattr(module, "set_attn_implementation"):

@@ -1,7 +1,7 @@
-"""Fuzz targets of what auditors and recipients of models read: leaves, bundles, stand-ins, manifests, weights.
+"""Fuzz targets of what auditors, recipients of models and resumed runs read: leaves, bundles, manifests, weights, pinned files.
 
 Beside what every target holds: nothing comes out of a reader but a typed `LedgerError`, what is accepted is written in no other
-way, and no manifest is accepted that the key here did not sign.
+way, and no manifest and no pinned file is accepted that the key here did not sign.
 """
 
 import hashlib
@@ -16,11 +16,13 @@ from ledger.errors import LedgerError
 from ledger.leaves import decode_leaf, encode_leaf
 from ledger.merkle import HASH_SIZE
 from ledger.note import NoteSigner
+from ledger.pinned import open_pinned
 from ledger.release.create import release
 from ledger.release.manifest import Manifest, open_manifest
 from ledger.release.tensors import digest_tensors
 from ledger.retention.anchors import AnchorRecord
 from ledger.retention.nodes import KeptNodes, nodes_file
+from ledger.rules.rotation import KeyChain
 from ledger.subtrees import Subtree
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver
 from tests.ledger.retained_runs import grown
@@ -30,8 +32,11 @@ SIZE = 1_000
 """Leaves of the tree in which nodes are kept."""
 
 
-def _bodies() -> tuple[dict[int, bytes], list[bytes], bytes]:
-    """One leaf of every kind that a run with retention writes, anchor records, and a signed manifest."""
+KIND = "dptrain.fuzz/1"
+
+
+def _bodies() -> tuple[dict[int, bytes], list[bytes], bytes, list[bytes], KeyChain]:
+    """One leaf of every kind that a run with retention writes, anchor records, a signed manifest, pinned files and keys."""
     with tempfile.TemporaryDirectory() as folder:
         driver: Driver = grown(Path(folder) / "ledger.db")
         with driver.ledger as ledger:
@@ -39,19 +44,22 @@ def _bodies() -> tuple[dict[int, bytes], list[bytes], bytes]:
             ledger.summarise(now=driver.tick())
             ledger.resume(0, ledger.pin(), now=driver.tick())
             driver.steps(1)
+            pinned = [ledger.sign_pinned(KIND, [1, 0, "held", 6, bytes(32)])]
             ledger.rotate_key(NEXT, now=driver.tick())
+            pinned.append(ledger.sign_pinned(KIND, [[[0, bytes(32)], [1, bytes(32)]]]))
             driver.epoch()
             model = Path(folder) / "model"
             model.mkdir()
             (model / "weights.bin").write_bytes(b"weights")
             manifest = release(ledger, model, now=driver.tick()).path.read_bytes()
             ledger.finish(now=driver.tick())
+            ledger.set_clock("a clock that was ahead", now=driver.now - 1000)
             with ledger.rows() as rows:
                 leaves = {row.kind: row.body for row in rows}
-    return leaves, [record.to_bytes() for record in records], manifest
+            return leaves, [record.to_bytes() for record in records], manifest, pinned, ledger.state.keys
 
 
-LEAVES, RECORDS, MANIFEST = _bodies()
+LEAVES, RECORDS, MANIFEST, PINNED, _CHAIN = _bodies()
 _KEYS = [SIGNER.vkey, NEXT.vkey]
 _PAYLOAD = open_manifest(MANIFEST, _KEYS).to_cbor()
 
@@ -112,6 +120,15 @@ def run_manifest(data: bytes) -> None:
     require(manifest.to_cbor() == data, "an accepted manifest is written otherwise")
 
 
+def run_pinned(data: bytes) -> None:
+    """A file beside a ledger that its key signs."""
+    try:
+        open_pinned(data, KIND, _CHAIN)
+    except LedgerError:
+        return
+    require(data in PINNED, "a pinned file is accepted that nobody signed")
+
+
 def run_safetensors(data: bytes) -> None:
     """A file of weights."""
     try:
@@ -135,6 +152,7 @@ EXPORT_TARGETS: dict[str, Target] = {
     "anchor": Target(run_anchor, RECORDS, 300),
     "nodes": Target(run_nodes, [b"".join(nodes_file([node])[:-HASH_SIZE] for node in _NODES)]),
     "manifest": Target(run_manifest, [MANIFEST, _PAYLOAD]),
+    "pinned": Target(run_pinned, PINNED, 1_000),
     "safetensors": Target(run_safetensors, [_safetensors(_WEIGHTS, bytes(9)), _safetensors(b"{}", b"")], 600),
 }
-"""The readers of exports and releases, by name."""
+"""The readers of exports, releases and pinned files, by name."""

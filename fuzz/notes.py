@@ -22,7 +22,7 @@ from tests.vectors.published import vectors
 LOG, ANNA, BEN = NoteSigner("ledger.example/run1", OWNER), Cosigner("anna", ALICE), Cosigner("ben", BOB)
 LEAVES = [
     b"no header; nobody proves it here",
-    *(encode_leaf(Withdraw(seq, 1_800_000_000, bytes([seq]) * 32, None, "consent", bytes(32))) for seq in range(1, 9)),
+    *(encode_leaf(Withdraw(seq, 1_750_000_000, bytes([seq]) * 32, None, "consent", bytes(32))) for seq in range(1, 9)),
 ]
 OTHERS = [*LEAVES[:3], *reversed(LEAVES[3:])]
 POLICY = auditors_policy(LOG.vkey, [ANNA.vkey, BEN.vkey], 1)
@@ -43,7 +43,7 @@ def _text(leaves: list[bytes]) -> str:
 
 SIGNED = {_text(leaves) for leaves in (LEAVES, LEAVES[:5], OTHERS)}
 NOTE, OLDER, FORK = (
-    cosign(sign_note(_text(leaves), LOG), ANNA, [LOG.vkey], time=1_800_000_000) for leaves in (LEAVES, LEAVES[:5], OTHERS)
+    cosign(sign_note(_text(leaves), LOG), ANNA, [LOG.vkey], time=1_750_000_000) for leaves in (LEAVES, LEAVES[:5], OTHERS)
 )
 PROOFS = [make_proof(_tree(LEAVES).node, seq, len(LEAVES), NOTE, LEAVES[seq]).to_bytes() for seq in (1, 4, 8)]
 RECEIPT = make_receipt(LOG, _tree(LEAVES).node, 4, _checkpoint(LEAVES), LEAVES[4])

@@ -32,7 +32,7 @@ def main() -> None:
     name = sys.argv.pop(1)
     target = TARGETS[name]
     options = {"custom_mutator": mutate_attestation} if name == "attestation" else {}
-    atheris.Setup([*sys.argv, f"-max_len={target.longest}"], timed(target.run), **options)
+    atheris.Setup([*sys.argv, f"-max_len={target.longest}"], timed(target.run, target.seconds), **options)
     atheris.Fuzz()
 
 

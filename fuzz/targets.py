@@ -29,7 +29,7 @@ from attest.descriptor import SignedDescriptor
 from attest.errors import AttestError
 from attest.gate import Admission, Gate, Seen, decide
 from attest.policy import NoisePhase, Policy
-from attest.registry import Enrol, Entry, Grant, KeyStatement, RegistryReader, Revoke, RevokeOwn, Rotate
+from attest.registry import Enrol, Entry, Grant, KeyStatement, Prove, RegistryReader, Revoke, RevokeOwn, Rotate, SetClock
 from attest.registry.entries import join
 from attest.registry.names import Names
 from attest.registry.statements import read_statement
@@ -38,6 +38,7 @@ from attest.withdrawal import Withdrawal
 from fuzz.exports import EXPORT_TARGETS
 from fuzz.invariants import LIMIT, BrokenInvariant, Target, require, timed
 from fuzz.notes import NOTE_TARGETS
+from fuzz.printers import PRINTER_TARGETS
 from tests.attacks.mutations import COPIES, TRICKY, claimed_content, make_originals, parts_of
 from tests.attacks.scene import (
     ALICE,
@@ -288,15 +289,19 @@ def registry_entries() -> list[bytes]:
         kind="rotate", registry_id=registry.registry_id, key=RAW["alice"], time=NOW, new_key=RAW["mallory"]
     )
     revocation = KeyStatement(kind="revoke", registry_id=registry.registry_id, key=None, time=NOW, revoked_at=NOW)
+    possession = KeyStatement(kind="prove", registry_id=registry.registry_id, key=RAW["alice"], time=NOW)
     actions = [
         Enrol("carol", RAW["mallory"], NOW, NOW + 1000, ["open"], 5, "group-1"),
         Grant("alice", ["open", "sensitive"], None),
         Revoke("alice", None, NOW),
         Rotate(rotation.to_cbor(), rotation.sign(ALICE), rotation.sign(MALLORY), NOW, NOW + 1000, NOW + 10),
         RevokeOwn(revocation.to_cbor(), revocation.sign(BOB)),
+        Prove(possession.to_cbor(), possession.sign(ALICE)),
     ]
     committed, _ = _names_of(REGISTRY).committed(actions)
-    return [Entry(len(registry.roots), registry.root(), NOW, (action,)).to_cbor() for action in committed]
+    entries = [Entry(len(registry.roots), registry.root(), NOW, (action,)) for action in committed]
+    back = SetClock(registry.time, "the clock was ahead")
+    return [entry.to_cbor() for entry in (*entries, Entry(len(registry.roots), registry.root(), registry.time - 1, (back,)))]
 
 
 def _names_of(registry: RegistryBytes) -> Names:
@@ -321,6 +326,7 @@ def key_statements() -> list[bytes]:
     return [
         KeyStatement(kind="rotate", key=bytes(32), new_key=bytes(range(32)), **fields).to_cbor(),
         KeyStatement(kind="revoke", key=None, revoked_at=NOW, **fields).to_cbor(),
+        KeyStatement(kind="prove", key=bytes(32), **fields).to_cbor(),
     ]
 
 
@@ -400,5 +406,6 @@ TARGETS: dict[str, Target] = {
     "registry_names": Target(run_registry_names, [REGISTRY.names, b""], 300),
     **NOTE_TARGETS,
     **EXPORT_TARGETS,
+    **PRINTER_TARGETS,
 }
-"""Every reader of bytes from outside, by name."""
+"""Every reader of bytes from outside, and the printers of what they read, by name."""

@@ -50,6 +50,14 @@ class LedgerBusy(LedgerError):
     """Another writer holds the ledger, or has appended to it since this one last looked."""
 
 
+class LedgerReplaced(LedgerError):
+    """The database that a writer has open is no longer the one under the ledger's name, or something else wrote into it."""
+
+
+class PinRefused(LedgerError):
+    """A file beside the ledger is not the one that the ledger's key signed, or not of this ledger."""
+
+
 class StorageFailed(LedgerError):
     """The disk refused a write (full, read-only, I/O error). The transaction was rolled back whole."""
 

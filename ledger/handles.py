@@ -1,7 +1,6 @@
 """What a trainer hands to a ledger and gets back from it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from ledger.leaves import checks
 
@@ -55,21 +54,3 @@ class Pin:
         checks.uint(self.size, "pinned size", low=1)
         checks.octets(self.root, "pinned root", 32)
         checks.octets(self.header_digest, "header digest", 32)
-
-    def to_dict(self) -> dict[str, str | int]:
-        """Returns a JSON-ready form."""
-        return {
-            "origin": self.origin,
-            "size": self.size,
-            "root": self.root.hex(),
-            "header_digest": self.header_digest.hex(),
-        }
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Pin":
-        """Inverse of `to_dict`; raises LeafRefused for anything else."""
-        try:
-            root, digest = bytes.fromhex(data["root"]), bytes.fromhex(data["header_digest"])
-            return cls(data["origin"], data["size"], root, digest)
-        except (KeyError, TypeError, ValueError) as error:
-            raise checks.LeafRefused("PIN", f"a pin has origin, size, root and header_digest: {error}") from error

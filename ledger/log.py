@@ -8,6 +8,7 @@ from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from ledger import accountants
 from ledger.errors import (
@@ -23,6 +24,7 @@ from ledger.errors import (
 from ledger.export import write_export
 from ledger.handles import AdmitSpec, Pin, Window
 from ledger.leaves import (
+    EXPIRED,
     Admit,
     Charge,
     Close,
@@ -38,10 +40,12 @@ from ledger.leaves import (
 )
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, sign_note
+from ledger.operating.examining import Examining
 from ledger.operating.readings import Readings
 from ledger.operating.releasing import Releasing
 from ledger.operating.retaining import Retaining
 from ledger.operating.signing import Signing
+from ledger.pinned import open_pinned, sign_pinned
 from ledger.storage import highwater
 from ledger.storage.appender import Appender
 from ledger.storage.opening import create_store, open_store
@@ -51,13 +55,14 @@ from ledger.storage.store import Row
 _admission = attrgetter(*(field.name for field in fields(AdmitSpec)))
 
 
-class Ledger(Retaining, Releasing, Signing, Readings):
+class Ledger(Retaining, Releasing, Signing, Examining, Readings):
     """An open ledger.
 
     Every method that appends returns once its leaves are durable and the signer's high-water file knows of them. When it
     raises, none of its leaves is in the ledger, with two exceptions that can only over-count: the high-water file could not
-    be written, which comes after the leaves are safe, or the commit itself failed (codes COMMIT_UNKNOWN and STORAGE) and
-    reopening tells. After a failed write the handle refuses everything: open the ledger again.
+    be written, which comes after the leaves are safe, or the commit itself failed, or the database was lost during it (codes
+    COMMIT_UNKNOWN, STORAGE, IO, UNLINKED, REPLACED), and reopening tells. After a failed write the handle refuses everything:
+    open the ledger again.
     For one thread of one process.
     """
 
@@ -66,6 +71,7 @@ class Ledger(Retaining, Releasing, Signing, Readings):
         self._file = appender
         # Noise keys live in the memory of one process, so charging goes on only in an attempt begun by this one.
         self._may_charge = not appender.replay.windows
+        self._accepted_time = 0
 
     @classmethod
     def create(
@@ -164,6 +170,33 @@ class Ledger(Retaining, Releasing, Signing, Readings):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def require_clock(self, now: int) -> None:
+        """Refuses to go on by a clock that ran far ahead since the last leaf, before anything is written by it.
+
+        Guarantee:
+            Where the run was not closed, no leaf of it (an admission, charge, draw, settlement, epoch or resumption, the close,
+            a withdrawal of what expired) is dated more than `ledger.rules.timeline.JUMP_SECONDS` after the leaf before it,
+            unless `accept_clock` was called. A signed withdrawal, a release and what else the signer enters is never asked
+            about: it may come years later.
+
+        Args:
+            now: POSIX seconds.
+
+        Raises:
+            LeafRefused: code CLOCK_JUMP, or CLOCK for a clock behind the last leaf, with both times and what to do; RANGE for
+                what is no time of a leaf.
+        """
+        if not self.finished:
+            self.state.timeline.require_no_jump(self._file.time_at(now), self._accepted_time)
+
+    def accept_clock(self, now: int) -> None:
+        """Says that a clock is right though it ran far ahead since the last leaf; a later jump is asked about again.
+
+        Args:
+            now: what it says, POSIX seconds.
+        """
+        self._accepted_time = now
 
     def epsilon(self, descriptor_hash: bytes) -> float:
         """Returns what an admitted contribution has spent by now.
@@ -278,6 +311,10 @@ class Ledger(Retaining, Releasing, Signing, Readings):
         Args:
             withdrawn: descriptor hash, reason code and evidence hash of each; the first for a contribution stands.
             now: POSIX seconds.
+
+        Raises:
+            LeafRefused: code CLOCK_JUMP, something is said to have expired by a clock that `require_clock` refuses.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         fresh: dict[bytes, tuple[bytes, str, bytes]] = {}
         for item in withdrawn:
@@ -285,6 +322,8 @@ class Ledger(Retaining, Releasing, Signing, Readings):
                 fresh.setdefault(item[0], item)
         if not fresh:
             return
+        if any(reason == EXPIRED for _, reason, _ in fresh.values()):
+            self.require_clock(now)
         with self._file.appending(now, checkpoint=self.finished) as time:
             for seq, (descriptor_hash, reason, evidence_hash) in enumerate(fresh.values(), start=self.size):
                 contribution = self.state.contributions.get(descriptor_hash)
@@ -368,8 +407,48 @@ class Ledger(Retaining, Releasing, Signing, Readings):
         if self._file.root_at(pin.size) != pin.root:
             raise LedgerForked("FORKED", f"the first {pin.size} leaves are not those that were pinned")
 
+    def sign_pinned(self, kind: str, values: Sequence[Any]) -> bytes:
+        """Signs what a run will read again when it is resumed, pinned to this ledger as it is now (`ledger.pinned`).
+
+        Args:
+            kind: what it is and its version.
+            values: what it holds, as CBOR has it.
+
+        Raises:
+            LedgerReplaced: as `require_in_place`: nothing is pinned to a ledger that is lost.
+            LedgerClosed: the ledger was opened for reading, or the handle is closed.
+        """
+        signer = self._file.require_signer()
+        self.require_in_place()
+        return sign_pinned(kind, self.pin(), values, signer)
+
+    def open_pinned(self, data: bytes, kind: str) -> tuple[Pin, list[Any]]:
+        """Verifies what `sign_pinned` wrote, under the key that signed this ledger then, and that it is of its past.
+
+        Raises:
+            PinRefused: it is not signed by that key, malformed, or of another kind.
+            LedgerWrongRun, LedgerBehind, LedgerForked, ProofError: as `check_pin`.
+        """
+        pin, values = open_pinned(data, kind, self.state.keys)
+        self.check_pin(pin)
+        return pin, values
+
+    def require_in_place(self) -> None:
+        """Checks that the database that is open is still the one under the ledger's name, as this handle left it.
+
+        Guarantee:
+            Every method that appends asks before and after it writes, so none returns for leaves that went into a file or a
+            table without a name. This method asks without writing: at the end of a run, say.
+
+        Raises:
+            LedgerReplaced: code UNLINKED, REPLACED or OVERWRITTEN. The handle refuses everything from then on; the sentence
+                says what is recorded, where a copy of it lies, and how to resume.
+        """
+        self._file.require_in_place()
+
     def export(self, directory: str | Path) -> Path:
         """Writes the ledger as a static directory that anyone can audit offline (`ledger.export.write_export`)."""
+        self.require_in_place()
         if self.size not in self._file.checkpoints:
             if self._file.signer is None:
                 raise ExportRefused("UNSIGNED", "leaves follow the last checkpoint; open the ledger with its key")
@@ -382,4 +461,5 @@ class Ledger(Retaining, Releasing, Signing, Readings):
     def _running(self, now: int, *, checkpoint: bool = False) -> AbstractContextManager[int]:
         if self.finished:
             raise LedgerClosed("FINISHED", "the run is closed; only withdrawals are recorded now")
+        self.require_clock(now)
         return self._file.appending(now, checkpoint=checkpoint)

@@ -14,6 +14,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import vkeys
+from attest.clock import MAX_TIME
 from attest.errors import AttestError, KeyRefused
 from attest.keys import public_bytes, verify_signature
 from attest.signer import Signer, as_signer
@@ -172,8 +173,8 @@ def cosign(data: bytes, cosigner: Cosigner, log_keys: Sequence[str], *, time: in
         raise NoteError("ORIGIN", f"no key named {checkpoint.origin!r} signed this checkpoint of {checkpoint.origin!r}")
     if cosigner.verifier in signed:
         return data
-    if type(time) is not int or not 0 <= time < MAX_SIZE:
-        raise NoteError("TIME", f"the time of a cosignature is in 0..2^63-1 seconds, got {time!r}")
+    if type(time) is not int or not 0 <= time < MAX_TIME:
+        raise NoteError("TIME", f"the time of a cosignature lies before the year 10000, in seconds since 1970; got {time!r}")
     signature = time.to_bytes(8, "big") + as_signer(cosigner.key).sign(_cosigned_message(time, note.text))
     return _with_lines(data, [_signature_line(cosigner.verifier, signature)])
 

@@ -12,6 +12,7 @@ from ledger.leaves import (
     Admit,
     Charge,
     ChargeClass,
+    Clock,
     Close,
     Draw,
     Epoch,
@@ -35,13 +36,14 @@ from ledger.rules.limits import Reached, admission_problems, window_problems
 from ledger.rules.orders import OrderWatch
 from ledger.rules.releases import Releases
 from ledger.rules.rotation import KeyChain
+from ledger.rules.timeline import Timeline
 
 SPEND_TOLERANCE_MICRO: Final = 2
 """A recorded epsilon is the recomputed one plus at most this, in 1e-6: rounded up, and machines differ in last bits. What `prv`
 records is held against `pld`, and lies at most 0.02 more above: its own value needs a library that an auditor may lack. What an
 earlier version of an accountant recorded may lie above by more (`ledger.accountants.leeway`)."""
 
-_AFTER_CLOSE: Final = (Withdraw, Key, Summary, Release)
+_AFTER_CLOSE: Final = (Withdraw, Key, Summary, Release, Clock)
 """What may still be said of a run that is over: nothing that charges, admits or releases a step."""
 
 Problems = Iterator[LeafRefused]
@@ -54,7 +56,7 @@ class Replay:
     Attributes:
         header: leaf 0.
         size: number of leaves applied.
-        last_time: time of the last leaf.
+        timeline: the times of the leaves, and the CLOCK leaves among them.
         attempt: running attempt, 0 before the first resume.
         position: last released step of the running attempt.
         charged_phases: steps charged over all attempts, per phase of the noise.
@@ -84,7 +86,7 @@ class Replay:
             recompute: whether SPEND leaves are checked against the accountant, or only their order and fields.
         """
         self.header, self.recompute = header, recompute
-        self.size, self.last_time = 1, header.time
+        self.size, self.timeline = 1, Timeline(header)
         self.attempt = self.position = self.charged_attempt = 0
         self.charged_phases = (0,) * len(header.phases.scales)
         self.windows: list[Charge] = []
@@ -116,6 +118,11 @@ class Replay:
         return self.register.by_hash
 
     @property
+    def last_time(self) -> int:
+        """Time of the last leaf, POSIX seconds."""
+        return self.timeline.last
+
+    @property
     def charged(self) -> int:
         """Steps charged over all attempts."""
         return sum(self.charged_phases)
@@ -132,7 +139,6 @@ class Replay:
             problem.seq = self.size
         self.tally.see(leaf, self)
         self.size += 1
-        self.last_time = max(self.last_time, leaf.time)
         return problems
 
     def charge_classes(self) -> tuple[ChargeClass, ...]:
@@ -165,10 +171,9 @@ class Replay:
     def _problems(self, leaf: Leaf) -> Problems:
         if leaf.seq != self.size:
             yield LeafRefused("SEQ", f"the leaf says seq {leaf.seq}, it stands at {self.size}")
-        if leaf.time < self.last_time:
-            yield LeafRefused("CLOCK", f"time runs back from {self.last_time} to {leaf.time}")
+        yield from self.timeline.take(leaf, self.size)
         if self.closed and not isinstance(leaf, _AFTER_CLOSE):
-            yield LeafRefused("CLOSED", "only withdrawals, summaries, releases and changes of the ledger's key follow CLOSE")
+            yield LeafRefused("CLOSED", "only withdrawals, summaries, releases and changes of key or clock follow CLOSE")
         if self._spending is not None and not isinstance(leaf, Spend | Epoch):
             yield LeafRefused("EPOCH_ORDER", "SPEND leaves are followed by SPEND or EPOCH only")
             self._spending = None
@@ -199,6 +204,8 @@ class Replay:
                 yield from self.releases.take(leaf, self)
             case Header():
                 yield LeafRefused("KIND", "a second header")
+            case Clock():
+                pass  # the timeline took it
 
     def _admit(self, leaf: Admit) -> Problems:
         place = self._places.get(leaf.class_name)

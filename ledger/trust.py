@@ -8,9 +8,11 @@ of a log (a log that cosigns itself proves nothing), and keys are Ed25519 (types
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from attest.clock import EARLIEST, is_ahead, machine_time
+from attest.shown import utc, visible
 from ledger.errors import LedgerWrongRun, NoteError, TrustError
 from ledger.note import (
     SIGNATURE_COSIGNATURE_V1,
@@ -61,14 +63,16 @@ class TrustedCheckpoint:
     Attributes:
         checkpoint: what the log committed to.
         log: key of the log that signed it.
-        cosigned: the verified cosignatures by witnesses of the policy, in the order of their lines.
+        cosigned: the verified cosignatures by witnesses of the policy that count, in the order of their lines.
         ignored: name and key id of each line by a key that the policy does not know; it counts for nothing.
+        misdated: verified cosignatures by witnesses of the policy that count for nothing, for their time.
     """
 
     checkpoint: Checkpoint
     log: VerifierKey
     cosigned: tuple[Signature, ...]
     ignored: tuple[tuple[str, bytes], ...] = ()
+    misdated: tuple[Signature, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +100,18 @@ class TrustPolicy:
         """Tells whether these cosigners are a quorum."""
         return self.quorum == NO_QUORUM or self.quorum in self._names(cosigners)
 
-    def open_checkpoint(self, data: bytes) -> TrustedCheckpoint:
+    def open_checkpoint(self, data: bytes, *, now: int | None = None) -> TrustedCheckpoint:
         """Opens a checkpoint under this policy.
 
         Guarantee:
             Returns only if a log of the policy, named like the checkpoint's origin, signed it, and cosigners that are a
-            quorum did, over this very size and root; and no line that claims a key of the policy fails to verify. So two
-            readers with one policy, whose quorums share an honest cosigner, never accept different histories of one log.
+            quorum did, over this very size and root, at times in [`attest.clock.EARLIEST`, ``now`` +
+            `attest.clock.AHEAD_SECONDS`]; and no line that claims a key of the policy fails to verify. So two readers with one
+            policy, whose quorums share an honest cosigner, never accept different histories of one log.
+
+        Args:
+            data: the note.
+            now: the caller's clock, POSIX seconds; that of this machine without.
 
         Raises:
             NoteError: the note is malformed, or a line by a known key does not verify.
@@ -121,10 +130,27 @@ class TrustPolicy:
         log = next((key for key in named if key in signed), None)
         if log is None:
             raise TrustError("LOG_UNSIGNED", f"the checkpoint of {checkpoint.origin!r} is not signed by the log's own key")
-        cosigned = tuple(item for item in note.signatures if item.key.kind == SIGNATURE_COSIGNATURE_V1)
+        clock = machine_time() if now is None else now
+        lines = tuple(item for item in note.signatures if item.key.kind == SIGNATURE_COSIGNATURE_V1)
+        ahead = tuple(item for item in lines if is_ahead(item.timestamp or 0, clock))
+        found = TrustedCheckpoint(checkpoint, log, tuple(item for item in lines if item not in ahead), note.ignored, ahead)
+        return self.judged_since(found, EARLIEST)
+
+    def judged_since(self, found: TrustedCheckpoint, since: int) -> TrustedCheckpoint:
+        """Returns an opened checkpoint without the cosignatures that are older than a leaf under it.
+
+        Args:
+            found: the checkpoint.
+            since: POSIX seconds of the last leaf under it that the caller knows of: who cosigned before had not seen that.
+
+        Raises:
+            TrustError: code QUORUM, the others are no quorum.
+        """
+        early = tuple(item for item in found.cosigned if (item.timestamp or 0) < since)
+        cosigned, misdated = tuple(item for item in found.cosigned if item not in early), (*found.misdated, *early)
         if not self.satisfied({item.key for item in cosigned}):
-            raise TrustError("QUORUM", self._missing(cosigned))
-        return TrustedCheckpoint(checkpoint, log, cosigned, note.ignored)
+            raise TrustError("QUORUM", self._missing(cosigned, misdated))
+        return replace(found, cosigned=cosigned, misdated=misdated)
 
     def text(self) -> bytes:
         """Returns the policy as a file, without URLs and comments; `parse_policy` reads it back as equal."""
@@ -141,10 +167,13 @@ class TrustPolicy:
                 names.add(group.name)
         return names
 
-    def _missing(self, cosigned: Iterable[Signature]) -> str:
-        there = ", ".join(item.key.name for item in cosigned) or "nobody"
+    def _missing(self, cosigned: Iterable[Signature], misdated: Iterable[Signature]) -> str:
+        there = ", ".join(visible(item.key.name) for item in cosigned) or "nobody"
+        dated = ", ".join(f"{visible(item.key.name)} ({utc(item.timestamp or 0)})" for item in misdated)
+        wrong = f" (dated before the leaf, or ahead of the clock here, and of no account: {dated})" if dated else ""
         return (
-            f"the policy asks for cosignatures of {self.quorum!r}, and the checkpoint is cosigned by {there}; ask its auditors"
+            f"the policy asks for cosignatures of {self.quorum!r}, and the checkpoint is cosigned by {there}{wrong}; ask its "
+            "auditors"
         )
 
 

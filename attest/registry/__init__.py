@@ -5,10 +5,12 @@
 * `actions`, `entries`, `statements`: what the file holds.
 * `names`: what opens the commitments to contributors and principals, in a file beside it.
 * `replay`: the rules by which one state follows from another.
+* `look_alikes`: names that a person takes for each other.
 * `log`: reading a file, verified, and appending to one.
+* `memory`: the largest state that was used for a ledger or a corpus.
 """
 
-from attest.registry.actions import Action, Create, Enrol, Grant, Revoke, RevokeOwn, Rotate
+from attest.registry.actions import Action, Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate, SetClock
 from attest.registry.entries import MAX_ENTRY, MAX_SIZE, Entry
 from attest.registry.log import Peek, RegistryLog, RegistryReader, open_registry, peek
 from attest.registry.records import Contributor, KeyRecord
@@ -27,12 +29,14 @@ __all__ = [
     "KeyRecord",
     "KeyStatement",
     "Peek",
+    "Prove",
     "Registry",
     "RegistryLog",
     "RegistryReader",
     "Revoke",
     "RevokeOwn",
     "Rotate",
+    "SetClock",
     "open_registry",
     "peek",
 ]

@@ -118,10 +118,38 @@ class RevokeOwn:
     message: bytes
 
 
-Action = Create | Enrol | Grant | Rotate | Revoke | RevokeOwn
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """Takes in a contributor's statement that it holds an enrolled key.
+
+    Args:
+        statement: The signed bytes, a `KeyStatement` of kind `prove`.
+        message: COSE_Sign1 message by that very key.
+    """
+
+    CODE: ClassVar = 6
+    statement: bytes
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetClock:
+    """The owner's clock was ahead: this entry, whose first action it is, is dated earlier than the entry before it.
+
+    Args:
+        before: Time of the entry before, which is taken back.
+        reason: Why, in the owner's words: 1 to 200 printable ASCII characters.
+    """
+
+    CODE: ClassVar = 7
+    before: int
+    reason: str
+
+
+Action = Create | Enrol | Grant | Rotate | Revoke | RevokeOwn | Prove | SetClock
 
 _KINDS: dict[int, tuple[type[Any], int]] = {
-    kind.CODE: (kind, len(fields(kind))) for kind in (Create, Enrol, Grant, Rotate, Revoke, RevokeOwn)
+    kind.CODE: (kind, len(fields(kind))) for kind in (Create, Enrol, Grant, Rotate, Revoke, RevokeOwn, Prove, SetClock)
 }
 
 
@@ -137,7 +165,7 @@ def from_array(value: Any) -> Action:
         RegistryRefused: Code SCHEMA for an unknown action or a wrong number of fields.
     """
     if type(value) is not list or not value or type(value[0]) is not int or value[0] not in _KINDS:
-        raise RegistryRefused("SCHEMA", f"action is {ascii(value)[:60]}, expected an array that begins with 0 to 5")
+        raise RegistryRefused("SCHEMA", f"action is {ascii(value)[:60]}, expected an array that begins with 0 to 7")
     kind, count = _KINDS[value[0]]
     if len(value) != count + 1:
         raise RegistryRefused("SCHEMA", f"action {value[0]} has {len(value) - 1} fields, expected {count}")

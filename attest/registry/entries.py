@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from attest import cbor, sign1
 from attest.checks import check_bytes, check_int
-from attest.descriptor import MAX_COUNT, MAX_TIME
+from attest.clock import check_time
+from attest.descriptor import MAX_COUNT
 from attest.errors import CborError, RegistryRefused
 from attest.registry.actions import Action, from_array, to_array
 
@@ -43,7 +44,7 @@ class Entry:
     def __post_init__(self) -> None:
         check_int(self.seq, "sequence number", 0, MAX_COUNT, error=RegistryRefused)
         check_bytes(self.previous, "previous root", 32, error=RegistryRefused)
-        check_int(self.time, "time of the entry", 0, MAX_TIME, error=RegistryRefused)
+        check_time(self.time, "time of the entry", error=RegistryRefused)
         if not self.actions:
             raise RegistryRefused("SCHEMA", "entry holds no action")
 

@@ -12,21 +12,21 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor, sign1
+from attest.clock import BACK_SECONDS
 from attest.errors import CborError, FileRefused, KeyRefused, RegistryRefused
 from attest.files import atomic_write, read_limited
 from attest.keys import check_public_key
-from attest.registry.actions import Action, Create, Enrol, Grant, Revoke, RevokeOwn, Rotate, to_array
+from attest.registry.actions import Action, Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate, SetClock, to_array
 from attest.registry.entries import MAX_SIZE, NO_ROOT, Entry, join, root_of, split
+from attest.registry.look_alikes import require_unlike
 from attest.registry.names import Names, names_of
 from attest.registry.names import beside as names_beside
 from attest.registry.records import Contributor
 from attest.registry.replay import State
 from attest.registry.statements import KeyStatement
 from attest.registry.view import Registry
+from attest.shown import utc
 from attest.signer import Signer, as_signer
-
-CLOCK_TOLERANCE = 60
-"""Seconds that the owner's clock may step back between two entries."""
 
 _ROOM = 192 << 10
 """Bytes of actions that are put into one entry; readers take more, but an OpenSSH agent signs no more than 256 KiB."""
@@ -159,7 +159,12 @@ class RegistryLog:
         return self._names
 
     def append(
-        self, actions: Iterable[Action], *, now: int, progress: Callable[[int], None] | None = None
+        self,
+        actions: Iterable[Action],
+        *,
+        now: int,
+        progress: Callable[[int], None] | None = None,
+        look_alikes: bool = False,
     ) -> Registry:
         """Sign actions as one entry, or as several if they do not fit into one, and write them.
 
@@ -169,20 +174,26 @@ class RegistryLog:
             actions: What to do, in order.
             now: Seconds since 1970; up to 60 s before the last entry passes as its time.
             progress: Called with the number of actions checked so far.
+            look_alikes: Whether a new name may look like an enrolled one, so that a person takes one for the other.
 
         Returns:
             The registry afterwards.
 
         Raises:
-            RegistryRefused: What the rules forbid; CLOCK; CONFLICT if the file changed since it was read.
+            RegistryRefused: What the rules forbid; LOOK_ALIKE; CLOCK; CONFLICT if the file changed since it was read.
         """
         wanted = list(actions)
+        if not look_alikes:
+            require_unlike(wanted, self._registry)
+        return self._append(wanted, self._time(now), progress)
+
+    def _append(self, wanted: list[Action], time: int, progress: Callable[[int], None] | None) -> Registry:
+        """Signs actions as entries of one time, and writes them."""
         for number, action in enumerate(wanted, start=1):
             if isinstance(action, Enrol):
                 _check_key(action)
             if progress is not None:
                 progress(number)
-        time = self._time(now)
         with _locked(self.path):
             before = _read(self.path)
             if not self._reader.holds(before):
@@ -210,10 +221,15 @@ class RegistryLog:
         cap: int | None = None,
         principal: str | None = None,
         now: int,
+        look_alikes: bool = False,
     ) -> Registry:
-        """Enrol one key; arguments as in `Enrol`."""
+        """Enrol one key; arguments as in `Enrol` and `append`."""
         action = Enrol(name, key, not_before, not_after, sorted(set(classes)), cap, principal)
-        return self.append([action], now=now)
+        return self.append([action], now=now, look_alikes=look_alikes)
+
+    def prove(self, statement: KeyStatement, message: bytes, *, now: int) -> Registry:
+        """Take in a contributor's proof that it holds a key; arguments as in `Prove`."""
+        return self.append([Prove(statement.to_cbor(), message)], now=now)
 
     def grant(self, name: str, *, classes: Iterable[str], cap: int | None, now: int) -> Registry:
         """Set exactly what a contributor may attest; arguments as in `Grant`."""
@@ -242,6 +258,20 @@ class RegistryLog:
         """Take in a contributor's own revocation; arguments as in `RevokeOwn`."""
         return self.append([RevokeOwn(statement.to_cbor(), message)], now=now)
 
+    def set_clock(self, reason: str, *, now: int) -> Registry:
+        """Take back times that a wrong clock put ahead, so that entries of today can follow; arguments as in `SetClock`.
+
+        What was enrolled or revoked stays so, with the moments that those entries say.
+
+        Raises:
+            RegistryRefused: Code CLOCK_UNNEEDED if the last entry is not ahead of `now`; as `append`.
+        """
+        last = self._registry.time
+        if now >= last - BACK_SECONDS:
+            sentence = f"the clock reads {utc(now)} and the last entry is of {utc(last)}"
+            raise RegistryRefused("CLOCK_UNNEEDED", f"{sentence}: entries can follow it as it is")
+        return self._append([SetClock(last, reason)], now, None)
+
     def _raw_key(self, name: str, key: bytes | None) -> bytes | None:
         known = self._registry.find(name)
         if key is None or known is None:
@@ -250,10 +280,14 @@ class RegistryLog:
 
     def _time(self, now: int) -> int:
         last = self._registry.time
-        if last - CLOCK_TOLERANCE <= now < last:
+        if last - BACK_SECONDS <= now < last:
             return last
         if now < last:
-            raise RegistryRefused("CLOCK", f"clock reads {now}, {last - now} s before the last entry; set the clock right")
+            raise RegistryRefused(
+                "CLOCK",
+                f"clock reads {utc(now)}, {last - now} s before the last entry ({utc(last)}); set the clock right, or if it is"
+                " and was wrong then, run 'dptrain registry set-clock'",
+            )
         return now
 
     def _signed(self, actions: Sequence[Action], time: int) -> bytes:

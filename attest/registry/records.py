@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from attest.checks import check_bytes, check_int
+from attest.clock import check_time
 from attest.curve25519 import P
-from attest.descriptor import MAX_COUNT, MAX_TIME
+from attest.descriptor import MAX_COUNT
 from attest.errors import RegistryRefused
 from attest.ids import check_id
 from attest.keys import key_id
@@ -37,26 +38,29 @@ class KeyRecord:
         not_before: First second of validity.
         not_after: First second after validity.
         revoked_at: From this second on the key is revoked; None while it is not.
+        proved: Whether a statement in the registry is signed by this key: its holder wants it in this registry. Without one,
+            that anybody holds it is the word of the owner who enrolled it. Under which name it stands is the owner's word.
     """
 
     raw: bytes
     not_before: int
     not_after: int
     revoked_at: int | None = None
+    proved: bool = False
 
     def __post_init__(self) -> None:
         check_bytes(self.raw, "enrolled key", 32, error=RegistryRefused)
         y = int.from_bytes(self.raw, "little") & _Y_MASK
         if y >= P or y in _SMALL_ORDER_Y:
             raise RegistryRefused("KEY_WEAK", f"public key {self.raw.hex()} is weak; generate a new key")
-        check_int(self.not_before, "not_before", 0, MAX_TIME, error=RegistryRefused)
-        check_int(self.not_after, "not_after", 0, MAX_TIME, error=RegistryRefused)
+        check_time(self.not_before, "not_before", error=RegistryRefused)
+        check_time(self.not_after, "not_after", error=RegistryRefused)
         if self.not_after <= self.not_before:
             raise RegistryRefused(
                 "RANGE", f"key is valid until {self.not_after}, not after its start {self.not_before}"
             )
         if self.revoked_at is not None:
-            check_int(self.revoked_at, "revoked_at", 0, MAX_TIME, error=RegistryRefused)
+            check_time(self.revoked_at, "revoked_at", error=RegistryRefused)
 
     @property
     def key_id(self) -> bytes:

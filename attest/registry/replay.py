@@ -7,16 +7,19 @@ from typing import Any
 
 from attest import sign1
 from attest.checks import check_bytes, check_int
+from attest.clock import AHEAD_SECONDS, check_time
 from attest.commitments import COMMITMENT_SIZE
-from attest.descriptor import MAX_TIME
 from attest.errors import AttestError, KeyRefused, RegistryRefused, SignatureRefused
 from attest.ids import check_id
-from attest.registry.actions import Create, Enrol, Grant, Revoke, RevokeOwn, Rotate
+from attest.registry.actions import Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate, SetClock
 from attest.registry.entries import NO_ROOT, Entry, root_of
 from attest.registry.names import Names
 from attest.registry.records import MAX_CLASSES, Contributor, KeyRecord
-from attest.registry.statements import MAX_AGE, MAX_EARLY, REVOKE, ROTATE, KeyStatement, signing_key
+from attest.registry.statements import MAX_AGE, PROVE, REVOKE, ROTATE, KeyStatement, signing_key
 from attest.registry.view import Registry
+
+MAX_REASON = 200
+"""Characters of the reason why the owner's clock was set back."""
 
 
 class State:
@@ -44,6 +47,8 @@ class State:
             Rotate: self._rotate,
             Revoke: self._revoke,
             RevokeOwn: self._revoke_own,
+            Prove: self._prove,
+            SetClock: self._set_clock,
         }
 
     def copy(self) -> "State":
@@ -106,18 +111,39 @@ class State:
             raise RegistryRefused("SEQ", f"its number is {entry.seq}; an entry is missing, repeated or out of order")
         if entry.previous != (self.roots[-1] if self.roots else NO_ROOT):
             raise RegistryRefused("PREVIOUS", "it does not follow the entry before it, but another; the log was altered")
-        if entry.time < self.time:
-            raise RegistryRefused("CLOCK", f"its time is {entry.time}, {self.time - entry.time} s before the entry before it")
+        self._follow_time(entry)
         if type(entry.actions[0]) is not Create and not self.roots:
             raise RegistryRefused("SCHEMA", "a registry begins with the action 'create'")
-        previous, self.time = self.time, entry.time
+        self.time = entry.time
         for position, action in enumerate(entry.actions):
             if type(action) is Create and (self.roots or position):
                 raise RegistryRefused("SCHEMA", "'create' stands elsewhere than at the very start")
+            if type(action) is SetClock and position:
+                raise RegistryRefused("SCHEMA", "'set clock' stands elsewhere than at the start of its entry")
             self._apply[type(action)](action)
         if issuer != self.owner:
             raise RegistryRefused("HEADER", f"it is issued by {issuer}, the registry belongs to {self.owner}")
-        self.time = max(previous, entry.time)
+
+    def _follow_time(self, entry: Entry) -> None:
+        """Holds the time of an entry against that of the entry before: it runs back only where the owner says so."""
+        first = entry.actions[0]
+        if type(first) is SetClock:
+            if first.before != self.time or entry.time >= self.time:
+                raise RegistryRefused(
+                    "CLOCK",
+                    f"it sets the clock back from {ascii(first.before)[:40]} to {entry.time}; it stands at {self.time}",
+                )
+        elif entry.time < self.time:
+            raise RegistryRefused(
+                "CLOCK", f"its time is {entry.time}, {self.time - entry.time} s before the entry before it, without 'set clock'"
+            )
+
+    def _set_clock(self, action: SetClock) -> None:
+        check_time(action.before, "time that is taken back", error=RegistryRefused)
+        reason = action.reason
+        if type(reason) is not str or not 1 <= len(reason) <= MAX_REASON or not (reason.isascii() and reason.isprintable()):
+            expected = f"1 to {MAX_REASON} printable ASCII characters"
+            raise RegistryRefused("TYPE", f"the reason is {ascii(reason)[:80]}, expected {expected}")
 
     def _create(self, action: Create) -> None:
         check_bytes(action.registry_id, "registry id", 16, error=RegistryRefused)
@@ -164,14 +190,22 @@ class State:
         self._check_signed(statement, action.by_old, old, "old")
         self._check_signed(statement, action.by_new, new, "new")
         check_int(action.old_not_after, "end of the old key", 0, record.not_after, error=RegistryRefused)
-        shortened = replace(record, not_after=action.old_not_after)
-        fresh = KeyRecord(new, action.not_before, action.not_after)
+        shortened = replace(record, not_after=action.old_not_after, proved=True)
+        fresh = KeyRecord(new, action.not_before, action.not_after, proved=True)
         self._claim(new, known.name)
         keys = (*(shortened if item.raw == old else item for item in known.keys), fresh)
         self.by_name[known.name] = replace(known, keys=keys)
 
     def _revoke(self, action: Revoke) -> None:
         self._end(self._known(action.name), action.key, action.at)
+
+    def _prove(self, action: Prove) -> None:
+        statement = self._statement(action.statement, PROVE)
+        key = statement.key or b""
+        known = self._holder(key, "the key that the statement proves")
+        self._check_signed(statement, action.message, key, "proved")
+        keys = tuple(replace(record, proved=True) if record.raw == key else record for record in known.keys)
+        self.by_name[known.name] = replace(known, keys=keys)
 
     def _revoke_own(self, action: RevokeOwn) -> None:
         statement = self._statement(action.statement, REVOKE)
@@ -185,7 +219,7 @@ class State:
         self._end(known, statement.key, statement.revoked_at or 0)
 
     def _end(self, known: Contributor, key: bytes | None, at: int) -> None:
-        check_int(at, "time of revocation", 0, MAX_TIME, error=RegistryRefused)
+        check_time(at, "time of revocation", error=RegistryRefused)
         if key is not None and key not in [record.raw for record in known.keys]:
             raise RegistryRefused("KEY_UNKNOWN", f"contributor {known.name} has no such key; 'registry show' lists them")
         keys = tuple(
@@ -207,7 +241,7 @@ class State:
                 f"the statement is for registry {statement.registry_id.hex()}, this one is {self.registry_id.hex()};"
                 " it must be signed for this one",
             )
-        if not statement.time - MAX_EARLY <= self.time <= statement.time + MAX_AGE:
+        if not statement.time - AHEAD_SECONDS <= self.time <= statement.time + MAX_AGE:
             raise RegistryRefused(
                 "STALE",
                 f"the statement was signed at {statement.time} and taken in at {self.time}; it is good for"

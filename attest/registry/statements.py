@@ -1,4 +1,4 @@
-"""What a contributor signs about its own keys: that a new key follows an old one, or that keys are revoked.
+"""What a contributor signs about its own keys: that it holds one, that a new one follows an old one, that some are revoked.
 
 A statement names nobody, since it travels in the registry. The key acted on says whose it is, and for all keys the key that
 signs: it stands in hex as the issuer of the signature.
@@ -12,8 +12,8 @@ from typing import Any, Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor, sign1
-from attest.checks import check_bytes, check_int
-from attest.descriptor import MAX_TIME
+from attest.checks import check_bytes
+from attest.clock import check_time
 from attest.errors import CborError, FileRefused, RegistryRefused, SignatureRefused
 from attest.files import atomic_write, read_limited
 from attest.signer import Signer, as_signer
@@ -21,12 +21,10 @@ from attest.signer import Signer, as_signer
 SCHEMA: Final = "dptrain.key-statement/2"
 ROTATE: Final = "rotate"
 REVOKE: Final = "revoke"
+PROVE: Final = "prove"
 
 MAX_AGE: Final = 30 * 86400
 """Seconds after which a statement is no longer taken in."""
-
-MAX_EARLY: Final = 3600
-"""Seconds by which the contributor's clock may be ahead of the owner's."""
 
 _FIELDS = ("kind", "registry_id", "key", "time", "new_key", "revoked_at")
 
@@ -36,9 +34,9 @@ class KeyStatement:
     """One statement; good for one registry, for 30 days, and once.
 
     Args:
-        kind: `rotate` or `revoke`.
+        kind: `rotate`, `revoke` or `prove`.
         registry_id: The registry that may take it in.
-        key: 32 raw bytes of the key acted on; None, for `revoke` only, for all keys.
+        key: 32 raw bytes of the key acted on, for `prove` of the key held; None, for `revoke` only, for all keys.
         time: Seconds since 1970 at which it was signed.
         new_key: For `rotate`, 32 raw bytes of the key that follows; otherwise None.
         revoked_at: For `revoke`, the second from which on; otherwise None.
@@ -56,18 +54,19 @@ class KeyStatement:
 
     def __post_init__(self) -> None:
         check_bytes(self.registry_id, "registry id", 16, error=RegistryRefused)
-        check_int(self.time, "time of the statement", 0, MAX_TIME, error=RegistryRefused)
+        check_time(self.time, "time of the statement", error=RegistryRefused)
         if self.kind == ROTATE and self.revoked_at is None:
             check_bytes(self.key, "old key", 32, error=RegistryRefused)
             check_bytes(self.new_key, "new key", 32, error=RegistryRefused)
         elif self.kind == REVOKE and self.new_key is None:
             if self.key is not None:
                 check_bytes(self.key, "revoked key", 32, error=RegistryRefused)
-            check_int(self.revoked_at, "time of revocation", 0, MAX_TIME, error=RegistryRefused)
+            check_time(self.revoked_at, "time of revocation", error=RegistryRefused)
+        elif self.kind == PROVE and self.new_key is None and self.revoked_at is None:
+            check_bytes(self.key, "key held", 32, error=RegistryRefused)
         else:
-            raise RegistryRefused(
-                "SCHEMA", f"key statement is {ascii(self.kind)[:40]} with fields of another kind; expected rotate or revoke"
-            )
+            sentence = f"key statement is {ascii(self.kind)[:40]} with fields of another kind; expected rotate, revoke or prove"
+            raise RegistryRefused("SCHEMA", sentence)
 
     def to_cbor(self) -> bytes:
         """The bytes that are signed."""

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from attest.clock import is_ahead
 from attest.errors import RegistryRefused
 from attest.registry.records import Contributor, KeyRecord
+from attest.shown import utc
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +69,26 @@ class Registry:
     def extends(self, root: bytes) -> bool:
         """Whether `root` is this registry's root or that of an earlier state of the same log."""
         return root in self.roots
+
+    def require_not_ahead(self, now: int) -> None:
+        """Holds the time of the last entry against a clock.
+
+        Guarantee:
+            Where it returns, no entry since the owner's clock was last set back is dated more than
+            `attest.clock.AHEAD_SECONDS` after ``now``: what is revoked at the true time can be appended to it.
+
+        Args:
+            now: Seconds since 1970.
+
+        Raises:
+            RegistryRefused: Code CLOCK.
+        """
+        if is_ahead(self.time, now):
+            raise RegistryRefused(
+                "CLOCK",
+                f"the last entry of the registry is dated {utc(self.time)}, {self.time - now} s ahead of the clock here"
+                f" ({utc(now)}); set the clock right, or if it is, let the owner run 'dptrain registry set-clock'",
+            )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Registry):

@@ -1,5 +1,6 @@
 """`dptrain attest`: a contributor's tools."""
 
+import re
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -16,11 +17,12 @@ from attest.ids import check_id
 from attest.micro import PICO, to_micro, to_pico
 from attest.policy import Policy
 from attest.records import SUFFIX
+from attest.shown import utc
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.cli import attest_keys, attest_show
 from dptrain.cli.attest_show import AttestationFile
 from dptrain.cli.files import read_policy, refuse_to_overwrite
-from dptrain.cli.output import JsonFlag, console, counted, moment, print_json, utc
+from dptrain.cli.output import JsonFlag, console, counted, moment, print_json
 from dptrain.cli.progress import contributions_in, progress_bar
 from dptrain.cli.signing_keys import KeyFile, NewPassphraseFile, PassphraseFile, load_key, new_passphrase, read_private_key
 
@@ -29,6 +31,8 @@ app = typer.Typer(
 )
 
 _DAY = 86400
+
+_FILE_NAME = re.compile("[a-z0-9][a-z0-9._-]*")
 
 
 class KeyForm(StrEnum):
@@ -65,8 +69,10 @@ def keygen(
     Corpus owners make their key the same way. Existing files are never overwritten.
     """
     check_id(name, "name")
-    stem = directory / name.replace("/", "-")
-    private, public = Path(f"{stem}.key"), Path(f"{stem}.pub")
+    stem = name.replace("/", "-")
+    if _FILE_NAME.fullmatch(stem) is None:
+        raise typer.BadParameter(f"{name!r} makes no file name; begin it with a letter or a digit")
+    private, public = directory / f"{stem}.key", directory / f"{stem}.pub"
     refuse_to_overwrite(public)
     key = None if source is None else _taken(source)
     if isinstance(key, bytes):

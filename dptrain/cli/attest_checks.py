@@ -12,7 +12,7 @@ from attest.descriptor import ContributionDescriptor, SignedDescriptor
 from attest.errors import AttestError
 from attest.gate import Admission, Seen, decide
 from attest.policy import Policy
-from attest.registry import Registry
+from attest.registry import Contributor, KeyRecord, Registry
 from dptrain.cli.attest_words import Check
 from dptrain.cli.registry_history import shown
 
@@ -49,7 +49,7 @@ class Verifier:
     def checks(self, attestation: Attestation) -> list[Check]:
         """Every check that can be made, and one line for each that cannot."""
         signed = attestation.read()
-        found = [self._key(attestation, signed), *self._gate(attestation, signed)]
+        found = [self._key(attestation, signed), *self._possession(attestation, signed), *self._gate(attestation, signed)]
         return [*found, *_NOT_HERE]
 
     def failure(self, attestation: Attestation) -> Check | None:
@@ -72,15 +72,37 @@ class Verifier:
             return Check("signature", "failed", _ANOTHER_ISSUER, "HEADER")
         return Check("signature", "passed", f"made with the key of {name} that was given")
 
+    def _possession(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> list[Check]:
+        """On whose word the registry has the key for the contributor; nothing where it does not have it."""
+        contributor, record = self._record(attestation, signed)
+        if contributor is None or record is None:
+            return []
+        key = f"key {record.key_id.hex()}"
+        if record.proved:
+            return [Check("possession", "passed", f"{key} signed a statement for this registry, which holds it")]
+        sentence = f"whether {shown(contributor.name)} holds {key}: the registry has no statement by it, only the owner's word"
+        return [Check("possession", "unchecked", sentence)]
+
+    def _record(
+        self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor
+    ) -> tuple[Contributor, KeyRecord] | tuple[None, None]:
+        """The key that the attestation names, and whose it is: the contributor's, or anybody's where that is not opened."""
+        known = () if self.registry is None else self.registry.contributors
+        kid = sign1.parse(attestation.sign1).key_id
+        named = self._named(signed)
+        found = ((one, key) for one in known if named in (None, one.name) for key in one.keys if key.key_id == kid)
+        return next(found, (None, None))
+
+    def _named(self, signed: ContributionDescriptor | SignedDescriptor) -> str | None:
+        """The contributor, where both attestation and registry say it by name."""
+        by_name = self.registry is not None and not self.registry.names_missing
+        return signed.contributor if by_name and isinstance(signed, ContributionDescriptor) else None
+
     def _enrolled(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> Check:
         """The signature under the key that the registry has: for the contributor, or for anybody where that is not opened."""
-        known = () if self.registry is None else self.registry.contributors
-        by_name = self.registry is not None and not self.registry.names_missing
-        named = signed.contributor if by_name and isinstance(signed, ContributionDescriptor) else None
-        kid = sign1.parse(attestation.sign1).key_id
-        found = ((one, key) for one in known if named in (None, one.name) for key in one.keys if key.key_id == kid)
-        contributor, record = next(found, (None, None))
+        kid, (contributor, record) = sign1.parse(attestation.sign1).key_id, self._record(attestation, signed)
         if contributor is None or record is None:
+            named = self._named(signed)
             whose = "" if named is None else f" of {named}"
             return Check("signature", "failed", f"the registry has no key {kid.hex()}{whose}", "KEY_UNKNOWN")
         try:

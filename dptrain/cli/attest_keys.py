@@ -1,4 +1,4 @@
-"""`dptrain attest rotate` and `revoke`: what a contributor states about its own keys, for the owner to take in."""
+"""`dptrain attest prove`, `rotate` and `revoke`: what a contributor states about its own keys, for the owner to take in."""
 
 import time
 from pathlib import Path
@@ -8,9 +8,10 @@ import typer
 
 from attest import keys
 from attest.registry import KeyStatement, peek
-from attest.registry.statements import REVOKE, ROTATE, write_statement
+from attest.registry.statements import PROVE, REVOKE, ROTATE, write_statement
+from attest.shown import utc
 from dptrain.cli.files import refuse_to_overwrite
-from dptrain.cli.output import JsonFlag, console, moment, print_json, utc
+from dptrain.cli.output import JsonFlag, console, moment, print_json
 from dptrain.cli.signing_keys import KeyFile, PassphraseFile, load_key
 
 RegistryFile = Annotated[
@@ -25,6 +26,30 @@ Contributor = Annotated[
     str | None, typer.Option("--contributor", help="Who states it; default: the name in the .pub file beside the key.")
 ]
 NewFile = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="New file; default: NAME-rotation.cose.")]
+
+
+def prove(
+    key: KeyFile,
+    registry: RegistryFile = None,
+    registry_id: RegistryId = None,
+    contributor: Contributor = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file; default: NAME-possession.cose.")] = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Sign that you hold a key, for one registry.
+
+    The owner takes it in with `dptrain registry add --statement`, or later with `dptrain registry prove`, within 30 days. Until
+    then that the key is yours is the owner's word.
+    """
+    identity = _registry_id(registry, registry_id)
+    signer, name = load_key(key, passphrase_file, contributor, "--contributor")
+    statement = KeyStatement(kind=PROVE, registry_id=identity, key=signer.public_key, time=int(time.time()))
+    target = _write(out, name, "possession", statement, statement.sign(signer))
+    if json:
+        print_json(_as_json(statement, name, target))
+    else:
+        console().print(f"signed that {name} holds key {_short(statement.key)}; send the owner {target}")
 
 
 def rotate(
@@ -118,6 +143,7 @@ def revoke(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the group `attest`."""
+    app.command()(prove)
     app.command()(rotate)
     app.command()(revoke)
 

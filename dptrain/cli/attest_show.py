@@ -18,12 +18,13 @@ from attest.errors import AttestError, CborError
 from attest.gate import Gate
 from attest.micro import from_micro, from_pico
 from attest.records import SUFFIX
+from attest.shown import day, visible
 from dptrain.cli.attest_checks import Verifier
 from dptrain.cli.attest_verify import verify
-from dptrain.cli.attest_words import Check, commitments, identity, paragraphs
+from dptrain.cli.attest_words import Check, commitments, identity, own_noise_of, paragraphs
 from dptrain.cli.files import read_policy, read_registry
 from dptrain.cli.options import existing_file
-from dptrain.cli.output import JsonFlag, console, moment, number, print_json, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, moment, number, print_json, styled, table
 from dptrain.cli.progress import progress_bar
 
 
@@ -141,11 +142,19 @@ def _explain(attestation: Attestation, record: int, verifier: Verifier, json: bo
     checks = verifier.checks(attestation)
     words = paragraphs(attestation, verifier.now, verifier.policy, verifier.policy_signed)
     if json:
-        data = {"record": record, **_as_json(attestation)}
+        data = {"record": record, **_as_json(attestation), "own_noise": _own_noise(attestation, verifier)}
         print_json(data | {"words": words, "checks": [_check_as_json(check) for check in checks]})
     else:
         _print_words(words, identity(attestation), checks)
     return any(check.outcome == "failed" for check in checks)
+
+
+def _own_noise(attestation: Attestation, verifier: Verifier) -> dict[str, float] | None:
+    """What its own bounds would need under the policy given; None without one, or where there is no such figure."""
+    found = None if verifier.policy is None else own_noise_of(attestation.read(), verifier.policy)
+    if found is None:
+        return None
+    return {"expected_occurrences": found.expected, "multiplier": found.multiplier, "variance": found.variance}
 
 
 @dataclass(slots=True)
@@ -262,7 +271,7 @@ def _print_table(tally: _Tally, verifier: Verifier, path: Path) -> None:
         out.print(styled("red", "  failed", f" {code}: {count:,}"))
     out.print(f"{tally.count:,} attestations, {_said(tally, verifier)}")
     if tally.count:
-        out.print(f"one of them in words: dptrain attest show {path} --record 1")
+        out.print(f"one of them in words: dptrain attest show {visible(str(path))} --record 1")
 
 
 def _said(tally: _Tally, verifier: Verifier) -> str:
@@ -285,7 +294,7 @@ def _cells(attestation: Attestation) -> list[str]:
         signed.admissibility_class,
         "public" if signed.public else number(signed.clip_norm, 6),
         "public" if signed.public else number(signed.noise_multiplier, 6),
-        utc(signed.not_after)[:10],
+        day(signed.not_after),
         signed.digest().hex()[:8],
     ]
 

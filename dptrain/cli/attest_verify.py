@@ -10,7 +10,8 @@ import typer
 from attest import keys, sign1
 from attest.corpus import Item, open_corpus
 from attest.errors import AttestError, CorpusRefused
-from dptrain.cli.output import JsonFlag, console, moment, print_json, styled, utc
+from attest.shown import utc, visible
+from dptrain.cli.output import JsonFlag, console, moment, print_json, styled
 from dptrain.cli.progress import contributions_in, progress_bar
 
 
@@ -93,5 +94,4 @@ def _print(good: int, codes: Counter[str], listed: list[dict[str, str]], name: s
 def _where(item: Item) -> str:
     if not item.locator:
         return "attestation without content"
-    source = item.locator.source if item.locator.source.isprintable() else ascii(item.locator.source)
-    return f"{source}, byte {item.locator.offset}"
+    return f"{visible(item.locator.source)}, byte {item.locator.offset}"

@@ -5,7 +5,6 @@ the contribution being empty and the one against other content, and says which n
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from typing import Literal
@@ -17,11 +16,14 @@ from attest.micro import from_micro, from_pico
 from attest.order import dearest_turns
 from attest.policy import Policy
 from attest.policy.sampling import POISSON, period
+from attest.shown import in_words
 from dptrain.cli.advice.facts import attacker
 from dptrain.cli.advice.fixes import rounded
+from dptrain.own_noise import OwnNoise, own_noise, signed_bounds
 from dptrain.planning.rounding import at_most
 from dptrain.support import refusal
 from ledger import accountants
+from ledger.errors import AccountantError
 
 _DAY = 86400
 
@@ -114,7 +116,7 @@ def meaning(signed: Terms) -> str:
 
 def validity(signed: Terms, now: int) -> str:
     """From when to when, and how long that is from now."""
-    begin, end = readable(signed.not_before), readable(signed.not_after)
+    begin, end = in_words(signed.not_before), in_words(signed.not_after)
     if now < signed.not_before:
         return f"Not valid yet: from {begin} ({_days(signed.not_before - now)} from now) until {end}."
     if now >= signed.not_after:
@@ -132,7 +134,31 @@ def under(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     if policy.class_rule(signed.admissibility_class).public:
         said = "no epsilon is claimed for them" if signed.public else "this one did not sign that, so it is not admitted"
         return f"Class {signed.admissibility_class} is public in the policy given, neither clipped nor noised: {said}."
-    return epsilon(signed, policy, signed_policy)
+    return epsilon(signed, policy, signed_policy) + _own(signed, policy)
+
+
+def own_noise_of(signed: Terms, policy: Policy) -> OwnNoise | None:
+    """The noise that its own bounds would need under a policy; None where that says nothing of it, or no noise does."""
+    if signed.corpus != policy.corpus or policy.find_class(signed.admissibility_class) is None or refusal(policy) is not None:
+        return None
+    bounds = signed_bounds(signed, policy)
+    try:
+        return None if bounds is None or signed.public else own_noise(bounds)
+    except AccountantError:
+        return None
+
+
+def _own(signed: Terms, policy: Policy) -> str:
+    """What its own bounds would need, whatever its class is given; nothing where there is no such figure."""
+    found = own_noise_of(signed, policy)
+    if found is None:
+        return ""
+    what = "Its limit of epsilon by itself" if found.limited else "Its noise multiplier and clip norm by themselves"
+    capped = ", its cap" if found.expected == signed.max_occurrences else ""
+    return (
+        f" {what} would need noise of variance {found.variance:.4g} per coordinate in every step ({found.expected:g} draws "
+        f"expected over the run{capped}). What the policy adds to a block follows from the classes alone, from no such count."
+    )
 
 
 def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
@@ -228,20 +254,6 @@ def commitments(signed: ContributionDescriptor | SignedDescriptor) -> dict[str, 
         "principal": found.principal,
         "content": found.content,
     }
-
-
-def readable(seconds: int) -> str:
-    """A time as a person writes it, in UTC whatever the machine's zone is."""
-    found = datetime.fromtimestamp(seconds, UTC)
-    return f"{_WEEKDAYS[found.weekday()]} {found.day} {_MONTHS[found.month - 1]} {found.year}, {found:%H:%M} UTC"
-
-
-# Not strftime: month names must not follow the locale of one machine.
-_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-_MONTHS = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
 
 
 def _exact(micro: int) -> str:

@@ -13,17 +13,19 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from attest.attestation import read_sequence
-from attest.corpus import open_corpus
+from attest.corpus import Corpus, open_corpus
 from attest.errors import AttestError, RegistryRefused
 from attest.files import atomic_writer
 from attest.gate import Admitted, Gate, GateReport, ReasonCode, Refused, run_gate
 from attest.policy import Policy
 from attest.records import SUFFIX, open_beneath
 from attest.registry import Registry
+from attest.shown import utc, visible
 from dptrain.cli.files import OwnerKey, RegistryFile, read_registry, read_signed_policy
 from dptrain.cli.ledger_place import checked, place_of
-from dptrain.cli.output import JsonFlag, console, counted, moment, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, counted, moment, styled, table
 from dptrain.cli.progress import progress_bar
+from dptrain.registry_watch import cited_roots, memories_of, memory_of
 
 SignedPolicyFile = Annotated[
     Path, typer.Argument(metavar="POLICY.cose", exists=True, dir_okay=False, help="Policy signed by the corpus owner.")
@@ -53,7 +55,8 @@ def gate(
     """Judge every contribution as training would: admitted per class, refused per reason.
 
     The corpus is read as a stream, so its size does not matter. Nothing is changed: training judges again when it starts, goes
-    on with what is admitted, and leaves out the rest.
+    on with what is admitted, and leaves out the rest. Which state of the registry was used is remembered beside the corpus, and
+    an older one is refused from then on.
 
     Exit code 0 if everything was admitted, 1 if anything was refused, 2 for wrong use.
     """
@@ -62,15 +65,15 @@ def gate(
     withdrawn = _withdrawn(ledger, known)
     moment_of_admission = int(time.time()) if now is None else now
     judging = Gate(rules, known, workers=workers)
+    data = open_corpus(corpus)
+    _remember(known, data, ledger)
     with tempfile.TemporaryFile() as spool:
         tally = _Tally(limit, spool if json or refusals else None)
         started = time.monotonic()
         # Opened before judging, which may take long: a place that cannot be written is told at once.
         with contextlib.nullcontext() if refusals is None else atomic_writer(refusals) as stream:
             with progress_bar("judging", lambda: _attestations_in(corpus)) as progress:
-                for outcome in judging.judge(
-                    open_corpus(corpus), now=moment_of_admission, withdrawn=withdrawn, progress=progress
-                ):
+                for outcome in judging.judge(data, now=moment_of_admission, withdrawn=withdrawn, progress=progress):
                     tally.add(outcome)
             if stream is not None:
                 stream.writelines(_lines(spool))
@@ -93,9 +96,11 @@ def judge(
 ) -> GateReport:
     """Run the gate over a corpus, with the withdrawals of a ledger if there is one."""
     known = read_registry(policy, registry, owner_key)
+    data = open_corpus(corpus)
+    _remember(known, data, ledger)
     with progress_bar("judging", lambda: _attestations_in(corpus)) as progress:
         return run_gate(
-            open_corpus(corpus),
+            data,
             rules,
             known,
             now=int(time.time()) if now is None else now,
@@ -141,13 +146,26 @@ def _withdrawn(ledger: str | None, registry: Registry) -> frozenset[bytes]:
 
     place = place_of(ledger, None)
     with Ledger.open(place, read_only=True) as log:
-        if not registry.extends(log.header.registry_root):
-            raise RegistryRefused(
-                "REGISTRY_ROOT",
-                f"the run of {place.shown!r} began with a registry of root {log.header.registry_root.hex()}, which the"
-                " one given does not extend; it is another one, or was cut back: get the latest from the owner",
-            )
+        for root in cited_roots(log):
+            if not registry.extends(root):
+                raise RegistryRefused(
+                    "REGISTRY_ROOT",
+                    f"the ledger {place.shown!r} cites a registry of root {root.hex()}, which the one given does not extend; it"
+                    " is another one, or was cut back: get the latest from the owner",
+                )
         return frozenset(log.withdrawn)
+
+
+def _remember(registry: Registry, corpus: Corpus, ledger: str | None) -> None:
+    """Refuses a registry that is older than one that was used before, and remembers it for the corpus.
+
+    What is beside a ledger its run writes, and a gate only reads.
+    """
+    kept = memory_of(corpus)
+    memories = [kept] if ledger is None else memories_of(place_of(ledger, None), corpus)
+    for memory in memories:
+        memory.check(registry)
+    kept.keep(registry)
 
 
 def _attestations_in(corpus: Path) -> int:
@@ -195,8 +213,7 @@ def _where(item: Refused) -> str:
     if item.locator is None:
         return "(no content)"
     # A file's name is whatever its contributor chose: escape sequences for the terminal, say.
-    source = item.locator.source if item.locator.source.isprintable() else ascii(item.locator.source)
-    return f"{source} at {item.locator.offset}"
+    return f"{visible(item.locator.source)} at {item.locator.offset}"
 
 
 def _lines(spool: BinaryIO) -> Iterator[bytes]:

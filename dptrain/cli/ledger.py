@@ -17,6 +17,7 @@ from attest.errors import SignatureRefused
 from attest.registry import Registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli import (
+    ledger_clock,
     ledger_cosign,
     ledger_fsck,
     ledger_init,
@@ -27,8 +28,8 @@ from dptrain.cli import (
     ledger_trace,
 )
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
-from dptrain.cli.ledger_place import LedgerKey, LedgerName, LedgerOrExport, StateDirectory, opened_to_sign, place_of
-from dptrain.cli.output import JsonFlag, console, counting, print_json
+from dptrain.cli.ledger_place import LedgerKey, LedgerName, LedgerOrExport, Now, StateDirectory, opened_to_sign, place_of
+from dptrain.cli.output import JsonFlag, console, counting, parse_age, print_json
 from dptrain.errors import ConfigError
 from ledger.errors import LedgerBusy
 
@@ -74,6 +75,7 @@ def show(
     content: ledger_trace.Content = None,
     nonce: ledger_trace.Nonce = None,
     withdrawn: ledger_trace.Withdrawn = False,
+    now: Now = None,
     state: StateDirectory = None,
     json: JsonFlag = False,
 ) -> None:
@@ -84,7 +86,7 @@ def show(
     touch, and what it has spent. With --withdrawn: the statement for everybody who withdrew.
     """
     ledger_trace.check_together(content, nonce, withdrawn)
-    with _reading(ledger, state, key, owner_key) as (run, root, bodies):
+    with _reading(ledger, state, key, owner_key, now) as (run, root, bodies):
         if content is not None and nonce is not None:
             ledger_trace.show_content(run, bodies, content, nonce, json=json)
             return
@@ -144,6 +146,15 @@ def verify(
         int | None,
         typer.Option("--min-size", metavar="N", min=1, help="Fail if there are fewer leaves: an old copy, or a cut tail."),
     ] = None,
+    max_age: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_age,
+            metavar="AGE",
+            help="Fail if the last leaf, and every auditor's cosignature, is older, such as 7d or 36h; default: any age.",
+        ),
+    ] = None,
+    now: Now = None,
     remember: Annotated[
         Path | None,
         typer.Option(
@@ -171,15 +182,17 @@ def verify(
 
     Every number is derived again from the leaves, and every finding names a file or a leaf. Needs no network, no data, no
     model and no torch. Get the key from the ledger's operator by another way than the export. Behind the verdict stand the
-    words that weaken it, such as OPEN or NO_QUORUM; docs/auditors.md has them all. Exit code 1 for FAILED; with
-    --require-full for whatever is not FULL.
+    words that weaken it, such as OPEN or NO_QUORUM; docs/auditors.md has them all. Read the notes too: they say what nothing
+    is wrong with and a reader should know. Times are held against the clock of this machine, so see that it is right. Exit
+    code 1 for FAILED; with --require-full for whatever is not FULL.
     """
     from ledger.audit.words import exit_code
 
     if registry is not None and withdrawals is None:
         raise typer.BadParameter("--registry goes with --withdrawals: it tells whether their signers may withdraw")
-    options: dict[str, Any] = {"minimum_size": min_size, "withdrawals": withdrawals, "registry": registry}
-    report = _audit(export, key, owner_key, require_quorum=require_quorum, earlier=earlier or (), remember=remember, **options)
+    asked: dict[str, Any] = {"require_quorum": require_quorum, "minimum_size": min_size, "max_age": max_age}
+    asked |= {"withdrawals": withdrawals, "registry": registry}
+    report = _audit(export, key, owner_key, earlier=earlier or (), remember=remember, now=now, **asked)
     if json:
         print_json(report.to_json())
     else:
@@ -249,6 +262,7 @@ def report(
         Path | None,
         typer.Option(metavar="JSON", exists=True, dir_okay=False, help="Gate counts and results to show, unverified."),
     ] = None,
+    now: Now = None,
     json: JsonFlag = False,
 ) -> None:
     """Audit an export and write one HTML page about it, for people.
@@ -257,7 +271,7 @@ def report(
     """
     refuse_to_overwrite(out)
     told = _extras(extras)
-    audited = _audit(export, key, owner_key)
+    audited = _audit(export, key, owner_key, now=now)
     from ledger.audit.words import exit_code, headline
     from ledger.report import write_report
 
@@ -272,7 +286,7 @@ def report(
 
 @contextmanager
 def _reading(
-    ledger: str, state: Path | None, key: list[str] | None, owner_key: Path | None
+    ledger: str, state: Path | None, key: list[str] | None, owner_key: Path | None, now: int | None
 ) -> Iterator[tuple["Replay", bytes, Iterable[bytes | None]]]:
     """The run in a ledger or a verified export, its root, and its leaves."""
     if Path(ledger).is_dir():
@@ -282,11 +296,11 @@ def _reading(
 
         owner, trusted = _trusted(key, owner_key)
         with counting(f"auditing {ledger}"):
-            opened = open_export(ledger, trusted, owner_key=owner)
+            opened = open_export(ledger, trusted, owner_key=owner, now=now)
         yield opened.run, opened.root, opened.leaves
         return
-    if key or owner_key:
-        raise typer.BadParameter("--key and --owner-key are for exports; a ledger is checked by 'dptrain ledger fsck'")
+    if key or owner_key or now is not None:
+        raise typer.BadParameter("--key, --owner-key and --now are for exports; a ledger is checked by 'dptrain ledger fsck'")
     from ledger.log import Ledger
 
     with Ledger.open(place_of(ledger, state), read_only=True) as log, log.rows() as rows:
@@ -395,3 +409,4 @@ ledger_keys.register(app)
 ledger_proofs.register(app)
 ledger_cosign.register(app)
 ledger_retain.register(app)
+ledger_clock.register(app)

@@ -8,12 +8,13 @@ import typer
 
 from attest import keys
 from attest.files import atomic_write, read_limited
+from attest.shown import utc, visible
 from dptrain.cli.files import KeyFile, PassphraseFile, load_key, refuse_to_overwrite
 from dptrain.cli.ledger_place import LedgerKey, LedgerOrExport, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.ledger_proofs import print_cosigners, verifier_keys
 from dptrain.cli.ledger_show import COLOURS
 from dptrain.cli.options import existing_file
-from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, styled, utc
+from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, styled
 
 Name = Annotated[
     str | None,
@@ -146,14 +147,15 @@ def merge(
         return
     out = console()
     for row in ignored:
+        name = visible(row["name"], plain=True)
         out.print(
-            f"note: {row['path']} has a line by {ascii(row['name'])[1:-1]}, key id {row['key_id']}: not taken over, since the "
+            f"note: {row['path']} has a line by {name}, key id {row['key_id']}: not taken over, since the "
             "policy does not name that key; give it with --key, if you trust it"
         )
     out.print(f"the checkpoint of {ledger} has {counted(len(cosigned), 'cosignature')}")
     print_cosigners(cosigned)
     if vouched:
-        out.print(f"its summaries are vouched for by {', '.join(vouched)}")
+        out.print(f"its summaries are vouched for by {', '.join(map(visible, vouched))}")
 
 
 def _ignored(paths: list[Path], given: list[bytes], trusted: list[str]) -> list[dict[str, str]]:

@@ -1,6 +1,5 @@
 """`dptrain ledger fsck`: a ledger where it is kept, held against itself and against all that pinned it."""
 
-import json as json_text
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,24 +8,21 @@ import typer
 
 from dptrain.cli.ledger_place import LedgerName, StateDirectory, place_of
 from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, styled
-from dptrain.errors import ConfigError
-from ledger.errors import LeafRefused, LedgerError
+from ledger.errors import PinRefused
 
 if TYPE_CHECKING:
-    from ledger.handles import Pin
     from ledger.log import Ledger
+    from ledger.operating.examining import Examination
     from ledger.storage.place import Place
-
-_FIELDS = ("origin", "size", "root", "header_digest")
 
 Pins = Annotated[
     list[Path] | None,
     typer.Option(
         "--pin",
-        metavar="PIN.json",
+        metavar="PIN.cose",
         exists=True,
         dir_okay=False,
-        help="A pin that the ledger must extend; repeat. Default: those of the model checkpoints beside the ledger.",
+        help="A pin that the ledger must extend; repeat. Default: the model checkpoints beside the ledger, states and all.",
     ),
 ]
 
@@ -41,21 +37,37 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
 
     Re-derives the tree from the leaves, every leaf from the leaves before it, every recorded epsilon from the charges, and the
     index from the leaves; then compares with what remembers an earlier state: the signer's record beside the ledger, and the
-    pins of model checkpoints. Changes nothing, and may run beside a training run.
+    model checkpoints, whose states must be the bytes that their signed pins name. Has SQLite check its own pages, and checks
+    the file of verifier keys and the weights of the epochs beside the ledger. Changes nothing, and may run beside a training
+    run.
+
+    Exit code 0 if all of it is whole, 1 if anything is wrong.
     """
+    from dptrain.pin import open_record
     from ledger.log import Ledger
 
     place = place_of(ledger, state)
-    pins = pin if pin is not None else pins_beside(place)
+    folders = checkpoints_beside(place) if pin is None else []
     with counting(f"checking {place.shown}"), Ledger.open(place, read_only=True, recompute=True) as log:
-        for path in pins:
-            _hold_against(log, path)
-        found = _found(log, place.beside is not None, pins)
+        for path in pin or ():
+            open_record(log, path)
+        held = len(pin or ()) + sum(_holds(log, folder) for folder in folders)
+        examined = log.examine()
+        found = _found(log, place.beside is not None, held) | _beside(examined)
     if json:
         print_json(found)
-        return
+    else:
+        _print(found, examined, place)
+    if examined.findings:
+        raise typer.Exit(1)
+
+
+def _print(found: dict[str, Any], examined: "Examination", place: "Place") -> None:
     out = console()
-    out.print(styled("bold green", "OK", f"  {found['origin']}: {found['size']} leaves, root {found['root']}"))
+    style = "bold red" if examined.findings else "bold green"
+    out.print(styled(style, found["verdict"], f"  {found['origin']}: {found['size']} leaves, root {found['root']}"))
+    for finding in examined.findings:
+        out.print(styled("red", f"  {finding.code}", f" {finding.where}: {finding.sentence}"))
     out.print(
         f"{found['checkpoints']} signed checkpoints, the last over {found['signed']} leaves; {found['windows']} windows, "
         f"{found['unsettled']} of them never settled; {found['epsilons']} recorded epsilons computed again"
@@ -63,6 +75,10 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
     if found["pruned"]:
         which = f"{found['pruned']} leaves below {found['pruned_before']}"
         out.print(f"the bodies of {which} are gone; what stands for them was checked")
+    out.print(_pages(examined))
+    out.print(_files(examined, place))
+    for note in examined.notes:
+        out.print(styled("yellow", "note", f": {note}"))
     pins = f"compared with {counted(found['pins'], 'pin')} of model checkpoints"
     if found["record"]:
         out.print(f"{pins} and with the signer's record")
@@ -75,35 +91,51 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
     out.print(styled("bold yellow", "NOT compared with the signer's record", f": {why}; {pins}"))
 
 
-def _hold_against(log: "Ledger", path: Path) -> None:
+def _pages(examined: "Examination") -> str:
+    """What was checked of the database below its leaves."""
+    if examined.pages:
+        return "the pages of the database were checked by SQLite"
+    return "PostgreSQL checks no pages for a reader of the ledger; the keeper of the server runs pg_amcheck"
+
+
+def _files(examined: "Examination", place: "Place") -> str:
+    """What was checked beside the ledger, and what is not there."""
+    if place.beside is None:
+        return "the verifier keys, weights and model checkpoints in the state directory were not looked at: give --state"
+    beside = examined.beside
+    keys = "no file of verifier keys" if beside.keys is None else f"{counted(beside.keys, 'verifier key')} in its public file"
+    if beside.weights is None:
+        return f"beside it: {keys}, no weights of epochs (a release from here would be UNRECORDED)"
+    less = f", {beside.let_go} let go by the policy's retention" if beside.let_go else ""
+    more = f", and {counted(beside.unused, 'file')} of weights that no epoch cites" if beside.unused else ""
+    return f"beside it: {keys}, the weights of {counted(beside.weights, 'epoch')}{less}{more}"
+
+
+def _holds(log: "Ledger", folder: Path) -> bool:
+    """Holds a checkpoint against its pin, and that against the ledger; False if the run beside removed it meanwhile."""
+    from dptrain.pin import opened_state, read_record
+
     try:
-        log.check_pin(read_pin(path))
-    except LedgerError as error:
-        raise type(error)(error.code, f"{str(path)!r}: {error.sentence}") from error
+        with opened_state(folder, read_record(log, folder)):
+            return True
+    except PinRefused:
+        if folder.exists():
+            raise
+        return False
 
 
-def pins_beside(place: "Place") -> list[Path]:
-    """The pins of the model checkpoints beside a ledger."""
-    return sorted(Path(f"{place.beside}.checkpoints").glob("*/pin.json"))
+def checkpoints_beside(place: "Place") -> list[Path]:
+    """Lists the model checkpoints beside a ledger; none of one on a server without a state directory."""
+    from dptrain.pin import found
+
+    return [] if place.beside is None else [path for _, path in found(place.side(".checkpoints"))]
 
 
-def read_pin(path: Path) -> "Pin":
-    """Reads what a model checkpoint remembers of its ledger; raises ConfigError, code PIN, for anything else."""
-    from ledger.handles import Pin
-
-    try:
-        data = json_text.loads(path.read_text(encoding="utf-8"))
-        return Pin.from_dict({name: data[name] for name in _FIELDS})
-    except (OSError, ValueError, KeyError, TypeError, LeafRefused) as error:
-        raise ConfigError("PIN", f"{str(path)!r} is no pin of a model checkpoint: {error}") from error
-
-
-def _found(log: "Ledger", record: bool, pins: list[Path]) -> dict[str, Any]:
+def _found(log: "Ledger", record: bool, pins: int) -> dict[str, Any]:
     from ledger.storage import highwater
 
     run, (gone, spends) = log.state, _gone(log)
     return {
-        "verdict": "OK",
         "origin": log.header.origin,
         "size": log.size,
         "root": log.root.hex(),
@@ -115,7 +147,21 @@ def _found(log: "Ledger", record: bool, pins: list[Path]) -> dict[str, Any]:
         "pruned": gone,
         "pruned_before": log.pruned_before,
         "record": record and highwater.path_of(log.place).exists(),
-        "pins": len(pins),
+        "pins": pins,
+    }
+
+
+def _beside(examined: "Examination") -> dict[str, Any]:
+    beside = examined.beside
+    return {
+        "verdict": "FAILED" if examined.findings else "OK",
+        "findings": [{"code": item.code, "file": item.where, "sentence": item.sentence} for item in examined.findings],
+        "notes": list(examined.notes),
+        "pages": examined.pages,
+        "keys": beside.keys,
+        "weights": beside.weights,
+        "weights_let_go": beside.let_go,
+        "weights_unused": beside.unused,
     }
 
 

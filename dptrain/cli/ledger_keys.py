@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest.files import atomic_write
 from attest.keys import generate, save_private_key
 from dptrain.cli.files import PassphraseFile
 from dptrain.cli.ledger_place import LedgerKey, LedgerName, StateDirectory, ledger_key, place_of
@@ -29,11 +28,10 @@ NewKey = Annotated[
 
 @dataclass(frozen=True)
 class _Changed:
-    """The KEY leaf, and the verifier keys before and after it."""
+    """The KEY leaf, and all verifier keys that signed the ledger, the new one last."""
 
     seq: int
-    retired: str
-    vkey: str
+    vkeys: tuple[str, ...]
 
 
 def register(app: typer.Typer) -> None:
@@ -57,6 +55,8 @@ def rotate_key(
     If the command is interrupted, run it again. After a theft of the key this does not help, since the thief holds it too:
     begin a new ledger under another origin.
     """
+    from ledger.storage.beside import read_public, write_public
+
     place = place_of(ledger, state)
     old_file = key or place.key
     new_file = new_key or Path(f"{old_file}.next")
@@ -64,22 +64,24 @@ def rotate_key(
     if not new_file.exists():
         _require_current(place, old)
         save_private_key(new_file, generate())
+    known = read_public(place.public)
     changed = _change(place, old, read_private_key(new_file, None if new_key is None else passphrase_file))
-    _publish(place, changed.vkey)
+    write_public(place.public, changed.vkeys, known)
+    retired, current = changed.vkeys[-2:]
     if new_key is None:
-        retired = old_file.with_name(f"{old_file.name}.retired-{parse_verifier_key(changed.retired).key_id.hex()}")
-        if not retired.exists():
-            os.link(old_file, retired)
+        kept = old_file.with_name(f"{old_file.name}.retired-{parse_verifier_key(retired).key_id.hex()}")
+        if not kept.exists():
+            os.link(old_file, kept)
         new_file.replace(old_file)  # at no moment is there no key: a run that began then would make itself another
     where = str(old_file if new_key is None else new_file)
     if json:
-        print_json({"leaf": changed.seq, "key": changed.vkey, "retired": changed.retired, "path": where})
+        print_json({"leaf": changed.seq, "key": current, "retired": retired, "path": where})
         return
     out = console()
     out.print(f"leaf {changed.seq} hands the ledger over; {where} signs it from now on")
     if Path(where) != place.key:
         out.print(f"name it where the ledger is written to: --ledger-key {shlex.quote(where)}, or ledger_key in the run file")
-    out.print(f"publish: {changed.vkey}")
+    out.print(f"publish: {current}")
 
 
 def _require_current(place: Place, old: Ed25519PrivateKey) -> None:
@@ -99,15 +101,8 @@ def _change(place: Place, old: Ed25519PrivateKey, new: Ed25519PrivateKey) -> _Ch
         origin, keys = log.header.origin, log.state.keys
     successor = NoteSigner(origin, new)
     if keys.changes and keys.current == successor.vkey:
-        return _Changed(keys.changes[-1][0], keys.vkeys[-2], successor.vkey)
+        return _Changed(keys.changes[-1][0], keys.vkeys)
     with Ledger.open(place, NoteSigner(origin, old)) as log:
         seq = log.size
         log.rotate_key(successor, now=int(time.time()))
-    return _Changed(seq, keys.current, successor.vkey)
-
-
-def _publish(place: Place, vkey: str) -> None:
-    """Puts the new verifier key first in the ledger's public file; the old ones stay, for older checkpoints."""
-    known = place.public.read_text(encoding="utf-8").splitlines() if place.public.exists() else []
-    lines = [vkey, *(line for line in known if line != vkey)]
-    atomic_write(place.public, "".join(f"{line}\n" for line in lines).encode())
+    return _Changed(seq, (*keys.vkeys, successor.vkey))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from dptrain.cli.output import moment
 from dptrain.cli.signing_keys import read_private_key
 from ledger.errors import LedgerError
 from ledger.note import NoteSigner
@@ -109,6 +110,9 @@ def ledger_or_export(ledger: str) -> str:
 LedgerOrExport = Annotated[
     str,
     typer.Argument(metavar="LEDGER", callback=ledger_or_export, help="Ledger of a run, or the directory that export wrote."),
+]
+Now = Annotated[
+    int | None, moment("What the clock says, which no time in the ledger may be ahead of by more than an hour; default: now.")
 ]
 LedgerKey = Annotated[
     Path | None,

@@ -12,10 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.files import atomic_write, read_limited
 from attest.micro import MICRO
+from attest.shown import utc, visible
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
-from dptrain.cli.ledger_place import LedgerKey, LedgerOrExport, StateDirectory, place_of
+from dptrain.cli.ledger_place import LedgerKey, LedgerOrExport, Now, StateDirectory, place_of
 from dptrain.cli.ledger_place import ledger_key as private_key_of
-from dptrain.cli.output import JsonFlag, console, number, print_json, styled, utc
+from dptrain.cli.output import JsonFlag, console, number, print_json, styled
 from ledger.errors import LedgerWrongRun, ProofError
 from ledger.storage.place import Place
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from ledger.proofs.tlog_proof import ProvenLeaf
     from ledger.trust import TrustPolicy
 
+
+_TIMES = ("time", "before")
+"""Fields of leaves that are times."""
 
 RECEIPT_TAG = b"\xd2"
 """First byte of a COSE receipt; text files have none such."""
@@ -141,6 +145,7 @@ def verify_proof(
             metavar="FILE", exists=True, dir_okay=False, help="For a receipt, which has no leaf: its bytes, or its proof file."
         ),
     ] = None,
+    now: Now = None,
     json: JsonFlag = False,
 ) -> None:
     """Check a proof file offline, and show the leaf that it proves.
@@ -161,18 +166,21 @@ def verify_proof(
     if data[:1] == RECEIPT_TAG:
         _verify_receipt(data, given, policy, json)
         return
-    proven = verify(data, policy, leaf=given)
+    proven = verify(data, policy, leaf=given, now=now)
     ignored = [{"name": name, "key_id": key_id.hex()} for name, key_id in proven.trusted.ignored]
     if json:
         print_json({"verdict": "PROVEN", **_told(proven), "ignored": ignored})
         return
     _print_leaf(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned)
+    for item in proven.trusted.misdated:
+        name, when = visible(item.key.name), utc(item.timestamp or 0)
+        console().print(f"of no account: the cosignature of {name}, dated {when}, before the leaf or ahead of the clock here")
     # What known auditors say of summaries says nothing of this leaf.
     summaries = {(key.name, key.key_id.hex()) for key in (summary_key(witness.key) for witness in policy.witnesses)}
     for row in ignored:
         if (row["name"], row["key_id"]) in summaries:
             continue
-        name = ascii(row["name"])[1:-1]
+        name = visible(row["name"], plain=True)
         console().print(f"not checked: a line of {name}, key id {row['key_id']}; to have it checked, give its key")
 
 
@@ -270,7 +278,7 @@ def verifier_keys(text: str) -> list[str]:
 def print_cosigners(cosigned: "tuple[Signature, ...]") -> None:
     """One line per auditor who cosigned."""
     for item in cosigned:
-        console().print(f"cosigned by {item.key.name} at {utc(item.timestamp or 0)}")
+        console().print(f"cosigned by {visible(item.key.name)} at {utc(item.timestamp or 0)}")
 
 
 def _wanted(leaf: int | None, contribution: str | None, kind: LeafKind | None) -> Callable[[bytes], bool]:
@@ -384,7 +392,7 @@ def _fields(leaf: "Leaf") -> dict[str, Any]:
     """The fields of a leaf for reading; of a header those that are short."""
     names = _HEADER_FIELDS if _kind_of(leaf) == "header" else [item.name for item in fields(leaf) if item.name != "seq"]
     plain = {name: _plain(getattr(leaf, name)) for name in names}
-    plain["time"] = utc(leaf.time)
+    plain |= {name: utc(getattr(leaf, name)) for name in _TIMES if name in plain}
     if isinstance(micro := plain.pop("epsilon_micro", None), int):
         plain["epsilon"] = micro / MICRO
     return plain

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dptrain.cli.files import PassphraseFile
-from dptrain.cli.ledger_fsck import pins_beside, read_pin
+from dptrain.cli.ledger_fsck import checkpoints_beside
 from dptrain.cli.ledger_place import LedgerKey, LedgerName, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.output import JsonFlag, console, print_json
 from ledger.errors import LeafRefused
@@ -88,10 +88,9 @@ def retain(
 
 def _pinned(log: "Ledger", place: "Place") -> list[int]:
     """Sizes that the model checkpoints beside the ledger pin, each held against it."""
-    pins = [read_pin(path) for path in pins_beside(place)]
-    for pin in pins:
-        log.check_pin(pin)
-    return [pin.size for pin in pins]
+    from dptrain.pin import read_record
+
+    return [read_record(log, folder).pin.size for folder in checkpoints_beside(place)]
 
 
 def _summarise(log: "Ledger") -> int | None:

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from dptrain.cli.output import console, number, print_table, spent, styled, table, utc
+from attest.shown import utc
+from dptrain.cli.output import console, number, print_table, spent, styled, table
 from dptrain.planning.rounding import at_least
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def summary(state: "Replay", root: bytes) -> dict[str, Any]:
         "size": state.size,
         "root": root.hex(),
         "time": header.time,
+        "last_time": state.last_time,
+        "clock_sets": [{"leaf": leaf.seq, "before": leaf.before, "time": leaf.time} for leaf in state.timeline.sets],
         "private": header.private,
         "finished": state.closed,
         "key": state.keys.current,
@@ -66,6 +69,8 @@ def print_summary(data: dict[str, Any]) -> None:
         f"since {utc(data['time'])}: {data['charged_steps']} steps charged of {data['steps']} (and {data['redo_steps']} that "
         f"may be redone), last released {data['step']}, attempt {data['attempt']}"
     )
+    for item in data["clock_sets"]:
+        out.print(f"leaf {item['leaf']} sets the clock back from {utc(item['before'])} to {utc(item['time'])}")
     out.print(f"statement A (isolation): {data['isolation']}")
     if not data["private"]:
         out.print(styled("bold red", "NOT PRIVATE", ": this run used a fixed test key and cannot be exported"))

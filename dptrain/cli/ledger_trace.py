@@ -10,10 +10,13 @@ import typer
 
 from attest.micro import MICRO, PICO
 from attest.records import JSONL
-from dptrain.cli.output import console, counted, number, print_json, spent, styled, table, utc
+from attest.shown import utc
+from dptrain.cli.output import console, counted, number, print_json, spent, styled, table
+from ledger.errors import AccountantError
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
+    from dptrain.own_noise import OwnNoise
     from ledger.replay import Replay
     from ledger.views.trace import Trace
     from ledger.views.withdrawn import WithdrawalStatement
@@ -62,10 +65,11 @@ def show_content(run: "Replay", bodies: Iterable[bytes | None], content: str, no
 
     key = _octets(nonce, 16, "--nonce")
     found = trace_content(run, bodies, _content_hash(content), key)
+    own = _own_noise(found, run)
     if json:
-        print_json(_told(found, run.header.delta))
+        print_json(_told(found, own, run.header.delta))
     else:
-        _print(found, run.header.delta)
+        _print(found, own, run.header.delta)
 
 
 def show_withdrawn(run: "Replay", *, json: bool) -> None:
@@ -112,7 +116,18 @@ def _octets(text: str, size: int, option: str) -> bytes:
     return bytes.fromhex(text)
 
 
-def _told(found: "Trace", delta: float) -> dict[str, Any]:
+def _own_noise(found: "Trace", run: "Replay") -> "OwnNoise | None":
+    """The noise that its own bounds would need, from its ADMIT leaf and the signed policy; None where there is none."""
+    from dptrain.own_noise import admitted_bounds, own_noise
+
+    bounds = admitted_bounds(found.admit, run.header.policy)
+    try:
+        return None if bounds is None else own_noise(bounds)
+    except AccountantError:
+        return None
+
+
+def _told(found: "Trace", own: "OwnNoise | None", delta: float) -> dict[str, Any]:
     admit, withdraw = found.admit, found.withdraw
     return {
         "descriptor_hash": admit.descriptor_hash.hex(),
@@ -143,10 +158,13 @@ def _told(found: "Trace", delta: float) -> dict[str, Any]:
         "max_epsilon": admit.max_epsilon_micro / MICRO or None,
         "max_delta": admit.max_delta_pico / PICO or None,
         "delta": delta,
+        "own_noise": None
+        if own is None
+        else {"expected_occurrences": own.expected, "multiplier": own.multiplier, "variance": own.variance},
     }
 
 
-def _print(found: "Trace", delta: float) -> None:
+def _print(found: "Trace", own: "OwnNoise | None", delta: float) -> None:
     out, admit, withdraw = console(), found.admit, found.withdraw
     when, since = ("", ", pruned since") if found.pruned else (f" {utc(admit.time)}", "")
     out.print(styled("bold", admit.descriptor_hash.hex(), f"  admitted{when}, leaf {admit.seq}{since}"))
@@ -158,6 +176,11 @@ def _print(found: "Trace", delta: float) -> None:
         out.print(f"signed for at most {limit} over all runs")
     else:
         out.print("signed no limit of epsilon over all runs")
+    if own is not None:
+        out.print(
+            f"its own bounds would need noise of variance {number(own.variance)} per step and coordinate (multiplier "
+            f"{number(own.multiplier)}, {number(own.expected)} draws expected), whatever its class is given"
+        )
     if withdraw is not None:
         out.print(f"withdrawn {utc(withdraw.time)}, leaf {withdraw.seq}: {withdraw.reason}")
     out.print(f"could touch: {', '.join(found.blocks)}")

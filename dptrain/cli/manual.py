@@ -45,7 +45,7 @@ PEOPLE = {
 """Commands of the root by who needs them, in the order of the help."""
 
 LEDGER_PEOPLE = {
-    "For who keeps the ledger": ("show", "withdraw", "export", "merge", "retain", "rotate-key", "fsck", "init"),
+    "For who keeps the ledger": ("show", "withdraw", "export", "merge", "retain", "rotate-key", "set-clock", "fsck", "init"),
     "For auditors": ("verify", "report", "cosign", "auditor-key"),
     "For contributors": ("prove", "verify-proof"),
 }

@@ -14,17 +14,20 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
 from attest.errors import AttestError
+from attest.shown import visible
 from dptrain.cli import complete, hints, manual
 from dptrain.errors import DptrainError
 from dptrain.planning.glyphs import ASCII, PLAIN, UNICODE, Glyphs, Line
@@ -36,6 +39,10 @@ _JSON = "dptrain.json"
 _IN_PLAIN = "dptrain.plain"
 
 _FROM_NOW = re.compile(r"([+-][0-9]{1,5})([dh])")
+
+_AGE = re.compile(r"([0-9]{1,5})([dh])")
+
+_SECONDS = re.compile(r"[0-9]{1,12}")
 
 _PIPE_WIDTH = 160
 """Columns of a table where there is no terminal to ask."""
@@ -74,6 +81,7 @@ class RootGroup(TyperGroup):
             code, sentence = "IO", f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
         except typer.BadParameter as error:
             hints.explain(error)
+            error.message = visible(error.message, lines=True)
             if not ctx.meta.get(_JSON):
                 raise
             print_json({"error": {"code": "USAGE", "sentence": error.format_message()}})
@@ -82,14 +90,42 @@ class RootGroup(TyperGroup):
             told = {"code": str(code), "sentence": sentence}
             print_json({"error": told if nearest is None else told | {"nearest": nearest}})
         else:
-            Console(stderr=True, highlight=False).print(styled("bold red", str(code), f": {sentence}"), soft_wrap=True)
+            screen_for(stderr=True).print(styled("bold red", str(code), f": {visible(sentence)}"))
         raise typer.Exit(1)
 
 
-def console() -> Console:
-    """A console on the current standard output; lines are wrapped by the terminal, so that hashes stay copyable."""
+@dataclass(frozen=True)
+class _Shown:
+    """What is printed, every character of it visible: file names, and what documents say, are by others."""
+
+    renderable: Any
+
+    def __rich_console__(self, screen: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in screen.render(self.renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text, lines=True), segment.style)
+
+
+class _Showing(RenderHook):
+    """Lets nothing through to a screen but what `attest.shown.visible` makes of it."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Shown(renderable) for renderable in renderables]
+
+
+def screen_for(*, stderr: bool = False) -> Console:
+    """A console on which nothing that others wrote moves the cursor, changes colours or reorders what stands there.
+
+    Guarantee: the only control characters that reach the screen are those of this program's own styles.
+    """
     # No markup: file names and sentences may hold brackets, and must be printed as they are.
-    screen = Console(soft_wrap=True, highlight=False, markup=False)
+    screen = Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False)
+    screen.push_render_hook(_Showing())
+    return screen
+
+
+def console() -> Console:
+    """Such a console on the current standard output; the terminal wraps lines, so that hashes stay copyable."""
+    screen = screen_for()
     if not screen.is_terminal:
         screen.width = _PIPE_WIDTH
     if screen.options.ascii_only and isinstance(sys.stdout, io.TextIOWrapper):
@@ -128,7 +164,7 @@ def print_json(data: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def counting(what: str) -> Iterator[Callable[[int], None]]:
     """A callback that shows a running count on a terminal, and nothing where standard error is a file or a pipe."""
-    screen = Console(stderr=True)
+    screen, what = Console(stderr=True, markup=False), visible(what)
     with screen.status(what) if screen.is_terminal else contextlib.nullcontext() as status:
 
         def progress(count: int) -> None:
@@ -216,14 +252,21 @@ def counted(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
-def utc(seconds: int) -> str:
-    """Seconds since the epoch as an ISO 8601 time in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
 def moment(text: str, **settings: Any) -> Any:
     """An option that takes a time in any form that `parse_time` reads."""
     return typer.Option(parser=parse_time, metavar="TIME", help=text, **settings)
+
+
+def parse_age(text: str) -> int:
+    """Seconds from `7d` or `36h`.
+
+    Raises:
+        typer.BadParameter: if the text is neither.
+    """
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not an age; write 7d or 36h")
+    return int(match[1]) * (86400 if match[2] == "d" else 3600)
 
 
 def parse_time(text: str) -> int:
@@ -234,7 +277,7 @@ def parse_time(text: str) -> int:
     Raises:
         typer.BadParameter: if the text is none of these.
     """
-    if text.isascii() and text.isdigit():
+    if _SECONDS.fullmatch(text):
         return int(text)
     if match := _FROM_NOW.fullmatch(text):
         return int(time.time()) + int(match[1]) * (86400 if match[2] == "d" else 3600)

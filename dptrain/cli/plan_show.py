@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from dptrain.planning.measure import Measured
 
 
+OWN = (
+    "own variance: of the noise per step and coordinate that the bounds of such a contribution would need by themselves, "
+    "(z* C)^2; z* is what it signed, or what its limit of epsilon needs for the draws expected. A block gets what its classes "
+    "need, however often anybody is drawn"
+)
+
+
 def print_plan(policy: Policy, planned: Plan) -> None:
     """The picture, the classes, the blocks, and what to know about either."""
     out = console()
@@ -41,6 +48,7 @@ def print_plan(policy: Policy, planned: Plan) -> None:
         "if all redone",
         "draws of each",
         "95 % between",
+        "own variance",
     )
     for item in planned.classes:
         preset = item.preset
@@ -55,15 +63,17 @@ def print_plan(policy: Policy, planned: Plan) -> None:
             rounded_up(preset.epsilon_with_redo),
             amount(item.expected_draws),
             f"{item.draws.low} and {item.draws.high}",
+            _variance(preset.sufficient_variance),
         )
     for public in planned.public:
         draws = f"{public.draws.low} and {public.draws.high}"
-        rows.add_row(public.name, *["public"] * 7, amount(public.expected_draws), draws)
+        rows.add_row(public.name, *["public"] * 7, amount(public.expected_draws), draws, "public")
     print_table(rows)
     literal = policy.noise_injection == "per_sample"
     given = "what is sure beforehand" if literal else "what the schedule gives"
     given += ", where the noise is least" if len(planned.phases) > 1 else ""
     out.print(f"sigma: noise multiplier asked for; z: {given}; waste: z / sigma; epsilons rounded up")
+    out.print(OWN)
     if policy.sampling_order != POISSON:
         out.print(
             f"turns are public ({policy.sampling_order} order): every contribution takes part once in each period of 1/rate "
@@ -110,8 +120,9 @@ def print_corpus(policy: Policy, report: GateReport, groups: Mapping[str, Sequen
     out = console()
     capped = any(item.bound.max_occurrences for found in groups.values() for item in found)
     rows = table(
-        "class", "signed by", "sigma", "clip norm", *(["at most"] if capped else []), "z", "epsilon", "if content replaced"
-    )
+        "class", "signed by", "sigma", "clip norm", *(["at most"] if capped else []), "z", "epsilon", "if content replaced",
+        "draws expected", "own variance",
+    )  # fmt: skip
     for name, found in sorted(groups.items()):
         for item in found:
             bound = item.bound
@@ -125,10 +136,12 @@ def print_corpus(policy: Policy, report: GateReport, groups: Mapping[str, Sequen
                 number(bound.effective_multiplier),
                 rounded_up(bound.epsilon),
                 rounded_up(bound.epsilon_replace),
+                amount(bound.expected_draws),
+                _variance(bound.sufficient_variance),
             )
     public = sum(item.admission.descriptor.public for item in report.admitted)
     if public:
-        rows.add_row("public classes", str(public), *["public"] * (6 if capped else 5))
+        rows.add_row("public classes", str(public), *["public"] * (8 if capped else 7))
     print_table(rows)
     per_step = expected_per_step(policy, report.counts()["admitted"])
     out.print(f"{len(report.admitted)} admitted, {len(report.refused)} refused; {number(per_step)} drawn per step on average")
@@ -280,6 +293,11 @@ def print_unsupported(sentences: Sequence[str]) -> None:
 def print_written(path: Path) -> None:
     """Where a figure went."""
     console().print(f"wrote {path}")
+
+
+def _variance(value: float | None) -> str:
+    """A variance; there is none where no multiplier keeps what was signed, or the family has no variance to speak of."""
+    return "none" if value is None else number(value)
 
 
 def expected_per_step(policy: Policy, counts: Mapping[str, int]) -> float:

@@ -11,12 +11,13 @@ import typer
 from attest import keys
 from attest.errors import RegistryRefused
 from attest.ids import check_id
-from attest.registry import KeyStatement, Registry, RegistryLog, Rotate
-from attest.registry.statements import read_statement, signing_key
+from attest.registry import Action, KeyStatement, Prove, Registry, RegistryLog, Rotate
+from attest.registry.statements import PROVE, read_statement, signing_key
+from attest.shown import utc
 from dptrain.cli import registry_show
 from dptrain.cli.class_notes import unknown_classes
 from dptrain.cli.enrolments import Defaults, read_enrolments
-from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, styled, utc
+from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, styled
 from dptrain.cli.registry_show import ExistingRegistry, as_json
 from dptrain.cli.signing_keys import PassphraseFile, load_key
 
@@ -96,6 +97,22 @@ def add(
     days: Annotated[int, typer.Option(min=1, help="Days for which the key is valid.")] = 730,
     cap: Annotated[int | None, typer.Option(min=0, help="Contributions admitted at most from this contributor.")] = None,
     principal: Annotated[str | None, typer.Option(help="Person or group behind this and other contributors.")] = None,
+    statement: Annotated[
+        Path | None,
+        typer.Option(
+            "--statement",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="As attest prove wrote it: the contributor holds the key. Without it that is your word.",
+        ),
+    ] = None,
+    allow_look_alike: Annotated[
+        bool,
+        typer.Option(
+            "--allow-look-alike", help="Enrol a name that looks like an enrolled one, such as a1ice beside alice, all the same."
+        ),
+    ] = False,
     key: SigningKey = None,
     owner: OwnerName = None,
     passphrase_file: PassphraseFile = None,
@@ -104,7 +121,7 @@ def add(
     """Enrol public keys and grant classes; makes the registry if it is missing.
 
     Every key is checked for weakness first. Who is enrolled already gets a further key, and classes on top of those granted
-    before.
+    before. A new name that a person would take for an enrolled one is refused.
     """
     if (pub is None) == (table_file is None):
         raise typer.BadParameter("give one public key with --pub, or a file with many with --from")
@@ -117,18 +134,41 @@ def add(
         name, raw = keys.load_named_public_key(pub)
         wanted = [defaults.enrol(contributor or name, raw)]
     else:
-        if contributor is not None:
-            raise typer.BadParameter("--contributor goes with --pub; a file says itself whose keys it holds")
+        if contributor is not None or statement is not None:
+            raise typer.BadParameter("--contributor and --statement go with --pub; a file says itself whose keys it holds")
         wanted = read_enrolments(table_file or Path(), defaults)
+    proofs = [] if statement is None else [_proof(statement)]
     log = _open(registry, key, passphrase_file) if registry.exists() else _create(registry, key, owner, passphrase_file)
     with counting("checking keys") as progress:
-        changed = log.append(wanted, now=now, progress=progress)
+        actions: list[Action] = [*wanted, *proofs]
+        changed = log.append(actions, now=now, progress=progress, look_alikes=allow_look_alike)
     notes = unknown_classes(registry, (name for action in wanted for name in action.classes))
     if pub is not None:
         granted = ", ".join(sorted(set(classes or ())))
         _report(changed, json, f"enrolled {wanted[0].name} for {granted}", [wanted[0].name], notes)
     else:
         _report(changed, json, f"enrolled {len(wanted)} keys", [], notes)
+
+
+@app.command()
+def prove(
+    registry: ExistingRegistry,
+    statement: Annotated[
+        Path, typer.Option("--statement", metavar="FILE", exists=True, dir_okay=False, help="As attest prove wrote it.")
+    ],
+    key: SigningKey = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Take in a contributor's proof that it holds a key which is enrolled already.
+
+    It shows that the holder of the key signed for this registry. Who the holder is, and its name, remain your word.
+    """
+    action = _proof(statement)
+    found, _ = read_statement(statement)
+    changed = _open(registry, key, passphrase_file).append([action], now=int(time.time()))
+    short, name = keys.key_id(found.key or b"").hex(), _holder(changed, found.key)
+    _report(changed, json, f"{name} proved that it holds key {short}", [name])
 
 
 @app.command()
@@ -225,7 +265,37 @@ def revoke(
     _report(changed, json, f"revoked {which} of {contributor} from {utc(from_when)} on", [contributor])
 
 
+@app.command("set-clock")
+def set_clock(
+    registry: ExistingRegistry,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why, in at most 200 characters of ASCII; it stands in the log.")
+    ],
+    key: SigningKey = None,
+    passphrase_file: PassphraseFile = None,
+    json: JsonFlag = False,
+) -> None:
+    """Take back the time of entries that were made while the owner's clock was ahead.
+
+    Times never run back in the log, so such an entry would forbid every revocation until its time has come. Set the clock of
+    the machine right first. Keys that were enrolled from a moment ahead on, or revoked from then on, stay so: enrol or revoke
+    them again. Refused where entries can follow as it is.
+    """
+    log = _open(registry, key, passphrase_file)
+    before, now = log.registry.time, int(time.time())
+    changed = log.set_clock(reason, now=now)
+    _report(changed, json, f"set the clock of the registry back from {utc(before)} to {utc(now)}", [])
+
+
 registry_show.register(app)
+
+
+def _proof(path: Path) -> Prove:
+    """The action of a file that `attest prove` wrote."""
+    found, messages = read_statement(path)
+    if found.kind != PROVE or len(messages) != 1:
+        raise RegistryRefused("SCHEMA", f"{str(path)!r} proves no key; give it to 'registry {found.kind}'")
+    return Prove(found.to_cbor(), messages[0])
 
 
 def _create(registry: Path, key: Path | None, owner: str | None, passphrase_file: Path | None) -> RegistryLog:

@@ -4,9 +4,23 @@ import re
 from typing import Any
 
 from attest.keys import key_id
-from attest.registry import Action, Contributor, Create, Enrol, Entry, Grant, KeyStatement, Peek, Revoke, RevokeOwn, Rotate
+from attest.registry import (
+    Action,
+    Contributor,
+    Create,
+    Enrol,
+    Entry,
+    Grant,
+    KeyStatement,
+    Peek,
+    Prove,
+    Revoke,
+    RevokeOwn,
+    Rotate,
+    SetClock,
+)
 from attest.registry.statements import signing_key
-from dptrain.cli.output import utc
+from attest.shown import utc, visible
 
 MOST = 20
 """Actions of one entry that are told one by one to a person."""
@@ -68,7 +82,7 @@ def _sentence(action: Action, who: Who) -> str:
             principal = "" if action.principal is None else f", principal {who.principal(bytes(action.name))}"
             return (
                 f"enrolled {who(bytes(action.name))} with key {_short(action.key)} from {utc(action.not_before)} until "
-                f"{utc(action.not_after)} for {', '.join(action.classes) or 'no class'}{cap}{principal}"
+                f"{utc(action.not_after)} for {', '.join(action.classes) or 'no class'}{cap}{principal}, on the owner's word"
             )
         case Grant():
             cap = "" if action.cap is None else f", at most {action.cap} contributions"
@@ -77,14 +91,19 @@ def _sentence(action: Action, who: Who) -> str:
             said = KeyStatement.from_cbor(action.statement)
             return (
                 f"{who.of_key(said.key)} followed key {_short(said.key)}, ended {utc(action.old_not_after)}, by "
-                f"{_short(said.new_key)}, valid from {utc(action.not_before)} until {utc(action.not_after)}"
+                f"{_short(said.new_key)}, valid from {utc(action.not_before)} until {utc(action.not_after)}; both signed it"
             )
         case Revoke():
             return f"revoked {_which(action.key)} of {who(bytes(action.name))} from {utc(action.at)} on"
+        case Prove():
+            said = KeyStatement.from_cbor(action.statement)
+            return f"{who.of_key(said.key)} proved that it holds key {_short(said.key)}, which signed that"
         case RevokeOwn():
             said = KeyStatement.from_cbor(action.statement)
             name = who.of_key(said.key or signing_key(action.message))
             return f"{name} revoked {_which(said.key)} of its own from {utc(said.revoked_at or 0)} on"
+        case SetClock():
+            return f"set the clock back from {utc(action.before)}: {visible(action.reason)}"
 
 
 def _action_as_json(action: Action, who: Who) -> dict[str, Any]:
@@ -93,7 +112,7 @@ def _action_as_json(action: Action, who: Who) -> dict[str, Any]:
         fields |= {"name": who(bytes(action.name)), "commitment": action.name}
     if isinstance(action, Enrol) and action.principal is not None:
         fields |= {"principal": who.principal(bytes(action.name)), "committed_principal": action.principal}
-    if isinstance(action, Rotate | RevokeOwn):
+    if isinstance(action, Rotate | RevokeOwn | Prove):
         said = KeyStatement.from_cbor(action.statement)
         signing = said.key if isinstance(action, Rotate) else signing_key(action.message)
         said_fields = {name: getattr(said, name) for name in said.__slots__}

@@ -6,10 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from attest import keys
+from attest.clock import machine_time
 from attest.errors import RegistryRefused
-from attest.registry import Contributor, Peek, Registry, open_registry, peek
+from attest.registry import Contributor, KeyRecord, Peek, Registry, open_registry, peek
+from attest.registry.look_alikes import look_alikes
+from attest.shown import day, utc
 from dptrain.cli.options import existing_file
-from dptrain.cli.output import JsonFlag, console, counting, print_json, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, counting, moment, print_json, styled, table
 from dptrain.cli.registry_history import Who, sentences, shown
 from dptrain.cli.registry_history import as_json as entry_as_json
 
@@ -52,13 +55,18 @@ def verify(
     root: Annotated[
         str | None, typer.Option(metavar="HEX", help="A root seen before, which the registry must still extend.")
     ] = None,
+    now: Annotated[int | None, moment("What the clock says, which no entry may be ahead of; default: now.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Verify every entry, every contributor's statement and every key; exit code 1 if anything is refused."""
+    """Verify every entry, every contributor's statement and every key; exit code 1 if anything is refused.
+
+    A last entry that lies more than an hour ahead of the clock is refused: nothing could be revoked until then.
+    """
     public = owner_key or registry.with_name("owner.pub")
     if not public.is_file():
         raise typer.BadParameter(f"there is no {public}; give the corpus owner's public key with --owner-key")
     known = open_registry(registry, keys.load_public_key(public))
+    known.require_not_ahead(machine_time() if now is None else now)
     if root is not None and not known.extends(_hex(root, "--root")):
         raise RegistryRefused(
             "REGISTRY_ROOT",
@@ -69,13 +77,27 @@ def verify(
         for number, raw in enumerate(enrolled, start=1):
             keys.check_public_key(raw)
             progress(number)
+    proved = sum(record.proved for contributor in known.contributors for record in contributor.keys)
+    # Commitments have no looks.
+    alike = None if known.names_missing else look_alikes((known.owner, *known.by_name))
     if json:
-        print_json(as_json(known, verified=True) | {"keys": len(enrolled)})
-    else:
-        console().print(
-            f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys\n"
-            f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}"
-        )
+        told = {
+            "keys": len(enrolled),
+            "proved": proved,
+            "look_alikes": None if alike is None else [list(group) for group in alike],
+        }
+        print_json(as_json(known, verified=True) | told)
+        return
+    out = console()
+    out.print(
+        f"verified {len(known.roots)} entries by {known.owner}: {len(known.by_name)} contributors, {len(enrolled)} keys, "
+        f"{proved} of them with proof of possession\n"
+        f"registry id {known.registry_id.hex()}\nregistry root {known.root().hex()}"
+    )
+    if alike is None:
+        out.print(styled("yellow", "note", f": names that look alike were not looked for: {known.names_missing}"))
+    for group in alike or ():
+        out.print(styled("yellow", "note", f": names that look alike: {', '.join(group)}"))
 
 
 def register(app: typer.Typer) -> None:
@@ -99,18 +121,19 @@ def _print_unverified(known: Registry | None) -> None:
 
 
 def _print_contributors(found: Registry | Peek) -> None:
-    rows = table("contributor", "key id", "classes", "cap", "valid from", "valid until", "revoked")
+    rows = table("contributor", "key id", "possession", "classes", "cap", "valid from", "valid until", "revoked")
     for contributor in found.contributors:
         name = shown(contributor.name)
         for record in contributor.keys:
             rows.add_row(
                 name if contributor.principal is None else f"{name} ({shown(contributor.principal)})",
                 record.key_id.hex(),
+                possession(record),
                 ", ".join(contributor.classes),
                 "" if contributor.cap is None else str(contributor.cap),
                 # Days are enough to look at, and fit a terminal; --json has the seconds.
-                utc(record.not_before)[:10],
-                utc(record.not_after)[:10],
+                day(record.not_before),
+                day(record.not_after),
                 "" if record.revoked_at is None else utc(record.revoked_at),
             )
     out = console()
@@ -118,6 +141,12 @@ def _print_contributors(found: Registry | Peek) -> None:
     if isinstance(found, Registry) and found.names_missing:
         out.print(f"contributors are shown by the beginning of their commitments: {found.names_missing}")
     out.print(f"owner {found.owner}, id {found.registry_id.hex()}\nroot {found.roots[-1].hex()}")
+    out.print("possession: proved, by a statement that the key signed for this registry; or the word of the owner who enrolled")
+
+
+def possession(record: KeyRecord) -> str:
+    """Says on whose word a key is the contributor's: that of the key itself, or of the owner."""
+    return "proved" if record.proved else "owner's word"
 
 
 def _print_history(found: Peek) -> None:
@@ -161,6 +190,7 @@ def _contributor_as_json(contributor: Contributor) -> dict[str, Any]:
                 "not_before": record.not_before,
                 "not_after": record.not_after,
                 "revoked_at": record.revoked_at,
+                "proved": record.proved,
             }
             for record in contributor.keys
         ],

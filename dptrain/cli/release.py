@@ -9,11 +9,12 @@ import typer
 
 from attest import keys
 from attest.micro import MICRO
+from attest.shown import utc, visible
 from dptrain.cli import ledger_proofs
 from dptrain.cli.files import PassphraseFile
 from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
 from dptrain.cli.ledger_show import print_verdict
-from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, spent, styled, table, utc
+from dptrain.cli.output import JsonFlag, console, counted, counting, moment, print_json, spent, styled, table
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
@@ -69,6 +70,9 @@ def release(
     require_full: Annotated[
         bool, typer.Option("--require-full", help="With --check: exit with code 1 unless the verdict is FULL.")
     ] = False,
+    now: Annotated[
+        int | None, moment("With --check: what the clock says, which neither release nor ledger may be ahead of; default: now.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Sign what a model is: its files, the ledger it comes from, and whose influence may be in it; or check that.
@@ -84,17 +88,17 @@ def release(
     """
     if check:
         signing = (ledger, state, ledger_key, passphrase_file)
-        report = _check(model, key or [], owner_key, export, min_size, require_quorum, json, signing=signing)
+        report = _check(model, key or [], owner_key, export, min_size, require_quorum, now, json, signing=signing)
         from ledger.audit.words import exit_code
 
         # Whoever takes the export out of a release must not get a pass by that.
         if code := exit_code(report.verdict, require_full=require_full, signature_only=signature_only):
             raise typer.Exit(code)
     else:
-        if key or owner_key or export or require_quorum or require_full or signature_only or min_size != 1:
+        if key or owner_key or export or require_quorum or require_full or signature_only or min_size != 1 or now is not None:
             raise typer.BadParameter(
-                "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only and --min-size go with "
-                "--check"
+                "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only, --min-size and --now go "
+                "with --check"
             )
         _make(model, ledger, state, ledger_key, passphrase_file, json)
 
@@ -125,6 +129,7 @@ def _check(
     export: Path | None,
     min_size: int,
     require_quorum: bool,
+    now: int | None,
     json: bool,
     *,
     signing: tuple[object, ...],
@@ -139,7 +144,7 @@ def _check(
     owner = None if owner_key is None else keys.load_public_key(owner_key)
     with counting(f"checking {model}"):
         report = check_release(
-            model, trusted, export=export, owner_key=owner, minimum_size=min_size, require_quorum=require_quorum
+            model, trusted, export=export, owner_key=owner, minimum_size=min_size, require_quorum=require_quorum, now=now
         )
     if json:
         print_json(_report(report))
@@ -251,7 +256,7 @@ def _print_report(report: "ReleaseReport") -> None:
     name = "the manifest was refused" if report.manifest is None else report.manifest.origin
     print_verdict(report.verdict, report.qualifiers, name)
     for finding in report.findings:
-        out.print(styled("red", finding.code, f" {ascii(finding.where)[1:-1]}: {finding.sentence}"))
+        out.print(styled("red", finding.code, f" {visible(finding.where, plain=True)}: {finding.sentence}"))
     for note in report.notes:
         out.print(f"note: {note}")
     if report.manifest is not None and report.weights is not None:
@@ -271,7 +276,7 @@ def _print_weights(found: "Tie") -> None:
         view += [f"names behind {file.view.drop!a}"] if file.view.drop else []
         view += [f"the part {file.view.add!a}"] if file.view.add else []
         of = f" of {', '.join(view)}" if view else ""
-        out.print(f"  {ascii(file.path)[1:-1]}: {counted(len(file.tied), 'tensor')}{of} tied")
+        out.print(f"  {visible(file.path, plain=True)}: {counted(len(file.tied), 'tensor')}{of} tied")
         for what, names in (("converted", file.converted), ("CHANGED", file.changed), ("FOREIGN", file.foreign)):
             if names:
                 more = f" and {len(names) - 10} more" if len(names) > 10 else ""
@@ -281,7 +286,7 @@ def _print_weights(found: "Tie") -> None:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(ascii(name)[1:-1] for name in names)
+    return ", ".join(visible(name, plain=True) for name in names)
 
 
 def _print(manifest: "Manifest", weights: "Tie") -> None:

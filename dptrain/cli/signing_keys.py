@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest import keys
 from attest.agent import AgentSigner
 from attest.errors import KeyRefused
+from attest.shown import visible
 from attest.signer import CheckedSigner, LocalSigner
 from dptrain.cli.options import existing_file
 
@@ -92,8 +93,8 @@ def read_private_key(path: Path, passphrase_file: Path | None) -> Ed25519Private
             if error.code != "PASSPHRASE" or passphrase_file is not None or not sys.stdin.isatty():
                 raise
             if passphrase is not None:
-                typer.echo(error.sentence, err=True)
-        passphrase = _ask(f"Passphrase of {path}: ")
+                typer.echo(visible(error.sentence), err=True)
+        passphrase = _ask(f"Passphrase of {visible(str(path))}: ")
     return keys.load_private_key(path, passphrase)
 
 

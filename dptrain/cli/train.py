@@ -29,13 +29,18 @@ def load_training(module: str) -> ModuleType:
 def train(
     run: Annotated[Path, typer.Argument(metavar="RUN.toml", exists=True, dir_okay=False, help="The run file.")],
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint of this run.")] = False,
+    clock_jump_ok: Annotated[
+        bool,
+        typer.Option("--clock-jump-ok", help="The clock is right though it is over 14 days ahead of the ledger's last leaf."),
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
     """Train as a run file says; the same as `accelerate launch -m dptrain.train RUN.toml`.
 
     Nothing in a run file can weaken the guarantee: everything it rests on is in the signed policy.
     """
-    arguments = [str(run), *(["--resume"] if resume else []), *(["--json"] if json else [])]
+    flags = {"--resume": resume, "--clock-jump-ok": clock_jump_ok, "--json": json}
+    arguments = [str(run), *(flag for flag, given in flags.items() if given)]
     raise typer.Exit(load_training("dptrain.train").main(arguments))
 
 

@@ -31,7 +31,7 @@ from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.pin import PinRecord
 from dptrain.pool import Pool, Slot, in_ledger_order, settle_pool, slots_for
 from dptrain.recording import Recorder
-from dptrain.registry_watch import RegistryWatch
+from dptrain.registry_watch import RegistryWatch, memories_of
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router
 from dptrain.routing.couplings import Program, refuse_coupled
@@ -135,6 +135,7 @@ class PrivateTraining:
         microbatch_rows: int | None = None,
         clock: Callable[[], int] = lambda: int(time.time()),
         resume: bool = False,
+        clock_jump_ok: bool = False,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
         insecure_test_key: bytes | None = None,
@@ -155,13 +156,15 @@ class PrivateTraining:
             decode: content bytes to examples. microbatch: contributions per microbatch (a matter of memory, not privacy).
             microbatch_rows: examples per microbatch, at most; a contribution with more is spread over several, and clipped
                 once. The start-up probes use three examples at least.
-            resume: continue a run that has a ledger. checkpoint_dir: default ``<ledger>.checkpoints``. progress: show a bar.
+            resume: continue a run that has a ledger. clock_jump_ok: the clock is right though it ran far ahead since the last
+                leaf (`ledger.rules.timeline.JUMP_SECONDS`, 14 days), so that what has expired by it may be withdrawn, for good.
+            checkpoint_dir: default ``<ledger>.checkpoints``. progress: show a bar.
             insecure_test_key: 32 bytes that fix noise and sampling; the ledger is stamped NOT PRIVATE and cannot be exported.
             noise_generator: "host" draws noise on the processor, "device" where the gradients are; see :class:`DeviceGaussian`.
 
         Raises:
-            PolicyRefused, RegistryRefused, CorpusRefused: input that does not verify; for a resumed run also a registry that
-                lacks a state which its ledger cites.
+            PolicyRefused, RegistryRefused, CorpusRefused: input that does not verify; also a registry that lacks a state which
+                the ledger of a resumed run cites, or which was used before for this ledger or this corpus.
             UnsupportedPolicy: the policy asks for what this build does not carry.
             NotPrivateUse: an accelerator configuration under which the release would not be private.
             ResumeRefused, LedgerError: the ledger exists without ``resume``, or does not fit.
@@ -174,17 +177,20 @@ class PrivateTraining:
         refusals.refuse_accelerator(accelerator)
         refusals.refuse_generator(noise_generator, signed.policy, accelerator)
         refusals.refuse_microbatch(microbatch, microbatch_rows)
-        watch = RegistryWatch(registry or beside / "registry.cbor", public)
         data = open_corpus(corpus)
         place = Place.of(ledger, ledger_state)
+        watch = RegistryWatch(registry or beside / "registry.cbor", public, memories_of(place, data))
         name = origin or f"{signed.policy.corpus}/{place.name}"
         recorder = Recorder(place, ledger_key, name, resume, public, EarlierRuns(earlier, replaces, earlier_keys, public))
         try:
+            recorder.require_clock(now := clock(), accepted=clock_jump_ok)
             admitting = watch.at_admission(recorder.registry_roots())
-            gate = run_gate(data, signed.policy, admitting, now=recorder.admission_time(clock()))
+            gate = run_gate(data, signed.policy, admitting, now=recorder.admission_time(now))
             if not gate.admitted:
                 counts = ", ".join(f"{code} {n}" for code, n in gate.counts()["refused"].items()) or "the corpus is empty"
                 raise ConfigError("NOTHING_ADMITTED", f"the gate admitted no contribution ({counts}); see `dptrain gate`")
+            inbox = Inbox(place.side(".withdrawals"), signed, public)
+            inbox.make()
         except BaseException:
             recorder.close()
             raise
@@ -193,7 +199,7 @@ class PrivateTraining:
             data,
             gate,
             recorder,
-            Inbox(place.side(".withdrawals"), signed, public),
+            inbox,
             watch,
             accelerator=accelerator,
             decode=decode,
@@ -230,6 +236,7 @@ class PrivateTraining:
 
         Raises:
             UnsupportedModule, CoupledModel, UnsupportedPolicy, NotPrivateUse, ResumeRefused, LedgerError.
+            PinRefused: the newest checkpoint of a resumed run is not what this run saved; nothing was loaded or charged.
         """
         if self._prepared:
             raise StepOrder("PREPARED_TWICE", "prepare() was called twice on one PrivateTraining; open a new one per run")
@@ -535,17 +542,22 @@ class PrivateTraining:
         self._registered += objects
 
     def save(self) -> Path:
-        """Writes a durable checkpoint of model, optimizer and registered objects, pinned to the ledger.
+        """Writes a durable checkpoint of model, optimizer and registered objects, pinned to the ledger under its key.
 
         Raises:
+            LedgerReplaced: the ledger is no longer the one under its name.
             StepOrder: called inside a step, before its ``optimizer.step()``.
             StorageFailed: the disk is full; the previous checkpoint stays.
         """
         if self.gradients.phase is not Phase.IDLE:
             self.gradients.require(Phase.STEPPED, "save() was called")
         self._watch()
-        pin = self.recorder.pin(self._step, self.isolation.told)
-        return checkpoints.save(self._checkpoint_dir, pin, self.model, self.optimizer, self._stateful())
+        step, told = self._step, self.isolation.told
+
+        def sign(size: int, sha256: bytes) -> bytes:
+            return self.recorder.sign_pin(step, told, size, sha256)
+
+        return checkpoints.save(self._checkpoint_dir, step, sign, self.model, self.optimizer, self._stateful())
 
     def finish(self) -> None:
         """Closes the ledger and destroys every key and what was sealed; the loop over ``steps`` calls it after the last step.
@@ -596,7 +608,18 @@ class PrivateTraining:
         return describe.summary(self)
 
     def close(self) -> None:
-        """Detaches from the model, restores ``requires_grad`` and closes the ledger file."""
+        """Detaches from the model, restores ``requires_grad`` and closes the ledger file.
+
+        Raises:
+            LedgerReplaced: the ledger that was written is no longer the one under its name. All is closed all the same.
+        """
+        try:
+            self.recorder.require_in_place()
+        finally:
+            self._detach()
+
+    def _detach(self) -> None:
+        """Detaches and closes, and asks for nothing."""
         if self._prepared:
             self._pass.close()
             self.gradients.close()
@@ -605,5 +628,8 @@ class PrivateTraining:
     def __enter__(self) -> "PrivateTraining":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._detach()

@@ -14,10 +14,12 @@ from attest.micro import from_micro
 from attest.order import dearest_turns
 from attest.policy import ClassRule, Policy
 from attest.policy.sampling import POISSON, period
+from dptrain.own_noise import OwnNoise, own_bounds, own_noise, strictest
 from dptrain.planning.draws import DrawRange, draw_range
 from dptrain.planning.layout import BlockPlan, lay_out, needs_model, sure_stds
 from ledger import accountants
 from ledger.accountants import Phase
+from ledger.errors import AccountantError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +44,24 @@ class BoundPlan:
         epsilon_with_redo: Zero-out, if every step that may be done again is done again; a cap counts anew then and is left out.
         max_occurrences: Signed cap on occurrences, 0 for none.
         multipliers: z in every phase of the policy.
+        expected_draws: Occurrences over the planned horizon, or the cap if it is smaller.
+        sufficient_multiplier: z*, which its own bounds need by themselves (`dptrain.own_noise`): the signed multiplier, or more
+            if a limit of epsilon was signed that needs more. None where no multiplier does, or under laplace.
+        sufficient_variance: (z* C)^2, likewise.
     """
 
     clip_norm: float
     noise_multiplier: float
     effective_multiplier: float
     waste: float
-    sufficient_variance: float
     epsilon: float
     epsilon_replace: float
     epsilon_with_redo: float
-    max_occurrences: int = 0
-    multipliers: tuple[float, ...] = ()
+    max_occurrences: int
+    multipliers: tuple[float, ...]
+    expected_draws: float
+    sufficient_multiplier: float | None
+    sufficient_variance: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +202,21 @@ def bound_plan(
     blocks: Sequence[BlockPlan],
     *,
     cap: int = 0,
+    limits: Sequence[tuple[int, int]] = (),
     hasty: bool = False,
 ) -> BoundPlan:
-    """What a contribution of a class gets that signed these bounds, in units of 1e-6, over the blocks that it may touch."""
+    """What a contribution of a class gets that signed these bounds, in units of 1e-6, over the blocks that it may touch.
+
+    Args:
+        policy: The rules.
+        rule: Its class.
+        sigma_micro: Signed noise multiplier.
+        clip_micro: Signed clip norm.
+        blocks: The blocks.
+        cap: Signed cap on occurrences, 0 for none.
+        limits: Signed limits of epsilon in 1e-6 with their deltas in 1e-12; the noise that suffices is for all of them.
+        hasty: As `make_plan`.
+    """
     if policy.noise_injection == "per_sample":  # then all that is sure beforehand is what was signed
         multipliers = [from_micro(sigma_micro)]
     else:
@@ -206,19 +226,38 @@ def bound_plan(
         q = 1.0
     lengths = [phase.steps for phase in phases_of(policy)]
     phases = [Phase(z, q, steps) for z, steps in zip(multipliers, lengths, strict=True)]
-    signed, clip = from_micro(sigma_micro), from_micro(clip_micro)
+    signed = from_micro(sigma_micro)
+    expected, own = _own(policy, rule, sigma_micro, clip_micro, cap, limits)
     return BoundPlan(
-        clip_norm=clip,
+        clip_norm=from_micro(clip_micro),
         noise_multiplier=signed,
         effective_multiplier=effective,
         waste=schedule.waste(effective, signed),
-        sufficient_variance=schedule.sufficient_variance(signed, clip),
         epsilon=spent(policy, phases, cap=cap),
         epsilon_replace=spent(policy, phases, replace=True, cap=cap),
         epsilon_with_redo=spent(policy, phases, redo=policy.redo_steps),
         max_occurrences=cap,
         multipliers=tuple(multipliers),
+        expected_draws=expected,
+        sufficient_multiplier=None if own is None else own.multiplier,
+        sufficient_variance=None if own is None else own.variance,
     )
+
+
+def _own(
+    policy: Policy, rule: ClassRule, sigma_micro: int, clip_micro: int, cap: int, limits: Sequence[tuple[int, int]]
+) -> tuple[float, OwnNoise | None]:
+    """Expected draws, and the most noise that one of the limits needs; None where there is no such figure."""
+    found, expected = [], 0.0
+    for limit in strictest(limits) or [(0, 0)]:
+        own = own_bounds(policy, rule.name, clip_micro, sigma_micro, cap, limit)
+        if own is not None:
+            expected = own.expected
+            try:
+                found.append(own_noise(own))
+            except AccountantError:
+                return expected, None
+    return expected, max(found, key=lambda noise: noise.variance, default=None)
 
 
 def class_blocks(plan: Plan, name: str) -> list[BlockPlan]:

@@ -8,17 +8,18 @@ from dptrain.tasks.without_privacy import WithoutPrivacy
 
 
 def open_run(
-    config: RunConfig, accelerator: Any, *, resume: bool = False, privacy: bool = True
+    config: RunConfig, accelerator: Any, *, resume: bool = False, clock_jump_ok: bool = False, privacy: bool = True
 ) -> PrivateTraining | WithoutPrivacy:
     """``PrivateTraining.open`` with what the run file says.
 
     Args:
         config: the run. accelerator: see ``PrivateTraining.open``. resume: continue an interrupted run.
+        clock_jump_ok: the clock is right though it ran far ahead since the last leaf, as for ``PrivateTraining.open``.
         privacy: False for the comparison run, which must not be released.
 
     Raises:
         DptrainError, AttestError, LedgerError: as ``PrivateTraining.open``.
     """
     if privacy:
-        return PrivateTraining.open(**config.opening, accelerator=accelerator, resume=resume)
+        return PrivateTraining.open(**config.opening, accelerator=accelerator, resume=resume, clock_jump_ok=clock_jump_ok)
     return WithoutPrivacy(config.data, microbatch=config.run.microbatch, accelerator=accelerator, seed=config.run.seed)

@@ -21,6 +21,7 @@ from attest.policy import open_policy
 from attest.registry import open_registry
 from dptrain.errors import ConfigError
 from dptrain.microbatch import Collate, Decode, Microbatch, build, json_examples
+from dptrain.registry_watch import memory_of
 from dptrain.runconfig import DataConfig
 
 STAMP = "NOT PRIVATE: trained without clipping, noise or ledger, for comparison only; do not release"
@@ -43,6 +44,7 @@ class WithoutPrivacy:
         self.policy = open_policy(data.policy, owner).policy
         self._corpus = open_corpus(data.corpus)
         registry = open_registry(data.registry or data.policy.parent / "registry.cbor", owner)
+        memory_of(self._corpus).keep(registry)
         self.gate = run_gate(self._corpus, self.policy, registry, now=int(time.time()))
         if not self.gate.admitted:
             raise ConfigError("NOTHING_ADMITTED", "the gate admitted no contribution; see `dptrain gate`")

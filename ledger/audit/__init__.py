@@ -3,7 +3,7 @@
 Imports no storage and no torch: what it needs is in the export, and the arithmetic is the trainer's own.
 """
 
-from ledger.audit.findings import AuditReport, EpochRow, Finding, Signer, WithdrawalCount, WithdrawalRow
+from ledger.audit.findings import AuditReport, ClockRow, EpochRow, Finding, Signer, WithdrawalCount, WithdrawalRow
 from ledger.audit.verify import verify_export
 from ledger.audit.words import QUALIFIERS, VERDICTS, Verdict, Word
 
@@ -11,6 +11,7 @@ __all__ = [
     "QUALIFIERS",
     "VERDICTS",
     "AuditReport",
+    "ClockRow",
     "EpochRow",
     "Finding",
     "Signer",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from attest.shown import visible
 from ledger import layout
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import IgnoredLine
@@ -131,5 +132,5 @@ def tell_ignored(rows: Sequence[IgnoredLine]) -> list[str]:
 
 
 def _visible(name: str) -> str:
-    """A name that anybody may have made up, without characters that hide or reorder others."""
-    return ascii(name[:_LONGEST_NAME])[1:-1] + ("..." if len(name) > _LONGEST_NAME else "")
+    """A name that anybody may have made up, perhaps to look like that of a known key."""
+    return visible(name, longest=_LONGEST_NAME, plain=True)

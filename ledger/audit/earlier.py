@@ -6,6 +6,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Final
 
+from attest.clock import machine_time
 from ledger.accountants import MICRO
 from ledger.audit.files import Leaves
 from ledger.audit.findings import AuditReport, Finding
@@ -40,6 +41,7 @@ def earlier_run(
     owner_key: bytes | None = None,
     reason: str = SPENT,
     counted: Sequence[Previous] = (),
+    now: int | None = None,
 ) -> Earlier:
     """Verifies an export and returns it as an earlier run, at its whole size.
 
@@ -51,6 +53,7 @@ def earlier_run(
         owner_key: raw public key of the corpus owner, if its policy must have been signed by that.
         reason: as what it is to be cited.
         counted: how a header cites earlier ledgers, perhaps this one, which must have grown from there.
+        now: the clock of whoever counts it, as for `verify_export`.
 
     Raises:
         LedgerBehind, LedgerForked: it is shorter than cited, or another history.
@@ -58,7 +61,7 @@ def earlier_run(
             unseen; the sentence says more.
         ExportChanged: the export was written to meanwhile.
     """
-    report = verify_export(path, keys, owner_key=owner_key)
+    report = verify_export(path, keys, owner_key=owner_key, now=now)
     if report.verdict == "FAILED":
         found = report.findings[0]
         raise LeafRefused("EARLIER", f"the earlier run {path} is FAILED: {found.where}: {found.sentence}")
@@ -88,6 +91,8 @@ def verify_with_earlier(
     *,
     owner_key: bytes | None = None,
     require_quorum: bool = False,
+    now: int | None = None,
+    max_age: int | None = None,
     minimum_size: int | None = None,
     withdrawals: Path | None = None,
     registry: Path | None = None,
@@ -114,15 +119,20 @@ def verify_with_earlier(
         owner_key: raw public key of the corpus owner, for all of them.
         require_quorum: as for `verify_export`, for the run and every earlier one: an operator who shows different people
             different histories of an earlier run could show here the one in which less was spent.
+        now: the auditor's clock, as for `verify_export`, for all of them.
+        max_age: as for `verify_export`, for this run alone: an earlier one is closed, and grows old.
         minimum_size: as for `verify_export`, of the run alone.
         withdrawals: likewise.
         registry: likewise.
     """
+    now = machine_time() if now is None else now
     report = verify_export(
         path,
         keys,
         owner_key=owner_key,
         require_quorum=require_quorum,
+        now=now,
+        max_age=max_age,
         minimum_size=minimum_size,
         withdrawals=withdrawals,
         registry=registry,
@@ -145,7 +155,7 @@ def verify_with_earlier(
         judge_citations(given, own, fault)
 
         def audited(item: Given) -> AuditReport:
-            found = verify_export(item.path, keys, owner_key=owner_key, require_quorum=require_quorum)
+            found = verify_export(item.path, keys, owner_key=owner_key, require_quorum=require_quorum, now=now)
             if found.verdict != "FAILED":
                 item.require(found.size, found.root_hex)
             return found

@@ -60,12 +60,15 @@ class Signer:
         key_id: hex of the key id in the signature line.
         time: POSIX seconds that a cosignature states; None for a plain signature, as the log's own is.
         of_log: whether it is one of the ledger's own keys.
+        counts: whether that time lies where it can (`ledger.rules.timeline.Timeline.counts`); a cosignature that does not count
+            is in no quorum. True of a plain signature, and where the audit broke off before it read the leaves.
     """
 
     name: str
     key_id: str
     time: int | None
     of_log: bool
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,23 @@ class SummaryRow:
     hashes_gone: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ClockRow:
+    """One CLOCK leaf: the ledger's operator took back times that a wrong clock had put into the leaves before it.
+
+    Attributes:
+        seq: its position.
+        before: time of the leaf before it, POSIX seconds.
+        time: time from which the ledger went on.
+        reason: why, in the operator's words.
+    """
+
+    seq: int
+    before: int
+    time: int
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
     """The result of an audit.
@@ -183,6 +203,9 @@ class AuditReport:
         origin: the ledger's origin, as signed; None when the checkpoint itself was refused, and so are the rest.
         size: number of leaves, as signed.
         root_hex: root of the tree, as signed.
+        now: what the auditor's clock said, POSIX seconds: times were held against it.
+        last_time: time of the last leaf, None where the leaves were not read.
+        clock_sets: the CLOCK leaves.
         finished: whether the run was closed.
         corpus: corpus of the policy.
         delta: the policy's delta.
@@ -226,6 +249,9 @@ class AuditReport:
     origin: str | None = None
     size: int | None = None
     root_hex: str | None = None
+    now: int | None = None
+    last_time: int | None = None
+    clock_sets: tuple[ClockRow, ...] = ()
     finished: bool = False
     corpus: str | None = None
     delta: float | None = None

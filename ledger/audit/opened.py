@@ -31,20 +31,23 @@ class OpenedExport:
     leaves: Leaves
 
 
-def open_export(path: str | Path, keys: Sequence[str], *, owner_key: bytes | None = None) -> OpenedExport:
+def open_export(
+    path: str | Path, keys: Sequence[str], *, owner_key: bytes | None = None, now: int | None = None
+) -> OpenedExport:
     """Audits an export, and replays it once more to be asked.
 
     Args:
         path: the directory.
         keys: verifier keys of the log, as for `verify_export`.
         owner_key: likewise.
+        now: likewise.
 
     Raises:
         ExportRefused: code FAILED, the audit found something; no answer from such a record would be worth anything.
         ExportChanged: it changed after the audit.
         LeafRefused, ProofError: likewise.
     """
-    report = verify_export(path, keys, owner_key=owner_key)
+    report = verify_export(path, keys, owner_key=owner_key, now=now)
     if report.verdict == "FAILED":
         first = report.findings[0]
         more = f" (and {len(report.findings) - 1} findings more)" if len(report.findings) > 1 else ""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from attest.shown import utc, visible
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_SUMMARY_V1, VerifierKey
 from ledger import layout
 from ledger.audit.carried import Carried
@@ -23,6 +24,7 @@ def judge_signers(
     notes_of_tree: Iterable[Carried],
     header: Header,
     chain: KeyChain,
+    counts: Callable[[int], bool],
     required: bool,
     fault: Callable[[str, str, str], None],
     remarks: Remarks,
@@ -33,6 +35,7 @@ def judge_signers(
         notes_of_tree: the notes over the checkpoint under audit, all with its text; their lines count together.
         header: leaf 0.
         chain: the keys of the ledger.
+        counts: tells whether that checkpoint can have been signed at a time, in POSIX seconds.
         required: whether a quorum that was not reached is a fault.
         fault: takes (code, where, sentence) of everything wrong.
         remarks: takes what a reader should know.
@@ -40,11 +43,18 @@ def judge_signers(
     Returns:
         The fields ``signers``, ``auditors``, ``quorum`` and ``quorum_met`` of an audit report.
     """
-    policy, found = chain.trust_policy(), _times(notes_of_tree)
+    policy, found = chain.trust_policy(), _times(notes_of_tree, counts)
+    good = {key for key, time in found.items() if time is None or counts(time)}
     named = [witness.key for witness in policy.witnesses]
-    met = policy.satisfied(found) if named else None
+    met = policy.satisfied(good) if named else None
+    for key, time in found.items():
+        if key not in good:
+            remarks.note(
+                f"the cosignature of {visible(key.name)} counts for nothing: it is dated {utc(time or 0)}, which is before the "
+                "last leaf that it covers, or ahead of the clock here"
+            )
     if named:
-        cosigned = [key.name for key in named if key in found]
+        cosigned = [visible(key.name) for key in named if key in good]
         told = (
             f"cosigned by {len(cosigned)} of the {len(named)} auditors whom the policy names"
             f"{': ' if cosigned else ''}{', '.join(cosigned)}; it asks for {header.policy.auditor_quorum}"
@@ -53,7 +63,7 @@ def judge_signers(
             remarks.note(f"{told}, and has them")
         else:
             remarks.qualify("NO_QUORUM", f"{told}, so that readers who ask for the quorum refuse this checkpoint")
-    elif any(key.kind == SIGNATURE_COSIGNATURE_V1 for key in found):
+    elif any(key.kind == SIGNATURE_COSIGNATURE_V1 for key in good):
         remarks.note("the policy names no auditors; the cosignatures are by keys that were pinned")
     else:
         remarks.qualify("NO_AUDITORS")
@@ -61,18 +71,23 @@ def judge_signers(
         wanted = header.policy.auditor_quorum
         fault("QUORUM", layout.CHECKPOINT, f"{wanted} auditors must have cosigned" if named else "the policy names no auditors")
     return {
-        "signers": tuple(Signer(key.name, key.key_id.hex(), time, str(key) in chain.vkeys) for key, time in found.items()),
+        "signers": tuple(
+            Signer(key.name, key.key_id.hex(), time, str(key) in chain.vkeys, key in good) for key, time in found.items()
+        ),
         "auditors": header.policy.auditors,
         "quorum": header.policy.auditor_quorum,
         "quorum_met": met,
     }
 
 
-def _times(notes_of_tree: Iterable[Carried]) -> dict[VerifierKey, int | None]:
-    """Who signed, and when, each key once; statements on summaries are told elsewhere."""
+def _times(notes_of_tree: Iterable[Carried], counts: Callable[[int], bool]) -> dict[VerifierKey, int | None]:
+    """Who signed, and when: each key once, at a time that counts if it has one. Statements on summaries are told elsewhere."""
     found: dict[VerifierKey, int | None] = {}
     for item in notes_of_tree:
         for signature in item.note.signatures:
-            if signature.key.kind != SIGNATURE_SUMMARY_V1:
-                found.setdefault(signature.key, signature.timestamp)
+            if signature.key.kind == SIGNATURE_SUMMARY_V1:
+                continue
+            known = found.setdefault(signature.key, signature.timestamp)
+            if known is not None and signature.timestamp is not None and not counts(known):
+                found[signature.key] = signature.timestamp
     return found

@@ -5,15 +5,20 @@ particulars. A plain note explains.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from attest.micro import from_micro
 from attest.policy.sampling import POISSON
+from attest.shown import utc, visible
 from ledger.accountants import MICRO, Phase, caveat, describe
 from ledger.audit.words import QUALIFIERS
 from ledger.leaves import Header
 from ledger.leaves.header import UNADDRESSED
 from ledger.leaves.previous import COMPROMISED
 from ledger.replay import Replay
+
+MAX_CLOCK_NOTES: Final = 10
+"""CLOCK leaves that notes tell of one by one; the report has all."""
 
 
 class Remarks:
@@ -84,12 +89,15 @@ def remark_run(run: Replay, remarks: Remarks) -> None:
 
 
 def clock_set_back(run: Replay) -> Iterable[str]:
-    """Yields a sentence per leaf that sets the clock back; none, as no leaf of this version may.
-
-    The place where such a leaf becomes the qualifier CLOCK_SET: `Replay` refuses every time that runs back until then.
-    """
-    del run
-    return ()
+    """Yields a sentence for each of the last CLOCK leaves, which set the ledger's clock back."""
+    sets = run.timeline.sets
+    for leaf in sets[-MAX_CLOCK_NOTES:]:
+        yield (
+            f"leaf {leaf.seq} sets the ledger's clock back from {utc(leaf.before)} to {utc(leaf.time)}, since, as its operator "
+            f"says: {visible(leaf.reason)}. Do not rely on times before that leaf; who expired by them stays withdrawn"
+        )
+    if len(sets) > MAX_CLOCK_NOTES:
+        yield f"the clock was set back {len(sets)} times in all"
 
 
 def _remark_counting(run: Replay, remarks: Remarks) -> None:

@@ -17,7 +17,7 @@ Report = Callable[[str, str, str], None]
 
 
 def judge_summaries(
-    run: RetainedReplay, nodes: KeptNodes | None, carried: Sequence[Carried], fault: Report, remarks: Remarks
+    run: RetainedReplay, nodes: KeptNodes | None, carried: Sequence[Carried], now: int, fault: Report, remarks: Remarks
 ) -> tuple[SummaryRow, ...]:
     """Returns a row per SUMMARY leaf, and reports what is pruned though no quorum of auditors vouches for it.
 
@@ -25,12 +25,13 @@ def judge_summaries(
         run: the run, whose SUMMARY leaves were judged as they were replayed.
         nodes: what stands for leaf hashes that are gone, None where all are there.
         carried: the checkpoints of the export; what auditors say below any of them counts together.
+        now: POSIX seconds by the auditor's clock.
         fault: takes (code, where, sentence) of everything wrong.
         remarks: takes what a reader should know.
     """
     summaries = run.tally.summaries
     try:
-        said = [vouchers(run.header, {item.size: item.data}, summaries) for item in carried]
+        said = [vouchers(run.header, {item.size: item.data}, summaries, run.timeline, now) for item in carried]
     except NoteError:
         return ()  # told already, when the note was opened under all keys
     names = {leaf.seq: tuple(sorted({name for found in said for name in found[leaf.seq]})) for leaf in summaries}
@@ -38,6 +39,9 @@ def judge_summaries(
     wrong = run.unvouched(end)
     if wrong is not None:
         fault("UNVOUCHED", layout.RETAINED_NOTES, wrong)
+    early = run.too_early()
+    if early is not None:
+        fault("TOO_EARLY", layout.RETAINED_NOTES, early)
     allowed = hashes_end(run.header, summaries, run.epochs)
     if nodes is not None and nodes.gone_before > allowed:
         sentence = f"hashes below {nodes.gone_before} are gone, and the policy lets those below {allowed} go by now"

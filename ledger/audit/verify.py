@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from attest.clock import machine_time
+from attest.shown import utc
 from ledger import layout
 from ledger.accountants import MICRO, describe
 from ledger.audit.bounds import bounds_are_signed
 from ledger.audit.carried import Carried, carried_notes, ignored_lines, known_keys, tell_ignored
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import AuditReport, EpochRow, Finding
+from ledger.audit.findings import AuditReport, ClockRow, EpochRow, Finding, Signer
 from ledger.audit.kinds import Kinds
 from ledger.audit.quorum import judge_signers, pinned_signers
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
@@ -43,6 +46,8 @@ class _Asked:
     minimum_size: int | None
     withdrawals: Path | None
     registry: Path | None
+    now: int
+    max_age: int | None
 
 
 def verify_export(
@@ -51,6 +56,8 @@ def verify_export(
     *,
     owner_key: bytes | None = None,
     require_quorum: bool = False,
+    now: int | None = None,
+    max_age: int | None = None,
     minimum_size: int | None = None,
     withdrawals: Path | None = None,
     registry: Path | None = None,
@@ -70,7 +77,9 @@ def verify_export(
         nowhere else; and every recorded epsilon is at
         least the one recomputed here from admissions, charges and withdrawals, and at most 2e-6 above it (for the accountant
         `prv`: at least what `pld` gives, and at most 0.02 above it; for versions of an accountant that were looser than
-        this one, which a note names: at least the one recomputed). It cannot
+        this one, which a note names: at least the one recomputed); and no time runs back but at a CLOCK leaf, which a note
+        names, and none since the last of these lies ahead of the auditor's clock. An auditor's signature counts only if its
+        time lies between the last leaf that it covers and that clock. The audit cannot
         tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
         SUMMARISED means the same of a ledger of which SPEND leaves, and ADMIT leaves of contributions that left, were pruned:
@@ -88,6 +97,9 @@ def verify_export(
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
         owner_key: raw public key of the corpus owner, likewise; without it the header's own counts (UNPINNED).
         require_quorum: fail unless as many of the policy's auditors as it asks for have cosigned the checkpoint.
+        now: the auditor's clock, POSIX seconds; that of this machine without. Times may lie `attest.clock.AHEAD_SECONDS` ahead.
+        max_age: fail if the last leaf, and every cosignature that counts, is older than this many seconds; None for any age.
+            An operator who shows an old export shows nothing wrong, only less than there is.
         minimum_size: fail if the checkpoint has fewer leaves: the largest size that the auditor knows of; None for unknown.
         withdrawals: a directory of signed withdrawals, to hold WITHDRAW leaves against.
         registry: file of the contributor registry, whose keys tell whether a contributor may withdraw.
@@ -95,7 +107,8 @@ def verify_export(
     Returns:
         The report. Bad input never raises: it is a finding.
     """
-    asked = _Asked(list(keys), owner_key, require_quorum, minimum_size, withdrawals, registry)
+    now = machine_time() if now is None else now
+    asked = _Asked(list(keys), owner_key, require_quorum, minimum_size, withdrawals, registry, now, max_age)
     findings: list[Finding] = []
     report: dict[str, Any] = {}
     verdict: Verdict = "FAILED"
@@ -103,7 +116,9 @@ def verify_export(
         verdict = _verify(Path(path), asked, findings, report)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         findings.append(Finding("INTERNAL", str(path), f"the audit broke off: {type(error).__name__}: {error}"))
-    return AuditReport(verdict="FAILED" if findings else verdict, findings=tuple(findings[:MAX_FINDINGS]), **report)
+    if findings:
+        verdict = "FAILED"
+    return AuditReport(verdict=verdict, findings=tuple(findings[:MAX_FINDINGS]), now=asked.now, **report)
 
 
 def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str, Any]) -> Verdict:
@@ -136,6 +151,7 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     withdrawals, kinds = Withdrawals(), Kinds(header)
     evidence = SignedWithdrawals(header, asked.withdrawals, asked.registry, fault)
     run = _replay(leaves, findings, withdrawals, kinds, evidence)
+    _judge_times(run, asked.now, fault)
     if export.read(layout.POLICY) not in (None, run.keys.trust_policy().text()):
         fault("POLICY_FILE", layout.POLICY, "the trust policy is not that of the ledger's key and the auditors in the header")
     signed = export.read(layout.CHECKPOINT)
@@ -151,11 +167,13 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     known = known_keys(run, keys)
     carried = carried_notes(run, export, leaves, Carried(checkpoint.size, signed or b"", note), known, fault)
     over_it = [item for item in carried if item.size == checkpoint.size]
-    signers = judge_signers(over_it, header, run.keys, asked.require_quorum, fault, remarks)
+    counts = partial(run.timeline.counts, size=checkpoint.size, now=asked.now)
+    signers = judge_signers(over_it, header, run.keys, counts, asked.require_quorum, fault, remarks)
+    _judge_age(run, signers["signers"], asked.now, asked.max_age, fault)
     ignored = ignored_lines((item.note for item in carried), known)
     remarks.note(*tell_ignored(ignored))
     remark_run(run, remarks)
-    summaries = judge_summaries(run, export.nodes, carried, fault, remarks)
+    summaries = judge_summaries(run, export.nodes, carried, asked.now, fault, remarks)
     _describe(run, report)
     report.update(
         **signers,
@@ -168,6 +186,8 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
         withdrawals=withdrawals.rows(run),
         withdrawal_evidence=evidence.judge(run.contributions.__contains__, remarks),
         summaries=summaries,
+        last_time=run.last_time,
+        clock_sets=tuple(ClockRow(leaf.seq, leaf.before, leaf.time, leaf.reason) for leaf in run.timeline.sets),
         release_count=len(run.releases.recorded),
         releases=release_rows(run),
     )
@@ -238,6 +258,22 @@ def _replay(
     except (ExportChanged, ProofError) as error:
         findings.append(Finding(error.code, f"seq {run.size}", error.sentence))
     return run
+
+
+def _judge_times(run: Replay, now: int, fault: Any) -> None:
+    """Holds the times of the leaves against the auditor's clock."""
+    try:
+        run.timeline.require_not_ahead(now)
+    except LeafRefused as error:
+        fault(error.code, f"seq {error.seq}", error.sentence)
+
+
+def _judge_age(run: Replay, signers: Sequence[Signer], now: int, max_age: int | None, fault: Any) -> None:
+    """Holds the newest time that this export shows against what its reader asks for."""
+    newest = max([run.last_time, *(signer.time for signer in signers if signer.counts and signer.time is not None)])
+    if max_age is not None and now - newest > max_age:
+        sentence = f"the newest leaf or cosignature is of {utc(newest)}, {now - newest} s ago; {max_age} s at most are wanted"
+        fault("STALE", layout.CHECKPOINT, f"{sentence}. Get a newer export, or cosignatures of today")
 
 
 def _describe(run: Replay, report: dict[str, Any]) -> None:

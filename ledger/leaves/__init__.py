@@ -9,6 +9,7 @@ from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf
 from ledger.leaves.header import HELD, AccountantInfo, Header, HeaderBlock, HeaderSpec, Profile
 from ledger.leaves.previous import Previous
 from ledger.leaves.records import (
+    EXPIRED,
     Admit,
     Charge,
     ChargeClass,
@@ -21,15 +22,17 @@ from ledger.leaves.records import (
     Spend,
     Withdraw,
 )
-from ledger.leaves.upkeep import Key, Release, Summary, SummaryClass, SummaryKind
+from ledger.leaves.upkeep import Clock, Key, Release, Summary, SummaryClass, SummaryKind
 
 __all__ = [
+    "EXPIRED",
     "HELD",
     "MAX_LEAF_SIZE",
     "AccountantInfo",
     "Admit",
     "Charge",
     "ChargeClass",
+    "Clock",
     "Close",
     "Draw",
     "Epoch",

@@ -3,6 +3,7 @@
 import math
 from typing import Final
 
+from attest.clock import EARLIEST, MAX_TIME
 from attest.errors import AttestError
 from attest.ids import check_id
 from attest.micro import PICO
@@ -10,7 +11,7 @@ from ledger.errors import LeafRefused
 
 MAX_UINT: Final = (1 << 63) - 1
 REASON: Final = 200
-"""Most characters of a reason why statement A is weaker."""
+"""Most characters of a reason in words: why statement A is weaker, or why the clock was set back."""
 
 
 def uint(value: object, what: str, *, low: int = 0, high: int = MAX_UINT) -> None:
@@ -62,7 +63,12 @@ def rows(value: object, what: str, kind: type, *, least: int = 0) -> None:
 def place(seq: object, time: object) -> None:
     """Accepts the position and time of a leaf after the header."""
     uint(seq, "seq", low=1)
-    uint(time, "time")
+    moment(time, "time")
+
+
+def moment(value: object, what: str) -> None:
+    """Accepts the time of a leaf: in seconds since 1970, not before `attest.clock.EARLIEST`, and before the year 10000."""
+    uint(value, what, low=EARLIEST, high=MAX_TIME - 1)
 
 
 def limit(epsilon_micro: object, delta_pico: object) -> None:

@@ -27,6 +27,7 @@ Record = (
     | upkeep.Summary
     | upkeep.Key
     | upkeep.Release
+    | upkeep.Clock
 )
 Leaf = Header | Record
 
@@ -48,6 +49,7 @@ _RECORDS: Final[dict[int, type[Any]]] = {
         upkeep.Summary,
         upkeep.Key,
         upkeep.Release,
+        upkeep.Clock,
     )
 }
 _ROWS: Final[dict[tuple[int, str], type[Any]]] = {

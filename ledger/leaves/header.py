@@ -165,7 +165,7 @@ class Header:
     numerics: Numerics = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        checks.uint(self.time, "time")
+        checks.moment(self.time, "time")
         checks.text(self.origin, "origin", longest=200)
         checks.octets(self.policy_payload, "policy payload")
         checks.octets(self.policy_sign1, "policy signature")

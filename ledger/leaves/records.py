@@ -1,16 +1,19 @@
 """Leaves after the header. The order of the fields of each class is its wire format: keys 0, 2, 3, 4, ... of the map.
 
-Key 1 is the kind, ``KIND``. Kinds 6, 7 and 10 are in `ledger.leaves.upkeep`.
+Key 1 is the kind, ``KIND``. Kinds 6, 7, 10 and 13 are in `ledger.leaves.upkeep`.
 """
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from ledger.errors import LeafRefused
 from ledger.leaves import checks
 
 HASH = 32
+
+EXPIRED: Final = "expired"
+"""Reason code of a WITHDRAW leaf for a contribution whose validity has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Leaves about the ledger itself: its signer's keys, what of it may be pruned, and what was released from it.
+"""Leaves about the ledger itself: its signer's keys and clock, what of it may be pruned, and what was released from it.
 
 The order of the fields of each class is its wire format, as in `ledger.leaves.records`.
 """
@@ -170,3 +170,28 @@ class Release:
         checks.octets(self.manifest_digest, "manifest digest", HASH)
         checks.octets(self.artifacts_digest, "artifacts digest", HASH)
         checks.octets(self.withdrawals_root, "withdrawals root", HASH)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The writer's clock was ahead and is set back: the only leaf whose time is earlier than that of the leaf before it.
+
+    Attributes:
+        seq: position in the ledger.
+        time: POSIX seconds of the clock that is right, from which the ledger goes on.
+        before: time of the leaf before this one.
+        reason: why, as the ledger's operator says it.
+    """
+
+    KIND: ClassVar = 13
+    seq: int
+    time: int
+    before: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        checks.place(self.seq, self.time)
+        checks.moment(self.before, "time before")
+        checks.text(self.reason, "reason", longest=checks.REASON)
+        if self.time >= self.before:
+            raise LeafRefused("RANGE", f"a CLOCK leaf steps back: expected a time before {self.before}, got {self.time}")

@@ -2,19 +2,14 @@
 then the RELEASE leaf."""
 
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Final
 
-from attest.errors import AttestError
-from attest.files import atomic_write, read_limited, sync_directory
-from ledger.errors import LedgerCorrupt, LedgerError, StorageFailed
+from attest.files import atomic_write, sync_directory
+from ledger.errors import LedgerError, StorageFailed
 from ledger.leaves import Release
 from ledger.note import NoteSigner
-from ledger.rules.weights import MAX_RECORDS, WeightRecord, model_digest, read_records, write_records
+from ledger.rules.weights import WeightRecord, model_digest, write_records
 from ledger.storage.appender import Appender
-
-WEIGHTS: Final = ".weights"
-"""Directory beside the ledger with the records that the model digests of its epochs commit to, each under its digest."""
+from ledger.storage.beside import read_weights, weights_file
 
 
 class Releasing:
@@ -45,7 +40,7 @@ class Releasing:
         """
         kept = tuple(records)
         digest = model_digest(kept)
-        path = self._weights(digest)
+        path = weights_file(self._file.store.place, digest)
         try:
             if not path.parent.exists():
                 path.parent.mkdir(exist_ok=True)
@@ -63,21 +58,10 @@ class Releasing:
             LedgerCorrupt: code WEIGHTS, the file of that digest holds something else.
         """
         try:
-            path = self._weights(digest)
+            path = weights_file(self._file.store.place, digest)
         except LedgerError:  # a ledger on a server, opened without its state directory
             return None
-        if not path.exists():
-            return None
-        try:
-            found = read_records(read_limited(path, MAX_RECORDS, "records of a model"))
-        except (AttestError, LedgerError) as error:
-            raise LedgerCorrupt("WEIGHTS", f"{path} cannot be read: {error.sentence}; restore it, or move it away") from error
-        if model_digest(found) != digest:
-            raise LedgerCorrupt("WEIGHTS", f"{path} holds records of another model; restore it, or move it away")
-        return found
-
-    def _weights(self, digest: bytes) -> Path:
-        return self._file.store.place.side(WEIGHTS) / f"{digest.hex()}.cbor"
+        return read_weights(path) if path.exists() else None
 
     def sign_checkpoint(self) -> bytes:
         """Returns a signed checkpoint over all leaves, the stored one if there is one of that size.

@@ -10,10 +10,11 @@ contributions that left, whose anchor records stay (`ledger.retention.retained`)
 
 from collections.abc import Iterable
 
+from attest.clock import machine_time
 from ledger.errors import RetentionRefused
 from ledger.export import Pruned
 from ledger.leaves import Spend, Summary
-from ledger.retention.horizons import hashes_end
+from ledger.retention.horizons import hashes_end, waited
 from ledger.retention.statements import statements, vouched_end, vouchers
 from ledger.storage.appender import Appender
 from ledger.storage.store import Anchor
@@ -36,9 +37,9 @@ class Retaining:
 
     @property
     def vouchers(self) -> dict[int, tuple[str, ...]]:
-        """By position of each SUMMARY leaf the names of the policy's auditors who vouch for it."""
+        """By position of each SUMMARY leaf the names of the policy's auditors who vouch for it, as of this machine's clock."""
         run = self._file.replay
-        return vouchers(run.header, self._file.checkpoints, run.tally.summaries)
+        return vouchers(run.header, self._file.checkpoints, run.tally.summaries, run.timeline, machine_time())
 
     def pruned(self) -> Pruned | None:
         """Returns what stands in for pruned leaves; None where everything is there."""
@@ -149,8 +150,7 @@ class Retaining:
             sentence = f"{policy.auditor_quorum} auditors must vouch for the summary at {due[0].seq}, {given} does"
             how = "export the ledger, let them run 'dptrain ledger cosign --summary' on it, and merge what they write"
             raise RetentionRefused("UNVOUCHED", f"{sentence}; {how}")
-        last = max(epoch.seq for epoch in run.epochs)
-        old = [leaf.end for leaf in due if leaf.end <= end and (run.closed or leaf.seq < last)]
+        old = [leaf.end for leaf in due if leaf.end <= end and waited(leaf, run.epochs, run.closed)]
         if not old:
             sentence = f"no epoch has closed since the summary at {due[0].seq}"
             raise RetentionRefused("TOO_EARLY", f"{sentence}; prune after the next one, or when the run is closed")

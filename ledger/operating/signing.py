@@ -1,14 +1,18 @@
-"""What an open ledger's signer does besides recording a run: take in the signatures of others, hand over to another key."""
+"""What an open ledger's signer does besides recording a run: take in others' signatures, change its key, set its clock back."""
 
 from collections.abc import Sequence
 
+from attest.clock import BACK_SECONDS
+from attest.shown import utc
+from ledger.errors import LeafRefused
+from ledger.leaves import Clock
 from ledger.note import NoteSigner
 from ledger.rules.rotation import rotation
 from ledger.storage.appender import Appender
 
 
 class Signing:
-    """Signatures and keys of an open ledger."""
+    """Signatures, keys and clock of an open ledger."""
 
     _file: Appender
 
@@ -58,3 +62,31 @@ class Signing:
             header, signer = self._file.replay.header, self._file.require_signer()
             self._file.stage(rotation(header, self._file.size, time, signer, successor))
         return self._file.checkpoints[self._file.size]
+
+    def set_clock(self, reason: str, *, now: int) -> Clock:
+        """Takes back times that a wrong clock put ahead, so that the ledger can go on; also after the run was closed.
+
+        Guarantee:
+            When this returns, the CLOCK leaf and a signed checkpoint over it are durable. Nothing else changes: no leaf before
+            it is altered, what was charged counts, and who was withdrawn, as expired too, stays withdrawn.
+
+        Args:
+            reason: why, in printable ASCII of at most 200 characters; everybody who audits the ledger reads it.
+            now: POSIX seconds by the clock that is right.
+
+        Returns:
+            The leaf.
+
+        Raises:
+            LeafRefused: code CLOCK_UNNEEDED, the clock is not behind the last leaf by more than a writer bears anyway; TYPE or
+                RANGE for a reason or a time that no leaf has.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        last = self._file.replay.last_time
+        if now >= last - BACK_SECONDS:
+            sentence = f"the clock says {utc(now)} and the last leaf is of {utc(last)}: the ledger can go on as it is"
+            raise LeafRefused("CLOCK_UNNEEDED", f"{sentence}, and no time has to be taken back")
+        leaf = Clock(self._file.size, now, last, reason)
+        with self._file.appending(now, checkpoint=True, back=True):
+            self._file.stage(leaf)
+        return leaf

@@ -13,17 +13,15 @@ the new checkpoint; (5) the new note is on disk before anybody sees it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
+from attest.clock import BACK_SECONDS
+from attest.shown import utc
 from ledger.audit import AuditReport, verify_export
 from ledger.errors import CosignRefused, ExportChanged
 from ledger.note import Cosigner, cosign, open_note, parse_checkpoint
 from ledger.proofs.memory import Memory, Remembered, check_extends
 from ledger.proofs.reader import ExportReader
 from ledger.retention.statements import vouch
-
-CLOCK_SLACK_SECONDS: Final = 60
-"""A clock that ran back by no more than this since the last cosignature is read as standing still; by more, none is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,8 @@ def cosign_export(
         log_keys: verifier keys of the log, obtained from a place that the log's operator does not control.
         cosigner: the auditor.
         memory: what the auditor cosigned before.
-        now: POSIX seconds.
+        now: POSIX seconds by the auditor's clock, against which the times of leaves are held; the cosignature says this time
+            or, where the clock lags behind by less than two clocks may differ, that of the last leaf.
         owner_key: raw public key of the corpus owner, as for the audit.
         first: whether nothing of this log was ever cosigned. An auditor says so once, so that a lost memory is not taken for
             a new log.
@@ -79,7 +78,7 @@ def cosign_export(
         LedgerCorrupt, StorageFailed: the memory cannot be read or written.
         ExportChanged: files changed while they were read.
     """
-    report = verify_export(export, log_keys, owner_key=owner_key)
+    report = verify_export(export, log_keys, owner_key=owner_key, now=now)
     if report.verdict == "FAILED":
         raise CosignRefused("AUDIT_FAILED", _why(report))
     since = _first_whole(report) if summary else None
@@ -92,7 +91,7 @@ def cosign_export(
     with memory.locked():
         before = memory.read(offered.origin)
         _check_first(before, offered.origin, first)
-        time = now if before is None else _time(before, now)
+        time = max(report.last_time or 0, now if before is None else _time(before, now))
         if before is not None:
             check_extends(before, offered, reader, memory, log_keys)
         note = cosign(reader.checkpoint, cosigner, log_keys, time=time)
@@ -129,6 +128,6 @@ def _check_first(before: Remembered | None, origin: str, first: bool) -> None:
 
 
 def _time(before: Remembered, now: int) -> int:
-    if now < before.time - CLOCK_SLACK_SECONDS:
-        raise CosignRefused("CLOCK", f"the clock says {now}, the last cosignature {before.time}; set the clock right")
+    if now < before.time - BACK_SECONDS:
+        raise CosignRefused("CLOCK", f"the clock says {utc(now)}, the last cosignature {utc(before.time)}; set the clock right")
     return max(now, before.time)

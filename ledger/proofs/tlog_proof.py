@@ -116,7 +116,7 @@ def parse_proof(data: bytes) -> TlogProof:
     return TlogProof(index, hashes, checkpoint, extra)
 
 
-def verify_proof(data: bytes, policy: TrustPolicy, *, leaf: bytes | None = None) -> ProvenLeaf:
+def verify_proof(data: bytes, policy: TrustPolicy, *, leaf: bytes | None = None, now: int | None = None) -> ProvenLeaf:
     """Verifies a proof file offline.
 
     Guarantee:
@@ -127,6 +127,9 @@ def verify_proof(data: bytes, policy: TrustPolicy, *, leaf: bytes | None = None)
         data: the proof file.
         policy: the logs and auditors that the caller trusts.
         leaf: the leaf, for files that do not carry it; where both are given they must be equal.
+        now: the reader's clock, POSIX seconds; that of this machine without. A cosignature counts only if its time lies between
+            that of the leaf and this. (Of a leaf whose time a later CLOCK leaf took back none may count before that time; then
+            an audit of the export shows what this file cannot.)
 
     Raises:
         ProofError: the file is malformed, carries no leaf, or does not prove it.
@@ -139,10 +142,11 @@ def verify_proof(data: bytes, policy: TrustPolicy, *, leaf: bytes | None = None)
     if None not in (leaf, proof.extra) and leaf != proof.extra:
         raise ProofError("OTHER_LEAF", "the proof file carries another leaf than the one given")
     entry = (proof.extra or b"") if leaf is None else leaf
-    trusted = policy.open_checkpoint(proof.checkpoint)
+    trusted = policy.open_checkpoint(proof.checkpoint, now=now)
     checkpoint = trusted.checkpoint
     verify_inclusion(entry, proof.index, checkpoint.size, proof.hashes, checkpoint.root)
     decoded = decode_leaf(entry)
+    trusted = policy.judged_since(trusted, decoded.time)
     if decoded.seq != proof.index:
         raise ProofError("SEQ", f"the leaf states position {decoded.seq}, the proof is for position {proof.index}")
     return ProvenLeaf(decoded, entry, trusted)

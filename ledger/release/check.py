@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from attest.clock import is_ahead, machine_time
 from attest.micro import MICRO
+from attest.shown import utc
 from ledger.accountants import leeway
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.files import Export, Leaves
@@ -85,6 +87,7 @@ def check_release(
     owner_key: bytes | None = None,
     minimum_size: int = 1,
     require_quorum: bool = False,
+    now: int | None = None,
 ) -> ReleaseReport:
     """Checks a release offline, without torch.
 
@@ -110,15 +113,16 @@ def check_release(
         minimum_size: an older release is refused: the largest size that the reader has seen in this ledger; 1 for unknown.
         require_quorum: fail unless as many of the policy's auditors as it asks for have cosigned the export: else a fork of the
             ledger could have been made for this reader. Without an export likewise `NO_EXPORT`.
+        now: the reader's clock, POSIX seconds; that of this machine without. Neither release nor export may lie ahead of it.
 
     Returns:
         The report. Bad input never raises: it is a finding.
     """
-    check = _Check(directory, tuple(keys))
+    check, clock = _Check(directory, tuple(keys)), machine_time() if now is None else now
     manifest: Manifest | None = None
     verdict: Verdict = "FAILED"
     try:
-        manifest, verdict = _check(check, export, owner_key, minimum_size, require_quorum)
+        manifest, verdict = _check(check, export, owner_key, minimum_size, require_quorum, clock)
     except LedgerError as error:
         check.fault(error.code, str(directory), error.sentence)
     except Exception as error:  # an input that breaks the check must not pass it
@@ -140,19 +144,22 @@ def check_release(
 
 
 def _check(
-    check: _Check, export: Path | None, owner_key: bytes | None, minimum_size: int, require_quorum: bool
+    check: _Check, export: Path | None, owner_key: bytes | None, minimum_size: int, require_quorum: bool, now: int
 ) -> tuple[Manifest | None, Verdict]:
     data = read_manifest(check.directory)
     own = check.directory / EXPORT
     place = export or (own if own.is_dir() else None)
     audited = None
     if place is not None:
-        audited = verify_export(place, check.keys, owner_key=owner_key, require_quorum=require_quorum)
+        audited = verify_export(place, check.keys, owner_key=owner_key, require_quorum=require_quorum, now=now)
     followed = () if audited is None or audited.verdict == "FAILED" else audited.log_keys
     manifest = open_manifest(data, (*check.keys, *followed))
     if manifest.size < minimum_size:
         sentence = f"the release cites {manifest.size} leaves, at least {minimum_size} are asked for: get a newer release"
         check.fault("OLD", MANIFEST, sentence)
+    if is_ahead(manifest.time, now):
+        sentence = f"the release is dated {utc(manifest.time)}, ahead of the clock here ({utc(now)}): one of the two is wrong"
+        check.fault("CLOCK", MANIFEST, sentence)
     # Only a directory of that name is an export that was looked at, here or in `_other_export`; a link or a file is neither.
     left_out = (MANIFEST, EXPORT) if own.is_dir() and not own.is_symlink() else (MANIFEST,)
     check.findings += differences(check.directory, manifest.files, left_out)
@@ -166,7 +173,7 @@ def _check(
             sentence = f"there is none, and without one {asked} cannot be looked for; get one from the ledger's operator"
             check.fault("NO_EXPORT", EXPORT, f"{sentence}, and give it with --export")
         return manifest, "SIGNED"
-    others = _other_export(check, own, place, owner_key)
+    others = _other_export(check, own, place, owner_key, now)
     for report in (audited, *others):
         for finding in report.findings:
             check.fault(finding.code, f"{EXPORT}: {finding.where}", finding.sentence)
@@ -179,11 +186,11 @@ def _check(
     return manifest, audited.verdict
 
 
-def _other_export(check: _Check, own: Path, place: Path, owner_key: bytes | None) -> tuple[AuditReport, ...]:
+def _other_export(check: _Check, own: Path, place: Path, owner_key: bytes | None, now: int) -> tuple[AuditReport, ...]:
     """The audit of the export in the directory, where another one is checked against: no file there goes unlooked at."""
     if not own.is_dir() or own.resolve() == place.resolve():
         return ()
-    return (verify_export(own, check.keys, owner_key=owner_key),)
+    return (verify_export(own, check.keys, owner_key=owner_key, now=now),)
 
 
 def _compare_exports(check: _Check, own: Path, place: Path) -> None:

@@ -102,7 +102,7 @@ class Manifest:
             raise ReleaseRefused("SCHEMA", f"the manifest has the schema {self.schema!a:.40}, this version reads {SCHEMA}")
         checks.text(self.origin, "origin", longest=200)
         checks.text(self.log_vkey, "log key", longest=400)
-        checks.uint(self.time, "time")
+        checks.moment(self.time, "time")
         checks.uint(self.step, "step")
         checks.uint(self.size, "checkpoint size", low=1)
         checks.flag(self.horizon, "horizon")

@@ -14,8 +14,12 @@ from typing import Any, Final
 from ledger.errors import ReleaseRefused
 
 SUFFIX: Final = ".safetensors"
-MAX_HEADER: Final = 100_000_000
-"""Bytes of the JSON header, as in the reference implementation."""
+MAX_HEADER: Final = 16 << 20
+"""Bytes of the JSON header. The reference implementation takes 100 000 000: a million empty tensors, which cost whoever merely
+checks a release many seconds and a gigabyte."""
+
+MAX_TENSORS: Final = 100_000
+"""Tensors of one file; models of thousands of experts have some ten thousand, in many files."""
 
 MAX_DIMENSIONS: Final = 64
 """Of one tensor, as in torch and numpy; the product of a million sizes would take hours."""
@@ -56,7 +60,8 @@ def digest_tensors(read: Callable[[int], bytes], size: int, path: str) -> tuple[
     """
     length = int.from_bytes(_exactly(read, 8, path), "little")
     if length > min(MAX_HEADER, size - 8):
-        raise _refused(path, f"its header claims {length} bytes")
+        expected = f"{MAX_HEADER} at most, and no more than the file has"
+        raise _refused(path, f"its header claims {length} bytes, expected {expected}")
     entries = sorted(_entries(_exactly(read, length, path), path), key=lambda entry: (entry[3], entry[4]))
     found, at = [], 0
     for name, dtype, shape, start, end in entries:
@@ -72,6 +77,8 @@ def digest_tensors(read: Callable[[int], bytes], size: int, path: str) -> tuple[
 
 
 def _entries(data: bytes, path: str) -> list[tuple[str, str, tuple[int, ...], int, int]]:
+    if data.count(b'"data_offsets"') > MAX_TENSORS:  # before it is parsed, which costs most
+        raise _too_many(path, data.count(b'"data_offsets"'))
     try:
         header = json.loads(data.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -79,7 +86,13 @@ def _entries(data: bytes, path: str) -> list[tuple[str, str, tuple[int, ...], in
     if type(header) is not dict:
         raise _refused(path, "its header is no JSON object")
     header.pop("__metadata__", None)
+    if len(header) > MAX_TENSORS:
+        raise _too_many(path, len(header))
     return [_entry(name, value, path) for name, value in header.items()]
+
+
+def _too_many(path: str, count: int) -> ReleaseRefused:
+    return _refused(path, f"it has {count} tensors, expected {MAX_TENSORS} at most in one file: split it")
 
 
 def _entry(name: str, value: Any, path: str) -> tuple[str, str, tuple[int, ...], int, int]:
@@ -90,6 +103,8 @@ def _entry(name: str, value: Any, path: str) -> tuple[str, str, tuple[int, ...],
     numbers = [*shape, *offsets] if type(shape) is list and type(offsets) is list and len(offsets) == 2 else [None]
     if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers) or len(shape) > MAX_DIMENSIONS:
         raise _refused(path, f"shape or offsets of tensor {name!a:.100} are no lists of sizes")
+    if any("\ud800" <= char <= "\udfff" for char in name):
+        raise _refused(path, f"the name of tensor {name!a:.100} is no text: it holds half a character (a lone surrogate)")
     return name, value["dtype"], tuple(shape), offsets[0], offsets[1]
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from ledger.report.markup import LONGEST_NAME, Html, cut, hidden, rounded_up, text
+from attest.shown import visible
+from ledger.report.markup import LONGEST_NAME, Html, hidden, rounded_up, text
 from ledger.views.summary import Spread
 
 COLOURS: Final = 8
@@ -67,7 +68,7 @@ def line_chart(
         y_label: what the lines show.
     """
     x_top, y_top = ticks(max(xs))[-1], ticks(max(max(values) for values in series.values()))[-1]
-    ends = ", ".join(f"{cut(name, LONGEST_NAME)} {rounded_up(values[-1])}" for name, values in series.items())
+    ends = ", ".join(f"{visible(name, longest=LONGEST_NAME)} {rounded_up(values[-1])}" for name, values in series.items())
     desc = f"Lines over {x_label} from 0 to {xs[-1]:,}. {y_label} at the end: {ends}. The table below has every figure."
     height = max(320, LABEL_STEP * len(series) + 76)
     wide = Frame(720, height, 62, 176, 16, 44, x_top, y_top)

@@ -83,7 +83,8 @@ def _signer(signer: Signer, report: AuditReport) -> tuple[Any, ...]:
     auditor = (signer.name, signer.key_id) in _auditors(report)
     role = "the ledger itself" if signer.of_log else "auditor" if auditor else "other pinned key"
     time = None if signer.time is None else utc(signer.time)
-    return (code(signer.name), code(signer.key_id), role, "verified", time)
+    signed = "verified" if signer.counts else "verified, counts for nothing: dated before the last leaf, or ahead of the clock"
+    return (code(signer.name), code(signer.key_id), role, signed, time)
 
 
 def _auditors(report: AuditReport) -> list[tuple[str, str]]:

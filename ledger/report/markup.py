@@ -1,10 +1,12 @@
 """Pieces of HTML. Every word from outside is made visible and escaped here; only `Html` passes as it is."""
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from html import escape
 from typing import Any, Final
+
+from attest.shown import utc as shown_utc
+from attest.shown import visible
 
 LONGEST: Final = 600
 """Characters of one foreign text that are shown; an export made to fill the page must not."""
@@ -31,13 +33,7 @@ def text(value: object, longest: int = LONGEST) -> Html:
         The result has no markup and no character that hides, reorders or overwrites others: control and format characters
         (bidirectional ones too), lone surrogates and unusual spaces are shown by their escape sequences.
     """
-    visible = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut(str(value), longest))
-    return Html(escape(visible))
-
-
-def cut(words: str, longest: int) -> str:
-    """Returns words of bounded length, and says how long they were."""
-    return f"{words[:longest]} … ({len(words):,} characters)" if len(words) > longest else words
+    return Html(escape(visible(str(value), longest=longest)))
 
 
 def code(value: object) -> Html:
@@ -48,18 +44,13 @@ def code(value: object) -> Html:
 def utc(seconds: int) -> Html:
     """Returns a time of the ledger; a number that is none is shown as it is."""
     shown = moment(seconds)
-    if not shown.endswith("UTC"):
-        return text(shown)
-    day, clock, _ = shown.split(" ")
-    return Html(f"<time datetime='{day}T{clock}Z'>{shown}</time>")
+    return Html(f"<time datetime='{shown_utc(seconds)}'>{shown}</time>") if shown.endswith("UTC") else text(shown)
 
 
 def moment(seconds: int) -> str:
     """Returns the same in words alone."""
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError, OSError):
-        return f"{seconds} s"
+    shown = shown_utc(seconds)
+    return shown.replace("T", " ").replace("Z", " UTC") if shown.endswith("Z") else shown
 
 
 def rounded_up(value: float) -> Decimal:

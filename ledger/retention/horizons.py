@@ -5,6 +5,17 @@ from collections.abc import Iterable, Sequence
 from ledger.leaves import Epoch, Header, Summary
 
 
+def waited(summary: Summary, epochs: Sequence[Epoch], closed: bool) -> bool:
+    """Tells whether what a SUMMARY leaf speaks for may go by now: an EPOCH leaf follows it, or the run is closed.
+
+    Args:
+        summary: the leaf.
+        epochs: the EPOCH leaves.
+        closed: whether the run was closed.
+    """
+    return closed or (bool(epochs) and summary.seq < epochs[-1].seq)
+
+
 def hashes_end(header: Header, summaries: Iterable[Summary], epochs: Sequence[Epoch]) -> int:
     """Returns where the leaves end whose hashes the policy lets go; 0 where it keeps them.
 

@@ -12,12 +12,14 @@ their bounds).
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Epoch, Header, Spend
 from ledger.replay import Problems, Replay
 from ledger.retention.anchors import AnchorRecord
+from ledger.retention.horizons import waited
 from ledger.rules.contributions import Contribution
 
 
@@ -51,6 +53,7 @@ class RetainedReplay(Replay):
         """
         leaf, problems = self._restore(AnchorRecord.from_bytes(data)) if data else self._respend()
         self.pruned.append(leaf.seq)
+        self.timeline.loose = True
         return leaf, problems
 
     def unvouched(self, end: int) -> str | None:
@@ -68,6 +71,15 @@ class RetainedReplay(Replay):
                 return f"the ADMIT leaf of {hash_.hex()} is gone, and no summary that auditors vouch for has its record"
             if record != committed:
                 return f"what stands for the ADMIT leaf of {hash_.hex()} is not the record that its summary commits to"
+        return None
+
+    def too_early(self) -> str | None:
+        """Says which pruned range had to wait for another epoch, or None when none had."""
+        for leaf in self.tally.summaries:
+            gone = bisect_left(self.pruned, leaf.end) - bisect_left(self.pruned, leaf.first)
+            if gone and not waited(leaf, self.epochs, self.closed):
+                sentence = f"{gone} bodies of leaves {leaf.first} to {leaf.end - 1} are gone, and the summary, leaf {leaf.seq},"
+                return f"{sentence} is followed by no EPOCH leaf, nor is the run closed: nothing may be pruned before"
         return None
 
     def _restore(self, record: AnchorRecord) -> tuple[Admit, list[LeafRefused]]:

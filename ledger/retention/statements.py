@@ -9,15 +9,18 @@ By it the auditor says: I had an export with every body of the ranges for which 
 speak, and recomputed every field of them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final
 
+from attest.clock import MAX_TIME
 from attest.signer import as_signer
 from attest.vkeys import SIGNATURE_SUMMARY_V1, VerifierKey
 from ledger.errors import NoteError
 from ledger.leaves import Header, Summary
 from ledger.merkle import MAX_SIZE
 from ledger.note import Cosigner, open_note, parse_verifier_key, summary_message, with_signature
+from ledger.rules.timeline import Timeline
 
 NAME_SUFFIX: Final = "/summary-v1"
 """Behind an auditor's name, the name under which it vouches for summaries."""
@@ -57,14 +60,20 @@ def vouch(data: bytes, cosigner: Cosigner, log_keys: Iterable[str], *, since: in
     note = open_note(data, [*log_keys, str(key)])
     if any(signature.key == key for signature in note.signatures):
         return data
-    if not 0 <= time < MAX_SIZE or not 0 < since < MAX_SIZE:
-        raise NoteError("TIME", f"time and first summary are in 0..2^63-1 and 1..2^63-1, got {time} and {since}")
+    if not 0 <= time < MAX_TIME or not 0 < since < MAX_SIZE:
+        sentence = f"expected a time before the year 10000 and a first summary in 1..2^63-1, got {time} and {since}"
+        raise NoteError("TIME", sentence)
     signature = as_signer(cosigner.key).sign(summary_message(time, since, note.text))
     return with_signature(data, key, time.to_bytes(8, "big") + since.to_bytes(8, "big") + signature)
 
 
-def statements(header: Header, note: bytes) -> dict[str, int]:
+def statements(header: Header, note: bytes, counts: Callable[[int], bool] = lambda time: True) -> dict[str, int]:
     """Returns who of the policy's auditors vouches in a note, by name, and since which SUMMARY leaf.
+
+    Args:
+        header: leaf 0.
+        note: a checkpoint of its ledger.
+        counts: tells whether a statement can have been made at a time, in POSIX seconds; one that cannot is left out.
 
     Raises:
         NoteError: the note is malformed, or such a line does not verify.
@@ -78,21 +87,32 @@ def statements(header: Header, note: bytes) -> dict[str, int]:
         if error.code == "UNSIGNED":
             return {}
         raise
-    return {signature.key.name.removesuffix(NAME_SUFFIX): signature.since or 0 for signature in found}
+    made = (signature for signature in found if counts(signature.timestamp or 0))
+    return {signature.key.name.removesuffix(NAME_SUFFIX): signature.since or 0 for signature in made}
 
 
-def vouchers(header: Header, notes: Mapping[int, bytes], summaries: Iterable[Summary]) -> dict[int, tuple[str, ...]]:
+def vouchers(
+    header: Header, notes: Mapping[int, bytes], summaries: Iterable[Summary], timeline: Timeline, now: int | None
+) -> dict[int, tuple[str, ...]]:
     """Returns by position of each SUMMARY leaf the names of the policy's auditors who vouch for it.
+
+    Guarantee:
+        A statement counts only if its time lies where `Timeline.counts` lets it: not before the last leaf under the note, and
+        not ahead of the clock.
 
     Args:
         header: leaf 0.
         notes: checkpoint notes by size, whose text is known to be the ledger's.
         summaries: the SUMMARY leaves.
+        timeline: the times of the leaves.
+        now: POSIX seconds by the clock of whoever asks; None to leave statements that are dated ahead to an auditor.
 
     Raises:
         NoteError: a line that claims to be an auditor's does not verify.
     """
-    said = {size: statements(header, note) for size, note in notes.items()}
+    said = {
+        size: statements(header, note, partial(timeline.counts, size=size, now=now)) for size, note in notes.items()
+    }
     return {
         leaf.seq: tuple(
             sorted(

@@ -12,13 +12,13 @@ from typing import Final
 
 from ledger.errors import BudgetExceeded, LeafRefused
 from ledger.handles import AdmitSpec
-from ledger.leaves import Header, Previous, Withdraw
+from ledger.leaves import EXPIRED, Header, Previous, Withdraw
 from ledger.replay import Replay
 from ledger.rules.budgets import Account, Plans, Use, limits_over, reached
 from ledger.rules.contributions import Contribution
 from ledger.rules.spending import composed, of_run
 
-PASSING: Final = frozenset({"expired", "key-revoked", "class-not-granted"})
+PASSING: Final = frozenset({EXPIRED, "key-revoked", "class-not-granted"})
 """Reasons of withdrawals that nobody signed: an attestation's end, and what the registry said on that day."""
 
 

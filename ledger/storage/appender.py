@@ -4,11 +4,20 @@ The mechanics under `ledger.log.Ledger`: it decides what to append, this decides
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Final
+from contextlib import AbstractContextManager, contextmanager, suppress
 
+from attest.clock import BACK_SECONDS
 from attest.files import atomic_write
-from ledger.errors import LeafRefused, LedgerBehind, LedgerClosed, LedgerError, LedgerForked, LedgerWrongRun
+from attest.shown import utc
+from ledger.errors import (
+    LeafRefused,
+    LedgerBehind,
+    LedgerClosed,
+    LedgerError,
+    LedgerForked,
+    LedgerReplaced,
+    LedgerWrongRun,
+)
 from ledger.leaves import Leaf, checks, encode_leaf
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, merge_notes, peek_checkpoint, sign_note
@@ -17,9 +26,6 @@ from ledger.proofs.prover import consistency_proof
 from ledger.storage import fsck, highwater
 from ledger.storage.lean import WithoutBodies, WithoutHashes, droppable
 from ledger.storage.store import Anchor, Row, Store
-
-CLOCK_SLACK_SECONDS: Final = 60
-"""A clock that ran back by no more than this is read as standing still; by more, appending is refused."""
 
 
 class Appender:
@@ -53,13 +59,25 @@ class Appender:
         """Returns the root over the first ``size`` leaves; raises ProofError, code HASHES_GONE, where it cannot be made."""
         return self.frontier.root() if size == self.size else self._subtrees.root(size)
 
+    def require_in_place(self) -> None:
+        """Asks whether the open database is still the one under the ledger's name; a handle that failed or reads is not asked.
+
+        Raises:
+            LedgerReplaced: it is not; the handle refuses everything from then on.
+        """
+        if self.signer is not None and not self._broken:
+            with self._told():
+                self.store.require_in_place()
+
     def close(self) -> None:
         """Gives up the database."""
         self.store.close()
         self._broken = True
 
     @contextmanager
-    def appending(self, now: int, *, checkpoint: bool = False, successor: NoteSigner | None = None) -> Iterator[int]:
+    def appending(
+        self, now: int, *, checkpoint: bool = False, successor: NoteSigner | None = None, back: bool = False
+    ) -> Iterator[int]:
         """Collects leaves staged in its body, then appends them in one transaction.
 
         Guarantee:
@@ -72,12 +90,14 @@ class Appender:
             now: POSIX seconds.
             checkpoint: sign the resulting tree, in the same transaction.
             successor: signs it too, and alone from then on.
+            back: whether the body stages a CLOCK leaf, so that the time may lie before the last one.
 
         Yields:
             The time that the leaves must carry.
         """
         signer = self.require_signer()
-        time, writing = self._time(now), False
+        time, writing = (now if back else self.time_at(now)), False
+        told = self._told()
         try:
             yield time
             rows, frontier = self._encode_staged()
@@ -85,7 +105,8 @@ class Appender:
             signers = (signer,) if successor is None else (signer, successor)
             note = sign_note(text, *signers) if checkpoint else None
             writing = True
-            self.store.append(rows, frontier, note)
+            with told:
+                self.store.append(rows, frontier, note)
             self.frontier = frontier
             self._subtrees.extend(row.leaf_hash for row in rows)
             if note is not None:
@@ -102,6 +123,15 @@ class Appender:
         finally:
             self._staged = []
 
+    def time_at(self, now: int) -> int:
+        """Returns the time of leaves appended now; raises LeafRefused, code CLOCK, for a clock that is behind the last one."""
+        checks.moment(now, "now")
+        last = self.replay.last_time
+        if now < last - BACK_SECONDS:
+            sentence = f"the clock says {utc(now)}, the last leaf {utc(last)}; set the clock right"
+            raise LeafRefused("CLOCK", f"{sentence}, or if it is and was wrong then, run 'dptrain ledger set-clock'")
+        return max(now, last)
+
     def add_signatures(self, note: bytes, verifier_keys: Sequence[str]) -> bytes:
         """Stores what other keys have signed below a checkpoint; see `ledger.log.Ledger.add_signatures`."""
         self.require_signer()
@@ -117,7 +147,8 @@ class Appender:
         merged = merge_notes(stored, [note], list(dict.fromkeys([*keys.required(found.size), *verifier_keys])))
         if merged != stored:
             try:
-                self.store.put_note(found.size, merged)
+                with self._told():
+                    self.store.put_note(found.size, merged)
             except BaseException:
                 self._broken = True
                 raise
@@ -146,7 +177,8 @@ class Appender:
             fsck.check(lean)
         fresh = [anchor for anchor in anchors.values() if anchor.descriptor_hash not in lean.stored]
         self._broken = True
-        self.store.prune(self.size, before, lean.dropped, fresh)
+        with self._told():
+            self.store.prune(self.size, before, lean.dropped, fresh)
         self._take(fsck.load(self.store, recompute=False))
         self._broken = False
         return len(lean.dropped)
@@ -170,7 +202,8 @@ class Appender:
             lean = WithoutHashes(snapshot, before, subtrees)
             fsck.check(lean)
         self._broken = True
-        self.store.drop_hashes(self.size, before, subtrees)
+        with self._told():
+            self.store.drop_hashes(self.size, before, subtrees)
         self._take(fsck.load(self.store, recompute=False))
         self._broken = False
         return lean.dropped
@@ -228,6 +261,11 @@ class Appender:
         if self.signer is not None:
             highwater.write(place, self.signer, self.size, self.frontier.root())
 
+    def _told(self) -> AbstractContextManager[None]:
+        """Lets an error say what of the run is in the ledger as it is now, and how to go on."""
+        run = self.replay
+        return _telling(self, f"{self.size} leaves, {run.charged} steps charged, settled up to step {run.position}")
+
     def _forked(self, note: bytes, sentence: str) -> LedgerForked:
         """Keeps both histories' notes as evidence (`ledger.proofs.evidence`), and returns the error that says where.
 
@@ -260,13 +298,6 @@ class Appender:
         self.hashes_before = loaded.hashes_before
         self._subtrees = loaded.subtrees
 
-    def _time(self, now: int) -> int:
-        checks.uint(now, "now")
-        last = self.replay.last_time
-        if now < last - CLOCK_SLACK_SECONDS:
-            raise LeafRefused("CLOCK", f"the clock says {now}, the last leaf {last}; set the clock right")
-        return max(now, last)
-
     def _encode_staged(self) -> tuple[list[Row], Frontier]:
         rows, frontier = [], self.frontier.copy()
         for leaf in self._staged:
@@ -275,3 +306,16 @@ class Appender:
             rows.append(Row(leaf.seq, leaf.KIND, getattr(leaf, "descriptor_hash", None), hashed, body))
             frontier.append(hashed)
         return rows, frontier
+
+
+@contextmanager
+def _telling(file: Appender, recorded: str) -> Iterator[None]:
+    try:
+        yield
+    except LedgerReplaced as error:
+        file._broken = True
+        sentence = (
+            f"{error.sentence}. Nothing more is charged, and no further step runs. What was recorded counts: {recorded}. "
+            f"{file.store.rescue()}"
+        )
+        raise LedgerReplaced(error.code, sentence) from error

@@ -183,7 +183,7 @@ class _Kept:
         if not (self.before or self.hashes_before or replay.pruned):
             return
         try:
-            names = vouchers(replay.header, notes, replay.tally.summaries)
+            names = vouchers(replay.header, notes, replay.tally.summaries, replay.timeline, None)
         except NoteError as error:
             raise LedgerCorrupt("VOUCHED", f"a statement of an auditor on summaries: {error.sentence}") from error
         end = vouched_end(replay.header, replay.tally.summaries, names)
@@ -194,6 +194,9 @@ class _Kept:
             wrong = f"{len(self._anchors)} anchors stand for leaves that were not pruned"
         if wrong is not None:
             raise LedgerCorrupt("UNVOUCHED", wrong)
+        early = replay.too_early()
+        if early is not None:
+            raise LedgerCorrupt("TOO_EARLY", early)
         self._check_index(replay)
         allowed = hashes_end(replay.header, replay.tally.summaries, replay.epochs)
         if self.hashes_before > min(allowed, self.before):

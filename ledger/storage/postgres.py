@@ -3,8 +3,9 @@
 Life of a leaf: (1) the writer holds a session advisory lock, which the server releases when the connection ends; (2) ``SELECT
 ... FOR UPDATE`` on head and lease makes it the only one to append, and compares both with what it last saw; (3) rows go in by
 one COPY, and a trigger checks that they follow the last one and moves the head; (4) the frontier is stored beside the new
-size; (5) COMMIT with ``synchronous_commit=on`` reaches the server's disk before the call returns. A connection that is lost
-during the commit leaves open whether the rows are there: the error says so, no step runs, and reopening tells.
+size; (5) COMMIT with ``synchronous_commit=on`` reaches the server's disk before the call returns. In (2) the tables must still
+be those that were opened, by their object identifiers. A connection that is lost during the commit leaves open whether the
+rows are there: the error says so, no step runs, and reopening tells.
 
 What the server says is believed no more than a file: the tree and the signer's record beside the run find out. The server
 must be set up to keep what it commits, which is asserted at opening; and a standby that is promoted without the last commits
@@ -14,18 +15,18 @@ is behind the signer's record, and refused.
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
-from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, ProofError
+from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced, ProofError
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
 from ledger.storage.postgres_connection import engine_of
 from ledger.storage.postgres_errors import translated
 from ledger.storage.postgres_schema import FUNCTIONS, TABLES, Tables, statements, tables, writer_grants
-from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Anchor, Row
+from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Anchor, Head, Row, check_head
 from ledger.subtrees import Subtree
 
 READ_BATCH: Final = 4_096
@@ -33,6 +34,10 @@ READ_BATCH: Final = 4_096
 
 _COPY: Final = "COPY {schema}.entry (seq, kind, dhash, leaf, body) FROM STDIN (FORMAT BINARY)"
 _COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea", "bytea")
+_MISSING: Final = ("42P01", "3F000")
+"""SQLSTATE of a table and of a schema that is not there."""
+
+_WHERE: Final = sa.text("SELECT relnamespace::regnamespace::text FROM pg_catalog.pg_class WHERE oid = :oid")
 
 
 class PostgresSnapshot:
@@ -94,6 +99,8 @@ class PostgresStore:
         self._engine = engine
         self._tables = tables(place.schema)
         self._made_tables = False
+        self._identity: tuple[int | None, ...] = ()
+        self._left: Frontier | None = None
 
     @classmethod
     def create(cls, place: Place) -> "PostgresStore":
@@ -110,6 +117,7 @@ class PostgresStore:
                     store._make_tables(connection)
                 store._made_tables = found == "nothing"
                 store._take_over(connection)
+                store._watch(connection)
             created = True
             return store
         finally:
@@ -130,6 +138,7 @@ class PostgresStore:
                 store._check_version(connection)
                 if not read_only:
                     store._take_over(connection)
+                    store._watch(connection)
             opened = True
             return store
         finally:
@@ -169,6 +178,7 @@ class PostgresStore:
                 raise LedgerCorrupt("HEAD", "the head did not move with the rows; the insert trigger is missing")
             if note is not None:
                 connection.execute(sa.insert(known.checkpoint), [{"size": frontier.size, "note": note}])
+        self._left = frontier.copy()
 
     def put_note(self, size: int, note: bytes) -> None:
         """Replaces a stored note by itself with signature lines appended."""
@@ -219,6 +229,33 @@ class PostgresStore:
         with translated("reading the ledger"), self._engine.connect() as connection:
             connection.execution_options(isolation_level="REPEATABLE READ")
             yield PostgresSnapshot(connection, self._tables)
+
+    def examine(self) -> list[str] | None:
+        """Says that there is none: PostgreSQL leaves the check of its pages to the server's keeper, with ``pg_amcheck``."""
+        return None
+
+    def require_in_place(self) -> None:
+        """Asks for the identity of the tables under their names, and for the head."""
+        if self._identity:
+            with self._transaction("asking whether the ledger is in its place") as connection:
+                self._check_fence(connection, None)
+
+    def rescue(self) -> str:
+        """Says how to go on: what a server dropped, only the server's own copies have."""
+        try:
+            with self._transaction("looking for the tables") as connection:
+                where = connection.scalar(_WHERE, {"oid": self._identity[0] if self._identity else 0})
+        except LedgerError:
+            where = None
+        if where is not None and where != self.place.schema:
+            return (
+                f"Its tables are in the schema {where} now: end this run, move away what has the name {self.place.schema}, "
+                f"ALTER SCHEMA {where} RENAME TO {self.place.schema}, and resume"
+            )
+        return (
+            "Nothing of it can be copied from here: restore it from the server's own archive, up to its last leaf (one that "
+            "lacks leaves is refused), and resume"
+        )
 
     def discard(self) -> None:
         """Closes and removes a ledger that could not be created whole; only for the one who has just created it.
@@ -275,14 +312,38 @@ class PostgresStore:
                 raise LedgerBusy("LOCKED", f"another process is writing {self.place.shown}; wait for it, or open read-only")
 
     def _check_fence(self, connection: sa.Connection, expected: int | None) -> None:
-        """Locks head and lease until the transaction ends, and compares fence and size, where one is expected."""
+        """Locks lease and head until the transaction ends; compares them, and the tables with those that were opened."""
         head, lease = self._tables.head, self._tables.lease
-        fence = connection.scalar(sa.select(lease.c.fence).with_for_update())
-        if fence != self.fence:
-            raise LedgerBusy("FENCED", "another writer has taken the ledger over; close this one")
-        size = connection.scalar(sa.select(head.c.size).with_for_update())
-        if expected is not None and size != expected:
-            raise LedgerBusy("HEAD_MOVED", f"the ledger has {size} leaves, this writer knows of {expected}")
+        try:
+            row = connection.execute(sa.select(lease.c.fence, *self._identities()).with_for_update()).one_or_none()
+        except sa.exc.ProgrammingError as error:
+            if getattr(error.orig, "sqlstate", None) in _MISSING:
+                raise self._unlinked("lease") from error
+            raise
+        fence, found = (None, self._identity) if row is None else (row[0], tuple(row[1:]))
+        if None in found:
+            raise self._unlinked(TABLES[found.index(None)])
+        if found != self._identity:
+            sentence = f"the tables of {self.place.shown} are others than those that were opened: a copy was put in their place"
+            raise LedgerReplaced("REPLACED", sentence)
+        query = sa.select(head.c.size, head.c.frontier).with_for_update()
+        size, frontier = connection.execute(query).one_or_none() or (None, None)
+        check_head(self.place.shown, Head(fence, size, frontier), self.fence, self._left, expected)
+
+    def _watch(self, connection: sa.Connection) -> None:
+        """Remembers tables and head of a ledger that this store may write."""
+        self._identity = tuple(connection.execute(sa.select(*self._identities())).one())
+        with suppress(LedgerCorrupt):  # whoever loads the ledger next says what is wrong with it
+            self._left = PostgresSnapshot(connection, self._tables).head()
+
+    def _identities(self) -> Iterator[sa.ColumnElement[int | None]]:
+        """The object identifiers of the tables under their names now; NULL for one that is not there."""
+        for name in TABLES:
+            yield sa.literal_column(f"to_regclass('{self.place.schema}.{name}')::oid::bigint")
+
+    def _unlinked(self, table: str) -> LedgerReplaced:
+        sentence = f"{self.place.shown} has no table {table} any more: it was dropped or renamed while it was open"
+        return LedgerReplaced("UNLINKED", sentence)
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[sa.Connection]:

@@ -3,7 +3,8 @@
 Life of a leaf: (1) the writer holds ``<path>.lock`` (an advisory lock, released by the kernel if the process dies);
 (2) ``BEGIN IMMEDIATE`` takes SQLite's own write lock; (3) the head is compared with what the writer last saw; (4) rows
 are inserted, each checked by a trigger to be the next one; (5) the frontier of the Merkle tree is stored beside the
-new size; (6) COMMIT with ``synchronous=FULL`` reaches the disk before the call returns. The triggers
+new size; (6) COMMIT with ``synchronous=FULL`` reaches the disk before the call returns; (7) before (2) and after (6) the files
+open are compared with those under the ledger's name (`ledger.storage.in_place`). The triggers
 (`ledger.storage.sqlite_schema`) are a seat belt against accidents: whoever can write the file can drop them, and is found
 out by the tree.
 """
@@ -14,17 +15,29 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Final, TypeVar
 
 import sqlalchemy as sa
 
-from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, ProofError, StorageFailed
+from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced, ProofError, StorageFailed
 from ledger.merkle import Frontier
+from ledger.storage import fsck
 from ledger.storage.disks import is_there, require_local
+from ledger.storage.in_place import FILES, OpenFiles
 from ledger.storage.place import Place
 from ledger.storage.sqlite_schema import ANCHOR, CHECKPOINT, ENTRY, HEAD, LEASE, META, METADATA, TRIGGERS
-from ledger.storage.store import EMPTY_HEAD, LOCK_TIMEOUT_SECONDS, SCHEMA_VERSION, Anchor, Row
+from ledger.storage.store import (
+    EMPTY_HEAD,
+    LOCK_TIMEOUT_SECONDS,
+    MAX_WRONG,
+    SCHEMA_VERSION,
+    Anchor,
+    Head,
+    Row,
+    check_head,
+)
 from ledger.subtrees import Subtree
 
 READ_BATCH: Final = 4_096
@@ -36,6 +49,8 @@ _DROP_HASHES: Final = "UPDATE entry SET leaf = NULL, level = ? WHERE seq > ? AND
 _INSERT_ANCHOR: Final = "INSERT INTO anchor (dhash, summary_seq, record) VALUES (?, ?, ?)"
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, dhash, leaf, body) VALUES (?, ?, ?, ?, ?)"
 
+
+_TABLES: Final = "SELECT type, name, sql FROM sqlite_master"
 
 _BLOBS: Final = (bytes, type(None))
 _Value = TypeVar("_Value")
@@ -103,6 +118,9 @@ class SqliteStore:
         self.fence = fence
         self._engine = engine
         self._lock = lock
+        self._files: OpenFiles | None = None
+        self._left: Frontier | None = None
+        self._rescued: Path | None = None
 
     @classmethod
     def create(cls, place: Place) -> "SqliteStore":
@@ -125,6 +143,7 @@ class SqliteStore:
                 connection.execute(sa.insert(META), [{"key": "schema", "value": SCHEMA_VERSION}])
                 connection.execute(sa.insert(HEAD), [EMPTY_HEAD])
                 connection.execute(sa.insert(LEASE), [{"id": 0, "holder": _holder(), "fence": 1}])
+            store._watch(Frontier())
         except BaseException:
             store.discard()
             raise
@@ -140,7 +159,7 @@ class SqliteStore:
             raise LedgerError("MISSING", f"there is no ledger at {path}")
         require_local(path)
         lock = None if read_only else _take_lock(path)
-        store = cls(place, _engine(path, read_only=read_only), lock, 0)
+        store, head = cls(place, _engine(path, read_only=read_only), lock, 0), None
         try:
             with store._transaction("opening the ledger") as connection:
                 version = connection.scalar(sa.select(META.c.value).where(META.c.key == "schema"))
@@ -152,6 +171,10 @@ class SqliteStore:
                 if not read_only:
                     connection.execute(sa.update(LEASE).values(fence=LEASE.c.fence + 1, holder=_holder()))
                     store.fence = connection.scalar(sa.select(LEASE.c.fence)) or 0
+                    with contextlib.suppress(LedgerCorrupt):  # whoever loads the ledger next says what is wrong with it
+                        head = SqliteSnapshot(connection).head()
+            if not read_only:
+                store._watch(head)
         except BaseException:
             store.close()
             raise
@@ -174,9 +197,8 @@ class SqliteStore:
     @staticmethod
     def set_aside(place: Place) -> str:
         """Renames a ledger file and returns the new name; nothing is deleted."""
-        path, number = Path(place.target), 1
-        while (aside := path.with_name(f"{path.name}.unfinished-{number}")).exists():
-            number += 1
+        path = Path(place.target)
+        aside = _free_name(path, "unfinished")
         for suffix in ("-wal", "-shm", ""):
             side = path.with_name(path.name + suffix)
             if side.exists():
@@ -186,7 +208,7 @@ class SqliteStore:
     def append(self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None) -> None:
         """Appends rows, all or none, on disk when it returns (WAL, ``synchronous=FULL``)."""
         expected = frontier.size - len(rows)
-        with self._transaction("appending") as connection:
+        with self._writing("appending") as connection:
             self._check_fence(connection, expected)
             if rows:
                 values = [(row.seq, row.kind, row.descriptor_hash, row.leaf_hash, row.body) for row in rows]
@@ -196,10 +218,11 @@ class SqliteStore:
                 raise LedgerCorrupt("HEAD", "the head did not move with the rows; the insert trigger is missing")
             if note is not None:
                 connection.execute(sa.insert(CHECKPOINT), [{"size": frontier.size, "note": note}])
+        self._left = frontier.copy()
 
     def put_note(self, size: int, note: bytes) -> None:
         """Replaces a stored note by itself with signature lines appended."""
-        with self._transaction("storing signatures") as connection:
+        with self._writing("storing signatures") as connection:
             self._check_fence(connection, None)
             changed = sa.update(CHECKPOINT).where(CHECKPOINT.c.size == size).values(note=note)
             if connection.execute(changed).rowcount != 1:
@@ -207,7 +230,7 @@ class SqliteStore:
 
     def prune(self, size: int, before: int, seqs: Sequence[int], anchors: Sequence[Anchor]) -> None:
         """Drops bodies and stores what stands for them; SQLite zeroes the bytes that are gone (``secure_delete``)."""
-        with self._transaction("pruning") as connection:
+        with self._writing("pruning") as connection:
             self._check_fence(connection, size)
             connection.execute(sa.update(HEAD).values(pruned_before=before))
             if anchors:
@@ -222,7 +245,7 @@ class SqliteStore:
 
     def drop_hashes(self, size: int, before: int, subtrees: Sequence[Subtree]) -> None:
         """Puts roots of subtrees in the place of leaf hashes; SQLite zeroes the bytes that are gone (``secure_delete``)."""
-        with self._transaction("dropping hashes") as connection:
+        with self._writing("dropping hashes") as connection:
             self._check_fence(connection, size)
             connection.execute(sa.update(HEAD).values(hashes_before=before))
             if subtrees:
@@ -238,11 +261,68 @@ class SqliteStore:
         with self._transaction("reading the ledger") as connection:
             yield SqliteSnapshot(connection)
 
+    def examine(self) -> list[str] | None:
+        """Has SQLite check its pages, and compares tables and triggers with a new ledger's."""
+        with self._transaction("checking the pages of the ledger") as connection:
+            found = _wrong_pages(connection)
+            found += [
+                f"{name} is {value}, and a ledger leaves it at 0"
+                for name in ("user_version", "application_id")
+                if (value := connection.exec_driver_sql(f"PRAGMA {name}").scalar())
+            ]
+            tables = {(row.type, row.name): _text(*row) for row in connection.exec_driver_sql(_TABLES)}
+        wanted = _made()
+        for kind, name in sorted(wanted.keys() | tables.keys()):
+            if tables.get((kind, name)) != wanted.get((kind, name)):
+                how = "is gone" if (kind, name) not in tables else "is not that of a ledger"
+                found.append(f"the {kind} {name} {how}; what it stops by accident is no longer stopped")
+        return found[:MAX_WRONG]
+
+    def require_in_place(self) -> None:
+        """Asks for device and inode of the files; where something else wrote, reads all of them again, past every cache."""
+        if self._files is None:
+            return
+        self._files.require()
+        if not self._files.touched():
+            return
+        # What this process has in memory may be all that is left of the file: it is copied before it is forgotten.
+        self._rescued = self._copy()
+        try:
+            with self._transaction("looking for what others wrote") as connection:
+                self._check_fence(connection, None)
+            self._driver().execute("PRAGMA shrink_memory")
+            found = fsck.load(self, recompute=False).frontier
+            with self._transaction("checking the pages of the ledger") as connection:
+                if wrong := _wrong_pages(connection):
+                    raise LedgerCorrupt("DATABASE", f"{wrong[0]!a:.200}")
+        except (LedgerBusy, LedgerReplaced):
+            raise
+        except (LedgerError, sqlite3.Error) as error:
+            raise LedgerReplaced("OVERWRITTEN", f"something else wrote into {self.place.shown}: {error}") from error
+        if self._left is None or found.to_bytes() != self._left.to_bytes():
+            raise LedgerReplaced("OVERWRITTEN", f"something else wrote into {self.place.shown}: it has other leaves now")
+        if self._rescued is not None:
+            _remove(self._rescued)
+            self._rescued = None
+        self._files.leave()
+
+    def rescue(self) -> str:
+        """Copies what the open database holds to a new file beside its name, and says how to go on from it."""
+        path, copy = Path(self.place.target), self._rescued or self._copy()
+        if copy is None:
+            return (
+                f"What is open here could not be copied whole. If {path.name} was renamed, give it its name again beside its "
+                f"-wal; else put the newest copy there: one that lacks leaves is refused. Then resume"
+            )
+        return (
+            f"All of it was copied to {copy}: when this process has ended, move away what lies at {path}, {path.name}-wal and "
+            f"{path.name}-shm, rename the copy to {path.name}, and resume"
+        )
+
     def discard(self) -> None:
         """Closes and removes a ledger that could not be created whole; only for the one who has just created it."""
         self.close()
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{self.place.target}{suffix}").unlink(missing_ok=True)
+        _remove(Path(self.place.target))
 
     def close(self) -> None:
         """Closes the file and gives up the writer's lock."""
@@ -252,18 +332,95 @@ class SqliteStore:
             with _translated("giving up the writer's lock"):
                 lock.close()
 
+    def _driver(self) -> sqlite3.Connection:
+        """The one connection itself, for what SQLAlchemy has no words for."""
+        with self._engine.connect() as connection:
+            driver: sqlite3.Connection = connection.connection.driver_connection  # type: ignore[assignment]
+            return driver
+
+    def _copy(self) -> Path | None:
+        """Copies the database as this connection sees it; returns None, and leaves nothing, unless the copy is whole."""
+        path, head = Path(self.place.target), self._left
+        try:
+            path = _free_name(path, "rescued")
+            with contextlib.closing(sqlite3.connect(path)) as copy:
+                self._driver().backup(copy)
+            with contextlib.closing(SqliteStore.open(Place.of(path), read_only=True)) as store:
+                found = fsck.load(store, recompute=False).subtrees
+                if head is not None and found.root(head.size) == head.root():
+                    return path
+        except (LedgerError, sqlite3.Error, OSError):
+            pass
+        if path != Path(self.place.target):
+            with contextlib.suppress(OSError):
+                _remove(path)
+        return None
+
+    def _watch(self, head: Frontier | None) -> None:
+        """Remembers files and head of a ledger that this store may write."""
+        self._files, self._left = OpenFiles(Path(self.place.target)), head
+
     def _check_fence(self, connection: sa.Connection, expected: int | None) -> None:
         # The advisory lock keeps out processes of this program on this host; fence and size keep out all others.
-        if connection.scalar(sa.select(LEASE.c.fence)) != self.fence:
-            raise LedgerBusy("FENCED", "another writer has taken the ledger over; close this one")
-        size = connection.scalar(sa.select(HEAD.c.size))
-        if expected is not None and size != expected:
-            raise LedgerBusy("HEAD_MOVED", f"the ledger has {size} leaves, this writer knows of {expected}")
+        size, frontier = connection.execute(sa.select(HEAD.c.size, HEAD.c.frontier)).one_or_none() or (None, None)
+        found = Head(connection.scalar(sa.select(LEASE.c.fence)), size, frontier)
+        check_head(self.place.shown, found, self.fence, self._left, expected)
+
+    @contextmanager
+    def _writing(self, doing: str) -> Iterator[sa.Connection]:
+        """A transaction that counts only if the files that it wrote are those under the ledger's name, before and after it."""
+        self.require_in_place()
+        with self._transaction(doing) as connection:
+            yield connection
+        if self._files is not None:
+            self._files.leave()
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[sa.Connection]:
         with _translated(doing), self._engine.begin() as connection:
             yield connection
+
+
+def _wrong_pages(connection: sa.Connection) -> list[str]:
+    """Runs ``PRAGMA integrity_check`` (sqlite.org/pragma.html); returns what is wrong, a sentence each, at most `MAX_WRONG`.
+
+    It reads every page: trees of tables and indices against each other, free pages, types and constraints.
+    """
+    lines = connection.exec_driver_sql(f"PRAGMA integrity_check({MAX_WRONG})").scalars().all()
+    return [str(line).replace("\n", " ") for line in lines if line != "ok"]
+
+
+def _text(kind: str, name: str, sql: str | None) -> str:
+    """The text that made a part of the database; of tables without blanks and quotes, which SQLAlchemy may set otherwise."""
+    text = sql or ""
+    return text if kind == "trigger" else "".join(text.replace('"', "").split())
+
+
+@cache
+def _made() -> dict[tuple[str, str], str]:
+    """Tables, indices and triggers of a new ledger."""
+    engine = sa.create_engine("sqlite://")
+    with engine.begin() as connection:
+        METADATA.create_all(connection)
+        for trigger in TRIGGERS:
+            connection.exec_driver_sql(trigger)
+        found = {(row.type, row.name): _text(*row) for row in connection.exec_driver_sql(_TABLES)}
+    engine.dispose()
+    return found
+
+
+def _free_name(path: Path, why: str) -> Path:
+    """Returns a name beside a ledger's that nothing has yet."""
+    number = 1
+    while is_there(aside := path.with_name(f"{path.name}.{why}-{number}")):
+        number += 1
+    return aside
+
+
+def _remove(path: Path) -> None:
+    """Removes a database with what SQLite keeps beside it."""
+    for suffix in FILES:
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def _holder() -> str:

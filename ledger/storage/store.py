@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
+from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerReplaced
 from ledger.leaves import Admit, Spend
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
@@ -29,6 +30,9 @@ ADMIT_KIND: Final = Admit.KIND
 SUMMARY_KIND: Final = 6
 """A SUMMARY leaf speaks for a pruned range; ``pruned_before`` never passes the last one."""
 
+
+MAX_WRONG: Final = 20
+"""Faults that an examination of a database names; one damaged page may make hundreds."""
 
 EMPTY_HEAD: Final[Mapping[str, object]] = {"id": 0, "size": 0, "frontier": b"", "pruned_before": 0, "hashes_before": 0}
 """The head of a ledger without a leaf."""
@@ -57,6 +61,43 @@ class Anchor:
     descriptor_hash: bytes
     summary_seq: int
     record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a database says of its writer and its tree."""
+
+    fence: int | None
+    size: int | None
+    frontier: bytes | None
+
+
+def check_head(shown: str, found: Head, fence: int, left: Frontier | None, expected: int | None) -> None:
+    """Compares what a database says with what its writer left, before that writes again.
+
+    Args:
+        shown: how messages name the ledger.
+        found: what the database says, inside the transaction that will write.
+        fence: number of this writer.
+        left: the frontier that this writer left; None for one that has not looked yet.
+        expected: number of leaves that the caller knows of, None to compare none.
+
+    Raises:
+        LedgerReplaced: code OVERWRITTEN, fence or size are smaller than this writer left them.
+        LedgerBusy: code FENCED or HEAD_MOVED, another writer went on.
+        LedgerCorrupt: there is no head.
+    """
+    if (found.fence or fence) < fence or (left is not None and found.size is not None and found.size < left.size):
+        sentence = f"{shown} has {found.size} leaves by writer {found.fence}, writer {fence} left {left.size if left else 0}"
+        raise LedgerReplaced("OVERWRITTEN", f"{sentence}: an older copy was put in its place while it was open")
+    if found.fence != fence:
+        raise LedgerBusy("FENCED", "another writer has taken the ledger over; close this one")
+    if found.size is None:
+        raise LedgerCorrupt("HEAD", "the stored head is gone")
+    if expected is not None and found.size != expected:
+        raise LedgerBusy("HEAD_MOVED", f"the ledger has {found.size} leaves, this writer knows of {expected}")
+    if left is not None and (found.size, found.frontier) != (left.size, left.to_bytes()):
+        raise LedgerBusy("HEAD_MOVED", f"the ledger has another head of {found.size} leaves than this writer left")
 
 
 class Snapshot(Protocol):
@@ -124,8 +165,10 @@ class Store(Protocol):
 
         Guarantee:
             When this returns, the rows are durable. When it raises, none of them is in the ledger; only where the failure
-            came with the commit itself (codes COMMIT_UNKNOWN and STORAGE) they may be there, whole, when it is opened
-            again. A writer that lost its lease, or whose view of the head is old, appends nothing.
+            came with the commit itself or right after it (codes COMMIT_UNKNOWN, STORAGE, IO, UNLINKED and REPLACED) they may
+            be there, whole, when it is opened again. A writer that lost its lease, or whose view of the head is old, appends
+            nothing. The database is the one under the ledger's name when it returns: nothing is reported that went into a file
+            or a table without one.
 
         Args:
             rows: the next leaves, in order.
@@ -133,6 +176,7 @@ class Store(Protocol):
             note: signed checkpoint of the size after the last of them.
 
         Raises:
+            LedgerReplaced: the database under the ledger's name is another one, or none.
             LedgerBusy: another writer has taken over or appended, or the database stays locked.
             StorageFailed: the database refused, or the connection is lost.
         """
@@ -182,6 +226,28 @@ class Store(Protocol):
 
     def snapshot(self) -> AbstractContextManager[Snapshot]:
         """Opens one view of the whole ledger, which a writer elsewhere does not move."""
+
+    def examine(self) -> list[str] | None:
+        """Has the database check its own pages and tables, which a reader of leaves does not see.
+
+        Returns:
+            What is wrong, a sentence each, at most `MAX_WRONG`; None where the database has no such check for its users.
+
+        Raises:
+            LedgerCorrupt: it is too damaged to be checked.
+            StorageFailed: it cannot be read.
+        """
+
+    def require_in_place(self) -> None:
+        """Checks that the open database is still the one under the ledger's name, with the head that this writer left.
+
+        Raises:
+            LedgerReplaced: code UNLINKED, REPLACED or OVERWRITTEN.
+            LedgerBusy, StorageFailed: as `append`.
+        """
+
+    def rescue(self) -> str:
+        """Saves what it can of an open database that lost its name, and says how to go on, for the error that tells."""
 
     def discard(self) -> None:
         """Closes and removes a ledger that could not be created whole; only for the one who has just created it."""

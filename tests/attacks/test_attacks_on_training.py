@@ -1,4 +1,4 @@
-"""The attack list of the attestation format, A21 to A24: what happens between admission and the last step."""
+"""The attack list of the attestation format, A16 and A21 to A24: what happens between admission and the last step."""
 
 from dataclasses import replace
 
@@ -7,16 +7,22 @@ import pytest
 pytest.importorskip("torch")
 
 from attest import keys, signed_file
-from attest.errors import CorpusRefused
-from attest.gate import Admission, Gate, Refused, Seen, recheck
+from attest.admission import Passed
+from attest.attestation import Attestation
+from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.errors import CorpusRefused, RegistryRefused
+from attest.gate import Admission, Gate, Refused, Seen
+from attest.registry import RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
-from dptrain.errors import ContentChanged
+from dptrain.errors import ContentChanged, NotPrivateUse
+from ledger.audit import verify_export
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
+from ledger.log import Ledger
+from ledger.note import NoteSigner
 from tests.attacks.scene import BOB, CONTENT, MALLORY, NOW, RAW, item_of, make_registry, signed
-from tests.registries import with_key, without_contributors
 from tests.trainers import Trainer
-from tests.worlds import DAY, make_world
+from tests.worlds import CLASSES, DAY, make_world
 
 KEY_ID = keys.key_id(RAW["alice"])
 
@@ -50,6 +56,48 @@ def test_A5_content_changed_after_admission_stops_training_before_it_is_used(tmp
     trainer.close()
 
 
+# --- A16: bounds softer than the class, past the gate -------------------------------------------------------------------
+
+SOFTER = {
+    "CLIP_ABOVE_CLASS": {"clip_norm_micro": 500_001},
+    "NOISE_BELOW_CLASS": {"noise_multiplier_micro": 1_499_999},
+    "CLIP_BELOW_FLOOR": {"clip_norm_micro": 9_999},
+    "EXAMPLES": {"max_examples": 2},
+    "CLASS_UNKNOWN": {"admissibility_class": "secret"},
+}
+PUBLIC = '[[class]]\nname = "encyclopedia"\npublic = true\nsampling_rate = {q}\ndepth = {{ from = 0.0, to = 1.0 }}\n'
+
+
+def forged(admission, **changes):
+    """An admission that no gate made, of a descriptor with other fields."""
+    signed = replace(admission.descriptor, **changes)
+    passed = Passed(signed.digest(), bytes(32), admission.key_id, signed.contributor, signed.admissibility_class)
+    return Admission(Attestation(signed.to_cbor(), b"", signed.opening()), passed, admission.holder)
+
+
+def test_A16_an_admission_softer_than_its_class_is_refused_where_bounds_become_noise(tmp_path):
+    """Whoever hands the resolver an admission that the gate would not have made gets no noise for it, and the gate's code."""
+    world = make_world(tmp_path, classes=CLASSES + PUBLIC, per_class=1, steps=2, policy_extra="[floors]\nclip_norm = 0.01")
+    trainer = Trainer(world)
+    schedule = trainer.private.schedule
+    admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.pool.slots}
+    private, public = admissions["sensitive"], admissions["encyclopedia"]
+    assert schedule.resolve(forged(private)) == schedule.resolve(private)
+    assert schedule.resolve(forged(private, clip_norm_micro=10_000, noise_multiplier_micro=1_500_000)).clip_norm == 0.01
+    says_public = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+    for code, softer in (
+        *((code, forged(private, **changes)) for code, changes in SOFTER.items()),
+        ("CLIP_ABOVE_CLASS", forged(private, **says_public)),
+        ("BOUNDS_NOT_PUBLIC", forged(public, clip_norm_micro=500_000, noise_multiplier_micro=1_500_000)),
+    ):
+        with pytest.raises(NotPrivateUse) as refused:
+            schedule.resolve(softer)
+        assert refused.value.code == code and softer.descriptor_hash.hex()[:16] in refused.value.sentence
+    with pytest.raises(NotPrivateUse, match="NO_POLICY"):
+        replace(schedule, policy=None).resolve(private)
+    trainer.close()
+
+
 # --- A21: clocks ----------------------------------------------------------
 
 
@@ -76,6 +124,85 @@ def test_A21_every_admission_of_a_batch_has_its_one_time_and_time_never_runs_bac
     times = [leaf.time for leaf in leaves_of(trainer)]
     assert times == sorted(times)
     trainer.close()
+
+
+@pytest.mark.parametrize("when", ["at a resume", "within the run"])
+def test_A21_a_clock_that_ran_far_ahead_lets_nothing_expire_unasked(tmp_path, when):
+    """A machine that is 250 days ahead: nothing is written by its clock, and the run goes on once the clock is right."""
+    world = make_world(tmp_path, per_class=1, steps=8, rate="1")
+    now = [world.now]
+    trainer = Trainer(world, clock=lambda: now[0])
+    steps = iter(trainer.steps)
+    for _ in range(4):
+        trainer.one(next(steps))
+    trainer.private.save()
+    size = trainer.private.recorder.ledger.size
+    now[0] = world.now + 250 * DAY
+    if when == "within the run":
+        with pytest.raises(LeafRefused) as caught:
+            trainer.one(next(steps))
+        assert trainer.private.recorder.ledger.size == size
+        trainer.close()
+    else:
+        trainer.close()
+        with pytest.raises(LeafRefused) as caught:
+            Trainer(world, resume=True, clock=lambda: now[0])
+    assert caught.value.code == "CLOCK_JUMP"
+    assert "days before" in caught.value.sentence and "--clock-jump-ok" in caught.value.sentence
+    now[0] = world.now + 60
+    again = Trainer(world, resume=True, clock=lambda: now[0])
+    again.run()
+    assert not leaves_of(again, Withdraw) and again.private.recorder.ledger.finished
+    again.close()
+
+
+def test_A21_a_clock_that_is_right_after_a_long_pause_is_said_to_be(tmp_path):
+    world = make_world(tmp_path, per_class=1, steps=8, rate="1")
+    now = [world.now]
+    trainer = Trainer(world, clock=lambda: now[0])
+    for step in trainer.steps:
+        trainer.one(step)
+        if step.number == 4:
+            break
+    trainer.private.save()
+    trainer.close()
+    now[0] = world.now + 201 * DAY
+    again = Trainer(world, resume=True, clock=lambda: now[0], clock_jump_ok=True)
+    again.run()
+    assert {leaf.reason for leaf in leaves_of(again, Withdraw)} == {"expired"}
+    again.close()
+
+
+def test_A21_a_run_that_a_false_clock_locked_goes_on_behind_a_clock_leaf(tmp_path):
+    """Who was withdrawn as expired by the false clock stays withdrawn; nobody else is, and the export is FULL again."""
+    world = make_world(tmp_path, per_class=1, steps=8, rate="1")
+    now = [world.now]
+    trainer = Trainer(world, clock=lambda: now[0])
+    steps = iter(trainer.steps)
+    for _ in range(4):
+        trainer.one(next(steps))
+    trainer.private.save()
+    trainer.close()
+    now[0] = world.now + 150 * DAY
+    wrong = Trainer(world, resume=True, clock=lambda: now[0], clock_jump_ok=True).begin()
+    log = wrong.private.recorder.ledger
+    gone = wrong.private.pool.slots[0].descriptor_hash
+    log.withdraw(gone, "expired", bytes(32), now=now[0])
+    wrong.close()
+    now[0] = world.now + 60
+    with pytest.raises(LeafRefused) as caught:
+        Trainer(world, resume=True, clock=lambda: now[0])
+    assert caught.value.code == "CLOCK" and "set-clock" in caught.value.sentence
+    signer = NoteSigner("test-corpus/ledger", keys.load_private_key(world.root / "ledger.key"))
+    with Ledger.open(world.ledger, signer) as log:
+        log.set_clock("the machine was 150 days ahead", now=now[0])
+    again = Trainer(world, resume=True, clock=lambda: now[0])
+    again.run()
+    log = again.private.recorder.ledger
+    assert log.finished and log.withdrawn == {gone}
+    report = verify_export(again.private.export(tmp_path / "export"), [signer.vkey], now=now[0])
+    assert report.verdict == "TOLD" and len(report.clock_sets) == 1
+    again.close()
 
 
 # --- A22: expiry and withdrawal while a verdict is remembered ----------------------------------------------------------
@@ -107,40 +234,10 @@ def gate_hash(scene):
     return scene.outcome(signed()).descriptor_hash
 
 
-def test_A22_recheck_at_an_epochs_start_sees_expiry_and_withdrawal(scene):
-    admission = scene.outcome(signed())
-    rules = {"policy": scene.policy, "registry": scene.registry}
-    assert recheck(admission, now=NOW + 999, **rules) is None
-    assert str(recheck(admission, now=NOW + 1000, **rules).code) == "EXPIRED"
-    assert str(recheck(admission, now=NOW, withdrawn={admission.descriptor_hash}, **rules).code) == "WITHDRAWN"
-
-
-@pytest.mark.parametrize("now", [NOW - 1001, NOW - 1000, NOW - 1, NOW, NOW + 1, NOW + 999, NOW + 1000])
-def test_A22_recheck_says_what_the_gate_would_say_afresh(scene, now):
-    """For every moment and later state of the registry: only what cannot change is not looked at again."""
-    admission = scene.outcome(signed())
-    registries = [
-        scene.registry,
-        make_registry(lambda log: log.revoke("alice", at=NOW, now=NOW)),
-        make_registry(lambda log: log.revoke("alice", at=NOW + 1, now=NOW)),
-        make_registry(lambda log: log.revoke("bob", at=NOW, now=NOW)),
-        make_registry(lambda log: log.grant("alice", classes=("open",), cap=None, now=NOW)),
-        make_registry(lambda log: log.grant("alice", classes=("open", "sensitive"), cap=0, now=NOW)),
-        with_key(scene.registry, "alice", not_before=NOW, not_after=NOW + 1),
-        without_contributors(scene.registry),
-    ]
-    for registry in registries:
-        afresh = scene.outcome(signed(), now=now, registry=registry)
-        again = recheck(admission, policy=scene.policy, registry=registry, now=now)
-        code = None if isinstance(afresh, Admission) else str(afresh.code)
-        # The cap of a contributor is counted at admission, and only there.
-        assert (None if again is None else str(again.code)) == (None if code == "CONTRIBUTOR_CAP" else code)
-
-
 def test_A22_expiry_within_an_epoch_ends_the_draws_at_the_next_charge(tmp_path):
     """Windows of two steps, epochs of four: the clock passes the end of validity within the second window."""
     world = make_world(tmp_path, per_class=1, steps=8, rate="1")
-    now = [world.now]
+    now = [world.now + 195 * DAY]
     trainer = Trainer(world, clock=lambda: now[0])
     for step in trainer.steps:
         trainer.one(step)
@@ -161,7 +258,6 @@ def test_A22_a_withdrawal_within_an_epoch_ends_the_draws_at_the_next_charge(tmp_
             slot = next(s for s in trainer.private.pool.slots if s.admitted.admission.descriptor.contributor == name)
             withdrawal = Withdrawal(slot.descriptor_hash, "test-corpus", world.now, "consent")
             payload, message = sign_withdrawal(withdrawal, world.contributor_keys[name], signer=name)
-            (world.root / "ledger.db.withdrawals").mkdir()
             signed_file.write(world.root / "ledger.db.withdrawals" / "w.cose", payload, message)
     assert sorted(draws_of(trainer)) == [4, 8, 8]
     assert [leaf.reason for leaf in leaves_of(trainer, Withdraw)] == ["consent"]
@@ -247,20 +343,47 @@ def test_A24_a_revoked_key_is_KEY_REVOKED_from_its_second_on(scene):
     assert scene.code(signed(), registry=revoked(NOW + 1), now=NOW + 1) == "KEY_REVOKED"
 
 
-def test_A24_recheck_of_an_admission_sees_the_revocation(scene):
-    admission = scene.outcome(signed())
-    assert recheck(admission, policy=scene.policy, registry=scene.registry, now=NOW) is None
-    assert recheck(admission, policy=scene.policy, registry=revoked(NOW + 1), now=NOW) is None
-    refusal = recheck(admission, policy=scene.policy, registry=revoked(NOW), now=NOW)
-    assert str(refusal.code) == "KEY_REVOKED"
-
-
 def test_A24_a_policy_that_names_an_earlier_root_takes_the_registry_with_the_revocation(scene):
     """So nobody has to sign the policy again for a revocation to count."""
     later = revoked(NOW)
     assert later.root() != scene.policy.registry_root and later.extends(scene.policy.registry_root)
     gate = Gate(scene.policy, later, workers=1)
     assert codes(gate, [item_of(signed(), CONTENT)], now=NOW) == ["KEY_REVOKED"]
+
+
+def test_A24_an_older_registry_than_a_run_used_is_refused_by_its_ledgers_memory_and_by_the_corpus(tmp_path):
+    """Also where no leaf of the ledger cites what came after the admission: a grant to somebody else, say."""
+    world = make_world(tmp_path, per_class=1, steps=6, rate="1")
+    path = world.root / "registry.cbor"
+    before = path.read_bytes()
+    log = RegistryLog(path, world.owner_key)
+    trainer = Trainer(world)
+    steps = iter(trainer.steps)
+    trainer.one(next(steps))
+    trainer.one(next(steps))
+    trainer.private.save()
+    log.grant("contributor-open", classes=["open"], cap=9, now=world.now)
+    after = path.read_bytes()
+    trainer.one(next(steps))  # charges the second window, and sees the newer registry
+    trainer.close()
+    ledgers, corpora = world.root / "ledger.db.registry", world.root / ".corpus.registry"
+    assert ledgers.read_bytes() == corpora.read_bytes()
+    path.write_bytes(before)
+    for gone, what in ((corpora, "the ledger "), (ledgers, "this corpus ")):
+        kept = gone.read_bytes()
+        gone.unlink()
+        with pytest.raises(RegistryRefused) as refused:
+            Trainer(world, resume=True)
+        assert refused.value.code == "REGISTRY_OLDER" and f"for {what}" in refused.value.sentence
+        assert "has 4 entries" in refused.value.sentence and "one with 5 entries" in refused.value.sentence
+        gone.write_bytes(kept)
+    world.ledger.rename(world.root / "first.db")
+    for suffix in (".registry", ".highwater", ".checkpoints"):
+        (world.root / f"ledger.db{suffix}").rename(world.root / f"first.db{suffix}")
+    with pytest.raises(RegistryRefused, match="REGISTRY_OLDER"):
+        Trainer(world)  # another run over the same corpus
+    path.write_bytes(after)
+    Trainer(world).close()
 
 
 def test_A24_a_second_key_of_the_contributor_does_not_heal_what_the_revoked_one_signed(scene):

@@ -15,7 +15,9 @@ from tests.attacks import (
     test_attacks_on_training,
     test_attestation_attacks,
     test_dictionary_attacks,
+    test_ledger_attacks_times,
     test_opening_attacks,
+    test_printed_attacks,
 )
 from tests.attacks.scene import (
     ALICE,
@@ -191,6 +193,8 @@ MODULES = (
     test_opening_attacks,
     test_dictionary_attacks,
     test_registry_during_training,
+    test_ledger_attacks_times,
+    test_printed_attacks,
 )
 
 

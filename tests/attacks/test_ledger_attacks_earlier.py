@@ -150,7 +150,7 @@ def test_another_history_of_an_earlier_run_is_found_by_its_cosigners(tmp_path):
 
     def cosigned(export: Path) -> Path:
         note = (export / "checkpoint").read_bytes()
-        (export / "checkpoint").write_bytes(cosign(note, anna, KEYS, time=START))
+        (export / "checkpoint").write_bytes(cosign(note, anna, KEYS, time=START + 900))
         return export
 
     shown = cosigned(finished(tmp_path, "one", SIGNER, admission(1), admission(2), policy=policy))

@@ -26,7 +26,6 @@ from ledger.errors import (
     LedgerWrongRun,
     StorageFailed,
 )
-from ledger.handles import Pin
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash
 from ledger.note import Cosigner, NoteSigner, open_note, parse_checkpoint
@@ -35,6 +34,7 @@ from ledger.proofs.evidence import judge, parse_evidence
 from ledger.proofs.memory import Memory
 from ledger.storage import highwater
 from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
+from tests.pins import checkpoint_of
 
 ANNA = Cosigner("auditor.example/anna", OTHER_KEY)
 LATER = START + 10**6
@@ -60,13 +60,15 @@ def running(tmp_path: Path) -> Iterator[Driver]:
 
 
 def attacked(path: Path, *statements: str, triggers: bool = False) -> None:
-    """Runs statements on a ledger's file as its attacker, who drops the triggers."""
+    """Runs statements on a ledger's file as its attacker, who drops the triggers, and puts them back behind what they did."""
     with closing(sqlite3.connect(path)) as database, database:
-        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
-            if not triggers:
-                database.execute(f"DROP TRIGGER {name}")
+        found = [] if triggers else database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
+        for name, _ in found:
+            database.execute(f"DROP TRIGGER {name}")
         for statement in statements:
             database.execute(statement)
+        for _, sql in found if statements else ():
+            database.execute(sql)
 
 
 def bodies(path: Path) -> list[bytes]:
@@ -75,13 +77,14 @@ def bodies(path: Path) -> list[bytes]:
 
 
 def fsck(path: Path) -> tuple[str, str]:
-    """What `dptrain ledger fsck` answers: OK and nothing, or the code and sentence of the error."""
+    """What `dptrain ledger fsck` answers: OK and nothing, or code and sentence of the error, or of the first finding."""
     done = CliRunner().invoke(app, ["ledger", "fsck", str(path), "--json"])
     answer = json.loads(done.stdout)
     if done.exit_code == 0:
         return answer["verdict"], ""
     assert done.exit_code == 1
-    return answer["error"]["code"], answer["error"]["sentence"]
+    told = answer.get("error") or answer["findings"][0]
+    return told["code"], told["sentence"]
 
 
 def corrupt(path: Path) -> LedgerCorrupt:
@@ -195,6 +198,18 @@ def test_B4_a_writer_finds_out_that_another_process_dropped_the_triggers(running
         running.charge()
 
 
+def test_B4_triggers_that_are_gone_or_others_are_named_by_fsck(path):
+    with closing(sqlite3.connect(path)) as database, database:
+        (sql,) = database.execute("SELECT sql FROM sqlite_master WHERE name = 'entry_no_delete'").fetchone()
+        database.execute("DROP TRIGGER entry_no_delete")
+    code, sentence = fsck(path)
+    assert code == "INTEGRITY" and "the trigger entry_no_delete is gone" in sentence
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(sql.replace("WHEN 1", "WHEN 0"))
+    code, sentence = fsck(path)
+    assert code == "INTEGRITY" and "the trigger entry_no_delete is not that of a ledger" in sentence
+
+
 # --- B5: the tail is lost ----------------------------------------------------
 
 
@@ -281,6 +296,7 @@ def test_B6_yesterdays_files_are_refused_by_the_model_checkpoints_pin_and_by_the
     running.steps()
     running.epoch()
     pin, memory = running.ledger.pin(), Memory(tmp_path / "anna", ANNA.vkey)
+    checkpoint_of(running.ledger, 8)
     cosign_export(running.ledger.export(tmp_path / "today"), [SIGNER.vkey], ANNA, memory, now=LATER, first=True)
     running.ledger.close()
     assert fsck(yesterday)[0] == "OK", "nothing in it is wrong"
@@ -293,11 +309,8 @@ def test_B6_yesterdays_files_are_refused_by_the_model_checkpoints_pin_and_by_the
         export = ledger.export(tmp_path / "rolled back")
     with pytest.raises(LedgerBehind):
         cosign_export(export, [SIGNER.vkey], ANNA, memory, now=LATER)
-    folder = tmp_path / "ledger.db.checkpoints" / "step-00000008"
-    folder.mkdir(parents=True)
-    (folder / "pin.json").write_text(json.dumps(pin.to_dict()))
     assert fsck(path)[0] == "OK"
-    shutil.copytree(folder.parent, f"{yesterday}.checkpoints")
+    shutil.copytree(f"{path}.checkpoints", f"{yesterday}.checkpoints")
     code, sentence = fsck(yesterday)
     assert code == "BEHIND" and "step-00000008" in sentence
 
@@ -420,8 +433,3 @@ def test_B18_a_full_disk_is_StorageFailed_and_the_charge_is_not_there(running, t
     with Ledger.open(tmp_path / "ledger.db", SIGNER) as ledger:
         assert ledger.size == size and descriptor(10) not in ledger.admitted
         Driver(ledger, now=LATER).ledger.resume(4, ledger.pin(), now=LATER)
-
-
-def test_pins_survive_a_round_trip(running):
-    """What stands in a model checkpoint is what is checked."""
-    assert Pin.from_dict(running.ledger.pin().to_dict()) == running.ledger.pin()

@@ -1,10 +1,13 @@
 """Rows B5, B6, B13 to B18 of the attack list where training meets them: what is on the disk is not what the run left there.
 
 B13 to B15 with a process that dies at random moments: `tests/fault/test_kill.py`; with every system call of a writer failed:
-`tests/fault/test_syscall_faults.py`; on a server that is killed: `tests/fault/test_postgres_faults.py`.
+`tests/fault/test_syscall_faults.py`; on a server that is killed: `tests/fault/test_postgres_faults.py`. A database that is lost
+while it is open, in every way: `tests/ledger/test_storage_in_place.py`. What lies beside it, and is read again when the run is
+resumed: `test_what_a_resumed_run_reads.py`.
 """
 
 import gc
+import os
 import shutil
 import sqlite3
 import warnings
@@ -16,9 +19,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from attest import signed_file  # noqa: E402
+from attest.withdrawal import Withdrawal, sign_withdrawal  # noqa: E402
 from dptrain.errors import ResumeRefused  # noqa: E402
-from ledger.errors import LedgerBehind, LedgerBusy, LedgerForked, LedgerWrongRun, StorageFailed  # noqa: E402
-from ledger.leaves import Charge, Resume, decode_leaf  # noqa: E402
+from ledger.audit import verify_export  # noqa: E402
+from ledger.errors import (  # noqa: E402
+    LedgerBehind,
+    LedgerBusy,
+    LedgerForked,
+    LedgerReplaced,
+    LedgerWrongRun,
+    StorageFailed,
+)
+from ledger.leaves import Charge, Resume, Withdraw, decode_leaf  # noqa: E402
 from ledger.log import Ledger  # noqa: E402
 from ledger.storage.sqlite import SqliteStore  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
@@ -248,3 +261,96 @@ def test_B18_where_the_charge_fails_no_step_runs_and_nothing_is_drawn(world, mon
     assert (trainer.private.streams.sampler.occurrences == drawn).all()
     trainer.close()
     assert len(leaves(world.ledger, Charge)) == 1
+
+
+# --- the ledger is lost while the run goes on ----------------------------------------------
+
+
+def theirs(world: World) -> None:
+    shutil.copy(world.ledger, world.root / "copy.db")
+    os.replace(world.root / "copy.db", world.ledger)
+
+
+LOST = {
+    "deleted": (lambda world: world.ledger.unlink(), "UNLINKED"),
+    "renamed": (lambda world: world.ledger.rename(world.root / "aside.db"), "UNLINKED"),
+    "replaced": (theirs, "REPLACED"),
+    "without its log": (lambda world: Path(f"{world.ledger}-wal").unlink(), "UNLINKED"),
+}
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_a_run_whose_ledger_is_lost_charges_nothing_more_and_goes_on_from_the_copy(world, how):
+    trainer = start(world)
+    run_to(trainer, 3, save_at=(2,))
+    attack, code = LOST[how]
+    attack(world)
+    step = next(trainer.steps)  # the window was charged before: it may run
+    trainer.one(step)
+    before = weights(trainer)
+    with pytest.raises(LedgerReplaced) as caught:
+        run_to(trainer, 8)
+    assert caught.value.code == code and "4 steps charged" in caught.value.sentence
+    assert all(torch.equal(one, other) for one, other in zip(weights(trainer), before, strict=True)), "and no step ran"
+    trainer.close()
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{world.ledger}{suffix}").unlink(missing_ok=True)
+    (world.root / "ledger.db.rescued-1").rename(world.ledger)
+    trainer = start(world, resume=True)
+    run_to(trainer, 8)
+    trainer.private.export(world.root / "export")
+    trainer.close()
+    charged = Counter(step for w in leaves(world.ledger, Charge) for step in range(w.first_step, w.first_step + w.n_steps))
+    assert [charged[step] for step in range(1, 9)] == [1, 1, 2, 2, 1, 1, 1, 1]
+    assert verify_export(world.root / "export", (world.root / "ledger.pub").read_text().split()).verdict == "TOLD"
+
+
+@pytest.mark.parametrize("when", ["in the last window", "after the last step"])
+def test_a_run_never_ends_well_on_a_ledger_without_a_name(world, when):
+    trainer = start(world)
+    run_to(trainer, 8 if when == "after the last step" else 7)
+    if when == "after the last step":
+        assert next(trainer.steps, None) is None and trainer.private.recorder.ledger.finished
+    world.ledger.unlink()
+    with pytest.raises(LedgerReplaced):
+        for step in trainer.steps:
+            trainer.one(step)
+        trainer.private.export(world.root / "export")
+    assert not (world.root / "export").exists()
+    trainer.close()
+
+
+def test_closing_tells_of_a_ledger_that_was_lost_and_an_error_before_it_is_not_hidden(world):
+    trainer = start(world)
+    run_to(trainer, 8)
+    assert next(trainer.steps, None) is None
+    world.ledger.rename(world.root / "aside.db")
+    with pytest.raises(LedgerReplaced), trainer.private:
+        pass
+    (world.root / "aside.db").rename(world.ledger)
+    other = make_world(world.root / "other", per_class=1, steps=8, rate="0.5")
+    trainer = start(other)
+    run_to(trainer, 2)
+    with pytest.raises(KeyError), trainer.private:
+        other.ledger.unlink()
+        raise KeyError("the user's own")
+
+
+# --- a withdrawal from the beginning -------------------------------------------------------
+
+
+def test_B22_a_withdrawal_that_lies_there_before_the_first_charge_is_in_no_pool_at_all(world):
+    trainer = Trainer(world)
+    inbox = world.root / "ledger.db.withdrawals"
+    assert inbox.stat().st_mode & 0o777 == 0o700 and not world.ledger.exists()
+    digest = trainer.private.pool.slots[0].descriptor_hash
+    payload, message = sign_withdrawal(Withdrawal(digest, "test-corpus", world.now, "consent"), world.owner_key, signer="owner")
+    signed_file.write(inbox / "w.cose", payload, message)
+    trainer.steps = iter(trainer.steps)
+    run_to(trainer, 8)
+    trainer.close()
+    assert (inbox / "w.cose.taken").exists()
+    (withdrawn,) = leaves(world.ledger, Withdraw)
+    first = leaves(world.ledger, Charge)[0]
+    assert withdrawn.descriptor_hash == digest and withdrawn.seq < first.seq
+    assert sum(row.pool_count for row in first.classes) == 2

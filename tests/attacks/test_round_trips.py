@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from attest import cbor, keys, sign1
 from attest.attestation import Attestation, read_at, read_places
+from attest.clock import MAX_TIME
 from attest.descriptor import (
     MAX_COUNT,
     MAX_MICRO,
-    MAX_TIME,
     PUBLIC_CLIP_MICRO,
     PUBLIC_NOISE_MICRO,
     ContributionDescriptor,
@@ -22,14 +22,14 @@ from attest.descriptor import (
 )
 from attest.errors import AttestError, CborError
 from attest.policy import ClassRule, DepthRule, NoisePhase, Policy, sign_policy, verify_policy
-from attest.registry import Create, Enrol, Entry, Grant, KeyStatement, Revoke, RevokeOwn, Rotate
+from attest.registry import Create, Enrol, Entry, Grant, KeyStatement, Prove, Revoke, RevokeOwn, Rotate, SetClock
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
 from tests.attacks.scene import ALICE, OWNER, RAW
 
 MANY = settings(max_examples=120, deadline=None)
 IDS = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
-TIMES = st.integers(0, MAX_TIME)
+TIMES = st.integers(0, MAX_TIME - 1)
 COUNTS = st.integers(1, MAX_COUNT)
 MICROS = st.integers(1, MAX_MICRO)
 HASHES = st.binary(min_size=32, max_size=32)
@@ -160,6 +160,12 @@ STATEMENTS = st.one_of(
         time=TIMES,
         revoked_at=TIMES,
     ),
+    st.builds(
+        lambda **fields: KeyStatement(kind="prove", **fields),
+        registry_id=st.binary(min_size=16, max_size=16),
+        key=HASHES,
+        time=TIMES,
+    ),
 )
 CLASS_LISTS = st.lists(IDS, max_size=4)
 OPTIONAL_CAP = st.none() | st.integers(0, MAX_COUNT)
@@ -170,6 +176,8 @@ ACTIONS = st.one_of(
     st.builds(Rotate, st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=300), TIMES, TIMES, TIMES),
     st.builds(Revoke, HASHES, st.none() | HASHES, TIMES),
     st.builds(RevokeOwn, st.binary(max_size=300), st.binary(max_size=300)),
+    st.builds(Prove, st.binary(max_size=300), st.binary(max_size=300)),
+    st.builds(SetClock, TIMES, st.text(max_size=200)),
 )
 ENTRIES = st.builds(Entry, st.integers(0, MAX_COUNT), HASHES, TIMES, st.lists(ACTIONS, min_size=1, max_size=5).map(tuple))
 DOCUMENTS = {

@@ -44,6 +44,7 @@ def rules_of(scene):
             c.name: ([(k.raw, k.not_before, k.not_after, k.revoked_at) for k in c.keys], list(c.classes), c.principal)
             for c in scene.registry.contributors
         },
+        scene.registry.time,
     )
 
 

@@ -14,7 +14,7 @@ from attest.attestation import Attestation
 from attest.corpus import open_corpus, sign_corpus
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.errors import CorpusRefused, RegistryRefused
-from attest.gate import Admission, GateReport, ReasonCode, Refusal, Seen, decide, recheck, run_gate
+from attest.gate import Admission, GateReport, ReasonCode, Refusal, Seen, decide, run_gate
 from attest.registry import KeyRecord
 from tests.registries import load, registry_file, with_key, without_contributors
 
@@ -614,24 +614,6 @@ def test_a_changed_file_is_refused_and_the_rest_stands(world, corpus):
 
 
 # --- later on --------------------------------------------------------------------------------------------------------
-
-
-def test_recheck_follows_expiry_revocation_withdrawal_and_policy(world):
-    admission = world.judge(world.sign())
-    end = admission.descriptor.not_after
-
-    def code(now=NOW, registry=world.registry, policy=world.policy, withdrawn=frozenset()):
-        refusal = recheck(admission, policy=policy, registry=registry, now=now, withdrawn=withdrawn)
-        return None if refusal is None else str(refusal.code)
-
-    assert code() is None and code(now=end - 1) is None
-    assert code(now=end) == "EXPIRED"
-    assert code(registry=world.changed(lambda log: log.revoke("alice", at=NOW, now=NOW))) == "KEY_REVOKED"
-    assert code(registry=with_key_record(world, not_after=NOW)) == "KEY_NOT_VALID"
-    assert code(registry=without_contributors(world.registry)) == "KEY_UNKNOWN"
-    assert code(withdrawn={admission.descriptor_hash}) == "WITHDRAWN"
-    assert code(policy=replace(world.policy, classes=world.policy.classes[1:])) == "CLASS_UNKNOWN"
-    assert code(now=-1) == "CLOCK"
 
 
 def test_judging_changes_nothing(world):

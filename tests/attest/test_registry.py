@@ -15,6 +15,7 @@ from attest.registry import (
     Grant,
     KeyRecord,
     KeyStatement,
+    Prove,
     RegistryLog,
     RegistryReader,
     Revoke,
@@ -25,6 +26,7 @@ from attest.registry import (
 )
 from attest.registry.actions import to_array
 from attest.registry.entries import MAX_ENTRY, NO_ROOT, join, root_of, split
+from attest.registry.look_alikes import look_alikes
 from attest.registry.names import Named
 
 T = 1_800_000_000
@@ -108,6 +110,10 @@ class Town:
         raw = self.raw[key] if key else None
         fields = {"kind": "revoke", "registry_id": self.registry.registry_id, "time": T + 5}
         return KeyStatement(**fields | {"key": raw, "revoked_at": T + 7} | changes)
+
+    def possession(self, key="alice", **changes):
+        fields = {"kind": "prove", "registry_id": self.registry.registry_id, "time": T + 5}
+        return KeyStatement(**fields | {"key": self.raw[key]} | changes)
 
     def rotate(self, statement, by_old="alice", by_new="alice-2", not_before=T, not_after=T + YEAR, old_not_after=T + 9):
         by_old, by_new = (m if isinstance(m, bytes) else statement.sign(self.key[m]) for m in (by_old, by_new))
@@ -215,6 +221,99 @@ def test_a_rotation_ends_the_old_key_and_begins_the_new_one(town):
     assert (old.raw, old.not_after, old.revoked_at) == (town.raw["alice"], T + 9, None)
     assert (new.raw, new.not_before, new.not_after) == (town.raw["alice-2"], T, T + 100)
     assert registry.find("alice").classes == ("open", "sensitive") and registry.find("alice").cap == 7
+
+
+def test_a_key_is_the_owners_word_until_the_key_itself_has_signed(town):
+    """A proof, or either side of a rotation; nothing else, and nobody else's signature."""
+
+    def proved():
+        return {record.raw: record.proved for item in town.opened().contributors for record in item.keys}
+
+    assert not any(proved().values())
+    statement = town.possession()
+    town.log.prove(statement, statement.sign(town.key["alice"]), now=T + 6)
+    assert proved() == {town.raw["alice"]: True, town.raw["bob"]: False} and town.opened() == town.registry
+    assert peek(town.path).contributors[0].keys[0].proved
+    town.log.append([Revoke("alice", town.raw["alice"], T + 50), Grant("alice", ["open"], None)], now=T + 6)
+    assert proved()[town.raw["alice"]], "it stays what it was"
+    carol = keys.generate()
+    town.key["carol"], town.raw["carol"] = carol, keys.public_bytes(carol)
+    statement = town.possession("carol")
+    enrol = Enrol("carol", town.raw["carol"], T, T + YEAR, ["open"])
+    town.log.append([enrol, Prove(statement.to_cbor(), statement.sign(carol))], now=T + 6)
+    assert proved()[town.raw["carol"]], "in the entry that enrols it"
+
+
+def test_a_proof_says_no_name_and_is_that_of_the_contributor_whose_key_it_is(town):
+    statement = town.possession("bob")
+    message = statement.sign(town.key["bob"])
+    town.log.prove(statement, message, now=T + 6)
+    assert [record.proved for record in town.opened().find("bob").keys] == [True]
+    assert b"bob" not in statement.to_cbor() + message and b"bob" not in town.path.read_bytes()
+
+
+def test_both_keys_of_a_rotation_are_proved_by_it(town):
+    town.log.append([town.rotate(town.rotation())], now=T + 6)
+    assert [record.proved for record in town.opened().find("alice").keys] == [True, True]
+    assert [record.proved for record in town.opened().find("bob").keys] == [False]
+
+
+def test_a_proof_by_another_key_or_of_a_key_that_is_not_enrolled_is_refused(town):
+    """An owner who enrols a key that nobody has shown it has no statement of it."""
+    proof = town.possession()
+    assert town.after(Prove(proof.to_cbor(), proof.sign(town.key["alice"]))) is None
+    assert town.after(Prove(proof.to_cbor(), proof.sign(town.key["bob"]))) == "SIG_BAD"
+    assert town.after(Prove(proof.to_cbor(), proof.sign(town.owner))) == "SIG_BAD"
+    for changes, signer, code in (
+        ({"key": "bob"}, "alice", "SIG_BAD"),
+        ({"key": "alice-2"}, "alice-2", "KEY_UNKNOWN"),
+        ({"registry_id": bytes(16)}, "alice", "AUDIENCE"),
+        ({"time": T - 31 * 86400}, "alice", "STALE"),
+    ):
+        other = town.possession(**changes)
+        assert town.after(Prove(other.to_cbor(), other.sign(town.key[signer]))) == code, changes
+    twice = Prove(proof.to_cbor(), proof.sign(town.key["alice"]))
+    assert town.after(twice, twice) == "REPLAYED"
+    for statement in (town.rotation(), town.revocation()):
+        assert town.after(Prove(statement.to_cbor(), statement.sign(town.key["alice"]))) == "SCHEMA"
+    for fields in ({"new_key": fresh()}, {"revoked_at": T}):
+        with pytest.raises(RegistryRefused, match="SCHEMA"):
+            town.possession(**fields)
+    with pytest.raises(RegistryRefused, match="TYPE"):
+        town.possession(**{"key": "alice"} | {"registry_id": None})
+
+
+def test_a_new_name_that_looks_like_one_that_is_there_is_refused_naming_both(town):
+    valid = {"classes": ["open"], "not_before": T, "not_after": T + YEAR, "now": T}
+    for name, other in (("a1ice", "alice"), ("alice", None), ("b0b", "bob"), ("0vvner", "owner"), ("carol", None)):
+        if other is None:
+            town.log.enrol(name, fresh(), **valid)
+            continue
+        before = town.path.read_bytes()
+        with pytest.raises(RegistryRefused) as refused:
+            town.log.enrol(name, fresh(), **valid)
+        assert refused.value.code == "LOOK_ALIKE"
+        assert repr(name) in refused.value.sentence and repr(other) in refused.value.sentence
+        assert town.path.read_bytes() == before
+    town.log.enrol("b0b", fresh(), **valid, look_alikes=True)
+    town.log.enrol("b0b", fresh(), **valid)
+    town.log.enrol("bob", fresh(), **valid)
+    assert look_alikes(town.opened().by_name) == (("b0b", "bob"),)
+
+
+def test_look_alikes_within_one_batch_and_among_principals_are_refused(town):
+    def enrol(name, principal=None):
+        return Enrol(name, fresh(), T, T + YEAR, ["open"], None, principal)
+
+    for batch in (
+        [enrol("modem"), enrol("rnodern")],
+        [enrol("x", "household-3"), enrol("y", "househo1d_3")],
+        [enrol("x", "household.3")],
+    ):
+        with pytest.raises(RegistryRefused, match="LOOK_ALIKE"):
+            town.log.append(batch, now=T)
+    town.log.append([enrol("x", "household-3"), enrol("y", "household-3"), enrol("household_3")], now=T)
+    assert town.opened().find("y").principal == "household-3"
 
 
 def test_a_contributor_revokes_a_key_of_its_own_with_any_valid_key(town):
@@ -376,7 +475,7 @@ def test_entries_of_other_form(town):
         assert town.after(grant, change={5: [action]}) == "SCHEMA"
 
 
-@pytest.mark.parametrize("kind", [Create, Enrol, Grant, Rotate, Revoke, RevokeOwn])
+@pytest.mark.parametrize("kind", [Create, Enrol, Grant, Rotate, Revoke, RevokeOwn, Prove])
 def test_actions_have_neither_more_nor_fewer_fields(town, kind):
     right = {
         Enrol: [1, bytes(32), fresh(), T, T + 1, ["open"], None, None],
@@ -384,6 +483,7 @@ def test_actions_have_neither_more_nor_fewer_fields(town, kind):
         Revoke: [4, town.log.names.find("bob").commitment(), None, T],
         Rotate: to_array(town.rotate(town.rotation())),
         RevokeOwn: to_array(RevokeOwn(town.revocation().to_cbor(), town.revocation().sign(town.key["alice"]))),
+        Prove: to_array(Prove(town.possession().to_cbor(), town.possession().sign(town.key["alice"]))),
         Create: [0, bytes(16), "owner"],
     }[kind]
     assert town.after(right) == ("SCHEMA" if kind is Create else None)

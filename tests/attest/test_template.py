@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from attest import keys, sign1, template
 from attest.attestation import Attestation
-from attest.descriptor import MAX_COUNT, MAX_MICRO, MAX_TIME
+from attest.clock import MAX_TIME
+from attest.descriptor import MAX_COUNT, MAX_MICRO
 from attest.errors import DescriptorRefused
 from attest.signing import attestations, sign_corpus, sign_descriptor
 from attest.template import SigningTemplate, TemplateEncoder, subject_claim
@@ -26,7 +27,7 @@ def integers(low, high):
 
 @st.composite
 def templates(draw):
-    start = draw(integers(0, MAX_TIME - 1))
+    start = draw(integers(0, MAX_TIME - 2))
     limit = draw(st.just((None, None)) | st.tuples(integers(1, MAX_MICRO), integers(1, 10**12 - 1)))
     return SigningTemplate(
         contributor=draw(identifiers),
@@ -36,7 +37,7 @@ def templates(draw):
         noise_multiplier_micro=draw(integers(1, MAX_MICRO)),
         corpus=draw(identifiers),
         not_before=start,
-        not_after=draw(st.integers(start + 1, MAX_TIME)),
+        not_after=draw(st.integers(start + 1, MAX_TIME - 1)),
         max_occurrences=draw(integers(0, MAX_COUNT)),
         principal=draw(st.none() | identifiers),
         max_examples=draw(st.none() | integers(1, MAX_COUNT)),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from attest.attestation import read_sequence
-from dptrain.cli.attest_words import readable
+from attest.shown import in_words
 from dptrain.planning.rounding import at_most
 from ledger import accountants
 
@@ -195,8 +195,8 @@ def test_show_holds_no_more_than_the_rows_it_shows(shell, corpus):
 
 
 def test_times_are_written_in_english_and_utc_whatever_the_machine_is_set_to():
-    assert readable(0) == "Thursday 1 January 1970, 00:00 UTC"
-    assert readable(1_796_083_200) == "Tuesday 1 December 2026, 00:00 UTC"
+    assert in_words(0) == "Thursday 1 January 1970, 00:00 UTC"
+    assert in_words(1_796_083_200) == "Tuesday 1 December 2026, 00:00 UTC"
 
 
 def without_openings(shell, name: str) -> None:

@@ -1,14 +1,19 @@
 """`dptrain ledger fsck`: a ledger is held against itself, its signer's record, and what model checkpoints pinned."""
 
-import json
 import sqlite3
+from dataclasses import replace
 
 import pytest
 from recorded import record
 
+from attest.keys import load_private_key
+from dptrain.pin import KIND
 from ledger import accountants
 from ledger.log import Ledger
+from ledger.note import NoteSigner
+from ledger.pinned import sign_pinned
 from ledger.replay import Replay
+from tests.pins import checkpoint_of
 
 FSCK = ("ledger", "fsck", "ledger.db")
 
@@ -29,12 +34,25 @@ def change(run, *statements):
             database.execute(statement)
 
 
-def pin(run, name="pin.json", **changes):
+def signer_of(run):
     with Ledger.open(run / "ledger.db", read_only=True) as log:
-        data = log.pin().to_dict() | {"step": 20, "attempt": 0} | changes
-    path = run / name
-    path.write_text(json.dumps(data))
-    return path
+        return NoteSigner(log.header.origin, load_private_key(run / "ledger.key"))
+
+
+def pin(run, **changes):
+    """A pin of the ledger as it is, signed with its key whatever it says."""
+    with Ledger.open(run / "ledger.db", read_only=True) as log:
+        data = sign_pinned(KIND, replace(log.pin(), **changes), [20, 0, "held", 6, bytes(32)], signer_of(run))
+    path = run / "pin.cose"
+    path.write_bytes(data)
+    return str(path)
+
+
+@pytest.fixture
+def saved(run):
+    """A model checkpoint beside the run."""
+    with Ledger.open(run / "ledger.db", signer_of(run)) as log:
+        return checkpoint_of(log, 20, run / "ledger.db.checkpoints")
 
 
 def test_a_whole_ledger_is_ok_and_every_epsilon_was_computed_again(shell, run):
@@ -73,16 +91,36 @@ def test_an_understated_epsilon_is_found_though_tree_and_signatures_fit(shell, c
     assert error["code"] == "REPLAY" and "recomputed" in error["sentence"]
 
 
-def test_pins_of_model_checkpoints_are_compared(shell, run):
-    folder = run / "ledger.db.checkpoints" / "step-00000020"
-    folder.mkdir(parents=True)
-    pin(run).rename(folder / "pin.json")
+def test_pins_of_model_checkpoints_are_compared(shell, run, saved):
     assert shell.json(*FSCK)["pins"] == 1
-    assert shell.json(*FSCK, "--pin", str(pin(run, size=10**6)), code=1)["error"]["code"] == "BEHIND"
-    assert shell.json(*FSCK, "--pin", str(pin(run, root="00" * 32)), code=1)["error"]["code"] == "FORKED"
-    assert shell.json(*FSCK, "--pin", str(pin(run, origin="another")), code=1)["error"]["code"] == "WRONG_RUN"
-    (run / "pin.json").write_text("{}")
-    assert shell.json(*FSCK, "--pin", "pin.json", code=1)["error"]["code"] == "PIN"
+    assert shell.json(*FSCK, "--pin", pin(run))["pins"] == 1
+    assert shell.json(*FSCK, "--pin", pin(run, size=10**6), code=1)["error"]["code"] == "BEHIND"
+    assert shell.json(*FSCK, "--pin", pin(run, root=bytes(32)), code=1)["error"]["code"] == "FORKED"
+    assert shell.json(*FSCK, "--pin", pin(run, origin="another"), code=1)["error"]["code"] == "WRONG_RUN"
+    (run / "pin.cose").write_text("{}")
+    assert shell.json(*FSCK, "--pin", "pin.cose", code=1)["error"]["code"] == "PIN"
+
+
+def test_a_changed_model_checkpoint_is_found_and_named(shell, run, saved):
+    """Not the ledger, which is whole: the states that the next attempt would begin from."""
+    whole = {file.name: file.read_bytes() for file in saved.iterdir()}
+    for name, data, code in (
+        ("state.pt", b"stateS", "STATE_CHANGED"),
+        ("state.pt", b"states and more", "STATE_CHANGED"),
+        ("state.pt", None, "STATE_MISSING"),
+        ("pin.cose", None, "PIN_MISSING"),
+        ("pin.cose", whole["pin.cose"][:-1] + bytes([whole["pin.cose"][-1] ^ 1]), "UNSIGNED"),
+    ):
+        (saved / name).unlink()
+        if data is not None:
+            (saved / name).write_bytes(data)
+        error = shell.json(*FSCK, code=1)["error"]
+        assert error["code"] == code and "step-00000020" in error["sentence"]
+        (saved / name).write_bytes(whole[name])
+    saved.rename(saved.with_name("step-00000024"))
+    assert shell.json(*FSCK, code=1)["error"]["code"] == "CHECKPOINT_MOVED"
+    saved.with_name("step-00000024").rename(saved)
+    assert shell.json(*FSCK)["pins"] == 1
 
 
 def test_a_ledger_that_its_signer_remembers_longer_is_refused(shell, run):

@@ -40,6 +40,26 @@ def test_the_new_key_takes_the_place_of_the_old_and_whoever_pinned_either_verifi
     assert refused["error"]["code"] == "WRONG_KEY" and f"leaf {told['leaf']}" in str(refused["error"])
 
 
+def test_a_public_file_that_is_gone_is_written_with_all_keys_and_what_else_it_held_stays(shell, run):
+    old = vkey(run / "ledger.key")
+    (run / "ledger.pub").unlink()
+    middle = shell.json(*ROTATE)["key"]
+    assert (run / "ledger.pub").read_text().splitlines() == [middle, old]
+    (run / "ledger.pub").write_text(f"# notes\n\n{middle}\n")
+    assert [item["code"] for item in shell.json("ledger", "fsck", "ledger.db", code=1)["findings"]] == ["PUBLIC_KEY"]
+    last = shell.json(*ROTATE)["key"]
+    assert (run / "ledger.pub").read_text().splitlines() == [last, middle, old, "# notes"]
+    assert shell.json("ledger", "fsck", "ledger.db")["keys"] == 3
+
+
+def test_a_public_file_that_is_no_text_stops_a_change_before_it_is_made(shell, run):
+    (run / "ledger.pub").write_bytes(b"\xff\xfe")
+    assert shell.json(*ROTATE, code=1)["error"]["code"] == "PUBLIC_KEY"
+    assert [item["code"] for item in shell.json("ledger", "fsck", "ledger.db", code=1)["findings"]] == ["PUBLIC_KEY"]
+    (run / "ledger.pub").unlink()
+    shell.json(*ROTATE)
+
+
 def test_a_wrong_old_key_is_refused_before_a_new_one_is_made(shell, run):
     shell.run(*ROTATE, "--new-key", "next.key")
     assert shell.json(*ROTATE, code=1)["error"]["code"] == "WRONG_KEY"

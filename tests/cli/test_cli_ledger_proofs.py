@@ -1,5 +1,7 @@
 """`dptrain ledger prove` and `verify-proof`: one file, offline, for ever."""
 
+import time
+
 import pytest
 from recorded import record
 
@@ -96,9 +98,10 @@ def test_a_quorum_of_auditors_is_asked_for(shell, run):
     assert shell.json(*CHECK, *asked, code=1)["error"]["code"] == "QUORUM"
     path = shell.directory / "mine.tlog-proof"
     proof = parse_proof(path.read_bytes())
-    note = cosign(proof.checkpoint, anna, [run], time=1_800_000_000)
+    now = int(time.time())
+    note = cosign(proof.checkpoint, anna, [run], time=now)
     path.write_bytes(TlogProof(proof.index, proof.hashes, note, proof.extra).to_bytes())
-    assert shell.json(*CHECK, *asked)["cosigners"] == [{"name": anna.name, "time": 1_800_000_000}]
+    assert shell.json(*CHECK, *asked)["cosigners"] == [{"name": anna.name, "time": now}]
     assert "cosigned by auditor.example/anna" in shell.run(*CHECK, *asked).stdout
 
 

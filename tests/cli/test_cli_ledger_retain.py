@@ -1,15 +1,19 @@
 """`dptrain ledger retain`: from a summary over two auditors' word to a pruned ledger, and every refusal in between."""
 
-import json
+import hashlib
+from dataclasses import replace
 
 import pytest
 
 from attest.keys import save_private_key
+from dptrain.pin import KIND, PIN
 from ledger.handles import Pin
 from ledger.leaves import Spend
 from ledger.log import Ledger
+from ledger.pinned import sign_pinned
 from tests.ledger.ledger_runs import LOG_KEY, SIGNER, Driver
 from tests.ledger.retained_runs import ANNA, BEN, crowded_and_pruned, grown
+from tests.pins import checkpoint_of
 
 RETAIN = ("ledger", "retain", "ledger.db")
 LONG_AGO = 1_700_000_000
@@ -117,11 +121,10 @@ def test_hashes_go_when_the_policy_lets_them(shell, files):
     shell.run("ledger", "prove", "ledger.db", "before.proof", "--leaf", "1")
     with Ledger.open(files / "ledger.db", SIGNER) as ledger:
         pin = Pin(ledger.header.origin, 6, ledger._file.root_at(6), ledger.header_digest)
-    beside = files / "ledger.db.checkpoints" / "step-00000001"
-    beside.mkdir(parents=True)
-    (beside / "pin.json").write_text(json.dumps(pin.to_dict() | {"root": "00" * 32}))
+        beside = checkpoint_of(ledger, 1) / PIN
+    beside.write_bytes(sign_pinned(KIND, replace(pin, root=bytes(32)), [1, 0, "held", 6, bytes(32)], SIGNER))
     assert shell.json(*RETAIN, "--drop-hashes", code=1)["error"]["code"] == "FORKED"
-    (beside / "pin.json").write_text(json.dumps(pin.to_dict()))
+    beside.write_bytes(sign_pinned(KIND, pin, [1, 0, "held", 6, hashlib.sha256(b"states").digest()], SIGNER))
     told = shell.json(*RETAIN, "--drop-hashes")
     assert told["hashes_gone"] > 20 and told["hashes_before"] == told["pruned_before"] == told["summaries"][0]["end"]
     assert [row["state"] for row in told["summaries"]] == ["pruned, hashes too"]

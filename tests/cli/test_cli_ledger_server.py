@@ -45,6 +45,22 @@ def test_a_withdrawal_is_entered_and_the_gate_knows_it(shell, server, url):
     assert shell.json("gate", "policy.cose", "corpus", "--ledger", url, code=1)["refused"] == {"WITHDRAWN": 1}
 
 
+def test_fsck_looks_into_the_state_directory_and_says_what_it_cannot_check(shell, server, url):
+    Path("ledger.pub").rename("state/ledger.pub")
+    answer = shell.json("ledger", "fsck", url, "--state", "state")
+    assert (answer["verdict"], answer["pages"], answer["keys"], answer["weights"]) == ("OK", False, 1, 2)
+    assert "pg_amcheck" in shell.run("ledger", "fsck", url, "--state", "state").stdout
+    weights = next(Path("state/ledger.weights").iterdir())
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    Path("state/ledger.pub").write_text("nobody+00000000+AAAA\n")
+    found = shell.json("ledger", "fsck", url, "--state", "state", code=1)["findings"]
+    assert {item["code"] for item in found} == {"PUBLIC_KEY", "WEIGHTS"}
+    assert {item["file"] for item in found} == {"state/ledger.pub", str(weights)}
+    shown = " ".join(shell.run("ledger", "fsck", url).stdout.split())
+    assert "were not looked at: give --state" in shown
+
+
 def test_what_is_missing_is_named_without_the_password(shell, server, url):
     for arguments, code, said in (
         (("ledger", "export", url, "export"), 1, "STATE"),

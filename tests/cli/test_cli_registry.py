@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 from dataclasses import fields
 
 import pytest
@@ -66,6 +67,95 @@ def test_add_asks_for_one_source_and_for_classes(shell, owner):
     shell.write("all.jsonl", "{}")
     shell.run("registry", "add", REGISTRY, "--pub", "alice.pub", "--from", "all.jsonl", "--class", "x", code=2)
     shell.run("registry", "add", REGISTRY, "--from", "all.jsonl", "--contributor", "x", code=2)
+
+
+def test_a_name_that_looks_like_an_enrolled_one_needs_a_word(shell, owner):
+    shell.run("registry", "add", REGISTRY, "--pub", "alice.pub", "--class", "open")
+    shell.run("attest", "keygen", "a1ice")
+    add = ("registry", "add", REGISTRY, "--pub", "a1ice.pub", "--class", "open")
+    error = shell.json(*add, code=1)["error"]
+    assert error["code"] == "LOOK_ALIKE" and "'a1ice' looks like 'alice'" in error["sentence"]
+    assert "--allow-look-alike" in error["sentence"] and set(contributors(shell)) == {"alice"}
+    rows = [{"key": line(shell, name), "contributor": name} for name in ("modem", "rnodern")]
+    shell.write("all.jsonl", "\n".join(map(json.dumps, rows)))
+    assert code(shell, "registry", "add", REGISTRY, "--from", "all.jsonl", "--class", "open") == "LOOK_ALIKE"
+    assert shell.json("registry", "verify", REGISTRY)["look_alikes"] == []
+    shell.run(*add, "--allow-look-alike")
+    assert set(contributors(shell)) == {"alice", "a1ice"}
+    assert shell.json("registry", "verify", REGISTRY)["look_alikes"] == [["a1ice", "alice"]]
+    assert "names that look alike: a1ice, alice" in shell.run("registry", "verify", REGISTRY).stdout
+
+
+def test_possession_is_proved_by_the_key_or_the_owners_word_and_said_for_every_key(shell, corpus):
+    corpus()
+    shell.run("attest", "keygen", "carol")
+    proof = shell.json("attest", "prove", "--key", "carol.key", "--registry", REGISTRY)
+    assert (proof["kind"], proof["path"]) == ("prove", "carol-possession.cose")
+    shell.run("registry", "add", REGISTRY, "--pub", "carol.pub", "--class", "public", "--statement", proof["path"])
+    found = {name: [key["proved"] for key in item["keys"]] for name, item in contributors(shell).items()}
+    assert found == {"alice": [False], "carol": [True]}
+    show = " ".join(shell.run("registry", "show", REGISTRY).stdout.split())
+    assert "owner's word" in show and "proved" in show
+    history = shell.run("registry", "show", REGISTRY, "--history").stdout
+    assert "on the owner's word" in history and "carol proved that it holds key" in history
+    attestations = ("attest", "show", "corpus/notes.jsonl.attest", "--record", "1", "--registry", REGISTRY)
+    checks = {check["what"]: check for check in shell.json(*attestations)["checks"]}
+    assert checks["possession"]["outcome"] == "unchecked" and "the owner's word" in checks["possession"]["sentence"]
+    shell.run("attest", "prove", "--key", "alice.key", "--registry", REGISTRY, "--out", "mine.cose")
+    shell.run("registry", "prove", REGISTRY, "--statement", "mine.cose")
+    checks = {check["what"]: check for check in shell.json(*attestations)["checks"]}
+    assert checks["possession"]["outcome"] == "passed"
+    assert shell.json("registry", "verify", REGISTRY)["proved"] == 2
+    assert code(shell, "registry", "prove", REGISTRY, "--statement", "mine.cose") == "REPLAYED"
+    assert code(shell, "registry", "rotate", REGISTRY, "--statement", "mine.cose") == "SCHEMA"
+    shell.run("attest", "revoke", "--key", "alice.key", "--registry", REGISTRY)
+    assert code(shell, "registry", "prove", REGISTRY, "--statement", "alice-revocation.cose") == "SCHEMA"
+
+
+def test_A24_an_older_registry_than_one_that_was_used_is_refused_by_the_gate(shell, corpus):
+    """Nobody needs a key to cut a registry back, and a revoked key is good again in what is left."""
+    corpus()
+    before = (shell.directory / REGISTRY).read_bytes()
+    judge = ("gate", "policy.cose", "corpus")
+    assert shell.json(*judge)["admitted"] == {"sensitive": 5}
+    shell.run("registry", "revoke", REGISTRY, "--contributor", "alice")
+    after = (shell.directory / REGISTRY).read_bytes()
+    assert shell.json(*judge, code=1)["refused"] == {"KEY_REVOKED": 5}
+    (shell.directory / "old.cbor").write_bytes(before)
+    shutil.copy(shell.directory / "registry.names", shell.directory / "old.names")
+    for older in ((), ("--registry", "old.cbor")):
+        (shell.directory / REGISTRY).write_bytes(after if older else before)
+        error = shell.json(*judge, *older, code=1)["error"]
+        assert error["code"] == "REGISTRY_OLDER"
+        assert "has 2 entries" in error["sentence"] and "one with 3 entries" in error["sentence"]
+        assert "it was cut back" in error["sentence"] and ".corpus.registry" in error["sentence"]
+    assert code(shell, "policy", "check", "policy.cose", "--corpus", "corpus", "--registry", "old.cbor") == "REGISTRY_OLDER"
+    shell.run("registry", "add", "old.cbor", "--pub", "owner.pub", "--class", "public")
+    error = shell.json(*judge, "--registry", "old.cbor", code=1)["error"]
+    assert error["code"] == "REGISTRY_OLDER" and "another continuation of the same log" in error["sentence"]
+    shell.run("registry", "grant", REGISTRY, "--contributor", "alice", "--none")
+    assert shell.json(*judge, code=1)["refused"] == {"KEY_REVOKED": 5}, "a later one is remembered in its place"
+    (shell.directory / REGISTRY).write_bytes(after)
+    assert code(shell, *judge) == "REGISTRY_OLDER"
+
+
+def test_what_a_gate_remembers_is_bound_to_the_corpus_and_to_the_registry(shell, corpus):
+    corpus()
+    old = (shell.directory / REGISTRY).read_bytes()
+    shell.run("registry", "grant", REGISTRY, "--contributor", "alice", "--class", "sensitive", "--cap", "9")
+    shell.run("gate", "policy.cose", "corpus")
+    memory = shell.directory / ".corpus.registry"
+    assert list(json.loads(memory.read_text()).values()) == [
+        {"entries": 3, "root": shell.json("registry", "show", REGISTRY)["root"]}
+    ]
+    (shell.directory / REGISTRY).write_bytes(old)
+    assert code(shell, "gate", "policy.cose", "corpus") == "REGISTRY_OLDER"
+    shell.run("gate", "policy.cose", "corpus/notes.jsonl")  # another path has a memory of its own
+    assert (shell.directory / "corpus" / ".notes.jsonl.registry").exists()
+    memory.write_text("{")
+    assert code(shell, "gate", "policy.cose", "corpus") == "FORMAT"
+    memory.unlink()
+    shell.run("gate", "policy.cose", "corpus")
 
 
 def test_grant_replaces_classes_and_cap(shell, owner):

@@ -147,8 +147,20 @@ def test_the_page_for_operators(shell):
     shell.write("ledger.pub", f"{SIGNER.vkey}\n")
     save_public_key(here / "owner.pub", public_bytes(OWNER_KEY), "owner")
     shell.write("model/model.bin", "weights")
-    run_page(shell, "docs/operating.md", before={}, instead={}, words={})
+
+    def run_ahead() -> None:
+        with Ledger.open(here / "ledger.db", SIGNER) as log:
+            log.withdraw(bytes(32), "contributor", bytes(32), now=int(time.time()) + 250 * 86400)
+
+    run_page(
+        shell,
+        "docs/operating.md",
+        before={"dptrain ledger set-clock": run_ahead},
+        instead={"dptrain train run.toml": lambda: None},  # tests/attacks/test_attacks_on_training.py says it in Python
+        words={},
+    )
     assert shell.json("ledger", "fsck", "backup.db")["verdict"] == "OK"
+    assert len(shell.json("ledger", "show", "ledger.db")["clock_sets"]) == 1
 
 
 def test_the_page_for_operators_knows_every_key_of_a_run_file():

@@ -34,13 +34,13 @@ _names = count()
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> World:
-    return make_world(tmp_path_factory.mktemp("world"), classes=BANDS, steps=STEPS, rate="1", per_class=2, now=1_800_000_000)
+    return make_world(tmp_path_factory.mktemp("world"), classes=BANDS, steps=STEPS, rate="1", per_class=2, now=1_750_000_000)
 
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory) -> World:
     """The same under a policy that requires statement A."""
-    options: dict[str, Any] = {"classes": BANDS, "steps": STEPS, "rate": "1", "per_class": 2, "now": 1_800_000_000}
+    options: dict[str, Any] = {"classes": BANDS, "steps": STEPS, "rate": "1", "per_class": 2, "now": 1_750_000_000}
     return make_world(tmp_path_factory.mktemp("strict"), policy_extra=REQUIRED, **options)
 
 
@@ -507,7 +507,7 @@ def test_a_weakening_survives_a_crash_before_its_epoch_was_closed(world) -> None
 
 
 def test_a_weakening_in_the_ledger_stays_although_an_older_checkpoint_knows_nothing_of_it(tmp_path) -> None:
-    world = make_world(tmp_path, classes=BANDS, steps=8, rate="1", per_class=2, now=1_800_000_000)
+    world = make_world(tmp_path, classes=BANDS, steps=8, rate="1", per_class=2, now=1_750_000_000)
     with opened(world, key=None, name="ledger") as run:
         for step in run.steps:
             run.gradients(step)

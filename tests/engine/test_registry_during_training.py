@@ -125,7 +125,6 @@ def test_a_key_enrolled_while_training_may_withdraw(world: World) -> None:
             INTERNAL, public_bytes(new), classes=[], not_before=world.now, not_after=world.now + 300 * DAY, now=world.now
         )
         folder = world.root / "ledger.db.withdrawals"
-        folder.mkdir()
         payload, message = sign_withdrawal(Withdrawal(target(), "test-corpus", world.now, "consent"), new, signer=INTERNAL)
         signed_file.write(folder / "w.cose", payload, message)
 

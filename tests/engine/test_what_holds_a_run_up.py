@@ -1,6 +1,5 @@
 """Lines of a run that no other line stands behind: keys at its end, where a resumed run stands, who is in the charged pool."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from attest import signed_file  # noqa: E402
+from attest.admission import Admission, Passed  # noqa: E402
 from attest.withdrawal import Withdrawal, sign_withdrawal  # noqa: E402
 from dptrain.batching import Planned  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
@@ -54,7 +54,7 @@ def test_a_checkpoint_taken_right_after_resuming_says_where_the_run_stands(tmp_p
     first.private.save()
     first.close()
     second = Trainer(world, resume=True)
-    assert json.loads((second.private.save() / "pin.json").read_text())["step"] == second.private.start_step == 2
+    assert second.private.recorder.read_pin(second.private.save()).step == second.private.start_step == 2
     second.close()
 
 
@@ -70,7 +70,6 @@ def test_a_contribution_withdrawn_before_a_charge_is_in_no_pool_that_is_charged(
         Withdrawal(slot.descriptor_hash, "test-corpus", world.now, "consent"), key, signer="contributor-internal"
     )
     folder = world.root / "ledger.db.withdrawals"
-    folder.mkdir()
     signed_file.write(folder / "w.cose", payload, message)
     for step in steps:
         trainer.one(step)
@@ -137,6 +136,29 @@ def test_what_was_signed_as_public_and_what_was_not_are_never_taken_for_each_oth
     for public, name in ((frozenset(), "encyclopedia"), (frozenset({"sensitive", "encyclopedia"}), "sensitive")):
         with pytest.raises(NotPrivateUse, match=f"PUBLIC_UNSIGNED: class '{name}' is"):
             replace(schedule, public=public).resolve(admissions[name])
+    trainer.close()
+
+
+def test_the_resolver_emits_the_noise_of_own_bounds_beside_a_schedule_that_carries_no_count(tmp_path) -> None:
+    """Cap and limit of epsilon change what a contribution would need by itself, and not one standard deviation of a block."""
+    trainer = Trainer(make_world(tmp_path, classes=SENSITIVE + PUBLIC, per_class=1, steps=40))
+    schedule = trainer.private.schedule
+    admissions = {slot.resolution.class_name: slot.admitted.admission for slot in trainer.private.pool.slots}
+    plain = schedule.resolve(admissions["sensitive"])
+    assert (plain.sufficient.expected, plain.sufficient.variance) == (20.0, (1.5 * 0.5) ** 2)
+    signed = admissions["sensitive"].descriptor
+
+    def resolved(**changes):
+        other = replace(signed, **changes)
+        passed = Passed(other.digest(), bytes(32), bytes(8), other.contributor, other.admissibility_class)
+        return schedule.resolve(Admission(other.to_cbor(), passed, other.contributor))
+
+    limit = {"max_epsilon_micro": 10**6, "max_delta_pico": 10**6}
+    few, many, any_number = (resolved(max_occurrences=cap, **limit) for cap in (2, 10, 0))
+    assert few.sufficient.expected < many.sufficient.expected < any_number.sufficient.expected == 20.0
+    assert plain.sufficient.variance < few.sufficient.variance < many.sufficient.variance <= any_number.sufficient.variance
+    assert {item.stds for item in (plain, few, many, any_number)} == {plain.stds}
+    assert schedule.resolve(admissions["encyclopedia"]).sufficient is None
     trainer.close()
 
 

@@ -72,7 +72,7 @@ def test_B23_another_contributor_cannot_withdraw_mine(world: World) -> None:
 
 def test_an_expired_contribution_is_drawn_no_more_from_the_next_charge(tmp_path) -> None:
     world = make_world(tmp_path, per_class=2, steps=8, rate="1")
-    now = [world.now]
+    now = [world.now + 195 * DAY]
     trainer = Trainer(world, clock=lambda: now[0])
     for step in trainer.steps:
         trainer.one(step)

@@ -125,7 +125,8 @@ def _must_be_refused(run: Driver) -> None:
 
 
 def _facts(ledger: Ledger) -> dict:
-    return {"charged": ledger.charged_steps, "pin": ledger.pin().to_dict()}
+    pin = ledger.pin()
+    return {"charged": ledger.charged_steps, "pin": [pin.origin, pin.size, pin.root.hex(), pin.header_digest.hex()]}
 
 
 def live(name: str, directory: Path, report: Report) -> int:

@@ -43,11 +43,17 @@ class Scene:
         return self.writers.run("go_on" if life == "recover" else life, directory, *options, trace=trace)
 
 
+def pin_of(report: dict) -> Pin:
+    """Where a writer said that the ledger stood."""
+    origin, size, root, digest = report["pin"]
+    return Pin(origin, size, bytes.fromhex(root), bytes.fromhex(digest))
+
+
 def holds(directory: Path, reports: list[dict]) -> Ledger:
     """Opens a ledger for reading, every epsilon computed again, and asserts that everything reported is in it."""
     with Ledger.open(directory / "ledger.db", SIGNER, read_only=True, recompute=True) as ledger:
         for report in reports:
-            ledger.check_pin(Pin.from_dict(report["pin"]))
+            ledger.check_pin(pin_of(report))
             assert ledger.charged_steps >= report["charged"], "a charge was reported and is gone"
         return ledger
 

@@ -1,6 +1,5 @@
 """B13, B14, B15: kill -9 at random moments never loses a charge, never blocks a resume, never re-uses a noise stream."""
 
-import json
 import os
 import random
 import signal
@@ -13,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from dptrain.pin import found
 from ledger.log import Ledger
 from tests.worlds import make_world
 
@@ -28,8 +28,7 @@ def start(root: Path) -> subprocess.Popen:
 
 
 def checkpoint_steps(root: Path) -> int:
-    pins = [json.loads(p.read_text())["step"] for p in root.glob("ledger.db.checkpoints/step-*/pin.json")]
-    return max(pins, default=0)
+    return max((step for step, _ in found(root / "ledger.db.checkpoints")), default=0)
 
 
 def assert_nothing_is_undercharged(root: Path) -> None:

@@ -20,10 +20,9 @@ import pytest
 
 from ledger.audit import verify_export
 from ledger.errors import LedgerBehind, LedgerCorrupt, LedgerError
-from ledger.handles import Pin
 from ledger.log import Ledger
 from tests.fault.disk_model import OPTIONS, Disk
-from tests.fault.scene import LIVES, Scene, holds
+from tests.fault.scene import LIVES, Scene, holds, pin_of
 from tests.ledger.ledger_runs import SIGNER
 
 SYNCS = ("fsync", "fdatasync")
@@ -117,7 +116,7 @@ def opened(directory: Path, reports: list[dict]) -> str:
     try:
         with Ledger.open(directory / "ledger.db", SIGNER, recompute=True) as ledger:
             for report in reports:
-                ledger.check_pin(Pin.from_dict(report["pin"]))
+                ledger.check_pin(pin_of(report))
                 assert ledger.charged_steps >= report["charged"]
     except (LedgerBehind, LedgerCorrupt) as error:
         return f"{type(error).__name__} {error.code}"

@@ -1,14 +1,13 @@
 """What clocks reveal, as the threat model says it: the times in a ledger come from one clock, which may be a coarse one, and
 how many microbatches a step has follows from the draw alone."""
 
-import json
 import time
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from dptrain import checkpoints  # noqa: E402
+from dptrain.pin import found  # noqa: E402
 from ledger.leaves import decode_leaf  # noqa: E402
 from tests.guarantees.peers import Run, net, per_example, small_world  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
@@ -33,8 +32,8 @@ def test_every_time_in_a_ledger_comes_from_the_clock_of_the_run(tmp_path) -> Non
     with log.rows() as rows:
         times = [decode_leaf(row.body).time for row in rows]
     assert len(times) > 10 and {t % HOUR for t in times} == {0} and len(set(times)) == 2
-    pins = [(path / "pin.json").read_text() for _, path in checkpoints.found(world.root / "ledger.db.checkpoints")]
-    assert pins and all("time" not in json.loads(pin) for pin in pins)
+    pins = [trainer.private.recorder.read_pin(path) for _, path in found(world.root / "ledger.db.checkpoints")]
+    assert pins and not any("time" in name for pin in pins for name in (*vars(pin), *pin.pin.__slots__))
     trainer.private.export(tmp_path / "export")
     trainer.close()
 

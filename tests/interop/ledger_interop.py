@@ -48,7 +48,7 @@ def export(tmp_path_factory) -> ExportReader:
         Driver(ledger).whole_run()
         directory = ledger.export(base / "export")
     note = (directory / "checkpoint").read_bytes()
-    cosigned = [cosign(note, who, [SIGNER.vkey], time=START) for who in (ANNA, BEN)]
+    cosigned = [cosign(note, who, [SIGNER.vkey], time=START + 900) for who in (ANNA, BEN)]
     (directory / "checkpoint").write_bytes(merge_notes(note, cosigned, [SIGNER.vkey, ANNA.vkey, BEN.vkey]))
     return ExportReader(directory)
 

@@ -19,7 +19,8 @@ OWNER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
 OTHER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(2, 34)))
 SIGNER = NoteSigner("ledger.example/run1", LOG_KEY)
-START = 1_800_000_000
+START = 1_750_000_000
+"""In 2025: before the clock of any machine that audits what is made here."""
 
 
 def signed_policy(**changes: object) -> SignedPolicy:

@@ -137,7 +137,7 @@ def vouched_for(driver: Driver, *who: Cosigner) -> None:
     ledger = driver.ledger
     note, since = ledger.checkpoint, ledger.state.tally.summaries[-1].seq
     for cosigner in who:
-        note = vouch(note, cosigner, [SIGNER.vkey], since=since, time=START)
+        note = vouch(note, cosigner, [SIGNER.vkey], since=since, time=driver.now)
     ledger.add_signatures(note, summary_keys(ledger.header))
 
 

@@ -62,7 +62,7 @@ def about_lines(report) -> list[str]:
 def test_two_notes_of_one_tree_with_one_voucher_each_are_a_quorum(export, order):
     (note,) = kept(export)
     since = verify_export(export, KEYS).summaries[0].seq
-    apart = [vouch(bare(note), who, KEYS, since=since, time=START) for who in order]
+    apart = [vouch(bare(note), who, KEYS, since=since, time=START + 900) for who in order]
     keep(export, apart[0])
     assert "UNVOUCHED" in codes(verify_export(export, KEYS))
     keep(export, *apart)
@@ -192,7 +192,7 @@ def flipped_unseen(export: Path, name: str, bits: int) -> tuple[int, list[int]]:
 def test_E1_every_changed_byte_of_cosigned_notes_fails_or_is_told(export, name, bits):
     """One auditor more than the quorum asks for has signed everything, so that by the quorum alone nobody would notice."""
     since = verify_export(export, KEYS).summaries[0].seq
-    keep(export, vouch(cosigned(kept(export)[0], ANNA, BEN, CLEO), CLEO, KEYS, since=since, time=START))
+    keep(export, vouch(cosigned(kept(export)[0], ANNA, BEN, CLEO), CLEO, KEYS, since=since, time=START + 900))
     (export / layout.CHECKPOINT).write_bytes(cosigned((export / layout.CHECKPOINT).read_bytes(), CLEO))
     assert is_pruned(verify_export(export, KEYS)) and about_lines(verify_export(export, KEYS)) == []
     flips, unseen = flipped_unseen(export, name, bits)
@@ -203,7 +203,7 @@ def test_the_statements_of_auditors_below_the_checkpoint_are_no_unknown_lines(tm
     driver = grown(tmp_path / "ledger.db")
     with driver.ledger as ledger:
         leaf = ledger.summarise(now=driver.tick())
-        note = vouch(ledger.checkpoint, ANNA, KEYS, since=leaf.seq, time=START)
+        note = vouch(ledger.checkpoint, ANNA, KEYS, since=leaf.seq, time=leaf.time)
         ledger.add_signatures(note, [*KEYS, *summary_keys(ledger.header)])
         report = verify_export(ledger.export(tmp_path / "export"), KEYS)
     assert report.verdict == "TOLD" and report.ignored == () and about_lines(report) == []

@@ -85,6 +85,9 @@ def test_no_hash_goes_before_the_policy_lets_it(tmp_path):
 def test_an_anchor_that_stands_for_nothing_is_found(summarised):
     """Who can write the database could else leave records there that no summary commits to."""
     vouched_for_twice(summarised)
+    driver = Driver(summarised, now=summarised.state.last_time + 1, streams=500)
+    driver.steps(1)
+    driver.epoch()
     end, place = summarised.state.tally.summaries[0].end, summarised.place
     summarised._file.prune(end, anchors(summarised), [Spend.KIND])
     summarised.close()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, header_spec, parameter, signed_policy, stack_of
 
 from attest import cbor
+from attest.clock import EARLIEST, MAX_TIME
 from attest.keys import public_bytes
 from attest.stack import Stack
 from ledger.errors import LeafRefused
@@ -17,6 +18,7 @@ from ledger.leaves import (
     Admit,
     Charge,
     ChargeClass,
+    Clock,
     Close,
     Epoch,
     EpochClass,
@@ -39,6 +41,7 @@ from ledger.note import NoteSigner
 
 uints = st.integers(0, 2**63 - 1)
 positive = st.integers(1, 2**63 - 1)
+times = st.integers(EARLIEST, MAX_TIME - 1)
 hashes = st.binary(min_size=32, max_size=32)
 reals = st.floats(0, 1e300, allow_nan=False)
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
@@ -55,7 +58,7 @@ def rows(strategy):
 @st.composite
 def admissions(draw):
     limit = draw(st.just((0, 0)) | st.tuples(positive, st.integers(1, 10**12 - 1)))
-    fields = (positive, uints, hashes, names, uints, positive, positive, uints, hashes, octets[8], hashes, uints)
+    fields = (positive, times, hashes, names, uints, positive, positive, uints, hashes, octets[8], hashes, uints)
     return Admit(*(draw(field) for field in fields), *limit)
 
 
@@ -67,7 +70,7 @@ def summaries(draw):
     per_class = SummaryClass(3, 2, spent, spent, variance, draw(st.floats(variance, 1e300)), draw(uints), draw(uints))
     return Summary(
         draw(positive),
-        draw(uints),
+        draw(times),
         7,
         7 + sum(counts.values()),
         tuple(SummaryKind(kind, counts[kind]) for kind in sorted(counts)),
@@ -78,19 +81,26 @@ def summaries(draw):
     )
 
 
+@st.composite
+def clocks(draw):
+    before = draw(st.integers(EARLIEST + 1, MAX_TIME - 1))
+    return Clock(draw(positive), draw(st.integers(EARLIEST, before - 1)), before, draw(printable))
+
+
 RECORDS = st.one_of(
     admissions(),
-    st.builds(Charge, positive, uints, positive, uints, positive, positive, rows(charge_classes), octets[16], uints),
-    st.builds(Settle, positive, uints, positive, uints, rows(reals)),
-    st.builds(Spend, positive, uints, hashes, positive, uints, uints, reals, uints),
-    st.builds(Withdraw, positive, uints, hashes, st.none() | positive, names, hashes),
-    st.builds(Epoch, positive, uints, positive, uints, uints, rows(epoch_classes), hashes, printable, st.none() | hashes),
-    st.builds(Resume, positive, uints, positive, uints, positive, hashes),
-    st.builds(Resume, positive, uints, positive, st.just(0), st.none(), st.none()),
-    st.builds(Close, positive, uints, uints, uints),
+    st.builds(Charge, positive, times, positive, uints, positive, positive, rows(charge_classes), octets[16], uints),
+    st.builds(Settle, positive, times, positive, uints, rows(reals)),
+    st.builds(Spend, positive, times, hashes, positive, uints, uints, reals, uints),
+    st.builds(Withdraw, positive, times, hashes, st.none() | positive, names, hashes),
+    st.builds(Epoch, positive, times, positive, uints, uints, rows(epoch_classes), hashes, printable, st.none() | hashes),
+    st.builds(Resume, positive, times, positive, uints, positive, hashes),
+    st.builds(Resume, positive, times, positive, st.just(0), st.none(), st.none()),
+    st.builds(Close, positive, times, uints, uints),
     summaries(),
-    st.builds(Key, positive, uints, printable, printable, octets[64], octets[64]),
-    st.builds(Release, positive, uints, uints, positive, hashes, hashes, hashes, hashes),
+    st.builds(Key, positive, times, printable, printable, octets[64], octets[64]),
+    st.builds(Release, positive, times, uints, positive, hashes, hashes, hashes, hashes),
+    clocks(),
 )
 
 
@@ -139,13 +149,13 @@ def test_missing_and_unknown_fields_are_refused(leaf):
             decode_leaf(cbor.encode(bad))
 
 
-@pytest.mark.parametrize("kind", [-1, 6, 7, 10, 12, 2**40, None, "1", True])
+@pytest.mark.parametrize("kind", [-1, 6, 7, 10, 12, 13, 14, 2**40, None, "1", True])
 def test_reserved_and_unknown_kinds_are_refused(kind):
     with pytest.raises(LeafRefused):
-        decode_leaf(cbor.encode({0: 1, 1: kind, 2: 0}))
+        decode_leaf(cbor.encode({0: 1, 1: kind, 2: START}))
 
 
-WIRE = (Admit, Charge, Settle, Spend, Epoch, Summary, SummaryClass, Key, Release, Previous)
+WIRE = (Admit, Charge, Settle, Spend, Epoch, Summary, SummaryClass, Key, Release, Clock, Previous)
 
 
 def test_the_wire_order_of_fields_is_what_it_was():
@@ -162,9 +172,10 @@ def test_the_wire_order_of_fields_is_what_it_was():
         "occurrences",
         "Key": "seq time old_vkey new_vkey old_signature new_signature",
         "Release": "seq time step size root manifest_digest artifacts_digest withdrawals_root",
+        "Clock": "seq time before reason",
         "Previous": "origin size root header_digest log_vkey reason",
     }
-    golden = Spend(7, START, b"\x01" * 32, 3, 1, 16, 2.25, 123_456)
+    golden = Spend(7, 1_800_000_000, b"\x01" * 32, 3, 1, 16, 2.25, 123_456)
     assert encode_leaf(golden).hex() == (
         "a9" + "0007" + "0104" + "021a6b49d200" + "035820" + "01" * 32 + "0403" + "0501" + "0610" + "07f94080"
         "081a0001e240"

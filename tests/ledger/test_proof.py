@@ -231,9 +231,9 @@ def test_a_proof_satisfies_a_quorum_only_with_its_cosignatures(export):
     policy = auditors_policy(SIGNER.vkey, [ANNA.vkey], 1)
     proof = proof_of(export, 2)
     assert refused(verify_proof, proof.to_bytes(), policy) == "QUORUM"
-    note = cosign(proof.checkpoint, ANNA, [SIGNER.vkey], time=START)
+    note = cosign(proof.checkpoint, ANNA, [SIGNER.vkey], time=START + 900)
     cosigned = TlogProof(2, proof.hashes, note, proof.extra)
-    assert [item.timestamp for item in verify_proof(cosigned.to_bytes(), policy).trusted.cosigned] == [START]
+    assert [item.timestamp for item in verify_proof(cosigned.to_bytes(), policy).trusted.cosigned] == [START + 900]
 
 
 # --- exports -------------------------------------------------------------------------------------------------------------

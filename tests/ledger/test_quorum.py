@@ -43,7 +43,7 @@ def export(source, tmp_path) -> Path:
 def add(export: Path, *cosigners: Cosigner) -> None:
     note = (export / "checkpoint").read_bytes()
     keys = [SIGNER.vkey, *(who.vkey for who in cosigners)]
-    (export / "checkpoint").write_bytes(merge_notes(note, [cosign(note, who, KEYS, time=START) for who in cosigners], keys))
+    (export / "checkpoint").write_bytes(merge_notes(note, [cosign(note, who, KEYS, time=START + 9) for who in cosigners], keys))
 
 
 def codes(report) -> list[str]:
@@ -56,7 +56,7 @@ def test_an_audit_tells_who_of_the_policys_auditors_has_cosigned(export):
     assert report.verdict == "TOLD" and (report.auditors, report.quorum, report.quorum_met) == (*NAMED.values(), False)
     assert [(signer.name, signer.time, signer.of_log) for signer in report.signers] == [
         (SIGNER.name, None, True),
-        (ANNA.name, START, False),
+        (ANNA.name, START + 9, False),
     ]
     told = "cosigned by 1 of the 3 auditors whom the policy names: auditor.example/anna; it asks for 2, so that readers"
     assert any(note.startswith(told) for note in report.notes)

@@ -117,7 +117,7 @@ def continued(ledger: Ledger, path: Path, reason: str, **changes) -> Driver:
     cited = {"size": ledger.size, "root": ledger.root} | changes
     previous = Previous(ledger.header.origin, cited["size"], cited["root"], ledger.header_digest, SIGNER.vkey, reason)
     spec = header_spec(previous=(previous,), run_id=b"2" * 16)
-    driver = Driver(Ledger.create(path, spec, SUCCESSOR, now=1_800_001_000), now=1_800_001_000)
+    driver = Driver(Ledger.create(path, spec, SUCCESSOR, now=1_750_001_000), now=1_750_001_000)
     driver.admit(admission(1), admission(3, "sensitive"))
     driver.steps(10)
     driver.epoch()

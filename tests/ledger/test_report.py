@@ -181,7 +181,7 @@ def test_signers_auditors_and_those_who_have_not_cosigned_are_told_apart(varied,
     export, report = varied
     assert signers(report, export, tmp_path) == [
         f"{SIGNER.name} {SIGNER.verifier.key_id.hex()} the ledger itself verified – none",
-        f"{ANNA.name} {ANNA.verifier.key_id.hex()} auditor verified 2027-01-15 08:08:20 UTC",
+        f"{ANNA.name} {ANNA.verifier.key_id.hex()} auditor verified 2025-06-15 15:15:00 UTC",
         f"{BORIS.name} {BORIS.verifier.key_id.hex()} auditor has not cosigned – none",
     ]
     stranger = dataclasses.replace(report, auditors=(BORIS.vkey,))
@@ -489,7 +489,7 @@ def test_shown_noise_is_rounded_down(value):
 
 
 def test_times_that_are_none_are_shown_as_they_are():
-    assert utc(2**63) == f"{2**63} s" and "2027-01-15 08:00:00 UTC" in utc(START)
+    assert utc(2**63).startswith(f"{2**63} s") and "2025-06-15 15:06:40 UTC" in utc(START)
 
 
 def test_a_page_is_small_whatever_the_ledger_holds(export, tmp_path):

@@ -68,7 +68,7 @@ def test_a_quorum_vouches_and_the_audit_names_it(summarised, tmp_path):
     trusted = [*summary_keys(header), ANNA.vkey, BEN.vkey]
     for count, who in enumerate((ANNA, BEN), start=1):
         note = ledger.add_signatures(vouched(export, who, tmp_path).note, trusted)
-        names = vouchers(header, {ledger.size: note}, summaries)
+        names = vouchers(header, {ledger.size: note}, summaries, ledger.state.timeline, None)
         assert len(names[summarised.leaf.seq]) == count
         assert vouched_end(header, summaries, names) == (summarised.leaf.end if count == 2 else 0)
     report = verify_export(export_of(summarised, tmp_path / "again"), KEYS)
@@ -111,14 +111,17 @@ def test_who_counts(summarised):
     stranger = Cosigner("auditor.example/dora", OTHER_KEY)
 
     def names(*made: bytes, size: int = ledger.size) -> tuple[str, ...]:
-        return vouchers(header, dict.fromkeys([size], made[0]), summaries)[leaf.seq]
+        return vouchers(header, dict.fromkeys([size], made[0]), summaries, ledger.state.timeline, None)[leaf.seq]
 
-    assert names(vouch(note, stranger, KEYS, since=1, time=START)) == ()
-    assert names(vouch(note, CLEO, KEYS, since=leaf.seq + 1, time=START)) == (), "vouches for later summaries only"
-    assert names(vouch(note, CLEO, KEYS, since=leaf.seq, time=START), size=leaf.seq) == (), "the checkpoint does not cover it"
-    made = vouch(note, CLEO, KEYS, since=leaf.seq, time=START)
+    assert names(vouch(note, stranger, KEYS, since=1, time=leaf.time)) == ()
+    assert names(vouch(note, CLEO, KEYS, since=leaf.seq + 1, time=leaf.time)) == (), "vouches for later summaries only"
+    uncovered = names(vouch(note, CLEO, KEYS, since=leaf.seq, time=leaf.time), size=leaf.seq)
+    assert uncovered == (), "the checkpoint does not cover it"
+    early = vouch(note, CLEO, KEYS, since=leaf.seq, time=leaf.time - 1)
+    assert names(early) == (), "nobody recomputed a summary before it was written"
+    made = vouch(note, CLEO, KEYS, since=leaf.seq, time=leaf.time)
     assert names(made) == (CLEO.name,)
-    assert vouch(made, CLEO, KEYS, since=leaf.seq, time=START + 5) == made, "one line per auditor"
+    assert vouch(made, CLEO, KEYS, since=leaf.seq, time=leaf.time + 5) == made, "one line per auditor"
 
 
 def test_verifier_keys_of_statements_read_back():

@@ -66,6 +66,13 @@ def test_triggers_refuse_every_way_to_rewrite_the_past(closed, statement):
     closed.open().close()
 
 
+def test_a_whole_ledger_is_examined_without_a_finding_and_its_pages_where_the_database_can(closed):
+    with closed.open() as ledger:
+        found = ledger.examine()
+    assert found.findings == found.notes == ()
+    assert found.pages is (closed.place.kind == "sqlite")
+
+
 def test_an_edited_body_is_named(closed):
     closed.edit("UPDATE entry SET body = x'a0' WHERE seq = 3")
     with pytest.raises(LedgerCorrupt) as found:

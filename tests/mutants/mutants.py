@@ -1,5 +1,6 @@
 """Mutants of what a private microbatch may do: every promise of the sandbox, the probes and statement A, broken once."""
 
+from tests.mutants.beside import BESIDE, IN_THEIR_PLACE
 from tests.mutants.mutant import Mutant
 
 ADDRESSES = "dptrain/sandbox/addresses.py"
@@ -531,8 +532,8 @@ STATEMENT_A = (
         T_WATCH + "test_a_weakening_found_during_a_run_is_in_its_ledger_and_its_audit",
     ),
     Mutant(
-        "a weakening is in the checkpoint", ENGINE, "pin = self.recorder.pin(self._step, self.isolation.told)",
-        "pin = self.recorder.pin(self._step, HELD)", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
+        "a weakening is in the checkpoint", ENGINE, "step, told = self._step, self.isolation.told",
+        "step, told = self._step, HELD", T_WATCH + "test_a_weakening_survives_a_crash_before_its_epoch_was_closed",
     ),
     Mutant(
         "once weakened it stays weakened", ISOLATION,
@@ -732,5 +733,7 @@ GROUPS = {
     "couplings": COUPLING,
     "order of depth": ORDER,
     "half precision": HALF,
+    "beside the ledger": BESIDE,
+    "the ledger in its place": IN_THEIR_PLACE,
 }
 """Mutants by what they break."""

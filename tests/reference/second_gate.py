@@ -29,6 +29,7 @@ class Rules:
         floors: Least clip norm and noise multiplier.
         max_examples: Examples per contribution.
         contributors: Per contributor its keys, each (raw, not before, not after, revoked at or None), classes and principal.
+        registry_time: Time of the registry's last entry.
     """
 
     corpus: str
@@ -36,6 +37,7 @@ class Rules:
     floors: tuple[int, int]
     max_examples: int
     contributors: dict[str, tuple[list[tuple[bytes, int, int, int | None]], list[str], str | None]]
+    registry_time: int
 
 
 def judge(descriptor: bytes, message: bytes, opening: bytes, content_hash: bytes | None, rules: Rules, now: int) -> str:
@@ -170,7 +172,7 @@ def _times(number: int, point: tuple[int, int]) -> tuple[int, int]:
 # --- the steps -----------------------------------------------------------------------------------------------------------
 
 ID = re.compile(r"[a-z0-9._/-]{1,64}\Z")
-MICRO, MOMENT, COUNT = (1, 10**15), (0, 253402300800), (0, 2**32 - 1)
+MICRO, MOMENT, COUNT = (1, 10**15), (0, 253402300799), (0, 2**32 - 1)
 
 
 def _id(value: Any) -> None:
@@ -270,6 +272,7 @@ def _string(data: bytes) -> bytes:
 def _judge(
     descriptor: bytes, message: bytes, opening: bytes, content_hash: bytes | None, rules: Rules, now: int
 ) -> None:
+    require(rules.registry_time <= now + 3600, "CLOCK")
     require(len(descriptor) <= 16384 and len(message) <= 1024 and len(opening) <= 512, "SIZE")
     fields = _descriptor(descriptor)
     opened = _opening(opening, fields)

@@ -12,12 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForImageClassification
+from typer.testing import CliRunner
 
 import dptrain.engine.private_training
+from attest import signed_file
+from attest.registry import RegistryLog
+from attest.withdrawal import Withdrawal, sign_withdrawal
+from dptrain.cli.app import app
 from dptrain.runconfig import RunConfig
 from dptrain.tasks.without_privacy import STAMP
 from dptrain.train import main, train
 from ledger.audit import verify_export
+from ledger.log import Ledger
 from tests.train.conftest import Digits
 
 TrainJson = Callable[..., tuple[int, dict]]
@@ -36,6 +42,27 @@ def test_a_run_trains_saves_and_leaves_a_record_that_verifies(digits_world: Digi
     assert verify_export(result["export"], key).verdict == "TOLD"
     assert AutoModelForImageClassification.from_pretrained(result["model"]).config.num_labels == 10
     assert (digits_world.root / "ledger.db.checkpoints").is_dir()
+
+
+def test_A24_an_older_registry_than_one_that_was_used_is_refused_by_train(
+    digits_world: Digits, train_json: TrainJson, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A gate saw the revocation; whoever cuts it off again, which takes no key, gets no run over this corpus."""
+    root, made = digits_world.root, digits_world.made
+    path = root / "registry.cbor"
+    before = path.read_bytes()
+    log = RegistryLog(path, made.keys["owner"])
+    name = log.registry.contributors[0].name
+    entries = len(log.registry.roots)
+    log.revoke(name, at=made.now, now=made.now)
+    gate = ["gate", str(root / "policy.cose"), str(root / "corpus"), "--owner-key", str(root / "keys" / "owner.pub"), "--json"]
+    assert "KEY_REVOKED" in json.loads(CliRunner().invoke(app, gate).stdout)["refused"]
+    path.write_bytes(before)
+    code, answer = train_json(digits_world.run)
+    assert code == 1 and answer["error"]["code"] == "REGISTRY_OLDER"
+    assert f"has {entries} entries" in answer["error"]["sentence"]
+    assert f"one with {entries + 1} entries" in answer["error"]["sentence"]
+    assert not (root / "ledger.db").exists()
 
 
 def test_nothing_that_is_printed_tells_of_training_losses(digits_world: Digits, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,3 +249,51 @@ def assert_one_line(text: str) -> None:
     assert len(lines) == 1, text
     code, _, sentence = lines[0].partition(": ")
     assert code.replace("_", "").isupper() and sentence
+
+
+def test_a_run_file_makes_the_inbox_before_its_first_charge_and_takes_what_lies_there(
+    digits_world: Digits, train_json: TrainJson, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = dptrain.engine.private_training.PrivateTraining
+    inbox, begin = digits_world.root / "ledger.db.withdrawals", engine.begin
+
+    def dropped(self: dptrain.engine.private_training.PrivateTraining) -> None:
+        assert inbox.stat().st_mode & 0o777 == 0o700 and not (digits_world.root / "ledger.db").exists()
+        digest = self.pool.slots[0].descriptor_hash
+        withdrawal = Withdrawal(digest, self.policy.corpus, digits_world.made.now, "consent")
+        payload, message = sign_withdrawal(withdrawal, digits_world.made.keys["owner"], signer="owner")
+        signed_file.write(inbox / "w.cose", payload, message)
+        begin(self)
+
+    monkeypatch.setattr(engine, "begin", dropped)
+    code, result = train_json(digits_world.run)
+    assert (code, result["verdict"]) == (0, "TOLD")
+    assert (inbox / "w.cose.taken").exists()
+    with Ledger.open(digits_world.root / "ledger.db") as ledger:
+        assert len(ledger.withdrawn) == 1
+        assert sum(row.pool_count for row in ledger.windows[0].classes) == 59, "before the first charge"
+
+
+def test_a_run_whose_ledger_is_deleted_ends_with_one_line_and_exit_code_1(
+    digits_world: Digits, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = dptrain.engine.private_training.PrivateTraining
+    save = engine.save
+
+    def saved_and_deleted(self: dptrain.engine.private_training.PrivateTraining) -> Path:
+        made = save(self)
+        (digits_world.root / "ledger.db").unlink(missing_ok=True)
+        return made
+
+    monkeypatch.setattr(engine, "save", saved_and_deleted)
+    assert main([str(digits_world.run)]) == 1
+    printed = capsys.readouterr()
+    assert_one_line(printed.err)
+    assert printed.err.startswith("UNLINKED") and "TOLD" not in printed.out
+    assert not (digits_world.root / "out" / "export").exists()
+    monkeypatch.undo()
+    for suffix in ("-wal", "-shm"):
+        (digits_world.root / f"ledger.db{suffix}").unlink(missing_ok=True)
+    (digits_world.root / "ledger.db.rescued-1").rename(digits_world.root / "ledger.db")
+    assert main([str(digits_world.run), "--resume"]) == 0
+    assert "TOLD" in capsys.readouterr().out

@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
+from attest.shown import utc
 from dptrain.cli.advice.case import Case
 from dptrain.cli.advice.consequence import Change, Consequence, warning
 from dptrain.cli.advice.fixes import in_class, power_of_ten_below, rounded
-from dptrain.cli.output import amount, counted, number, utc
+from dptrain.cli.output import amount, counted, number
 
 FAR_FROM_BATCH = 3.0
 """Ratio of normalizer and expected batch that is still taken as meant."""

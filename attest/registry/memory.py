@@ -1,0 +1,102 @@
+"""What a gate remembers of the registries that it saw, so that an older copy of one is found out.
+
+A registry that was cut back is a registry too, in which a key that was revoked since is good again. Nobody needs a key to cut
+one back: only somebody who saw more of it can tell.
+"""
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+from attest.errors import AttestError, FileRefused, RegistryRefused
+from attest.files import atomic_write, read_limited
+from attest.registry.view import Registry
+
+SUFFIX: Final = ".registry"
+"""What the name of such a file ends with: `ledger.db.registry` beside a ledger, `.corpus.registry` beside a corpus."""
+
+_MAX_SIZE: Final = 1 << 20
+
+
+class RegistryMemory:
+    """The largest state of each registry that was used for one ledger, or for one corpus.
+
+    Guarantee: after `keep` returned, `check` refuses every registry of the same id that lacks an entry of the one kept, or has
+    another in its place, for as long as the file stays. The file is not signed: it holds against whoever can exchange the
+    registry, and not against whoever can write beside the ledger or the corpus.
+
+    Args:
+        path: The file; it need not be there.
+        what: What it was used for, in words.
+        optional: Whether its place may be one that cannot be written, as a corpus on a disk that is read only.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], what: str, *, optional: bool = False) -> None:
+        self.path = Path(path)
+        self._what = what
+        self._optional = optional
+
+    def check(self, registry: Registry) -> None:
+        """Refuses a registry that does not extend the one that was kept.
+
+        Raises:
+            RegistryRefused: Code REGISTRY_OLDER, saying both sizes; FORMAT if the file is not one that `keep` wrote.
+        """
+        entry = self._known().get(registry.registry_id.hex())
+        if entry is None:
+            return
+        entries, root = entry
+        if registry.extends(root) and len(registry.roots) >= entries:
+            return
+        found = len(registry.roots)
+        how = "it was cut back" if found < entries else "it is another continuation of the same log"
+        raise RegistryRefused(
+            "REGISTRY_OLDER",
+            f"the registry has {found} entries and the root {registry.root().hex()}; for {self._what} one with {entries}"
+            f" entries and the root {root.hex()} was used before, which it does not extend: {how}. Get the latest from the"
+            f" owner. If the owner did begin again from an older copy, remove {str(self.path)!r}",
+        )
+
+    def keep(self, registry: Registry) -> None:
+        """Checks a registry and remembers it, durably; writes nothing if it is the one kept.
+
+        Warns where an optional memory cannot be written.
+
+        Raises:
+            RegistryRefused: As `check`; code STORAGE if it cannot be written.
+        """
+        self.check(registry)
+        known, name, now = self._known(), registry.registry_id.hex(), (len(registry.roots), registry.root())
+        if known.get(name) == now:
+            return
+        rows = {key: {"entries": entries, "root": root.hex()} for key, (entries, root) in (known | {name: now}).items()}
+        try:
+            atomic_write(self.path, json.dumps(rows, indent=2).encode() + b"\n")
+        except OSError as error:
+            sentence = f"cannot remember the registry in {str(self.path)!r}: {error.strerror or error}"
+            if not self._optional:
+                raise RegistryRefused("STORAGE", f"{sentence}; free space or mend the disk") from error
+            warnings.warn(f"{sentence}, so an older copy of it would not be found out here", stacklevel=2)
+
+    def _known(self) -> dict[str, tuple[int, bytes]]:
+        """Entries and root by registry id."""
+        if not os.path.lexists(self.path):
+            return {}
+        try:
+            rows: Any = json.loads(read_limited(self.path, _MAX_SIZE, "memory of registries"))
+            return {name: _row(row) for name, row in rows.items()}
+        except FileRefused as error:
+            raise RegistryRefused(error.code, error.sentence) from error
+        except (ValueError, TypeError, KeyError, AttributeError, AttestError) as error:
+            raise RegistryRefused(
+                "FORMAT", f"{str(self.path)!r} does not say which registry was used: {error}; restore it, or remove it"
+            ) from error
+
+
+def _row(row: Any) -> tuple[int, bytes]:
+    entries, root = row["entries"], bytes.fromhex(row["root"])
+    if type(entries) is not int or entries < 1 or len(root) != 32:
+        raise ValueError("expected a number of entries and a root of 32 bytes")
+    return entries, root

@@ -1,0 +1,65 @@
+"""What an open ledger can check beyond its leaves: the pages of its database, the lines of auditors, the files beside it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ledger.audit.carried import ignored_lines, known_keys, tell_ignored
+from ledger.audit.findings import Finding
+from ledger.errors import NoteError
+from ledger.note import open_note
+from ledger.replay import Replay
+from ledger.storage.appender import Appender
+from ledger.storage.beside import Beside, check_beside
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was examined.
+
+    Attributes:
+        findings: all that is wrong, each naming its file.
+        notes: what a reader should know though nothing is wrong.
+        pages: whether the database checked its own pages; not where it has no such check for its users.
+        beside: what lies beside the ledger.
+    """
+
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    pages: bool
+    beside: Beside
+
+
+class Examining:
+    """Examination of an open ledger."""
+
+    _file: Appender
+
+    def examine(self) -> Examination:
+        """Checks what opening does not read: the pages of the database, lines of auditors, the public key file, weights.
+
+        Guarantee: with what opening has checked, no byte that changes what a reader of the ledger could see goes unnamed. Not
+        meant are the word on which process wrote last (``lease``), lines under a checkpoint by keys that the policy does not
+        name, comments in the public key file, and blanks and quotes in the text that made a table.
+
+        Raises:
+            LedgerCorrupt: the database is too damaged to be checked.
+            StorageFailed: it, or the disk beside it, cannot be read.
+        """
+        store, run = self._file.store, self._file.replay
+        wrong, where = store.examine(), store.place.shown
+        pages = [Finding("INTEGRITY", where, f"{sentence}; put the last good copy back") for sentence in wrong or ()]
+        lines, notes = _signature_lines(run, self._file.checkpoints, where)
+        beside = check_beside(store.place, run.keys, run.epochs, self._file.pruned_before)
+        return Examination((*pages, *lines, *beside.findings), tuple(notes), wrong is not None, beside)
+
+
+def _signature_lines(run: Replay, checkpoints: Mapping[int, bytes], where: str) -> tuple[list[Finding], list[str]]:
+    """The lines under the stored checkpoints: those of known keys that do not verify, and a word on those of others."""
+    known, opened, found = known_keys(run, ()), [], []
+    for size, data in sorted(checkpoints.items()):
+        try:
+            opened.append(open_note(data, known))
+        except NoteError as error:
+            sentence = f"the checkpoint of {size} leaves: {error.sentence}; put the last good copy back"
+            found.append(Finding(error.code, where, sentence))
+    return found, tell_ignored(ignored_lines(opened, known))

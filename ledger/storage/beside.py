@@ -1,0 +1,165 @@
+"""The files beside a ledger that nobody signs: its verifier keys, and the weights with which its epochs ended.
+
+Nothing of a ledger rests on them. Auditors are handed the first, releases cite the second, so a byte that changed in either is
+found here before others meet it. What its key signs beside it: `ledger.storage.highwater`, `ledger.pinned`.
+"""
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from attest.errors import AttestError
+from attest.files import atomic_write, read_limited
+from ledger.audit.findings import Finding
+from ledger.errors import LedgerCorrupt, LedgerError, StorageFailed
+from ledger.leaves import Epoch
+from ledger.rules.rotation import KeyChain
+from ledger.rules.weights import MAX_RECORDS, WeightRecord, model_digest, read_records
+from ledger.storage.disks import is_there
+from ledger.storage.place import Place
+
+WEIGHTS: Final = ".weights"
+"""Directory beside the ledger with the records that the model digests of its epochs commit to, each under its digest."""
+
+_ENDING: Final = ".cbor"
+_MAX_KEYS: Final = 1 << 20
+"""Bytes of a file of verifier keys; one takes about 100."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What was found beside a ledger.
+
+    Attributes:
+        findings: what is wrong, each naming its file.
+        keys: verifier keys in the public file, None where there is no such file.
+        weights: epochs whose weights were checked, None for a ledger that keeps none.
+        let_go: epochs without weights, below what the retention of the policy has let go.
+        unused: files of weights that no epoch cites, as a crash before its EPOCH leaf leaves one.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    keys: int | None = None
+    weights: int | None = None
+    let_go: int = 0
+    unused: int = 0
+
+
+def check_beside(place: Place, chain: KeyChain, epochs: Sequence[Epoch], pruned_before: int) -> Beside:
+    """Checks the public key file of a ledger and the weights of its epochs, one file in memory at a time.
+
+    Guarantee: without a finding every line of the public file that is no comment is a key that signed this ledger, and none of
+    these is left out; and every file of weights holds, byte for byte, the records that its name commits to. A ledger without
+    a public file or without a directory of weights was made so, and is whole.
+
+    Args:
+        place: where the ledger lies; on a server without a state directory there is nothing to look at.
+        chain: the keys that signed it, as its leaves say.
+        epochs: its EPOCH leaves.
+        pruned_before: position below which retention has let bodies go; the weights of epochs below may be gone too.
+
+    Raises:
+        StorageFailed: the disk cannot tell what is there.
+    """
+    if place.beside is None:
+        return Beside()
+    wrong, keys = _public(place.public, chain)
+    folder = place.side(WEIGHTS)
+    if not is_there(folder):
+        return Beside(tuple(wrong), keys)
+    return _weights(folder, epochs, pruned_before, wrong, keys)
+
+
+def weights_file(place: Place, digest: bytes) -> Path:
+    """Returns where the records that a model digest commits to are kept; LedgerError as `Place.side`."""
+    return place.side(WEIGHTS) / f"{digest.hex()}{_ENDING}"
+
+
+def read_weights(path: Path) -> tuple[WeightRecord, ...]:
+    """Reads a file of weights, which commit to its name.
+
+    Raises:
+        LedgerCorrupt: code WEIGHTS, it holds something else.
+    """
+    try:
+        found = read_records(read_limited(path, MAX_RECORDS, "records of a model"))
+    except (AttestError, LedgerError) as error:
+        raise LedgerCorrupt("WEIGHTS", f"{path} cannot be read: {error.sentence}; restore it, or move it away") from error
+    if model_digest(found).hex() != path.stem:
+        raise LedgerCorrupt("WEIGHTS", f"{path} holds records of another model; restore it, or move it away")
+    return found
+
+
+def read_public(path: Path) -> list[str]:
+    """Reads the lines of a public file, comments too; none where there is no file.
+
+    Raises:
+        LedgerCorrupt: code PUBLIC_KEY, it is no text.
+        StorageFailed: the disk cannot tell what is there.
+    """
+    if not is_there(path):
+        return []
+    try:
+        # Not splitlines, which takes other characters than a newline for the end of a line.
+        return read_limited(path, _MAX_KEYS, "file of verifier keys").decode("utf-8").split("\n")
+    except (AttestError, UnicodeDecodeError) as error:
+        sentence = error.sentence if isinstance(error, AttestError) else f"{path} is not UTF-8 text"
+        raise LedgerCorrupt("PUBLIC_KEY", f"{sentence}; remove it, and write it again from the keys of the ledger") from error
+
+
+def write_public(path: Path, keys: Sequence[str], others: Iterable[str] = ()) -> None:
+    """Writes a public file: all keys that signed a ledger, the newest first, then what else it shall hold.
+
+    Args:
+        path: the file; one that is there is replaced.
+        keys: verifier keys in the order in which they signed.
+        others: further lines, as comments; left out where they are empty or among the keys.
+    """
+    lines = dict.fromkeys([*reversed(keys), *filter(None, others)])
+    atomic_write(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _public(path: Path, chain: KeyChain) -> tuple[list[Finding], int | None]:
+    """What is wrong with the public file, and how many keys it holds; None where there is none."""
+    if not is_there(path):
+        return [], None
+    try:
+        lines = [line for line in read_public(path) if line and not line.startswith("#")]
+    except LedgerCorrupt as error:
+        return [Finding(error.code, str(path), error.sentence)], 0
+    found = [
+        Finding("PUBLIC_KEY", str(path), f"{line!a:.200} is no key that signed this ledger; whoever pins it can verify nothing")
+        for line in lines
+        if line not in chain.vkeys
+    ]
+    found += [
+        Finding("PUBLIC_KEY", str(path), f"it lacks {vkey}, which signed this ledger; add the line, so that nobody misses it")
+        for vkey in chain.vkeys
+        if vkey not in lines
+    ]
+    return found, len(lines)
+
+
+def _weights(folder: Path, epochs: Iterable[Epoch], before: int, wrong: list[Finding], keys: int | None) -> Beside:
+    try:
+        names = {path.name for path in folder.iterdir() if path.suffix == _ENDING}
+    except OSError as error:
+        raise StorageFailed("IO", f"cannot list {folder}: {error.strerror or error}; mend the disk") from error
+    checked = let_go = 0
+    cited = set()
+    for epoch in epochs:
+        path = folder / f"{epoch.model_digest.hex()}{_ENDING}"
+        if path.name in names:
+            checked += 1
+            cited.add(path.name)
+        elif epoch.seq < before:
+            let_go += 1
+        else:
+            sentence = f"the weights of epoch {epoch.number} (leaf {epoch.seq}) are gone; a release of them would be UNRECORDED"
+            wrong.append(Finding("WEIGHTS_MISSING", str(path), f"{sentence}: put the file back"))
+    for name in sorted(names):
+        try:
+            read_weights(folder / name)
+        except LedgerCorrupt as error:
+            wrong.append(Finding(error.code, str(folder / name), error.sentence))
+    return Beside(tuple(wrong), keys, checked, let_go, len(names - cited))
