@@ -15,7 +15,7 @@ from dptrain.own_noise import OwnBounds, admitted_bounds, own_bounds, own_noise,
 from ledger import accountants
 from ledger.errors import AccountantError
 from ledger.leaves import Admit
-from tests.ledger.ledger_runs import signed_policy
+from tests.ledger.ledger_runs import START, signed_policy
 from tests.test_layering import run_without_torch
 
 PHI = NormalDist().cdf
@@ -147,7 +147,7 @@ def test_an_auditor_derives_it_from_the_admit_leaf_and_the_signed_policy():
     policy = signed_policy().policy
     rule = policy.class_rule("sensitive")
     bound = (250_000, 4_000_000, 7, bytes(32), bytes(8), bytes(32), 0, 2_000_000, 10**6)
-    leaf = Admit(3, 0, bytes(32), "sensitive", 1, *bound)
+    leaf = Admit(3, START, bytes(32), "sensitive", 1, *bound)
     found = admitted_bounds(leaf, policy)
     assert found == own_bounds(policy, "sensitive", 250_000, 4_000_000, 7, (2_000_000, 10**6))
     assert found.expected == min(7.0, float(rule.sampling_rate * policy.steps))

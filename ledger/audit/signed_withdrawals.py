@@ -12,7 +12,7 @@ from typing import Final
 
 from attest import sign1, signed_file
 from attest.errors import AttestError, RegistryRefused
-from attest.registry import KeyRecord, Registry, open_registry
+from attest.registry import Contributor, Registry, open_registry
 from attest.withdrawal import Withdrawal, verify_withdrawal
 from ledger.audit.findings import WithdrawalEvidence
 from ledger.audit.remarks import Remarks
@@ -88,10 +88,10 @@ class SignedWithdrawals:
             except RegistryRefused as error:
                 fault(error.code, str(registry), error.sentence)
         # Not by name: a registry that travels has commitments in place of names.
-        self._keys_beside: dict[bytes, list[KeyRecord]] = {}
+        self._holders: dict[bytes, list[Contributor]] = {}
         for contributor in () if self._registry is None else self._registry.by_name.values():
-            for record in contributor.keys:
-                self._keys_beside.setdefault(record.key_id, []).extend(contributor.keys)
+            for kid in {record.key_id for record in contributor.keys}:
+                self._holders.setdefault(kid, []).append(contributor)
         self._by_digest: dict[bytes, _Given] = {}
         self._by_contribution: dict[bytes, list[_Given]] = {}
         self._others: list[str] = []
@@ -191,10 +191,12 @@ class SignedWithdrawals:
         if issuer == header.owner:
             return _verified(item, issuer, header.owner_key)
         # Which contributor a contribution is of, the ADMIT leaf tells by a key; of a pruned one nothing does any more.
-        kid = self._key_ids.get(item.withdrawal.descriptor_hash, b"")
+        holders = self._holders.get(self._key_ids.get(item.withdrawal.descriptor_hash, b""), [])
+        if self._registry is not None and not self._registry.names_missing:
+            holders = [contributor for contributor in holders if contributor.name == issuer]
         times = (item.withdrawal.time, *(() if leaf is None else (leaf.time,)))
         found = _UNPROVEN
-        for record in self._keys_beside.get(kid, ()):
+        for record in (record for contributor in holders for record in contributor.keys):
             if any(record.valid(time) for time in times):
                 found = _verified(item, issuer, record.raw)
                 if found == _SHOWN:

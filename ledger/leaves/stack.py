@@ -94,7 +94,9 @@ def _place(row: Any, towers: list[Tower]) -> Place:
 
 
 def _tensor(row: Any, names: "_Reader", forms: list[tuple[Any, ...]], stack: Stack) -> StackTensor:
-    form, *codes = _array(row)
+    if not _array(row):
+        raise LeafRefused("STACK", "expected a form and names of a parameter, got an empty array")
+    form, *codes = row
     coordinates, trained, adapter, outside, divisions = forms[_index(form, len(forms))]
     own = tuple(names.name(code) for code in codes)
     inside = {place for place in map(stack.layer_of, own) if place is not None}

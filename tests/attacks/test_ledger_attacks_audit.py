@@ -36,7 +36,7 @@ from ledger.storage.place import Place
 from ledger.storage.store import Row
 from tests.ledger.ledger_runs import OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 from tests.ledger.retained_runs import forged_export, leaves_of
-from tests.registries import registry_file
+from tests.registries import put, registry_file
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +332,7 @@ class Withdrawals:
             ),
         )
         self.registry = base / "registry.cbor"
-        self.registry.write_bytes(data)
+        put(self.registry, data)
         self.folder = base / "withdrawals"
         self.folder.mkdir()
 
@@ -428,6 +428,16 @@ def test_nobody_but_owner_and_contributor_signs_a_withdrawal(withdrawals):
     export = withdrawals.export("consent", withdrawals.sign(OTHER_KEY, "mallory"))
     report = withdrawals.audit(export)
     assert report.verdict == "TOLD" and report.withdrawal_evidence.shown == 0 and "WITHDRAWALS_TOLD" in report.qualifiers
+
+
+def test_a_registry_without_names_shows_withdrawals_by_the_key_of_the_admission(withdrawals):
+    """As an auditor has it: who signed is found by the key in the ADMIT leaf, and nobody else's signature will do."""
+    withdrawals.registry.with_suffix(".names").unlink()
+    export = withdrawals.export("consent", withdrawals.sign())
+    report = withdrawals.audit(export)
+    assert not report.findings and report.withdrawal_evidence.shown == 1
+    export = withdrawals.export("consent", withdrawals.sign(OTHER_KEY, "mallory"))
+    assert ("WITHDRAWAL_EVIDENCE", leaf_of(export)) in found(withdrawals.audit(export))
 
 
 def test_a_contributor_withdraws_nothing_of_another(withdrawals):

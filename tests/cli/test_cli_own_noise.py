@@ -18,8 +18,9 @@ def test_what_was_signed_alone_needs_the_square_of_its_bounds_and_the_count_is_t
     expected = {"expected_occurrences": 2.0, "multiplier": 1.5, "variance": (1.5 * 0.25) ** 2}
     found = shown(shell)
     assert found["own_noise"] == expected
-    assert "would need noise of variance 0.1406 per coordinate in every step (2 draws expected" in found["words"][-1]
-    assert "from no such count" in found["words"][-1]
+    words = " ".join(found["words"])
+    assert "would need noise of variance 0.1406 per coordinate in every step (2 draws expected" in words
+    assert "from no such count" in words
     plan = shell.json("plan", "policy.cose", "corpus")
     (group,) = plan["signed_bounds"]["sensitive"]
     assert (group["expected_draws"], group["sufficient_multiplier"], group["sufficient_variance"]) == tuple(expected.values())

@@ -10,6 +10,7 @@ from dptrain import recording
 from dptrain.errors import ResumeRefused
 
 ALIKE = {
+    "owner_key": b"owner",
     "model_fingerprint": b"model",
     "stack": ("x", "y"),
     "blocks": ("a", "b"),
@@ -22,6 +23,7 @@ ALIKE = {
 }
 CHANGES = {
     "policy": b"another policy",
+    "owner_key": b"another owner",
     "model_fingerprint": b"another model",
     "stack": ("x",),
     "blocks": ("a",),
@@ -33,6 +35,7 @@ CHANGES = {
 }
 SENTENCES = {
     "policy": "another policy",
+    "owner_key": "another key of the corpus owner",
     "model_fingerprint": "another model structure",
     "stack": "another layer stack",
     "blocks": "another schedule of blocks",

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from attest import signed_file  # noqa: E402
 from attest.admission import Admission, Passed  # noqa: E402
+from attest.attestation import Attestation  # noqa: E402
 from attest.withdrawal import Withdrawal, sign_withdrawal  # noqa: E402
 from dptrain.batching import Planned  # noqa: E402
 from dptrain.errors import NotPrivateUse  # noqa: E402
@@ -151,7 +152,8 @@ def test_the_resolver_emits_the_noise_of_own_bounds_beside_a_schedule_that_carri
     def resolved(**changes):
         other = replace(signed, **changes)
         passed = Passed(other.digest(), bytes(32), bytes(8), other.contributor, other.admissibility_class)
-        return schedule.resolve(Admission(other.to_cbor(), passed, other.contributor))
+        attestation = Attestation(other.to_cbor(), b"", other.opening())
+        return schedule.resolve(Admission(attestation, passed, other.contributor))
 
     limit = {"max_epsilon_micro": 10**6, "max_delta_pico": 10**6}
     few, many, any_number = (resolved(max_occurrences=cap, **limit) for cap in (2, 10, 0))

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -288,7 +289,7 @@ def test_public_gradients_do_not_show_how_many_private_ones_were_drawn(tmp_path,
     released = []
     for name in ("all", "half"):
         for path in tmp_path.glob("ledger.*"):
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         trainer = Trainer(world, insecure_test_key=KEY, microbatch=1)
         for module in trainer.model.modules():
             if isinstance(module, torch.nn.Dropout):

@@ -135,9 +135,7 @@ def test_every_release_of_a_run_equals_the_definition(world: World) -> None:
                 Withdrawal(trainer.private.pool.slots[gone].descriptor_hash, "test-corpus", world.now, "consent"),
                 world.owner_key, signer="owner",
             )  # fmt: skip
-            folder = world.root / "ledger.db.withdrawals"
-            folder.mkdir()
-            signed_file.write(folder / "w.cose", payload, message)
+            signed_file.write(world.root / "ledger.db.withdrawals" / "w.cose", payload, message)
     assert len(sizes) == STEPS and len(set(sizes)) > 1, "draws of different sizes, so that nothing may follow them"
     trainer.close()
 
