@@ -50,7 +50,7 @@ class Admission:
 
     @property
     def descriptor(self) -> ContributionDescriptor:
-        """What was signed, opened."""
+        """Reads what was signed, opened."""
         if isinstance(self._descriptor, tuple):
             self._descriptor = ContributionDescriptor.open(*self._descriptor)
         return self._descriptor

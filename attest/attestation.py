@@ -47,11 +47,11 @@ class Attestation:
         return hashlib.sha256(cbor.encode([self.descriptor, self.sign1])).digest()
 
     def opened(self) -> ContributionDescriptor:
-        """The descriptor with its opening; errors as for `ContributionDescriptor.open`."""
+        """Returns the descriptor with its opening; errors as for `ContributionDescriptor.open`."""
         return ContributionDescriptor.open(self.descriptor, self.opening)
 
     def read(self) -> ContributionDescriptor | SignedDescriptor:
-        """What there is to read: the descriptor opened, or as it was signed where its opening is not known.
+        """Reads what there is: the descriptor opened, or as it was signed where its opening is not known.
 
         Raises:
             CborError, DescriptorRefused: As for `ContributionDescriptor.open`.
@@ -60,7 +60,7 @@ class Attestation:
 
     @property
     def within_limits(self) -> bool:
-        """Whether all parts have an admissible size."""
+        """Tells whether all parts have an admissible size."""
         fits = len(self.descriptor) <= MAX_DESCRIPTOR and len(self.sign1) <= sign1.MAX_SIZE
         return fits and len(self.opening) <= MAX_OPENING
 

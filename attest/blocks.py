@@ -1,4 +1,4 @@
-"""Which blocks a model has under a policy, and which classes may touch each: one rule for trainer and auditor.
+"""Derives the blocks of a model under a policy, and the classes that may touch each: one rule for trainer and auditor.
 
 A *block* is a set of coordinates that every class either may touch or may not. Blocks follow from the signed policy and the
 stack that a header names, and from nothing else (docs/formats.md, "Blocks").
@@ -27,8 +27,8 @@ PUBLIC = " (public)"
 """Ends the name of a block that public classes alone may touch."""
 
 Label = tuple[str, tuple[int, ...]]
-"""What of a layer a block is: ``heads`` or ``experts`` with their numbers, ``attention`` for what heads of several blocks
-share, ``router``; an empty name for what no mask divides."""
+"""Names the part of a layer that a block is: ``heads`` or ``experts`` with their numbers, ``attention`` for what heads of
+several blocks share, ``router``; an empty name for what no mask divides."""
 
 UNDIVIDED: Label = ("", ())
 
@@ -72,12 +72,12 @@ class StackBlock:
 
     @property
     def coordinates(self) -> int:
-        """How many numbers the block has."""
+        """Tells how many numbers the block has."""
         return sum(piece.coordinates for piece in self.pieces)
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """The positions of its places, ascending, each once."""
+        """Returns the positions of its places, ascending, each once."""
         return tuple(sorted({position for _, position in self.places}))
 
 
@@ -154,12 +154,12 @@ def permission(rule: DepthRule, stack: Stack) -> Callable[[StackTensor], bool]:
 
 
 def permits_embeddings(rule: DepthRule) -> bool:
-    """Whether a band or a list of layers permits what lies below layer 0: as it says, else if its band begins at 0."""
+    """Tells whether a band or a list of layers permits what lies below layer 0: as it says, else if its band begins at 0."""
     return rule.embeddings if rule.embeddings is not None else rule.band is not None and rule.band[0] == 0
 
 
 def permits_head(rule: DepthRule) -> bool:
-    """Whether a band or a list of layers permits what lies above the last layer: as it says, else if its band ends at 1."""
+    """Tells whether a band or a list of layers permits what lies above the last layer: as said, else if its band ends at 1."""
     return rule.head if rule.head is not None else rule.band is not None and rule.band[1] == 1
 
 
@@ -238,7 +238,7 @@ def _permits(rule: ClassRule, kind: Kind, owners: tuple[int, int] | None) -> boo
 
 
 def _hull(division: Division) -> tuple[int, int] | None:
-    """All owners of any coordinate, None for what nobody owns."""
+    """Returns all owners of any coordinate, None for what nobody owns."""
     return (min(e[0] for e in division.owners), max(e[1] for e in division.owners)) if division.owners else None
 
 
@@ -271,7 +271,7 @@ def clip_share(block: StackBlock, budgets: tuple[int, int, int]) -> int:
 
 
 class Claim(Protocol):
-    """What somebody says of a block."""
+    """Holds what somebody says of a block."""
 
     @property
     def name(self) -> str: ...

@@ -94,7 +94,7 @@ def decode_prefix(data: bytes, offset: int, *, max_size: int = MAX_SIZE, max_dep
 
 
 def byte_string_triple(data: bytes, at: int) -> tuple[bytes, bytes, bytes, int] | None:
-    """The byte strings of an array of three that begins at `at`, and the offset after it.
+    """Returns the byte strings of an array of three that begins at `at`, and the offset after it.
 
     A shortcut for files of such arrays: what it returns is what `decode_prefix` returns, and wherever it returns None it
     leaves the verdict to `decode_prefix`.

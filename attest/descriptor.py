@@ -41,8 +41,8 @@ MAX_COUNT = 2**32 - 1
 TRAIN: Final = "train"
 GENERATE: Final = "generate"
 PURPOSES: Final = (GENERATE, TRAIN)
-"""What a contributor may allow, in order of the alphabet. Left out means `TRAIN` alone; `GENERATE` is specified, and refused by
-name until generation is built."""
+"""Uses that a contributor may allow, in order of the alphabet. Left out means `TRAIN` alone; `GENERATE` is specified, and
+refused by name until generation is built."""
 
 _REQUIRED = {
     1: "schema",
@@ -68,7 +68,7 @@ _OPENING = {1: "nonce", 2: "content_hash", 3: "salts", 4: "contributor", 5: "dat
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """What is signed in the clear: bounds, validity and audience.
+    """Holds what is signed in the clear: bounds, validity and audience.
 
     Args:
         admissibility_class: Class of the policy under which it asks to be admitted.
@@ -196,7 +196,7 @@ class SignedDescriptor(Terms):
 
     @property
     def issuer(self) -> str:
-        """The issuer that the signature over these terms names: the commitment to the contributor, in hex."""
+        """Returns the issuer that the signature over these terms names: the commitment to the contributor, in hex."""
         return self.contributor.hex()
 
     def to_cbor(self) -> bytes:
@@ -312,17 +312,17 @@ class ContributionDescriptor(Terms):
 
     @property
     def signed(self) -> SignedDescriptor:
-        """What is signed of it."""
+        """Returns what is signed of it."""
         clear: dict[str, Any] = {name: getattr(self, name) for name in _CLEAR}
         return SignedDescriptor(**clear, **dict[str, Any](self.commitments()))
 
     @property
     def issuer(self) -> str:
-        """The issuer that a signature over this descriptor names."""
+        """Returns the issuer that a signature over this descriptor names."""
         return self.commitments()["contributor"].hex()
 
     def to_cbor(self) -> bytes:
-        """The bytes that are signed."""
+        """Returns the bytes that are signed."""
         return self.signed.to_cbor()
 
     def digest(self) -> bytes:
@@ -330,7 +330,7 @@ class ContributionDescriptor(Terms):
         return self.signed.digest()
 
     def opening(self) -> bytes:
-        """The bytes that lie beside the content: values, nonce and salts."""
+        """Returns the bytes that lie beside the content: values, nonce and salts."""
         return cbor.encode(self._opening_fields())
 
     def _opening_fields(self) -> dict[int, Any]:
@@ -370,7 +370,7 @@ class Parts(NamedTuple):
     content_hash: bytes
 
     def join(self) -> tuple[bytes, bytes]:
-        """The descriptor and the opening again."""
+        """Returns the descriptor and the opening again."""
         before, after, head, behind = self.rest
         descriptor = b"".join((before, _CONTENT, self.content, after))
         return descriptor, b"".join((head, _NONCE, self.nonce, _CONTENT_HASH, self.content_hash, behind))
@@ -391,7 +391,7 @@ _STEPS = bytes([2] * 24 + [3, 4, 6, 10] + [0] * 68 + [2 + length for length in r
 
 
 def claimed_content(opening: bytes) -> bytes | None:
-    """The content hash that an opening claims, cut out without decoding; None where there is none."""
+    """Returns the content hash that an opening claims, cut out without decoding; None where there is none."""
     return opening[22:54] if opening[1:3] == _NONCE and opening[19:22] == _CONTENT_HASH and len(opening) >= 54 else None
 
 
@@ -415,7 +415,7 @@ def split(data: bytes, opening: bytes) -> Parts | None:
 
 
 def _said(name: str) -> str:
-    """The words for a field in a sentence."""
+    """Returns the words for a field in a sentence."""
     return name.replace("_", " ")
 
 

@@ -159,7 +159,7 @@ class _Form(NamedTuple):
 
     @classmethod
     def learn(cls, attestation: Attestation, parts: Parts, passed: Passed, registry: Registry) -> "_Form | None":
-        """The form of an attestation that passed; None if what was cut out is not what contributions differ in."""
+        """Returns the form of an attestation that passed; None if what was cut out is not what contributions differ in."""
         descriptor, message = attestation.descriptor, attestation.sign1
         other = replace(attestation.opened(), content_hash=secrets.token_bytes(32), nonce=secrets.token_bytes(16))
         cut = Parts(parts.rest, commit_content(other.content_hash, other.nonce), other.nonce, other.content_hash)
@@ -231,7 +231,7 @@ def _find_contributor(name: str, registry: Registry) -> Contributor:
 
 
 def _check_key(contributor: Contributor, key_id: bytes, now: int) -> KeyRecord:
-    """The key that the signature is checked under: one of the contributor's, the key id only chooses."""
+    """Returns the key that the signature is checked under: one of the contributor's, the key id only chooses."""
     name = contributor.name
     named = [record for record in contributor.keys if record.key_id == key_id]
     if not named:

@@ -53,7 +53,7 @@ class Tower:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How the coordinates of a parameter fall to heads or experts.
+    """Divides the coordinates of a parameter among heads or experts.
 
     Attributes:
         kind: what the owners are.
@@ -112,7 +112,7 @@ class StackTensor:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """The positions of its places, ascending, each once."""
+        """Returns the positions of its places, ascending, each once."""
         return tuple(sorted({position for _, position in self.places}))
 
 
@@ -153,12 +153,12 @@ class Stack:
 
     @property
     def depths(self) -> dict[str, int]:
-        """Number of layers per tower."""
+        """Returns the number of layers per tower."""
         return {tower.name: len(tower.layers) for tower in self.towers}
 
     @property
     def names(self) -> frozenset[str]:
-        """All names of all parameters."""
+        """Returns all names of all parameters."""
         return frozenset(name for tensor in self.tensors for name in tensor.names)
 
     def layer_of(self, name: str) -> Place | None:

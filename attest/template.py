@@ -92,7 +92,7 @@ class TemplateEncoder:
         return b"".join((before, commit_content(content_hash, nonce), after))
 
     def opening(self, content_hash: bytes, nonce: bytes) -> bytes:
-        """The opening of one contribution, for hash and nonce that `descriptor` took."""
+        """Returns the opening of one contribution, for hash and nonce that `descriptor` took."""
         before, between, after = self._opening
         return b"".join((before, nonce, between, content_hash, after))
 

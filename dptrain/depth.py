@@ -123,7 +123,7 @@ def _described(tensors: Sequence[Tensor], trained: bool) -> Iterator[StackTensor
 
 
 def _by_weight(division: Division) -> named.Division:
-    """The same division without indices: which owners have what part of the coordinates."""
+    """Returns the same division without indices: which owners have what part of the coordinates."""
     weights: Counter[tuple[int, int]] = Counter()
     for run in division.runs:
         if ROUTER.isdisjoint(run.owners):

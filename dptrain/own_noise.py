@@ -23,7 +23,7 @@ from ledger.leaves import Admit
 
 @dataclass(frozen=True, slots=True)
 class OwnBounds:
-    """What a contribution signed of its noise, and how the policy draws it.
+    """Holds what a contribution signed of its noise, and how the policy draws it.
 
     Attributes:
         clip_micro: signed clip norm C_i in 1e-6.
@@ -58,7 +58,7 @@ class OwnBounds:
 
 @dataclass(frozen=True, slots=True)
 class OwnNoise:
-    """What suffices for one contribution.
+    """Says what suffices for one contribution.
 
     Attributes:
         expected: occurrences over the horizon, n_i.
@@ -145,7 +145,7 @@ def strictest(limits: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _for_limit(bounds: OwnBounds) -> float:
-    """The least multiplier that keeps the signed limit."""
+    """Returns the least multiplier that keeps the signed limit."""
     target, delta = from_micro(bounds.epsilon_micro), bounds.delta_pico / PICO
     name, family = bounds.accountant, bounds.family
     if bounds.disclosure == "occurrences_public":

@@ -50,7 +50,7 @@ class Division:
 
 
 def owned(run: Run) -> tuple[int, int]:
-    """The owners of a run, first and behind the last: those of heads and experts are neighbours."""
+    """Returns the owners of a run, first and behind the last: those of heads and experts are neighbours."""
     return min(run.owners), max(run.owners) + 1
 
 

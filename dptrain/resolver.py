@@ -242,7 +242,7 @@ def bind(policy: Policy, stack: LayerStack) -> Schedule:
 
 
 def _cut(tensor: Tensor, piece: Piece) -> Tensor:
-    """A tensor, or the part of it that a piece has."""
+    """Returns a tensor, or the part of it that a piece has."""
     if piece.owners is None:
         return tensor
     (division,) = tensor.divisions

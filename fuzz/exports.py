@@ -36,7 +36,7 @@ KIND = "dptrain.fuzz/1"
 
 
 def _bodies() -> tuple[dict[int, bytes], list[bytes], bytes, list[bytes], KeyChain]:
-    """One leaf of every kind that a run with retention writes, anchor records, a signed manifest, pinned files and keys."""
+    """Makes a leaf of every kind that a run with retention writes, anchor records, a signed manifest, pinned files and keys."""
     with tempfile.TemporaryDirectory() as folder:
         driver: Driver = grown(Path(folder) / "ledger.db")
         with driver.ledger as ledger:
@@ -121,7 +121,7 @@ def run_manifest(data: bytes) -> None:
 
 
 def run_pinned(data: bytes) -> None:
-    """A file beside a ledger that its key signs."""
+    """Reads a file beside a ledger that its key signs."""
     try:
         open_pinned(data, KIND, _CHAIN)
     except LedgerError:

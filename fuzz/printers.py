@@ -103,7 +103,7 @@ def run_attest_show(data: bytes) -> None:
 
 
 def _audited() -> AuditReport:
-    """The audit of a small run."""
+    """Makes the audit of a small run."""
     with tempfile.TemporaryDirectory() as folder:
         with Ledger.create(Path(folder) / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
             Driver(ledger).whole_run()
@@ -117,7 +117,7 @@ _SCRATCH = Path(tempfile.mkdtemp(prefix="dptrain-fuzz-"))
 
 
 def _filled(draws: Draws) -> AuditReport:
-    """The audit of a small run, with other words and times in it."""
+    """Makes the audit of a small run, with other words and times in it."""
     word, whole = draws.text, draws.whole
     first, *rest = REPORT.classes
     parts = (ReleasedPart(word(), (word(),), (draws.share(), None), (draws.share(), None)),)
@@ -170,7 +170,7 @@ def run_audit_shown(data: bytes) -> None:
 
 
 def run_report(data: bytes) -> None:
-    """The HTML report of a run with any words and times."""
+    """Writes the HTML report of a run with any words and times."""
     page = _SCRATCH / "report.html"
     page.unlink(missing_ok=True)
     write_report(_SCRATCH, page, report=_filled(Draws(data)))

@@ -173,7 +173,7 @@ _WARM = [Item(Locator("first", n, 1), o.content_hash, o.attestation) for n, o in
 
 
 def pack(attestation: Attestation) -> bytes:
-    """An attestation as a fuzzer's input: lengths of descriptor and opening in two bytes each, and the three parts."""
+    """Packs an attestation as a fuzzer's input: lengths of descriptor and opening in two bytes each, and the three parts."""
     lengths = (len(part).to_bytes(2, "big") for part in (attestation.descriptor, attestation.opening))
     return b"".join((*lengths, attestation.descriptor, attestation.opening, attestation.sign1))
 
@@ -310,7 +310,7 @@ def _names_of(registry: RegistryBytes) -> Names:
 
 
 def run_registry_names(data: bytes) -> None:
-    """A file of names: what is read encodes to itself, and names whom the registry has only by what opens the commitments."""
+    """Reads a file of names: what is read encodes to itself, and names only whom it opens the commitments of."""
     _SCRATCH.write_bytes(data)
     try:
         names = Names.read(_SCRATCH)

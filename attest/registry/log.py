@@ -155,7 +155,7 @@ class RegistryLog:
 
     @property
     def names(self) -> Names:
-        """What opens the commitments of the registry."""
+        """Returns what opens the commitments of the registry."""
         return self._names
 
     def append(
@@ -356,7 +356,7 @@ def _replay(
 
 
 def _view(state: State, owner_key: bytes, path: str | os.PathLike[str]) -> Registry:
-    """A state with the names beside the file it was read from."""
+    """Returns a state with the names beside the file it was read from."""
     return state.view(owner_key, names_of(path), str(names_beside(path)))
 
 

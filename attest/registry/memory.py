@@ -1,4 +1,4 @@
-"""What a gate remembers of the registries that it saw, so that an older copy of one is found out.
+"""Remembers the registries that a gate saw, so that an older copy of one is found out.
 
 A registry that was cut back is a registry too, in which a key that was revoked since is good again. Nobody needs a key to cut
 one back: only somebody who saw more of it can tell.
@@ -15,7 +15,7 @@ from attest.files import atomic_write, read_limited
 from attest.registry.view import Registry
 
 SUFFIX: Final = ".registry"
-"""What the name of such a file ends with: `ledger.db.registry` beside a ledger, `.corpus.registry` beside a corpus."""
+"""Ends the name of such a file: `ledger.db.registry` beside a ledger, `.corpus.registry` beside a corpus."""
 
 _MAX_SIZE: Final = 1 << 20
 

@@ -31,7 +31,7 @@ _MAX_ITEM = 256
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What opens the commitments of one contributor.
+    """Opens the commitments of one contributor.
 
     Args:
         name: Identifier of the contributor.
@@ -63,7 +63,7 @@ class Named:
 
 
 class Names:
-    """What opens the commitments of a registry; immutable.
+    """Opens the commitments of a registry; immutable.
 
     Guarantee: a name stands here for a commitment only if it opens it. A file that was changed, or that belongs to another
     registry, opens nothing and so names nobody.
@@ -99,11 +99,11 @@ class Names:
         return cls(entries)
 
     def find(self, name: str) -> Named | None:
-        """What opens the commitments of a contributor, by its name."""
+        """Returns what opens the commitments of a contributor, by its name."""
         return self._by_name.get(name)
 
     def to_cbor(self) -> bytes:
-        """The bytes of the file: a CBOR sequence of `[name, salt, principal or null]`, by name."""
+        """Returns the bytes of the file: a CBOR sequence of `[name, salt, principal or null]`, by name."""
         entries = (self._by_name[name] for name in sorted(self._by_name))
         return b"".join(cbor.encode([entry.name, entry.salt, entry.principal]) for entry in entries)
 
@@ -112,7 +112,7 @@ class Names:
         atomic_write(path, self.to_cbor(), mode=0o600)
 
     def opened(self, contributor: Contributor) -> Contributor | None:
-        """A contributor whose commitments stand in hex, under its name; None where that is not known."""
+        """Returns a contributor whose commitments stand in hex, under its name; None where that is not known."""
         entry = self._by_name.get(self._by_commitment.get(bytes.fromhex(contributor.name), ""))
         if entry is None:
             return None
@@ -123,7 +123,7 @@ class Names:
         return replace(contributor, name=entry.name, principal=entry.principal)
 
     def told(self, text: str) -> str:
-        """A sentence with the names of contributors in place of their commitments in hex."""
+        """Returns a sentence with the names of contributors in place of their commitments in hex."""
         return re.sub("[0-9a-f]{64}", lambda found: self._by_commitment.get(bytes.fromhex(found[0]), found[0]), text)
 
     def committed(self, actions: Iterable[Action]) -> tuple[list[Action], "Names"]:
@@ -152,12 +152,12 @@ class Names:
 
 
 def beside(registry: str | os.PathLike[str]) -> Path:
-    """Where the names of a registry lie: `registry.names` beside `registry.cbor`."""
+    """Tells where the names of a registry lie: `registry.names` beside `registry.cbor`."""
     return Path(registry).with_suffix(SUFFIX)
 
 
 def names_of(registry: str | os.PathLike[str]) -> Names | None:
-    """The names beside a registry; None where there is no such file.
+    """Returns the names beside a registry; None where there is no such file.
 
     Raises:
         RegistryRefused: As for `Names.read`.

@@ -60,7 +60,7 @@ class State:
         return other
 
     def view(self, owner_key: bytes, names: Names | None, place: str) -> Registry:
-        """The state as it is now, for those who ask and change nothing.
+        """Returns the state as it is now, for those who ask and change nothing.
 
         Args:
             owner_key: 32 raw bytes of the owner's key.
@@ -295,7 +295,7 @@ class State:
 
 
 def _in_hex(commitment: object, what: str) -> str:
-    """The hex under which a commitment is kept."""
+    """Returns the hex under which a commitment is kept."""
     check_bytes(commitment, f"commitment to the {what}", COMMITMENT_SIZE, error=RegistryRefused)
     return commitment.hex() if isinstance(commitment, bytes) else ""
 

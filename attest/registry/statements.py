@@ -94,7 +94,7 @@ class KeyStatement:
 
 
 def signing_key(message: Any) -> bytes:
-    """The key that a statement's message says it is signed by, not verified.
+    """Returns the key that a statement's message says it is signed by, not verified.
 
     Raises:
         AttestError: The message is malformed, or its issuer is no key in hex.

@@ -54,7 +54,7 @@ class Registry:
         return self.by_name.get(name)
 
     def holder(self, key: bytes) -> Contributor | None:
-        """The contributor whose key it is, by its 32 raw bytes; None if it is enrolled for nobody."""
+        """Returns the contributor whose key it is, by its 32 raw bytes; None if it is enrolled for nobody."""
         return next((item for item in self.by_name.values() if any(record.raw == key for record in item.keys)), None)
 
     def keys_valid_at(self, name: str, now: int) -> tuple[KeyRecord, ...]:

@@ -86,7 +86,7 @@ class Verifier:
     def _record(
         self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor
     ) -> tuple[Contributor, KeyRecord] | tuple[None, None]:
-        """The key that the attestation names, and whose it is: the contributor's, or anybody's where that is not opened."""
+        """Finds the key that the attestation names, and its holder: the contributor, or anybody where that is not opened."""
         known = () if self.registry is None else self.registry.contributors
         kid = sign1.parse(attestation.sign1).key_id
         named = self._named(signed)
@@ -94,12 +94,12 @@ class Verifier:
         return next(found, (None, None))
 
     def _named(self, signed: ContributionDescriptor | SignedDescriptor) -> str | None:
-        """The contributor, where both attestation and registry say it by name."""
+        """Returns the contributor, where both attestation and registry say it by name."""
         by_name = self.registry is not None and not self.registry.names_missing
         return signed.contributor if by_name and isinstance(signed, ContributionDescriptor) else None
 
     def _enrolled(self, attestation: Attestation, signed: ContributionDescriptor | SignedDescriptor) -> Check:
-        """The signature under the key that the registry has: for the contributor, or for anybody where that is not opened."""
+        """Checks the signature under a key of the registry: of the contributor, or of anybody where that is not opened."""
         kid, (contributor, record) = sign1.parse(attestation.sign1).key_id, self._record(attestation, signed)
         if contributor is None or record is None:
             named = self._named(signed)

@@ -150,7 +150,7 @@ def _explain(attestation: Attestation, record: int, verifier: Verifier, json: bo
 
 
 def _own_noise(attestation: Attestation, verifier: Verifier) -> dict[str, float] | None:
-    """What its own bounds would need under the policy given; None without one, or where there is no such figure."""
+    """Tells what its own bounds would need under the policy given; None without one, or where there is no such figure."""
     found = None if verifier.policy is None else own_noise_of(attestation.read(), verifier.policy)
     if found is None:
         return None
@@ -300,7 +300,7 @@ def _cells(attestation: Attestation) -> list[str]:
 
 
 def _who(signed: ContributionDescriptor | SignedDescriptor) -> str:
-    """The contributor, or where that is not opened the beginning of the commitment to it."""
+    """Returns the contributor, or where that is not opened the beginning of the commitment to it."""
     return signed.contributor if isinstance(signed, ContributionDescriptor) else f"({signed.issuer[:8]})"
 
 

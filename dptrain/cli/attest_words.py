@@ -60,7 +60,7 @@ def paragraphs(attestation: Attestation, now: int, policy: Policy | None, signed
 
 
 def exported(signed: ContributionDescriptor | SignedDescriptor) -> str:
-    """What of it everybody reads who has an export."""
+    """Tells what of it everybody reads who has an export."""
     if isinstance(signed, SignedDescriptor):
         return (
             "Contributor, data class, principal and content stand below as the commitments that were signed. They tell nothing "
@@ -138,7 +138,7 @@ def under(signed: Terms, policy: Policy, signed_policy: bool) -> str:
 
 
 def own_noise_of(signed: Terms, policy: Policy) -> OwnNoise | None:
-    """The noise that its own bounds would need under a policy; None where that says nothing of it, or no noise does."""
+    """Returns the noise that its own bounds would need under a policy; None where that says nothing of it, or no noise does."""
     if signed.corpus != policy.corpus or policy.find_class(signed.admissibility_class) is None or refusal(policy) is not None:
         return None
     bounds = signed_bounds(signed, policy)
@@ -149,7 +149,7 @@ def own_noise_of(signed: Terms, policy: Policy) -> OwnNoise | None:
 
 
 def _own(signed: Terms, policy: Policy) -> str:
-    """What its own bounds would need, whatever its class is given; nothing where there is no such figure."""
+    """Tells what its own bounds would need, whatever its class is given; nothing where there is no such figure."""
     found = own_noise_of(signed, policy)
     if found is None:
         return ""
@@ -246,7 +246,7 @@ def identity(attestation: Attestation) -> list[tuple[str, str]]:
 
 
 def commitments(signed: ContributionDescriptor | SignedDescriptor) -> dict[str, bytes]:
-    """What stands in an export in place of the values that the opening holds."""
+    """Tells what stands in an export in place of the values that the opening holds."""
     found = signed if isinstance(signed, SignedDescriptor) else signed.signed
     return {
         "contributor": found.contributor,

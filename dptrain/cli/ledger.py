@@ -317,7 +317,7 @@ def _audit(
     remember: Path | None = None,
     **options: Any,
 ) -> "AuditReport":
-    """The audit, with the other options of `verify_export`, and held against what is remembered."""
+    """Returns the audit, with the other options of `verify_export`, and held against what is remembered."""
     from ledger.audit import verify_export
 
     owner, trusted = _trusted(pinned, owner_key)

@@ -92,14 +92,14 @@ def _print(found: dict[str, Any], examined: "Examination", place: "Place") -> No
 
 
 def _pages(examined: "Examination") -> str:
-    """What was checked of the database below its leaves."""
+    """Tells what was checked of the database below its leaves."""
     if examined.pages:
         return "the pages of the database were checked by SQLite"
     return "PostgreSQL checks no pages for a reader of the ledger; the keeper of the server runs pg_amcheck"
 
 
 def _files(examined: "Examination", place: "Place") -> str:
-    """What was checked beside the ledger, and what is not there."""
+    """Tells what was checked beside the ledger, and what is not there."""
     if place.beside is None:
         return "the verifier keys, weights and model checkpoints in the state directory were not looked at: give --state"
     beside = examined.beside

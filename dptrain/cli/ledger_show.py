@@ -79,7 +79,7 @@ def print_summary(data: dict[str, Any]) -> None:
 
 
 def print_audit(audited: "AuditReport") -> None:
-    """The verdict and what weakens it, what is wrong, what a reader should know, and then the figures."""
+    """Prints the verdict and what weakens it, what is wrong, what a reader should know, and then the figures."""
     from ledger.audit.words import WHERE_BEYOND
 
     out = console()
@@ -102,7 +102,7 @@ def print_audit(audited: "AuditReport") -> None:
 
 
 def print_verdict(verdict: "Verdict", qualifiers: Iterable[str], about: str) -> None:
-    """The verdict with its qualifiers in one line, and a line for what each says and what the reader can do about it.
+    """Prints the verdict with its qualifiers in one line, and a line for what each says and what the reader can do about it.
 
     Args:
         verdict: of an audit, or of the check of a release.

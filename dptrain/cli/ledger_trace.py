@@ -117,7 +117,7 @@ def _octets(text: str, size: int, option: str) -> bytes:
 
 
 def _own_noise(found: "Trace", run: "Replay") -> "OwnNoise | None":
-    """The noise that its own bounds would need, from its ADMIT leaf and the signed policy; None where there is none."""
+    """Returns the noise that its own bounds would need, from its ADMIT leaf and the signed policy; None where there is none."""
     from dptrain.own_noise import admitted_bounds, own_noise
 
     bounds = admitted_bounds(found.admit, run.header.policy)

@@ -96,7 +96,7 @@ class RootGroup(TyperGroup):
 
 @dataclass(frozen=True)
 class _Shown:
-    """What is printed, every character of it visible: file names, and what documents say, are by others."""
+    """Shows every character of what is printed: file names, and what documents say, are by others."""
 
     renderable: Any
 
@@ -113,7 +113,7 @@ class _Showing(RenderHook):
 
 
 def screen_for(*, stderr: bool = False) -> Console:
-    """A console on which nothing that others wrote moves the cursor, changes colours or reorders what stands there.
+    """Returns a console on which nothing that others wrote moves the cursor, changes colours or reorders what stands there.
 
     Guarantee: the only control characters that reach the screen are those of this program's own styles.
     """
@@ -258,7 +258,7 @@ def moment(text: str, **settings: Any) -> Any:
 
 
 def parse_age(text: str) -> int:
-    """Seconds from `7d` or `36h`.
+    """Returns seconds from `7d` or `36h`.
 
     Raises:
         typer.BadParameter: if the text is neither.

@@ -296,7 +296,7 @@ def print_written(path: Path) -> None:
 
 
 def _variance(value: float | None) -> str:
-    """A variance; there is none where no multiplier keeps what was signed, or the family has no variance to speak of."""
+    """Returns a variance; there is none where no multiplier keeps what was signed, or the family has no variance."""
     return "none" if value is None else number(value)
 
 

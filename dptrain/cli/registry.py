@@ -291,7 +291,7 @@ registry_show.register(app)
 
 
 def _proof(path: Path) -> Prove:
-    """The action of a file that `attest prove` wrote."""
+    """Returns the action of a file that `attest prove` wrote."""
     found, messages = read_statement(path)
     if found.kind != PROVE or len(messages) != 1:
         raise RegistryRefused("SCHEMA", f"{str(path)!r} proves no key; give it to 'registry {found.kind}'")
@@ -336,7 +336,7 @@ def _end_of_old(registry: Registry, statement: KeyStatement, now: int, wanted: i
 
 
 def _holder(registry: Registry, key: bytes | None) -> str:
-    """The name of the contributor whose key it is."""
+    """Returns the name of the contributor whose key it is."""
     known = registry.holder(key or b"")
     return "nobody" if known is None else known.name
 

@@ -41,23 +41,23 @@ class Who:
                 self._of_commitment[bytes(action.name)] = self._of_key[action.key]
 
     def __call__(self, commitment: bytes) -> str:
-        """The contributor that a commitment stands for."""
+        """Returns the contributor that a commitment stands for."""
         known = self._of_commitment.get(commitment)
         return shown(commitment.hex() if known is None else known.name)
 
     def principal(self, commitment: bytes) -> str:
-        """The principal of that contributor."""
+        """Returns the principal of that contributor."""
         known = self._of_commitment.get(commitment)
         return shown("" if known is None or known.principal is None else known.principal)
 
     def of_key(self, raw: bytes | None) -> str:
-        """The contributor whose key it is."""
+        """Returns the contributor whose key it is."""
         known = self._of_key.get(raw or b"")
         return "nobody" if known is None else shown(known.name)
 
 
 def shown(name: str) -> str:
-    """A name, or the beginning of the commitment in hex that stands for it where it is not known."""
+    """Shows a name, or the beginning of the commitment in hex that stands for it where it is not known."""
     return f"({name[:8]})" if re.fullmatch("[0-9a-f]{64}", name) else name
 
 

@@ -293,7 +293,7 @@ def _report(directory: Path, made: Stage, results: dict[str, Any]) -> None:
 
 
 def _verdict(found: dict[str, Any], about: str) -> Text:
-    """A verdict and what weakens it, in one line."""
+    """Returns a verdict and what weakens it, in one line."""
     colour = COLOURS.get(found["verdict"], "red")
     return styled(f"bold {colour}", headline(found["verdict"], found["qualifiers"]), f"  {about}")
 

@@ -205,7 +205,7 @@ def bound_plan(
     limits: Sequence[tuple[int, int]] = (),
     hasty: bool = False,
 ) -> BoundPlan:
-    """What a contribution of a class gets that signed these bounds, in units of 1e-6, over the blocks that it may touch.
+    """Tells what a contribution of a class gets that signed these bounds, in units of 1e-6, over the blocks that it may touch.
 
     Args:
         policy: The rules.

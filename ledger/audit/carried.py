@@ -132,5 +132,5 @@ def tell_ignored(rows: Sequence[IgnoredLine]) -> list[str]:
 
 
 def _visible(name: str) -> str:
-    """A name that anybody may have made up, perhaps to look like that of a known key."""
+    """Shows a name that anybody may have made up, perhaps to look like that of a known key."""
     return visible(name, longest=_LONGEST_NAME, plain=True)

@@ -210,7 +210,7 @@ def _cited_runs(
     remarks: Remarks,
     verdicts: list[Verdict],
 ) -> list[Earlier]:
-    """The cited runs, each verified and replayed to the size at which it is cited; takes over what weakens what they spent."""
+    """Yields the cited runs, each verified and replayed to the size at which it is cited; takes over their qualifiers."""
     runs: list[Earlier] = []
     for cited in header.previous:
         match = next((item for item in given if item.digest == cited.header_digest), None)

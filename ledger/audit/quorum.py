@@ -81,7 +81,7 @@ def judge_signers(
 
 
 def _times(notes_of_tree: Iterable[Carried], counts: Callable[[int], bool]) -> dict[VerifierKey, int | None]:
-    """Who signed, and when: each key once, at a time that counts if it has one. Statements on summaries are told elsewhere."""
+    """Tells who signed, and when: each key once, at a time that counts if it has one. Leaves out statements on summaries."""
     found: dict[VerifierKey, int | None] = {}
     for item in notes_of_tree:
         for signature in item.note.signatures:

@@ -48,7 +48,7 @@ class Remarks:
 
     @property
     def qualifiers(self) -> tuple[str, ...]:
-        """The qualifiers, sorted, each once."""
+        """Returns the qualifiers, sorted, each once."""
         return tuple(sorted(self._words))
 
 
@@ -116,7 +116,7 @@ def _remark_counting(run: Replay, remarks: Remarks) -> None:
 
 
 def _remark_blocks(header: Header, remarks: Remarks) -> None:
-    """What of the blocks was derived, and what of them is the operator's word."""
+    """Says what of the blocks was derived, and what of them is the operator's word."""
     remarks.note(
         "which blocks a class may touch, and behind how much noise, was derived from the signed policy and the stack that the "
         f"header names; names, order and coordinates of its {len(header.stack.tensors):,} parameters, and which head, expert "
@@ -133,7 +133,7 @@ def _remark_blocks(header: Header, remarks: Remarks) -> None:
 
 
 def _remark_forward(run: Replay, remarks: Remarks) -> None:
-    """What the trainer recorded of optimizer and forward that makes a statement weaker."""
+    """Says what the trainer recorded of optimizer and forward that makes a statement weaker."""
     header = run.header
     if not run.isolation.held:
         told = f"statement A (direct isolation) does not hold of this run, as the trainer recorded: {run.isolation.told}"
@@ -148,7 +148,7 @@ def _remark_forward(run: Replay, remarks: Remarks) -> None:
 
 
 def _remark_noise(run: Replay, remarks: Remarks) -> None:
-    """How draws and noise are counted where a policy asks for more than one level of noise over secret draws."""
+    """Says how draws and noise are counted where a policy asks for more than one level of noise over secret draws."""
     header, policy = run.header, run.header.policy
     if header.occurrences_public:
         remarks.note("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
@@ -184,7 +184,7 @@ def charged_noise_phases(run: Replay) -> tuple[tuple[int, float, int], ...]:
 
 
 def _caveats(run: Replay) -> Iterator[str]:
-    """What must be said beside the figures of the accountant, per class: of a contribution at its presets over all charged
+    """Says what belongs beside the figures of the accountant, per class: of a contribution at its presets over all charged
     steps or, where occurrences are public, of the one that took part most."""
     header = run.header
     for index, rule in enumerate(header.policy.classes):

@@ -139,7 +139,7 @@ class SignedWithdrawals:
         return WithdrawalEvidence(self._signed, self._shown, tuple(self._missing))
 
     def _signed_for(self, name: bytes) -> bool:
-        """Whether a withdrawal of a contribution was given that holds by itself."""
+        """Tells whether a withdrawal of a contribution was given that holds by itself."""
         given = (item for item in self._by_contribution[name] if item.withdrawal.corpus == self._corpus)
         return any(self._proof(item, None) == _SHOWN for item in given)
 
@@ -168,7 +168,7 @@ class SignedWithdrawals:
         return self._header.policy.corpus
 
     def _holds(self, leaf: Withdraw, own: _Given) -> bool:
-        """Whether the leaf says what its own evidence says, and that was signed by who may; tells what is wrong."""
+        """Tells whether the leaf says what its own evidence says, and that was signed by who may; tells what is wrong."""
         said, where = own.withdrawal, f"seq {leaf.seq}"
         facts = (
             ("WITHDRAWAL_EVIDENCE", "contribution", said.descriptor_hash.hex(), leaf.descriptor_hash.hex()),
@@ -213,7 +213,7 @@ def _verified(item: _Given, issuer: str, key: bytes) -> str:
 
 
 def _read(directory: Path, others: list[str], fault: Report) -> Iterator[_Given]:
-    """The withdrawals in a directory, by name; the names of other files go to ``others``."""
+    """Yields the withdrawals in a directory, by name; the names of other files go to ``others``."""
     try:
         paths = sorted(path for path in directory.iterdir() if path.is_file())
     except OSError as error:

@@ -245,7 +245,7 @@ class Header:
 
     @property
     def coordinates(self) -> int:
-        """Number of scheduled coordinates: of all blocks that a class may touch."""
+        """Returns the number of scheduled coordinates: of all blocks that a class may touch."""
         return _scheduled_coordinates(self.blocks)
 
     def _check_accountant(self) -> None:
@@ -349,13 +349,13 @@ def _scheduled_coordinates(blocks: Iterable[HeaderBlock]) -> int:
 
 
 def _max_rule(policy: Policy, derived: Iterable[StackBlock]) -> list[float]:
-    """The noise of blocks without budgets."""
+    """Returns the noise of blocks without budgets."""
     rules = {rule.name: rule for rule in policy.classes}
     return [schedule.scheduled_std([rules[name] for name in block.classes]) for block in derived]
 
 
 def _shares(policy: Policy, derived: Iterable[StackBlock]) -> list[int]:
-    """The weights of blocks: of those that a private class may touch, those of their places, where the policy has budgets."""
+    """Returns the weights of blocks: where the policy has budgets, those of the places that a private class may touch."""
     budgets, private = policy.noise_budgets, {rule.name for rule in policy.classes if not rule.public}
     return [0 if budgets is None or private.isdisjoint(b.classes) else clip_share(b, budgets) for b in derived]
 
@@ -402,7 +402,7 @@ class HeaderSpec:
 
     @property
     def scheduled(self) -> tuple[HeaderBlock, ...]:
-        """The blocks: those given, or those of policy and stack.
+        """Returns the blocks: those given, or those of policy and stack.
 
         Raises:
             ValueRefused: as `scheduled_blocks`.
@@ -411,7 +411,7 @@ class HeaderSpec:
 
     @property
     def exactness_note(self) -> str:
-        """What the numerics guarantee, in words."""
+        """Says what the numerics guarantee."""
         return self.numerics.note(self.policy.policy, _scheduled_coordinates(self.scheduled))
 
     def header(self, *, origin: str, log_vkey: str, time: int) -> Header:

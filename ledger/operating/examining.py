@@ -54,7 +54,7 @@ class Examining:
 
 
 def _signature_lines(run: Replay, checkpoints: Mapping[int, bytes], where: str) -> tuple[list[Finding], list[str]]:
-    """The lines under the stored checkpoints: those of known keys that do not verify, and a word on those of others."""
+    """Returns the lines under the stored checkpoints: those of known keys that do not verify, and a word on those of others."""
     known, opened, found = known_keys(run, ()), [], []
     for size, data in sorted(checkpoints.items()):
         try:

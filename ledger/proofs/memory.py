@@ -92,7 +92,7 @@ class Memory:
         return Remembered(note, checkpoint, time)
 
     def _other_names(self, note: bytes, origin: str) -> str:
-        """Who a note that this auditor did not sign says that cosigned it; a name that was left out is the usual reason."""
+        """Tells who cosigned a note that this auditor did not sign; a name that was left out is the usual reason."""
         lines = note.decode("utf-8", "replace").splitlines()
         names = [name for name in (line.split(" ")[1] for line in lines if line.startswith("— ")) if name != origin]
         by = ", ".join(names) or "nobody else"

@@ -33,7 +33,7 @@ def verdict(report: AuditReport) -> str:
 
 
 def _weakened(report: AuditReport) -> str:
-    """The qualifiers in one line, where the eye falls."""
+    """Returns the qualifiers in one line, where the eye falls."""
     if report.verdict == "FAILED" or not report.qualifiers:
         return ""
     return f"<p>Weakened by <strong>{text(', '.join(report.qualifiers))}</strong></p>"

@@ -120,7 +120,7 @@ def write_public(path: Path, keys: Sequence[str], others: Iterable[str] = ()) ->
 
 
 def _public(path: Path, chain: KeyChain) -> tuple[list[Finding], int | None]:
-    """What is wrong with the public file, and how many keys it holds; None where there is none."""
+    """Tells what is wrong with the public file, and how many keys it holds; None where there is none."""
     if not is_there(path):
         return [], None
     try:

@@ -333,7 +333,7 @@ class SqliteStore:
                 lock.close()
 
     def _driver(self) -> sqlite3.Connection:
-        """The one connection itself, for what SQLAlchemy has no words for."""
+        """Returns the one connection itself, for what SQLAlchemy has no words for."""
         with self._engine.connect() as connection:
             driver: sqlite3.Connection = connection.connection.driver_connection  # type: ignore[assignment]
             return driver
@@ -368,7 +368,7 @@ class SqliteStore:
 
     @contextmanager
     def _writing(self, doing: str) -> Iterator[sa.Connection]:
-        """A transaction that counts only if the files that it wrote are those under the ledger's name, before and after it."""
+        """Opens a transaction that counts only if it wrote the files under the ledger's name, looked at before and after it."""
         self.require_in_place()
         with self._transaction(doing) as connection:
             yield connection
@@ -391,7 +391,7 @@ def _wrong_pages(connection: sa.Connection) -> list[str]:
 
 
 def _text(kind: str, name: str, sql: str | None) -> str:
-    """The text that made a part of the database; of tables without blanks and quotes, which SQLAlchemy may set otherwise."""
+    """Returns the text that made a part of the database; of tables without blanks and quotes, which may be set otherwise."""
     text = sql or ""
     return text if kind == "trigger" else "".join(text.replace('"', "").split())
 
