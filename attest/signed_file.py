@@ -6,7 +6,7 @@ from attest import cbor, sign1
 from attest.errors import CborError, FileRefused
 from attest.files import atomic_write, read_limited
 
-__all__ = ["MAX_PAYLOAD", "atomic_write", "read", "write"]
+__all__ = ["MAX_PAYLOAD", "atomic_write", "read", "split", "write"]
 
 MAX_PAYLOAD = 1 << 20
 """Bytes of a payload; the largest signed document is a policy with long depth tables."""
@@ -32,11 +32,24 @@ def read(path: str | os.PathLike[str], *, what: str = "signed document") -> tupl
     Raises:
         FileRefused: Code FILE, SIZE or FORMAT.
     """
-    data = read_limited(path, _MAX_FILE, what)
+    return split(read_limited(path, _MAX_FILE, what), f"{os.fspath(path)!r}", max_size=_MAX_FILE)
+
+
+def split(data: bytes, what: str, *, max_size: int) -> tuple[bytes, bytes]:
+    """Cut the bytes of a signed file into payload and signature; neither is verified.
+
+    Args:
+        data: The bytes.
+        what: Name of the file, for messages.
+        max_size: Bytes that it may have.
+
+    Raises:
+        FileRefused: Code FORMAT.
+    """
     try:
-        value = cbor.decode(data, max_size=_MAX_FILE)
+        value = cbor.decode(data, max_size=max_size)
     except CborError as error:
-        raise FileRefused("FORMAT", f"{os.fspath(path)!r} is not a signed file: {error}") from error
+        raise FileRefused("FORMAT", f"{what} is not a signed file: {error.sentence}") from error
     if type(value) is not list or [type(part) for part in value] != [bytes, bytes]:
-        raise FileRefused("FORMAT", f"{os.fspath(path)!r} is not a signed file: expected [payload, signature]")
+        raise FileRefused("FORMAT", f"{what} is not a signed file: expected [payload, signature]")
     return value[0], value[1]

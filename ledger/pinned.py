@@ -8,8 +8,8 @@ size, root and header digest of the ledger, and then what the kind holds (docs/f
 from collections.abc import Sequence
 from typing import Any, Final
 
-from attest import cbor, sign1
-from attest.errors import AttestError
+from attest import cbor, sign1, signed_file
+from attest.errors import AttestError, FileRefused
 from ledger.errors import LeafRefused, PinRefused
 from ledger.handles import Pin
 from ledger.leaves import checks
@@ -56,7 +56,10 @@ def open_pinned(data: bytes, kind: str, keys: KeyChain) -> tuple[Pin, list[Any]]
     Raises:
         PinRefused: code FORMAT, KIND, or UNSIGNED.
     """
-    payload, message = _parts(data)
+    try:
+        payload, message = signed_file.split(data, "the file", max_size=MAX_PINNED)
+    except FileRefused as error:
+        raise PinRefused("FORMAT", error.sentence) from error
     pin, values = _fields(payload, kind)
     key = parse_verifier_key(keys.at(pin.size))
     try:
@@ -67,16 +70,6 @@ def open_pinned(data: bytes, kind: str, keys: KeyChain) -> tuple[Pin, list[Any]]
     if headers.issuer != ISSUER:
         raise PinRefused("UNSIGNED", f"its signature is by {headers.issuer!a}, expected {ISSUER!a}")
     return pin, values
-
-
-def _parts(data: bytes) -> tuple[bytes, bytes]:
-    try:
-        value = cbor.decode(data, max_size=MAX_PINNED)
-    except AttestError as error:
-        raise PinRefused("FORMAT", f"it is no signed file: {error.sentence}") from error
-    if type(value) is not list or [type(part) for part in value] != [bytes, bytes]:
-        raise PinRefused("FORMAT", "it is no signed file: expected [payload, signature]")
-    return value[0], value[1]
 
 
 def _fields(payload: bytes, kind: str) -> tuple[Pin, list[Any]]:

@@ -17,9 +17,9 @@ from pathlib import Path
 from attest.clock import BACK_SECONDS
 from attest.shown import utc
 from ledger.audit import AuditReport, verify_export
-from ledger.errors import CosignRefused, ExportChanged
-from ledger.note import Cosigner, cosign, open_note, parse_checkpoint
-from ledger.proofs.memory import Memory, Remembered, check_extends
+from ledger.errors import CosignRefused
+from ledger.note import Cosigner, cosign
+from ledger.proofs.memory import Memory, Remembered, audited_checkpoint, check_extends
 from ledger.proofs.reader import ExportReader
 from ledger.retention.statements import vouch
 
@@ -85,9 +85,7 @@ def cosign_export(
     # The audit followed every change of the key from one that was pinned, and the current key must have signed.
     log_keys = list(dict.fromkeys([*log_keys, *report.log_keys]))
     reader = ExportReader(export)
-    offered = parse_checkpoint(open_note(reader.checkpoint, log_keys).text)
-    if (offered.origin, offered.size, offered.root.hex()) != (report.origin, report.size, report.root_hex):
-        raise ExportChanged("CHANGED", "the checkpoint changed while it was audited; audit a copy that nobody writes")
+    offered = audited_checkpoint(reader, report, log_keys)
     with memory.locked():
         before = memory.read(offered.origin)
         _check_first(before, offered.origin, first)

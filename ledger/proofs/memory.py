@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
@@ -22,6 +22,9 @@ from ledger.note import MAX_NOTE_SIZE, Checkpoint, open_note, parse_checkpoint, 
 from ledger.proofs.evidence import Evidence, judge
 from ledger.proofs.prover import consistency_proof, tree_root
 from ledger.proofs.reader import ExportReader
+
+if TYPE_CHECKING:
+    from ledger.audit import AuditReport
 
 _PRIVATE: Final = 0o600
 
@@ -127,6 +130,19 @@ class Memory:
             atomic_write(path, data, mode)
         except OSError as error:
             raise StorageFailed("MEMORY", f"cannot write {path}: {error.strerror or error}") from error
+
+
+def audited_checkpoint(reader: ExportReader, report: "AuditReport", keys: Sequence[str]) -> Checkpoint:
+    """Returns the checkpoint of an export, which must be the one that its audit saw.
+
+    Raises:
+        ExportChanged: code CHANGED.
+        NoteError: none of the keys signed it.
+    """
+    offered = parse_checkpoint(open_note(reader.checkpoint, keys).text)
+    if (offered.origin, offered.size, offered.root.hex()) != (report.origin, report.size, report.root_hex):
+        raise ExportChanged("CHANGED", "the checkpoint changed while it was audited; audit a copy that nobody writes")
+    return offered
 
 
 def check_extends(

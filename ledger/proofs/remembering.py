@@ -11,8 +11,7 @@ from pathlib import Path
 from ledger import layout
 from ledger.audit import AuditReport, Finding
 from ledger.errors import ExportChanged, LedgerBehind, LedgerCorrupt, LedgerForked
-from ledger.note import open_note, parse_checkpoint
-from ledger.proofs.memory import Memory, check_extends
+from ledger.proofs.memory import Memory, audited_checkpoint, check_extends
 from ledger.proofs.reader import ExportReader
 
 ANSWERED = "UNCOMPARED"
@@ -43,9 +42,7 @@ def hold_against_memory(report: AuditReport, export: Path, directory: Path, log_
     memory = Memory(directory, kind="seen")
     try:
         reader = ExportReader(export)
-        offered = parse_checkpoint(open_note(reader.checkpoint, keys).text)
-        if (offered.origin, offered.size, offered.root.hex()) != (report.origin, report.size, report.root_hex):
-            raise ExportChanged("CHANGED", "the checkpoint changed while it was audited; audit a copy that nobody writes")
+        offered = audited_checkpoint(reader, report, keys)
         with memory.locked():
             before = memory.read(report.origin)
             if before is not None:

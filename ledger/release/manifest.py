@@ -12,8 +12,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from attest import cbor, sign1
-from attest.errors import AttestError
+from attest import cbor, sign1, signed_file
+from attest.errors import AttestError, FileRefused
 from attest.files import read_limited
 from attest.keys import key_id
 from attest.vkeys import SIGNATURE_ED25519, VerifierKey
@@ -236,7 +236,10 @@ def open_manifest(data: bytes, keys: Sequence[str]) -> Manifest:
     Raises:
         ReleaseRefused: code MANIFEST, SCHEMA, KEYS, UNSIGNED, or that of what is wrong with signature or fields.
     """
-    payload, message = _split(data)
+    try:
+        payload, message = signed_file.split(data, "the manifest", max_size=MAX_MANIFEST)
+    except FileRefused as error:
+        raise ReleaseRefused("MANIFEST", error.sentence) from error
     try:
         read = sign1.read(message)
         pinned = [parse_verifier_key(key) for key in keys]
@@ -269,16 +272,6 @@ def _check_signer(manifest: Manifest, signers: Sequence[VerifierKey], issuer: st
         raise ReleaseRefused("LOG_KEY", f"the manifest says that {manifest.log_vkey} signed it, it was {' or '.join(named)}")
     if parse_verifier_key(manifest.log_vkey).name != manifest.origin:
         raise ReleaseRefused("ORIGIN", f"the manifest is of {manifest.origin!a}, and its key of another ledger")
-
-
-def _split(data: bytes) -> tuple[bytes, bytes]:
-    try:
-        value = cbor.decode(data, max_size=MAX_MANIFEST)
-    except AttestError as error:
-        raise ReleaseRefused("MANIFEST", f"the manifest is no signed file: {error.sentence}") from error
-    if type(value) is not list or [type(part) for part in value] != [bytes, bytes]:
-        raise ReleaseRefused("MANIFEST", "the manifest is no signed file: expected [payload, signature]")
-    return value[0], value[1]
 
 
 def _plain(item: Any) -> Any:

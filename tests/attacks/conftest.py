@@ -1,10 +1,15 @@
-"""The scene of the attacks."""
+"""The scene of the attacks, and the runs that liars start from."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ledger.leaves import Leaf
+from ledger.log import Ledger
 from tests.attacks.scene import Scene, make_scene
+from tests.ledger.ledger_runs import SIGNER, START, Driver, header_spec
+from tests.ledger.retained_runs import leaves_of
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +23,18 @@ def formats_page() -> str:
     """The written format document, as one line of text."""
     page = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
     return " ".join(page.read_text().split())
+
+
+@pytest.fixture(scope="package")
+def leaves(tmp_path_factory: pytest.TempPathFactory) -> list[Leaf]:
+    """A whole run: two epochs of two windows, five admissions, a withdrawal of contribution 2 after the first epoch."""
+    with Ledger.create(tmp_path_factory.mktemp("run") / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        Driver(ledger).whole_run()
+        return leaves_of(ledger)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Driver]:
+    """A fresh ledger under a driver."""
+    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+        yield Driver(ledger)

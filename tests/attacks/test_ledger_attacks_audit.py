@@ -35,23 +35,8 @@ from ledger.storage.opening import create_store
 from ledger.storage.place import Place
 from ledger.storage.store import Row
 from tests.ledger.ledger_runs import OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
-from tests.ledger.retained_runs import forged_export, leaves_of
+from tests.ledger.retained_runs import forged_export
 from tests.registries import put, registry_file
-
-
-@pytest.fixture(scope="module")
-def leaves(tmp_path_factory) -> list[Leaf]:
-    """A whole run: two epochs of two windows, five admissions, a withdrawal of contribution 2 after the first epoch."""
-    with Ledger.create(tmp_path_factory.mktemp("run") / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
-        Driver(ledger).whole_run()
-        return leaves_of(ledger)
-
-
-@pytest.fixture
-def run(tmp_path: Path):
-    """A fresh ledger under a driver."""
-    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
-        yield Driver(ledger)
 
 
 def audited(leaves: list[Leaf], directory: Path) -> set[tuple[str, str]]:

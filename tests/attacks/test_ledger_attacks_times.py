@@ -41,21 +41,6 @@ YEAR = 365 * 86400
 KEYS = [SIGNER.vkey]
 
 
-@pytest.fixture(scope="module")
-def leaves(tmp_path_factory) -> list[Leaf]:
-    """A whole run."""
-    with Ledger.create(tmp_path_factory.mktemp("run") / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
-        Driver(ledger).whole_run()
-        return leaves_of(ledger)
-
-
-@pytest.fixture
-def run(tmp_path: Path):
-    """A fresh ledger under a driver."""
-    with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
-        yield Driver(ledger)
-
-
 def shifted(leaves: list[Leaf], seconds: int, first: int = 0) -> list[Leaf]:
     """The leaves, from one on, dated otherwise; their own checks are gone around where no leaf may have such a time."""
     moved = list(leaves)
