@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from attest import cbor, sign1
+from attest import sign1
 from attest.admission import Passed, Refusal
 from attest.attestation import Attestation
 from attest.commitments import commit_content
@@ -28,6 +28,7 @@ from attest.descriptor import (
     split,
 )
 from attest.errors import AdmissionRefused, AttestError
+from attest.framing import SIGNATURE_SIZE, CommonTerms, Framing
 from attest.policy import ClassRule, Policy
 from attest.reasons import ReasonCode
 from attest.registry import Contributor, KeyRecord, Registry
@@ -136,22 +137,17 @@ class Examiner:
 
 
 class _Form(NamedTuple):
-    """The constant bytes of attestations that share everything but content, nonce and signature, after one passed.
+    """What is the same for attestations that share everything but content, nonce and signature, after one passed.
 
     A descriptor and an opening whose `rest` equals that of a pair that passed hold the same values in every field but the
     commitment to the content, the nonce and the content hash: byte strings of fixed length, which take part in no check but
     that of the content. So decoding, the other commitments, audience, validity, class, bounds and the choice of the key turn
-    out the same; the content's commitment is computed again. A message made of `head`, the descriptor's hash in hex, `tail`
-    and 64 bytes is the one form that the strict reader of headers accepts for that descriptor and key. What is left is the
-    signature, which is verified over the bytes received.
+    out the same; the content's commitment is computed again. The message that the framing makes of the descriptor's digest and
+    64 bytes is the only one that the strict reader accepts for that descriptor and key. What is left is the signature, which is
+    verified over the bytes received.
     """
 
-    head: bytes
-    tail: bytes
-    length: int
-    signed_head: bytes
-    signed_tail: bytes
-    framing: tuple[bytes, bytes]
+    framing: Framing
     verify: Callable[[bytes, bytes], None]
     key_id: bytes
     contributor: str
@@ -160,52 +156,33 @@ class _Form(NamedTuple):
     @classmethod
     def learn(cls, attestation: Attestation, parts: Parts, passed: Passed, registry: Registry) -> "_Form | None":
         """Returns the form of an attestation that passed; None if what was cut out is not what contributions differ in."""
-        descriptor, message = attestation.descriptor, attestation.sign1
-        other = replace(attestation.opened(), content_hash=secrets.token_bytes(32), nonce=secrets.token_bytes(16))
+        opened = attestation.opened()
+        other = replace(opened, content_hash=secrets.token_bytes(32), nonce=secrets.token_bytes(16))
         cut = Parts(parts.rest, commit_content(other.content_hash, other.nonce), other.nonce, other.content_hash)
         if (other.to_cbor(), other.opening()) != cut.join():
             return None
-        subject = passed.descriptor_hash.hex().encode()
-        body = cbor.decode(message[1:])
-        signed = sign1.to_be_signed(body[0], descriptor)
         contributor = registry.find(passed.contributor)
         keys = [record.raw for record in contributor.keys if record.key_id == passed.key_id] if contributor else []
         if len(keys) != 1:
             return None
-        # A colon stands in no issuer, so this is where the subject begins.
-        at, signed_at = (text.index(b"sha-256:" + subject) + 8 for text in (message, signed))
-        framed = cbor.encode([descriptor, message])
-        start = framed.index(descriptor)
-        return cls(
-            message[:at],
-            message[at + 64 : -64],
-            len(message),
-            signed[:signed_at],
-            signed[signed_at + 64 : len(signed) - len(descriptor)],
-            (framed[:start], framed[start + len(descriptor) : len(framed) - len(message)]),
-            Ed25519PublicKey.from_public_bytes(keys[0]).verify,
-            passed.key_id,
-            passed.contributor,
-            passed.admissibility_class,
-        )
+        framing = Framing(CommonTerms.of(opened.signed, passed.key_id))
+        verify = Ed25519PublicKey.from_public_bytes(keys[0]).verify
+        return cls(framing, verify, passed.key_id, passed.contributor, passed.admissibility_class)
 
     def match(self, descriptor: bytes, message: bytes, parts: Parts, verified: bool) -> Passed | None:
         """`Passed` for a descriptor of this form whose message verifies; None leaves the judgement to `examine`."""
         if commit_content(parts.content_hash, parts.nonce) != parts.content:
             return None
-        digest = hashlib.sha256(descriptor).digest()
-        subject = digest.hex().encode()
-        signature = message[-64:]
-        if len(message) != self.length or message[:-64] != self.head + subject + self.tail:
+        digest, signature, framing = hashlib.sha256(descriptor).digest(), message[-SIGNATURE_SIZE:], self.framing
+        subject = b"sha-256:" + digest.hex().encode("ascii")
+        if message != framing.message(subject, signature):
             return None
         if not verified:
             try:
-                self.verify(signature, b"".join((self.signed_head, subject, self.signed_tail, descriptor)))
+                self.verify(signature, framing.to_be_signed(descriptor, subject))
             except InvalidSignature:
                 return None
-        start, middle = self.framing
-        attestation_hash = hashlib.sha256(b"".join((start, descriptor, middle, message))).digest()
-        return Passed(digest, attestation_hash, self.key_id, self.contributor, self.admissibility_class)
+        return Passed(digest, framing.digest(descriptor, message), self.key_id, self.contributor, self.admissibility_class)
 
 
 def code_of(error: AttestError) -> ReasonCode:

@@ -12,9 +12,10 @@ from attest.attestation import Attestation
 from attest.descriptor import ContributionDescriptor
 from attest.errors import CorpusRefused
 from attest.files import atomic_writer
+from attest.framing import subject_of
 from attest.records import SUFFIX, records_of
 from attest.signer import Signer, as_signer, sign_all
-from attest.template import SigningTemplate, TemplateEncoder, nonces, subject_claim
+from attest.template import SigningTemplate, TemplateEncoder, nonces
 
 __all__ = ["SigningTemplate", "attestations", "sign_content", "sign_corpus"]
 
@@ -45,7 +46,7 @@ def attestations(
     def messages() -> Iterator[bytes]:
         for content_hash, nonce in zip(content_hashes, nonces(), strict=False):
             payload = encoder.descriptor(content_hash, nonce)
-            subject = subject_claim(payload)
+            subject = subject_of(payload)
             in_work.append((payload, subject, encoder.opening(content_hash, nonce)))
             yield encoder.to_be_signed(payload, subject)
 

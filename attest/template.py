@@ -1,17 +1,16 @@
 """What contributions signed together have in common, and the encoding of the little in which they differ."""
 
-import hashlib
 import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
-from attest import sign1
 from attest.attestation import Attestation
 from attest.checks import check_bytes
 from attest.commitments import SALT_SIZE, commit_content
 from attest.descriptor import SALTS_SIZE, ContributionDescriptor
 from attest.errors import DescriptorRefused
+from attest.framing import SIGNATURE_SIZE, CommonTerms, Framing, around, subject_of
 from attest.keys import key_id
 
 _NONCES_AT_ONCE = 4096
@@ -55,30 +54,24 @@ class TemplateEncoder:
 
     Guarantee: `descriptor` and `opening` are `to_cbor()` and `opening()` of `SigningTemplate.descriptor(...)`,
     `to_be_signed` is what `sign1.sign` has signed for it, and `attestation` is `Attestation(...).to_cbor()`, byte for byte.
-    Contributions of one template differ in fields of fixed length alone (commitment to the content, its hash, nonce,
-    subject, signature), so no length moves.
 
     Args:
         template: The fields in common.
         public_key: 32 raw bytes of the contributor's key.
     """
 
-    __slots__ = ("_attestation", "_descriptor", "_opening", "_to_be_signed")
+    __slots__ = ("_attestation", "_framing", "_opening", "to_be_signed")
 
     def __init__(self, template: SigningTemplate, public_key: bytes) -> None:
-        # The pieces are what the ordinary encoder writes around marks that stand for what differs. The marks are random,
-        # so that no field of a template can hold one.
-        content_hash, nonce, signature = os.urandom(32), os.urandom(SALT_SIZE), os.urandom(64)
+        content_hash, nonce = os.urandom(32), os.urandom(SALT_SIZE)
         descriptor = template.descriptor(content_hash, nonce)
-        signed, opening = descriptor.signed, descriptor.opening()
-        payload = signed.to_cbor()
-        protected = sign1.protected_header(payload, key_id(public_key), signed.issuer, sign1.TYP_ATTESTATION)
-        subject = sign1.subject_of(payload).encode("ascii")
-        whole = Attestation(payload, sign1.assemble(protected, signature), opening).to_cbor()
-        self._descriptor = _around(payload, signed.content)
-        self._opening = _around(opening, nonce, content_hash)
-        self._to_be_signed = _around(sign1.to_be_signed(protected, payload), subject, payload)
-        self._attestation = _around(whole, payload, subject, signature, opening)
+        opening = descriptor.opening()
+        self._framing = Framing(CommonTerms.of(descriptor.signed, key_id(public_key)))
+        self._opening = around(opening, nonce, content_hash)
+        self.to_be_signed = self._framing.to_be_signed
+        payload = descriptor.to_cbor()
+        message = self._framing.message(subject_of(payload), os.urandom(SIGNATURE_SIZE))
+        self._attestation = around(Attestation(payload, message, opening).to_cbor(), payload, message, opening)
 
     def descriptor(self, content_hash: bytes, nonce: bytes) -> bytes:
         """The descriptor of one contribution.
@@ -88,28 +81,17 @@ class TemplateEncoder:
         """
         check_bytes(content_hash, "content_hash", 32, error=DescriptorRefused)
         check_bytes(nonce, "nonce", SALT_SIZE, error=DescriptorRefused)
-        before, after = self._descriptor
-        return b"".join((before, commit_content(content_hash, nonce), after))
+        return self._framing.descriptor(commit_content(content_hash, nonce))
 
     def opening(self, content_hash: bytes, nonce: bytes) -> bytes:
         """Returns the opening of one contribution, for hash and nonce that `descriptor` took."""
         before, between, after = self._opening
         return b"".join((before, nonce, between, content_hash, after))
 
-    def to_be_signed(self, payload: bytes, subject: bytes) -> bytes:
-        """The message to sign for a descriptor of this template and its subject claim."""
-        before, between, after = self._to_be_signed
-        return b"".join((before, subject, between, payload, after))
-
     def attestation(self, payload: bytes, subject: bytes, signature: bytes, opening: bytes) -> bytes:
         """The attestation, as one item of an attestation file."""
-        before, between, behind, framing, after = self._attestation
-        return b"".join((before, payload, between, subject, behind, signature, framing, opening, after))
-
-
-def subject_claim(payload: bytes) -> bytes:
-    """`sign1.subject_of` in ASCII."""
-    return b"sha-256:" + hashlib.sha256(payload).hexdigest().encode("ascii")
+        before, between, framing, after = self._attestation
+        return b"".join((before, payload, between, self._framing.message(subject, signature), framing, opening, after))
 
 
 def nonces() -> Iterator[bytes]:
@@ -118,12 +100,3 @@ def nonces() -> Iterator[bytes]:
         block = os.urandom(SALT_SIZE * _NONCES_AT_ONCE)
         for at in range(0, len(block), SALT_SIZE):
             yield block[at : at + SALT_SIZE]
-
-
-def _around(data: bytes, *marks: bytes) -> list[bytes]:
-    """The pieces of `data` before, between and after marks, each of which stands in it exactly once, in this order."""
-    pieces = []
-    for mark in marks:
-        piece, data = data.split(mark)
-        pieces.append(piece)
-    return [*pieces, data]

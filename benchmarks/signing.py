@@ -11,9 +11,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from attest.framing import subject_of
 from attest.keys import generate, public_bytes
 from attest.signing import SigningTemplate, sign_corpus
-from attest.template import TemplateEncoder, subject_claim
+from attest.template import TemplateEncoder
 
 LINE = b'{"text": "Patient %08d reports a cough for two weeks, no fever; chest clear on auscultation.", "label": 0}\n'
 
@@ -43,7 +44,7 @@ def signing(records: int = 100_000, rounds: int = 5) -> dict[str, float | int]:
     )
     encoder = TemplateEncoder(template, public_bytes(key))
     payload = encoder.descriptor(bytes(32), bytes(16))
-    message = encoder.to_be_signed(payload, subject_claim(payload))
+    message = encoder.to_be_signed(payload, subject_of(payload))
     bare, signed = [], []
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "notes.jsonl"

@@ -5,6 +5,12 @@ Source: C2SP tlog-tiles v1.0.0. A directory holds ``checkpoint``, ``policy``, ``
 be missing, hashes stay); in their place are ``retained/<N>[.p/<W>]``, in the same format, with what stands in for pruned leaves
 (`ledger.retention.retained`), and ``retained/notes``, the checkpoints below which auditors vouch for summaries. Where leaf
 hashes are gone too, tiles that had them are not there either, and ``retained/nodes`` is (`ledger.retention.nodes`).
+
+What contributors signed lies beside the leaves that quote it, unless it was left out: ``attestations/terms/<N>[.p/<W>]``,
+bundles of common terms (`attest.framing.CommonTerms`) by number, from 0 in the order in which contributions first use them;
+``attestations/signed/<N>[.p/<W>]``, beside every bundle of entries with the body of an ADMIT leaf, an entry per leaf: the
+CBOR array of number of terms and signature, empty for other leaves; and ``registry``, the contributor registry as its owner
+signed it.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,6 +30,7 @@ CHECKPOINT: Final = "checkpoint"
 POLICY: Final = "policy"
 RETAINED_NOTES: Final = "retained/notes"
 RETAINED_NODES: Final = "retained/nodes"
+REGISTRY: Final = "registry"
 NODE_SIZE: Final = 8 + 1 + HASH_SIZE
 """Bytes of one node in ``retained/nodes``: first leaf, level, root."""
 
@@ -56,6 +63,16 @@ def entries_path(n: int, width: int = TILE_WIDTH) -> str:
 def retained_path(n: int, width: int = TILE_WIDTH) -> str:
     """Returns the name of the bundle that is there in place of an entry bundle with pruned leaves."""
     return f"retained/{index_path(n)}{_partial(width)}"
+
+
+def terms_path(n: int, width: int = TILE_WIDTH) -> str:
+    """Returns the name of a bundle of common terms of attestations."""
+    return f"attestations/terms/{index_path(n)}{_partial(width)}"
+
+
+def signed_path(n: int, width: int = TILE_WIDTH) -> str:
+    """Returns the name of the bundle with the signatures of contributors beside an entry bundle."""
+    return f"attestations/signed/{index_path(n)}{_partial(width)}"
 
 
 def bundle_path(n: int, width: int, retained: int) -> str:

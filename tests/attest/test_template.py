@@ -14,8 +14,9 @@ from attest.attestation import Attestation
 from attest.clock import MAX_TIME
 from attest.descriptor import MAX_COUNT, MAX_MICRO
 from attest.errors import DescriptorRefused
+from attest.framing import subject_of
 from attest.signing import attestations, sign_corpus, sign_descriptor
-from attest.template import SigningTemplate, TemplateEncoder, subject_claim
+from attest.template import SigningTemplate, TemplateEncoder
 
 identifiers = st.text("abcdefghijklmnopqrstuvwxyz0123456789._/-", min_size=1, max_size=64)
 
@@ -57,7 +58,7 @@ def test_joined_pieces_are_the_encoding_of_descriptor_header_and_attestation(mad
         payload = encoder.descriptor(content_hash, nonce)
         descriptor = made.descriptor(content_hash, nonce)
         assert payload == descriptor.to_cbor() and encoder.opening(content_hash, nonce) == descriptor.opening()
-        subject = subject_claim(payload)
+        subject = subject_of(payload)
         assert subject.decode() == sign1.subject_of(payload)
         signature = key.sign(encoder.to_be_signed(payload, subject))
         whole = Attestation(payload, sign1.sign(payload, key, contributor=descriptor.issuer), descriptor.opening())
