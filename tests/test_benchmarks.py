@@ -313,6 +313,7 @@ def test_a_base_that_a_configuration_cannot_have_is_listed_with_its_reason(monke
     assert len(BASES) == len(BANDS) == len(KINDS) == 4
 
 
+@pytest.mark.slow
 def test_dropout_reaches_every_model() -> None:
     for config in CONFIGS.values():
         for dropout in (0.0, 0.1):
@@ -362,6 +363,7 @@ def test_rows_of_routing_ledger_and_noise_are_measured_beside_their_targets(monk
     assert all(f"target {target:g}" in text for target in overheads.TARGETS.values()) and "numpy philox" in text
 
 
+@pytest.mark.slow
 def test_every_generator_of_noise_is_measured_on_each_number_of_threads() -> None:
     found = noise.run(1, (1, 2), coordinates=1 << 17)
     assert all(cell["cpu_ns"] > 0 for rows in found["threads"].values() for cell in rows.values())
@@ -389,6 +391,7 @@ def test_memory_is_measured_on_two_microbatches_of_every_class_at_most() -> None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run the whole suite")
+@pytest.mark.slow
 def test_the_gpu_suite_says_that_there_is_no_cuda_and_succeeds() -> None:
     ran = subprocess.run([sys.executable, "-m", "benchmarks.gpu"], check=True, capture_output=True, text=True)
     assert "no CUDA device" in ran.stdout

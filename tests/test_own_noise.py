@@ -94,6 +94,7 @@ def test_the_larger_of_what_was_signed_and_what_the_limit_needs_decides():
     assert more.multiplier == pytest.approx(needed + 1e-6) and not more.limited
 
 
+@pytest.mark.slow
 def test_a_cap_helps_only_as_far_as_it_is_proved_to(caps=(1, 3, 8)):
     """Up to the cap draws come at the rate of the class, so a rate of cap / T would be too little noise."""
     free = own_noise(bounds())

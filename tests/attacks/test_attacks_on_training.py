@@ -127,6 +127,7 @@ def test_A21_every_admission_of_a_batch_has_its_one_time_and_time_never_runs_bac
 
 
 @pytest.mark.parametrize("when", ["at a resume", "within the run"])
+@pytest.mark.one_in(3)
 def test_A21_a_clock_that_ran_far_ahead_lets_nothing_expire_unasked(tmp_path, when):
     """A machine that is 250 days ahead: nothing is written by its clock, and the run goes on once the clock is right."""
     world = make_world(tmp_path, per_class=1, steps=8, rate="1")

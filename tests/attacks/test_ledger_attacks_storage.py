@@ -163,7 +163,7 @@ def test_B2_a_row_put_in_between_is_LedgerCorrupt(path):
 # --- B3: INSERT OR REPLACE, which fires no trigger on UPDATE or DELETE ------------------
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("recursive", ["ON", "OFF"])
 @pytest.mark.parametrize("table", ["entry", "head", "checkpoint", "meta", "lease"])
 @pytest.mark.parametrize("verb", ["INSERT OR REPLACE", "REPLACE", "INSERT OR IGNORE"])

@@ -280,6 +280,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("how", LOST)
+@pytest.mark.one_in(3)
 def test_a_run_whose_ledger_is_lost_charges_nothing_more_and_goes_on_from_the_copy(world, how):
     trainer = start(world)
     run_to(trainer, 3, save_at=(2,))

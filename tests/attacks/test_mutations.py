@@ -25,6 +25,7 @@ from tests.attacks.mutations import (
 from tests.attacks.scene import CORPUS, NOW, item_of, make_policy, make_registry, signed
 
 
+@pytest.mark.slow
 def test_no_mutant_of_twenty_thousand_passes():
     report = run(20_000, seed=20260707)
     assert not report.failures, "\n".join(report.failures)

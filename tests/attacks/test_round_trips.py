@@ -355,6 +355,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=400, deadline=None)
 @given(VALUES, st.data())
+@pytest.mark.slow
 def test_whatever_is_accepted_a_second_library_reads_as_the_same_value(value, data):
     """Mutations of an encoding by `cbor2`, which writes other forms than ours: refused, or read alike."""
     encoded = cbor2.dumps(value, canonical=data.draw(st.booleans()))

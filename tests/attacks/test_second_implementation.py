@@ -85,6 +85,7 @@ def test_eight_thousand_mutations():
         assert second == first, mutant
 
 
+@pytest.mark.slow
 def test_mutations_that_a_contributor_signs():
     """Past the signature: descriptors and headers mutated and then signed by Alice's own key."""
     rng, codes = random.Random(5), set()

@@ -84,6 +84,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.one_in(3)
 def test_a_state_changed_between_stop_and_resume_is_refused_before_anything_is_charged_or_loaded(world, what):
     stopped(world)
     changed_states(checkpoint(world, 4), CHANGES[what])
@@ -153,6 +154,7 @@ SWAPS = {
 
 
 @pytest.mark.parametrize("how", SWAPS)
+@pytest.mark.one_in(3)
 def test_a_checkpoint_that_is_swapped_signed_anew_or_not_whole_is_refused(world, how):
     stopped(world)
     attack, code = SWAPS[how]
@@ -166,6 +168,7 @@ def test_a_checkpoint_that_is_swapped_signed_anew_or_not_whole_is_refused(world,
 
 
 @pytest.mark.parametrize("same_key", [True, False], ids=["under one key", "under another key"])
+@pytest.mark.one_in(3)
 def test_a_checkpoint_of_another_ledger_is_refused(world, tmp_path, same_key):
     other = make_world(tmp_path / "other", per_class=1, steps=8, rate="0.5", policy_extra="redo_steps = 8")
     stopped(world)

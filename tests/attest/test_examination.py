@@ -76,6 +76,7 @@ def mutants(world, rng):
         yield replace(descriptor, sign1=sign1.sign(descriptor.descriptor, world.alice, contributor=issuer))
 
 
+@pytest.mark.slow
 def test_mutants_are_judged_as_without_a_memory(world, primed):
     rng = random.Random(3)
     count = 0

@@ -33,7 +33,7 @@ def many(world):
             case 3:
                 attestation = world.sign(replace(bobs, content_hash=content_hash), world.bob)
             case 5:
-                attestation = replace(attestation, sign1=attestation.sign1[:-1] + b"\x00")
+                attestation = replace(attestation, sign1=attestation.sign1[:-1] + bytes([attestation.sign1[-1] ^ 1]))
             case 7:
                 attestation = items[0].attestation
                 content_hash = items[0].content_hash

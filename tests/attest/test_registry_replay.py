@@ -185,6 +185,7 @@ def action(step: tuple, registry_id: bytes, serial: int):
 
 @settings(max_examples=150, deadline=None)
 @given(lives)
+@pytest.mark.slow
 def test_a_file_replays_to_what_its_writer_held_and_the_model_says(life):
     """Every entry that the model allows is accepted and every other is refused whole; readers agree at every state."""
     with tempfile.TemporaryDirectory() as folder:

@@ -173,6 +173,7 @@ def test_verify_counts_failures_by_reason_and_lists_the_first(shell, corpus):
     assert "... and 4 more" in shown and "CONTENT_MISMATCH 4, CONTENT_MISSING 1" in shown
 
 
+@pytest.mark.slow
 def test_show_holds_no_more_than_the_rows_it_shows(shell, corpus):
     corpus()
     path = shell.directory / ATTESTATIONS

@@ -129,6 +129,7 @@ def test_keygen_takes_the_public_half_of_a_key_that_lives_in_an_agent(notes, age
     assert notes.json("attest", "verify", "notes.jsonl", "--pub", "alice.pub")["verified"] == 5
 
 
+@pytest.mark.slow
 def test_a_new_passphrase_is_asked_for_twice(shell):
     keygen = ("attest", "keygen", "alice", "--passphrase", "--format", "openssh")
     asked = [("Passphrase of the new key: ", "correct horse"), ("Once more: ", "correct horse")]
@@ -149,6 +150,7 @@ def test_nobody_to_ask_for_a_new_passphrase_is_wrong_use(shell):
     assert not (shell.directory / "alice.key").exists()
 
 
+@pytest.mark.slow
 def test_the_passphrase_of_a_key_is_asked_for_three_times_at_most(notes):
     notes.write("secret", "correct horse\n")
     notes.run("attest", "keygen", "alice", "--passphrase-file", "secret")

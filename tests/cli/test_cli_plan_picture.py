@@ -67,6 +67,7 @@ def test_phases_are_a_picture_over_steps(policy):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("encoding", "glyphs"), [("utf-8", UNICODE), ("ascii", ASCII), ("latin-1", ASCII)])
+@pytest.mark.slow
 def test_a_screen_without_unicode_gets_plain_characters(policy, encoding, glyphs):
     """Also an epsilon without bound, which is shown by a character that ASCII lacks."""
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}

@@ -167,6 +167,7 @@ def test_without_sizes_nothing_is_made_up_and_the_gap_is_named():
     assert {code for code, _ in warned(partly)} == {"CLASS_RARE", "SIGNAL_FAINT"}
 
 
+@pytest.mark.slow
 def test_a_weak_epsilon_comes_with_a_multiplier_that_mends_it():
     found = check(
         ("noise_multiplier = 0.8", "noise_multiplier = 0.4"),
@@ -200,6 +201,7 @@ def test_redone_steps_that_make_epsilon_weak():
     assert warned(check(("redo_steps = 100", "redo_steps = 100"))) == {}
 
 
+@pytest.mark.slow
 def test_full_participation_is_compared_with_sampling_at_the_same_epsilon():
     found = check(
         ("sampling_rate = 0.02", "sampling_rate = 1"),

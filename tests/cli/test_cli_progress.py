@@ -15,6 +15,7 @@ from tests.ledger.retained_runs import grown
 BOUNDS = ("--corpus", "clinic-notes-2026", "--clip-norm", "0.5", "--noise-multiplier", "1.2")
 
 
+@pytest.mark.slow
 def test_signing_on_a_terminal_draws_a_bar_with_rate_and_total_and_ends_with_a_sentence(shell):
     shell.run("attest", "keygen", "alice")
     shell.write("notes.jsonl", "".join(f'{{"n": {number}}}\n' for number in range(20_000)))
@@ -31,6 +32,7 @@ def test_signing_in_a_pipe_draws_nothing(shell):
     assert result.stderr == "" and len(result.stdout.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_what_reads_a_whole_ledger_says_on_a_terminal_what_it_is_at(shell):
     grown(shell.directory / "ledger.db", start=1_700_000_000).ledger.close()
     save_private_key(shell.directory / "ledger.key", LOG_KEY)

@@ -48,6 +48,7 @@ def ask(shell, environment):
     return propose
 
 
+@pytest.mark.slow
 def test_commands_and_options(ask):
     assert ask("dptrain", "att") == ["attest"]
     assert {"keygen", "sign", "verify", "show", "withdraw"} <= set(ask("dptrain", "attest", ""))

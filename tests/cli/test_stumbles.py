@@ -31,6 +31,7 @@ def flowing(text: str) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
+@pytest.mark.one_in(3)
 def test_wrong_use_says_what_was_likely_meant_or_where_the_file_comes_from(shell, corpus, arguments, sentence):
     corpus()
     assert sentence in flowing(shell.run(*arguments, code=2).stderr)

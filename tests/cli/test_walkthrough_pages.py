@@ -215,6 +215,7 @@ def test_the_commands_of_readme(shell, clinic):
 
 
 @needs_openssh
+@pytest.mark.slow
 def test_the_page_for_keepers_of_keys(shell, clinic, monkeypatch):
     again = ("attest", "keygen", "alice", "--format", "openssh", "--passphrase")
     answers = [("new key:", "correct horse"), ("Once more:", "correct horse")]

@@ -168,6 +168,7 @@ def test_a_resumed_run_holds_the_exports_of_earlier_runs_against_what_it_cites(t
 
 
 @pytest.mark.parametrize("export", [False, True])
+@pytest.mark.one_in(3)
 def test_what_was_withdrawn_in_an_earlier_run_is_withdrawn_here_before_the_first_step(tmp_path, export):
     world = make_world(tmp_path, per_class=2, steps=STEPS)
     trainer = Trainer(world).begin()

@@ -147,6 +147,7 @@ def test_a_parameter_that_diverges_is_named_after_its_window(world: World) -> No
     trainer.close()
 
 
+@pytest.mark.slow
 def test_accelerator_before_and_after_prepare_are_both_right(tmp_path) -> None:
     results = []
     for order in ("before", "after"):

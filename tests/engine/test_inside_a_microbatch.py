@@ -76,6 +76,7 @@ def written(world: World, write: Callable, *, at: int, losses: Any = per_example
 
 @pytest.mark.parametrize("what", BY_OPERATION)
 @pytest.mark.parametrize("at", [2, 3])
+@pytest.mark.one_in(4)
 def test_a_forward_that_begins_to_write_writes_a_copy_and_ends_the_run_at_the_end_of_its_window(world, what, at) -> None:
     """In the probes it was still; the message says nothing of what, when or how much."""
     found, model, error = written(world, BY_OPERATION[what], at=at)

@@ -95,6 +95,7 @@ def test_clipping_every_part_shows(tmp_path, level: str, monkeypatch: pytest.Mon
     peers.must_fail(lambda: check_one_clip(tmp_path, level))
 
 
+@pytest.mark.slow
 def test_losing_or_doubling_a_part_shows(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = single.Spread.add
     for name, times in (("lost", (1, 0)), ("doubled", (1, 2))):
@@ -108,6 +109,7 @@ def test_losing_or_doubling_a_part_shows(tmp_path, monkeypatch: pytest.MonkeyPat
         peers.must_fail(lambda name=name: test_any_split_gives_the_same_release(tmp_path / name, "fast"))
 
 
+@pytest.mark.slow
 def test_a_part_that_is_not_finite_makes_the_whole_contribution_count_as_zero(tmp_path) -> None:
     """And nobody else's: the parts of the next contribution start from nothing."""
     for level in ("fast", "certified"):

@@ -99,6 +99,7 @@ def cut_creations(server: Cluster, tmp_path: Path, where: str, every: int) -> No
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.slow
 def test_a_creation_that_was_cut_is_begun_anew(server, tmp_path, where):
     cut_creations(server, tmp_path, where, every=9)
 

@@ -156,5 +156,6 @@ def test_a_disk_that_only_says_that_it_synced_is_found_out(scene: Scene, life: s
     lied_to(scene, life, lies=1, crashes=4)
 
 
+@pytest.mark.slow
 def test_a_sample_of_what_such_a_disk_loses_is_found_out(scene: Scene) -> None:
     lied_to(scene, "go_on", lies=4, crashes=12)

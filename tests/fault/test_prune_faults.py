@@ -156,6 +156,7 @@ def every(scene: Scene, life: str, faults: tuple[str, ...]) -> list[tuple[str, s
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("life", LIVES)
+@pytest.mark.slow
 def test_a_sample_of_faults_leaves_all_or_nothing(retained: Scene, life: str) -> None:
     """``FAULTS=n`` takes more or fewer of them."""
     chosen = [item for item in every(retained, life, tuple(FAULTS)) if item[1] in MUTATING]

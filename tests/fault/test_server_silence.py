@@ -73,7 +73,7 @@ def silenced(server, tmp_path, short, where: str, every: int) -> None:
     assert outcomes["unreported"] == (where == "unanswered")
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("where", ["swallowed", "unanswered"])
 def test_a_server_that_goes_silent_is_given_up_in_bounded_time(server, tmp_path, short, where):
     silenced(server, tmp_path, short, where, every=3)
@@ -85,6 +85,7 @@ def test_silence_at_every_message_loses_no_charge(server, tmp_path, short, where
     silenced(server, tmp_path, short, where, every=1)
 
 
+@pytest.mark.slow
 def test_a_silent_server_is_given_up_while_it_is_connected_to_and_read(server, tmp_path, short):
     writer = Writer(f"{server.url()}?schema=read_silent", tmp_path)
     short(LIMIT)

@@ -107,6 +107,7 @@ def spread(items: list[Injection], count: int) -> list[Injection]:
     return items[:: max(1, len(items) // count)]
 
 
+@pytest.mark.slow
 def test_a_sample_of_all_failing_calls_loses_nothing(scene: Scene) -> None:
     """``FAULTS=n`` takes more or fewer of them."""
     chosen = [injection for injection in injections(scene) if injection.call in MUTATING]

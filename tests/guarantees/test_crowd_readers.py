@@ -102,6 +102,7 @@ def test_known_draws_refute_the_claim_and_not_what_holds_for_known_draws() -> No
     assert claim < found <= accountants.epsilon_occurrences(25.0, DELTA)
 
 
+@pytest.mark.slow
 def test_the_bound_grows_with_the_separation() -> None:
     bounds = [bound(made_up(separation, 1.0, 0.0, 1), runs=500) for separation in (0.0, 2.0, 12.0)]
     assert bounds == sorted(bounds)

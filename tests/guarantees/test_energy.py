@@ -95,6 +95,7 @@ def close(found: float, expected: float) -> bool:
     return abs(found / expected - 1) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_routed_noise_has_the_energy_of_proposition_3(tmp_path) -> None:
     """Both sides of the inequality are measured: bands, and the same classes without."""
     routed = Measured(tmp_path / "routed", BANDS)
@@ -145,6 +146,7 @@ def optimum(rules, blocks) -> float:
     return float(found.fun * sizes.sum())
 
 
+@pytest.mark.slow
 def test_noise_under_budgets_has_the_energy_of_the_programmes_optimum(tmp_path) -> None:
     budgets = Measured(tmp_path, BANDS, BUDGETS)
     best = optimum(budgets.rules, budgets.blocks)

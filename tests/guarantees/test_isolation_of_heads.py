@@ -222,6 +222,7 @@ def test_at_level_certified_the_integers_of_a_contribution_stay_in_its_heads(tmp
     assert isolated(tmp_path, "biased_llama", SOME, "clinic", permitted, policy_extra='exactness = "certified"') > 100
 
 
+@pytest.mark.slow
 def test_the_compiled_form_keeps_the_parts_apart(monkeypatch) -> None:
     """A microbatch of the class with a mask touches the same tensors as one of all classes, and other parts of them."""
     monkeypatch.setattr(torch._inductor, "compile", lambda graph, values: graph)

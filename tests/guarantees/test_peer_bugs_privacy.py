@@ -49,6 +49,7 @@ from tests.reference.families import FAMILIES  # noqa: E402
 
 
 @pytest.mark.parametrize("clip", ["0.01", "1.0"])
+@pytest.mark.one_in(3)
 def test_clip_and_noise_follow_one_bound(tmp_path, monkeypatch, clip: str) -> None:
     """Opacus ghost with a clip schedule: noise for C = 0.01 over gradients clipped to 1, 100 times too little."""
     world = small_world(tmp_path, clip=clip)
@@ -178,6 +179,7 @@ def seeded_keys(monkeypatch) -> None:
     )
 
 
+@pytest.mark.slow
 def test_sampling_does_not_follow_set_seed(tmp_path, monkeypatch) -> None:
     """Opacus under accelerate's set_seed: both ranks drew [15, 10, 17, 11]; inclusion of records was wholly correlated."""
     world = small_world(tmp_path, per_class=40, rate="0.5", steps=2)
@@ -307,6 +309,7 @@ def influences(model: nn.Module, batch: dict, losses, clip: float, autocast: boo
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", ["parameters", "autocast"])
+@pytest.mark.slow
 def test_bfloat16_never_exceeds_the_bound(monkeypatch, form: str) -> None:
     """Opacus: with bf16 parameters a clipped gradient had 1.0062 (hooks) and 1.0054 (ghost) times its bound."""
     dtype = torch.bfloat16 if form == "parameters" else torch.float32

@@ -241,7 +241,7 @@ def marked(case: tuple[str, str, str]) -> Any:
     return pytest.param(*case, id="-".join(case), marks=[] if case[1] == "as it comes" else [pytest.mark.slow])
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("name", "form", "clip"), map(marked, CASES))
 def test_the_swap_shows_what_the_product_says(worlds, name: str, form: str, clip: str) -> None:
     found = found_by(worlds, name, form, clip)

@@ -117,7 +117,7 @@ def exact_divergence(parts, interval, epsilon):
         return value / mp.mpf(2) ** bits
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("delta", [1e-3, 1e-12, 1e-20])
 @pytest.mark.parametrize("case", [((1.0, 0.1, 8),), ((0.8, 0.02, 5), (2.0, 0.5, 4))])
 @pytest.mark.parametrize("direction", [0, 1])

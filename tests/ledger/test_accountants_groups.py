@@ -108,6 +108,7 @@ def test_losses_are_found_where_the_library_takes_them(shifts, removed):
     assert len(again) > 40 and again == pytest.approx(list(losses[np.isfinite(found)]), rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_figures_are_the_library_s_own():
     import dp_accounting
     from dp_accounting import dp_event

@@ -69,6 +69,7 @@ def test_sampled_phases_beside_unsampled_ones_cost_more_than_either_and_less_tha
     assert value <= sum(accountants.epsilon_of_phases([phase], DELTA / 2) for phase in (sampled, full))
 
 
+@pytest.mark.slow
 def test_a_split_composition_agrees_with_the_library_composing_by_itself():
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
@@ -150,6 +151,7 @@ def test_a_cap_counts_the_dearest_steps_of_all_phases_together(accountant):
     ),
     st.randoms(),
 )
+@pytest.mark.slow
 def test_order_and_splitting_change_nothing(phases, random):
     shuffled = [Phase(p.noise_multiplier, p.sampling_rate, n) for p in phases for n in (p.steps // 3, p.steps - p.steps // 3)]
     random.shuffle(shuffled)

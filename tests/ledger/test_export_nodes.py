@@ -74,6 +74,7 @@ def test_tiles_whose_hashes_are_gone_are_left_out_and_no_others(wide):
     assert (export / NODES).stat().st_size < HASH_SIZE * (size - report.summaries[0].hashes_gone)
 
 
+@pytest.mark.slow
 def test_proofs_of_all_that_stays_are_made_from_it(wide):
     reader = ExportReader(wide / "export")
     roots = (wide / "roots").read_bytes()

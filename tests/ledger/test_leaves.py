@@ -274,6 +274,7 @@ def test_a_summary_whose_kinds_do_not_fill_its_range_is_refused():
         SummaryClass(1, 1, 5, 5, 1.0, 0.5, 4, 4)
 
 
+@pytest.mark.slow
 def test_a_large_model_fits_one_leaf():
     """Eighty layers of nine parameters; a mixture of 64 experts in each, one by one, does too, and of 1024 does not."""
 

@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
@@ -38,6 +39,7 @@ class NaiveCount:
 
 @settings(max_examples=25, deadline=None)
 @given(EVENTS, st.data())
+@pytest.mark.slow
 def test_recorded_expenditure_is_the_naive_count_of_charged_steps(events, data):
     naive = NaiveCount()
     with tempfile.TemporaryDirectory() as folder:

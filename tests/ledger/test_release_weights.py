@@ -125,6 +125,7 @@ def test_files_without_any_tensor_are_not_tied(files):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("shape", ["many files", "one file", "many of one name", "deep names"])
+@pytest.mark.slow
 def test_no_manifest_makes_a_check_take_more_than_its_share_of_time(shape):
     """Each took from half a minute to minutes, or hundreds of megabytes."""
     names = [f"q.{number}.lora_A.weight" for number in range(3000)]

@@ -26,6 +26,7 @@ def places(value: Any, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
 
 @settings(max_examples=300, deadline=None)
 @given(stacks(), st.data())
+@pytest.mark.slow
 def test_a_stack_with_something_else_in_it_is_refused_or_another_stack(stack, data):
     """Never another exception; and what is read is written so, unless a word, division or form is unused or out of order."""
     row = cbor.decode(cbor.encode(stack_row(stack)))

@@ -27,7 +27,7 @@ from ledger.storage.opening import create_store, exists, open_store, set_unfinis
 from ledger.storage.store import Row
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "statement",
     [

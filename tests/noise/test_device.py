@@ -322,6 +322,7 @@ def test_a_device_without_float64_is_refused_by_name(untested: None) -> None:
         selftest.require(torch.device("meta"))
 
 
+@pytest.mark.slow
 def test_a_run_with_noise_of_the_device_says_so_in_its_header_and_resumes_with_it_alone(tmp_path) -> None:
     world = make_world(tmp_path, steps=4)
     trainer = Trainer(world, noise_generator="device").begin()
@@ -347,6 +348,7 @@ def test_the_default_header_says_nothing_of_generators(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("level", ["fast", "certified"])
+@pytest.mark.one_in(3)
 def test_what_a_run_releases_with_noise_of_the_device_lies_on_the_lattice(level: str, tmp_path, monkeypatch) -> None:
     release, seen = DeviceGaussian.release_, []
 

@@ -183,6 +183,7 @@ def test_integers_of_a_real_lattice_follow_the_continuous_law(law: Any) -> None:
 
 
 @pytest.mark.parametrize("law", REAL, ids=repr)
+@pytest.mark.one_in(4)
 def test_low_bits_are_uniform_and_neighbours_are_independent(law: Any) -> None:
     n = 1 << 19
     sampler = ExactSampler(law)

@@ -576,6 +576,7 @@ def test_without_a_compiler_there_is_a_refusal_that_says_so(monkeypatch: pytest.
     assert caught.value.code == "NO_COMPILER"
 
 
+@pytest.mark.slow
 def test_inductor_is_imported_only_when_asked_for() -> None:
     program = (
         "import dptrain.engine, dptrain.routing, sys; assert not any(m.startswith('torch._inductor') for m in sys.modules)"

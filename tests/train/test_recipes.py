@@ -60,6 +60,7 @@ def test_the_run_files_of_the_recipes_are_valid(name: str) -> None:
     assert config.data.policy.resolve() == ROOT / "runs" / name / "policy.cose"
 
 
+@pytest.mark.slow
 def test_a_corpus_is_made_from_any_file_of_that_form(tmp_path: Path) -> None:
     table = tmp_path / "phrases.tsv"
     rows = [f"phrase number {n} of many\t{n % 2}" for n in range(40)]

@@ -100,6 +100,7 @@ def checked(world: World, directory: Path) -> tuple[int, dict[str, Any]]:
     return without_torch("release", "--check", str(directory), "--key", str(world.root / "ledger.pub"), "--json")
 
 
+@pytest.mark.slow
 def test_adapters_as_peft_saves_them_are_tied_and_it_takes_no_torch_to_see_it(adapted: tuple[World, Any], good: Path) -> None:
     code, told = checked(adapted[0], good)
     assert (code, told["verdict"], told["weights"]["status"]) == (0, "TOLD", "TIED")

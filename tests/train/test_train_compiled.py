@@ -17,6 +17,7 @@ TrainJson = Callable[..., tuple[int, dict]]
 
 
 @pytest.mark.filterwarnings("error::dptrain.routing.compiled.CompileNotice")
+@pytest.mark.slow
 def test_a_run_file_asks_for_the_compiled_form(
     digits_world: Digits, train_json: TrainJson, monkeypatch: pytest.MonkeyPatch
 ) -> None:
