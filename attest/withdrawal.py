@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -16,6 +16,16 @@ from attest.registry import Registry
 from attest.signer import Signer
 
 SCHEMA = "dptrain.withdrawal/1"
+EXPIRED: Final = "expired"
+KEY_REVOKED: Final = "key-revoked"
+CLASS_NOT_GRANTED: Final = "class-not-granted"
+
+REGISTRY_REASONS: Final = frozenset({KEY_REVOKED, CLASS_NOT_GRANTED})
+"""Reasons whose evidence in a ledger is a root of the registry."""
+
+PASSING: Final = frozenset({EXPIRED, *REGISTRY_REASONS})
+"""Reasons for which a run takes something out by itself: an attestation's end, what the registry said. Nobody signs them."""
+
 _FIELDS = {1: "schema", 2: "descriptor_hash", 3: "corpus", 4: "time", 5: "reason_code"}
 
 
@@ -27,7 +37,10 @@ class Withdrawal:
         descriptor_hash: SHA-256 of the contribution's descriptor.
         corpus: Corpus from which it is withdrawn.
         time: Seconds since 1970 at which it was signed.
-        reason_code: Identifier such as `consent` or `error`; no free text.
+        reason_code: Identifier such as `consent` or `error`; no free text, and none of `PASSING`.
+
+    Raises:
+        ValueRefused: Code TYPE, RANGE or REASON.
     """
 
     descriptor_hash: bytes
@@ -39,6 +52,9 @@ class Withdrawal:
         check_bytes(self.descriptor_hash, "descriptor hash", 32, error=ValueRefused)
         check_id(self.corpus, "corpus")
         check_id(self.reason_code, "reason code")
+        if self.reason_code in PASSING:
+            sentence = f"the reason {self.reason_code} is for what a run takes out by itself; give another, such as consent"
+            raise ValueRefused("REASON", sentence)
         check_time(self.time, "time of withdrawal", error=ValueRefused)
 
     def to_cbor(self) -> bytes:

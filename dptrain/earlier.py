@@ -9,7 +9,7 @@ from dptrain.errors import ConfigError, ResumeRefused
 from ledger.audit.earlier import earlier_run
 from ledger.errors import LeafRefused, LedgerClosed
 from ledger.handles import Pin
-from ledger.leaves import Previous, Withdraw, decode_leaf
+from ledger.leaves import Previous
 from ledger.leaves.previous import COMPROMISED, SPENT
 from ledger.log import Ledger
 from ledger.rules.spent import Earlier, SpentRegistry, left_out
@@ -76,10 +76,7 @@ class EarlierRuns:
                 if item.header_digest == log.header_digest:
                     log.check_pin(Pin(item.origin, item.size, item.root, item.header_digest))
             found = Previous(log.header.origin, log.size, log.root, log.header_digest, log.state.keys.current, reason)
-            places = set(log.state.withdrawals.values())
-            with log.rows() as rows:
-                leaves = [decode_leaf(row.body) for row in rows if row.seq in places] if places else []
-            return Earlier(found, log.state, tuple(leaf for leaf in leaves if isinstance(leaf, Withdraw)))
+            return Earlier(found, log.state, tuple(log.withdrawal_leaves()))
 
     def _audited(self, export: Path, reason: str, cited: tuple[Previous, ...] | None) -> Earlier:
         """An export, audited as `dptrain ledger verify` does before anything of it is counted."""

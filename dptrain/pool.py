@@ -9,6 +9,7 @@ from attest.admission import Admission
 from attest.corpus import Corpus
 from attest.descriptor import ContributionDescriptor
 from attest.gate import Admitted
+from attest.shown import utc
 from dptrain.errors import ContentChanged, ResumeRefused
 from dptrain.microbatch import Decode
 from dptrain.resolver import Resolution, Schedule
@@ -41,6 +42,7 @@ class Pool:
         self.slots = tuple(slots)
         self._by_hash = {slot.descriptor_hash: index for index, slot in enumerate(self.slots)}
         self._sizes: dict[bytes, int] = {}
+        self._begun = max((admission.descriptor.not_before for admission in self.admissions), default=0)
 
     def reordered(self, slots: Sequence[Slot]) -> "Pool":
         """The same pool with its slots in another order; what was counted stays."""
@@ -77,6 +79,12 @@ class Pool:
     def expired(self, now: int) -> list[Admission]:
         """Admissions whose attestation is no longer valid at ``now`` (validity is half-open)."""
         return [admission for admission in self.admissions if admission.descriptor.not_after <= now]
+
+    def not_yet_valid(self, now: int) -> list[Admission]:
+        """Admissions whose attestation is not valid yet at ``now``: admitted by a clock that was ahead and was set back."""
+        if now >= self._begun:
+            return []
+        return [admission for admission in self.admissions if admission.descriptor.not_before > now]
 
     def examples(self, index: int) -> list[Any]:
         """Examples of a slot, at most as many as the policy and the contributor's own attestation allow.
@@ -139,6 +147,7 @@ def settle_pool(pool: Pool, registry: "RegistryWatch", inbox: "Inbox", recorder:
         LeafRefused: code CLOCK_JUMP, the clock ran so far ahead since the last leaf that it may be wrong: what a false clock
             lets expire would stay withdrawn, so nothing is recorded by it.
         RegistryRefused: the registry changed to one that does not verify or extend the last one, or lies ahead of the clock.
+        ResumeRefused: code NOT_YET_VALID, what somebody's attestation allows has not begun at this time.
     """
     recorder.require_clock(now)
     registry.refresh(now)
@@ -146,3 +155,13 @@ def settle_pool(pool: Pool, registry: "RegistryWatch", inbox: "Inbox", recorder:
     inbox.take(pool.descriptors, known, lambda *what: recorder.withdraw(*what, now=now), now)
     recorder.expire(pool.expired(now), now)
     recorder.bar(registry.barred(pool.admissions, now), known.root(), now)
+    gone = recorder.withdrawn()
+    early = [admission for admission in pool.not_yet_valid(now) if admission.descriptor_hash not in gone]
+    if early:
+        begins = max(admission.descriptor.not_before for admission in early)
+        raise ResumeRefused(
+            "NOT_YET_VALID",
+            f"{len(early)} contributions were admitted by a clock that was ahead: their attestations are valid from "
+            f"{utc(begins)} on at the latest, and it is {utc(now)}. Resume then, or withdraw them "
+            f"({early[0].descriptor_hash.hex()[:16]}... first)",
+        )

@@ -10,13 +10,14 @@ from pathlib import Path
 from attest.admission import Admission
 from attest.commitments import commit_content
 from attest.keys import generate, load_private_key, save_private_key
+from attest.withdrawal import EXPIRED
 from dptrain.earlier import EarlierRuns
 from dptrain.errors import NotPrivateUse, ResumeRefused
 from dptrain.pin import PinRecord, read_record, sign_record
 from dptrain.pool import Slot
 from dptrain.registry_watch import cited_roots
 from ledger.accountants import to_micro_up
-from ledger.leaves import EXPIRED, Header, HeaderSpec
+from ledger.leaves import Header, HeaderSpec
 from ledger.log import AdmitSpec, Ledger, Window
 from ledger.note import NoteSigner
 from ledger.rules.weights import WeightRecord, frozen_digest

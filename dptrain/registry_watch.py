@@ -15,16 +15,11 @@ from attest.corpus import Corpus
 from attest.errors import RegistryRefused
 from attest.registry import Registry, RegistryReader, open_registry
 from attest.registry.memory import SUFFIX, RegistryMemory
-from ledger.leaves import Withdraw, decode_leaf
+from attest.withdrawal import CLASS_NOT_GRANTED, KEY_REVOKED, REGISTRY_REASONS
 from ledger.storage.place import Place
 
 if TYPE_CHECKING:
     from ledger.log import Ledger
-
-KEY_REVOKED = "key-revoked"
-CLASS_NOT_GRANTED = "class-not-granted"
-REASONS = frozenset({KEY_REVOKED, CLASS_NOT_GRANTED})
-"""Reason codes of withdrawals whose evidence is a root of the registry."""
 
 
 def memory_of(corpus: Corpus) -> RegistryMemory:
@@ -42,10 +37,7 @@ def memories_of(place: Place, corpus: Corpus) -> list[RegistryMemory]:
 
 def cited_roots(ledger: "Ledger") -> list[bytes]:
     """Returns the registry roots that a ledger cites: the header's first, then the evidence of withdrawals."""
-    places = set(ledger.state.withdrawals.values())
-    with ledger.rows() as rows:
-        leaves = [decode_leaf(row.body) for row in rows if row.seq in places] if places else []
-    cited = [leaf.evidence_hash for leaf in leaves if isinstance(leaf, Withdraw) and leaf.reason in REASONS]
+    cited = [leaf.evidence_hash for leaf in ledger.withdrawal_leaves() if leaf.reason in REGISTRY_REASONS]
     return [ledger.header.registry_root, *dict.fromkeys(cited)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from attest.withdrawal import EXPIRED, PASSING
 from ledger import accountants
 from ledger.errors import (
     ExportRefused,
@@ -24,7 +25,6 @@ from ledger.errors import (
 from ledger.export import write_export
 from ledger.handles import AdmitSpec, Pin, Window
 from ledger.leaves import (
-    EXPIRED,
     Admit,
     Charge,
     Close,
@@ -36,6 +36,7 @@ from ledger.leaves import (
     Settle,
     Spend,
     Withdraw,
+    decode_leaf,
     encode_leaf,
 )
 from ledger.merkle import Frontier, leaf_hash
@@ -215,6 +216,14 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
         with self._file.store.snapshot() as snapshot:
             yield islice(snapshot.rows(), self.size)
 
+    def withdrawal_leaves(self) -> list[Withdraw]:
+        """Returns all WITHDRAW leaves in order; a contribution has two where a signed one followed one of a passing reason."""
+        if not self.state.withdrawals:
+            return []
+        with self.rows() as rows:
+            leaves = [decode_leaf(row.body) for row in rows if row.kind == Withdraw.KIND]
+        return [leaf for leaf in leaves if isinstance(leaf, Withdraw)]
+
     def admit(self, admissions: Iterable[AdmitSpec], *, now: int) -> range:
         """Admits contributions, all or none; returns their positions."""
         with self._running(now) as time:
@@ -300,7 +309,7 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
             now: POSIX seconds.
 
         Returns:
-            The position of its WITHDRAW leaf.
+            The position of its first WITHDRAW leaf: from there on it was in no pool.
         """
         self.withdraw_all([(descriptor_hash, reason, evidence_hash)], now=now)
         return self.state.withdrawals[descriptor_hash]
@@ -309,7 +318,8 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
         """Takes contributions out as `withdraw` does, all of them in one transaction.
 
         Args:
-            withdrawn: descriptor hash, reason code and evidence hash of each; the first for a contribution stands.
+            withdrawn: descriptor hash, reason code and evidence hash of each; the first for a contribution stands, but that one
+                which somebody signed follows one of `attest.withdrawal.PASSING`.
             now: POSIX seconds.
 
         Raises:
@@ -318,8 +328,11 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
         """
         fresh: dict[bytes, tuple[bytes, str, bytes]] = {}
         for item in withdrawn:
-            if item[0] not in self.state.withdrawals:
-                fresh.setdefault(item[0], item)
+            name, signed = item[0], item[1] not in PASSING
+            if name not in self.state.withdrawals or (name in self.state.passing and signed):
+                before = fresh.setdefault(name, item)
+                if signed and before[1] in PASSING:
+                    fresh[name] = item
         if not fresh:
             return
         if any(reason == EXPIRED for _, reason, _ in fresh.values()):

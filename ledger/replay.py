@@ -6,6 +6,7 @@ Writer and auditor run the same replay. The writer refuses to append a leaf that
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from attest.withdrawal import PASSING
 from ledger.accountants import MICRO, leeway
 from ledger.errors import LeafRefused
 from ledger.leaves import (
@@ -67,7 +68,9 @@ class Replay:
         epochs: all EPOCH leaves.
         spends: number of SPEND leaves.
         register: all admitted contributions, and the pools of those that are active.
-        withdrawals: position of the WITHDRAW leaf by descriptor hash, unknown hashes included.
+        withdrawals: position of the first WITHDRAW leaf by descriptor hash, unknown hashes included.
+        passing: of these hashes those whose only WITHDRAW leaf has a reason of `attest.withdrawal.PASSING`: a later run may
+            admit such a contribution again, until somebody signs its withdrawal.
         charged_steps: the farthest step that was charged.
         closed: whether CLOSE has been seen.
         plans: what contributions could spend over its whole horizon, and their limits over all runs.
@@ -96,6 +99,7 @@ class Replay:
         self.spends = self._spends_left = self._drawn_to = 0
         self.register = Register(header.policy.classes)
         self.withdrawals: dict[bytes, int] = {}
+        self.passing: set[bytes] = set()
         self.closed = self._attempt_ended = False
         self.keys, self.releases = KeyChain(header), Releases(root_at)
         self.expenditure, self.plans = Expenditure(header), Plans(header)
@@ -375,8 +379,12 @@ class Replay:
         if leaf.admit_seq != expected:
             yield LeafRefused("WITHDRAW", f"it was admitted at {expected}, the leaf says {leaf.admit_seq}")
         if leaf.descriptor_hash in self.withdrawals:
-            yield LeafRefused("WITHDRAW", f"{leaf.descriptor_hash.hex()} was withdrawn before")
+            if leaf.reason in PASSING or leaf.descriptor_hash not in self.passing:
+                yield LeafRefused("WITHDRAW", f"{leaf.descriptor_hash.hex()} was withdrawn before")
+            self.passing.discard(leaf.descriptor_hash)
             return
+        if leaf.reason in PASSING:
+            self.passing.add(leaf.descriptor_hash)
         self.withdrawals[leaf.descriptor_hash] = self.size
         self.releases.withdrawn(leaf.descriptor_hash)
         if contribution is not None:

@@ -74,8 +74,12 @@ def make_world(
     template_extra: dict | None = None,
     signed_bounds: Callable[[str], dict] | None = None,
     now: int | None = None,
+    begins: int = -DAY,
 ) -> World:
-    """Writes a world under ``root``: one contributor per class, ``per_class`` contributions each or by class."""
+    """Writes a world under ``root``: one contributor per class, ``per_class`` contributions each or by class.
+
+    Attestations are valid from ``begins`` seconds after now.
+    """
     root.mkdir(parents=True, exist_ok=True)
     now = int(time.time()) if now is None else now
     text = (
@@ -99,7 +103,7 @@ def make_world(
         if signed_bounds is not None:
             bounds |= {key: to_micro(value, rounding="exact") for key, value in signed_bounds(rule.name).items()}
         template = SigningTemplate(
-            contributor=name, data_class="test", admissibility_class=rule.name, corpus="test-corpus", not_before=now - DAY,
+            contributor=name, data_class="test", admissibility_class=rule.name, corpus="test-corpus", not_before=now + begins,
             not_after=now + 200 * DAY, **bounds, **(template_extra or {}),
         )  # fmt: skip
         data = corpus / f"{rule.name}.jsonl"

@@ -305,7 +305,7 @@ class Leaves:
             ExportChanged: a bundle is no longer what was authenticated.
         """
         for n in range(self.roots.size):
-            yield from self._tile(n)
+            yield from self.tile(n)
 
     def between(self, first: int, end: int) -> Iterator[Subtree]:
         """Yields subtrees that tile the leaves from one position up to another (`ledger.subtrees.Pieces`).
@@ -341,6 +341,14 @@ class Leaves:
             frontier.append(piece.hash, piece.level)
         return frontier.root()
 
+    def tile(self, n: int) -> list[bytes]:
+        """Returns the entries of a bundle.
+
+        Raises:
+            ExportChanged: it is no longer what was authenticated.
+        """
+        return self._read(n)[0]
+
     @property
     def retained(self) -> int:
         """Position below which an entry may be a stand-in."""
@@ -352,9 +360,6 @@ class Leaves:
         level = layout.TILE_HEIGHT if node is None else max(layout.TILE_HEIGHT, node.level)
         (root,) = self.roots.between(n, n + (1 << level - layout.TILE_HEIGHT))
         return Subtree(n * layout.TILE_WIDTH, level, root.hash)
-
-    def _tile(self, n: int) -> list[bytes]:
-        return self._read(n)[0]
 
     def _pieces(self, n: int) -> list[Subtree]:
         return self._read(n)[1]

@@ -1,11 +1,12 @@
 """An export's leaves replayed, and what stands in for pruned ones among them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from ledger.audit.cited import Roots
 from ledger.audit.files import Leaves
 from ledger.errors import LeafRefused
+from ledger.layout import TILE_WIDTH
 from ledger.leaves import Header, Leaf, decode_leaf
 from ledger.retention.retained import RetainedReplay, is_stand_in
 
@@ -26,6 +27,25 @@ def begin(leaves: Leaves, *, recompute: bool = True) -> RetainedReplay:
     run = RetainedReplay(header, Roots(leaves).at, recompute=recompute)
     run.tally.pieces = leaves.between
     return run
+
+
+def lookup(leaves: Leaves) -> Callable[[int], Leaf | None]:
+    """Returns a function that gives the leaf at a position, None where its body was pruned; it holds one bundle.
+
+    Raises, when it is called:
+        LeafRefused, ExportChanged: the leaf cannot be read.
+    """
+    held: dict[int, list[bytes]] = {}
+
+    def at(seq: int) -> Leaf | None:
+        n, within = divmod(seq, TILE_WIDTH)
+        if n not in held:
+            held.clear()
+            held[n] = leaves.tile(n)
+        data = held[n][within]
+        return None if seq < leaves.retained and is_stand_in(data) else decode_leaf(data)
+
+    return at
 
 
 def follow(run: RetainedReplay, leaves: Leaves, end: int | None = None) -> Iterator[tuple[Leaf, list[LeafRefused]]]:

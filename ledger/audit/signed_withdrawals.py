@@ -1,6 +1,6 @@
 """The evidence of WITHDRAW leaves: signed withdrawals that are given beside an export, held against what the ledger says.
 
-A leaf names its evidence by a hash alone: of a signed withdrawal, or with the reasons of `ledger.rules.spent.PASSING` of what
+A leaf names its evidence by a hash alone: of a signed withdrawal, or with the reasons of `attest.withdrawal.PASSING` of what
 the operator recorded. So who withdrew, and why, is the operator's word until somebody gives the withdrawal itself.
 """
 
@@ -13,11 +13,10 @@ from typing import Final
 from attest import sign1, signed_file
 from attest.errors import AttestError, RegistryRefused
 from attest.registry import Contributor, Registry, open_registry
-from attest.withdrawal import Withdrawal, verify_withdrawal
+from attest.withdrawal import EXPIRED, PASSING, REGISTRY_REASONS, Withdrawal, verify_withdrawal
 from ledger.audit.findings import WithdrawalEvidence
 from ledger.audit.remarks import Remarks
 from ledger.leaves import Admit, Header, Leaf, Withdraw
-from ledger.rules.spent import PASSING
 
 MAX_MISSING: Final = 50
 """Leaves without evidence that are named one by one; the counts have them all."""
@@ -67,11 +66,20 @@ class SignedWithdrawals:
         A leaf counts as shown only if a file was given whose COSE_Sign1 message has the leaf's evidence hash, names that
         contribution, this corpus and the leaf's reason, and verifies: under the owner's key as the owner, or under a key of a
         contributor in the registry, valid when it says that it was signed or when it was entered, of whom the ADMIT leaf
-        names a key too. A withdrawal of a contribution whose leaf names another reason is a finding, if it was signed by then
-        and the leaf's own evidence is not shown.
+        names a key too. A withdrawal of a contribution whose leaf names another reason is a finding, if it was signed by then,
+        the leaf's own evidence is not shown, and no later leaf enters it. What the registry is said to have taken out counts
+        as shown only if the evidence is a root of the registry that was given; what expired, only with the attestation hash of
+        its ADMIT leaf as evidence, or the leaf is a finding.
     """
 
-    def __init__(self, header: Header, directory: Path | None, registry: Path | None, fault: Report) -> None:
+    def __init__(
+        self,
+        header: Header,
+        directory: Path | None,
+        registry: Path | None,
+        fault: Report,
+        leaf_at: Callable[[int], Leaf | None] = lambda _: None,
+    ) -> None:
         """Reads what was given.
 
         Args:
@@ -79,8 +87,9 @@ class SignedWithdrawals:
             directory: where the files lie, each as `attest withdraw` wrote it, whatever its name; None for none.
             registry: file with the contributors' keys; None accepts what the owner signed alone.
             fault: takes (code, where, sentence) of everything wrong.
+            leaf_at: gives the leaf at a position before the one that is seen; None where its body was pruned.
         """
-        self._header, self._fault, self._registry = header, fault, None
+        self._header, self._fault, self._registry, self._leaf_at = header, fault, None, leaf_at
         self._given = directory is not None
         if registry is not None:
             try:
@@ -100,6 +109,7 @@ class SignedWithdrawals:
             self._by_contribution.setdefault(item.withdrawal.descriptor_hash, []).append(item)
         self._key_ids: dict[bytes, bytes] = {}
         self._entered: set[bytes] = set()
+        self._overruled: dict[bytes, list[tuple[int, str]]] = {}
         self._signed = self._shown = self._unproven = 0
         self._missing: list[int] = []
 
@@ -130,9 +140,16 @@ class SignedWithdrawals:
         else:
             remarks.note(told)
         late = [name for name in self._by_contribution if admitted(name) and name not in self._entered]
-        if late := list(filter(self._signed_for, late)):
-            told = f"{len(late)} contributions have a signed withdrawal that no leaf enters, {min(late).hex()} among them"
+        for seq, sentence in (found for name in late for found in self._overruled.get(name, ())):
+            self._fault("WITHDRAWAL_REASON", f"seq {seq}", sentence)
+        shown = list(filter(self._signed_for, late))
+        if shown:
+            told = f"{len(shown)} contributions have a signed withdrawal that no leaf enters, {min(shown).hex()} among them"
             remarks.qualify("WITHDRAWAL_UNENTERED", told)
+        if unproven := set(late).difference(shown):
+            told = f"withdrawals of {len(unproven)} contributions were given that no leaf enters"
+            why = "nothing shows that their signers may withdraw them (--registry)"
+            remarks.note(f"{told}, {min(unproven).hex()} among them, and {why}")
         if self._others:
             names = ", ".join(self._others[:_NAMED])
             remarks.note(f"{len(self._others)} files among the withdrawals are none that can be read: {names}")
@@ -144,16 +161,34 @@ class SignedWithdrawals:
         return any(self._proof(item, None) == _SHOWN for item in given)
 
     def _withdraw(self, leaf: Withdraw) -> None:
-        if self._given:
-            self._entered.add(leaf.descriptor_hash)
         own = self._by_digest.get(leaf.evidence_hash)
-        if own is not None or leaf.reason not in PASSING:
+        holds = self._cites_registry(leaf) if own is None else self._holds(leaf, own)
+        if leaf.reason == EXPIRED and own is None:
+            self._expired(leaf)
+        else:
             self._signed += 1
-            if own is not None and self._holds(leaf, own):
-                self._shown += 1
-                return
-            if len(self._missing) < MAX_MISSING:
+            self._shown += holds
+            if not holds and len(self._missing) < MAX_MISSING:
                 self._missing.append(leaf.seq)
+        if self._given and leaf.reason not in PASSING:
+            self._entered.add(leaf.descriptor_hash)
+        if own is None or not holds:
+            self._hold_others(leaf, own)
+
+    def _expired(self, leaf: Withdraw) -> None:
+        """Holds the evidence of what expired against the ADMIT leaf, if its body is there."""
+        admit = None if leaf.admit_seq is None or leaf.admit_seq >= leaf.seq else self._leaf_at(leaf.admit_seq)
+        if isinstance(admit, Admit) and admit.attestation_hash != leaf.evidence_hash:
+            expected, found = admit.attestation_hash.hex(), leaf.evidence_hash.hex()
+            sentence = f"the evidence of what expired is the attestation hash of leaf {admit.seq}, {expected}, not {found}"
+            self._fault("WITHDRAWAL_EVIDENCE", f"seq {leaf.seq}", sentence)
+
+    def _cites_registry(self, leaf: Withdraw) -> bool:
+        """Tells whether a leaf cites a state of the registry that was given, for one of the reasons that rest on it."""
+        return leaf.reason in REGISTRY_REASONS and self._registry is not None and self._registry.extends(leaf.evidence_hash)
+
+    def _hold_others(self, leaf: Withdraw, own: _Given | None) -> None:
+        """Finds signed withdrawals of the same contribution that give another reason than the leaf."""
         for other in self._by_contribution.get(leaf.descriptor_hash, ()):
             said = other.withdrawal
             if other is own or said.reason_code == leaf.reason or said.time > leaf.time or said.corpus != self._corpus:
@@ -161,7 +196,10 @@ class SignedWithdrawals:
             if self._proof(other, leaf) == _SHOWN:
                 sentence = f"{other.issuer} withdrew it at {said.time} for the reason {said.reason_code!r} ({other.name})"
                 sentence += f"; the leaf, of {leaf.time}, says {leaf.reason!r}: ask when the operator had it"
-                self._fault("WITHDRAWAL_REASON", f"seq {leaf.seq}", sentence)
+                if leaf.reason in PASSING:  # a later leaf may enter it still
+                    self._overruled.setdefault(leaf.descriptor_hash, []).append((leaf.seq, sentence))
+                else:
+                    self._fault("WITHDRAWAL_REASON", f"seq {leaf.seq}", sentence)
 
     @property
     def _corpus(self) -> str:
@@ -195,8 +233,10 @@ class SignedWithdrawals:
         if self._registry is not None and not self._registry.names_missing:
             holders = [contributor for contributor in holders if contributor.name == issuer]
         times = (item.withdrawal.time, *(() if leaf is None else (leaf.time,)))
+        named = sign1.parse(item.message).key_id
         found = _UNPROVEN
-        for record in (record for contributor in holders for record in contributor.keys):
+        # Of a key that is not in the registry nothing is known: it may have been enrolled since this copy was made.
+        for record in (record for contributor in holders for record in contributor.keys if record.key_id == named):
             if any(record.valid(time) for time in times):
                 found = _verified(item, issuer, record.raw)
                 if found == _SHOWN:

@@ -17,7 +17,7 @@ from ledger.audit.findings import AuditReport, ClockRow, EpochRow, Finding, Sign
 from ledger.audit.kinds import Kinds
 from ledger.audit.quorum import judge_signers, pinned_signers
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
-from ledger.audit.replaying import begin, follow
+from ledger.audit.replaying import begin, follow, lookup
 from ledger.audit.signed_withdrawals import SignedWithdrawals
 from ledger.audit.signing import judge_keys
 from ledger.audit.summaries import judge_summaries
@@ -149,7 +149,7 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     _check_header(header, checkpoint, asked.owner_key, fault)
     remark_header(header, asked.owner_key, remarks)
     withdrawals, kinds = Withdrawals(), Kinds(header)
-    evidence = SignedWithdrawals(header, asked.withdrawals, asked.registry, fault)
+    evidence = SignedWithdrawals(header, asked.withdrawals, asked.registry, fault, lookup(leaves))
     run = _replay(leaves, findings, withdrawals, kinds, evidence)
     _judge_times(run, asked.now, fault)
     if export.read(layout.POLICY) not in (None, run.keys.trust_policy().text()):

@@ -17,16 +17,23 @@ class Withdrawals:
     def __init__(self) -> None:
         self._counts: Counter[tuple[str | None, str]] = Counter()
         self._last: deque[Withdraw] = deque(maxlen=MAX_LISTED)
+        self._passing: dict[bytes, tuple[str | None, str]] = {}
 
     def see(self, leaf: Leaf, run: Replay) -> None:
         """Takes a leaf that the run has applied."""
         if isinstance(leaf, Withdraw):
-            self._counts[_class_name(leaf, run), leaf.reason] += 1
+            key = _class_name(leaf, run), leaf.reason
+            if before := self._passing.pop(leaf.descriptor_hash, None):  # it is out once, and now for good
+                self._counts[before] -= 1
+            if leaf.descriptor_hash in run.passing:
+                self._passing[leaf.descriptor_hash] = key
+            self._counts[key] += 1
             self._last.append(leaf)
 
     def counts(self) -> tuple[WithdrawalCount, ...]:
-        """Returns how many there were by class and reason, those of no admitted contribution last."""
-        found = sorted(self._counts.items(), key=lambda item: (item[0][0] is None, item[0][0] or "", item[0][1]))
+        """Returns how many contributions left by class and last reason, those of no admitted contribution last."""
+        counts = (item for item in self._counts.items() if item[1])
+        found = sorted(counts, key=lambda item: (item[0][0] is None, item[0][0] or "", item[0][1]))
         return tuple(WithdrawalCount(name, reason, count) for (name, reason), count in found)
 
     def rows(self, run: Replay) -> tuple[WithdrawalRow, ...]:

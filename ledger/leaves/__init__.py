@@ -9,7 +9,6 @@ from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf
 from ledger.leaves.header import HELD, AccountantInfo, Header, HeaderBlock, HeaderSpec, Profile
 from ledger.leaves.previous import Previous
 from ledger.leaves.records import (
-    EXPIRED,
     Admit,
     Charge,
     ChargeClass,
@@ -25,7 +24,6 @@ from ledger.leaves.records import (
 from ledger.leaves.upkeep import Clock, Key, Release, Summary, SummaryClass, SummaryKind
 
 __all__ = [
-    "EXPIRED",
     "HELD",
     "MAX_LEAF_SIZE",
     "AccountantInfo",

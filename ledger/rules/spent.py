@@ -8,18 +8,15 @@ was chosen by looking at what an earlier run released. Limits do not rest on tha
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
+from attest.withdrawal import PASSING
 from ledger.errors import BudgetExceeded, LeafRefused
 from ledger.handles import AdmitSpec
-from ledger.leaves import EXPIRED, Header, Previous, Withdraw
+from ledger.leaves import Header, Previous, Withdraw
 from ledger.replay import Replay
 from ledger.rules.budgets import Account, Plans, Use, limits_over, reached
 from ledger.rules.contributions import Contribution
 from ledger.rules.spending import composed, of_run
-
-PASSING: Final = frozenset({EXPIRED, "key-revoked", "class-not-granted"})
-"""Reasons of withdrawals that nobody signed: an attestation's end, and what the registry said on that day."""
 
 
 @dataclass(frozen=True, slots=True)

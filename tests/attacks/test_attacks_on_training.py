@@ -187,8 +187,9 @@ def test_A21_a_run_that_a_false_clock_locked_goes_on_behind_a_clock_leaf(tmp_pat
     now[0] = world.now + 150 * DAY
     wrong = Trainer(world, resume=True, clock=lambda: now[0], clock_jump_ok=True).begin()
     log = wrong.private.recorder.ledger
-    gone = wrong.private.pool.slots[0].descriptor_hash
-    log.withdraw(gone, "expired", bytes(32), now=now[0])
+    admission = wrong.private.pool.slots[0].admitted.admission
+    gone = admission.descriptor_hash
+    log.withdraw(gone, "expired", admission.attestation_hash, now=now[0])
     wrong.close()
     now[0] = world.now + 60
     with pytest.raises(LeafRefused) as caught:

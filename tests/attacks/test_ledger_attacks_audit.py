@@ -18,8 +18,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor, signed_file
+from attest.errors import ValueRefused
 from attest.keys import key_id, public_bytes
-from attest.withdrawal import Withdrawal, sign_withdrawal
+from attest.registry import RegistryLog, open_registry
+from attest.withdrawal import PASSING, Withdrawal, sign_withdrawal
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.words import exit_code
 from ledger.errors import HorizonExceeded, LeafRefused, LedgerCorrupt
@@ -317,9 +319,13 @@ class Withdrawals:
             ),
         )
         self.registry = base / "registry.cbor"
-        put(self.registry, data)
         self.folder = base / "withdrawals"
-        self.folder.mkdir()
+        self.folder.mkdir(parents=True)
+        put(self.registry, data)
+
+    def root(self) -> bytes:
+        """Root of the registry."""
+        return open_registry(self.registry, public_bytes(OWNER_KEY)).root()
 
     def sign(self, key=ALICE, signer="alice", *, reason="consent", time=SIGNED_AT, corpus="notes", n=1) -> bytes:
         """Writes a signed withdrawal; returns its evidence hash."""
@@ -327,11 +333,16 @@ class Withdrawals:
         signed_file.write(self.folder / f"{len(list(self.folder.iterdir()))}.cose", payload, message)
         return hashlib.sha256(message).digest()
 
-    def export(self, reason: str | None, evidence: bytes = bytes(32)) -> Path:
-        """A run in which the contribution leaves for a reason, or stays."""
-        from attest.registry import open_registry
+    def forge(self) -> bytes:
+        """Writes a withdrawal that names alice's key and was signed by nobody; returns its evidence hash."""
+        payload, message = sign_withdrawal(Withdrawal(descriptor(1), "notes", SIGNED_AT, "consent"), ALICE, signer="alice")
+        message = message[:-1] + bytes([message[-1] ^ 1])
+        signed_file.write(self.folder / f"{len(list(self.folder.iterdir()))}.cose", payload, message)
+        return hashlib.sha256(message).digest()
 
-        spec = header_spec(registry_root=open_registry(self.registry, public_bytes(OWNER_KEY)).root())
+    def export(self, reason: str | None, evidence: bytes = bytes(32), then: tuple[str, bytes] | None = None) -> Path:
+        """A run in which the contribution leaves for a reason, or stays; a second reason may follow."""
+        spec = header_spec(registry_root=self.root())
         place = self.base / f"run{len(list(self.base.glob('*.db')))}"
         with Ledger.create(place.with_suffix(".db"), spec, SIGNER, now=START) as ledger:
             driver = Driver(ledger)
@@ -339,6 +350,8 @@ class Withdrawals:
             driver.steps()
             if reason is not None:
                 ledger.withdraw(descriptor(1), reason, evidence, now=driver.tick())
+            if then is not None:
+                ledger.withdraw(descriptor(1), *then, now=driver.tick())
             driver.steps()
             driver.epoch()
             return ledger.export(place)
@@ -376,18 +389,49 @@ def test_an_honest_withdrawal_is_shown_by_whoever_signed_it(withdrawals):
 
 def test_a_signed_withdrawal_that_was_logged_as_expired_is_found(withdrawals):
     withdrawals.sign()
-    export = withdrawals.export("expired", hashlib.sha256(b"attestation").digest())
+    export = withdrawals.export("expired", hashlib.sha256(b"attestation 1").digest())
     assert verify_export(export, [SIGNER.vkey]).verdict == "TOLD"
     report = withdrawals.audit(export)
     assert report.verdict == "FAILED" and found(report) == [("WITHDRAWAL_REASON", leaf_of(export))]
     assert "'consent'" in report.findings[0].sentence and "'expired'" in report.findings[0].sentence
 
 
-def test_a_withdrawal_that_was_signed_after_it_expired_is_no_finding(withdrawals):
+def test_a_withdrawal_that_was_signed_after_it_expired_is_no_finding_and_is_said_to_be_missing(withdrawals):
+    """What expired may be admitted again by a later run; what somebody withdrew may not, so it is to be entered too."""
     withdrawals.sign(time=START + 10_000)
-    export = withdrawals.export("expired", hashlib.sha256(b"attestation").digest())
+    export = withdrawals.export("expired", hashlib.sha256(b"attestation 1").digest())
     report = withdrawals.audit(export)
-    assert report.verdict == "TOLD" and "WITHDRAWAL_UNENTERED" not in report.qualifiers
+    assert report.verdict == "TOLD" and "WITHDRAWAL_UNENTERED" in report.qualifiers
+
+
+def test_a_withdrawal_entered_after_its_contribution_expired_is_shown(withdrawals):
+    evidence = withdrawals.sign()
+    expired = ("expired", hashlib.sha256(b"attestation 1").digest())
+    report = withdrawals.audit(withdrawals.export(*expired, then=("consent", evidence)))
+    assert report.verdict == "TOLD" and not {"WITHDRAWALS_TOLD", "WITHDRAWAL_UNENTERED"} & set(report.qualifiers)
+    assert [(row.reason, row.count) for row in report.withdrawal_counts] == [("consent", 1)], "it left once"
+    assert (report.withdrawal_evidence.signed, report.withdrawal_evidence.shown) == (1, 1)
+
+
+def test_an_expiry_that_cites_another_attestation_is_found(withdrawals):
+    export = withdrawals.export("expired", b"\x07" * 32)
+    report = verify_export(export, [SIGNER.vkey])
+    assert report.verdict == "FAILED" and [found.code for found in report.findings] == ["WITHDRAWAL_EVIDENCE"]
+
+
+@pytest.mark.parametrize("reason", ["key-revoked", "class-not-granted"])
+def test_what_the_registry_is_said_to_have_taken_out_is_told_until_it_is_shown(withdrawals, reason):
+    export = withdrawals.export(reason, b"\x07" * 32)
+    assert "WITHDRAWALS_TOLD" in verify_export(export, [SIGNER.vkey]).qualifiers
+    assert "WITHDRAWALS_TOLD" in withdrawals.audit(export).qualifiers, "no state of the registry has this root"
+    report = withdrawals.audit(withdrawals.export(reason, withdrawals.root()))
+    assert report.verdict == "TOLD" and "WITHDRAWALS_TOLD" not in report.qualifiers
+
+
+@pytest.mark.parametrize("reason", sorted(PASSING))
+def test_nobody_signs_a_withdrawal_for_a_reason_that_a_run_enters_by_itself(withdrawals, reason):
+    with pytest.raises(ValueRefused, match="REASON"):
+        withdrawals.sign(reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -404,15 +448,26 @@ def test_evidence_that_says_something_else_than_its_leaf_is_found(withdrawals, s
     assert report.verdict == "FAILED" and (code, leaf_of(export)) in found(report)
 
 
-def test_nobody_but_owner_and_contributor_signs_a_withdrawal(withdrawals):
+def test_nobody_but_owner_and_contributor_signs_a_withdrawal(withdrawals, tmp_path):
     """Not under their names with another key, and not under a name of one's own."""
     export = withdrawals.export("consent", withdrawals.sign(OTHER_KEY, "owner"))
     assert found(withdrawals.audit(export)) == [("WITHDRAWAL_EVIDENCE", leaf_of(export))]
-    export = withdrawals.export("consent", withdrawals.sign(OTHER_KEY, "alice"))
+    withdrawals = Withdrawals(tmp_path / "others")
+    for signer in ("alice", "mallory"):
+        report = withdrawals.audit(withdrawals.export("consent", withdrawals.sign(OTHER_KEY, signer)))
+        assert report.verdict == "TOLD" and report.withdrawal_evidence.shown == 0 and "WITHDRAWALS_TOLD" in report.qualifiers
+    export = withdrawals.export("consent", withdrawals.forge())
     assert ("WITHDRAWAL_EVIDENCE", leaf_of(export)) in found(withdrawals.audit(export))
-    export = withdrawals.export("consent", withdrawals.sign(OTHER_KEY, "mallory"))
+
+
+def test_a_key_that_was_enrolled_since_the_registry_was_copied_is_no_finding(withdrawals):
+    new = Ed25519PrivateKey.generate()
+    export = withdrawals.export("consent", withdrawals.sign(new))
     report = withdrawals.audit(export)
-    assert report.verdict == "TOLD" and report.withdrawal_evidence.shown == 0 and "WITHDRAWALS_TOLD" in report.qualifiers
+    assert report.verdict == "TOLD" and report.withdrawal_evidence.shown == 0
+    log = RegistryLog(withdrawals.registry, OWNER_KEY)
+    log.enrol("alice", public_bytes(new), classes=["open"], not_before=0, not_after=START * 2, now=log.registry.time + 1)
+    assert withdrawals.audit(export).withdrawal_evidence.shown == 1
 
 
 def test_a_registry_without_names_shows_withdrawals_by_the_key_of_the_admission(withdrawals):
@@ -421,7 +476,7 @@ def test_a_registry_without_names_shows_withdrawals_by_the_key_of_the_admission(
     export = withdrawals.export("consent", withdrawals.sign())
     report = withdrawals.audit(export)
     assert not report.findings and report.withdrawal_evidence.shown == 1
-    export = withdrawals.export("consent", withdrawals.sign(OTHER_KEY, "mallory"))
+    export = withdrawals.export("consent", withdrawals.forge())
     assert ("WITHDRAWAL_EVIDENCE", leaf_of(export)) in found(withdrawals.audit(export))
 
 
@@ -430,6 +485,7 @@ def test_a_contributor_withdraws_nothing_of_another(withdrawals):
     withdrawals.sign(n=2)
     report = withdrawals.audit(withdrawals.export(None))
     assert "WITHDRAWAL_UNENTERED" not in report.qualifiers and report.verdict == "TOLD"
+    assert any("withdrawals of 1 contributions were given that no leaf enters" in note for note in report.notes)
 
 
 def test_what_is_missing_is_counted_and_named_and_what_was_never_entered_is_told(withdrawals):

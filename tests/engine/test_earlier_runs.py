@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 from attest import signed_file
 from attest.keys import generate, load_private_key, public_bytes
 from attest.policy import Policy, open_policy, sign_policy
+from attest.withdrawal import REGISTRY_REASONS
 from dptrain.errors import ConfigError
-from dptrain.registry_watch import REASONS
 from ledger.accountants import MICRO, Phase, epsilon_of_phases
 from ledger.audit.earlier import verify_with_earlier
 from ledger.errors import BudgetExceeded, LeafRefused, LedgerBehind, LedgerClosed
@@ -187,7 +187,7 @@ def test_what_was_withdrawn_in_an_earlier_run_is_withdrawn_here_before_the_first
     assert (leaf[1].reason, leaf[1].evidence_hash) == ("consent", bytes(range(32)))
     second.close()
     Trainer(other(world), resume=True, **options).close()
-    assert REASONS | {"expired"} == PASSING
+    assert REGISTRY_REASONS | {"expired"} == PASSING
 
 
 def test_an_export_is_audited_before_anything_of_it_is_counted(tmp_path):

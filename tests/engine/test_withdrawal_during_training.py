@@ -7,8 +7,12 @@ pytest.importorskip("torch")
 
 from attest import signed_file
 from attest.keys import generate
+from attest.registry import RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
+from dptrain.errors import ConfigError, ResumeRefused
 from dptrain.inbox import WithdrawalIgnored
+from ledger.leaves import Withdraw, decode_leaf
+from tests.engine.test_earlier_runs import other
 from tests.trainers import Trainer
 from tests.worlds import DAY, World, make_world
 
@@ -16,6 +20,9 @@ from tests.worlds import DAY, World, make_world
 @pytest.fixture
 def world(tmp_path) -> World:
     return make_world(tmp_path, per_class=2, steps=6, rate="1")
+
+
+INTERNAL = "contributor-internal"
 
 
 def drop(world: World, digest: bytes, key, signer: str, name: str = "w.cose") -> None:
@@ -81,3 +88,46 @@ def test_an_expired_contribution_is_drawn_no_more_from_the_next_charge(tmp_path)
     assert trainer.private.streams.sampler.occurrences.tolist() == [6] * 6
     assert len(trainer.private.recorder.ledger.withdrawn) == 6
     trainer.close()
+
+
+def test_a_withdrawal_is_entered_though_the_registry_had_taken_the_contribution_out(world: World) -> None:
+    """What the registry took out it may grant again; what its contributor withdrew stays out of every later run."""
+    trainer = Trainer(world)
+    steps = iter(trainer.steps)
+    trainer.one(next(steps))
+    digest = trainer.private.pool.slots[0].descriptor_hash
+    RegistryLog(world.root / "registry.cbor", world.owner_key).grant(INTERNAL, classes=[], cap=None, now=world.now)
+    for _ in range(2):
+        trainer.one(next(steps))
+    assert digest in trainer.private.recorder.ledger.state.passing
+    drop(world, digest, world.contributor_keys[INTERNAL], INTERNAL)
+    for step in steps:
+        trainer.one(step)
+    with trainer.private.recorder.ledger.rows() as rows:
+        leaves = [decode_leaf(row.body) for row in rows if row.kind == Withdraw.KIND and row.descriptor_hash == digest]
+    assert [leaf.reason for leaf in leaves] == ["class-not-granted", "consent"]
+    trainer.private.recorder.finish(6, bytes(32), "held", trainer.private.recorder.ledger.state.last_time)
+    trainer.close()
+    RegistryLog(world.root / "registry.cbor", world.owner_key).grant(INTERNAL, classes=["internal"], cap=None, now=world.now)
+    second = Trainer(other(world), earlier=[world.ledger])
+    second.run()
+    place = [slot.descriptor_hash for slot in second.private.pool.slots].index(digest)
+    draws = second.private.streams.sampler.occurrences.tolist()
+    assert draws[place] == 0 and max(draws) > 0
+    second.close()
+
+
+def test_a_clock_set_back_lets_nobody_train_before_their_attestation_begins(tmp_path) -> None:
+    world = make_world(tmp_path, per_class=2, steps=6, rate="1", begins=20 * DAY)
+    ahead = world.now + 30 * DAY
+    with pytest.raises(ConfigError, match="NOTHING_ADMITTED"):
+        Trainer(world)
+    trainer = Trainer(world, clock=lambda: ahead)
+    trainer.one(next(iter(trainer.steps)))
+    trainer.private.save()
+    trainer.private.recorder.ledger.set_clock("it was ahead", now=world.now)
+    trainer.close()
+    again = Trainer(world, resume=True)
+    with pytest.raises(ResumeRefused, match="NOT_YET_VALID"):
+        again.run()
+    again.close()
