@@ -245,13 +245,17 @@ def _hull(division: Division) -> tuple[int, int] | None:
 def _label(
     division: Division, entries: Iterable[tuple[int, int, int]], classes: tuple[str, ...], rules: Sequence[ClassRule]
 ) -> Label:
-    masks = [(rule.name, mask(rule.depth, division.kind)) for rule in rules]
-    alike = tuple(
-        owner for owner in range(division.count) if classes == tuple(name for name, own in masks if own is None or owner in own)
-    )
-    if all(owner in alike for first, stop, _ in entries for owner in range(first, stop)):
-        return (division.kind, alike)
-    return (_shared(division.kind), ())
+    alike = set(range(division.count))  # owners that these classes may touch, and no others
+    for rule in rules:
+        own = mask(rule.depth, division.kind)
+        if own is None:
+            alike = alike if rule.name in classes else set()
+        else:
+            alike = alike & own if rule.name in classes else alike - own
+    touched: set[int] = set()
+    for first, stop, _ in entries:
+        touched.update(range(first, stop))
+    return (division.kind, tuple(sorted(alike))) if touched <= alike else (_shared(division.kind), ())
 
 
 def _shared(kind: Kind) -> str:

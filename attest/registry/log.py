@@ -198,12 +198,14 @@ class RegistryLog:
             before = _read(self.path)
             if not self._reader.holds(before):
                 raise RegistryRefused("CONFLICT", f"{os.fspath(self.path)!r} changed since it was read; run the command again")
-            committed, names = self._names.committed(wanted)
+            committed, names = self._names.committed(wanted, self._registry.by_name)
             try:
                 data = before + self._signed(committed, time)
                 state = self._reader.advance(data)
             except RegistryRefused as error:
                 raise RegistryRefused(error.code, names.told(error.sentence)) from error
+            if missing := state.named(names, str(names_beside(self.path)))[1]:
+                raise RegistryRefused("NAMES", f"nothing was written: {missing}")
             if names is not self._names:
                 names.write(names_beside(self.path))
             atomic_write(self.path, data)

@@ -7,9 +7,10 @@ the trainer need it beside the registry; no export holds it.
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from attest import cbor
@@ -126,8 +127,15 @@ class Names:
         """Returns a sentence with the names of contributors in place of their commitments in hex."""
         return re.sub("[0-9a-f]{64}", lambda found: self._by_commitment.get(bytes.fromhex(found[0]), found[0]), text)
 
-    def committed(self, actions: Iterable[Action]) -> tuple[list[Action], "Names"]:
+    def committed(
+        self, actions: Iterable[Action], enrolled: Mapping[str, Contributor] = MappingProxyType({})
+    ) -> tuple[list[Action], "Names"]:
         """Actions with commitments in place of names, and the names that open them: these, and those enrolled first.
+
+        Args:
+            actions: What is to be done.
+            enrolled: The contributors as the entries say them, by name. A principal that stands here alone, as after an
+                enrolment that was cut short, gives way to one that is stated.
 
         Raises:
             RegistryRefused: Code KEY_UNKNOWN for a contributor who is not enrolled; TYPE or RANGE.
@@ -139,7 +147,8 @@ class Names:
                 said, principal = action.principal, None
                 if said is not None:
                     principal = entry.committed_principal(said)
-                    entry = entry if entry.principal else replace(entry, principal=str(said))
+                    held = enrolled.get(entry.name)
+                    entry = entry if held is not None and held.principal else replace(entry, principal=str(said))
                 known[entry.name] = entry
                 action = replace(action, name=entry.commitment(), principal=principal)
             elif isinstance(action, Grant | Revoke) and not isinstance(action.name, bytes):

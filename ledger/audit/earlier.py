@@ -28,9 +28,9 @@ CARRIED_TOLERANCE_MICRO = 2
 
 
 ANSWERED: Final = frozenset({"EARLIER_TOLD", "LIMITS_ALONE"})
-"""Qualifiers of a run that no longer hold once the exports of all runs that it cites were verified beside it."""
+"""Qualifiers of a run that no longer hold once the exports of other runs, among them all that it cites, were verified too."""
 
-INHERITED: Final = frozenset({"CLOCK_SET", "NO_QUORUM", "NO_AUDITORS", "PRUNED"})
+INHERITED: Final = frozenset({"CLOCK_SET", "FROZEN_TOLD", "NO_QUORUM", "NO_AUDITORS", "PRUNED", "UNADDRESSED", "UNPROBED"})
 """Qualifiers of a cited run that hold of what was spent in it, and so of the run that counts it."""
 
 
@@ -179,7 +179,8 @@ def verify_with_earlier(
         fault("INTERNAL", str(path), f"the audit of earlier runs broke off: {type(error).__name__}: {error}")
     if findings:
         return replace(report, verdict="FAILED", findings=tuple(findings[:MAX_FINDINGS]))
-    words = sorted({*report.qualifiers, *remarks.qualifiers} - ANSWERED)
+    answered = ANSWERED if given else ANSWERED - {"LIMITS_ALONE"}  # the run itself says nothing of others
+    words = sorted({*report.qualifiers, *remarks.qualifiers} - answered)
     return replace(report, verdict=weakest(verdicts), qualifiers=tuple(words), notes=(*report.notes, *remarks.notes))
 
 

@@ -12,7 +12,10 @@ _HEAD: Final = -2
 """How the wire writes `HEAD`."""
 
 MAX_DIVIDED: Final = 1 << 20
-"""Heads and experts of all divisions together, so that what a reader does stays in proportion to the leaf."""
+"""Heads and experts of all divisions together, and of all their entries: what a reader does stays in proportion to the leaf."""
+
+MAX_PLACED: Final = 1 << 17
+"""Places of all parameters together, likewise."""
 
 
 def stack_row(stack: Stack) -> list[Any]:
@@ -62,13 +65,19 @@ def read_stack(value: Any) -> Stack:
         towers.append(Tower(_text(name), _text(root), tuple(names.name(layer) for layer in _array(layers))))
     try:
         divisions = [_division(row) for row in _array(division_rows)]
-        if sum(division.count for division in divisions) > MAX_DIVIDED:
+        if sum(item.count + sum(stop - first for first, stop, _ in item.owners) for item in divisions) > MAX_DIVIDED:
             raise LeafRefused("STACK", f"the stack has more than {MAX_DIVIDED} heads and experts")
         forms = [_form(row, towers, divisions) for row in _array(form_rows)]
         # Layers are known by then, and places inside them follow from names.
         bare = Stack(tuple(towers), (StackTensor(("-",), 1, ((NO_TOWER, EMBEDDINGS),)),))
-        tensors = tuple(_tensor(row, names, forms, bare) for row in _array(tensor_rows))
-        return Stack(tuple(towers), tensors)
+        tensors: list[StackTensor] = []
+        placed = 0
+        for row in _array(tensor_rows):
+            tensors.append(_tensor(row, names, forms, bare))
+            placed += len(tensors[-1].places)
+            if placed > MAX_PLACED:
+                raise LeafRefused("STACK", f"the parameters of the stack lie at more than {MAX_PLACED} places together")
+        return Stack(tuple(towers), tuple(tensors))
     except AttestError as error:
         raise LeafRefused("STACK", f"the stack in the header is refused: {error.sentence}") from error
 

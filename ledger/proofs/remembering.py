@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ledger import layout
 from ledger.audit import AuditReport, Finding
-from ledger.errors import ExportChanged, LedgerBehind, LedgerCorrupt, LedgerForked
+from ledger.errors import ExportChanged, LedgerBehind, LedgerCorrupt, LedgerForked, NoteError, ProofError
 from ledger.proofs.memory import Memory, audited_checkpoint, check_extends
 from ledger.proofs.reader import ExportReader
 
@@ -24,8 +24,9 @@ def hold_against_memory(report: AuditReport, export: Path, directory: Path, log_
     Guarantee:
         The report comes back without a finding only if the tree extends the one remembered, or nothing was remembered; and
         then no smaller one is remembered, on disk. A smaller tree, or one of another history, is FAILED, and changes nothing
-        but that an evidence file is written beside (`ledger.proofs.evidence`). A report that FAILED before comes back as it
-        is, and is not remembered.
+        but that an evidence file is written beside (`ledger.proofs.evidence`). So is one of which it cannot be shown any more,
+        because hashes about the remembered size are gone. A report that FAILED before comes back as it is, and is not
+        remembered.
 
     Args:
         report: the audit of the export.
@@ -49,7 +50,7 @@ def hold_against_memory(report: AuditReport, export: Path, directory: Path, log_
                 check_extends(before, offered, reader, memory, keys)
             if before is None or offered.size > before.checkpoint.size:
                 memory.keep(report.origin, reader.checkpoint)
-    except (LedgerBehind, LedgerForked, LedgerCorrupt, ExportChanged) as error:
+    except (LedgerBehind, LedgerForked, LedgerCorrupt, ExportChanged, NoteError, ProofError) as error:
         finding = Finding(error.code, layout.CHECKPOINT, error.sentence)
         return replace(report, verdict="FAILED", findings=(finding,))
     if before is None:

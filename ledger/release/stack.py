@@ -67,4 +67,12 @@ def frozen_note(header: Header, records: Sequence[WeightRecord] | None) -> str |
     parts = len({piece.tensor for piece in own if piece.owners is not None})
     if parts:
         return f"of {parts} tensors a part is frozen, by heads or experts, as told; the rest of each was trained"
+    frozen = {name: piece.tensor for piece in own for name in header.stack.tensors[piece.tensor].names}
+    left = set(frozen.values()) - {frozen.get(record.names[0]) for record in records if not record.sources}
+    if left:
+        names = [header.stack.tensors[place].names[0] for place in sorted(left)]
+        return f"{len(left)} frozen parameters have no record, so that nothing was compared ({few(names)})"
+    made = [record.names[0] for record in records if not frozen.keys().isdisjoint(record.sources)]
+    if made:
+        return f"{len(made)} tensors are computed from frozen ones, and are what these give as told ({few(made)})"
     return None

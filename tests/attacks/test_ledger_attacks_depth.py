@@ -338,3 +338,30 @@ def test_B20_another_rule_of_depth_is_not_read(leaves, tmp_path):
     value = cbor.decode(encode_leaf(leaves[0])) | {25: "dptrain.depth/2"}
     report = verify_export(exported(leaves, cbor.encode(value), tmp_path / "lie"), [SIGNER.vkey])
     assert [(found.code, found.where) for found in report.findings] == [("DEPTH_SCHEMA", "seq 0")]
+
+
+LIED = {"stack": without("layers.1.weight", parameter("layers.1.weight", 100, trained=False))}
+"""A header that calls frozen what was trained without noise."""
+
+
+def test_a_frozen_parameter_without_a_record_is_frozen_as_told(tmp_path):
+    part = {name: tensor for name, tensor in MODEL.items() if name != "layers.1.weight"}
+    records = committed(part, frozen=FROZEN)
+    spec = header_spec(**LIED, frozen_digest=commits(records, LIED["stack"]))
+    _, checked = released(tmp_path, spec, records, part)
+    assert "FROZEN_TOLD" in checked.qualifiers
+    assert any("have no record" in note and "layers.1.weight" in note for note in checked.notes)
+
+
+def test_what_is_computed_from_a_frozen_parameter_is_what_it_gives_as_told(tmp_path):
+    """Changed bytes are shipped under a name that is said to be computed from the frozen ones."""
+    before = MODEL | tensors(layers__1__weight=(9, 100))
+    records = list(committed(before, frozen=FROZEN | {"layers.1.weight"}))
+    dtype, shape, data = MODEL["layers.1.weight"]
+    made = ("base.layers.1.weight",), None, False, dtype, tuple(shape), hashlib.sha256(data).digest(), ("layers.1.weight",)
+    records = tuple(sorted([*records, WeightRecord(*made)], key=lambda record: record.names[0]))
+    files = {name: tensor for name, tensor in MODEL.items() if name != "layers.1.weight"}
+    spec = header_spec(**LIED, frozen_digest=commits(records, LIED["stack"]))
+    _, checked = released(tmp_path, spec, records, files | {"base.layers.1.weight": MODEL["layers.1.weight"]})
+    assert "FROZEN_TOLD" in checked.qualifiers
+    assert any("computed from frozen ones" in note and "base.layers.1.weight" in note for note in checked.notes)

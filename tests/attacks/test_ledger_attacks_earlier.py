@@ -12,6 +12,7 @@ from ledger.audit import verify_export
 from ledger.audit.earlier import earlier_run, verify_with_earlier
 from ledger.errors import LeafRefused
 from ledger.leaves import Previous
+from ledger.leaves.header import UNADDRESSED
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign
 from ledger.rules.budgets import Account, Limit, reached
@@ -208,7 +209,7 @@ def test_who_was_withdrawn_in_an_earlier_run_takes_no_part_in_a_later_one(tmp_pa
         driver.admit(admission(1), admission(2))
         driver.steps(1)
         ledger.withdraw(descriptor(1), "consent", bytes(32), now=driver.tick())
-        ledger.withdraw(descriptor(2), "expired", bytes(32), now=driver.tick())
+        ledger.withdraw(descriptor(2), "expired", admission(2).attestation_hash, now=driver.tick())
         driver.epoch()
         ledger.finish(now=driver.tick())
         first = ledger.export(tmp_path / "one")
@@ -334,3 +335,22 @@ def test_runs_that_neither_count_each_other_are_told_to_whoever_counts_both(tmp_
     other = heir(tmp_path, "other", SECOND, earlier_run(first, KEYS), streams=130)
     last = heir(tmp_path, "last", THIRD, earlier_run(first, KEYS), earlier_run(other, KEYS), streams=170)
     assert not any("neither counts" in note for note in verify_with_earlier(last, KEYS, [first, other]).notes)
+
+
+def test_what_weakens_what_was_spent_before_weakens_the_run_that_counts_it(tmp_path):
+    """Under masks of one generator for everybody epsilon may be larger than stated, in whichever run it is counted."""
+    first = finished(tmp_path, "one", SIGNER, admission(1), randomness=UNADDRESSED)
+    counted = counting(first)
+    second = finished(tmp_path, "two", SECOND, carrying(counted), streams=10, previous=counted.previous)
+    assert "UNADDRESSED" in verify_export(first, KEYS).qualifiers
+    assert "UNADDRESSED" not in verify_export(second, KEYS).qualifiers
+    assert "UNADDRESSED" in verify_with_earlier(second, KEYS, [first]).qualifiers
+
+
+def test_a_run_does_not_answer_for_the_limits_over_all_runs_by_itself(tmp_path):
+    limited = replace(admission(1), max_epsilon_micro=50_000_000, max_delta_pico=10**6)
+    export = finished(tmp_path, "one", SIGNER, limited)
+    apart = finished(tmp_path, "two", SECOND, admission(5), streams=10)
+    assert "LIMITS_ALONE" in verify_export(export, KEYS).qualifiers
+    assert "LIMITS_ALONE" in verify_with_earlier(export, KEYS, [export]).qualifiers
+    assert "LIMITS_ALONE" not in verify_with_earlier(export, KEYS, [apart]).qualifiers

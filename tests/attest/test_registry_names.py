@@ -221,3 +221,23 @@ def test_a_contributor_named_like_the_commitment_of_another_is_refused_where_nam
     Names([log.names.find(commitment), log.names.find("bob"), log.names.find("carla")]).write(beside(log.path))
     with pytest.raises(RegistryRefused, match="NAMES"):
         reopened(log, owner)
+
+
+def test_a_principal_of_an_enrolment_that_was_cut_short_gives_way_to_the_one_that_is_stated(log, owner, monkeypatch):
+    """The names are written first: what stands in them alone binds nobody, and no entry is written that they do not open."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    enrol = {"classes": ["open"], "not_before": T, "not_after": T + 9, "now": T}
+    with monkeypatch.context() as patched:
+        patched.setattr("attest.registry.log.atomic_write", full)
+        with pytest.raises(OSError):
+            log.enrol("dora", fresh(), principal="clinic-a", **enrol)
+    again = RegistryLog(log.path, owner)
+    assert again.enrol("dora", fresh(), principal="clinic-b", **enrol).find("dora").principal == "clinic-b"
+    assert reopened(log, owner).find("dora").principal == "clinic-b"
+    size = log.path.stat().st_size
+    with pytest.raises(RegistryRefused, match="another principal"):
+        RegistryLog(log.path, owner).enrol("dora", fresh(), principal="clinic-c", **enrol)
+    assert log.path.stat().st_size == size and reopened(log, owner).names_missing == ""

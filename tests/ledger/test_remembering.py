@@ -10,11 +10,14 @@ from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, header_spec
 from ledger.audit import verify_export
 from ledger.errors import StorageFailed
 from ledger.log import Ledger
-from ledger.note import Cosigner, NoteSigner, peek_checkpoint
+from ledger.note import Cosigner, NoteSigner, checkpoint_text, peek_checkpoint, sign_note
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.evidence import parse_evidence
 from ledger.proofs.memory import Memory
+from ledger.proofs.reader import ExportReader
 from ledger.proofs.remembering import hold_against_memory
+from ledger.retention.nodes import KeptNodes
+from tests.ledger.retained_runs import crowded_and_pruned
 
 NEW = NoteSigner(SIGNER.name, OTHER_KEY)
 
@@ -104,3 +107,21 @@ def test_one_directory_holds_what_was_seen_and_what_was_cosigned(exports, tmp_pa
     cosign_export(exports["small"], [SIGNER.vkey], anna, memory, now=START + 9, first=True)
     seen(exports["large"], tmp_path / "both")
     assert memory.read(SIGNER.name).checkpoint.size < size_in(tmp_path / "both")
+
+
+def test_an_export_that_cannot_show_that_it_extends_what_is_remembered_fails(tmp_path):
+    """The hashes about that size are gone, so that nothing tells a fork from an honest history: no verdict but FAILED."""
+    driver = crowded_and_pruned(tmp_path / "ledger.db", tmp_path)
+    driver.steps(1)
+    driver.epoch()
+    driver.ledger.drop_hashes()
+    export = driver.ledger.export(tmp_path / "export")
+    report = verify_export(export, [SIGNER.vkey])
+    reader = ExportReader(export)
+    nodes = KeptNodes((export / "retained" / "nodes").read_bytes(), reader.size)
+    inside = next(node.first + 1 for node in nodes if node.level > 1)
+    memory = Memory(tmp_path / "memory", kind="seen")
+    with memory.locked():
+        memory.keep(SIGNER.name, sign_note(checkpoint_text(SIGNER.name, inside, bytes(32)), SIGNER))
+    held = hold_against_memory(report, export, tmp_path / "memory", [SIGNER.vkey])
+    assert (held.verdict, [found.code for found in held.findings]) == ("FAILED", ["HASHES_GONE"])

@@ -81,11 +81,15 @@ def test_positions_of_the_wire_are_those_of_the_docs():
 def test_a_stack_that_claims_to_be_huge_costs_little():
     tower = ["", "", [[0, 0]]]
     form = [1, True, None, [[0, -2]], []]
+    deep = ["", "", [[0, 0, 2 + n] for n in range(3_000)]]
+    wide = [1, True, "lora", [[0, n] for n in range(3_000)], []]
     many = [[0, 65_536, [[0, 65_536, 1]]]] * (MAX_DIVIDED // 65_536 + 1)
     bombs = {
         "long words": [["x" * 30_000], [tower], [], [form], [[0, [0, 0]]] * 5_000],
         "long names": [["x"], [tower], [], [form], [[0, [0, *[0] * 20_000]], *[[0, [20_000, 0]]] * 5_000]],
         "many owners": [["x"], [tower], many, [form], [[0, [0, 0, 0]]]],
+        "overlapping": [["x"], [tower], [[1, 65_536, [[k, 65_536, 1] for k in range(1_000)]]], [form], [[0, [0, 0, 0]]]],
+        "many places": [["x", "y", *map(str, range(3_000))], [deep], [], [wide], [[0, [0, 1, 2 + n]] for n in range(3_000)]],
     }  # fmt: skip
     for what, row in bombs.items():
         begun = time.process_time()
