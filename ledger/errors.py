@@ -75,7 +75,7 @@ class TrustError(LedgerError, ValueError):
 
 
 class CosignRefused(LedgerError):
-    """An auditor may not cosign this checkpoint: it was not verified in full, or the auditor's memory says otherwise."""
+    """An auditor may not cosign this checkpoint: its audit FAILED, or the auditor's memory says otherwise."""
 
 
 class RetentionRefused(LedgerError):

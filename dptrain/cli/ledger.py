@@ -111,7 +111,8 @@ def export(
 ) -> None:
     """Write the ledger as a directory that anybody can audit offline.
 
-    The directory holds no content, no contributor's name and no draw. It appears complete or not at all.
+    The directory holds no content, no contributor's name, and no draw unless the policy makes occurrences public. It appears
+    complete or not at all.
     """
     place = place_of(ledger, state)
     with opened_to_sign(place, ledger_key, passphrase_file) as log:

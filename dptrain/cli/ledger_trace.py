@@ -26,7 +26,7 @@ Content = Annotated[
     typer.Option("--content", metavar="HASH", help="Find the contribution with this content: its SHA-256 in hex, or a file."),
 ]
 Nonce = Annotated[
-    str | None, typer.Option("--nonce", metavar="N", help="With --content: the nonce of its descriptor, 32 hex digits.")
+    str | None, typer.Option("--nonce", metavar="N", help="With --content: the nonce of its opening, 32 hex digits.")
 ]
 Withdrawn = Annotated[
     bool, typer.Option("--withdrawn", help="What holds of each withdrawn contribution, and of all of them together.")

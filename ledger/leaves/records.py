@@ -5,15 +5,12 @@ Key 1 is the kind, ``KIND``. Kinds 6, 7, 10 and 13 are in `ledger.leaves.upkeep`
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from ledger.errors import LeafRefused
 from ledger.leaves import checks
 
 HASH = 32
-
-EXPIRED: Final = "expired"
-"""Reason code of a WITHDRAW leaf for a contribution whose validity has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +20,7 @@ class Admit:
     Attributes:
         seq: position in the ledger.
         time: POSIX seconds.
-        descriptor_hash: SHA-256 of the signed descriptor; it holds a nonce, so the hash cannot be guessed.
+        descriptor_hash: SHA-256 of the signed descriptor; it holds salted commitments, so the hash cannot be guessed.
         class_name: admissibility class, a name of the policy.
         profile_id: index of the class's depth profile in the header.
         clip_micro: signed clip norm in 1e-6.
