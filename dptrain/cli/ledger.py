@@ -131,7 +131,7 @@ def verify(
     key: VerifierKeys,
     owner_key: OwnersKey = None,
     require_quorum: Annotated[
-        bool, typer.Option("--require-quorum", help="Fail unless the auditors whom the policy asks for have cosigned.")
+        bool, typer.Option("--require-quorum", help="Fail unless the auditors and witnesses whom the policy asks for have cosigned.")
     ] = False,
     earlier: Annotated[
         list[Path] | None,

@@ -175,11 +175,11 @@ def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tu
     from ledger.note import merge_notes
     from ledger.proofs.reader import ExportReader
     from ledger.retention.statements import summary_key
-    from ledger.trust import parse_policy
+    from ledger.trust import AUDITORS, parse_policy
 
     reader = ExportReader(export)
     policy = parse_policy(reader.read(POLICY))
-    trusted = [*policy.vkeys, *(str(summary_key(witness.key)) for witness in policy.witnesses), *named]
+    trusted = [*policy.vkeys, *(str(summary_key(auditor)) for auditor in policy.keys_of(AUDITORS)), *named]
     merged = merge_notes(reader.checkpoint, given, list(dict.fromkeys(trusted)))
     if merged != reader.checkpoint:
         atomic_write(export / CHECKPOINT, merged)

@@ -30,7 +30,7 @@ CARRIED_TOLERANCE_MICRO = 2
 ANSWERED: Final = frozenset({"EARLIER_TOLD", "LIMITS_ALONE"})
 """Qualifiers of a run that no longer hold once the exports of all runs that it cites were verified beside it."""
 
-INHERITED: Final = frozenset({"CLOCK_SET", "NO_QUORUM", "NO_AUDITORS", "PRUNED"})
+INHERITED: Final = frozenset({"CLOCK_SET", "NO_QUORUM", "NO_WITNESS_QUORUM", "NO_AUDITORS", "PRUNED"})
 """Qualifiers of a cited run that hold of what was spent in it, and so of the run that counts it."""
 
 

@@ -228,12 +228,15 @@ class AuditReport:
         owner_pinned: whether the owner's key was given by whoever audits, rather than read from the header.
         kinds: the leaves by kind.
         model_digest: hex of the model digest in the last epoch, None without one.
-        signers: who signed the checkpoint, of the pinned keys, the ledger's own and the auditors whom the policy names.
+        signers: who signed the checkpoint, of the pinned keys, the ledger's own and the cosigners whom the policy names.
         ignored: signature lines by keys that nobody knows, below the checkpoint and below those that a pruned export keeps.
         log_keys: the ledger's verifier keys in the order in which they signed it, the current one last.
         auditors: verifier keys of the auditors whom the policy names.
         quorum: how many of them the policy asks for, None without auditors.
         quorum_met: whether as many have cosigned, None without auditors.
+        witnesses: verifier keys of the witnesses whom the policy names.
+        witness_quorum: how many of them the policy asks for, None without witnesses.
+        witness_quorum_met: whether as many have cosigned, None without witnesses.
         withdrawal_counts: withdrawals by class and reason, all of them.
         withdrawals: the last ones, at most `ledger.audit.withdrawals.MAX_LISTED`.
         withdrawal_evidence: what became of their evidence, None where no signed withdrawals were given.
@@ -279,6 +282,9 @@ class AuditReport:
     auditors: tuple[str, ...] = ()
     quorum: int | None = None
     quorum_met: bool | None = None
+    witnesses: tuple[str, ...] = ()
+    witness_quorum: int | None = None
+    witness_quorum_met: bool | None = None
     withdrawal_counts: tuple[WithdrawalCount, ...] = ()
     withdrawals: tuple[WithdrawalRow, ...] = ()
     withdrawal_evidence: WithdrawalEvidence | None = None
