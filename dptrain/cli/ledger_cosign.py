@@ -84,7 +84,7 @@ def cosign(
         )
     atomic_write(note, done.note)
     before = None if done.before is None else done.before.checkpoint.size
-    vouched = [row for row in done.report.summaries if summary and not row.pruned]
+    vouched = [row for row in done.report.summaries if row.seq in done.vouched]
     if json:
         told = {"path": str(note), "key": cosigner.vkey, "origin": done.report.origin, "size": done.report.size}
         told |= {"root": done.report.root_hex, "before": before, "named": cosigner.vkey in done.report.auditors}

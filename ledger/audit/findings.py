@@ -164,6 +164,8 @@ class SummaryRow:
         vouchers: names of the policy's auditors who vouch for it, as far as the export shows.
         pruned: leaves of the range whose bodies are gone.
         hashes_gone: how many of these have no leaf hash either, but lie in subtrees of which the root is kept.
+        whole: whether the export has every body that the summary speaks for, ADMIT leaves of earlier ranges among them to whose
+            records it commits. Only then may an auditor who audited this export vouch for it.
     """
 
     seq: int
@@ -172,6 +174,7 @@ class SummaryRow:
     vouchers: tuple[str, ...]
     pruned: int = 0
     hashes_gone: int = 0
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
