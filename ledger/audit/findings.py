@@ -178,6 +178,23 @@ class SummaryRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CitedRow:
+    """An earlier ledger as the header cites it (`ledger.leaves.Previous`).
+
+    Attributes:
+        origin: its origin.
+        size: number of leaves.
+        root_hex: root over them.
+        reason: `ledger.leaves.previous.SPENT` or `COMPROMISED`.
+    """
+
+    origin: str
+    size: int
+    root_hex: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClockRow:
     """One CLOCK leaf: the ledger's operator took back times that a wrong clock had put into the leaves before it.
 
@@ -211,6 +228,7 @@ class AuditReport:
         clock_sets: the CLOCK leaves.
         finished: whether the run was closed.
         corpus: corpus of the policy.
+        cited: the earlier ledgers that the header cites.
         delta: the policy's delta.
         accountant: name, library and version that this audit computed with; a note says where the run recorded another.
         steps: the policy's horizon.
@@ -260,6 +278,7 @@ class AuditReport:
     clock_sets: tuple[ClockRow, ...] = ()
     finished: bool = False
     corpus: str | None = None
+    cited: tuple[CitedRow, ...] = ()
     delta: float | None = None
     accountant: str | None = None
     steps: int | None = None

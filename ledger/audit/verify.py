@@ -13,7 +13,7 @@ from ledger.accountants import MICRO, describe
 from ledger.audit.bounds import bounds_are_signed
 from ledger.audit.carried import Carried, carried_notes, ignored_lines, known_keys, tell_ignored
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import AuditReport, ClockRow, EpochRow, Finding, Signer
+from ledger.audit.findings import AuditReport, CitedRow, ClockRow, EpochRow, Finding, Signer
 from ledger.audit.kinds import Kinds
 from ledger.audit.quorum import judge_signers, pinned_signers
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
@@ -281,6 +281,7 @@ def _describe(run: Replay, report: dict[str, Any]) -> None:
     report.update(
         finished=run.closed,
         corpus=policy.corpus,
+        cited=tuple(CitedRow(item.origin, item.size, item.root.hex(), item.reason) for item in header.previous),
         delta=header.delta,
         accountant="{} ({} {})".format(*describe(header.accountant.name, policy.noise_family)[:3]),
         steps=policy.steps,

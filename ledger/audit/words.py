@@ -77,7 +77,8 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "read the reason in the note; rely on statement B alone",
     ),
     "KEY_LOST": Word(
-        "an earlier run ended with its key lost: what may have been charged to it since then counts nowhere",
+        "an earlier run ended with its key lost: what was charged to it since is in no leaf, so its whole plan is counted, and "
+        "whoever has the key may have trained beyond that",
         "ask the owner what became of it",
     ),
     "LIMITS_ALONE": Word(

@@ -20,7 +20,7 @@ from attest.shown import utc
 from ledger.audit import AuditReport, verify_export
 from ledger.errors import CosignRefused
 from ledger.note import Cosigner, cosign
-from ledger.proofs.memory import Memory, Remembered, audited_checkpoint, check_extends
+from ledger.proofs.memory import Memory, Remembered, audited_checkpoint, check_extends, contradicted
 from ledger.proofs.reader import ExportReader
 from ledger.retention.statements import vouch
 
@@ -76,7 +76,8 @@ def cosign_export(
 
     Raises:
         CosignRefused: the audit failed, nothing is remembered of the log though it is not the first time, or the reverse;
-            code NO_SUMMARY, there is no summary to vouch for.
+            code NO_SUMMARY, there is no summary to vouch for; code CITED, the header cites an earlier ledger otherwise than
+            this auditor cosigned it.
         LedgerForked: the log signed another history than the one remembered; the sentence names the evidence file.
         LedgerBehind: the tree is smaller than the one remembered; likewise.
         LedgerCorrupt, StorageFailed: the memory cannot be read or written.
@@ -96,6 +97,8 @@ def cosign_export(
         time = max(report.last_time or 0, now if before is None else _time(before, now))
         if before is not None:
             check_extends(before, offered, reader, memory, log_keys)
+        if wrong := contradicted(memory, report.cited):
+            raise CosignRefused("CITED", f"{wrong}; ask the operator for an export of that ledger, and what became of it")
         note = cosign(reader.checkpoint, cosigner, log_keys, time=time)
         if whole:
             note = vouch(note, cosigner, log_keys, since=whole[0], time=time)
