@@ -26,6 +26,7 @@ from dptrain.cli import (
     ledger_retain,
     ledger_show,
     ledger_trace,
+    ledger_witness,
 )
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger_place import LedgerKey, LedgerName, LedgerOrExport, Now, StateDirectory, opened_to_sign, place_of
@@ -410,3 +411,4 @@ ledger_proofs.register(app)
 ledger_cosign.register(app)
 ledger_retain.register(app)
 ledger_clock.register(app)
+ledger_witness.register(app)

@@ -45,7 +45,10 @@ PEOPLE = {
 """Commands of the root by who needs them, in the order of the help."""
 
 LEDGER_PEOPLE = {
-    "For who keeps the ledger": ("show", "withdraw", "export", "merge", "retain", "rotate-key", "set-clock", "fsck", "init"),
+    "For who keeps the ledger": (
+        *("show", "withdraw", "export", "merge", "witness-request", "witness-answer"),
+        *("retain", "rotate-key", "set-clock", "fsck", "init"),
+    ),
     "For auditors": ("verify", "report", "cosign", "auditor-key"),
     "For contributors": ("prove", "verify-proof"),
 }
