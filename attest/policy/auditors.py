@@ -1,7 +1,8 @@
 """Whom a policy names to cosign its ledgers: auditors, who vouch for meaning, and witnesses, who vouch for history.
 
 An auditor has audited the export under the checkpoint. A witness has seen that the tree extends every tree of that log which it
-cosigned before, and nothing else (C2SP tlog-witness). Of each kind the policy says how many must have cosigned what readers rely on.
+cosigned before, and nothing else (C2SP tlog-witness). Of each kind the policy says how many must have cosigned what readers
+rely on.
 """
 
 import re

@@ -22,6 +22,7 @@ from dptrain.cli import (
     ledger_fsck,
     ledger_init,
     ledger_keys,
+    ledger_monitor,
     ledger_proofs,
     ledger_retain,
     ledger_show,
@@ -132,7 +133,8 @@ def verify(
     key: VerifierKeys,
     owner_key: OwnersKey = None,
     require_quorum: Annotated[
-        bool, typer.Option("--require-quorum", help="Fail unless the auditors and witnesses whom the policy asks for have cosigned.")
+        bool,
+        typer.Option("--require-quorum", help="Fail unless the auditors and witnesses whom the policy asks for have cosigned."),
     ] = False,
     earlier: Annotated[
         list[Path] | None,
@@ -412,3 +414,4 @@ ledger_cosign.register(app)
 ledger_retain.register(app)
 ledger_clock.register(app)
 ledger_witness.register(app)
+ledger_monitor.register(app)

@@ -149,7 +149,7 @@ def merge(
 def merged_into(
     ledger: str, given: list[bytes], named: list[str], ledger_key: Path | None, passphrase_file: Path | None, state: Path | None
 ) -> tuple[bytes, list[str]]:
-    """Merges the lines of notes into a ledger's checkpoint, or that of an export; returns it, and the keys whose lines count."""
+    """Merges the lines of notes into a ledger's checkpoint, or that of an export; returns it and the keys that count."""
     from ledger.retention.statements import summary_keys
 
     if Path(ledger).is_dir():

@@ -1,4 +1,4 @@
-"""`dptrain ledger witness-request` and `witness-answer`: what is posted to a witness, and what comes back (C2SP tlog-witness)."""
+"""`dptrain ledger witness-request` and `witness-answer`: what a witness is posted, and what it answers."""
 
 import sys
 from itertools import islice
@@ -39,11 +39,12 @@ def witness_request(
     state: StateDirectory = None,
     json: JsonFlag = False,
 ) -> None:
-    """Write the request that asks a witness to cosign the last checkpoint.
+    """Write the request for a witness's cosignature on the last checkpoint.
 
-    A witness (C2SP tlog-witness) vouches that the ledger only grows; it reads no leaf. The request holds the size that it cosigned
-    last, a proof that the ledger extends that, and the checkpoint with the ledger's own signature. Nothing is sent: post the file to
-    the witness, and give its answer to `ledger witness-answer`. A witness that cosigned another size than --since answers with it.
+    A witness (C2SP tlog-witness) vouches that the ledger only grows; it reads no leaf. The request holds the size that it
+    signed last, a proof that the ledger extends that, and the checkpoint with the ledger's own signature. Nothing is sent: post
+    the file to the witness, and give its answer to `ledger witness-answer`. A witness that signed another size than --since
+    answers with that.
     """
     from ledger.note import peek_checkpoint
     from ledger.proofs.witnessing import make_request
@@ -71,7 +72,7 @@ def witness_request(
 def witness_answer(
     ledger: LedgerOrExport,
     body: Annotated[Path, typer.Argument(metavar="BODY", exists=True, dir_okay=False, help="The request that was posted.")],
-    answer: Annotated[Path, typer.Argument(metavar="ANSWER", help="What came back, as curl -i saves it; - for standard input.")],
+    answer: Annotated[Path, typer.Argument(metavar="ANSWER", help="What came back, as curl -i saves it; - for stdin.")],
     key: Annotated[
         list[str] | None,
         typer.Option("--key", metavar="PUB", help="Public key of a witness whom the policy does not name; repeat."),
@@ -83,9 +84,9 @@ def witness_answer(
 ) -> None:
     """Take a witness's answer in: verify its cosignature, and add it to the checkpoint.
 
-    Every line is verified under the keys of the policy, or given with --key, and nothing is taken away; exports of the ledger that are
-    made later have it. An answer that is no cosignature is refused by what it says: WITNESS_CONFLICT with the size that the witness
-    cosigned before, WITNESS_PROOF, WITNESS_UNKNOWN, WITNESS_FORBIDDEN.
+    Every line is verified under the keys of the policy, or given with --key, and nothing is taken away; exports of the ledger
+    that are made later have it. An answer that is no cosignature is refused by what it says: WITNESS_CONFLICT with the size
+    that the witness signed before, WITNESS_PROOF, WITNESS_UNKNOWN, WITNESS_FORBIDDEN.
     """
     from ledger.note import SIGNATURE_COSIGNATURE_V1, open_note, peek_checkpoint
     from ledger.proofs.witnessing import MAX_ANSWER_SIZE, MAX_REQUEST_SIZE, read_answer, read_request

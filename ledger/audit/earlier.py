@@ -104,11 +104,11 @@ def verify_with_earlier(
         has the cited root at that size, under the cited name and key, and was closed there; whatever one of them counted is
         cited too, and so is every run given that began before and shares a contribution; none has leaves dated after the run
         that cites it began; a compromised one is no longer than cited, and is counted with its whole plan unless it was closed,
-        for whoever was admitted in it and whoever may have been; all exports given, and all that the runs in them counted, tell one history of each ledger; no noise stream
-        of one was used in another; no admission says less than what its contribution had spent in them together, or another
-        signed limit than they did; nobody took part who was withdrawn in one of them; and with this run as planned nobody
-        exceeds a limit of epsilon over all runs, its own or one of any policy for its class; nor could anybody with a cited
-        run as that was planned, and the runs that it counted.
+        for whoever was admitted in it and whoever may have been; all exports given, and all that the runs in them counted, tell
+        one history of each ledger; no noise stream of one was used in another; no admission says less than what its
+        contribution had spent in them together, or another signed limit than they did; nobody took part who was withdrawn in
+        one of them; and with this run as planned nobody exceeds a limit of epsilon over all runs, its own or one of any policy
+        for its class; nor could anybody with a cited run as that was planned, and the runs that it counted.
 
         The verdict is the weakest of the run and of those that it cites (`ledger.audit.words.VERDICTS`). It has the
         qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites.

@@ -32,8 +32,10 @@ def judge_signers(
 ) -> dict[str, Any]:
     """Says who signed the checkpoint under audit, and whether auditors and witnesses among them are the quorums asked for.
 
-    Guarantee: ``quorum_met`` is True only if as many of the policy's auditors as it asks for have cosigned this checkpoint, each by
-    a line that verifies, at a time that counts; ``witness_quorum_met`` says that of its witnesses. Neither counts for the other.
+    Guarantee:
+        ``quorum_met`` is True only if as many of the policy's auditors as it asks for have cosigned this checkpoint, each by a
+        line that verifies, at a time that counts; ``witness_quorum_met`` says that of its witnesses. Neither kind counts for
+        the other.
 
     Args:
         notes_of_tree: the notes over the checkpoint under audit, all with its text; their lines count together.

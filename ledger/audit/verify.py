@@ -96,7 +96,7 @@ def verify_export(
         path: the directory of the export.
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
         owner_key: raw public key of the corpus owner, likewise; without it the header's own counts (UNPINNED).
-        require_quorum: fail unless as many of the policy's auditors, and of its witnesses, as it asks for have cosigned the checkpoint.
+        require_quorum: fail unless as many of the policy's auditors, and of its witnesses, as it asks for have cosigned.
         now: the auditor's clock, POSIX seconds; that of this machine without. Times may lie `attest.clock.AHEAD_SECONDS` ahead.
         max_age: fail if the last leaf, and every cosignature that counts, is older than this many seconds; None for any age.
             An operator who shows an old export shows nothing wrong, only less than there is.

@@ -240,7 +240,7 @@ class Header:
         return allocation.effective_std([schedule.phase_std(block.std, scale_micro) for block in own], shares)
 
     def trust_policy(self, log_vkey: str | None = None) -> TrustPolicy:
-        """Returns the C2SP trust policy of this ledger: its key, and the quorums of auditors and witnesses that its policy asks for.
+        """Returns the C2SP trust policy of this ledger: its key, and the quorums that its policy asks for.
 
         Args:
             log_vkey: the key that signs it by now; that of the header without.
@@ -283,7 +283,8 @@ class Header:
         try:
             self.trust_policy()
         except TrustError as error:
-            raise LeafRefused("AUDITORS", f"an auditor or witness of the policy cannot cosign this log: {error.sentence}") from error
+            sentence = f"an auditor or witness of the policy cannot cosign this log: {error.sentence}"
+            raise LeafRefused("AUDITORS", sentence) from error
 
     def _open_policy(self) -> Policy:
         try:

@@ -1,7 +1,7 @@
 """Watching a growing ledger for one contributor: what it says of their contributions, and what calls for an alarm.
 
-Nothing is believed that the contributor cannot hold against something of their own: attestations that they signed, withdrawals that
-they signed, and what earlier exports said (`ledger.proofs.remembering`). Every other figure is the audit's, with its verdict.
+An export is held against what contributors have of their own: attestations and withdrawals that they signed, and what earlier
+exports said (`ledger.proofs.remembering`). Every other figure is the audit's, and as good as its verdict.
 """
 
 from bisect import bisect_left
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from attest import sign1
 from attest.attestation import Attestation
-from attest.descriptor import Terms
+from attest.descriptor import SignedDescriptor
 from attest.micro import from_micro
 from attest.shown import utc
 from attest.withdrawal import Withdrawal
@@ -21,7 +21,6 @@ from ledger.audit import AuditReport, verify_export
 from ledger.audit.histories import read_export
 from ledger.audit.replaying import begin, follow
 from ledger.leaves import Admit, Withdraw
-from ledger.leaves.header import Header
 from ledger.proofs.reader import ExportReader
 from ledger.proofs.remembering import hold_against_memory
 from ledger.retention.retained import RetainedReplay
@@ -47,22 +46,22 @@ class Mine:
 
     Attributes:
         name: where it was found, for reading.
-        signed: what was signed in the clear.
+        signed: what was signed: bounds in the clear, and commitments.
         descriptor_hash: SHA-256 of the descriptor.
         attestation_hash: SHA-256 of descriptor and signature.
         key_id: short name of the key that signed.
     """
 
     name: str
-    signed: Terms
+    signed: SignedDescriptor
     descriptor_hash: bytes
     attestation_hash: bytes
     key_id: bytes
 
     @classmethod
     def of(cls, name: str, attestation: Attestation) -> "Mine":
-        """Reads an attestation of one's own; raises AttestError where it is none."""
-        found = attestation.read()
+        """Reads an attestation of one's own, whose signature is not verified; raises AttestError where it is none."""
+        found = SignedDescriptor.from_cbor(attestation.descriptor)
         headers = sign1.parse(attestation.sign1)
         return cls(name, found, found.digest(), attestation.digest(), headers.key_id)
 
@@ -187,12 +186,12 @@ def watch(
     """Audits exports, and says what they hold of one contributor.
 
     Guarantee:
-        Without an alarm every export passed its audit and extends what was remembered of its ledger; no ADMIT leaf that is there
-        names a key of the contributor and a contribution that is not among ``mine``; each contribution of ``mine`` that was
-        admitted is recorded with the class, clip norm, noise multiplier, cap, limit, content and corpus that its contributor
-        signed; and each signed withdrawal that is older than ``delay`` and names an admitted contribution is entered, with its
-        own reason unless something else ended the contribution before it was signed. Of ADMIT leaves that were pruned
-        nothing tells the key.
+        Without an alarm every export passed its audit and extends what was remembered of its ledger; no ADMIT leaf that is
+        there names a key of the contributor and a contribution that is not among ``mine``; each contribution of ``mine`` that
+        was admitted is recorded with the class, clip norm, noise multiplier, cap, limit, content and corpus that its
+        contributor signed; and each signed withdrawal that is older than ``delay`` and names an admitted contribution is
+        entered, with its own reason unless something else ended the contribution before it was signed. Of ADMIT leaves that
+        were pruned nothing tells the key.
 
     Args:
         exports: directories; of several exports of one ledger the largest is told, and all must be one history.
@@ -273,9 +272,8 @@ class _Look:
             if admit is None and end is None:
                 continue
             if admit is not None:
-                self._compare(path, run, name, admit)
-            if admit is not None or end is not None:
-                self._withdrawal(path, run, name, admit, end)
+                self._compare(path, run, admit)
+            self._withdrawal(path, run, name, admit, end)
             self._rows[name].append(self._row(name, run.header.origin, run, admit, end))
 
     def _row(
@@ -307,30 +305,34 @@ class _Look:
         self._alarms.append(Alarm(code, str(path), seq, sentence))
 
     def _unsigned(self, path: Path, leaf: Admit) -> None:
-        told = f"{leaf.descriptor_hash.hex()} was admitted as signed by your key {leaf.key_id.hex()}, and is in none of the attestations"
+        told = f"{leaf.descriptor_hash.hex()} was admitted as signed by your key {leaf.key_id.hex()}"
         how = "give every attestation file that you have; if you signed no such thing, revoke the key and ask the corpus owner"
-        self._alarm("UNSIGNED", path, leaf.seq, f"{told} that you gave; {how}")
+        self._alarm("UNSIGNED", path, leaf.seq, f"{told}, and none of the attestations that you gave is of it; {how}")
 
-    def _compare(self, path: Path, run: RetainedReplay, name: bytes, admit: Admit) -> None:
+    def _compare(self, path: Path, run: RetainedReplay, admit: Admit) -> None:
         """Holds an admission against what was signed."""
-        mine = self._mine.get(name)
+        mine = self._mine.get(admit.descriptor_hash)
         if mine is None:
             return
         signed, recorded = asdict(_signed(mine.signed)), asdict(_recorded(admit))
-        wrong = [f"{field} {signed[field]} is recorded as {recorded[field]}" for field in signed if signed[field] != recorded[field]]
-        wrong += _misused(run.header, mine.signed)
+        wrong = [f"{what} {value} is recorded as {recorded[what]}" for what, value in signed.items() if value != recorded[what]]
+        corpus = run.header.policy.corpus
+        if mine.signed.corpus != corpus:
+            wrong.append(f"the corpus {mine.signed.corpus!r} is recorded as {corpus!r}")
         if not _is_pruned(run, admit.seq):
             wrong += [
                 f"the {what} is another one"
                 for what, there, here in (
                     ("attestation", admit.attestation_hash, mine.attestation_hash),
                     ("key", admit.key_id, mine.key_id),
+                    ("commitment to the content", admit.anchor, mine.signed.content),
                 )
                 if there != here
             ]
         if wrong:
             told = "; ".join(wrong)
-            self._alarm("BOUNDS", path, admit.seq, f"{name.hex()} is not recorded as it was signed: {told}; ask the corpus owner")
+            which = f"{mine.name} ({mine.descriptor_hash.hex()})"
+            self._alarm("BOUNDS", path, admit.seq, f"{which} is not recorded as it was signed: {told}; ask the corpus owner")
 
     def _withdrawal(self, path: Path, run: RetainedReplay, name: bytes, admit: Admit | None, end: Withdraw | None) -> None:
         """Holds what was withdrawn against what the ledger says."""
@@ -353,12 +355,7 @@ class _Look:
             self._alarm("WITHDRAWAL_REASON", path, end.seq, f"{told}; {how}")
 
 
-def _misused(header: Header, signed: Terms) -> list[str]:
-    corpus = header.policy.corpus
-    return [] if signed.corpus == corpus else [f"it was signed for the corpus {signed.corpus!r}, and is used in {corpus!r}"]
-
-
-def _signed(terms: Terms) -> Bounds:
+def _signed(terms: SignedDescriptor) -> Bounds:
     return Bounds(
         terms.admissibility_class,
         terms.clip_norm_micro,

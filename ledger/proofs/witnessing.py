@@ -1,8 +1,8 @@
 """Asking a witness to cosign: the body of a request, and what its answer says (C2SP tlog-witness, "add-checkpoint").
 
-A witness vouches for history alone: the tree under a checkpoint extends every tree of that log which it cosigned before. It is sent
-the size that it cosigned last, the proof that the tree extends that one, and the checkpoint. It answers with its signature lines,
-which are merged into the checkpoint as an auditor's are. Nothing here speaks HTTP: bodies are files.
+A witness vouches for history alone: the tree under a checkpoint extends every tree of that log which it cosigned before. It is
+sent the size that it cosigned last, the proof that the tree extends that one, and the checkpoint. It answers with its signature
+lines, which are merged into the checkpoint as an auditor's are. Nothing here speaks HTTP: bodies are files.
 """
 
 import base64
@@ -26,12 +26,12 @@ _STATUS_LINE = re.compile(rb"HTTP/[0-9.]+ ([0-9]{3})[^\r\n]*\r?\n")
 
 _REFUSALS: Final = {
     400: ("WITNESS_REQUEST", "the witness does not understand the request; write it again with 'ledger witness-request'"),
-    403: ("WITNESS_FORBIDDEN", "the witness trusts no key that signed this checkpoint; tell it the ledger's present verifier key"),
+    403: ("WITNESS_FORBIDDEN", "the witness trusts no key that signed this checkpoint; give it the ledger's present key"),
     404: ("WITNESS_UNKNOWN", "the witness does not know this ledger; ask who runs it to add the ledger's verifier key"),
     422: (
         "WITNESS_PROOF",
-        "the witness says that the tree does not extend the one it cosigned: it has seen another history of this ledger, or the "
-        "request is not what was written; keep both, and have the ledger audited",
+        "the witness says that the tree does not extend the one it cosigned: it has seen another history of this ledger, or "
+        "the request is not what was written; keep both, and have the ledger audited",
     ),
 }
 """Code and sentence for each status by which a witness refuses."""
@@ -89,8 +89,8 @@ def read_answer(data: bytes, request: WitnessRequest) -> bytes:
     """Returns the checkpoint of a request with the lines that a witness answered; nothing of them is verified yet.
 
     Guarantee:
-        A note is returned only where the answer is one or more signature lines and nothing else. It has the text of the request,
-        so that whoever verifies it (`ledger.note.merge_notes`) verifies what was asked for.
+        A note is returned only where the answer is one or more signature lines and nothing else. It has the text of the
+        request, so that whoever verifies it (`ledger.note.merge_notes`) verifies what was asked for.
 
     Args:
         data: the body of the answer; status line and headers may stand before it, as ``curl -i`` prints them. Without these

@@ -69,7 +69,7 @@ class Earlier:
         return self.cited.reason == COMPROMISED and not self.run.closed
 
     def misdates(self, time: int) -> str | None:
-        """Tells why a run that counts this one cannot have begun at a time; None where it can, as far as two clocks may differ."""
+        """Tells why a run that counts this one cannot have begun at a time; None where it can, as clocks may differ."""
         last = self.run.last_time
         if not is_ahead(last, time):
             return None
@@ -98,9 +98,9 @@ class Accounts:
         """Returns the account of a contribution; None if the run has none of it, or only as a public one.
 
         Guarantee:
-            Of a run that was lost the account is what the whole plan could have spent, for everybody whose class its policy has:
-            whoever was not admitted in the cited leaves may have been admitted behind them. So it does not matter at which
-            size its operator says that the key was lost.
+            Of a run that was lost the account is what the whole plan could have spent, for everybody whose class its policy
+            has: whoever was not admitted in the cited leaves may have been admitted behind them. So it does not matter at
+            which size its operator says that the key was lost.
 
         Args:
             descriptor_hash: of the contribution.
@@ -228,8 +228,8 @@ class SpentRegistry:
 
         Raises:
             BudgetExceeded: code BUDGET; ``nearest`` is the largest number of steps that would stay within the limit.
-            LeafRefused: code EARLIER_CORPUS, an earlier run is of another corpus, and counts nothing here; EARLIER_TIME, one has
-                leaves that are dated after the new run begins.
+            LeafRefused: code EARLIER_CORPUS, an earlier run is of another corpus, and counts nothing here; EARLIER_TIME, one
+                has leaves that are dated after the new run begins.
         """
         for earlier in self._runs:
             if wrong := earlier.misdates(header.time):

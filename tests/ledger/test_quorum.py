@@ -17,8 +17,7 @@ from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, sign_note
 from ledger.proofs.reader import ExportReader
-from ledger.trust import AUDITORS, BOTH, WITNESSES, parse_policy
-from ledger.trust import Group as trust_group
+from ledger.trust import AUDITORS, BOTH, WITNESSES, Group, parse_policy
 
 KEYS = [SIGNER.vkey]
 ANNA, BEN, CARLA = (
@@ -210,7 +209,7 @@ def test_the_exports_trust_policy_asks_for_both_quorums(witnessed):
     assert [str(key) for key in policy.keys_of(WITNESSES)] == list(WITNESSED["witnesses"])
     assert policy.quorum == (BOTH if audited else WITNESSES)
     if audited:
-        assert policy.groups[-1] == trust_group(BOTH, 2, (AUDITORS, WITNESSES))
+        assert policy.groups[-1] == Group(BOTH, 2, (AUDITORS, WITNESSES))
         assert not policy.satisfied({ANNA.verifier}) and not policy.satisfied({WANDA.verifier, WIM.verifier})
     assert policy.satisfied({ANNA.verifier, WIM.verifier})
     add(export, WIM, *([ANNA] if audited else []))

@@ -1,4 +1,4 @@
-"""A witness as a stranger would write it from C2SP tlog-witness, signed-note and RFC 6962 alone: nothing of this project in it."""
+"""A witness as a stranger would write it from C2SP tlog-witness, signed-note and RFC 6962; nothing of this project in it."""
 
 import base64
 import hashlib
