@@ -279,7 +279,7 @@ class _Look:
     def _row(
         self, name: bytes, origin: str, run: RetainedReplay | None, admit: Admit | None, end: Withdraw | None
     ) -> WatchedRow:
-        mine, asked = self._mine.get(name), self._asked.get(name, ())
+        mine, asked = self._mine.get(name), self._asked.get(name, [])
         found = None if run is None or admit is None else run.contributions[name]
         steps, epsilon = 0, None
         if run is not None and found is not None:
