@@ -354,6 +354,19 @@ def test_who_saw_more_of_a_ledger_lets_no_run_cite_it_as_lost_before(tmp_path, h
     assert [take(export) for export in (late, second, honest, second)] == ["", "CITED", "", "CITED"]
 
 
+def test_an_earlier_run_that_no_witness_saw_weakens_the_run_that_counts_it(tmp_path):
+    """Else a history that was shown to nobody else could be counted, with no word about it."""
+    wim = Cosigner("witness.example/wim", Ed25519PrivateKey.from_private_bytes(bytes(range(4, 36))))
+    first = finished(tmp_path, "one", SIGNER, admission(1), policy=signed_policy(witnesses=(wim.vkey,), witness_quorum=1))
+    registry = counting(first)
+    second = finished(tmp_path, "two", SECOND, carrying(registry), streams=10, previous=registry.previous)
+    assert "NO_WITNESS_QUORUM" not in verify_export(second, KEYS).qualifiers
+    assert "NO_WITNESS_QUORUM" in verify_with_earlier(second, KEYS, [first]).qualifiers
+    note = cosign((first / "checkpoint").read_bytes(), wim, KEYS, time=START + 900)
+    (first / "checkpoint").write_bytes(note)
+    assert "NO_WITNESS_QUORUM" not in verify_with_earlier(second, KEYS, [first]).qualifiers
+
+
 def test_a_limit_over_runs_is_held_against_the_whole_plan_of_a_lost_run(tmp_path):
     early, _ = lost_at(tmp_path, 1)
     registry = SpentRegistry([earlier_run(early, KEYS, reason="compromised")])
