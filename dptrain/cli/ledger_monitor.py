@@ -70,6 +70,7 @@ def monitor(
     it has spent, withdrawn or not. Run it again for every new export, with --remember and the withdrawals that you sent. The
     exit code says what to do, for a cron job; of several alarms the highest counts.
     """
+    from ledger.audit.words import headline
     from ledger.proofs.monitoring import watch
 
     at = int(time.time()) if now is None else now
@@ -88,7 +89,8 @@ def monitor(
         out = console()
         for report in found.reports:
             told = f"  {report.origin or 'no ledger'}: {report.size or 0} leaves"
-            out.print(styled(f"bold {COLOURS.get(report.verdict, 'red')}", report.verdict, told))
+            said = headline(report.verdict, report.qualifiers)
+            out.print(styled(f"bold {COLOURS.get(report.verdict, 'red')}", said, told))
         for row in found.rows:
             _print(row)
         for alarm in found.alarms:

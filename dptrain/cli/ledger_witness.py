@@ -102,13 +102,8 @@ def witness_answer(
     note = read_answer(data, request)
     named = [vkey for text in key or [] for vkey in verifier_keys(text)]
     merged, trusted = merged_into(ledger, [note], named, ledger_key, passphrase_file, state)
-    keys = list(dict.fromkeys(trusted))
-    origin = peek_checkpoint(note).origin
-    taken = tuple(
-        item
-        for item in open_note(note, [*keys]).signatures
-        if item.key.kind == SIGNATURE_COSIGNATURE_V1 and item.key.name != origin
-    )
+    lines = open_note(note, list(dict.fromkeys(trusted))).signatures
+    taken = tuple(item for item in lines if item.key.kind == SIGNATURE_COSIGNATURE_V1)
     ignored = ignored_lines([answer], [note], trusted)
     if not taken:
         names = ", ".join(f"{row['name']} (key id {row['key_id']})" for row in ignored) or "nobody"
