@@ -158,7 +158,7 @@ class Recorder:
             raise ResumeRefused("EARLIER", "the header cites earlier runs and nobody is admitted yet; name their ledgers again")
         if not self.ledger.header.previous or self._steps.classes[admission.profile_id].public:
             return admission
-        before = self._spent.carried(admission.descriptor_hash, self.ledger.header.delta)
+        before = self._spent.carried(admission.descriptor_hash, self.ledger.header.delta, admission)
         return replace(admission, carried_micro=to_micro_up(before))
 
     def admitted(self) -> list[bytes]:

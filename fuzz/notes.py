@@ -10,11 +10,12 @@ from fuzz.invariants import Target, require
 from ledger import merkle
 from ledger.errors import LedgerError
 from ledger.leaves import Withdraw, encode_leaf
-from ledger.note import Checkpoint, Cosigner, NoteSigner, checkpoint_text, cosign, open_note, sign_note
+from ledger.note import Checkpoint, Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, open_note, sign_note
 from ledger.proofs import prover
 from ledger.proofs.evidence import Evidence, judge, parse_evidence
 from ledger.proofs.receipt import make_receipt, verify_receipt
 from ledger.proofs.tlog_proof import TlogProof, make_proof, parse_proof, verify_proof
+from ledger.proofs.witnessing import make_request, read_answer, read_request
 from ledger.trust import auditors_policy, parse_policy
 from tests.attacks.scene import ALICE, BOB, OWNER
 from tests.vectors.published import vectors
@@ -27,6 +28,7 @@ LEAVES = [
 OTHERS = [*LEAVES[:3], *reversed(LEAVES[3:])]
 POLICY = auditors_policy(LOG.vkey, [ANNA.vkey, BEN.vkey], 1)
 LOG_ALONE = auditors_policy(LOG.vkey)
+BOTH_KINDS = auditors_policy(LOG.vkey, [ANNA.vkey], 1, [BEN.vkey], 1)
 
 
 def _tree(leaves: list[bytes]) -> prover.HashTree:
@@ -57,6 +59,11 @@ EVIDENCE = [
         tuple(prover.consistency_proof(_tree(OTHERS).node, 5, len(OTHERS))),
     ),
 ]
+
+
+REQUEST = make_request(_tree(LEAVES).node, NOTE, 5)
+WITNESSED = cosign(read_request(REQUEST).note, BEN, [LOG.vkey], time=1_750_000_000)
+COSIGNATURE = WITNESSED.removeprefix(read_request(REQUEST).note)
 
 
 def run_note(data: bytes) -> None:
@@ -120,6 +127,26 @@ def run_receipt(data: bytes) -> None:
     require(data == RECEIPT, "a receipt is accepted that nobody signed")
 
 
+def run_request(data: bytes) -> None:
+    """A request to a witness that is read back, and a right answer to it."""
+    try:
+        request = read_request(data)
+        note = open_note(read_answer(COSIGNATURE, request), [LOG.vkey, BEN.vkey])
+    except LedgerError:
+        return
+    require(note.text in SIGNED, "a request is taken for a checkpoint that nobody signed")
+
+
+def run_answer(data: bytes) -> None:
+    """What a witness answers, with status line and headers or without."""
+    request = read_request(REQUEST)
+    try:
+        merged = merge_notes(NOTE, [read_answer(data, request)], [LOG.vkey, ANNA.vkey, BEN.vkey])
+    except LedgerError:
+        return
+    require(merged in (NOTE, NOTE + COSIGNATURE), "a line is merged that no known witness signed")
+
+
 def _published() -> list[bytes]:
     tlog = vectors("tlog")
     rows = [row["policy_hex"] for row in (*tlog["policy_accept"], *tlog["policy_reject"])]
@@ -136,7 +163,12 @@ NOTE_TARGETS: dict[str, Target] = {
         run_note, [NOTE, OLDER, *(bytes.fromhex(row["note_hex"]) for row in vectors("signed_notes")["signed_note"][:5])]
     ),
     "verifier_key": Target(run_verifier_key, [LOG.vkey.encode(), ANNA.vkey.encode()], 300),
-    "trust_policy": Target(run_trust_policy, [POLICY.text(), LOG_ALONE.text(), *_published()]),
+    "trust_policy": Target(run_trust_policy, [POLICY.text(), LOG_ALONE.text(), BOTH_KINDS.text(), *_published()]),
+    "witness_request": Target(run_request, [REQUEST, make_request(_tree(LEAVES).node, NOTE, 0)]),
+    "witness_answer": Target(
+        run_answer,
+        [COSIGNATURE, b"HTTP/2 200 \r\nserver: w\r\n\r\n" + COSIGNATURE, b"5\n", b"HTTP/1.1 409 Conflict\r\n\r\n5\n"],
+    ),
     "proof": Target(run_proof, [*PROOFS, TlogProof(4, (), NOTE).to_bytes()]),
     "evidence": Target(run_evidence, [evidence.to_bytes() for evidence in EVIDENCE]),
     "receipt": Target(run_receipt, [RECEIPT, *(bytes.fromhex(text) for text in vectors("cose")["rfc9942_examples"].values())]),

@@ -359,6 +359,8 @@ _VARIED = replace(
     noise_budgets=(200_000, 1_000_000, 2_000_000),
     auditors=(str(VerifierKey("anna", SIGNATURE_COSIGNATURE_V1, RAW["alice"])),),
     auditor_quorum=1,
+    witnesses=(str(VerifierKey("wanda", SIGNATURE_COSIGNATURE_V1, RAW["bob"])),),
+    witness_quorum=1,
 ).to_cbor()
 
 _KEY_LINE = b"dptrain-key-v1 alice " + base64.b64encode(RAW["alice"]) + b"\n"

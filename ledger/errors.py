@@ -78,6 +78,18 @@ class CosignRefused(LedgerError):
     """An auditor may not cosign this checkpoint: its audit FAILED, or the auditor's memory says otherwise."""
 
 
+class WitnessRefused(LedgerError):
+    """A witness did not cosign a checkpoint, or what it answered is no cosignature.
+
+    Attributes:
+        size: the size that it says it cosigned before, None where it says none.
+    """
+
+    def __init__(self, code: str, sentence: str, *, size: int | None = None) -> None:
+        super().__init__(code, sentence)
+        self.size = size
+
+
 class RetentionRefused(LedgerError):
     """Nothing may be pruned now: the policy, the auditors or the horizon do not let it."""
 

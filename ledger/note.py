@@ -273,6 +273,17 @@ def parse_checkpoint(text: str) -> Checkpoint:
     return Checkpoint(origin, size, root)
 
 
+def lines_of(data: bytes) -> list[tuple[str, str]]:
+    """Returns the signature lines of a note, each behind the name that it claims; nothing is verified."""
+    return [(_signed_by(line)[0], line) for line in _split(data)[1]]
+
+
+def with_lines(data: bytes, lines: Sequence[str]) -> bytes:
+    """Returns a note with these signature lines and no others, unverified; raises NoteError where that makes none."""
+    text, _ = _split(data)
+    return _with_lines(f"{text}\n".encode(), lines)
+
+
 def with_signature(data: bytes, key: VerifierKey, blob: bytes) -> bytes:
     """Returns a note with one further line, unverified: what signs gives it; raises NoteError for a malformed note."""
     return _with_lines(data, [_signature_line(key, blob)])

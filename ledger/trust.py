@@ -1,4 +1,4 @@
-"""Whose signatures make a checkpoint one to rely on: the log's, and a quorum of auditors who saw the same history.
+"""Whose signatures make a checkpoint one to rely on: the log's, and quorums of auditors and witnesses who saw one history.
 
 Format: C2SP tlog-policy. A file of lines ``log <vkey> [<url>]``, ``witness <name> <vkey> [<url>]``,
 ``group <name> all|any|<k> <name>...`` and one ``quorum <name>|none``. It is read as octets: names are compared byte for
@@ -33,6 +33,15 @@ MAX_LINES: Final = 1_000
 
 NO_QUORUM: Final = "none"
 """The predefined name of a quorum that asks for no cosignature."""
+
+AUDITORS: Final = "auditors"
+"""The group of the auditors whom a ledger's own policy names."""
+
+WITNESSES: Final = "witnesses"
+"""The group of its witnesses."""
+
+BOTH: Final = "auditors-and-witnesses"
+"""The group of both groups, the quorum where the policy names both."""
 
 _FORBIDDEN = re.compile(rb"[^\t\n\x20-\x7e\x80-\xff]")
 _BLANKS = re.compile("[ \t]+")
@@ -99,6 +108,15 @@ class TrustPolicy:
     def satisfied(self, cosigners: Collection[VerifierKey]) -> bool:
         """Tells whether these cosigners are a quorum."""
         return self.quorum == NO_QUORUM or self.quorum in self._names(cosigners)
+
+    def keys_of(self, group: str) -> tuple[VerifierKey, ...]:
+        """Returns the keys of the witnesses that are members of a group themselves; none where there is no such group."""
+        members = next((item.members for item in self.groups if item.name == group), ())
+        return tuple(witness.key for witness in self.witnesses if witness.name in members)
+
+    def has_cosigned(self, group: str, cosigners: Collection[VerifierKey]) -> bool:
+        """Tells whether enough of these cosigners are members of a group."""
+        return group in self._names(cosigners)
 
     def open_checkpoint(self, data: bytes, *, now: int | None = None) -> TrustedCheckpoint:
         """Opens a checkpoint under this policy.
@@ -172,24 +190,28 @@ class TrustPolicy:
         dated = ", ".join(f"{visible(item.key.name)} ({utc(item.timestamp or 0)})" for item in misdated)
         wrong = f" (dated before the leaf, or ahead of the clock here, and of no account: {dated})" if dated else ""
         return (
-            f"the policy asks for cosignatures of {self.quorum!r}, and the checkpoint is cosigned by {there}{wrong}; ask its "
-            "auditors"
+            f"the policy asks for cosignatures of {self.quorum!r}, and the checkpoint is cosigned by {there}{wrong}; ask "
+            "its auditors and witnesses"
         )
 
 
-def auditors_policy(log_vkey: str, auditors: Sequence[str] = (), quorum: int = 0) -> TrustPolicy:
-    """Returns the policy of one log under which ``quorum`` of these auditors must have cosigned.
+def auditors_policy(
+    log_vkey: str, auditors: Sequence[str] = (), quorum: int = 0, witnesses: Sequence[str] = (), witness_quorum: int = 0
+) -> TrustPolicy:
+    """Returns the policy of one log under which ``quorum`` of these auditors, and of these witnesses, must have cosigned.
 
     Args:
         log_vkey: the log's verifier key.
         auditors: verifier keys of the auditors.
         quorum: how many of them; 0 asks for none.
+        witnesses: verifier keys of the witnesses.
+        witness_quorum: how many of them, besides the auditors; 0 asks for none.
 
     Raises:
         NoteError: a key is malformed.
         TrustError: as `parse_policy`.
     """
-    return _written([log_vkey], auditors, quorum)
+    return _written([log_vkey], auditors, quorum, witnesses, witness_quorum)
 
 
 def policy_of_keys(vkeys: Sequence[str], quorum: int = 0) -> TrustPolicy:
@@ -228,13 +250,22 @@ def parse_policy(data: bytes) -> TrustPolicy:
     return reader.policy()
 
 
-def _written(logs: Sequence[str], auditors: Sequence[str], quorum: int) -> TrustPolicy:
-    lines = [f"log {vkey}" for vkey in logs]
-    lines += [f"witness auditor-{number} {vkey}" for number, vkey in enumerate(auditors, start=1)]
-    if quorum:
-        members = [f"auditor-{number}" for number in range(1, len(auditors) + 1)]
-        lines.append(" ".join(["group auditors", str(quorum), *members]))
-    lines.append(f"quorum {'auditors' if quorum else NO_QUORUM}")
+def _written(
+    logs: Sequence[str], auditors: Sequence[str], quorum: int, witnesses: Sequence[str] = (), witness_quorum: int = 0
+) -> TrustPolicy:
+    lines, groups = [f"log {vkey}" for vkey in logs], []
+    for group, kind, vkeys, asked in (
+        (AUDITORS, "auditor", auditors, quorum),
+        (WITNESSES, "witness", witnesses, witness_quorum),
+    ):
+        names = [f"{kind}-{number}" for number in range(1, len(vkeys) + 1)]
+        lines += [f"witness {name} {vkey}" for name, vkey in zip(names, vkeys, strict=True)]
+        if asked:
+            lines.append(" ".join(["group", group, str(asked), *names]))
+            groups.append(group)
+    if len(groups) == 2:
+        lines.append(" ".join(["group", BOTH, "all", *groups]))
+    lines.append(f"quorum {(groups[0] if len(groups) == 1 else BOTH) if groups else NO_QUORUM}")
     return parse_policy("".join(f"{line}\n" for line in lines).encode())
 
 

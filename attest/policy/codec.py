@@ -46,6 +46,8 @@ _POLICY_OPTIONAL = {
     28: "auditor_quorum",
     30: "retention_hash_epochs",
     31: "isolation_required",
+    32: "witnesses",
+    33: "witness_quorum",
 }
 _CLASS_FIELDS = {
     1: "name",
@@ -79,8 +81,9 @@ def encode_policy(policy: Policy) -> bytes:
         plain[24] = [[phase.first_step, phase.scale_micro] for phase in policy.noise_phases]
     if policy.noise_budgets is not None:
         plain[25] = list(policy.noise_budgets)
-    if policy.auditors:
-        plain[27] = list(policy.auditors)
+    for key in (27, 32):
+        if key in plain:
+            plain[key] = list(stated[key])
     plain[1] = SCHEMA
     plain[3] = _pair(policy.delta)
     plain[22] = [_encode_class(rule) for rule in policy.classes]
@@ -110,8 +113,9 @@ def decode_policy(data: bytes) -> Policy:
         fields["noise_phases"] = _decode_phases(fields["noise_phases"])
     if "noise_budgets" in fields:
         fields["noise_budgets"] = _tuple(fields["noise_budgets"], "noise budgets")
-    if "auditors" in fields:
-        fields["auditors"] = _tuple(fields["auditors"], "auditors")
+    for name in ("auditors", "witnesses"):
+        if name in fields:
+            fields[name] = _tuple(fields[name], name)
     policy = Policy(**fields)
     if encode_policy(policy) != data:
         raise PolicyRefused("CBOR_NONCANONICAL", "policy does not encode to the bytes received")

@@ -8,7 +8,7 @@ from attest.descriptor import MAX_COUNT, MAX_MICRO, PUBLIC_CLIP_MICRO, PUBLIC_NO
 from attest.errors import PolicyRefused
 from attest.ids import check_id
 from attest.micro import from_micro
-from attest.policy.auditors import check_auditors
+from attest.policy.auditors import check_cosigners
 from attest.policy.depth import DepthRule, check_fraction
 from attest.policy.noise import MAX_STEPS, NoisePhase, check_noise
 from attest.policy.retention import check_retention
@@ -144,6 +144,8 @@ class Policy:
         sampling_order: One of `SAMPLING_ORDERS`: independent draws, or turns in an order that everybody may know.
         auditors: Verifier keys of the auditors of its ledgers, and
         auditor_quorum: how many of them must cosign what readers rely on; None without auditors.
+        witnesses: Verifier keys of the witnesses of its ledgers, who vouch for one append-only history and for nothing else.
+        witness_quorum: How many of them must cosign what readers rely on; None without witnesses.
         min_clip_norm_micro: Smallest clip norm that any contribution may sign, in 1e-6.
         min_noise_multiplier_micro: Smallest noise multiplier that any contribution may sign, in 1e-6.
         max_window: Longest validity of an attestation in seconds.
@@ -185,6 +187,8 @@ class Policy:
     auditor_quorum: int | None = None
     retention_hash_epochs: int = 0
     isolation_required: bool = False
+    witnesses: tuple[str, ...] = ()
+    witness_quorum: int | None = None
 
     def __post_init__(self) -> None:
         check_id(self.corpus, "corpus", error=PolicyRefused)
@@ -199,7 +203,7 @@ class Policy:
         self._check_choices()
         self._check_classes()
         check_sampling(self)
-        check_auditors(self)
+        check_cosigners(self)
         check_retention(self)
         if type(self.isolation_required) is not bool:
             found = type(self.isolation_required).__name__

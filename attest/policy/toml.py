@@ -46,7 +46,7 @@ _BUDGETS = ("embeddings", "layers", "head")
 _SAMPLING = ("order",)
 _FLOORS = ("clip_norm", "noise_multiplier")
 _GATE = ("max_window_days", "contributor_cap", "max_examples")
-_LEDGER = ("auditors", "auditor_quorum")
+_LEDGER = ("auditors", "auditor_quorum", "witnesses", "witness_quorum")
 _ISOLATION = ("required",)
 _BOUNDS = ("clip_norm", "noise_multiplier")
 _CLASS_REQUIRED = ("name", *_BOUNDS, "sampling_rate", "depth")
@@ -132,9 +132,13 @@ def _parse_budgets(table: Any) -> tuple[int, ...]:
 
 
 def _parse_ledger(table: dict[str, Any]) -> dict[str, Any]:
-    if table and set(_LEDGER) != set(table):
-        raise PolicyRefused("KEY", "[ledger] takes auditors, their verifier keys, and auditor_quorum, how many; give both")
-    return table | {"auditors": _list(table["auditors"], "ledger.auditors")} if table else {}
+    fields = dict(table)
+    for name, quorum in (_LEDGER[:2], _LEDGER[2:]):
+        if (name in table) != (quorum in table):
+            raise PolicyRefused("KEY", f"[ledger] takes {name}, their verifier keys, with {quorum}, how many; give both")
+        if name in table:
+            fields[name] = _list(table[name], f"ledger.{name}")
+    return fields
 
 
 def _parse_class(table: Any) -> ClassRule:

@@ -56,6 +56,8 @@ _SUFFIXES = {
     "WITHDRAWAL": (".cose",),
     "REPORT.html": (".html",),
     "NOTE": (".note",),
+    "BODY": (".body",),
+    "ANSWER": (".answer",),
     "PROOF": (".tlog-proof", ".evidence", ".cose"),
     "RUN.toml": (".toml",),
     "JSON": (".json",),

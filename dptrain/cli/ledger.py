@@ -22,10 +22,12 @@ from dptrain.cli import (
     ledger_fsck,
     ledger_init,
     ledger_keys,
+    ledger_monitor,
     ledger_proofs,
     ledger_retain,
     ledger_show,
     ledger_trace,
+    ledger_witness,
 )
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger_place import LedgerKey, LedgerName, LedgerOrExport, Now, StateDirectory, opened_to_sign, place_of
@@ -132,7 +134,8 @@ def verify(
     key: VerifierKeys,
     owner_key: OwnersKey = None,
     require_quorum: Annotated[
-        bool, typer.Option("--require-quorum", help="Fail unless the auditors whom the policy asks for have cosigned.")
+        bool,
+        typer.Option("--require-quorum", help="Fail unless the auditors and witnesses whom the policy asks for have cosigned."),
     ] = False,
     earlier: Annotated[
         list[Path] | None,
@@ -411,3 +414,5 @@ ledger_proofs.register(app)
 ledger_cosign.register(app)
 ledger_retain.register(app)
 ledger_clock.register(app)
+ledger_witness.register(app)
+ledger_monitor.register(app)

@@ -84,7 +84,7 @@ def cosign(
         )
     atomic_write(note, done.note)
     before = None if done.before is None else done.before.checkpoint.size
-    vouched = [row for row in done.report.summaries if summary and not row.pruned]
+    vouched = [row for row in done.report.summaries if row.seq in done.vouched]
     if json:
         told = {"path": str(note), "key": cosigner.vkey, "origin": done.report.origin, "size": done.report.size}
         told |= {"root": done.report.root_hex, "before": before, "named": cosigner.vkey in done.report.auditors}
@@ -125,19 +125,12 @@ def merge(
     Every line is verified first, and nothing is taken away. Exports of a ledger that are made later have them too.
     """
     from ledger.note import MAX_NOTE_SIZE, SIGNATURE_COSIGNATURE_V1, open_note
-    from ledger.retention.statements import NAME_SUFFIX, summary_keys
+    from ledger.retention.statements import NAME_SUFFIX
 
     named = [vkey for text in key or [] for vkey in verifier_keys(text)]
     given = [read_limited(path, MAX_NOTE_SIZE, "note") for path in notes]
-    if Path(ledger).is_dir():
-        merged, trusted = _merge_into_export(Path(ledger), given, named)
-    else:
-        with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
-            trusted = [*log.state.keys.trust_policy().vkeys, *named]
-            trusted += summary_keys(log.header)
-            for note in given:
-                merged = log.add_signatures(note, trusted)
-    ignored = _ignored(notes, given, trusted)
+    merged, trusted = merged_into(ledger, given, named, ledger_key, passphrase_file, state)
+    ignored = ignored_lines(notes, given, trusted)
     lines = [item for item in open_note(merged, list(dict.fromkeys(trusted))).signatures if item.timestamp is not None]
     cosigned = tuple(item for item in lines if item.key.kind == SIGNATURE_COSIGNATURE_V1)
     vouched = [item.key.name.removesuffix(NAME_SUFFIX) for item in lines if item not in cosigned]
@@ -146,19 +139,39 @@ def merge(
         print_json({"path": ledger, "cosigners": cosigners, "vouchers": vouched, "ignored": ignored})
         return
     out = console()
-    for row in ignored:
-        name = visible(row["name"], plain=True)
-        out.print(
-            f"note: {row['path']} has a line by {name}, key id {row['key_id']}: not taken over, since the "
-            "policy does not name that key; give it with --key, if you trust it"
-        )
+    print_ignored(ignored)
     out.print(f"the checkpoint of {ledger} has {counted(len(cosigned), 'cosignature')}")
     print_cosigners(cosigned)
     if vouched:
         out.print(f"its summaries are vouched for by {', '.join(map(visible, vouched))}")
 
 
-def _ignored(paths: list[Path], given: list[bytes], trusted: list[str]) -> list[dict[str, str]]:
+def merged_into(
+    ledger: str, given: list[bytes], named: list[str], ledger_key: Path | None, passphrase_file: Path | None, state: Path | None
+) -> tuple[bytes, list[str]]:
+    """Merges the lines of notes into a ledger's checkpoint, or that of an export; returns it and the keys that count."""
+    from ledger.retention.statements import summary_keys
+
+    if Path(ledger).is_dir():
+        return _merge_into_export(Path(ledger), given, named)
+    with opened_to_sign(place_of(ledger, state), ledger_key, passphrase_file) as log:
+        trusted = [*log.state.keys.trust_policy().vkeys, *named, *summary_keys(log.header)]
+        for note in given:
+            merged = log.add_signatures(note, trusted)
+    return merged, trusted
+
+
+def print_ignored(ignored: list[dict[str, str]]) -> None:
+    """Tells of lines that were not taken over."""
+    for row in ignored:
+        name = visible(row["name"], plain=True)
+        console().print(
+            f"note: {row['path']} has a line by {name}, key id {row['key_id']}: not taken over, since the "
+            "policy does not name that key; give it with --key, if you trust it"
+        )
+
+
+def ignored_lines(paths: list[Path], given: list[bytes], trusted: list[str]) -> list[dict[str, str]]:
     """The lines of the notes that are by none of the keys, and so were not taken over; the ledger's own are no news to it."""
     from ledger.note import open_note, peek_checkpoint
 
@@ -175,11 +188,11 @@ def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tu
     from ledger.note import merge_notes
     from ledger.proofs.reader import ExportReader
     from ledger.retention.statements import summary_key
-    from ledger.trust import parse_policy
+    from ledger.trust import AUDITORS, parse_policy
 
     reader = ExportReader(export)
     policy = parse_policy(reader.read(POLICY))
-    trusted = [*policy.vkeys, *(str(summary_key(witness.key)) for witness in policy.witnesses), *named]
+    trusted = [*policy.vkeys, *(str(summary_key(auditor)) for auditor in policy.keys_of(AUDITORS)), *named]
     merged = merge_notes(reader.checkpoint, given, list(dict.fromkeys(trusted)))
     if merged != reader.checkpoint:
         atomic_write(export / CHECKPOINT, merged)

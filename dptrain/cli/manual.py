@@ -45,9 +45,12 @@ PEOPLE = {
 """Commands of the root by who needs them, in the order of the help."""
 
 LEDGER_PEOPLE = {
-    "For who keeps the ledger": ("show", "withdraw", "export", "merge", "retain", "rotate-key", "set-clock", "fsck", "init"),
+    "For who keeps the ledger": (
+        *("show", "withdraw", "export", "merge", "witness-request", "witness-answer"),
+        *("retain", "rotate-key", "set-clock", "fsck", "init"),
+    ),
     "For auditors": ("verify", "report", "cosign", "auditor-key"),
-    "For contributors": ("prove", "verify-proof"),
+    "For contributors": ("monitor", "prove", "verify-proof"),
 }
 """Commands of `dptrain ledger` likewise."""
 
@@ -66,10 +69,11 @@ class Page:
     writes: str = ""
     examples: list[str] = field(default_factory=list)
     see: list[str] = field(default_factory=list)
+    codes: str = ""
 
     def exits(self) -> str:
         """The exit codes, in one sentence."""
-        return f"0 done; 1 {self.refused}; 2 wrong use."
+        return f"0 done; 1 {self.refused}; 2 wrong use{self.codes and f'; {self.codes}'}."
 
     def markdown(self) -> str:
         """The page as the end of a command's help."""

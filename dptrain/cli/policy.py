@@ -251,6 +251,8 @@ def _as_json(signed: SignedPolicy) -> dict[str, Any]:
             "sampling_order": policy.sampling_order,
             "auditors": list(policy.auditors),
             "auditor_quorum": policy.auditor_quorum,
+            "witnesses": list(policy.witnesses),
+            "witness_quorum": policy.witness_quorum,
             "min_clip_norm": policy.min_clip_norm_micro / 1e6,
             "min_noise_multiplier": policy.min_noise_multiplier_micro / 1e6,
             "max_window_seconds": policy.max_window,

@@ -52,9 +52,14 @@ def as_toml(policy: Policy) -> str:
     if policy.sampling_order != POISSON:
         tables.append(_table("[sampling]", {"order": _text(policy.sampling_order)}))
     tables += [_table("[floors]", floors), _table("[gate]", gate)]
-    if policy.auditors:
-        named = ", ".join(map(_text, policy.auditors))
-        ledger = {"auditors": f"[{named}]", "auditor_quorum": str(policy.auditor_quorum)}
+    ledger: dict[str, str] = {}
+    for kind, vkeys, quorum in (
+        ("auditors", policy.auditors, {"auditor_quorum": str(policy.auditor_quorum)}),
+        ("witnesses", policy.witnesses, {"witness_quorum": str(policy.witness_quorum)}),
+    ):
+        if vkeys:
+            ledger |= {kind: f"[{', '.join(map(_text, vkeys))}]", **quorum}
+    if ledger:
         tables.append(_table("[ledger]", ledger))
     if policy.isolation_required:
         tables.append(_table("[isolation]", {"required": "true"}))

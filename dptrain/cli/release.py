@@ -58,7 +58,8 @@ def release(
     require_quorum: Annotated[
         bool,
         typer.Option(
-            "--require-quorum", help="With --check: fail unless the policy's auditors have cosigned what records the release."
+            "--require-quorum",
+            help="With --check: fail unless the policy's auditors and witnesses have cosigned what records the release.",
         ),
     ] = False,
     min_size: Annotated[

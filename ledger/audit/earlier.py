@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from attest.clock import machine_time
 from ledger.accountants import MICRO
@@ -30,7 +30,9 @@ CARRIED_TOLERANCE_MICRO = 2
 ANSWERED: Final = frozenset({"EARLIER_TOLD", "LIMITS_ALONE"})
 """Qualifiers of a run that no longer hold once the exports of other runs, among them all that it cites, were verified too."""
 
-INHERITED: Final = frozenset({"CLOCK_SET", "FROZEN_TOLD", "NO_QUORUM", "NO_AUDITORS", "PRUNED", "UNADDRESSED", "UNPROBED"})
+INHERITED: Final = frozenset(
+    {"CLOCK_SET", "FROZEN_TOLD", "NO_AUDITORS", "NO_QUORUM", "NO_WITNESS_QUORUM", "PRUNED", "UNADDRESSED", "UNPROBED"}
+)
 """Qualifiers of a cited run that hold of what was spent in it, and so of the run that counts it."""
 
 
@@ -102,12 +104,13 @@ def verify_with_earlier(
     Guarantee:
         FULL means besides: every cited earlier run was given, is FULL itself, of the same corpus, is no shorter than cited and
         has the cited root at that size, under the cited name and key, and was closed there; whatever one of them counted is
-        cited too, and so is every run given that began before and shares a contribution; a compromised one is no longer
-        than cited; all exports given, and all that the runs in them counted, tell one history of each ledger; no noise stream
-        of one was used in another; no admission says less than what its contribution had spent in them together, or another
-        signed limit than they did; nobody took part who was withdrawn in one of them; and with this run as planned nobody
-        exceeds a limit of epsilon over all runs, its own or one of any policy for its class; nor could anybody with a cited
-        run as that was planned, and the runs that it counted.
+        cited too, and so is every run given that began before and shares a contribution; none has leaves dated after the run
+        that cites it began; a compromised one is no longer than cited, and is counted with its whole plan unless it was closed,
+        for whoever was admitted in it and whoever may have been; all exports given, and all that the runs in them counted, tell
+        one history of each ledger; no noise stream of one was used in another; no admission says less than what its
+        contribution had spent in them together, or another signed limit than they did; nobody took part who was withdrawn in
+        one of them; and with this run as planned nobody exceeds a limit of epsilon over all runs, its own or one of any policy
+        for its class; nor could anybody with a cited run as that was planned, and the runs that it counted.
 
         The verdict is the weakest of the run and of those that it cites (`ledger.audit.words.VERDICTS`). It has the
         qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites.
@@ -122,7 +125,8 @@ def verify_with_earlier(
         now: the auditor's clock, as for `verify_export`, for all of them.
         max_age: as for `verify_export`, for this run alone: an earlier one is closed, and grows old.
         minimum_size: as for `verify_export`, of the run alone.
-        withdrawals: likewise.
+        withdrawals: as for `verify_export`, for all of them: who withdrew in an earlier run, whatever the reason that its leaf
+            gives, has withdrawn from the corpus.
         registry: likewise.
     """
     now = machine_time() if now is None else now
@@ -155,7 +159,8 @@ def verify_with_earlier(
         judge_citations(given, own, fault)
 
         def audited(item: Given) -> AuditReport:
-            found = verify_export(item.path, keys, owner_key=owner_key, require_quorum=require_quorum, now=now)
+            evidence: dict[str, Any] = {"withdrawals": withdrawals, "registry": registry}
+            found = verify_export(item.path, keys, owner_key=owner_key, require_quorum=require_quorum, now=now, **evidence)
             if found.verdict != "FAILED":
                 item.require(found.size, found.root_hex)
             return found
@@ -187,8 +192,8 @@ def verify_with_earlier(
 def _counted(earlier: Earlier) -> str:
     cited = earlier.cited
     told = f"counted with {cited.origin}, verified over its {cited.size} cited leaves"
-    if cited.reason == COMPROMISED:
-        return f"{told}; it ended there with its key lost: what may have been charged to it since counts nowhere"
+    if earlier.lost:
+        return f"{told}; its key was lost there, before it was closed: everybody of its classes is counted with its whole plan"
     return told
 
 
@@ -266,6 +271,8 @@ def _judge_cited(earlier: Earlier, header: Header, path: str, fault: Fault) -> N
     if run.header.policy.corpus != header.policy.corpus:
         sentence = f"it is a run over {run.header.policy.corpus}, and is counted in one over {header.policy.corpus}"
         fault("EARLIER_CORPUS", path, sentence)
+    if wrong := earlier.misdates(header.time):
+        fault("EARLIER_TIME", "seq 0", f"{wrong}: one of the two is dated falsely")
     if cited.reason == SPENT and not run.closed:
         sentence = f"{cited.origin} was counted at {cited.size} leaves, where it was not closed: whatever it charged after that"
         fault("EARLIER_OPEN", path, f"{sentence} counts nowhere")
@@ -315,7 +322,7 @@ def _judge_plans(runs: Sequence[Earlier], fault: Fault) -> None:
         for name, contribution in earlier.run.contributions.items():
             if own.of(name) is None:
                 continue
-            use = registry.worst(registry.accounts(name), own.planned(contribution), header.delta)
+            use = registry.worst(registry.accounts(name, contribution.terms), own.planned(contribution), header.delta)
             if use is not None and use.too_much(TOLERANCE_MICRO):
                 sentence = f"{name.hex()}: {use.limit} over all runs; as {header.origin} was planned that could have been"
                 fault("BUDGET", header.origin, f"{sentence} {use.epsilon:.6f}, wherever it stopped: it must not have begun")
@@ -337,7 +344,7 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault) -> Iterator
         account = own.of(name)
         if account is None:
             continue
-        before = registry.accounts(name)
+        before = registry.accounts(name, contribution.terms)
         _judge_admission(contribution, registry.composed(before, delta), fault)
         use = registry.worst(before, own.planned(contribution), delta)
         if use is not None and use.too_much(TOLERANCE_MICRO):

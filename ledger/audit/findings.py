@@ -164,6 +164,8 @@ class SummaryRow:
         vouchers: names of the policy's auditors who vouch for it, as far as the export shows.
         pruned: leaves of the range whose bodies are gone.
         hashes_gone: how many of these have no leaf hash either, but lie in subtrees of which the root is kept.
+        whole: whether the export has every body that the summary speaks for, ADMIT leaves of earlier ranges among them to whose
+            records it commits. Only then may an auditor who audited this export vouch for it.
     """
 
     seq: int
@@ -172,6 +174,24 @@ class SummaryRow:
     vouchers: tuple[str, ...]
     pruned: int = 0
     hashes_gone: int = 0
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CitedRow:
+    """An earlier ledger as the header cites it (`ledger.leaves.Previous`).
+
+    Attributes:
+        origin: its origin.
+        size: number of leaves.
+        root_hex: root over them.
+        reason: `ledger.leaves.previous.SPENT` or `COMPROMISED`.
+    """
+
+    origin: str
+    size: int
+    root_hex: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +228,7 @@ class AuditReport:
         clock_sets: the CLOCK leaves.
         finished: whether the run was closed.
         corpus: corpus of the policy.
+        cited: the earlier ledgers that the header cites.
         delta: the policy's delta.
         accountant: name, library and version that this audit computed with; a note says where the run recorded another.
         steps: the policy's horizon.
@@ -228,12 +249,15 @@ class AuditReport:
         owner_pinned: whether the owner's key was given by whoever audits, rather than read from the header.
         kinds: the leaves by kind.
         model_digest: hex of the model digest in the last epoch, None without one.
-        signers: who signed the checkpoint, of the pinned keys, the ledger's own and the auditors whom the policy names.
+        signers: who signed the checkpoint, of the pinned keys, the ledger's own and the cosigners whom the policy names.
         ignored: signature lines by keys that nobody knows, below the checkpoint and below those that a pruned export keeps.
         log_keys: the ledger's verifier keys in the order in which they signed it, the current one last.
         auditors: verifier keys of the auditors whom the policy names.
         quorum: how many of them the policy asks for, None without auditors.
         quorum_met: whether as many have cosigned, None without auditors.
+        witnesses: verifier keys of the witnesses whom the policy names.
+        witness_quorum: how many of them the policy asks for, None without witnesses.
+        witness_quorum_met: whether as many have cosigned, None without witnesses.
         withdrawal_counts: withdrawals by class and reason, all of them.
         withdrawals: the last ones, at most `ledger.audit.withdrawals.MAX_LISTED`.
         withdrawal_evidence: what became of their evidence, None where no signed withdrawals were given.
@@ -254,6 +278,7 @@ class AuditReport:
     clock_sets: tuple[ClockRow, ...] = ()
     finished: bool = False
     corpus: str | None = None
+    cited: tuple[CitedRow, ...] = ()
     delta: float | None = None
     accountant: str | None = None
     steps: int | None = None
@@ -279,6 +304,9 @@ class AuditReport:
     auditors: tuple[str, ...] = ()
     quorum: int | None = None
     quorum_met: bool | None = None
+    witnesses: tuple[str, ...] = ()
+    witness_quorum: int | None = None
+    witness_quorum_met: bool | None = None
     withdrawal_counts: tuple[WithdrawalCount, ...] = ()
     withdrawals: tuple[WithdrawalRow, ...] = ()
     withdrawal_evidence: WithdrawalEvidence | None = None

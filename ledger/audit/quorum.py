@@ -1,4 +1,4 @@
-"""Who signed the checkpoint under audit: pinned keys, and the auditors whom the signed policy names."""
+"""Who signed the checkpoint under audit: pinned keys, and the auditors and witnesses whom the signed policy names."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,6 +12,7 @@ from ledger.audit.remarks import Remarks
 from ledger.leaves import Header
 from ledger.note import Note
 from ledger.rules.rotation import KeyChain
+from ledger.trust import AUDITORS, WITNESSES
 
 
 def pinned_signers(note: Note, origin: str) -> tuple[Signer, ...]:
@@ -29,54 +30,69 @@ def judge_signers(
     fault: Callable[[str, str, str], None],
     remarks: Remarks,
 ) -> dict[str, Any]:
-    """Says who signed the checkpoint under audit, and whether the auditors among them are the quorum that the policy asks for.
+    """Says who signed the checkpoint under audit, and whether auditors and witnesses among them are the quorums asked for.
+
+    Guarantee:
+        ``quorum_met`` is True only if as many of the policy's auditors as it asks for have cosigned this checkpoint, each by a
+        line that verifies, at a time that counts; ``witness_quorum_met`` says that of its witnesses. Neither kind counts for
+        the other.
 
     Args:
         notes_of_tree: the notes over the checkpoint under audit, all with its text; their lines count together.
         header: leaf 0.
         chain: the keys of the ledger.
         counts: tells whether that checkpoint can have been signed at a time, in POSIX seconds.
-        required: whether a quorum that was not reached is a fault.
+        required: whether a quorum that the policy names and that was not reached is a fault, and a policy that names none.
         fault: takes (code, where, sentence) of everything wrong.
         remarks: takes what a reader should know.
 
     Returns:
-        The fields ``signers``, ``auditors``, ``quorum`` and ``quorum_met`` of an audit report.
+        The fields ``signers``, ``auditors``, ``quorum``, ``quorum_met``, ``witnesses``, ``witness_quorum`` and
+        ``witness_quorum_met`` of an audit report.
     """
-    policy, found = chain.trust_policy(), _times(notes_of_tree, counts)
+    trust, policy, found = chain.trust_policy(), header.policy, _times(notes_of_tree, counts)
     good = {key for key, time in found.items() if time is None or counts(time)}
-    named = [witness.key for witness in policy.witnesses]
-    met = policy.satisfied(good) if named else None
+    asked = {AUDITORS: policy.auditor_quorum, WITNESSES: policy.witness_quorum}
+    met = {kind: trust.has_cosigned(kind, good) if quorum else None for kind, quorum in asked.items()}
     for key, time in found.items():
         if key not in good:
             remarks.note(
                 f"the cosignature of {visible(key.name)} counts for nothing: it is dated {utc(time or 0)}, which is before the "
                 "last leaf that it covers, or ahead of the clock here"
             )
-    if named:
+    for kind, word in ((AUDITORS, "NO_QUORUM"), (WITNESSES, "NO_WITNESS_QUORUM")):
+        named = trust.keys_of(kind)
+        if not named:
+            continue
         cosigned = [visible(key.name) for key in named if key in good]
         told = (
-            f"cosigned by {len(cosigned)} of the {len(named)} auditors whom the policy names"
-            f"{': ' if cosigned else ''}{', '.join(cosigned)}; it asks for {header.policy.auditor_quorum}"
+            f"cosigned by {len(cosigned)} of the {len(named)} {kind} whom the policy names"
+            f"{': ' if cosigned else ''}{', '.join(cosigned)}; it asks for {asked[kind]}"
         )
-        if met:
+        if met[kind]:
             remarks.note(f"{told}, and has them")
         else:
-            remarks.qualify("NO_QUORUM", f"{told}, so that readers who ask for the quorum refuse this checkpoint")
-    elif any(key.kind == SIGNATURE_COSIGNATURE_V1 for key in good):
-        remarks.note("the policy names no auditors; the cosignatures are by keys that were pinned")
-    else:
-        remarks.qualify("NO_AUDITORS")
-    if required and not met:
-        wanted = header.policy.auditor_quorum
-        fault("QUORUM", layout.CHECKPOINT, f"{wanted} auditors must have cosigned" if named else "the policy names no auditors")
+            remarks.qualify(word, f"{told}, so that readers who ask for the quorum refuse this checkpoint")
+            if required:
+                fault("QUORUM", layout.CHECKPOINT, f"{asked[kind]} {kind} must have cosigned")
+    if not policy.auditors:
+        strangers = good.difference(trust.keys_of(WITNESSES))
+        if any(key.kind == SIGNATURE_COSIGNATURE_V1 for key in strangers):
+            remarks.note("the policy names no auditors; the cosignatures are by keys that were pinned")
+        else:
+            remarks.qualify("NO_AUDITORS")
+    if required and not any(asked.values()):
+        fault("QUORUM", layout.CHECKPOINT, "the policy names no auditors, and no witnesses")
     return {
         "signers": tuple(
             Signer(key.name, key.key_id.hex(), time, str(key) in chain.vkeys, key in good) for key, time in found.items()
         ),
-        "auditors": header.policy.auditors,
-        "quorum": header.policy.auditor_quorum,
-        "quorum_met": met,
+        "auditors": policy.auditors,
+        "quorum": policy.auditor_quorum,
+        "quorum_met": met[AUDITORS],
+        "witnesses": policy.witnesses,
+        "witness_quorum": policy.witness_quorum,
+        "witness_quorum_met": met[WITNESSES],
     }
 
 

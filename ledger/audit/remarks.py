@@ -63,7 +63,7 @@ def remark_header(header: Header, owner_key: bytes | None, remarks: Remarks) -> 
     for item in header.previous:
         if item.reason == COMPROMISED:
             told = f"{item.origin} ended at {item.size} leaves with its key lost"
-            remarks.qualify("KEY_LOST", f"{told}: what may have been charged to it since counts nowhere")
+            remarks.qualify("KEY_LOST", f"{told}: unless it was closed by then, its whole plan is what everybody spent in it")
     here = describe(header.accountant.name, header.policy.noise_family)
     there = (header.accountant.name, header.accountant.library, header.accountant.version, header.accountant.parameters)
     if there != here:

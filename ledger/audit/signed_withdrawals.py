@@ -30,8 +30,15 @@ _UNPROVEN: Final = "unproven"
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """A withdrawal that was given: read, and not verified yet."""
+class GivenWithdrawal:
+    """A withdrawal that was given: read, and not verified yet.
+
+    Attributes:
+        name: of its file.
+        payload: the signed bytes.
+        message: the COSE_Sign1 message.
+        withdrawal: what it says.
+    """
 
     name: str
     payload: bytes
@@ -40,6 +47,7 @@ class _Given:
 
     @property
     def issuer(self) -> str:
+        """Who says that it signed."""
         return sign1.peek_issuer(self.message)
 
 
@@ -101,10 +109,10 @@ class SignedWithdrawals:
         for contributor in () if self._registry is None else self._registry.by_name.values():
             for kid in {record.key_id for record in contributor.keys}:
                 self._holders.setdefault(kid, []).append(contributor)
-        self._by_digest: dict[bytes, _Given] = {}
-        self._by_contribution: dict[bytes, list[_Given]] = {}
+        self._by_digest: dict[bytes, GivenWithdrawal] = {}
+        self._by_contribution: dict[bytes, list[GivenWithdrawal]] = {}
         self._others: list[str] = []
-        for item in () if directory is None else _read(directory, self._others, fault):
+        for item in () if directory is None else read_withdrawals(directory, self._others, fault):
             self._by_digest[hashlib.sha256(item.message).digest()] = item
             self._by_contribution.setdefault(item.withdrawal.descriptor_hash, []).append(item)
         self._key_ids: dict[bytes, bytes] = {}
@@ -187,7 +195,7 @@ class SignedWithdrawals:
         """Tells whether a leaf cites a state of the registry that was given, for one of the reasons that rest on it."""
         return leaf.reason in REGISTRY_REASONS and self._registry is not None and self._registry.extends(leaf.evidence_hash)
 
-    def _hold_others(self, leaf: Withdraw, own: _Given | None) -> None:
+    def _hold_others(self, leaf: Withdraw, own: GivenWithdrawal | None) -> None:
         """Finds signed withdrawals of the same contribution that give another reason than the leaf."""
         for other in self._by_contribution.get(leaf.descriptor_hash, ()):
             said = other.withdrawal
@@ -205,7 +213,7 @@ class SignedWithdrawals:
     def _corpus(self) -> str:
         return self._header.policy.corpus
 
-    def _holds(self, leaf: Withdraw, own: _Given) -> bool:
+    def _holds(self, leaf: Withdraw, own: GivenWithdrawal) -> bool:
         """Tells whether the leaf says what its own evidence says, and that was signed by who may; tells what is wrong."""
         said, where = own.withdrawal, f"seq {leaf.seq}"
         facts = (
@@ -223,7 +231,7 @@ class SignedWithdrawals:
             self._fault("WITHDRAWAL_EVIDENCE", where, f"its evidence is {own.name}, which does not verify: {proof}")
         return proof == _SHOWN and not wrong
 
-    def _proof(self, item: _Given, leaf: Withdraw | None) -> str:
+    def _proof(self, item: GivenWithdrawal, leaf: Withdraw | None) -> str:
         """Says whether the signer may withdraw: `_SHOWN`, `_UNPROVEN`, or a sentence where the signature is bad."""
         header, issuer = self._header, item.issuer
         if issuer == header.owner:
@@ -244,7 +252,7 @@ class SignedWithdrawals:
         return found
 
 
-def _verified(item: _Given, issuer: str, key: bytes) -> str:
+def _verified(item: GivenWithdrawal, issuer: str, key: bytes) -> str:
     try:
         verify_withdrawal(item.payload, item.message, key, signer=issuer, corpus=item.withdrawal.corpus)
     except AttestError as error:
@@ -252,8 +260,8 @@ def _verified(item: _Given, issuer: str, key: bytes) -> str:
     return _SHOWN
 
 
-def _read(directory: Path, others: list[str], fault: Report) -> Iterator[_Given]:
-    """Yields the withdrawals in a directory, by name; the names of other files go to ``others``."""
+def read_withdrawals(directory: Path, others: list[str], fault: Report) -> Iterator[GivenWithdrawal]:
+    """Yields the withdrawals in a directory, by name; the names of other files go to ``others``. No signature is verified."""
     try:
         paths = sorted(path for path in directory.iterdir() if path.is_file())
     except OSError as error:
@@ -270,4 +278,4 @@ def _read(directory: Path, others: list[str], fault: Report) -> Iterator[_Given]
         if headers.typ != sign1.TYP_WITHDRAWAL or headers.subject != sign1.subject_of(payload):
             others.append(ascii(path.name)[1:-1])
             continue
-        yield _Given(ascii(path.name)[1:-1], payload, message, found)
+        yield GivenWithdrawal(ascii(path.name)[1:-1], payload, message, found)

@@ -13,7 +13,7 @@ from ledger.accountants import MICRO, describe
 from ledger.audit.bounds import bounds_are_signed
 from ledger.audit.carried import Carried, carried_notes, ignored_lines, known_keys, tell_ignored
 from ledger.audit.files import Export, Leaves
-from ledger.audit.findings import AuditReport, ClockRow, EpochRow, Finding, Signer
+from ledger.audit.findings import AuditReport, CitedRow, ClockRow, EpochRow, Finding, Signer
 from ledger.audit.kinds import Kinds
 from ledger.audit.quorum import judge_signers, pinned_signers
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
@@ -96,7 +96,7 @@ def verify_export(
         path: the directory of the export.
         keys: verifier keys of the log, obtained from a place that the exporter does not control.
         owner_key: raw public key of the corpus owner, likewise; without it the header's own counts (UNPINNED).
-        require_quorum: fail unless as many of the policy's auditors as it asks for have cosigned the checkpoint.
+        require_quorum: fail unless as many of the policy's auditors, and of its witnesses, as it asks for have cosigned.
         now: the auditor's clock, POSIX seconds; that of this machine without. Times may lie `attest.clock.AHEAD_SECONDS` ahead.
         max_age: fail if the last leaf, and every cosignature that counts, is older than this many seconds; None for any age.
             An operator who shows an old export shows nothing wrong, only less than there is.
@@ -281,6 +281,7 @@ def _describe(run: Replay, report: dict[str, Any]) -> None:
     report.update(
         finished=run.closed,
         corpus=policy.corpus,
+        cited=tuple(CitedRow(item.origin, item.size, item.root.hex(), item.reason) for item in header.previous),
         delta=header.delta,
         accountant="{} ({} {})".format(*describe(header.accountant.name, policy.noise_family)[:3]),
         steps=policy.steps,

@@ -77,7 +77,8 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "read the reason in the note; rely on statement B alone",
     ),
     "KEY_LOST": Word(
-        "an earlier run ended with its key lost: what may have been charged to it since then counts nowhere",
+        "an earlier run ended with its key lost: what was charged to it since is in no leaf, so its whole plan is counted, and "
+        "whoever has the key may have trained beyond that",
         "ask the owner what became of it",
     ),
     "LIMITS_ALONE": Word(
@@ -85,12 +86,17 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "give the exports of all other runs over the corpus with --earlier",
     ),
     "NO_AUDITORS": Word(
-        "the policy names no auditors and no pinned one has cosigned: nobody vouches that everybody is shown this history",
+        "the policy names no auditors and no pinned one has cosigned: nobody vouches for what the leaves say, nor, without "
+        "witnesses, that everybody is shown this history",
         "compare the checkpoint with that of other readers, or ask the owner for a policy with auditors",
     ),
     "NO_QUORUM": Word(
         "fewer of the policy's auditors have cosigned than it asks for, so others may be shown another history",
         "ask the operator for cosignatures; --require-quorum makes it a condition",
+    ),
+    "NO_WITNESS_QUORUM": Word(
+        "fewer of the policy's witnesses have cosigned than it asks for, so others may be shown another history",
+        "ask the operator to have the checkpoint witnessed; --require-quorum makes it a condition",
     ),
     "OPEN": Word("the run is not closed: more may be charged", "ask for a later export once it is closed"),
     "PRUNED": Word(
@@ -137,7 +143,7 @@ BEYOND: Final = (
     "that the trainer did what it recorded: drew whom it says, clipped, and added the noise",
     "that nobody trained on the data outside of this ledger, or in a run that nobody gave",
     "that this is the newest state of the ledger, beyond what you remember of it",
-    "that others are shown the same history, beyond the auditors who cosigned",
+    "that others are shown the same history, beyond the auditors and witnesses who cosigned",
     "that somebody who asked to be withdrawn was, while no WITHDRAW leaf says so",
     "that the model has the parameters that the header names: their names, order and coordinates, and which head, expert or "
     "adapter has them, are the operator's word",

@@ -193,7 +193,7 @@ class Header:
         object.__setattr__(self, "policy", self._open_policy())
         if self.policy.isolation_required and self.isolation != HELD:
             raise LeafRefused("ISOLATION_REQUIRED", f"the policy requires A, the header says: {self.isolation}")
-        self._check_auditors()
+        self._check_cosigners()
         object.__setattr__(self, "phases", schedule.Phases.of(self.policy))
         if self.accountant.name != self.policy.accountant:
             found, expected = self.accountant.name, self.policy.accountant
@@ -239,9 +239,15 @@ class Header:
         shares = [] if self.policy.classes[class_index].public else [block.share for block in own]
         return allocation.effective_std([schedule.phase_std(block.std, scale_micro) for block in own], shares)
 
-    def trust_policy(self) -> TrustPolicy:
-        """Returns the C2SP trust policy of this ledger: its key, and the quorum of auditors that its policy asks for."""
-        return auditors_policy(self.log_vkey, self.policy.auditors, self.policy.auditor_quorum or 0)
+    def trust_policy(self, log_vkey: str | None = None) -> TrustPolicy:
+        """Returns the C2SP trust policy of this ledger: its key, and the quorums that its policy asks for.
+
+        Args:
+            log_vkey: the key that signs it by now; that of the header without.
+        """
+        policy = self.policy
+        quorums = (policy.auditors, policy.auditor_quorum or 0, policy.witnesses, policy.witness_quorum or 0)
+        return auditors_policy(log_vkey or self.log_vkey, *quorums)
 
     @property
     def coordinates(self) -> int:
@@ -273,11 +279,12 @@ class Header:
         if any(a >= b for a, b in pairwise(self.unprobed)):
             raise LeafRefused("ORDER", "unprobed tensors are named in ascending order, each once")
 
-    def _check_auditors(self) -> None:
+    def _check_cosigners(self) -> None:
         try:
             self.trust_policy()
         except TrustError as error:
-            raise LeafRefused("AUDITORS", f"the auditors of the policy cannot witness this log: {error.sentence}") from error
+            sentence = f"an auditor or witness of the policy cannot cosign this log: {error.sentence}"
+            raise LeafRefused("AUDITORS", sentence) from error
 
     def _open_policy(self) -> Policy:
         try:

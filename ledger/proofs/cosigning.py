@@ -12,6 +12,7 @@ the new checkpoint; (5) the new note is on disk before anybody sees it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from attest.clock import BACK_SECONDS
@@ -19,7 +20,7 @@ from attest.shown import utc
 from ledger.audit import AuditReport, verify_export
 from ledger.errors import CosignRefused
 from ledger.note import Cosigner, cosign
-from ledger.proofs.memory import Memory, Remembered, audited_checkpoint, check_extends
+from ledger.proofs.memory import Memory, Remembered, audited_checkpoint, check_extends, contradicted
 from ledger.proofs.reader import ExportReader
 from ledger.retention.statements import vouch
 
@@ -32,11 +33,13 @@ class Cosigned:
         note: the log's note with the auditor's line, to be handed to the log and to readers.
         report: the audit.
         before: what was remembered; None at the first checkpoint of a log.
+        vouched: positions of the SUMMARY leaves that the auditor vouches for in it.
     """
 
     note: bytes
     report: AuditReport
     before: Remembered | None
+    vouched: tuple[int, ...] = ()
 
 
 def cosign_export(
@@ -55,7 +58,8 @@ def cosign_export(
     Guarantee:
         A note is returned only if the audit does not say FAILED, and the tree extends the one remembered of that log; and then
         it is what is remembered, on disk. A checkpoint that contradicts the memory is never cosigned, and both notes are kept
-        as evidence that anybody can check.
+        as evidence that anybody can check. With ``summary`` it vouches for those SUMMARY leaves alone of which this export has
+        every body that they speak for, and so has every later one.
 
     Args:
         export: directory of the export.
@@ -67,12 +71,13 @@ def cosign_export(
         owner_key: raw public key of the corpus owner, as for the audit.
         first: whether nothing of this log was ever cosigned. An auditor says so once, so that a lost memory is not taken for
             a new log.
-        summary: whether to vouch for the summaries too whose ranges the export has whole (`ledger.retention.statements`). Once
-            a quorum of auditors does, the ledger's operator may delete what they speak for.
+        summary: whether to vouch for the last summaries too, as many as the export has whole (`ledger.retention.statements`).
+            Once a quorum of auditors does, the ledger's operator may delete what they speak for.
 
     Raises:
         CosignRefused: the audit failed, nothing is remembered of the log though it is not the first time, or the reverse;
-            code NO_SUMMARY, there is no summary to vouch for.
+            code NO_SUMMARY, there is no summary to vouch for; code CITED, the header cites an earlier ledger otherwise than
+            this auditor cosigned it.
         LedgerForked: the log signed another history than the one remembered; the sentence names the evidence file.
         LedgerBehind: the tree is smaller than the one remembered; likewise.
         LedgerCorrupt, StorageFailed: the memory cannot be read or written.
@@ -81,7 +86,7 @@ def cosign_export(
     report = verify_export(export, log_keys, owner_key=owner_key, now=now)
     if report.verdict == "FAILED":
         raise CosignRefused("AUDIT_FAILED", _why(report))
-    since = _first_whole(report) if summary else None
+    whole = _whole(report) if summary else ()
     # The audit followed every change of the key from one that was pinned, and the current key must have signed.
     log_keys = list(dict.fromkeys([*log_keys, *report.log_keys]))
     reader = ExportReader(export)
@@ -92,11 +97,13 @@ def cosign_export(
         time = max(report.last_time or 0, now if before is None else _time(before, now))
         if before is not None:
             check_extends(before, offered, reader, memory, log_keys)
+        if wrong := contradicted(memory, report.cited):
+            raise CosignRefused("CITED", f"{wrong}; ask the operator for an export of that ledger, and what became of it")
         note = cosign(reader.checkpoint, cosigner, log_keys, time=time)
-        if since is not None:
-            note = vouch(note, cosigner, log_keys, since=since, time=time)
+        if whole:
+            note = vouch(note, cosigner, log_keys, since=whole[0], time=time)
         memory.keep(offered.origin, note)
-    return Cosigned(note, report, before)
+    return Cosigned(note, report, before, whole)
 
 
 def _why(report: AuditReport) -> str:
@@ -105,12 +112,16 @@ def _why(report: AuditReport) -> str:
     return f"the audit {report.verdict} with {count} in {first.where}: {first.sentence}"
 
 
-def _first_whole(report: AuditReport) -> int:
-    """Position of the first SUMMARY leaf whose range was audited with all its bodies."""
-    whole = next((row.seq for row in report.summaries if not row.pruned), None)
-    if whole is None:
-        raise CosignRefused("NO_SUMMARY", "the export has no summary of leaves that are all there, so none to vouch for")
-    return whole
+def _whole(report: AuditReport) -> tuple[int, ...]:
+    """Returns the positions of the last SUMMARY leaves, as many as were audited with every body that they speak for.
+
+    A statement speaks for every summary from its first one on: one that is whole does not count before one that is not.
+    """
+    whole = tuple(row.seq for row in takewhile(lambda row: row.whole, reversed(report.summaries)))
+    if not whole:
+        sentence = "the last summary speaks for leaves that this export does not have, or there is none"
+        raise CosignRefused("NO_SUMMARY", f"{sentence}: nothing to vouch for; ask for an export from before leaves were pruned")
+    return whole[::-1]
 
 
 def _check_first(before: Remembered | None, origin: str, first: bool) -> None:

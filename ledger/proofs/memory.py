@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from attest.errors import FileRefused
 from attest.files import atomic_write, read_limited
 from ledger.errors import ExportChanged, LedgerBehind, LedgerCorrupt, LedgerForked, NoteError, ProofError, StorageFailed
+from ledger.leaves.previous import COMPROMISED
 from ledger.merkle import verify_consistency
 from ledger.note import MAX_NOTE_SIZE, Checkpoint, open_note, parse_checkpoint, peek_checkpoint
 from ledger.proofs.evidence import Evidence, judge
@@ -25,6 +26,7 @@ from ledger.proofs.reader import ExportReader
 
 if TYPE_CHECKING:
     from ledger.audit import AuditReport
+    from ledger.audit.findings import CitedRow
 
 _PRIVATE: Final = 0o600
 
@@ -143,6 +145,31 @@ def audited_checkpoint(reader: ExportReader, report: "AuditReport", keys: Sequen
     if (offered.origin, offered.size, offered.root.hex()) != (report.origin, report.size, report.root_hex):
         raise ExportChanged("CHANGED", "the checkpoint changed while it was audited; audit a copy that nobody writes")
     return offered
+
+
+def contradicted(memory: Memory, cited: Sequence["CitedRow"]) -> str | None:
+    """Tells which earlier ledger a header cites otherwise than it is remembered; None for none.
+
+    A ledger whose key is said to be lost at fewer leaves than are remembered had more: what was charged to it there would count
+    nowhere. Of a ledger that was closed where it is cited leaves may follow, and only its export tells what they are.
+
+    Args:
+        memory: what is remembered; it should be locked.
+        cited: the earlier ledgers.
+
+    Raises:
+        LedgerCorrupt: the memory cannot be read.
+    """
+    for item in cited:
+        known = memory.read(item.origin)
+        if known is None:
+            continue
+        size, told = known.checkpoint.size, f"{item.size} leaves of {item.origin} are cited as {item.reason}"
+        if size > item.size and item.reason == COMPROMISED:
+            return f"{told}, and {size} were {memory.kind}: it had not ended there"
+        if size == item.size and known.checkpoint.root.hex() != item.root_hex:
+            return f"{told} with the root {item.root_hex}, and as many were {memory.kind} with another: two histories of it"
+    return None
 
 
 def check_extends(

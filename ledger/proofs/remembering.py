@@ -11,7 +11,7 @@ from pathlib import Path
 from ledger import layout
 from ledger.audit import AuditReport, Finding
 from ledger.errors import ExportChanged, LedgerBehind, LedgerCorrupt, LedgerForked, NoteError, ProofError
-from ledger.proofs.memory import Memory, audited_checkpoint, check_extends
+from ledger.proofs.memory import Memory, audited_checkpoint, check_extends, contradicted
 from ledger.proofs.reader import ExportReader
 
 ANSWERED = "UNCOMPARED"
@@ -23,7 +23,8 @@ def hold_against_memory(report: AuditReport, export: Path, directory: Path, log_
 
     Guarantee:
         The report comes back without a finding only if the tree extends the one remembered, or nothing was remembered; and
-        then no smaller one is remembered, on disk. A smaller tree, or one of another history, is FAILED, and changes nothing
+        then no smaller one is remembered, on disk; and no earlier ledger is cited otherwise than it is remembered
+        (`ledger.proofs.memory.contradicted`). A smaller tree, or one of another history, is FAILED, and changes nothing
         but that an evidence file is written beside (`ledger.proofs.evidence`). So is one of which it cannot be shown any more,
         because hashes about the remembered size are gone. A report that FAILED before comes back as it is, and is not
         remembered.
@@ -48,6 +49,8 @@ def hold_against_memory(report: AuditReport, export: Path, directory: Path, log_
             before = memory.read(report.origin)
             if before is not None:
                 check_extends(before, offered, reader, memory, keys)
+            if wrong := contradicted(memory, report.cited):
+                return replace(report, verdict="FAILED", findings=(Finding("CITED", "seq 0", wrong),))
             if before is None or offered.size > before.checkpoint.size:
                 memory.keep(report.origin, reader.checkpoint)
     except (LedgerBehind, LedgerForked, LedgerCorrupt, ExportChanged, NoteError, ProofError) as error:

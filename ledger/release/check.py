@@ -111,8 +111,8 @@ def check_release(
         export: an export of the ledger; by default the one in the directory, if it is there.
         owner_key: raw public key of the corpus owner, obtained likewise; code `NO_EXPORT` if there is no export to find it in.
         minimum_size: an older release is refused: the largest size that the reader has seen in this ledger; 1 for unknown.
-        require_quorum: fail unless as many of the policy's auditors as it asks for have cosigned the export: else a fork of the
-            ledger could have been made for this reader. Without an export likewise `NO_EXPORT`.
+        require_quorum: fail unless as many of the policy's auditors and witnesses as it asks for have cosigned the export: else
+            a fork of the ledger could have been made for this reader. Without an export likewise `NO_EXPORT`.
         now: the reader's clock, POSIX seconds; that of this machine without. Neither release nor export may lie ahead of it.
 
     Returns:

@@ -37,7 +37,7 @@ def _signers(report: AuditReport) -> str:
         return f"<p class='warning'>No signature was verified.</p>{ignored}"
     rows = [_signer(signer, report) for signer in report.signers]
     signed = {(signer.name, signer.key_id) for signer in report.signers}
-    rows += [(*map(code, key), "auditor", "has not cosigned", None) for key in _auditors(report) if key not in signed]
+    rows += [(*map(code, key), role, "has not cosigned", None) for key, role in _cosigners(report).items() if key not in signed]
     head = ("name", "key id", "role", "signature", "time stated")
     quorum = _quorum(report) if report.corpus is not None else ""
     return quorum + table("signers-c", "Who signed the checkpoint, and who has not", head, rows) + ignored
@@ -80,28 +80,36 @@ def _keys(report: AuditReport) -> str:
 
 
 def _signer(signer: Signer, report: AuditReport) -> tuple[Any, ...]:
-    auditor = (signer.name, signer.key_id) in _auditors(report)
-    role = "the ledger itself" if signer.of_log else "auditor" if auditor else "other pinned key"
+    role = "the ledger itself" if signer.of_log else _cosigners(report).get((signer.name, signer.key_id), "other pinned key")
     time = None if signer.time is None else utc(signer.time)
     signed = "verified" if signer.counts else "verified, counts for nothing: dated before the last leaf, or ahead of the clock"
     return (code(signer.name), code(signer.key_id), role, signed, time)
 
 
-def _auditors(report: AuditReport) -> list[tuple[str, str]]:
-    """Name and key id of the auditors whom the signed policy names."""
-    keys = [parse_verifier_key(vkey) for vkey in report.auditors]
-    return [(key.name, key.key_id.hex()) for key in keys]
+def _cosigners(report: AuditReport) -> dict[tuple[str, str], str]:
+    """Role by name and key id of the auditors and witnesses whom the signed policy names."""
+    named = [(vkey, "auditor") for vkey in report.auditors] + [(vkey, "witness") for vkey in report.witnesses]
+    keys = [(parse_verifier_key(vkey), role) for vkey, role in named]
+    return {(key.name, key.key_id.hex()): role for key, role in keys}
 
 
 def _quorum(report: AuditReport) -> str:
-    if report.quorum is None:
-        return soft("The signed policy names no auditors, so nobody but the ledger itself has to sign.")
-    asked = f"The signed policy names {counted(len(report.auditors), 'auditor')} and asks for {report.quorum} of them"
-    if report.quorum_met:
-        return f"<p>{text(asked)}: <strong>they have cosigned</strong>.</p>"
-    return (
-        f"<p class='warning'>{text(asked)}: not so many have cosigned, and readers who ask for them refuse this checkpoint.</p>"
-    )
+    if report.quorum is None and report.witness_quorum is None:
+        return soft("The signed policy names no auditors and no witnesses, so nobody but the ledger itself has to sign.")
+    parts = []
+    for role, several, vkeys, quorum, met in (
+        ("auditor", "auditors", report.auditors, report.quorum, report.quorum_met),
+        ("witness", "witnesses", report.witnesses, report.witness_quorum, report.witness_quorum_met),
+    ):
+        if quorum is None:
+            continue
+        asked = text(f"The signed policy names {counted(len(vkeys), role, several)} and asks for {quorum} of them")
+        if met:
+            parts.append(f"<p>{asked}: <strong>they have cosigned</strong>.</p>")
+        else:
+            wrong = "not so many have cosigned, and readers who ask for them refuse this checkpoint"
+            parts.append(f"<p class='warning'>{asked}: {wrong}.</p>")
+    return "".join(parts)
 
 
 def _note(note: bytes) -> str:

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from ledger.errors import LeafRefused
-from ledger.leaves import Admit, Epoch, Header, Spend
+from ledger.leaves import Admit, Epoch, Header, Spend, Summary
 from ledger.replay import Problems, Replay
 from ledger.retention.anchors import AnchorRecord
 from ledger.retention.horizons import waited
@@ -72,6 +72,11 @@ class RetainedReplay(Replay):
             if record != committed:
                 return f"what stands for the ADMIT leaf of {hash_.hex()} is not the record that its summary commits to"
         return None
+
+    def restored(self, leaf: Summary) -> int:
+        """Returns how many ADMIT leaves are gone to whose anchor records a summary commits; they may lie in earlier ranges."""
+        covered = (self.tally.summarised.get(hash_) for hash_ in self._restored)
+        return sum(1 for found in covered if found is not None and found[0] == leaf.end)
 
     def too_early(self) -> str | None:
         """Says which pruned range had to wait for another epoch, or None when none had."""

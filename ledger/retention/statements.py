@@ -5,8 +5,8 @@ The line of an auditor stands under a name of its own, ``<auditor>/summary-v1``,
 auditor, over a message that no cosignature begins with: cosignatures of C2SP do not sign the name, so that under the same
 message anybody could pass an auditor's cosignature off as this statement.
 
-By it the auditor says: I had an export with every body of the ranges for which the SUMMARY leaves from number ``since`` on
-speak, and recomputed every field of them.
+By it the auditor says: I had an export with every body for which the SUMMARY leaves from number ``since`` on speak, and
+recomputed every field of them. These bodies are those of their ranges, and the ADMIT leaves to whose records they commit.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -19,7 +19,7 @@ from attest.vkeys import SIGNATURE_ED25519, VerifierKey
 from ledger.errors import LeafRefused, NoteError, TrustError
 from ledger.leaves import Header, Key
 from ledger.note import Checkpoint, Note, NoteSigner, open_note, parse_checkpoint, parse_verifier_key, peek_checkpoint
-from ledger.trust import TrustPolicy, auditors_policy
+from ledger.trust import TrustPolicy
 
 DOMAIN: Final = b"dptrain/rotate-ledger-key/1\0"
 """What the signed statement begins with; a zero byte stands in no note, so no signature of a ledger serves as both."""
@@ -88,7 +88,7 @@ class KeyChain:
 
     def trust_policy(self) -> TrustPolicy:
         """Returns the C2SP trust policy of the ledger as it is now."""
-        return _trust(self._header, self.current)
+        return self._header.trust_policy(self.current)
 
     def take(self, leaf: Key) -> Iterator[LeafRefused]:
         """Yields what is wrong with a change of the key; it counts unless the new key cannot be one."""
@@ -97,7 +97,7 @@ class KeyChain:
             return
         try:
             new = _log_key(leaf.new_vkey, self._header.origin)
-            _trust(self._header, leaf.new_vkey)
+            self._header.trust_policy(leaf.new_vkey)
             if new.public_key in self._used:
                 raise LeafRefused("LOG_KEY", f"the key {leaf.new_vkey} signed this ledger before; a change takes a new key")
             message = statement(self._header, leaf.seq, leaf.old_vkey, leaf.new_vkey)
@@ -116,10 +116,6 @@ class KeyChain:
         since = next((f", the key since leaf {seq}" for seq, vkey in self.changes if vkey == required[-1]), "")
         names = " and ".join(required)
         return NoteError("LOG_KEY", f"a checkpoint of {size} leaves is signed by {names}{since}; this one is not")
-
-
-def _trust(header: Header, vkey: str) -> TrustPolicy:
-    return auditors_policy(vkey, header.policy.auditors, header.policy.auditor_quorum or 0)
 
 
 def _log_key(vkey: str, origin: str) -> VerifierKey:

@@ -8,15 +8,43 @@ was chosen by looking at what an earlier run released. Limits do not rest on tha
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
+from attest.clock import is_ahead
+from attest.shown import utc
 from attest.withdrawal import PASSING
 from ledger.errors import BudgetExceeded, LeafRefused
 from ledger.handles import AdmitSpec
 from ledger.leaves import Header, Previous, Withdraw
+from ledger.leaves.previous import COMPROMISED
 from ledger.replay import Replay
 from ledger.rules.budgets import Account, Plans, Use, limits_over, reached
 from ledger.rules.contributions import Contribution
 from ledger.rules.spending import composed, of_run
+
+
+class Signed(Protocol):
+    """What a contributor signed, as an admission says it: `AdmitSpec`, or the terms of a contribution."""
+
+    @property
+    def class_name(self) -> str:
+        """Name of its class."""
+
+    @property
+    def clip_micro(self) -> int:
+        """Clip norm in 1e-6."""
+
+    @property
+    def sigma_micro(self) -> int:
+        """Noise multiplier in 1e-6."""
+
+    @property
+    def max_epsilon_micro(self) -> int:
+        """Most epsilon over all runs in 1e-6, 0 for no limit."""
+
+    @property
+    def max_delta_pico(self) -> int:
+        """The delta of that limit, in 1e-12."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +61,18 @@ class Earlier:
     run: Replay
     withdrawn: tuple[Withdraw, ...] = ()
 
+    @property
+    def lost(self) -> bool:
+        """Whether its key was lost before it was closed: nobody can show what was charged to it behind the cited leaves."""
+        return self.cited.reason == COMPROMISED and not self.run.closed
+
+    def misdates(self, time: int) -> str | None:
+        """Tells why a run that counts this one cannot have begun at a time; None where it can, as clocks may differ."""
+        last = self.run.last_time
+        if not is_ahead(last, time):
+            return None
+        return f"it says that it began at {utc(time)}, and counts leaves of {self.cited.origin} up to one of {utc(last)}"
+
 
 def left_out(runs: Sequence[Earlier]) -> Iterator[tuple[str, Previous]]:
     """Yields every ledger that one of these runs counts and that is none of them, behind the origin of that run."""
@@ -46,13 +86,26 @@ def left_out(runs: Sequence[Earlier]) -> Iterator[tuple[str, Previous]]:
 class Accounts:
     """The accounts of one run: one per group of contributions with equal bounds, limits and charges."""
 
-    def __init__(self, run: Replay) -> None:
-        """Takes the run at the size at which it is counted."""
+    def __init__(self, run: Replay, *, lost: bool = False) -> None:
+        """Takes the run at the size at which it is counted, and whether its key was lost before it was closed."""
         self.run = run
+        self._lost = lost
         self._groups: dict[tuple[object, ...], Account] = {}
 
-    def of(self, descriptor_hash: bytes) -> Account | None:
-        """Returns the account of a contribution; None if the run has none of it, or only as a public one."""
+    def of(self, descriptor_hash: bytes, signed: Signed | None = None) -> Account | None:
+        """Returns the account of a contribution; None if the run has none of it, or only as a public one.
+
+        Guarantee:
+            Of a run that was lost the account is what the whole plan could have spent, for everybody whose class its policy
+            has: whoever was not admitted in the cited leaves may have been admitted behind them. So it does not matter at
+            which size its operator says that the key was lost.
+
+        Args:
+            descriptor_hash: of the contribution.
+            signed: what it signed; needed of a run that was lost.
+        """
+        if self._lost:
+            return self._whole(signed)
         contribution = self.run.contributions.get(descriptor_hash)
         if contribution is None or self.run.header.policy.classes[contribution.class_index].public:
             return None
@@ -66,9 +119,19 @@ class Accounts:
 
     def planned(self, contribution: Contribution) -> Account:
         """Returns what a contribution could have spent in the run, as an account."""
-        terms = contribution.terms
-        bounds = (terms.class_index, terms.sigma_micro, terms.clip_micro)
-        return self.run.plans.account(*bounds, terms.max_epsilon_micro, terms.max_delta_pico)
+        return self._plan(contribution.class_index, contribution.terms)
+
+    def _whole(self, signed: Signed | None) -> Account | None:
+        """The plan of a lost run for who signed this; None where its policy has no such class, or a public one."""
+        if signed is None:
+            raise TypeError("a run whose key was lost counts for everybody: give what the contribution signed")
+        rules = self.run.header.policy.classes
+        place = next((place for place, rule in enumerate(rules) if rule.name == signed.class_name and not rule.public), None)
+        return None if place is None else self._plan(place, signed)
+
+    def _plan(self, place: int, signed: Signed) -> Account:
+        bounds = (place, signed.sigma_micro, signed.clip_micro)
+        return self.run.plans.account(*bounds, signed.max_epsilon_micro, signed.max_delta_pico)
 
 
 class SpentRegistry:
@@ -77,7 +140,7 @@ class SpentRegistry:
     def __init__(self, runs: Sequence[Earlier] = ()) -> None:
         """Takes the runs; none means that nothing was spent before."""
         self._runs = tuple(runs)
-        self._ledgers = [Accounts(earlier.run) for earlier in runs]
+        self._ledgers = [Accounts(earlier.run, lost=earlier.lost) for earlier in runs]
         self._composed: dict[tuple[tuple[Account, ...], float], float] = {}
         self._worst: dict[tuple[tuple[Account, ...], Account, float], Use | None] = {}
 
@@ -107,14 +170,20 @@ class SpentRegistry:
                 _, leaf = self.withdrawn[name]
                 yield name, leaf.reason, leaf.evidence_hash
 
-    def accounts(self, descriptor_hash: bytes) -> tuple[Account, ...]:
-        """Returns the accounts of a contribution in the runs that admitted it."""
-        found = (ledger.of(descriptor_hash) for ledger in self._ledgers)
+    def accounts(self, descriptor_hash: bytes, signed: Signed | None = None) -> tuple[Account, ...]:
+        """Returns the accounts of a contribution in the runs that admitted it, or were lost (`Accounts.of`)."""
+        found = (ledger.of(descriptor_hash, signed) for ledger in self._ledgers)
         return tuple(account for account in found if account is not None)
 
-    def carried(self, descriptor_hash: bytes, delta: float) -> float:
-        """Returns the epsilon that a contribution has spent in the earlier runs, composed, at this delta."""
-        return self.composed(self.accounts(descriptor_hash), delta)
+    def carried(self, descriptor_hash: bytes, delta: float, signed: Signed | None = None) -> float:
+        """Returns the epsilon that a contribution has spent in the earlier runs, composed, at this delta.
+
+        Args:
+            descriptor_hash: of the contribution.
+            delta: at which.
+            signed: what it signed; needed where the key of an earlier run was lost (`Accounts.of`).
+        """
+        return self.composed(self.accounts(descriptor_hash, signed), delta)
 
     def composed(self, accounts: tuple[Account, ...], delta: float) -> float:
         """Returns the epsilon of these accounts composed, at this delta."""
@@ -157,9 +226,13 @@ class SpentRegistry:
 
         Raises:
             BudgetExceeded: code BUDGET; ``nearest`` is the largest number of steps that would stay within the limit.
-            LeafRefused: code EARLIER_CORPUS, an earlier run is of another corpus, and counts nothing here.
+            LeafRefused: code EARLIER_CORPUS, an earlier run is of another corpus, and counts nothing here; EARLIER_TIME, one
+                has leaves that are dated after the new run begins.
         """
         for earlier in self._runs:
+            if wrong := earlier.misdates(header.time):
+                how = "set the clock of this machine right, or that of the earlier ledger back (dptrain ledger set-clock)"
+                raise LeafRefused("EARLIER_TIME", f"this run cannot begin now: {wrong}; {how}")
             if earlier.run.header.policy.corpus != header.policy.corpus:
                 sentence = f"{earlier.cited.origin} is a run over {earlier.run.header.policy.corpus}, none of whose"
                 sentence = f"{sentence} contributions can be in {header.policy.corpus}; name the earlier runs over this corpus"
@@ -169,7 +242,7 @@ class SpentRegistry:
         for admission in admissions:
             if header.policy.classes[admission.profile_id].public:
                 continue
-            before, own = self.accounts(admission.descriptor_hash), plans.of(admission)
+            before, own = self.accounts(admission.descriptor_hash, admission), plans.of(admission)
             worst = self.worst(before, own, header.delta)
             if worst is not None and worst.too_much():
                 beyond.setdefault((before, own), []).append(admission)

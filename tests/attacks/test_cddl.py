@@ -100,6 +100,8 @@ def test_every_form_of_each_document_is_an_instance():
     assert valid("policy", replace(varied, retention_epochs=1, retention_hash_epochs=2).to_cbor())
     assert valid("policy", varied.to_cbor())
     assert valid("policy", replace(varied, isolation_required=True).to_cbor())
+    witness = str(VerifierKey("witness.example/w", SIGNATURE_COSIGNATURE_V1, RAW["bob"]))
+    assert valid("policy", replace(varied, witnesses=(witness,), witness_quorum=1).to_cbor())
     turns = tuple(replace(rule, sampling_rate=Fraction(1, 30)) for rule in SCENE.policy.classes)
     for order in ("cyclic", "shuffled"):
         ordered = replace(SCENE.policy, disclosure="occurrences_public", sampling_order=order, classes=turns)

@@ -1,5 +1,6 @@
 """Attacks on several runs over one corpus: what a log that signs everything itself may leave out of what was spent before."""
 
+import hashlib
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -7,18 +8,33 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from attest import signed_file
+from attest.withdrawal import Withdrawal, sign_withdrawal
 from ledger.accountants import Phase, epsilon_of_phases, to_micro_up
 from ledger.audit import verify_export
 from ledger.audit.earlier import earlier_run, verify_with_earlier
-from ledger.errors import LeafRefused
+from ledger.errors import BudgetExceeded, CosignRefused, LeafRefused
 from ledger.leaves import Previous
 from ledger.leaves.header import UNADDRESSED
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign
+from ledger.proofs.cosigning import cosign_export
+from ledger.proofs.memory import Memory
+from ledger.proofs.remembering import hold_against_memory
 from ledger.rules.budgets import Account, Limit, reached
 from ledger.rules.spending import Spending, composed
 from ledger.rules.spent import SpentRegistry
-from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.ledger.ledger_runs import (
+    OTHER_KEY,
+    OWNER_KEY,
+    SIGNER,
+    START,
+    Driver,
+    admission,
+    descriptor,
+    header_spec,
+    signed_policy,
+)
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 THIRD = NoteSigner("ledger.example/run3", Ed25519PrivateKey.from_private_bytes(bytes(range(3, 35))))
@@ -41,7 +57,8 @@ def counting(*exports: Path) -> SpentRegistry:
 
 
 def carrying(registry: SpentRegistry):
-    return replace(admission(1), carried_micro=to_micro_up(registry.carried(descriptor(1), 1e-6)))
+    spec = admission(1)
+    return replace(spec, carried_micro=to_micro_up(registry.carried(descriptor(1), 1e-6, spec)))
 
 
 def codes(export: Path, *earlier: Path) -> list[str]:
@@ -279,6 +296,138 @@ def heir(base: Path, name: str, signer: NoteSigner, *counted, streams: int) -> P
     """A run that counts others, truly as far as it knows them."""
     registry = SpentRegistry(counted)
     return finished(base, name, signer, carrying(registry), streams=streams, previous=registry.previous)
+
+
+def lost_at(base: Path, leaves: int) -> tuple[Path, Path]:
+    """A run with so many leaves, and later: it admits its contribution, charges, and was never closed."""
+    with Ledger.create(base / "lost.db", header_spec(), SIGNER, now=START) as ledger:
+        driver, early = Driver(ledger), None
+        for step in (lambda: driver.admit(admission(1)), lambda: driver.steps(1), driver.epoch, lambda: driver.steps(3)):
+            if early is None and ledger.size >= leaves:
+                early = ledger.export(base / "early")
+            step()
+        driver.epoch()
+        assert early is not None
+        return early, ledger.export(base / "late")
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 3])
+def test_a_run_cited_as_lost_before_it_charged_or_admitted_anybody_is_counted_with_its_whole_plan(tmp_path, leaves):
+    """Its operator says when the key was lost: at that size nothing was spent, and nobody shows the leaves behind it."""
+    early, late = lost_at(tmp_path, leaves)
+    lost = earlier_run(early, KEYS, reason="compromised")
+    registry, spec = SpentRegistry([lost]), admission(1)
+    whole = epsilon_of_phases([Phase(1.0, 0.02, 50)], 1e-6)
+    assert registry.carried(spec.descriptor_hash, 1e-6, spec) == whole > spent_in(late)
+    with pytest.raises(TypeError):
+        registry.carried(spec.descriptor_hash, 1e-6)
+    for name, carried, expected in (("free", 0, ["CARRIED"]), ("dear", to_micro_up(whole), [])):
+        said = replace(spec, carried_micro=carried)
+        second = finished(tmp_path, name, SECOND, said, streams=50, previous=registry.previous)
+        assert codes(second, early) == expected
+        report = verify_with_earlier(second, KEYS, [early])
+        assert expected or "KEY_LOST" in report.qualifiers
+
+
+@pytest.mark.parametrize("how", ["cosigned", "seen"])
+def test_who_saw_more_of_a_ledger_lets_no_run_cite_it_as_lost_before(tmp_path, how):
+    """The memory of an auditor, or of a reader, knows how far that ledger had come."""
+    early, late = lost_at(tmp_path, 3)
+    second = heir(tmp_path, "two", SECOND, earlier_run(early, KEYS, reason="compromised"), streams=50)
+    honest = heir(tmp_path, "three", THIRD, earlier_run(late, KEYS, reason="compromised"), streams=90)
+    anna = Cosigner("auditor.example/anna", Ed25519PrivateKey.from_private_bytes(bytes(range(4, 36))))
+    memory = Memory(tmp_path / "memory", anna.vkey)
+
+    def take(export: Path) -> str:
+        if how == "cosigned":
+            try:
+                cosign_export(export, KEYS, anna, memory, now=START + 5000, first=True)
+            except CosignRefused as refused:
+                return refused.code
+            return ""
+        report = hold_against_memory(verify_export(export, KEYS), export, tmp_path / "seen", KEYS)
+        return "".join(found.code for found in report.findings)
+
+    assert [take(export) for export in (early, honest)] == ["", ""], "nothing says that it had not ended there"
+    memory = Memory(tmp_path / "memory2", anna.vkey)
+    if how == "seen":
+        (tmp_path / "seen").rename(tmp_path / "gone")
+    assert [take(export) for export in (late, second, honest, second)] == ["", "CITED", "", "CITED"]
+
+
+def test_an_earlier_run_that_no_witness_saw_weakens_the_run_that_counts_it(tmp_path):
+    """Else a history that was shown to nobody else could be counted, with no word about it."""
+    wim = Cosigner("witness.example/wim", Ed25519PrivateKey.from_private_bytes(bytes(range(4, 36))))
+    first = finished(tmp_path, "one", SIGNER, admission(1), policy=signed_policy(witnesses=(wim.vkey,), witness_quorum=1))
+    registry = counting(first)
+    second = finished(tmp_path, "two", SECOND, carrying(registry), streams=10, previous=registry.previous)
+    assert "NO_WITNESS_QUORUM" not in verify_export(second, KEYS).qualifiers
+    assert "NO_WITNESS_QUORUM" in verify_with_earlier(second, KEYS, [first]).qualifiers
+    note = cosign((first / "checkpoint").read_bytes(), wim, KEYS, time=START + 900)
+    (first / "checkpoint").write_bytes(note)
+    assert "NO_WITNESS_QUORUM" not in verify_with_earlier(second, KEYS, [first]).qualifiers
+
+
+def test_a_limit_over_runs_is_held_against_the_whole_plan_of_a_lost_run(tmp_path):
+    early, _ = lost_at(tmp_path, 1)
+    registry = SpentRegistry([earlier_run(early, KEYS, reason="compromised")])
+    alone = epsilon_of_phases([Phase(1.0, 0.02, 50)], 1e-6)
+    limited = replace(admission(1), max_epsilon_micro=to_micro_up(alone + 0.01), max_delta_pico=10**6)
+    spec = header_spec(previous=registry.previous)
+    header = spec.header(origin=SECOND.name, log_vkey=SECOND.vkey, time=START + 99)
+    SpentRegistry().require_within(header, [limited])
+    with pytest.raises(BudgetExceeded):
+        registry.require_within(header, [limited])
+
+
+def test_a_run_dated_before_the_leaves_that_it_counts_is_refused_and_found(tmp_path):
+    """Backdated, a run passes for one that began before others, which then need not be counted."""
+    first = finished(tmp_path, "one", SIGNER, admission(1), now=START + 3 * 3600)
+    registry = counting(first)
+    spec = header_spec(previous=registry.previous)
+    for time, refused in ((START, True), (START + 2 * 3600 + 60, False)):
+        header = spec.header(origin=SECOND.name, log_vkey=SECOND.vkey, time=time)
+        if refused:
+            with pytest.raises(LeafRefused) as caught:
+                registry.require_within(header, [admission(1)])
+            assert caught.value.code == "EARLIER_TIME" and "set-clock" in caught.value.sentence
+        else:
+            registry.require_within(header, [admission(1)])
+        second = finished(tmp_path, f"two{time}", SECOND, carrying(registry), streams=10, now=time, previous=registry.previous)
+        assert codes(second, first) == (["EARLIER_TIME"] if refused else [])
+
+
+def test_a_withdrawal_that_an_earlier_run_logged_as_expired_is_found_there_by_what_its_contributor_signed(tmp_path):
+    """Entered as expired it would bind no later run, which admits the contribution again."""
+    owner = header_spec().header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+    said = Withdrawal(descriptor(1), owner.policy.corpus, START + 1, "consent")
+    payload, message = sign_withdrawal(said, OWNER_KEY, signer=owner.owner)
+    (tmp_path / "signed").mkdir()
+    signed_file.write(tmp_path / "signed" / "one.cose", payload, message)
+    for reason, evidence in (("expired", bytes(32)), ("consent", hashlib.sha256(message).digest())):
+        (tmp_path / reason).mkdir()
+        with Ledger.create(tmp_path / reason / "one.db", header_spec(), SIGNER, now=START) as ledger:
+            driver = Driver(ledger)
+            driver.admit(admission(1))
+            driver.steps(1)
+            ledger.withdraw(descriptor(1), reason, evidence, now=driver.tick())
+            driver.epoch()
+            ledger.finish(now=driver.tick())
+            first = ledger.export(tmp_path / reason / "one")
+        registry = counting(first)
+        second = finished(tmp_path / reason, "two", SECOND, carrying(registry), streams=10, previous=registry.previous)
+        assert codes(second, first) == ([] if reason == "expired" else ["EARLIER_WITHDRAWN"])
+        report = verify_with_earlier(second, KEYS, [first], withdrawals=tmp_path / "signed")
+        (finding,) = report.findings
+        assert finding.code == ("EARLIER" if reason == "expired" else "EARLIER_WITHDRAWN")
+        if reason == "expired":
+            assert "the leaf, of" in finding.sentence and "'expired'" in finding.sentence
+
+
+def spent_in(export: Path) -> float:
+    """What the contribution spent in a run, as its leaves tell it."""
+    run = earlier_run(export, KEYS, reason="compromised").run
+    return run.epsilon(run.contributions[descriptor(1)])
 
 
 def test_two_histories_of_an_earlier_run_are_found_though_the_run_cites_one_of_them(tmp_path):

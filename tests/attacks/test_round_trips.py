@@ -115,6 +115,8 @@ INJECTIONS = st.sampled_from(
         {"noise_phases": (NoisePhase(1, 10**6), NoisePhase(2, 10**15)), "noise_budgets": (1, 10**6, 10**9)},
         {"auditors": AUDITORS, "auditor_quorum": len(AUDITORS)},
         {"auditors": AUDITORS, "auditor_quorum": 1, "retention_epochs": 2, "retention_hash_epochs": 3},
+        {"auditors": AUDITORS[:1], "auditor_quorum": 1, "witnesses": AUDITORS[1:], "witness_quorum": 1},
+        {"witnesses": AUDITORS, "witness_quorum": 2},
         {"disclosure": "occurrences_public", "sampling_order": "cyclic"},
         {"isolation_required": True},
         {"disclosure": "occurrences_public", "sampling_order": "shuffled", "noise_injection": "per_sample"},

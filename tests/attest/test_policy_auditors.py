@@ -1,4 +1,4 @@
-"""Auditors in a policy: signed with it, absent by default, and refused where they could not make a quorum."""
+"""Auditors and witnesses in a policy: signed with it, absent by default, and refused where they could not make a quorum."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from attest import cbor
 from attest.errors import PolicyRefused
 from attest.keys import public_bytes
 from attest.policy import Policy
-from attest.policy.auditors import MAX_AUDITORS
+from attest.policy.auditors import MAX_COSIGNERS
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, SIGNATURE_ED25519, VerifierKey
 
 TEXT = """
@@ -91,7 +91,7 @@ def test_names_that_do_not_read_as_what_they_are_are_refused(name):
         (b"x",),
         [vkey(1)],
         vkey(1),
-        tuple(vkey(n) for n in range(1, MAX_AUDITORS + 2)),
+        tuple(vkey(n) for n in range(1, MAX_COSIGNERS + 2)),
         (str(VerifierKey("weak", SIGNATURE_COSIGNATURE_V1, bytes([1]) + bytes(31))),),
     ],
 )
@@ -121,3 +121,54 @@ def test_a_signed_policy_with_a_null_for_auditors_is_refused():
     for extra in ({27: None}, {27: []}, {28: None}, {27: [], 28: None}, {28: 1}):
         with pytest.raises(PolicyRefused):
             Policy.from_cbor(cbor.encode(fields | extra))
+
+
+WITNESSED = {"auditors": (vkey(1), vkey(2)), "auditor_quorum": 2, "witnesses": (vkey(3), vkey(4)), "witness_quorum": 1}
+
+
+def test_a_policy_names_witnesses_beside_auditors():
+    policy = written(
+        f'auditors = ["{vkey(1)}", "{vkey(2)}"]\nauditor_quorum = 2\nwitnesses = ["{vkey(3)}", "{vkey(4)}"]\nwitness_quorum = 1'
+    )
+    assert (policy.witnesses, policy.witness_quorum) == ((vkey(3), vkey(4)), 1)
+    assert policy == replace(Policy.from_toml(TEXT), **WITNESSED) == Policy.from_cbor(policy.to_cbor())
+    assert {27, 28, 32, 33} <= set(_labels(policy)) and not {32, 33} & set(_labels(Policy.from_toml(TEXT)))
+    alone = written(f'witnesses = ["{vkey(3)}"]\nwitness_quorum = 1')
+    assert alone.auditors == () and Policy.from_cbor(alone.to_cbor()) == alone
+
+
+def test_a_key_is_not_an_auditors_and_a_witnesss():
+    """Else one signature would make both quorums, under whatever names the key stands."""
+    assert refusal(**WITNESSED | {"witnesses": (vkey(1, "witness.example/w"), vkey(4))}) == "RANGE"
+    assert refusal(**WITNESSED | {"witnesses": (vkey(3), vkey(3, "witness.example/w"))}) == "RANGE"
+
+
+@pytest.mark.parametrize("quorum", [0, 3, None, True, "1"])
+def test_a_quorum_of_witnesses_that_cannot_be_reached_is_refused(quorum):
+    assert refusal(**WITNESSED | {"witness_quorum": quorum}) in ("RANGE", "TYPE")
+    assert refusal(witness_quorum=1) == "RANGE", "without witnesses"
+
+
+def test_auditors_and_witnesses_are_together_as_many_as_every_reader_of_trust_policies_takes():
+    half = MAX_COSIGNERS // 2
+    auditors, witnesses = (tuple(vkey(n) for n in range(low, low + half)) for low in (1, 100))
+    whole = {"auditors": auditors, "auditor_quorum": 9, "witnesses": witnesses, "witness_quorum": 9}
+    assert replace(Policy.from_toml(TEXT), **whole).witness_quorum == 9
+    assert refusal(**whole | {"witnesses": (*witnesses, vkey(200))}) == "RANGE"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("witness_quorum = 1", "KEY"),
+        (f'witnesses = ["{vkey(1)}"]', "KEY"),
+        (f'auditors = ["{vkey(1)}"]\nwitness_quorum = 1', "KEY"),
+        (f'witnesses = "{vkey(1)}"\nwitness_quorum = 1', "TYPE"),
+        ("witnesses = []\nwitness_quorum = 1", "RANGE"),
+        (f'witnesses = ["{vkey(1, kind=SIGNATURE_ED25519)}"]\nwitness_quorum = 1', "RANGE"),
+    ],
+)
+def test_a_written_table_of_witnesses_is_whole_or_refused(text, code):
+    with pytest.raises(PolicyRefused) as caught:
+        written(text)
+    assert caught.value.code == code

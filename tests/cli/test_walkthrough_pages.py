@@ -1,4 +1,4 @@
-"""Every command that README and the pages for auditors, operators, planners and keepers of keys show is run as it is printed.
+"""Every command that README and the pages for all who take part show is run as it is printed.
 
 Each page has a world in which its commands make sense. Commands that ask a person are typed to on a terminal; one that needs
 torch is named here with the test that runs it. What the pages print is not compared; the walkthrough's is (`test_walkthrough`).
@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from recorded import record
 from terminals import on_terminal
 
 from attest.keys import public_bytes, save_private_key, save_public_key
@@ -23,6 +24,7 @@ from ledger.log import Ledger
 from tests.agents import needs_openssh, openssh_agent, ssh_add
 from tests.ledger.ledger_runs import LOG_KEY, OWNER_KEY, SIGNER, Driver
 from tests.ledger.retained_runs import grown
+from tests.ledger.tlog_witness import Witness
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_AGO = 1_700_000_000
@@ -89,6 +91,7 @@ def grow(directory: Path) -> None:
 
 def test_the_page_for_auditors(shell):
     here = shell.directory
+    witness = Witness("witness.example/w1", {SIGNER.name: SIGNER.verifier.public_key})
     save_private_key(here / "ledger.key", LOG_KEY)
     shell.write("ledger.pub", f"{SIGNER.vkey}\n")
     save_public_key(here / "owner.pub", public_bytes(OWNER_KEY), "owner")
@@ -101,11 +104,18 @@ def test_the_page_for_auditors(shell):
         shell.run("attest", "keygen", "ben")
         vkeys = [auditors_key(shell, name) for name in ("anna", "ben")]
         shell.write("auditors.pub", "".join(f"{vkey}\n" for vkey in vkeys))
-        policy = {"auditors": tuple(vkeys), "auditor_quorum": 2}
+        policy = {"auditors": tuple(vkeys), "auditor_quorum": 2, "witnesses": (witness.vkey,), "witness_quorum": 1}
         grown(here / "ledger.db", start=LONG_AGO, **policy).ledger.close()
         fork(here, **policy)
         shell.run("ledger", "export", "ledger.db", "export")
         cosign("export", "ben", "ben.note", "--first")
+
+    def witnessed() -> None:
+        shell.run("ledger", "witness-request", "export", "first.body")
+        assert witness.answer(Path("first.body").read_bytes())[0] == 200
+
+    def posted() -> None:
+        Path("w1.answer").write_bytes(witness.curl(Path("w1.body").read_bytes()))
 
     def show_a_fork() -> None:
         shell.run("ledger", "export", "fork/ledger.db", "forked")
@@ -117,12 +127,15 @@ def test_the_page_for_auditors(shell):
         before={
             "dptrain ledger cosign export anna.note": begin,
             "dptrain ledger verify-proof anna.cosigned": show_a_fork,
+            "dptrain ledger witness-request": witnessed,
+            "dptrain ledger retain ledger.db": lambda: shell.run("ledger", "export", "ledger.db", "witnessed"),
             "dptrain ledger merge ledger.db anna-2": lambda: cosign("export-2", "ben", "ben-2.note", "--summary"),
             "dptrain ledger retain ledger.db --prune": lambda: grow(here),
         },
         # Needs contributors who signed: `test_withdrawals_are_held_against_what_was_signed` in test_cli_ledger.py.
-        instead={"dptrain ledger verify export --key ledger.pub --withdrawals": lambda: None},
+        instead={"dptrain ledger verify export --key ledger.pub --withdrawals": lambda: None, "curl -i": posted},
         words={
+            "120": lambda: str(witness.latest[SIGNER.name][0]),
             "anna.cosigned/0d1f.evidence": lambda: str(next(Path("anna.cosigned").glob("*.evidence"))),
             "5c832fa4b55e121d8439746d0caced9ed70a64c6abf22a21c48bf019b54206cb": lambda: one_who_stays(here).hex(),
         },
@@ -130,6 +143,19 @@ def test_the_page_for_auditors(shell):
     shell.run("ledger", "export", "ledger.db", "export-3")
     told = shell.json("ledger", "verify", "export-3", "--key", "ledger.pub")
     assert told["verdict"] == "TOLD" and "PRUNED" in told["qualifiers"]
+    assert witness.name in Path("witnessed/checkpoint").read_text(), "what the witness answered is in later exports"
+
+
+# Contributors ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_for_contributors(shell, corpus):
+    corpus()
+    record(shell)
+    shell.run("ledger", "export", "ledger.db", "export")
+    shutil.copy("corpus/notes.jsonl.attest", "letters.attest")
+    (shell.directory / "withdrawals").mkdir()
+    run_page(shell, "docs/contributors.md", before={}, instead={}, words={})
 
 
 def one_who_stays(directory: Path) -> bytes:

@@ -12,14 +12,13 @@ pytest.importorskip("torch")
 from attest import signed_file
 from attest.keys import generate, load_private_key, public_bytes
 from attest.policy import Policy, open_policy, sign_policy
-from attest.withdrawal import REGISTRY_REASONS
+from attest.withdrawal import PASSING, REGISTRY_REASONS
 from dptrain.errors import ConfigError
 from ledger.accountants import MICRO, Phase, epsilon_of_phases
 from ledger.audit.earlier import verify_with_earlier
 from ledger.errors import BudgetExceeded, LeafRefused, LedgerBehind, LedgerClosed
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.rules.spent import PASSING
 from tests.trainers import Trainer
 from tests.worlds import CLASSES, World, make_world
 
@@ -129,7 +128,12 @@ def test_a_ledger_whose_key_was_stolen_goes_on_under_another_origin_and_key_only
         assert refused.value.code == "PREVIOUS" and not other(world).ledger.exists()
     heir = Trainer(other(world), replaces=world.ledger).begin()
     (cited,) = heir.private.recorder.ledger.header.previous
-    carried = heir.private.recorder._spent.carried(heir.private.recorder.admitted()[0], 1e-5)
+    name, found = next(iter(heir.private.recorder.ledger.state.contributions.items()))
+    carried = heir.private.recorder._spent.carried(name, 1e-5, found.terms)
+    with Ledger.open(world.ledger, read_only=True) as lost:
+        spent, terms = lost.state.epsilon(lost.state.contributions[name]), found.terms
+        bounds = (terms.class_index, terms.sigma_micro, terms.clip_micro, terms.max_epsilon_micro, terms.max_delta_pico)
+        assert carried == lost.state.plans.account(*bounds).planned.epsilon(1e-5) > spent, "the whole plan, not the steps shown"
     heir.close()
     assert (cited.origin, cited.reason) == ("test-corpus/ledger", "compromised") and carried > 0
 

@@ -1,4 +1,4 @@
-"""What an audit says of the auditors whom the signed policy names."""
+"""What an audit says of the auditors and witnesses whom the signed policy names."""
 
 import shutil
 from dataclasses import replace
@@ -17,7 +17,7 @@ from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, merge_notes, sign_note
 from ledger.proofs.reader import ExportReader
-from ledger.trust import parse_policy
+from ledger.trust import AUDITORS, BOTH, WITNESSES, Group, parse_policy
 
 KEYS = [SIGNER.vkey]
 ANNA, BEN, CARLA = (
@@ -161,6 +161,68 @@ def test_leaves_that_nobody_signed_do_not_pass_under_a_checkpoint_that_is_put_th
     monkeypatch.setattr(Export, "read", read)
     report = verify_export(export, KEYS)
     assert report.verdict == "FAILED" and codes(report) == ["CHANGED"] and report.root_hex is None
+
+
+WANDA, WIM = (Cosigner(f"witness.example/{name}", generate()) for name in ("wanda", "wim"))
+WITNESSED = {"auditors": (ANNA.vkey,), "auditor_quorum": 1, "witnesses": (WANDA.vkey, WIM.vkey), "witness_quorum": 1}
+
+
+@pytest.fixture(params=[True, False], ids=["auditors-too", "witnesses-alone"])
+def witnessed(request, tmp_path) -> tuple[Path, bool]:
+    """An export whose policy names witnesses, and whether it names an auditor too."""
+    names = WITNESSED if request.param else {key: WITNESSED[key] for key in ("witnesses", "witness_quorum")}
+    with Ledger.create(tmp_path / "ledger.db", header_spec(signed_policy(**names)), SIGNER, now=START) as ledger:
+        Driver(ledger).admit(admission(1))
+        return ledger.export(tmp_path / "export"), request.param
+
+
+def test_witnesses_and_auditors_are_counted_apart(witnessed):
+    """No cosignature of one kind counts for the quorum of the other; each missing quorum has its own word."""
+    export, audited = witnessed
+    report = verify_export(export, KEYS)
+    assert (report.witnesses, report.witness_quorum, report.witness_quorum_met) == (WITNESSED["witnesses"], 1, False)
+    assert {"NO_WITNESS_QUORUM", "NO_QUORUM" if audited else "NO_AUDITORS"} <= set(report.qualifiers)
+    assert codes(verify_export(export, KEYS, require_quorum=True)) == ["QUORUM"] * (1 + audited)
+    if audited:
+        add(export, ANNA)
+        report = verify_export(export, KEYS)
+        assert (report.quorum_met, report.witness_quorum_met) == (True, False)
+        assert "NO_WITNESS_QUORUM" in report.qualifiers and "NO_QUORUM" not in report.qualifiers
+        assert codes(verify_export(export, KEYS, require_quorum=True)) == ["QUORUM"]
+    add(export, WIM)
+    report = verify_export(export, KEYS, require_quorum=True)
+    assert report.verdict == "TOLD" and report.witness_quorum_met and report.quorum_met is (True if audited else None)
+    assert "NO_WITNESS_QUORUM" not in report.qualifiers and ("NO_AUDITORS" in report.qualifiers) == (not audited)
+
+
+def test_witnesses_do_not_stand_in_for_auditors(witnessed):
+    export, audited = witnessed
+    add(export, WANDA, WIM)
+    report = verify_export(export, KEYS, require_quorum=True)
+    assert codes(report) == (["QUORUM"] if audited else []) and report.quorum_met is (False if audited else None)
+    assert report.witness_quorum_met
+
+
+def test_the_exports_trust_policy_asks_for_both_quorums(witnessed):
+    export, audited = witnessed
+    policy = parse_policy((export / "policy").read_bytes())
+    assert [str(key) for key in policy.keys_of(WITNESSES)] == list(WITNESSED["witnesses"])
+    assert policy.quorum == (BOTH if audited else WITNESSES)
+    if audited:
+        assert policy.groups[-1] == Group(BOTH, 2, (AUDITORS, WITNESSES))
+        assert not policy.satisfied({ANNA.verifier}) and not policy.satisfied({WANDA.verifier, WIM.verifier})
+    assert policy.satisfied({ANNA.verifier, WIM.verifier})
+    add(export, WIM, *([ANNA] if audited else []))
+    cosigned = policy.open_checkpoint((export / "checkpoint").read_bytes(), now=START + 10).cosigned
+    assert len(cosigned) == 1 + audited
+
+
+def test_a_log_whose_key_is_a_witnesss_is_not_created(tmp_path):
+    own = Cosigner("witness.example/somebody", LOG_KEY)
+    spec = header_spec(signed_policy(witnesses=(own.vkey,), witness_quorum=1))
+    with pytest.raises(LeafRefused) as refused:
+        Ledger.create(tmp_path / "ledger.db", spec, SIGNER, now=START)
+    assert refused.value.code == "AUDITORS"
 
 
 def test_the_auditors_of_a_policy_are_the_owners_word(export):

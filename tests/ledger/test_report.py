@@ -306,6 +306,11 @@ def test_a_quorum_is_told_as_met_missed_or_not_asked_for(varied, tmp_path):
     assert "not so many have cosigned" in page(export, tmp_path, report=report)
     met = page(export, tmp_path, report=dataclasses.replace(report, quorum=1, quorum_met=True))
     assert "they have cosigned" in met and "not so many" not in met
+    watched = {"witnesses": report.auditors[:1], "witness_quorum": 1}
+    late = page(export, tmp_path, report=dataclasses.replace(report, **watched, witness_quorum_met=False))
+    assert "names 1 witness and asks for 1 of them: not so many" in late
+    seen = page(export, tmp_path, report=dataclasses.replace(report, **watched, witness_quorum_met=True))
+    assert "names 1 witness and asks for 1 of them: <strong>they have cosigned" in seen and ">witness<" in seen
     nobody = dataclasses.replace(report, auditors=(), quorum=None, quorum_met=None, qualifiers=())
     none = page(export, tmp_path, report=nobody)
     assert "names no auditors" in none and "have cosigned" not in none

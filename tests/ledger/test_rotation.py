@@ -150,9 +150,10 @@ def test_a_handle_goes_on_after_a_refused_change(run):
     assert run.ledger.state.keys.vkeys == (SIGNER.vkey,)
 
 
-def test_an_auditor_of_the_policy_cannot_become_the_log(tmp_path):
-    anna = Cosigner("auditor.example/anna", OTHER_KEY)
-    policy = signed_policy(auditors=(anna.vkey,), auditor_quorum=1)
+@pytest.mark.parametrize(("field", "quorum"), [("auditors", "auditor_quorum"), ("witnesses", "witness_quorum")])
+def test_an_auditor_or_witness_of_the_policy_cannot_become_the_log(tmp_path, field, quorum):
+    anna = Cosigner("cosigner.example/anna", OTHER_KEY)
+    policy = signed_policy(**{field: (anna.vkey,), quorum: 1})
     with Ledger.create(tmp_path / "ledger.db", header_spec(policy), SIGNER, now=START) as ledger:
         with pytest.raises(LeafRefused) as refused:
             ledger.rotate_key(NoteSigner(SIGNER.name, OTHER_KEY), now=START)
@@ -218,6 +219,16 @@ def test_a_ledger_s_trust_policy_asks_for_the_quorum_of_the_signed_policy_after_
     assert not chain.trust_policy().satisfied(set())
     assert list(chain.take(rotation(made, 5, START, SIGNER, NEW))) == []
     assert chain.trust_policy() == auditors_policy(NEW.vkey, auditors, quorum)
+
+
+def test_the_witnesses_of_the_policy_are_asked_for_after_a_change_of_the_key_too():
+    wim = Cosigner("witness.example/wim", OTHER_KEY).vkey
+    spec = header_spec(signed_policy(witnesses=(wim,), witness_quorum=1))
+    made = spec.header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+    chain = KeyChain(made)
+    assert chain.trust_policy() == auditors_policy(SIGNER.vkey, witnesses=(wim,), witness_quorum=1) == made.trust_policy()
+    assert list(chain.take(rotation(made, 5, START, SIGNER, NEW))) == []
+    assert chain.trust_policy() == auditors_policy(NEW.vkey, witnesses=(wim,), witness_quorum=1)
 
 
 def test_what_a_signer_committed_to_in_a_file_of_another_ledger_is_nothing():

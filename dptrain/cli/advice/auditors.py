@@ -53,14 +53,18 @@ def idle_retention(case: Case) -> Iterator[Consequence]:
 
 def split_quorum(case: Case) -> Iterator[Consequence]:
     """Two quorums without a common member can cosign two histories, and nobody lied."""
-    quorum, count = case.policy.auditor_quorum, len(case.policy.auditors)
-    if quorum is not None and 2 * quorum <= count:
-        yield warning(
-            "QUORUM_SPLIT",
-            f"auditor_quorum {quorum} of {count} is not more than half: two quorums may have nobody in common, and cosign two "
-            "different histories of one ledger without any of them noticing",
-            Change("auditor_quorum in [ledger]", str(count // 2 + 1)),
-        )
+    policy = case.policy
+    for field, quorum, count in (
+        ("auditor_quorum", policy.auditor_quorum, len(policy.auditors)),
+        ("witness_quorum", policy.witness_quorum, len(policy.witnesses)),
+    ):
+        if quorum is not None and 2 * quorum <= count:
+            yield warning(
+                "QUORUM_SPLIT",
+                f"{field} {quorum} of {count} is not more than half: two quorums may have nobody in common, and cosign two "
+                "different histories of one ledger without any of them noticing",
+                Change(f"{field} in [ledger]", str(count // 2 + 1)),
+            )
 
 
 def whole_quorum(case: Case) -> Iterator[Consequence]:
@@ -85,22 +89,27 @@ def whole_quorum(case: Case) -> Iterator[Consequence]:
 
 def partial_auditors(case: Case) -> Iterator[Consequence]:
     """Somebody who audits what is its own business, with a key that signs other things too."""
-    for vkey in case.policy.auditors:
+    named = [("auditor", vkey) for vkey in case.policy.auditors] + [("witness", vkey) for vkey in case.policy.witnesses]
+    for kind, vkey in named:
         key = parse_verifier_key(vkey)
         party = case.parties.get(key.public_key)
         if party is not None:
             yield warning(
                 "AUDITOR_PARTY",
-                f"the auditor {key.name} has the key of {party}: whoever is to be convinced gains nothing from its "
+                f"the {kind} {key.name} has the key of {party}: whoever is to be convinced gains nothing from its "
                 "cosignature. Name somebody independent, with a key that is used for nothing else",
             )
 
 
 def _auditors(policy: Policy) -> str:
+    of_witnesses = f"{policy.witness_quorum} of {len(policy.witnesses)} named as witnesses"
     if policy.auditor_quorum is None:
         told = "the policy names no auditor, so nobody is bound to notice that different people are shown different histories"
+        if policy.witness_quorum is not None:
+            told = f"{of_witnesses} must cosign what readers rely on; the policy names no auditor, so nobody reads what it says"
         return told if policy.retention_epochs else f"{told}, and nothing of the ledger can ever be deleted"
-    return f"{policy.auditor_quorum} of {counted(len(policy.auditors), 'auditor')} must cosign what readers rely on"
+    others = "" if policy.witness_quorum is None else f", and {of_witnesses}"
+    return f"{policy.auditor_quorum} of {counted(len(policy.auditors), 'auditor')}{others} must cosign what readers rely on"
 
 
 AUDITOR_RULES: tuple[Callable[[Case], Iterator[Consequence]], ...] = (

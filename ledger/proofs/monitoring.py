@@ -1,0 +1,376 @@
+"""Watching a growing ledger for one contributor: what it says of their contributions, and what calls for an alarm.
+
+An export is held against what contributors have of their own: attestations and withdrawals that they signed, and what earlier
+exports said (`ledger.proofs.remembering`). Every other figure is the audit's, and as good as its verdict.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from attest import sign1
+from attest.attestation import Attestation
+from attest.descriptor import SignedDescriptor
+from attest.micro import from_micro
+from attest.shown import utc
+from attest.withdrawal import Withdrawal
+from ledger.audit import AuditReport, verify_export
+from ledger.audit.histories import read_export
+from ledger.audit.replaying import begin, follow
+from ledger.leaves import Admit, Withdraw
+from ledger.proofs.reader import ExportReader
+from ledger.proofs.remembering import hold_against_memory
+from ledger.retention.retained import RetainedReplay
+
+ALARMS: Final = {
+    "WITHDRAWAL_MISSING": 3,
+    "WITHDRAWAL_REASON": 3,
+    "BOUNDS": 4,
+    "UNSIGNED": 5,
+    "BEHIND": 6,
+    "FORKED": 6,
+    "CITED": 6,
+}
+"""Exit code by the code of an alarm; of several alarms the highest counts. Whatever else fails an audit is 1."""
+
+FAILED: Final = 1
+"""Exit code where an export failed its audit, so that nothing can be said of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mine:
+    """A contribution that the contributor signed.
+
+    Attributes:
+        name: where it was found, for reading.
+        signed: what was signed: bounds in the clear, and commitments.
+        descriptor_hash: SHA-256 of the descriptor.
+        attestation_hash: SHA-256 of descriptor and signature.
+        key_id: short name of the key that signed.
+    """
+
+    name: str
+    signed: SignedDescriptor
+    descriptor_hash: bytes
+    attestation_hash: bytes
+    key_id: bytes
+
+    @classmethod
+    def of(cls, name: str, attestation: Attestation) -> "Mine":
+        """Reads an attestation of one's own, whose signature is not verified; raises AttestError where it is none."""
+        found = SignedDescriptor.from_cbor(attestation.descriptor)
+        headers = sign1.parse(attestation.sign1)
+        return cls(name, found, found.digest(), attestation.digest(), headers.key_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Terminus:
+    """A WITHDRAW leaf: its position, its time in POSIX seconds, and the reason that it gives."""
+
+    seq: int
+    time: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What was signed, or is recorded, of one contribution: the class, and integers in the units of an ADMIT leaf."""
+
+    class_name: str
+    clip_micro: int
+    sigma_micro: int
+    max_occurrences: int
+    max_epsilon_micro: int
+    max_delta_pico: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRow:
+    """One contribution in one ledger.
+
+    Attributes:
+        name: where its attestation was found; of one that is known by its withdrawal alone, the name of that file.
+        descriptor_hash: hex of the hash of its descriptor.
+        origin: the ledger.
+        seq: position of its ADMIT leaf, None where it was not admitted.
+        time: POSIX seconds of that leaf, None likewise and where it was pruned.
+        signed: its bounds as its contributor signed them, None where the attestation was not given.
+        recorded: its bounds as the ADMIT leaf, or what stands in for it, says them; None where it was not admitted.
+        steps: charged steps in whose pool it was.
+        epsilon: what it has spent in this ledger by the audit's figures; None in a public class and where it was not admitted.
+        carried: what its ADMIT leaf says that it had spent in earlier runs.
+        withdrawn: its WITHDRAW leaf, None where there is none.
+        asked: POSIX seconds of the earliest signed withdrawal that was given, None without one.
+    """
+
+    name: str
+    descriptor_hash: str
+    origin: str
+    seq: int | None
+    time: int | None
+    signed: Bounds | None
+    recorded: Bounds | None
+    steps: int
+    epsilon: float | None
+    carried: float
+    withdrawn: Terminus | None
+    asked: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something that the contributor should act on.
+
+    Attributes:
+        code: a key of `ALARMS`, or the code of a finding of the audit.
+        export: the directory.
+        seq: the leaf, None where it is of none.
+        sentence: what was found, what was expected, and what to do.
+    """
+
+    code: str
+    export: str
+    seq: int | None
+    sentence: str
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that it asks for."""
+        return ALARMS.get(self.code, FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a look at some exports found.
+
+    Attributes:
+        rows: a row per contribution and ledger that says something of it, and per contribution that none admitted.
+        alarms: what calls for an alarm.
+        reports: the audit of each export, in the order of their sizes.
+    """
+
+    rows: tuple[WatchedRow, ...]
+    alarms: tuple[Alarm, ...]
+    reports: tuple[AuditReport, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 where there is nothing to say; else the highest of the alarms', so that a fork outranks a late withdrawal."""
+        return max((alarm.exit_code for alarm in self.alarms), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a form that ``json.dumps`` takes."""
+        ledgers = [
+            {"origin": item.origin, "size": item.size, "verdict": item.verdict, "qualifiers": list(item.qualifiers)}
+            for item in self.reports
+        ]
+        alarms = [asdict(alarm) for alarm in self.alarms]
+        return {"contributions": [asdict(row) for row in self.rows], "alarms": alarms, "ledgers": ledgers}
+
+
+def watch(
+    exports: Sequence[Path],
+    keys: Sequence[str],
+    mine: Sequence[Mine],
+    withdrawals: Sequence[tuple[str, Withdrawal]] = (),
+    *,
+    delay: int,
+    now: int,
+    key_ids: Iterable[bytes] = (),
+    remember: Path | None = None,
+    owner_key: bytes | None = None,
+) -> Watched:
+    """Audits exports, and says what they hold of one contributor.
+
+    Guarantee:
+        Without an alarm every export passed its audit and extends what was remembered of its ledger; no ADMIT leaf that is
+        there names a key of the contributor and a contribution that is not among ``mine``; each contribution of ``mine`` that
+        was admitted is recorded with the class, clip norm, noise multiplier, cap, limit, content and corpus that its
+        contributor signed; and each signed withdrawal that is older than ``delay`` and names an admitted contribution is
+        entered, with its own reason unless something else ended the contribution before it was signed. Of ADMIT leaves that
+        were pruned nothing tells the key.
+
+    Args:
+        exports: directories; of several exports of one ledger the largest is told, and all must be one history.
+        keys: verifier keys of the ledgers.
+        mine: every contribution that the contributor signed.
+        withdrawals: what the contributor withdrew, each behind the name of its file.
+        delay: seconds after its signing by which a withdrawal must be entered.
+        now: the contributor's clock, POSIX seconds.
+        key_ids: further keys of the contributor, by their short names, beside those that signed ``mine``.
+        remember: directory that keeps the largest checkpoint per ledger (`ledger.proofs.remembering`); None remembers nothing.
+        owner_key: raw public key of the corpus owner, to be required of every ledger.
+
+    Raises:
+        LedgerCorrupt, NoteError: an export has no checkpoint that can be read.
+        StorageFailed: the memory cannot be read or written.
+        ExportChanged: files changed while they were read.
+    """
+    alarms: list[Alarm] = []
+    reports: list[AuditReport] = []
+    latest: dict[str | None, tuple[Path, AuditReport]] = {}
+    with TemporaryDirectory() as temporary:
+        memory = Path(temporary) if remember is None else remember
+        for path in sorted(exports, key=lambda item: ExportReader(item).size):
+            report = verify_export(path, keys, owner_key=owner_key, now=now)
+            report = hold_against_memory(report, path, memory, keys)
+            reports.append(report)
+            if report.verdict == "FAILED":
+                found = report.findings[0]
+                alarms.append(Alarm(found.code, str(path), None, f"{found.where}: {found.sentence}"))
+            else:
+                latest[report.origin] = (path, report)
+    look = _Look(mine, withdrawals, {*key_ids, *(item.key_id for item in mine)}, delay, now, alarms)
+    for path, report in latest.values():
+        look.at(path, report)
+    return Watched(look.rows(), tuple(alarms), tuple(reports))
+
+
+class _Look:
+    """One pass over the latest export of every ledger."""
+
+    def __init__(
+        self,
+        mine: Sequence[Mine],
+        withdrawals: Sequence[tuple[str, Withdrawal]],
+        key_ids: set[bytes],
+        delay: int,
+        now: int,
+        alarms: list[Alarm],
+    ) -> None:
+        self._mine = {item.descriptor_hash: item for item in mine}
+        self._asked: dict[bytes, list[tuple[str, Withdrawal]]] = {}
+        for name, said in sorted(withdrawals, key=lambda item: item[1].time):
+            self._asked.setdefault(said.descriptor_hash, []).append((name, said))
+        self._key_ids, self._delay, self._now, self._alarms = key_ids, delay, now, alarms
+        self._rows: dict[bytes, list[WatchedRow]] = {name: [] for name in (*self._mine, *self._asked)}
+
+    def rows(self) -> tuple[WatchedRow, ...]:
+        """Returns all rows, those of one contribution together; what no ledger admitted has one that says so."""
+        return tuple(row for name, rows in self._rows.items() for row in rows or (self._row(name, "", None, None, None),))
+
+    def at(self, path: Path, report: AuditReport) -> None:
+        """Reads an export that passed its audit."""
+        given = read_export(path)
+        given.require(report.size, report.root_hex)
+        run = begin(given.leaves, recompute=False)
+        admitted: dict[bytes, Admit] = {}
+        ended: dict[bytes, Withdraw] = {}
+        for leaf, _ in follow(run, given.leaves):
+            if isinstance(leaf, Admit):
+                if leaf.descriptor_hash in self._rows:
+                    admitted[leaf.descriptor_hash] = leaf
+                elif leaf.key_id in self._key_ids and not _is_pruned(run, leaf.seq):
+                    self._unsigned(path, leaf)
+            elif isinstance(leaf, Withdraw) and leaf.descriptor_hash in self._rows:
+                ended.setdefault(leaf.descriptor_hash, leaf)
+        for name in self._rows:
+            admit, end = admitted.get(name), ended.get(name)
+            if admit is None and end is None:
+                continue
+            if admit is not None:
+                self._compare(path, run, admit)
+            self._withdrawal(path, run, name, admit, end)
+            self._rows[name].append(self._row(name, run.header.origin, run, admit, end))
+
+    def _row(
+        self, name: bytes, origin: str, run: RetainedReplay | None, admit: Admit | None, end: Withdraw | None
+    ) -> WatchedRow:
+        mine, asked = self._mine.get(name), self._asked.get(name, [])
+        found = None if run is None or admit is None else run.contributions[name]
+        steps, epsilon = 0, None
+        if run is not None and found is not None:
+            steps = run.expenditure.steps(found, run.charged_phases)
+            epsilon = None if run.header.policy.classes[found.class_index].public else run.epsilon(found)
+        pruned = run is not None and admit is not None and _is_pruned(run, admit.seq)
+        return WatchedRow(
+            name=mine.name if mine is not None else asked[0][0],
+            descriptor_hash=name.hex(),
+            origin=origin,
+            seq=None if admit is None else admit.seq,
+            time=None if admit is None or pruned else admit.time,
+            signed=None if mine is None else _signed(mine.signed),
+            recorded=None if admit is None else _recorded(admit),
+            steps=steps,
+            epsilon=epsilon,
+            carried=0.0 if admit is None else from_micro(admit.carried_micro),
+            withdrawn=None if end is None else Terminus(end.seq, end.time, end.reason),
+            asked=asked[0][1].time if asked else None,
+        )
+
+    def _alarm(self, code: str, path: Path, seq: int | None, sentence: str) -> None:
+        self._alarms.append(Alarm(code, str(path), seq, sentence))
+
+    def _unsigned(self, path: Path, leaf: Admit) -> None:
+        told = f"{leaf.descriptor_hash.hex()} was admitted as signed by your key {leaf.key_id.hex()}"
+        how = "give every attestation file that you have; if you signed no such thing, revoke the key and ask the corpus owner"
+        self._alarm("UNSIGNED", path, leaf.seq, f"{told}, and none of the attestations that you gave is of it; {how}")
+
+    def _compare(self, path: Path, run: RetainedReplay, admit: Admit) -> None:
+        """Holds an admission against what was signed."""
+        mine = self._mine.get(admit.descriptor_hash)
+        if mine is None:
+            return
+        signed, recorded = asdict(_signed(mine.signed)), asdict(_recorded(admit))
+        wrong = [f"{what} {value} is recorded as {recorded[what]}" for what, value in signed.items() if value != recorded[what]]
+        corpus = run.header.policy.corpus
+        if mine.signed.corpus != corpus:
+            wrong.append(f"the corpus {mine.signed.corpus!r} is recorded as {corpus!r}")
+        if not _is_pruned(run, admit.seq):
+            wrong += [
+                f"the {what} is another one"
+                for what, there, here in (
+                    ("attestation", admit.attestation_hash, mine.attestation_hash),
+                    ("key", admit.key_id, mine.key_id),
+                    ("commitment to the content", admit.anchor, mine.signed.content),
+                )
+                if there != here
+            ]
+        if wrong:
+            told = "; ".join(wrong)
+            which = f"{mine.name} ({mine.descriptor_hash.hex()})"
+            self._alarm("BOUNDS", path, admit.seq, f"{which} is not recorded as it was signed: {told}; ask the corpus owner")
+
+    def _withdrawal(self, path: Path, run: RetainedReplay, name: bytes, admit: Admit | None, end: Withdraw | None) -> None:
+        """Holds what was withdrawn against what the ledger says."""
+        corpus = run.header.policy.corpus
+        said = next(((file, item) for file, item in self._asked.get(name, ()) if item.corpus == corpus), None)
+        if said is None:
+            return
+        file, item = said
+        told = f"{name.hex()} was withdrawn by {file}, signed {utc(item.time)},"
+        if end is None:
+            if admit is not None and self._now > item.time + self._delay:
+                last = f"the last leaf of this export is of {utc(run.last_time)}"
+                how = "hand it to the operator again, or ask for a newer export"
+                self._alarm("WITHDRAWAL_MISSING", path, None, f"{told} and no leaf enters it; {last}; {how}")
+            return
+        reasons = {other.reason_code for _, other in self._asked[name] if other.corpus == corpus}
+        if end.reason not in reasons and end.time >= item.time and self._now > item.time + self._delay:
+            how = "so entered it may not bind later runs: ask the operator to enter what you signed"
+            told = f"{told} for the reason {item.reason_code!r}, and the leaf says {end.reason!r}"
+            self._alarm("WITHDRAWAL_REASON", path, end.seq, f"{told}; {how}")
+
+
+def _signed(terms: SignedDescriptor) -> Bounds:
+    return Bounds(
+        terms.admissibility_class,
+        terms.clip_norm_micro,
+        terms.noise_multiplier_micro,
+        terms.max_occurrences,
+        terms.max_epsilon_micro or 0,
+        terms.max_delta_pico or 0,
+    )
+
+
+def _recorded(admit: Admit) -> Bounds:
+    own = (admit.clip_micro, admit.sigma_micro, admit.max_occurrences, admit.max_epsilon_micro, admit.max_delta_pico)
+    return Bounds(admit.class_name, *own)
+
+
+def _is_pruned(run: RetainedReplay, seq: int) -> bool:
+    place = bisect_left(run.pruned, seq)
+    return place < len(run.pruned) and run.pruned[place] == seq

@@ -1,0 +1,99 @@
+"""Attacks on auditors who vouch: what is hidden from them must not be counted as what they saw."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ledger import tiles
+from ledger.audit import verify_export
+from ledger.errors import CosignRefused
+from ledger.leaves import Admit, decode_leaf
+from ledger.log import Ledger
+from ledger.proofs.cosigning import cosign_export
+from ledger.proofs.memory import Memory
+from ledger.retention.anchors import AnchorRecord
+from ledger.retention.statements import statements, summary_keys
+from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
+from tests.ledger.retained_runs import ANNA, BEN, CLEO, export_of, is_pruned, retaining_spec, vouched_for
+
+KEYS = [SIGNER.vkey]
+
+
+def vouched_by(who, export: Path, base: Path):
+    memory = Memory(base / who.name.replace("/", "-"), who.vkey)
+    return cosign_export(export, KEYS, who, memory, now=START + 5000, first=True, summary=True)
+
+
+def summarised(driver: Driver, *who) -> int:
+    """Summarises what is due, has it vouched for, and closes one more epoch; returns the position of the summary."""
+    leaf = driver.ledger.summarise(now=driver.tick())
+    vouched_for(driver, *who)
+    driver.steps(1)
+    driver.epoch()
+    return leaf.seq
+
+
+@pytest.fixture
+def empty_first(tmp_path) -> tuple[Driver, int, int]:
+    """A run whose first summarised range has no body that may go; the second range is pruned."""
+    driver = Driver(Ledger.create(tmp_path / "ledger.db", retaining_spec(), SIGNER, now=START))
+    driver.epoch()
+    driver.admit(admission(1), admission(2), admission(3))
+    driver.steps(1)
+    driver.epoch()
+    first = summarised(driver, ANNA, BEN)
+    driver.withdraw(2)
+    second = summarised(driver, ANNA, BEN)
+    assert driver.ledger.prune() > 0
+    yield driver, first, second
+    driver.ledger.close()
+
+
+def test_an_auditor_vouches_for_no_range_whose_bodies_it_never_saw_though_an_earlier_one_is_whole(empty_first, tmp_path):
+    """`since` speaks for every later summary too: it begins behind the last of which anything is gone."""
+    driver, first, second = empty_first
+    export = export_of(driver, tmp_path / "lean")
+    report = verify_export(export, KEYS)
+    assert is_pruned(report) and [row.pruned > 0 for row in report.summaries] == [False, True]
+    assert [row.whole for row in report.summaries] == [True, False]
+    with pytest.raises(CosignRefused, match="NO_SUMMARY"):
+        vouched_by(CLEO, export, tmp_path)
+    third = driver.ledger.summarise(now=driver.tick()).seq
+    done = vouched_by(CLEO, export_of(driver, tmp_path / "later"), tmp_path)
+    assert statements(driver.ledger.header, done.note) == {CLEO.name: third} and done.vouched == (third,)
+    driver.ledger.add_signatures(done.note, summary_keys(driver.ledger.header))
+    assert driver.ledger.vouchers == {first: (ANNA.name, BEN.name), second: (ANNA.name, BEN.name), third: (CLEO.name,)}
+
+
+def test_an_auditor_vouches_for_no_record_whose_admission_is_hidden_in_an_earlier_range(tmp_path):
+    """The second summary commits to the record of who was admitted in the first range: that ADMIT leaf is one of its bodies."""
+    driver = Driver(Ledger.create(tmp_path / "ledger.db", retaining_spec(), SIGNER, now=START))
+    driver.admit(admission(1), admission(2))
+    driver.steps(1)
+    driver.epoch()
+    driver.steps(1)
+    driver.withdraw(2)
+    driver.epoch()
+    summarised(driver, ANNA, BEN)
+    assert driver.ledger.prune() > 0
+    second = summarised(driver, ANNA, BEN)
+    honest = export_of(driver, tmp_path / "honest")
+    hidden = export_of(driver, tmp_path / "hidden")
+    record = driver.ledger.state.tally.summarised[descriptor(2)][1]
+    driver.ledger.close()
+    assert statements(driver.ledger.header, vouched_by(CLEO, honest, tmp_path / "one").note)[CLEO.name] == second
+    (path,) = (path for path in (hidden / "retained").rglob("*") if path.is_file() and path.name != "notes")
+    entries = tiles.split_bundle(path.read_bytes(), None)
+    assert isinstance(decode_leaf(entries[record.first_seq]), Admit) and second > record.first_seq
+    entries[record.first_seq] = record.to_bytes()
+    path.write_bytes(tiles.entry_bundle(entries))
+    report = verify_export(hidden, KEYS)
+    assert is_pruned(report), "a quorum vouches for the record, so this much of it may be left out"
+    assert [(row.pruned > 0, row.whole) for row in report.summaries] == [(True, False), (False, False)]
+    with pytest.raises(CosignRefused, match="NO_SUMMARY"):
+        vouched_by(CLEO, hidden, tmp_path / "two")
+    entries[record.first_seq] = replace(record, clip_micro=record.clip_micro + 1).to_bytes()
+    path.write_bytes(tiles.entry_bundle(entries))
+    assert AnchorRecord.from_bytes(entries[record.first_seq]) != record
+    assert verify_export(hidden, KEYS).verdict == "FAILED"

@@ -1,0 +1,234 @@
+"""Watching a ledger as its contributor: every lie about what was signed is an alarm, and honesty is none."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from ledger_runs import SIGNER, START, Driver, header_spec, signed_policy
+
+from attest.descriptor import SignedDescriptor
+from attest.withdrawal import Withdrawal
+from ledger.handles import AdmitSpec
+from ledger.log import Ledger
+from ledger.proofs.monitoring import ALARMS, Mine, watch
+from tests.ledger.retained_runs import ANNA, BEN, retaining_spec, vouched_for
+
+KEYS = [SIGNER.vkey]
+KEY_ID = b"alicekey"
+DAY = 86400
+
+
+def mine(n: int, **changes) -> Mine:
+    """The n-th contribution of one contributor, signed with the presets of its class and a cap."""
+    fields = {
+        "admissibility_class": "open",
+        "clip_norm_micro": 1_000_000,
+        "noise_multiplier_micro": 1_000_000,
+        "not_before": START - DAY,
+        "not_after": START + 100 * DAY,
+        "corpus": "notes",
+        "max_occurrences": 5,
+        "max_epsilon_micro": 50_000_000,
+        "max_delta_pico": 10**6,
+        **{name: bytes([n]) * 32 for name in ("contributor", "data_class", "content", "principal")},
+    }
+    signed = SignedDescriptor(**fields | changes)
+    return Mine(f"letters.attest, {n}", signed, signed.digest(), bytes([n, 1]) * 16, KEY_ID)
+
+
+ONE, TWO = mine(1), mine(2)
+
+
+def admitted(own: Mine, **changes) -> AdmitSpec:
+    """An admission that says what was signed."""
+    signed = own.signed
+    return replace(
+        AdmitSpec(
+            descriptor_hash=own.descriptor_hash,
+            class_name="open",
+            profile_id=0,
+            clip_micro=signed.clip_norm_micro,
+            sigma_micro=signed.noise_multiplier_micro,
+            max_occurrences=signed.max_occurrences,
+            attestation_hash=own.attestation_hash,
+            key_id=own.key_id,
+            anchor=signed.content,
+            max_epsilon_micro=signed.max_epsilon_micro,
+            max_delta_pico=signed.max_delta_pico,
+        ),
+        **changes,
+    )
+
+
+def run(base: Path, *specs: AdmitSpec, name: str = "run", signer=SIGNER) -> tuple[Driver, Path]:
+    """A run that admits these, and charges; and an export of it."""
+    driver = Driver(Ledger.create(base / f"{name}.db", header_spec(), signer, now=START))
+    driver.admit(*specs)
+    driver.steps(1)
+    driver.epoch()
+    return driver, driver.ledger.export(base / name)
+
+
+def look(*exports: Path, own=(ONE, TWO), sent=(), now: int = START + 50, **options):
+    said = [(f"{n}.cose", item) for n, item in enumerate(sent)]
+    found = watch(exports, KEYS, own, said, delay=DAY, now=now, **options)
+    json.dumps(found.to_json())
+    return found
+
+
+def codes(found) -> list[str]:
+    assert found.exit_code == max((ALARMS[alarm.code] for alarm in found.alarms), default=0)
+    return [alarm.code for alarm in found.alarms]
+
+
+def withdrawal(own: Mine, time: int = START + 20, reason: str = "consent", corpus: str = "notes") -> Withdrawal:
+    return Withdrawal(own.descriptor_hash, corpus, time, reason)
+
+
+def test_what_is_recorded_as_it_was_signed_is_told_and_no_alarm(tmp_path):
+    driver, export = run(tmp_path, admitted(ONE))
+    found = look(export)
+    first, second = found.rows
+    assert codes(found) == [] and first.signed == first.recorded and first.seq == 1
+    assert (first.steps, first.epsilon) == (4, driver.ledger.epsilon(ONE.descriptor_hash)) and first.epsilon > 0
+    assert (second.seq, second.recorded, second.epsilon, second.origin) == (None, None, None, ""), "nobody admitted it"
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"clip_micro": 900_000},
+        {"sigma_micro": 1_500_000},
+        {"max_occurrences": 0},
+        {"max_epsilon_micro": 0, "max_delta_pico": 0},
+        {"max_delta_pico": 2 * 10**6},
+        {"class_name": "sensitive", "profile_id": 1},
+        {"attestation_hash": bytes(32)},
+        {"anchor": bytes(32)},
+        {"key_id": b"otherkey"},
+    ],
+    ids=str,
+)
+def test_any_other_bounds_than_those_signed_are_an_alarm(tmp_path, lie):
+    """Bounds that the class forbids fail the audit; all others pass it, and only who signed can tell."""
+    other = {"clip_norm_micro": 400_000, "noise_multiplier_micro": 4_000_000}
+    own = mine(1, **other)
+    _, export = run(tmp_path, admitted(own, **lie))
+    found = look(export, own=[own])
+    assert codes(found) == ["BOUNDS"] and found.exit_code == 4
+    name = next(iter(lie))
+    assert found.alarms[0].seq == 1 and (name.endswith(("hash", "anchor", "id")) or name in found.alarms[0].sentence)
+
+
+def test_a_corpus_that_was_not_signed_for_is_an_alarm(tmp_path):
+    own = mine(1, corpus="letters")
+    found = look(run(tmp_path, admitted(own))[1], own=[own])
+    assert codes(found) == ["BOUNDS"] and "'letters' is recorded as 'notes'" in found.alarms[0].sentence
+
+
+def test_an_admission_under_the_contributors_key_that_is_none_of_theirs_is_an_alarm(tmp_path):
+    _, export = run(tmp_path, admitted(ONE), admitted(TWO))
+    found = look(export, own=[ONE])
+    assert codes(found) == ["UNSIGNED"] and found.exit_code == 5 and TWO.descriptor_hash.hex() in found.alarms[0].sentence
+    stranger = replace(mine(3), key_id=b"bobs-key")
+    assert codes(look(run(tmp_path, admitted(stranger), name="other")[1])) == []
+    assert codes(look(tmp_path / "other", key_ids=[b"bobs-key"])) == ["UNSIGNED"], "a further key of the contributor"
+
+
+@pytest.mark.parametrize(("since", "alarms"), [(DAY - 60, []), (DAY + 60, ["WITHDRAWAL_MISSING"])])
+def test_a_withdrawal_that_is_not_entered_within_the_delay_is_an_alarm(tmp_path, since, alarms):
+    _, export = run(tmp_path, admitted(ONE))
+    said = withdrawal(ONE)
+    found = look(export, sent=[said], now=said.time + since)
+    assert codes(found) == alarms and found.exit_code == (3 if alarms else 0)
+    assert found.rows[0].asked == said.time and found.rows[0].withdrawn is None
+    assert codes(look(export, own=[], sent=[said], now=said.time + since)) == alarms, "without its attestation too"
+
+
+def test_a_withdrawal_that_needs_no_leaf_is_no_alarm(tmp_path):
+    """Of what nobody admitted, and for another corpus."""
+    _, export = run(tmp_path, admitted(ONE))
+    assert codes(look(export, sent=[withdrawal(TWO), withdrawal(ONE, corpus="letters")], now=START + 9 * DAY)) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "signed", "alarms"),
+    [("consent", 1, []), ("expired", 1, ["WITHDRAWAL_REASON"]), ("legal", 1, ["WITHDRAWAL_REASON"]), ("expired", 900, [])],
+)
+def test_a_withdrawal_entered_for_another_reason_is_an_alarm_unless_it_was_over_before(tmp_path, reason, signed, alarms):
+    driver, _ = run(tmp_path, admitted(ONE))
+    driver.ledger.withdraw(ONE.descriptor_hash, reason, bytes(32), now=driver.tick())
+    driver.steps(1)
+    export = driver.ledger.export(tmp_path / "withdrawn")
+    found = look(export, sent=[withdrawal(ONE, START + signed)], now=START + 3 * DAY)
+    assert codes(found) == alarms and found.rows[0].withdrawn.reason == reason
+
+
+def test_a_ledger_that_grows_is_watched_and_one_that_is_cut_back_or_forked_is_an_alarm(tmp_path):
+    driver, early = run(tmp_path, admitted(ONE))
+    driver.steps(2)
+    late = driver.ledger.export(tmp_path / "late")
+    seen = tmp_path / "seen"
+    assert codes(look(early, remember=seen)) == codes(look(late, remember=seen)) == []
+    found = look(early, remember=seen)
+    assert codes(found) == ["BEHIND"] and found.exit_code == 6
+    (tmp_path / "fork").mkdir()
+    _, fork = run(tmp_path / "fork", admitted(ONE), admitted(TWO))
+    assert codes(look(fork, remember=seen)) in (["BEHIND"], ["FORKED"])
+    assert codes(look(late, remember=seen)) == [], "what contradicts is not remembered"
+    assert codes(look(early, late)) == codes(look(late, early)) == [], "of one ledger the largest is told"
+    assert [row.steps for row in look(late, early).rows[:1]] == [12]
+    assert codes(look(fork, late)) == ["FORKED"], "two histories at once, without any memory"
+
+
+def test_an_export_that_fails_its_audit_says_nothing(tmp_path):
+    _, export = run(tmp_path, admitted(ONE))
+    (export / "policy").write_bytes(b"quorum none\n")
+    found = look(export)
+    assert found.exit_code == 1 and [alarm.code for alarm in found.alarms] == ["POLICY_FILE"]
+    assert [row.seq for row in found.rows] == [None, None]
+
+
+def test_the_gravest_of_several_alarms_is_the_exit_code(tmp_path):
+    _, export = run(tmp_path, admitted(ONE, max_occurrences=0), admitted(TWO), admitted(mine(3)))
+    found = look(export, sent=[withdrawal(TWO)], now=START + 9 * DAY)
+    assert sorted(codes(found)) == ["BOUNDS", "UNSIGNED", "WITHDRAWAL_MISSING"] and found.exit_code == 5
+
+
+def test_of_a_pruned_admission_bounds_are_compared_and_what_is_gone_is_not(tmp_path):
+    """The anchor record keeps the bounds; key and attestation are gone, and no alarm."""
+    for name, lie, alarms in (("honest", {}, []), ("lie", {"max_occurrences": 6}, ["BOUNDS"])):
+        driver = Driver(Ledger.create(tmp_path / f"{name}.db", retaining_spec(), SIGNER, now=START))
+        driver.admit(admitted(ONE, **lie), admitted(TWO))
+        driver.steps(1)
+        driver.ledger.withdraw(ONE.descriptor_hash, "consent", bytes(32), now=driver.tick())
+        for _ in range(2):
+            driver.epoch()
+            driver.steps(1)
+        driver.ledger.summarise(now=driver.tick())
+        vouched_for(driver, ANNA, BEN)
+        driver.epoch()
+        assert driver.ledger.prune() > 0
+        found = look(driver.ledger.export(tmp_path / name))
+        assert codes(found) == alarms
+        row = found.rows[0]
+        assert row.time is None and row.withdrawn is not None and row.epsilon == driver.ledger.epsilon(ONE.descriptor_hash)
+
+
+def test_in_a_public_class_no_epsilon_is_claimed(tmp_path):
+    from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+
+    policy = signed_policy()
+    rule = replace(
+        policy.policy.classes[0], public=True, clip_norm_micro=PUBLIC_CLIP_MICRO, noise_multiplier_micro=PUBLIC_NOISE_MICRO
+    )
+    spec = header_spec(signed_policy(classes=(rule, policy.policy.classes[1])))
+    free = {"max_epsilon_micro": None, "max_delta_pico": None, "max_occurrences": 0}
+    own = mine(1, clip_norm_micro=PUBLIC_CLIP_MICRO, noise_multiplier_micro=PUBLIC_NOISE_MICRO, **free)
+    with Ledger.create(tmp_path / "ledger.db", spec, SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admitted(own, max_epsilon_micro=0, max_delta_pico=0))
+        driver.steps(1)
+        found = look(ledger.export(tmp_path / "export"), own=[own])
+    assert codes(found) == [] and found.rows[0].epsilon is None and found.rows[0].steps == 4
