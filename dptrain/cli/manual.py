@@ -47,7 +47,7 @@ PEOPLE = {
 LEDGER_PEOPLE = {
     "For who keeps the ledger": ("show", "withdraw", "export", "merge", "retain", "rotate-key", "set-clock", "fsck", "init"),
     "For auditors": ("verify", "report", "cosign", "auditor-key"),
-    "For contributors": ("prove", "verify-proof"),
+    "For contributors": ("trace", "prove", "verify-proof"),
 }
 """Commands of `dptrain ledger` likewise."""
 
