@@ -56,18 +56,14 @@ def trace(
     from ledger.tracing import open_exports, trace_over
 
     owner, vkeys = trusted(key, owner_key)
+    said: dict[str, Any] = {"nonce": nonce, "content": content, "pub": pub, "registry": registry}
+    said |= {"attestations": attestations, "record": record}
+    # What is wrong with the question is told before minutes of audit; only a registry needs the runs that it is of.
+    asked = None if registry is not None else by_name(contribution, (), **said)
     with counting(f"auditing {len(exports)} exports"):
         opened = open_exports(exports, vkeys, owner_key=owner, now=now)
-    asked = by_name(
-        contribution,
-        [item.opened.run.header for item in opened],
-        nonce=nonce,
-        attestations=attestations,
-        record=record,
-        pub=pub,
-        registry=registry,
-        content=content,
-    )
+    if asked is None:
+        asked = by_name(contribution, [item.opened.run.header for item in opened], **said)
     found = trace_over(opened, asked.wanted, asked.signers)
     if json:
         print_json(_as_json(found, asked))
