@@ -99,6 +99,9 @@ def test_another_registrys_key_and_another_contributors_are_refused(shell, ancho
     wrong = show(shell, "--pub", "bob.pub", code=1)["error"]
     assert wrong["code"] == "KEY" and "names the key" in wrong["sentence"]
     shell.run("registry", "add", "registry.cbor", "--pub", "bob.pub", "--class", "sensitive")
+    assert show(shell, "--registry", "registry.cbor", code=1)["error"]["code"] == "KEY_NOT_VALID"  # it was not by then
+    (shell.directory / f"{NOTE}.anchor").unlink()
+    shell.run(*forged, "--contributor", "alice")
     enrolled = show(shell, "--registry", "registry.cbor", code=1)["error"]
     assert enrolled["code"] == "KEY", "a key of the registry, and of another contributor"
 
