@@ -45,7 +45,6 @@ def trained(policy: str, run: str) -> tuple[Path, set[str]]:
     trainer = Trainer(world)
     before = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
     trainer.run()
-    trainer.private.finish()
     changed = {name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])}
     export = trainer.private.export(run)
     trainer.private.close()
