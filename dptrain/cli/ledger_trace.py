@@ -44,17 +44,24 @@ def show_contribution(run: "Replay", bodies: Iterable[bytes | None], asked: Aske
     if json:
         print_json(trace_as_json(found, run) | {"anchor": asked.anchor})
         return
-    print_anchor(asked)
+    print_anchor(asked, pruned=found.pruned)
     print_trace(found, run)
 
 
-def print_anchor(asked: Asked) -> None:
-    """Prints who signed the anchor, if that was what led here, and whether a content was held against it."""
+def print_anchor(asked: Asked, *, pruned: bool) -> None:
+    """Prints who signed the anchor, if that was what led here, and what was held against it.
+
+    Args:
+        asked: which contribution.
+        pruned: whether an ADMIT leaf that it leads to was pruned, with which the id of the contributor's key went.
+    """
     if asked.anchor is None:
         return
     told = asked.anchor
     about = "the content given is the one it is of" if told["content_compared"] else "which content it is of was not looked at"
     console().print(f"anchor of {utc(told['time'])}, signed by {told['contributor']}, key {told['key_id']}: {about}")
+    if pruned:
+        console().print("its ADMIT leaf was pruned, and names no key any more: that the signer is its contributor is not shown")
 
 
 def show_withdrawn(run: "Replay", *, json: bool) -> None:

@@ -146,7 +146,7 @@ def _print(found: "TracedOver", asked: Asked) -> None:
     from ledger.audit.words import VERDICTS, WHERE_BEYOND, headline
 
     out = console()
-    print_anchor(asked)
+    print_anchor(asked, pruned=any(item.trace.pruned for item in found.runs if item.trace is not None))
     for item in found.runs:
         verdict = item.opened.report.verdict
         where = f"  {item.origin}, {visible(str(item.asked.path))}"
