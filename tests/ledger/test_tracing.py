@@ -3,10 +3,12 @@
 import hashlib
 import shutil
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from retained_runs import crowded_and_pruned
 
 from attest.commitments import commit_content
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
@@ -17,6 +19,8 @@ from ledger.errors import AnchorRefused, ExportRefused, LedgerBehind, LedgerErro
 from ledger.leaves import EXPIRED
 from ledger.log import Ledger
 from ledger.note import NoteSigner
+from ledger.retention.anchors import AnchorRecord
+from ledger.retention.retained import is_stand_in
 from ledger.rules.spent import SpentRegistry
 from ledger.tracing import ANEW, DRAWS, OTHERS, open_exports, trace_over
 from ledger.views.trace import Wanted, trace
@@ -138,6 +142,14 @@ def test_signed_again_with_its_old_nonce_it_is_found_under_both_descriptors(make
     assert found.epsilon == epsilon_of_phases([Phase(1.0, 0.02, 20)], 1e-6)
 
 
+def test_runs_of_several_deltas_are_composed_at_the_smallest(make, first):
+    other = make("two.db", SECOND, START + 1000, policy=signed_policy(delta=Fraction(1, 10**5)))
+    other.driver.admit(admission(1, anchor=ANCHOR))
+    other.driver.steps(1)
+    found = traced(first, other.closed())
+    assert found.delta == 1e-6 and found.epsilon == epsilon_of_phases([Phase(1.0, 0.02, 12)], 1e-6)
+
+
 def test_a_failed_export_is_asked_nothing(make, first):
     second = again(make, first)
     bundle = next(path for path in (first / "tile" / "entries").rglob("*") if path.is_file())
@@ -233,6 +245,22 @@ def test_releases_that_it_may_have_influenced_are_those_after_a_charge_to_it(mak
     assert found.releases[0].manifest_digest == bytes([3]) * 32 and [row.step for row in found.releases] == [8, 12]
 
 
+def test_a_release_from_before_steps_were_done_again_is_not_one_that_it_influenced(make):
+    """Its only window redoes steps that the release had: of a lower number, and charged later."""
+    run = make("one.db").driver
+    run.admit(admission(2))
+    run.steps(2)
+    run.ledger.record_release(bytes(32), bytes(32), 8, now=run.tick())
+    run.admit(admission(1, anchor=ANCHOR))
+    run.ledger.resume(4, run.ledger.pin(), now=run.tick())
+    run.steps(1)
+    with run.ledger.rows() as rows:
+        bodies = [row.body for row in rows]
+    found, other = (trace(run.ledger.state, bodies, wanted) for wanted in (WANTED, Wanted(descriptor_hash=descriptor(2))))
+    assert [window.first_step for window in found.windows] == [5] and found.releases == ()
+    assert [row.step for row in other.releases] == [8]
+
+
 def test_a_contribution_that_was_never_drawn_in_public_influenced_nothing(make):
     made = make("one.db", policy=signed_policy(disclosure="occurrences_public"))
     run = made.driver
@@ -281,3 +309,17 @@ def test_a_ledger_and_its_export_say_one_thing(make):
     with made.driver.ledger.rows() as rows:
         own = trace(made.driver.ledger.state, (row.body for row in rows), WANTED)
     assert traced(export).found[0].trace == own
+
+
+def test_of_a_pruned_contribution_a_trace_says_what_is_left_and_on_whose_word(tmp_path):
+    """Its bounds and charges stay; the id of its contributor's key went with the ADMIT leaf, so no signer contradicts it."""
+    made = crowded_and_pruned(tmp_path / "ledger.db", tmp_path, people=24, retention_hash_epochs=0)
+    with made.ledger:
+        made.ledger.export(tmp_path / "export")
+        key = made.ledger.state.keys.current
+    exports = open_exports([tmp_path / "export"], [key])
+    record = next(AnchorRecord.from_bytes(body) for body in exports[0].opened.leaves if body and is_stand_in(body))
+    found = trace_over(exports, Wanted(record.content_anchor, record.descriptor_hash), lambda header: ())
+    (run,) = found.found
+    assert run.trace.pruned and run.trace.withdraw is not None and "PRUNED" in found.qualifiers
+    assert 0 <= record.spent_micro - run.trace.epsilon * 1e6 <= 2 and found.epsilon == run.trace.epsilon
