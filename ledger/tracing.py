@@ -20,7 +20,7 @@ from ledger.audit.words import Verdict, weakest
 from ledger.errors import LedgerBehind, LedgerError, LedgerForked
 from ledger.leaves import Header, Previous, Withdraw
 from ledger.replay import Replay
-from ledger.rules.budgets import Use, limits_over, reached
+from ledger.rules.budgets import TOLERANCE_MICRO, Account, Limit, Use, limits_over, reached
 from ledger.rules.spending import Spending, composed, of_run
 from ledger.rules.spent import PASSING, Accounts
 from ledger.views.trace import Trace, Wanted, trace
@@ -78,6 +78,26 @@ class TracedRun:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitUse:
+    """What several runs use of a limit of epsilon over all of them.
+
+    Attributes:
+        limit: the limit.
+        used: what was spent of it.
+        planned: the most that could have been by the end of any run, as that was planned, with what was spent before it.
+    """
+
+    limit: Limit
+    used: float
+    planned: float
+
+    @property
+    def held(self) -> bool:
+        """Whether no run began that had no room: only then the limit holds however each run was chosen."""
+        return not Use(self.limit, self.planned).too_much(TOLERANCE_MICRO)
+
+
+@dataclass(frozen=True, slots=True)
 class AtWithdrawal:
     """The first withdrawal that somebody signed, and what was spent by then and after.
 
@@ -116,7 +136,7 @@ class TracedOver:
     qualifiers: tuple[str, ...]
     delta: float
     epsilon: float | None
-    limits: tuple[Use, ...]
+    limits: tuple[LimitUse, ...]
     withdrawal: AtWithdrawal | None
     not_given: tuple[Previous, ...]
     descriptors: tuple[bytes, ...]
@@ -163,8 +183,8 @@ def trace_over(exports: Sequence[AskedExport], wanted: Wanted, signers: Signers 
     Guarantee:
         `epsilon` is an upper bound, at `delta` and under zero-out adjacency, of all that these runs released together, if none
         of them was chosen by looking at what another one released (`ledger.rules.spending.composed`; docs/mechanism.md,
-        Accounting). What of a limit is used holds without that condition (docs/mechanism.md, Theorem 13). Both rest on the
-        verdicts of the runs, and count these runs alone.
+        Accounting). A limit that is `LimitUse.held` holds without that condition (docs/mechanism.md, Theorem 13). Both rest on
+        the verdicts of the runs, and count these runs alone.
 
     Args:
         exports: as `open_exports` returns them.
@@ -191,21 +211,43 @@ def trace_over(exports: Sequence[AskedExport], wanted: Wanted, signers: Signers 
             found.require_signer(signers(item.run.header))
     public = any(found.epsilon is None for _, found in result)
     delta = min(item.run.header.delta for item, _ in result)
-    accounts = [
-        account for item, found in result if (account := Accounts(item.run).of(found.admit.descriptor_hash)) is not None
-    ]
+    accounts = _accounts(result)
     not_given = _not_given(runs)
     return TracedOver(
         runs=runs,
         verdict=weakest(item.opened.report.verdict for item in runs),
         qualifiers=_qualifiers(runs, not_given),
         delta=delta,
-        epsilon=None if public else composed((account.spent for account in accounts), delta),
-        limits=tuple(Use(limit, reached(limit, accounts)) for limit in limits_over(accounts)),
+        epsilon=None if public else composed((own.spent for own, _ in accounts), delta),
+        limits=_limits(accounts),
         withdrawal=_at_withdrawal(result, None if public else delta),
         not_given=not_given,
         descriptors=tuple(dict.fromkeys(found.admit.descriptor_hash for _, found in result)),
         unseen=_unseen(result, not_given),
+    )
+
+
+def _accounts(result: Iterable[tuple[TracedRun, Trace]]) -> list[tuple[Account, Account]]:
+    """Returns what was spent in each run where its class is private, and what could have been by plan, in order of the runs."""
+    found = []
+    for item, told in result:
+        ledger, name = Accounts(item.run), told.admit.descriptor_hash
+        own = ledger.of(name)
+        if own is not None:
+            found.append((own, ledger.planned(item.run.contributions[name])))
+    return sorted(found, key=lambda pair: pair[0].order)
+
+
+def _limits(accounts: Sequence[tuple[Account, Account]]) -> tuple[LimitUse, ...]:
+    """Returns what is used of every limit, each run held against it as planned, with those before as they were spent."""
+    spent = [own for own, _ in accounts]
+    return tuple(
+        LimitUse(
+            limit,
+            reached(limit, spent),
+            max(reached(limit, (*spent[:place], planned)) for place, (_, planned) in enumerate(accounts)),
+        )
+        for limit in limits_over(spent)
     )
 
 

@@ -105,7 +105,9 @@ def _as_json(found: "TracedOver", asked: Asked) -> dict[str, Any]:
                 "whose": use.limit.whose or None,
                 "epsilon": use.limit.pair[0],
                 "delta": use.limit.pair[1],
-                "used": use.epsilon,
+                "used": use.used,
+                "planned": use.planned,
+                "held": use.held,
                 "verdict": found.verdict,
             }
             for use in found.limits
@@ -163,7 +165,9 @@ def _print(found: "TracedOver", asked: Asked) -> None:
     else:
         out.print(f"over {runs}: epsilon {spent(found.epsilon)} at delta {found.delta:g}, {CONDITION} {beside}")
     for use in found.limits:
-        out.print(f"limit: {use.limit}; these runs use {spent(use.epsilon)} of it, however each was chosen {beside}")
+        how = "however each was chosen" if use.held else f"but one began without room, so that this holds only {CONDITION}"
+        used = f"these runs use {spent(use.used)} of it, and {spent(use.planned)} as planned"
+        out.print(f"limit: {use.limit}; {used}, {how} {beside}")
     if (gone := found.withdrawal) is not None:
         after = counted(gone.steps_after, "step")
         out.print(

@@ -95,8 +95,8 @@ def test_what_was_spent_in_two_runs_is_that_of_one_run_with_all_their_steps(make
     assert found.verdict == "TOLD" and "UNPINNED" in found.qualifiers
     assert not {"EARLIER_TOLD", "LIMITS_ALONE"} & {*found.qualifiers} and found.not_given == ()
     (use,) = found.limits
-    assert use.limit.by == "contributor" and 0 < use.epsilon < 8
-    assert use.epsilon >= epsilon_of_phases([Phase(1.0, 0.02, 20)], 1e-6, "rdp") - 1e-9, "a filter at one order is no tighter"
+    assert use.limit.by == "contributor" and 0 < use.used <= use.planned < 8 and use.held
+    assert use.used >= epsilon_of_phases([Phase(1.0, 0.02, 20)], 1e-6, "rdp") - 1e-9, "a filter at one order is no tighter"
     (window, *_), (variance, *_) = found.found[0].trace.windows, found.found[0].trace.variances
     assert (window.first_step, window.last_step, variance) == (1, 4, window.classes[0].min_std ** 2)
 
@@ -148,6 +148,20 @@ def test_runs_of_several_deltas_are_composed_at_the_smallest(make, first):
     other.driver.steps(1)
     found = traced(first, other.closed())
     assert found.delta == 1e-6 and found.epsilon == epsilon_of_phases([Phase(1.0, 0.02, 12)], 1e-6)
+
+
+def test_a_limit_is_held_only_if_every_run_had_room_for_it_as_it_was_planned(make):
+    """Each run alone has room for its plan. The second stopped so early that both stay below the limit all the same."""
+    limit = {"max_epsilon_micro": 2_000_000, "max_delta_pico": 10**6}
+    exports = []
+    for name, signer in (("one.db", SIGNER), ("two.db", SECOND)):
+        made = make(name, signer, START + 1000 * len(exports))
+        made.driver.admit(admission(1, anchor=ANCHOR, **limit))
+        made.driver.steps(10 if not exports else 1)
+        exports.append(made.closed())
+    (alone,), (both,) = traced(exports[0]).limits, traced(*exports).limits
+    assert alone.held and alone.planned <= 2 < both.planned
+    assert both.used <= 2 and not both.held
 
 
 def test_a_failed_export_is_asked_nothing(make, first):
