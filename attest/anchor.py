@@ -27,7 +27,8 @@ from attest.signer import Signer
 SCHEMA: Final = "dptrain.anchor/1"
 
 SUFFIX: Final = ".anchor"
-"""The record of content `X` lies in `X.anchor`."""
+"""The record of content `X` lies in `.X.anchor` beside it, where its contributor names no other place. The dot keeps it from
+being taken for data, by the gate and by whoever signs a folder."""
 
 _REQUIRED = {1: "schema", 2: "content", 3: "descriptor_hash", 4: "time"}
 _NONCE: Final = 5

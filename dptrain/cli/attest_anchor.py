@@ -33,7 +33,7 @@ def anchor(
     contributor: Annotated[
         str | None, typer.Option(help="Who signs; default: the name in the .pub file beside the key.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file; default: CONTENT.anchor.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="New file; default: .CONTENT.anchor beside it.")] = None,
     passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
 ) -> None:
@@ -50,7 +50,7 @@ def anchor(
     if same:
         sign1.verify(attestation.sign1, attestation.descriptor, signer.public_key)
     number = "" if record is None else f".{record}"
-    target = out or content.with_name(f"{content.name}{number}{SUFFIX}")
+    target = out or content.with_name(f".{content.name}{number}{SUFFIX}")
     refuse_to_overwrite(target)
     made = anchor_of(descriptor, time=int(time.time()), opened=with_nonce)
     signed_file.write(target, *sign_anchor(made, signer, issuer=descriptor.issuer))

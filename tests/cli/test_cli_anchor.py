@@ -8,6 +8,8 @@ from recorded import record
 from attest import cbor
 
 NOTE = "corpus/first.json"
+BOUNDS = ("--corpus", "elsewhere", "--clip-norm", "1", "--noise-multiplier", "1")
+RECORD = "corpus/.first.json.anchor"
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def anchored(shell, corpus):
 
 
 def show(shell, *options, code=0, export=("export", "--key", "ledger.pub")):
-    return shell.json("ledger", "show", *export, "--anchor", f"{NOTE}.anchor", *options, code=code)
+    return shell.json("ledger", "show", *export, "--anchor", RECORD, *options, code=code)
 
 
 def trace(shell, *words, code=0):
@@ -32,20 +34,29 @@ def trace(shell, *words, code=0):
 
 def test_an_anchor_leads_from_the_content_to_what_became_of_it(shell, anchored):
     made = shell.json("attest", "anchor", NOTE, "--key", "alice.key", "--with-nonce")
-    assert made["path"] == f"{NOTE}.anchor" and made["descriptor_hash"] == anchored["descriptor_hash"]
+    assert made["path"] == RECORD and made["descriptor_hash"] == anchored["descriptor_hash"]
     assert made["with_nonce"] and made["key_of_attestation"]
     for place in (("export", "--key", "ledger.pub"), ("ledger.db",)):
         for key in (("--pub", "alice.pub"), ("--registry", "registry.cbor")):
             found = show(shell, *key, "--content", NOTE, export=place)
             assert found["descriptor_hash"] == anchored["descriptor_hash"] and found["steps"] == 20
             assert found["anchor"]["content_compared"] and found["anchor"]["contributor"] == "alice"
-    text = shell.run("ledger", "show", "ledger.db", "--anchor", f"{NOTE}.anchor", "--pub", "alice.pub").stdout
+    text = shell.run("ledger", "show", "ledger.db", "--anchor", RECORD, "--pub", "alice.pub").stdout
     assert "signed by alice" in text and "which content it is of was not looked at" in text
+
+
+def test_a_record_in_the_corpus_is_no_data(shell, anchored):
+    """Neither to the gate, nor to whoever signs the folder that it lies in."""
+    shell.run("attest", "anchor", NOTE, "--key", "alice.key")
+    judged = shell.json("gate", "policy.cose", "corpus")
+    assert judged["admitted"] == {"sensitive": 6} and judged["refused"] == {}
+    folder = shell.json("attest", "sign", "corpus", "--key", "alice.key", "--class", "sensitive", *BOUNDS)
+    assert folder["signed"] == 4, "two contents and their attestations, and no record"
 
 
 def test_without_the_nonce_it_still_leads_there_and_confirms_no_content(shell, anchored):
     made = shell.json("attest", "anchor", NOTE, "--key", "alice.key")
-    record_ = (shell.directory / f"{NOTE}.anchor").read_bytes()
+    record_ = (shell.directory / RECORD).read_bytes()
     assert not made["with_nonce"] and bytes.fromhex(anchored["nonce"]) not in record_
     assert bytes.fromhex(anchored["content_hash"]) not in record_ and b"alice" not in record_
     assert show(shell, "--pub", "alice.pub")["descriptor_hash"] == anchored["descriptor_hash"]
@@ -59,7 +70,7 @@ def test_a_changed_content_is_named(shell, anchored):
     shell.write("changed.json", '{"text": "a scan."}')
     error = show(shell, "--pub", "alice.pub", "--content", "changed.json", code=1)["error"]
     assert error["code"] == "CONTENT_MISMATCH" and "changed since it was signed" in error["sentence"]
-    traced = trace(shell, f"{NOTE}.anchor", "export", "--pub", "alice.pub", "--content", "changed.json", code=1)
+    traced = trace(shell, RECORD, "export", "--pub", "alice.pub", "--content", "changed.json", code=1)
     assert traced["error"]["code"] == "CONTENT_MISMATCH"
     shell.write(NOTE, '{"text": "another scan"}')
     for command in (
@@ -74,7 +85,7 @@ def test_who_lies_about_an_anchor_is_refused_with_a_code(shell, anchored):
     shell.run("attest", "anchor", NOTE, "--key", "alice.key", "--with-nonce")
     shell.run("attest", "keygen", "mallory")
     assert show(shell, "--pub", "mallory.pub", code=1)["error"]["code"] == "SIG_BAD"
-    path = shell.directory / f"{NOTE}.anchor"
+    path = shell.directory / RECORD
     payload, message = cbor.decode(path.read_bytes())
     path.write_bytes(cbor.encode([payload.replace(bytes.fromhex(anchored["descriptor_hash"]), bytes(32)), message]))
     assert show(shell, "--pub", "alice.pub", code=1)["error"]["code"] == "HEADER"
@@ -91,7 +102,7 @@ def test_another_registrys_key_and_another_contributors_are_refused(shell, ancho
     shell.run("registry", "add", "other/registry.cbor", "--pub", "alice.pub", *keys)
     assert show(shell, "--registry", "other/registry.cbor", code=1)["error"]["code"] == "REGISTRY_ROOT"
     shell.run("attest", "keygen", "bob")
-    (shell.directory / f"{NOTE}.anchor").unlink()
+    (shell.directory / RECORD).unlink()
     forged = ("attest", "anchor", NOTE, "--key", "bob.key")
     assert shell.json(*forged, code=1)["error"]["code"] == "HEADER"
     shell.run(*forged, "--contributor", "alice")  # bob says that he is alice, with a key of his own
@@ -100,7 +111,7 @@ def test_another_registrys_key_and_another_contributors_are_refused(shell, ancho
     assert wrong["code"] == "KEY" and "names the key" in wrong["sentence"]
     shell.run("registry", "add", "registry.cbor", "--pub", "bob.pub", "--class", "sensitive")
     assert show(shell, "--registry", "registry.cbor", code=1)["error"]["code"] == "KEY_NOT_VALID"  # it was not by then
-    (shell.directory / f"{NOTE}.anchor").unlink()
+    (shell.directory / RECORD).unlink()
     shell.run(*forged, "--contributor", "alice")
     enrolled = show(shell, "--registry", "registry.cbor", code=1)["error"]
     assert enrolled["code"] == "KEY", "a key of the registry, and of another contributor"
@@ -121,7 +132,7 @@ def test_a_line_of_many_has_an_anchor_of_its_own(shell, anchored):
     lines = ("attest", "anchor", "corpus/notes.jsonl", "--key", "alice.key")
     assert "--record" in shell.json(*lines, code=2)["error"]["sentence"]
     made = shell.json(*lines, "--record", "3", "--with-nonce")
-    assert made["path"] == "corpus/notes.jsonl.3.anchor"
+    assert made["path"] == "corpus/.notes.jsonl.3.anchor"
     third = shell.json("attest", "show", "corpus/notes.jsonl.attest", "--record", "3")
     assert made["descriptor_hash"] == third["descriptor_hash"] != anchored["descriptor_hash"]
     found = trace(shell, "corpus/notes.jsonl", "export", "--record", "3")
@@ -144,7 +155,7 @@ def test_a_trace_over_two_runs_says_the_verdict_beside_every_figure(shell, ancho
     shell.run("attest", "anchor", NOTE, "--key", "alice.key")
     same = [
         trace(shell, anchored["descriptor_hash"], *exports),
-        trace(shell, f"{NOTE}.anchor", *exports, "--registry", "registry.cbor"),
+        trace(shell, RECORD, *exports, "--registry", "registry.cbor"),
         trace(shell, anchored["content_hash"], *exports, "--nonce", anchored["nonce"]),
     ]
     for other in same:
@@ -176,7 +187,7 @@ def test_signed_again_it_is_another_contribution_and_that_is_said(shell, anchore
 def test_wrong_use_of_a_trace_is_told_before_anything_is_audited(shell, anchored):
     shell.run("attest", "anchor", NOTE, "--key", "alice.key")
     shell.write("export/tile/entries/x000/000", "an audit would find this")
-    assert "--pub or --registry" in trace(shell, f"{NOTE}.anchor", "export", code=2)["error"]["sentence"]
+    assert "--pub or --registry" in trace(shell, RECORD, "export", code=2)["error"]["sentence"]
     assert "go with an anchor" in trace(shell, NOTE, "export", "--pub", "alice.pub", code=2)["error"]["sentence"]
     assert "no descriptor hash" in trace(shell, "nowhere.png", "export", code=2)["error"]["sentence"]
     assert "give --attestations" in trace(shell, "owner.pub", "export", code=2)["error"]["sentence"]
