@@ -3,7 +3,7 @@
 It needs `cryptography` alone and never imports torch or SQL, so that contributors and auditors get along without.
 
 * `cbor`, `sign1`, `keys`: deterministic encoding, COSE signatures, key hygiene.
-* `descriptor`, `attestation`, `policy`, `registry`, `withdrawal`: the signed documents.
+* `descriptor`, `attestation`, `anchor`, `policy`, `registry`, `withdrawal`: the signed documents.
 * `schedule`: the arithmetic from bounds to noise, shared by training and audit.
 * `corpus`, `signing`: data on disk and the attestations beside it.
 * `gate`: admit or refuse, with a reason code.

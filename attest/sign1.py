@@ -25,6 +25,7 @@ TYP_REGISTRY = "application/vnd.dptrain.registry+cose"
 TYP_KEY = "application/vnd.dptrain.key+cose"
 TYP_RELEASE = "application/vnd.dptrain.release+cose"
 TYP_PINNED = "application/vnd.dptrain.pinned+cose"
+TYP_ANCHOR = "application/vnd.dptrain.anchor+cose"
 
 MAX_SIZE = 1024
 """Bytes of a message; a real one takes about 330."""

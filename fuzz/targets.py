@@ -23,6 +23,7 @@ import cbor2
 from attest import cbor, keys, sign1, signed_file
 from attest.admission import Admitted
 from attest.agent import parse_identities
+from attest.anchor import ContentAnchor, anchor_of, sign_anchor, verify_anchor, verify_enrolled_anchor
 from attest.attestation import Attestation, read_sequence
 from attest.corpus import Item, Locator
 from attest.descriptor import SignedDescriptor
@@ -45,6 +46,7 @@ from tests.attacks.scene import (
     BOB,
     CONTENT,
     CORPUS,
+    ISSUER,
     MALLORY,
     NOW,
     OPENING,
@@ -160,6 +162,17 @@ def run_agent_identities(data: bytes) -> None:
     except AttestError:
         return
     require(all(raw in data and len(raw) == 32 for raw in found), "a key is read that the agent did not list")
+
+
+def run_anchor_file(data: bytes) -> None:
+    """An anchor file as it comes: only what Alice signed is believed, under her key and under the registry."""
+    try:
+        payload, message = signed_file.split(data, "the record", max_size=len(data))
+        found = verify_anchor(payload, message, RAW["alice"])
+    except AttestError:
+        return
+    require(data in _ANCHOR_FILES, "a record is believed that nobody signed")
+    require(verify_enrolled_anchor(payload, message, SCENE.registry)[0] == found, "a key alone believes more than a registry")
 
 
 # --- the gate -------------------------------------------------------
@@ -338,6 +351,9 @@ def _messages() -> list[bytes]:
 
 _ITEMS = [original.attestation.to_cbor() for original in ORIGINALS]
 _WITHDRAWAL = Withdrawal(bytes(32), CORPUS, NOW, "consent").to_cbor()
+_ANCHORED = [anchor_of(signed().opened(), time=NOW, opened=opened) for opened in (False, True)]
+ANCHORS = [anchor.to_cbor() for anchor in _ANCHORED]
+_ANCHOR_FILES = [cbor.encode(list(sign_anchor(anchor, ALICE, issuer=ISSUER))) for anchor in _ANCHORED]
 _POLICY = SCENE.policy.to_cbor()
 _MASKED = replace(
     SCENE.policy,
@@ -390,6 +406,8 @@ TARGETS: dict[str, Target] = {
     "opening": Target(run_opening, [OPENING, *(o.attestation.opening for o in ORIGINALS[: len(TRICKY)])], 600),
     "policy": Target(_document(Policy), [_POLICY, _MASKED, _VARIED, _ORDERED]),
     "withdrawal": Target(_document(Withdrawal), [_WITHDRAWAL]),
+    "anchor": Target(_document(ContentAnchor), ANCHORS, 400),
+    "anchor_file": Target(run_anchor_file, [*_ANCHOR_FILES, _ITEMS[0]], 1200),
     "key_statement": Target(_document(KeyStatement), key_statements(), 1200),
     "statement_file": Target(
         run_statement_file, [cbor.encode([statement, ORIGINALS[0].attestation.sign1]) for statement in key_statements()]

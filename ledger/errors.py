@@ -98,6 +98,10 @@ class ExportRefused(LedgerError):
     """This ledger may not be exported, or not to this place."""
 
 
+class AnchorRefused(LedgerError):
+    """A content anchor, or another name of a contribution, contradicts the ledger that it is held against."""
+
+
 class ReleaseRefused(LedgerError):
     """Weights may not be released, or what was released is not what its manifest says."""
 

@@ -19,7 +19,7 @@ from attest.policy import Policy
 from attest.records import SUFFIX
 from attest.shown import utc
 from attest.withdrawal import Withdrawal, sign_withdrawal
-from dptrain.cli import attest_keys, attest_show
+from dptrain.cli import attest_anchor, attest_keys, attest_show
 from dptrain.cli.attest_show import AttestationFile
 from dptrain.cli.files import read_policy, refuse_to_overwrite
 from dptrain.cli.output import JsonFlag, console, counted, moment, print_json
@@ -27,7 +27,7 @@ from dptrain.cli.progress import contributions_in, progress_bar
 from dptrain.cli.signing_keys import KeyFile, NewPassphraseFile, PassphraseFile, load_key, new_passphrase, read_private_key
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="A contributor's tools: keys, attestations, withdrawals."
+    no_args_is_help=True, rich_markup_mode="markdown", help="A contributor's tools: keys, attestations, anchors, withdrawals."
 )
 
 _DAY = 86400
@@ -209,6 +209,7 @@ def _delta_of_limit(max_epsilon: str | None, max_delta: str | None, rules: Polic
 
 
 attest_show.register(app)
+attest_anchor.register(app)
 attest_keys.register(app)
 
 

@@ -54,6 +54,7 @@ _SUFFIXES = {
     "LEDGER": (".db",),
     "LEDGER.db": (".db",),
     "WITHDRAWAL": (".cose",),
+    "ANCHOR": (".anchor",),
     "REPORT.html": (".html",),
     "NOTE": (".note",),
     "BODY": (".body",),

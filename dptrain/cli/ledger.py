@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attest import keys, signed_file
+from attest import signed_file
 from attest.attestation import read_sequence
 from attest.descriptor import ContributionDescriptor
 from attest.errors import SignatureRefused
@@ -27,9 +27,12 @@ from dptrain.cli import (
     ledger_retain,
     ledger_show,
     ledger_trace,
+    ledger_tracing,
+    ledger_wanted,
     ledger_witness,
 )
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
+from dptrain.cli.ledger_pins import OwnersKey, VerifierKeys, trusted
 from dptrain.cli.ledger_place import LedgerKey, LedgerName, LedgerOrExport, Now, StateDirectory, opened_to_sign, place_of
 from dptrain.cli.output import JsonFlag, console, counting, parse_age, print_json
 from dptrain.errors import ConfigError
@@ -52,20 +55,9 @@ app = typer.Typer(
 ExportDirectory = Annotated[
     Path, typer.Argument(metavar="EXPORT", exists=True, file_okay=False, help="Directory that export wrote.")
 ]
-VerifierKeys = Annotated[
-    list[str],
-    typer.Option("--key", metavar="PUB", help="Public key of the ledger: a file of verifier keys, or one itself; repeat."),
-]
 RequireFull = Annotated[
     bool, typer.Option("--require-full", help="Exit with code 1 unless the verdict is FULL: TOLD and SUMMARISED fail too.")
 ]
-OwnersKey = Annotated[
-    Path | None,
-    typer.Option(
-        "--owner-key", metavar="PUB", exists=True, dir_okay=False, help="Require a policy signed by this corpus owner."
-    ),
-]
-
 
 @app.command()
 def show(
@@ -74,8 +66,11 @@ def show(
         list[str] | None, typer.Option("--key", metavar="PUB", help="For an export: public key of the ledger; repeat.")
     ] = None,
     owner_key: OwnersKey = None,
-    content: ledger_trace.Content = None,
-    nonce: ledger_trace.Nonce = None,
+    content: ledger_wanted.Content = None,
+    nonce: ledger_wanted.Nonce = None,
+    anchor: ledger_wanted.AnchorFile = None,
+    pub: ledger_wanted.ContributorKey = None,
+    registry: ledger_wanted.ContributorRegistry = None,
     withdrawn: ledger_trace.Withdrawn = False,
     now: Now = None,
     state: StateDirectory = None,
@@ -84,13 +79,21 @@ def show(
     """What the ledger says: steps charged, what every class has spent, releases; or of one contribution.
 
     Takes the ledger, or an export and the ledger's public key: an export is audited first, and asked nothing if it FAILED.
-    With --content and --nonce: where that content was admitted, the windows in whose pool it was, the blocks that it could
-    touch, and what it has spent. With --withdrawn: the statement for everybody who withdrew.
+    With --content and --nonce, or with --anchor: where that content was admitted, the windows in whose pool it was, the blocks
+    that it could touch, what it has spent, and which releases it may have influenced. With --withdrawn: the statement for
+    everybody who withdrew.
     """
-    ledger_trace.check_together(content, nonce, withdrawn)
+    ledger_wanted.check_together(content, nonce, anchor, pub, registry, withdrawn)
     with _reading(ledger, state, key, owner_key, now) as (run, root, bodies):
-        if content is not None and nonce is not None:
-            ledger_trace.show_content(run, bodies, content, nonce, json=json)
+        asked = None
+        if anchor is not None:
+            asked = ledger_wanted.by_anchor(
+                anchor, [run.header], pub=pub, registry=registry, content=content, nonce=nonce
+            )
+        elif content is not None and nonce is not None:
+            asked = ledger_wanted.by_content(content, nonce)
+        if asked is not None:
+            ledger_trace.show_contribution(run, bodies, asked, json=json)
             return
         if withdrawn:
             ledger_trace.show_withdrawn(run, json=json)
@@ -298,9 +301,9 @@ def _reading(
             raise typer.BadParameter(f"'{ledger}' is an export: give the ledger's public key with --key, and no --state")
         from ledger.audit.opened import open_export
 
-        owner, trusted = _trusted(key, owner_key)
+        owner, vkeys = trusted(key, owner_key)
         with counting(f"auditing {ledger}"):
-            opened = open_export(ledger, trusted, owner_key=owner, now=now)
+            opened = open_export(ledger, vkeys, owner_key=owner, now=now)
         yield opened.run, opened.root, opened.leaves
         return
     if key or owner_key or now is not None:
@@ -324,25 +327,19 @@ def _audit(
     """Returns the audit, with the other options of `verify_export`, and held against what is remembered."""
     from ledger.audit import verify_export
 
-    owner, trusted = _trusted(pinned, owner_key)
+    owner, vkeys = trusted(pinned, owner_key)
     with counting(f"auditing {export}"):
         if earlier:
             from ledger.audit.earlier import verify_with_earlier
 
-            report = verify_with_earlier(export, trusted, earlier, owner_key=owner, **options)
+            report = verify_with_earlier(export, vkeys, earlier, owner_key=owner, **options)
         else:
-            report = verify_export(export, trusted, owner_key=owner, **options)
+            report = verify_export(export, vkeys, owner_key=owner, **options)
     if remember is None:
         return report
     from ledger.proofs.remembering import hold_against_memory
 
-    return hold_against_memory(report, export, remember, trusted)
-
-
-def _trusted(pinned: list[str], owner_key: Path | None) -> tuple[bytes | None, list[str]]:
-    """The owner's raw key, if any, and the verifier keys of the log."""
-    owner = None if owner_key is None else keys.load_public_key(owner_key)
-    return owner, [vkey for text in pinned for vkey in ledger_proofs.verifier_keys(text)]
+    return hold_against_memory(report, export, remember, vkeys)
 
 
 def _enter(log: "Ledger", found: Withdrawal, evidence: bytes, now: int) -> dict[str, Any]:
@@ -416,3 +413,4 @@ ledger_retain.register(app)
 ledger_clock.register(app)
 ledger_witness.register(app)
 ledger_monitor.register(app)
+ledger_tracing.register(app)

@@ -1,16 +1,13 @@
-"""What `dptrain ledger show` says of single contributions: the one with a given content, and those that were withdrawn."""
+"""What `dptrain ledger show` says of single contributions: the one that is asked for, and those that were withdrawn."""
 
-import hashlib
-import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attest.micro import MICRO, PICO
-from attest.records import JSONL
 from attest.shown import utc
+from dptrain.cli.ledger_wanted import Asked
 from dptrain.cli.output import console, counted, number, print_json, spent, styled, table
 from ledger.errors import AccountantError
 
@@ -21,55 +18,50 @@ if TYPE_CHECKING:
     from ledger.views.trace import Trace
     from ledger.views.withdrawn import WithdrawalStatement
 
-Content = Annotated[
-    str | None,
-    typer.Option("--content", metavar="HASH", help="Find the contribution with this content: its SHA-256 in hex, or a file."),
-]
-Nonce = Annotated[
-    str | None, typer.Option("--nonce", metavar="N", help="With --content: the nonce of its opening, 32 hex digits.")
-]
 Withdrawn = Annotated[
     bool, typer.Option("--withdrawn", help="What holds of each withdrawn contribution, and of all of them together.")
 ]
 
-_CHUNK = 1 << 20
 
-
-def check_together(content: str | None, nonce: str | None, withdrawn: bool) -> None:
-    """Options that make no sense alone, or together.
-
-    Raises:
-        typer.BadParameter: there are such.
-    """
-    if (content is None) != (nonce is None):
-        raise typer.BadParameter("--content and --nonce go together: without the nonce nobody finds a contribution")
-    if content is not None and withdrawn:
-        raise typer.BadParameter("give --content or --withdrawn, not both")
-
-
-def show_content(run: "Replay", bodies: Iterable[bytes | None], content: str, nonce: str, *, json: bool) -> None:
-    """Prints what became of the contribution with this content.
+def show_contribution(run: "Replay", bodies: Iterable[bytes | None], asked: Asked, *, json: bool) -> None:
+    """Prints what became of a contribution.
 
     Args:
         run: the run.
-        bodies: its leaves, as `ledger.views.trace.trace_content` takes them.
-        content: hash in hex, or file.
-        nonce: in hex.
+        bodies: its leaves, as `ledger.views.trace.trace` takes them.
+        asked: which contribution.
         json: print JSON.
 
     Raises:
-        typer.BadParameter: hash or nonce is none.
         LedgerError: code NOT_FOUND.
+        AnchorRefused: the ledger has it under another descriptor, content or key than the anchor says.
     """
-    from ledger.views.trace import trace_content
+    from ledger.views.trace import trace
 
-    key = _octets(nonce, 16, "--nonce")
-    found = trace_content(run, bodies, _content_hash(content), key)
-    own = _own_noise(found, run)
+    found = trace(run, bodies, asked.wanted)
+    if asked.signers is not None:
+        found.require_signer(asked.signers(run.header))
     if json:
-        print_json(_told(found, own, run.header.delta))
-    else:
-        _print(found, own, run.header.delta)
+        print_json(trace_as_json(found, run) | {"anchor": asked.anchor})
+        return
+    print_anchor(asked, pruned=found.pruned)
+    print_trace(found, run)
+
+
+def print_anchor(asked: Asked, *, pruned: bool) -> None:
+    """Prints who signed the anchor, if that was what led here, and what was held against it.
+
+    Args:
+        asked: which contribution.
+        pruned: whether an ADMIT leaf that it leads to was pruned, with which the id of the contributor's key went.
+    """
+    if asked.anchor is None:
+        return
+    told = asked.anchor
+    about = "the content given is the one it is of" if told["content_compared"] else "which content it is of was not looked at"
+    console().print(f"anchor of {utc(told['time'])}, signed by {told['contributor']}, key {told['key_id']}: {about}")
+    if pruned:
+        console().print("its ADMIT leaf was pruned, and names no key any more: that the signer is its contributor is not shown")
 
 
 def show_withdrawn(run: "Replay", *, json: bool) -> None:
@@ -92,30 +84,6 @@ def show_withdrawn(run: "Replay", *, json: bool) -> None:
         out.print(made.sentence)
 
 
-def _content_hash(text: str) -> bytes:
-    """The hash itself, or that of a file."""
-    path = Path(text)
-    if re.fullmatch("[0-9a-f]{64}", text) or not path.is_file():
-        return _octets(text, 32, "--content")
-    if path.suffix == JSONL:
-        raise typer.BadParameter(
-            f"{text} holds many contributions; give the content hash of one, as 'dptrain attest show {text}.attest --record N' "
-            "prints it"
-        )
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.digest()
-
-
-def _octets(text: str, size: int, option: str) -> bytes:
-    if not re.fullmatch(f"[0-9a-f]{{{2 * size}}}", text):
-        or_file = ", or a file that is there" if option == "--content" else ""
-        raise typer.BadParameter(f"{option} takes {2 * size} hex digits{or_file}, got {text!r:.100}")
-    return bytes.fromhex(text)
-
-
 def _own_noise(found: "Trace", run: "Replay") -> "OwnNoise | None":
     """Returns the noise that its own bounds would need, from its ADMIT leaf and the signed policy; None where there is none."""
     from dptrain.own_noise import admitted_bounds, own_noise
@@ -127,8 +95,9 @@ def _own_noise(found: "Trace", run: "Replay") -> "OwnNoise | None":
         return None
 
 
-def _told(found: "Trace", own: "OwnNoise | None", delta: float) -> dict[str, Any]:
-    admit, withdraw = found.admit, found.withdraw
+def trace_as_json(found: "Trace", run: "Replay") -> dict[str, Any]:
+    """Returns what became of a contribution in a run, as JSON."""
+    admit, withdraw, own = found.admit, found.withdraw, _own_noise(found, run)
     return {
         "descriptor_hash": admit.descriptor_hash.hex(),
         "seq": admit.seq,
@@ -148,8 +117,9 @@ def _told(found: "Trace", own: "OwnNoise | None", delta: float) -> dict[str, Any
                 "attempt": window.attempt,
                 "first_step": window.first_step,
                 "last_step": window.last_step,
+                "variance": variance,
             }
-            for window in found.windows
+            for window, variance in zip(found.windows, found.variances, strict=True)
         ],
         "steps": found.steps,
         "occurrences": found.occurrences,
@@ -157,15 +127,32 @@ def _told(found: "Trace", own: "OwnNoise | None", delta: float) -> dict[str, Any
         "carried": found.carried,
         "max_epsilon": admit.max_epsilon_micro / MICRO or None,
         "max_delta": admit.max_delta_pico / PICO or None,
-        "delta": delta,
+        "delta": run.header.delta,
+        "releases": [
+            {
+                "seq": row.seq,
+                "time": row.time,
+                "step": row.step,
+                "manifest_digest": row.manifest_digest.hex(),
+                "parts": list(row.parts),
+            }
+            for row in found.releases
+        ],
         "own_noise": None
         if own is None
         else {"expected_occurrences": own.expected, "multiplier": own.multiplier, "variance": own.variance},
     }
 
 
-def _print(found: "Trace", own: "OwnNoise | None", delta: float) -> None:
-    out, admit, withdraw = console(), found.admit, found.withdraw
+def print_trace(found: "Trace", run: "Replay", verdict: str = "") -> None:
+    """Prints what became of a contribution in a run.
+
+    Args:
+        found: from `ledger.views.trace.trace`.
+        run: the run.
+        verdict: of the audit of its export, which stands beside the epsilon; empty for a ledger, which nobody audited.
+    """
+    out, admit, withdraw, own = console(), found.admit, found.withdraw, _own_noise(found, run)
     when, since = ("", ", pruned since") if found.pruned else (f" {utc(admit.time)}", "")
     out.print(styled("bold", admit.descriptor_hash.hex(), f"  admitted{when}, leaf {admit.seq}{since}"))
     out.print(
@@ -186,12 +173,19 @@ def _print(found: "Trace", own: "OwnNoise | None", delta: float) -> None:
     out.print(f"could touch: {', '.join(found.blocks)}")
     drawn = "" if found.occurrences is None else f", drawn in {found.occurrences}"
     out.print(f"in the pool of {counted(len(found.windows), 'window')}, {counted(found.steps, 'charged step')}{drawn}")
-    rows = table("window", "attempt", "first step", "last step", "charged")
-    for window in found.windows:
-        rows.add_row(*map(str, (window.window, window.attempt, window.first_step, window.last_step)), utc(window.time))
+    rows = table("window", "attempt", "first step", "last step", "variance", "charged")
+    for window, variance in zip(found.windows, found.variances, strict=True):
+        steps = map(str, (window.window, window.attempt, window.first_step, window.last_step))
+        rows.add_row(*steps, number(variance), utc(window.time))
     out.print(rows)
-    carried = f", and {spent(found.carried)} in earlier runs" if found.carried else ""
-    out.print(f"spent: epsilon {spent(found.epsilon)} at delta {delta:g}{carried}")
+    for row in found.releases:
+        out.print(
+            f"may have influenced the release at leaf {row.seq}, step {row.step}: {', '.join(row.parts)} "
+            f"(release.cose has SHA-256 {row.manifest_digest.hex()})"
+        )
+    carried = f", and {spent(found.carried)} in earlier runs, as its admission says" if found.carried else ""
+    beside = f" [{verdict}]" if verdict else ""
+    out.print(f"spent: epsilon {spent(found.epsilon)} at delta {run.header.delta:g}{carried}{beside}")
 
 
 def _told_statement(made: "WithdrawalStatement", delta: float) -> dict[str, Any]:

@@ -50,7 +50,7 @@ LEDGER_PEOPLE = {
         *("retain", "rotate-key", "set-clock", "fsck", "init"),
     ),
     "For auditors": ("verify", "report", "cosign", "auditor-key"),
-    "For contributors": ("monitor", "prove", "verify-proof"),
+    "For contributors": ("monitor", "trace", "prove", "verify-proof"),
 }
 """Commands of `dptrain ledger` likewise."""
 

@@ -47,7 +47,7 @@ ALWAYS = 2
 """Changes of company that are always made: they are in microbatches of other sizes, down to one contribution alone."""
 
 AGAIN = 256
-"""Steps between two probes during a run, at least."""
+"""Steps between one round of probes and the next during a run, at least."""
 
 _FIRST = (SMALL, LARGE, *(kind for kind in range(KINDS) if kind not in (SMALL, LARGE)))
 _SEED = 20_773

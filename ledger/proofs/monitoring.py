@@ -16,7 +16,7 @@ from attest.attestation import Attestation
 from attest.descriptor import SignedDescriptor
 from attest.micro import from_micro
 from attest.shown import utc
-from attest.withdrawal import Withdrawal
+from attest.withdrawal import PASSING, Withdrawal
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.histories import read_export
 from ledger.audit.replaying import begin, follow
@@ -266,7 +266,7 @@ class _Look:
                 elif leaf.key_id in self._key_ids and not _is_pruned(run, leaf.seq):
                     self._unsigned(path, leaf)
             elif isinstance(leaf, Withdraw) and leaf.descriptor_hash in self._rows:
-                ended.setdefault(leaf.descriptor_hash, leaf)
+                ended[leaf.descriptor_hash] = leaf  # a signed one may follow one of a passing reason
         for name in self._rows:
             admit, end = admitted.get(name), ended.get(name)
             if admit is None and end is None:
@@ -342,10 +342,12 @@ class _Look:
             return
         file, item = said
         told = f"{name.hex()} was withdrawn by {file}, signed {utc(item.time)},"
-        if end is None:
+        if end is None or (end.reason in PASSING and end.time < item.time):
             if admit is not None and self._now > item.time + self._delay:
                 last = f"the last leaf of this export is of {utc(run.last_time)}"
                 how = "hand it to the operator again, or ask for a newer export"
+                if end is not None:
+                    how += f" (leaf {end.seq}, {end.reason!r}, binds no later run)"
                 self._alarm("WITHDRAWAL_MISSING", path, None, f"{told} and no leaf enters it; {last}; {how}")
             return
         reasons = {other.reason_code for _, other in self._asked[name] if other.corpus == corpus}

@@ -1,6 +1,6 @@
 """Who may have influenced what: the closure of reads and writes over the blocks of a model, and what it costs each class.
 
-Source: MECHANISM 1.6-D (docs/guarantee.md, statement D). An edge leads from class k to every block that k may write, and from a
+Source: docs/guarantee.md, statement D. An edge leads from class k to every block that k may write, and from a
 block to every class whose forward reads it. Without a path from k to any block of an artifact, the artifact is a function of
 everything but the contributions of k.
 """

@@ -1,1 +1,1 @@
-"""The ledger on disk: one SQLite file, the signer's high-water file beside it, and the checks between them."""
+"""The ledger where it is kept: an SQLite file or a schema of PostgreSQL, the signer's own record beside it, and the checks."""

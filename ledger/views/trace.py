@@ -1,15 +1,82 @@
 """What became of one contribution: where it was admitted, in which pools it was, what it could touch, what it has spent."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from attest.commitments import commit_content
 from attest.micro import from_micro
-from ledger.errors import LedgerError
+from attest.withdrawal import PASSING
+from ledger.errors import AnchorRefused, LedgerError
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
 from ledger.replay import Replay
 from ledger.retention.anchors import AnchorRecord
 from ledger.retention.retained import is_stand_in
+from ledger.rules.influence import artifacts
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A contribution that is looked for, by one or both of the names that a ledger has for it.
+
+    Attributes:
+        content: the commitment to its content; None where only the descriptor is known.
+        descriptor_hash: SHA-256 of its descriptor; None where only the content is known.
+    """
+
+    content: bytes | None = None
+    descriptor_hash: bytes | None = None
+
+    @classmethod
+    def of_content(cls, content_hash: bytes, nonce: bytes) -> "Wanted":
+        """Returns the contribution with this content and nonce; whoever has no nonce looks for nothing.
+
+        Args:
+            content_hash: SHA-256 of the content.
+            nonce: of its descriptor.
+        """
+        return cls(content=commit_content(content_hash, nonce))
+
+    def within(self, body: bytes) -> bool:
+        """Tells whether a leaf could be its admission: most are of others, and need not be decoded."""
+        return any(name is not None and name in body for name in (self.content, self.descriptor_hash))
+
+    def is_of(self, admit: Admit) -> bool:
+        """Tells whether a leaf admits it.
+
+        Raises:
+            AnchorRefused: code DESCRIPTOR, one name is that of the leaf and the other is not.
+        """
+        same = [
+            name == found
+            for name, found in ((self.content, admit.anchor), (self.descriptor_hash, admit.descriptor_hash))
+            if name is not None
+        ]
+        if any(same) and not all(same):
+            raise AnchorRefused(
+                "DESCRIPTOR",
+                f"leaf {admit.seq} admits the descriptor {admit.descriptor_hash.hex()} with the content commitment "
+                f"{admit.anchor.hex()}; the anchor pairs one of these with another: it is not of this contribution",
+            )
+        return all(same)
+
+
+@dataclass(frozen=True, slots=True)
+class TouchedRelease:
+    """A release that a contribution may have influenced.
+
+    Attributes:
+        seq: position of its RELEASE leaf.
+        time: POSIX seconds of that leaf.
+        step: last released step that the weights contain.
+        manifest_digest: SHA-256 of `release.cose`.
+        parts: names of the parts that it may have influenced: ``full``, ``base``, or ``adapter:NAME``.
+    """
+
+    seq: int
+    time: int
+    step: int
+    manifest_digest: bytes
+    parts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,73 +86,115 @@ class Trace:
     Attributes:
         admit: its ADMIT leaf; where that was pruned what its anchor record says of it, blank in the rest.
         pruned: whether it was: then neither attestation, key id nor time of the admission are known.
-        withdraw: its WITHDRAW leaf, None while it is in its pool.
+        withdraw: its first WITHDRAW leaf, with which it left its pool; None while it is there.
+        signed: the WITHDRAW leaf that stands for a withdrawal that somebody signed: the same, or a later one; None without.
         windows: the CHARGE leaves in whose pool it was, abandoned attempts included: it may have been drawn in their steps.
+        variances: of each of these the scheduled noise variance of its class, the square of what the CHARGE leaf says.
         steps: how many steps these are.
         occurrences: in how many it took part, where the ledger says so; else None.
         blocks: names of the blocks that it could touch.
         epsilon: what it has spent in this run; None if its class is public.
         carried: what it had spent before, in the earlier runs that the header counts.
+        releases: the releases that it may have influenced.
     """
 
     admit: Admit
     pruned: bool
     withdraw: Withdraw | None
+    signed: Withdraw | None
     windows: tuple[Charge, ...]
+    variances: tuple[float, ...]
     steps: int
     occurrences: int | None
     blocks: tuple[str, ...]
     epsilon: float | None
     carried: float
+    releases: tuple[TouchedRelease, ...]
+
+    def require_signer(self, key_ids: Collection[bytes]) -> None:
+        """Checks that the contribution was signed with one of these keys; of a pruned one no key is known, and nothing checked.
+
+        Raises:
+            AnchorRefused: code KEY.
+        """
+        if not self.pruned and self.admit.key_id not in key_ids:
+            known = ", ".join(sorted(key_id.hex() for key_id in key_ids))
+            raise AnchorRefused(
+                "KEY",
+                f"leaf {self.admit.seq} names the key {self.admit.key_id.hex()} as its contributor's, the anchor is signed by "
+                f"somebody with {known}; after a change of key give the registry, which knows both",
+            )
 
 
-def trace_content(run: Replay, bodies: Iterable[bytes | None], content_hash: bytes, nonce: bytes) -> Trace:
-    """Finds the contribution that was admitted with this content and nonce.
+def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
+    """Finds a contribution, and says what became of it.
+
+    Guarantee:
+        `Trace.releases` leaves out a release, or a part of one, only if no step in whose pool the contribution was, and no
+        draw of it where draws are public, can be in its weights: no path leads from its class to a block of the part
+        (`ledger.rules.influence.artifacts`), or nothing was charged to it before the leaf up to the step that was released.
 
     Args:
         run: the replayed ledger.
         bodies: its leaves in order; of pruned ones what stands in for them (`ledger.export.Pruned.stand_in`), or nothing.
-        content_hash: SHA-256 of the content.
-        nonce: of its descriptor; whoever does not have it finds nothing.
+        wanted: which.
 
     Raises:
         LedgerError: code NOT_FOUND; it was not admitted.
+        AnchorRefused: as for `Wanted.is_of`.
     """
-    anchor, admit, withdraw, pruned = commit_content(content_hash, nonce), None, None, False
+    admit, pruned = None, False
+    left: list[Withdraw] = []
     for body in bodies:
-        # Most leaves are of other contributions: bytes are compared before anything is decoded.
-        if not body or (anchor if admit is None else admit.descriptor_hash) not in body:
+        if not body or not (wanted.within(body) if admit is None else admit.descriptor_hash in body):
             continue
         if is_stand_in(body):
             record = AnchorRecord.from_bytes(body)
-            if record.content_anchor == anchor:
-                admit, pruned = record.admission(run.header.policy.classes[record.class_index].name, run.header.time), True
+            found = record.admission(run.header.policy.classes[record.class_index].name, run.header.time)
+            if admit is None and wanted.is_of(found):
+                admit, pruned = found, True
             continue
         leaf = decode_leaf(body)
-        if admit is None and isinstance(leaf, Admit) and leaf.anchor == anchor:
+        if admit is None and isinstance(leaf, Admit) and wanted.is_of(leaf):
             admit = leaf
         elif admit is not None and isinstance(leaf, Withdraw) and leaf.descriptor_hash == admit.descriptor_hash:
-            withdraw = leaf
+            left.append(leaf)
     if admit is None:
+        known = "anchor of this content and nonce" if wanted.descriptor_hash is None else "descriptor"
         raise LedgerError(
             "NOT_FOUND",
-            "no admission has the anchor of this content and nonce: another nonce, or never admitted",
+            f"no admission has the {known}: never admitted here, or the content was signed again, with another nonce, and "
+            "admitted as that",
         )
-    return _trace(run, admit, withdraw, pruned)
+    return _trace(run, admit, left, pruned)
 
 
-def _trace(run: Replay, admit: Admit, withdraw: Withdraw | None, pruned: bool) -> Trace:
-    found = run.contributions[admit.descriptor_hash]
+def _trace(run: Replay, admit: Admit, left: Sequence[Withdraw], pruned: bool) -> Trace:
+    found, withdraw = run.contributions[admit.descriptor_hash], left[0] if left else None
     header, end = run.header, run.size if withdraw is None else withdraw.seq
     windows = tuple(window for window in run.windows if admit.seq < window.seq < end)
+    occurrences = found.occurrences if header.occurrences_public else None
     return Trace(
         admit=admit,
         pruned=pruned,
         withdraw=withdraw,
+        signed=next((leaf for leaf in left if leaf.reason not in PASSING), None),
         windows=windows,
+        variances=tuple(window.classes[found.class_index].min_std ** 2 for window in windows),
         steps=sum(window.n_steps for window in windows),
-        occurrences=found.occurrences if header.occurrences_public else None,
+        occurrences=occurrences,
         blocks=tuple(header.blocks[index].name for index in header.profiles[found.class_index].blocks),
         epsilon=None if header.policy.classes[found.class_index].public else run.epsilon(found),
         carried=from_micro(admit.carried_micro),
+        releases=() if occurrences == 0 else _touched(run, windows, found.class_index),
+    )
+
+
+def _touched(run: Replay, windows: Collection[Charge], place: int) -> tuple[TouchedRelease, ...]:
+    recorded = [item.leaf for item in run.releases.recorded]
+    parts = tuple(part.name for part in artifacts(run.header) if part.influenced_by[place]) if recorded else ()
+    return tuple(
+        TouchedRelease(leaf.seq, leaf.time, leaf.step, leaf.manifest_digest, parts)
+        for leaf in recorded
+        if parts and any(window.seq < leaf.seq and window.first_step <= leaf.step for window in windows)
     )

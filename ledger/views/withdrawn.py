@@ -1,6 +1,6 @@
 """What is said to those who withdrew: the honest sentence, its epsilon, and the bound for all of them together.
 
-Source: MECHANISM 1.7 (docs/guarantee.md, "Withdrawal").
+Source: docs/guarantee.md, "Withdrawal".
 """
 
 import math

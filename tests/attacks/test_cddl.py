@@ -11,7 +11,7 @@ import pytest
 from attest import cbor, sign1
 from attest.policy import NoisePhase
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
-from fuzz.targets import ORIGINALS, SCENE, key_statements, registry_entries
+from fuzz.targets import ANCHORS, ORIGINALS, SCENE, key_statements, registry_entries
 from tests.attacks.scene import (
     CORPUS,
     ISSUER,
@@ -34,6 +34,7 @@ ATTESTATION = signed()
 PROTECTED = cbor.decode(ATTESTATION.sign1[1:])[0]
 RULES = {
     "attestation": "descriptor",
+    "anchor": "anchor",
     "withdrawal": "withdrawal",
     "policy": "policy",
     "key statement": "key-statement",
@@ -83,6 +84,10 @@ def test_every_form_of_each_document_is_an_instance():
         assert valid("descriptor", original.attestation.descriptor)
         assert valid("attestation", original.attestation.to_cbor())
         assert valid("opening", original.attestation.opening)
+    for anchor in ANCHORS:
+        assert valid("anchor", anchor)
+        assert not valid("anchor", cbor.encode(cbor.decode(anchor) | {5: None}))
+        assert not valid("anchor", cbor.encode(cbor.decode(anchor) | {5: bytes(15)}))
     for entry in registry_entries():
         assert valid("registry-entry", entry)
     for statement in key_statements():

@@ -404,7 +404,7 @@ def test_a_withdrawal_that_an_earlier_run_logged_as_expired_is_found_there_by_wh
     payload, message = sign_withdrawal(said, OWNER_KEY, signer=owner.owner)
     (tmp_path / "signed").mkdir()
     signed_file.write(tmp_path / "signed" / "one.cose", payload, message)
-    for reason, evidence in (("expired", bytes(32)), ("consent", hashlib.sha256(message).digest())):
+    for reason, evidence in (("expired", admission(1).attestation_hash), ("consent", hashlib.sha256(message).digest())):
         (tmp_path / reason).mkdir()
         with Ledger.create(tmp_path / reason / "one.db", header_spec(), SIGNER, now=START) as ledger:
             driver = Driver(ledger)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attest import cbor, keys, sign1
+from attest.anchor import ContentAnchor
 from attest.attestation import Attestation, read_at, read_places
 from attest.clock import MAX_TIME
 from attest.descriptor import (
@@ -70,6 +71,7 @@ OPENED = descriptors(
     salts=st.binary(min_size=48, max_size=48),
     principal=st.none() | IDS,
 )
+ANCHORS = st.builds(ContentAnchor, HASHES, HASHES, TIMES, st.none() | st.binary(min_size=16, max_size=16))
 WITHDRAWALS = st.builds(Withdrawal, HASHES, IDS, TIMES, IDS)
 FRACTIONS = st.fractions(0, 1, max_denominator=10**12)
 INDICES = st.sets(st.integers(0, 65535), min_size=1, max_size=9).map(lambda found: tuple(sorted(found)))
@@ -184,6 +186,7 @@ ACTIONS = st.one_of(
 ENTRIES = st.builds(Entry, st.integers(0, MAX_COUNT), HASHES, TIMES, st.lists(ACTIONS, min_size=1, max_size=5).map(tuple))
 DOCUMENTS = {
     "descriptor": (SIGNED, SignedDescriptor),
+    "anchor": (ANCHORS, ContentAnchor),
     "withdrawal": (WITHDRAWALS, Withdrawal),
     "policy": (POLICIES, Policy),
     "key statement": (STATEMENTS, KeyStatement),

@@ -20,17 +20,26 @@ WEIGHTS = WeightRecord(("head.weight",), None, True, "F32", (2,), hashlib.sha256
 """The one tensor with which every epoch of the run ends."""
 
 
-def record(shell, *, private: bool = True, ledger: str = "ledger.db", state: str | None = None) -> str:
-    """A run of 20 steps over five admitted notes, in the files ledger.*; returns the verifier key of its ledger."""
+def record(
+    shell, *, private: bool = True, ledger: str = "ledger.db", state: str | None = None, run: str = "ledger"
+) -> str:
+    """A run of 20 steps over the admitted notes, in the files ledger.*; returns the verifier key of its ledger.
+
+    Args:
+        shell: where.
+        private: whether its noise has fresh keys.
+        ledger: the ledger. state: its state directory, where it is on a server.
+        run: what its key files and its origin are called.
+    """
     now = int(time.time())
     owner_key = keys.load_public_key("owner.pub")
     signed = open_policy("policy.cose", owner_key)
     registry = open_registry("registry.cbor", owner_key)
     admitted = run_gate(open_corpus("corpus"), signed.policy, registry, now=now).admitted
     key = keys.generate()
-    keys.save_private_key("ledger.key", key)
-    signer = NoteSigner("clinic-notes-2026/ledger", key)
-    shell.write("ledger.pub", f"# the run of November\n{signer.vkey}\n")
+    keys.save_private_key(f"{run}.key", key)
+    signer = NoteSigner(f"clinic-notes-2026/{run}", key)
+    shell.write(f"{run}.pub", f"# the run of November\n{signer.vkey}\n")
     header = HeaderSpec(
         policy=signed,
         owner_key=owner_key,

@@ -120,7 +120,7 @@ PUBLIC = ("--delta", "1e-5", "--disclosure", "occurrences_public")
 
 
 def test_calibrate_gives_the_variance_that_suffices_for_public_occurrences(shell):
-    """The golden pair of MECHANISM 1.8: epsilon 3, delta 1e-5, ten occurrences, clip norm 1."""
+    """A golden pair: epsilon 3, delta 1e-5, ten occurrences, clip norm 1."""
     arguments = ("calibrate", "--epsilon", "3", *PUBLIC, "--occurrences", "10", "--clip-norm", "1")
     answer = shell.json(*arguments)
     assert answer["sufficient_variance"] == pytest.approx(19.34, abs=0.005)

@@ -195,6 +195,42 @@ def test_the_page_for_operators_knows_every_key_of_a_run_file():
     assert [field.name for part in parts for field in fields(part) if f"`{field.name}`" not in text] == []
 
 
+# Contributors ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_on_what_became_of_a_content(shell, corpus):
+    """Two runs over six contributions, the scan of the page among them."""
+    corpus()
+    shell.write("corpus/scan.json", '{"text": "a scan"}')
+    policy = ("--policy", "policy.cose", "--owner-key", "owner.pub")
+    shell.run("attest", "sign", "corpus/scan.json", "--key", "alice.key", "--class", "sensitive", *policy)
+    for run, export in (("ledger", "export"), ("second", "export-2")):
+        record(shell, ledger=f"{run}.db", run=run)
+        shell.run("ledger", "export", f"{run}.db", export)
+    for name in ("scan.json", "scan.json.attest"):
+        shutil.copy(f"corpus/{name}", name)
+    shown = shell.json("attest", "show", "scan.json.attest", "--record", "1")
+    words = {
+        "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a": lambda: shown["nonce"],
+        "5c832fa4b55e121d8439746d0caced9ed70a64c6abf22a21c48bf019b54206cb": lambda: shown["descriptor_hash"],
+    }
+    run_page(shell, "docs/tracing.md", before={}, instead={}, words=words)
+
+
+def test_the_keys_of_a_trace_in_json_are_those_on_its_page(shell, corpus):
+    page = (ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")
+    corpus()
+    record(shell)
+    shell.run("ledger", "export", "ledger.db", "export")
+    shell.run("attest", "anchor", "corpus/notes.jsonl", "--record", "1", "--key", "alice.key", "--out", "one.anchor")
+    asked = ("ledger", "trace", "one.anchor", "export", "--key", "ledger.pub", "--pub", "alice.pub")
+    table = page.split("### As JSON", 1)[1].split("\n## ", 1)[0]
+    found = shell.json(*asked)
+    (run,) = found["runs"]
+    parts = (found, found["anchor"], run, run["found"], run["found"]["windows"][0], found["composed"])
+    assert [key for part in parts for key in part if not re.search(rf"`{key}(\[\])?`", table)] == []
+
+
 # Planning, and the commands of README ------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from attest import cbor, keys, sign1
+from attest.anchor import ContentAnchor, sign_anchor
 from attest.policy import sign_policy
 from attest.registry import KeyStatement
 from attest.withdrawal import Withdrawal, sign_withdrawal
@@ -102,6 +103,7 @@ def documents():
     entry = cbor.decode_prefix(bytes(registry_bytes()), 0)[0]
     return {
         "attestation": (attestation.descriptor, attestation.sign1, RAW["alice"]),
+        "anchor": (*sign_anchor(ContentAnchor(bytes(32), bytes(32), NOW, bytes(16)), ALICE, issuer=ISSUER), RAW["alice"]),
         "withdrawal": (*sign_withdrawal(Withdrawal(bytes(32), CORPUS, NOW, "consent"), ALICE, signer="alice"), RAW["alice"]),
         "policy": (*sign_policy(scene.policy, OWNER, owner="owner", registry_root=scene.registry.root()), OWNER_RAW),
         "key statement": (statement.to_cbor(), statement.sign(ALICE), RAW["alice"]),

@@ -154,11 +154,12 @@ def test_a_withdrawal_that_needs_no_leaf_is_no_alarm(tmp_path):
 
 @pytest.mark.parametrize(
     ("reason", "signed", "alarms"),
-    [("consent", 1, []), ("expired", 1, ["WITHDRAWAL_REASON"]), ("legal", 1, ["WITHDRAWAL_REASON"]), ("expired", 900, [])],
+    [("consent", 1, []), ("expired", 1, ["WITHDRAWAL_REASON"]), ("legal", 1, ["WITHDRAWAL_REASON"]), ("expired", 900, ["WITHDRAWAL_MISSING"])],
 )
-def test_a_withdrawal_entered_for_another_reason_is_an_alarm_unless_it_was_over_before(tmp_path, reason, signed, alarms):
+def test_a_withdrawal_entered_for_another_reason_or_behind_an_expiry_not_at_all_is_an_alarm(tmp_path, reason, signed, alarms):
     driver, _ = run(tmp_path, admitted(ONE))
-    driver.ledger.withdraw(ONE.descriptor_hash, reason, bytes(32), now=driver.tick())
+    evidence = admitted(ONE).attestation_hash if reason == "expired" else bytes(32)
+    driver.ledger.withdraw(ONE.descriptor_hash, reason, evidence, now=driver.tick())
     driver.steps(1)
     export = driver.ledger.export(tmp_path / "withdrawn")
     found = look(export, sent=[withdrawal(ONE, START + signed)], now=START + 3 * DAY)

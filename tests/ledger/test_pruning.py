@@ -15,7 +15,7 @@ from ledger.proofs.memory import Memory
 from ledger.proofs.reader import ExportReader
 from ledger.retention.anchors import AnchorRecord
 from ledger.retention.statements import summary_keys
-from ledger.views.trace import trace_content
+from ledger.views.trace import Wanted, trace
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import ANNA, AUDITORS, BEN, CLEO, grown, is_pruned, retaining_spec, vouched_for
 
@@ -186,7 +186,7 @@ def test_who_has_content_and_nonce_finds_a_contribution_whose_leaves_are_gone(pl
         pruned = ledger.pruned()
         with ledger.rows() as rows:
             bodies = (row.body if row.body or pruned is None else pruned.stand_in(row) for row in rows)
-            return trace_content(ledger.state, bodies, content, nonce)
+            return trace(ledger.state, bodies, Wanted.of_content(content, nonce))
 
     before = traced(driver.ledger, nonce)
     driver.ledger.prune()

@@ -9,7 +9,7 @@ from attest.commitments import commit_content
 from ledger.accountants import epsilon_group, epsilon_occurrences
 from ledger.errors import LeafRefused, LedgerError
 from ledger.log import Ledger
-from ledger.views.trace import trace_content
+from ledger.views.trace import Wanted, trace
 from ledger.views.withdrawn import withdrawal_statement
 
 
@@ -93,7 +93,8 @@ def test_content_and_nonce_find_where_it_was_admitted_and_what_it_could_touch(ru
     run.steps(2)
     run.withdraw(2)
     run.steps(1)
-    found = trace_content(run.ledger.state, bodies(run.ledger), content, nonce)
+    wanted = Wanted.of_content(content, nonce)
+    found = trace(run.ledger.state, bodies(run.ledger), wanted)
     assert found.admit.descriptor_hash == descriptor(2) and found.blocks == ("layer.2",)
     assert [(window.first_step, window.last_step) for window in found.windows] == [(5, 8), (9, 12)]
     assert (
@@ -102,9 +103,8 @@ def test_content_and_nonce_find_where_it_was_admitted_and_what_it_could_touch(ru
         == run.ledger.state.expenditure.steps(run.ledger.state.contributions[descriptor(2)], run.ledger.state.charged_phases)
     )
     assert found.withdraw is not None and found.epsilon == run.ledger.epsilon(descriptor(2))
-    assert trace_content(run.ledger.state, [b"", None, *bodies(run.ledger)], content, nonce) == found, (
-        "pruned bodies are skipped"
-    )
+    assert trace(run.ledger.state, [b"", None, *bodies(run.ledger)], wanted) == found, "pruned bodies are skipped"
+    assert trace(run.ledger.state, bodies(run.ledger), Wanted(descriptor_hash=descriptor(2))) == found
 
 
 @pytest.mark.parametrize(("content", "nonce"), [(b"another scan", b"n" * 16), (b"a scan", b"m" * 16)])
@@ -112,5 +112,5 @@ def test_without_the_nonce_or_the_content_nothing_is_found(run, content, nonce):
     own = commit_content(hashlib.sha256(b"a scan").digest(), b"n" * 16)
     run.admit(admission(1, anchor=own))
     with pytest.raises(LedgerError) as caught:
-        trace_content(run.ledger.state, bodies(run.ledger), hashlib.sha256(content).digest(), nonce)
+        trace(run.ledger.state, bodies(run.ledger), Wanted.of_content(hashlib.sha256(content).digest(), nonce))
     assert caught.value.code == "NOT_FOUND"
