@@ -154,7 +154,12 @@ def test_a_withdrawal_that_needs_no_leaf_is_no_alarm(tmp_path):
 
 @pytest.mark.parametrize(
     ("reason", "signed", "alarms"),
-    [("consent", 1, []), ("expired", 1, ["WITHDRAWAL_REASON"]), ("legal", 1, ["WITHDRAWAL_REASON"]), ("expired", 900, ["WITHDRAWAL_MISSING"])],
+    [
+        ("consent", 1, []),
+        ("expired", 1, ["WITHDRAWAL_REASON"]),
+        ("legal", 1, ["WITHDRAWAL_REASON"]),
+        ("expired", 900, ["WITHDRAWAL_MISSING"]),
+    ],
 )
 def test_a_withdrawal_entered_for_another_reason_or_behind_an_expiry_not_at_all_is_an_alarm(tmp_path, reason, signed, alarms):
     driver, _ = run(tmp_path, admitted(ONE))
