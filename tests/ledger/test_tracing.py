@@ -13,10 +13,10 @@ from retained_runs import crowded_and_pruned
 from attest.commitments import commit_content
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.policy import DepthRule
+from attest.withdrawal import EXPIRED
 from ledger.accountants import Phase, epsilon_of_phases
 from ledger.audit.earlier import earlier_run
 from ledger.errors import AnchorRefused, ExportRefused, LedgerBehind, LedgerError, LedgerForked
-from ledger.leaves import EXPIRED
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.retention.anchors import AnchorRecord
@@ -229,7 +229,7 @@ def test_an_end_that_nobody_signed_is_no_withdrawal(make):
     made = make("one.db")
     made.driver.admit(admission(1, anchor=ANCHOR))
     made.driver.steps(1)
-    made.driver.ledger.withdraw(descriptor(1), EXPIRED, bytes(32), now=made.driver.tick())
+    made.driver.ledger.withdraw(descriptor(1), EXPIRED, admission(1).attestation_hash, now=made.driver.tick())
     found = traced(made.closed())
     assert found.withdrawal is None and found.found[0].trace.withdraw.reason == EXPIRED
 
