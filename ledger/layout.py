@@ -14,7 +14,10 @@ signed it.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Final
+
+from attest.registry import MAX_SIZE as MAX_REGISTRY_SIZE
 
 TILE_WIDTH: Final = 256
 TILE_HEIGHT: Final = 8
@@ -24,6 +27,9 @@ HASH_SIZE: Final = 32
 MAX_ENTRY_SIZE: Final = 65_535
 MAX_BUNDLE_SIZE: Final = (MAX_ENTRY_SIZE + 2) * TILE_WIDTH
 MAX_TILE_SIZE: Final = HASH_SIZE * TILE_WIDTH
+MAX_SIGNED_SIZE: Final = (128 + 2) * TILE_WIDTH
+"""Largest bundle of signatures; an entry has 76 bytes at most."""
+
 MAX_TEXT_SIZE: Final = 1_000_000
 
 CHECKPOINT: Final = "checkpoint"
@@ -73,6 +79,29 @@ def terms_path(n: int, width: int = TILE_WIDTH) -> str:
 def signed_path(n: int, width: int = TILE_WIDTH) -> str:
     """Returns the name of the bundle with the signatures of contributors beside an entry bundle."""
     return f"attestations/signed/{index_path(n)}{_partial(width)}"
+
+
+def terms_count(has: Callable[[str], bool]) -> int:
+    """Returns how many common terms an export has, as the names of its files say.
+
+    Args:
+        has: tells of a name whether there is such a file.
+    """
+    full = next(n for n in count() if not has(terms_path(n)))
+    return full * TILE_WIDTH + next((width for width in range(1, TILE_WIDTH) if has(terms_path(full, width))), 0)
+
+
+def attestation_paths(size: int, terms: int) -> Iterator[str]:
+    """Yields the names that files about attestations may have: each bundle of terms, and a bundle beside each of entries.
+
+    Args:
+        size: number of leaves.
+        terms: number of common terms.
+    """
+    for tile in tile_widths(terms):
+        yield terms_path(*tile)
+    for tile in tile_widths(size):
+        yield signed_path(*tile)
 
 
 def bundle_path(n: int, width: int, retained: int) -> str:
@@ -129,7 +158,11 @@ def max_file_size(path: str, size: int = 0) -> int:
     """Returns the largest size, in bytes, of a file of an export of so many leaves; only ``retained/nodes`` grows with them."""
     if path == RETAINED_NODES:
         return min(NODE_SIZE * size + HASH_SIZE, MAX_NODES_SIZE)
-    if path.startswith(("tile/entries/", "retained/")):
+    if path == REGISTRY:
+        return MAX_REGISTRY_SIZE
+    if path.startswith("attestations/signed/"):
+        return MAX_SIGNED_SIZE
+    if path.startswith(("tile/entries/", "retained/", "attestations/terms/")):
         return MAX_BUNDLE_SIZE
     return MAX_TILE_SIZE if path.startswith("tile/") else MAX_TEXT_SIZE
 
