@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from ledger import accountants
+from ledger.attestations import Framings, misfit
 from ledger.errors import (
     ExportRefused,
     LeafRefused,
@@ -50,9 +51,9 @@ from ledger.storage import highwater
 from ledger.storage.appender import Appender
 from ledger.storage.opening import create_store, open_store
 from ledger.storage.place import Place
-from ledger.storage.store import Row
+from ledger.storage.store import Attested, Row
 
-_admission = attrgetter(*(field.name for field in fields(AdmitSpec)))
+_admission = attrgetter(*(field.name for field in fields(AdmitSpec) if field.name != "attestation"))
 
 
 class Ledger(Retaining, Releasing, Signing, Examining, Readings):
@@ -216,11 +217,23 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
             yield islice(snapshot.rows(), self.size)
 
     def admit(self, admissions: Iterable[AdmitSpec], *, now: int) -> range:
-        """Admits contributions, all or none; returns their positions."""
+        """Admits contributions, all or none; returns their positions.
+
+        Guarantee:
+            Where an admission brings its attestation, that makes exactly the descriptor and the message whose digests its leaf
+            quotes, and is durable with the leaf.
+
+        Raises:
+            LeafRefused: code ATTESTATION, terms, anchor and signature make something else; or as the rules have it.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        framings = Framings()
         with self._running(now) as time:
             first = self.size
             for place, spec in enumerate(admissions):
                 self._file.stage(Admit(first + place, time, *_admission(spec)))
+                if spec.attestation is not None:
+                    self._attach(first + place, spec, framings)
         return range(first, self.size)
 
     def charge(self, first_step: int, n_steps: int, *, now: int, noise_stream: bytes) -> Window:
@@ -457,6 +470,17 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
         told = self.pruned()
         with self.rows() as rows:
             return write_export(self.header, rows, self.checkpoint, Path(directory), keys=self.state.keys, pruned=told)
+
+    def _attach(self, seq: int, spec: AdmitSpec, framings: Framings) -> None:
+        """Queues the attestation of a staged ADMIT leaf, checked against it."""
+        assert spec.attestation is not None
+        terms, signature = spec.attestation
+        framing, data = framings.of(terms)
+        wrong = misfit(spec, framing, signature)
+        if wrong is not None:
+            sentence = f"the attestation of {spec.descriptor_hash.hex()} is not what its ADMIT leaf would quote: {wrong}"
+            raise LeafRefused("ATTESTATION", f"{sentence}; admit what the gate admitted")
+        self._file.attach(Attested(seq, data, signature))
 
     def _running(self, now: int, *, checkpoint: bool = False) -> AbstractContextManager[int]:
         if self.finished:
