@@ -25,8 +25,8 @@ class Registry:
         roots: Root after each entry, the last one being that of this state.
         by_name: The contributors, by name; by commitment in hex where the name is not known.
         names_missing: Why not all names are known, for `require_names`; "" if they are.
-        revocations: Keys that were revoked, by their 32 raw bytes, each with the first second from which on it was, and an entry
-            of the log said so.
+        revocations: Keys that were revoked, by their 32 raw bytes, each with the first second from which on it was, and the log
+            said so.
     """
 
     registry_id: bytes

@@ -226,7 +226,7 @@ def withdraw(
     While a run holds the ledger, put the files into LEDGER.db.withdrawals/ instead (with --state, into
     DIR/ledger.withdrawals/): the run takes them in by itself.
     """
-    from ledger.audit.signed_withdrawals import registry_of
+    from ledger.audit.registered import registry_of
 
     now, place = int(time.time()), place_of(ledger, state)
     descriptors = _descriptors(attestations or [])

@@ -23,8 +23,8 @@ class Registered:
     """A verified registry, and the state of it by which a run admitted.
 
     Guarantee:
-        The header's owner key signed every entry. The log has the root that the signed policy names, and `admitted` is its state
-        with the root that the header names, which is that of the policy or a later one.
+        The header's owner key signed every entry. The log has the root that the signed policy names, and `admitted` is its
+        state with the root that the header names, which is that of the policy or a later one.
 
     Attributes:
         admitted: the state that the header names.

@@ -10,12 +10,13 @@ from attest.clock import machine_time
 from attest.shown import utc
 from ledger import layout
 from ledger.accountants import MICRO, describe
-from ledger.audit.bounds import bounds_are_signed
+from ledger.audit.bounds import Bounds, bounds_are_signed
 from ledger.audit.carried import Carried, carried_notes, ignored_lines, known_keys, tell_ignored
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import AuditReport, ClockRow, EpochRow, Finding, Signer
 from ledger.audit.kinds import Kinds
 from ledger.audit.quorum import judge_signers, pinned_signers
+from ledger.audit.registered import registered
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
 from ledger.audit.replaying import begin, follow
 from ledger.audit.signed_withdrawals import SignedWithdrawals
@@ -102,7 +103,8 @@ def verify_export(
             An operator who shows an old export shows nothing wrong, only less than there is.
         minimum_size: fail if the checkpoint has fewer leaves: the largest size that the auditor knows of; None for unknown.
         withdrawals: a directory of signed withdrawals, to hold WITHDRAW leaves against.
-        registry: file of the contributor registry, whose keys tell whether a contributor may withdraw.
+        registry: file of the contributor registry, in place of the one in the export: under its keys attestations and signed
+            withdrawals verify.
 
     Returns:
         The report. Bad input never raises: it is a finding.
@@ -149,8 +151,10 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     _check_header(header, checkpoint, asked.owner_key, fault)
     remark_header(header, asked.owner_key, remarks)
     withdrawals, kinds = Withdrawals(), Kinds(header)
-    evidence = SignedWithdrawals(header, asked.withdrawals, asked.registry, fault)
-    run = _replay(leaves, findings, withdrawals, kinds, evidence)
+    registry = registered(header, export, asked.registry, fault)
+    evidence = SignedWithdrawals(header, asked.withdrawals, None if registry is None else registry.latest, fault)
+    bounds = Bounds(header, export, registry, fault)
+    run = _replay(leaves, findings, withdrawals, kinds, evidence, bounds)
     _judge_times(run, asked.now, fault)
     if export.read(layout.POLICY) not in (None, run.keys.trust_policy().text()):
         fault("POLICY_FILE", layout.POLICY, "the trust policy is not that of the ledger's key and the auditors in the header")
@@ -174,9 +178,11 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     remarks.note(*tell_ignored(ignored))
     remark_run(run, remarks)
     summaries = judge_summaries(run, export.nodes, carried, asked.now, fault, remarks)
+    held = bounds.judge(run, remarks)
     _describe(run, report)
     report.update(
         **signers,
+        bounds=held,
         ignored=ignored,
         owner_pinned=asked.owner_key is not None,
         kinds=kinds.rows(),
@@ -193,7 +199,7 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     )
     report.update(notes=tuple(remarks.notes), qualifiers=remarks.qualifiers)
     pruned: Verdict = "SUMMARISED" if any(row.pruned for row in summaries) else "FULL"
-    return weakest((pruned, "FULL" if bounds_are_signed(export, run) else "TOLD"))
+    return weakest((pruned, "FULL" if bounds_are_signed(held) else "TOLD"))
 
 
 def _check_size(checkpoint: Checkpoint, minimum: int | None, fault: Any, remarks: Remarks) -> None:
@@ -240,7 +246,12 @@ def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | Non
 
 
 def _replay(
-    leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, kinds: Kinds, evidence: SignedWithdrawals
+    leaves: Leaves,
+    findings: list[Finding],
+    withdrawals: Withdrawals,
+    kinds: Kinds,
+    evidence: SignedWithdrawals,
+    bounds: Bounds,
 ) -> RetainedReplay:
     run = begin(leaves)
     try:
@@ -248,10 +259,10 @@ def _replay(
             withdrawals.see(leaf, run)
             kinds.see(leaf)
             evidence.see(leaf)
-            if problems:
-                findings.extend(Finding(problem.code, f"seq {seq}", problem.sentence) for problem in problems)
-                if len(findings) >= MAX_FINDINGS:
-                    break
+            bounds.see(leaf, run)
+            findings.extend(Finding(problem.code, f"seq {seq}", problem.sentence) for problem in problems)
+            if len(findings) >= MAX_FINDINGS:
+                break
     except LeafRefused as error:
         # What follows an unreadable leaf cannot be judged; the run as told so far is still described.
         findings.append(Finding(error.code, f"seq {run.size}", error.sentence))

@@ -80,6 +80,11 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "an earlier run ended with its key lost: what may have been charged to it since then counts nowhere",
         "ask the owner what became of it",
     ),
+    "KEY_REVOKED": Word(
+        "windows were charged with contributions in the pool whose key was revoked by then, as the registry says; the operator "
+        "may not have had that entry yet",
+        "ask the operator when it learned of the revocation, and whether these contributions were withdrawn since",
+    ),
     "LIMITS_ALONE": Word(
         "limits of epsilon over all runs were held against this run and what it says was spent before, not against other runs",
         "give the exports of all other runs over the corpus with --earlier",
