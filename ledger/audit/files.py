@@ -135,6 +135,8 @@ class Export:
         if layout.RETAINED_NODES in self.names and not self._read_nodes():
             return False
         expected = set(layout.file_paths(size, self.retained, self._has_tile()))
+        # What may be left out: the registry, and what contributors signed.
+        expected |= {name for name in self.names if name == layout.REGISTRY or name.startswith((layout.TERMS, layout.SIGNED))}
         for name in islice(sorted(expected - self.names), MAX_NAMED):
             self.report("MISSING_FILE", name, f"the checkpoint signs {size} leaves, which need this file")
         for name in islice(sorted(self.names - expected), MAX_NAMED):
