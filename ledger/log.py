@@ -22,7 +22,7 @@ from ledger.errors import (
     LedgerWrongRun,
     StorageFailed,
 )
-from ledger.export import write_export
+from ledger.export import read_registry, write_export
 from ledger.handles import AdmitSpec, Pin, Window
 from ledger.leaves import (
     EXPIRED,
@@ -459,17 +459,30 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
         """
         self._file.require_in_place()
 
-    def export(self, directory: str | Path) -> Path:
-        """Writes the ledger as a static directory that anyone can audit offline (`ledger.export.write_export`)."""
+    def export(self, directory: str | Path, *, registry: Path | None = None, attestations: bool = True) -> Path:
+        """Writes the ledger as a static directory that anyone can audit offline (`ledger.export.write_export`).
+
+        Args:
+            directory: where to put it; must not exist.
+            registry: the contributor registry of the run, to go with it; the names beside it do not.
+            attestations: whether what contributors signed goes with it. Without, an audit can only repeat what is told.
+
+        Raises:
+            ExportRefused: the run was not private, something is in the way, or code REGISTRY (`ledger.export.read_registry`).
+            LedgerCorrupt, StorageFailed: as `write_export`.
+        """
         self.require_in_place()
+        known = None if registry is None else read_registry(self.header, Path(registry))
         if self.size not in self._file.checkpoints:
             if self._file.signer is None:
                 raise ExportRefused("UNSIGNED", "leaves follow the last checkpoint; open the ledger with its key")
             with self._file.appending(self.state.last_time, checkpoint=True):
                 pass
         told = self.pruned()
-        with self.rows() as rows:
-            return write_export(self.header, rows, self.checkpoint, Path(directory), keys=self.state.keys, pruned=told)
+        with self._file.store.snapshot() as snapshot:
+            rows, signed = islice(snapshot.rows(), self.size), snapshot if attestations else None
+            beside: dict[str, Any] = {"keys": self.state.keys, "pruned": told, "snapshot": signed, "registry": known}
+            return write_export(self.header, rows, self.checkpoint, Path(directory), **beside)
 
     def _attach(self, seq: int, spec: AdmitSpec, framings: Framings) -> None:
         """Queues the attestation of a staged ADMIT leaf, checked against it."""

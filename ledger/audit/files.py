@@ -141,8 +141,9 @@ class Export:
         expected = set(layout.file_paths(size, self.retained, self._has_tile()))
         for name in islice(sorted(expected - self.names), MAX_NAMED):
             self.report("MISSING_FILE", name, f"the checkpoint signs {size} leaves, which need this file")
-        self.terms = layout.terms_count(self.names.__contains__)
-        attestations = self.names.intersection(layout.attestation_paths(size, self.terms))
+        self.terms = layout.count_terms(self.names)
+        beside = range(-(-size // layout.TILE_WIDTH))
+        attestations = self.names.intersection(layout.attestation_paths(size, self.terms, beside))
         self.attested = bool(attestations)
         for name in islice(sorted(self.names - expected - attestations - {layout.REGISTRY}), MAX_NAMED):
             self.report("UNKNOWN_FILE", ascii(name)[1:-1], "this file is no part of an export of the signed size")

@@ -50,6 +50,7 @@ from ledger.storage.store import (
     Head,
     Row,
     check_head,
+    found_terms,
 )
 from ledger.subtrees import Subtree
 
@@ -130,6 +131,11 @@ class SqliteSnapshot:
         query = sa.select(TERMS.c.number, TERMS.c.data).order_by(TERMS.c.number)
         for number, data in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
             yield number, b"" if data is None else _stored(bytes, data)
+
+    def terms_at(self, numbers: Sequence[int]) -> list[bytes]:
+        """Returns the bytes of common terms, in the order of the numbers."""
+        rows = self._connection.execute(sa.select(TERMS.c.number, TERMS.c.data).where(TERMS.c.number.in_(numbers)))
+        return found_terms(numbers, {row.number: row.data and _stored(bytes, row.data) for row in rows})
 
     def attestations(self) -> Iterator[tuple[int, bytes]]:
         """Yields positions of ADMIT leaves and what is kept of their attestations, in order."""

@@ -143,8 +143,23 @@ class WholeSnapshot(Snapshot, Protocol):
     def terms(self) -> Iterator[tuple[int, bytes]]:
         """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
 
+    def terms_at(self, numbers: Sequence[int]) -> list[bytes]:
+        """Returns the bytes of common terms, in the order of the numbers: some hundreds of them at most.
+
+        Raises:
+            LedgerCorrupt: code ATTESTATION, one of them is not there.
+        """
+
     def attestations(self) -> Iterator[tuple[int, bytes]]:
         """Yields positions of ADMIT leaves and what is kept of their attestations (`ledger.attestations.pack`), in order."""
+
+
+def found_terms(numbers: Sequence[int], found: Mapping[int, bytes | None]) -> list[bytes]:
+    """Returns what a database found of common terms, in the order of the numbers; raises LedgerCorrupt as `terms_at`."""
+    for number in numbers:
+        if not found.get(number):
+            raise LedgerCorrupt("ATTESTATION", f"an attestation names the common terms {number}, which are not there")
+    return [found[number] or b"" for number in numbers]
 
 
 class Store(Protocol):

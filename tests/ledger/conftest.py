@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from attested import attested_run
 from ledger_runs import SIGNER, START, Driver, header_spec
 from pg_cluster import Cluster, require_server
 
@@ -59,8 +60,9 @@ def begun(place: Place):
 
 
 @pytest.fixture
-def closed(begun, backend):
-    """A whole run, closed, in each database."""
-    begun.whole_run()
-    begun.ledger.close()
+def closed(backend):
+    """A whole run over signed admissions, closed, in each database."""
+    run = attested_run(backend.place)
+    run.whole_run()
+    run.ledger.close()
     return backend

@@ -47,8 +47,8 @@ class Agreed:
 
     Guarantee:
         Where `judge` returns nothing, the descriptor made of the terms and the leaf's anchor has the leaf's descriptor hash,
-        Where `judge` returns nothing, the descriptor made of the terms and the leaf's anchor has the leaf's descriptor hash,
-        its time lies in the validity of the attestation and, if the registry is known, of the key, which is not revoked by
+        and with the message made of the signature the leaf's attestation hash; the leaf quotes of it class, bounds, limits and
+        key; its time lies in the validity of the attestation and, if the registry is known, of the key, which is not revoked by
         then and under which the signature verifies. Where `problems` yields nothing, the descriptor is for this corpus, no
         longer valid than the policy allows, within the bounds of its class, and that class is granted to the key's contributor.
 
