@@ -59,6 +59,7 @@ class Bounds:
         self._anchors, self._attestations, self._terms = DigestTable(), DigestTable(), DigestTable(1 << 16, 1 << 14)
         self._late: list[int] = []
         self._most_late = self.admits = self.held = 0
+        self._stray(0)
 
     def see(self, leaf: Leaf, run: RetainedReplay) -> None:
         """Takes a leaf that the run has applied."""
