@@ -305,8 +305,9 @@ class Recorder:
         if self._ledger is not None:
             self._ledger.require_in_place()
 
-    def export(self, directory: str | os.PathLike[str]) -> Path:
-        return Path(self.ledger.export(Path(directory)))
+    def export(self, directory: str | os.PathLike[str], registry: Path | None = None) -> Path:
+        """Writes the record of the run with what contributors signed, and the registry, for an auditor."""
+        return Path(self.ledger.export(Path(directory), registry=registry))
 
     def close(self) -> None:
         if self._ledger is not None:

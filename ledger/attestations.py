@@ -18,7 +18,8 @@ from ledger.errors import LedgerCorrupt
 MAX_KEPT: Final = 128
 """Bytes of what is kept of one attestation; at most 76 with a number below 2^64."""
 
-_MAX_FRAMINGS: Final = 4096
+MAX_FRAMINGS: Final = 4096
+"""Framings that are kept at once; each takes about 2 KB."""
 
 
 class Quoting(Protocol):
@@ -49,7 +50,7 @@ class Framings:
         """Returns the framing of some terms, and the bytes under which they are stored."""
         found = self._known.get(terms)
         if found is None:
-            if len(self._known) >= _MAX_FRAMINGS:
+            if len(self._known) >= MAX_FRAMINGS:
                 self._known.clear()
             found = self._known[terms] = (Framing(terms), terms.to_cbor())
         return found

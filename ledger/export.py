@@ -67,7 +67,8 @@ def read_registry(header: Header, path: Path) -> bytes:
         sentence = f"the registry does not verify under the owner's key in the header: {error.sentence}"
         raise ExportRefused("REGISTRY", f"{sentence}; name the registry that the run was admitted under") from error
     if header.registry_root not in roots:
-        sentence = f"{path} has the root {roots[-1].hex()} and no state {header.registry_root.hex()}, under which the run admitted"
+        wanted = header.registry_root.hex()
+        sentence = f"{path} has the root {roots[-1].hex()} and no state {wanted}, under which the run admitted"
         raise ExportRefused("REGISTRY", f"{sentence}: it is another registry, or was cut back; get the latest from its owner")
     return data
 

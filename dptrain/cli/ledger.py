@@ -17,6 +17,7 @@ from attest.errors import SignatureRefused
 from attest.registry import Registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli import (
+    exporting,
     ledger_clock,
     ledger_cosign,
     ledger_fsck,
@@ -104,6 +105,8 @@ def show(
 def export(
     ledger: LedgerName,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
+    registry: exporting.RegistryAlong = None,
+    without_attestations: exporting.WithoutAttestations = False,
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
@@ -111,17 +114,20 @@ def export(
 ) -> None:
     """Write the ledger as a directory that anybody can audit offline.
 
-    The directory holds no content, no contributor's name and no draw. It appears complete or not at all.
+    With it goes what contributors signed, and the registry with their keys, so that an audit holds every admission against the
+    signature of its contributor. The directory holds no content, no contributor's name and no draw: contents, contributors,
+    data classes and principals stand in it as salted commitments. It appears complete or not at all.
     """
     place = place_of(ledger, state)
     with opened_to_sign(place, ledger_key, passphrase_file) as log:
-        written = log.export(directory)
+        written = log.export(directory, **exporting.taken_along(place, registry, without_attestations))
         size, root, vkey = log.size, log.root.hex(), log.state.keys.current
     if json:
-        print_json({"path": str(written), "size": size, "root": root, "key": vkey})
+        print_json({"path": str(written), "size": size, "root": root, "key": vkey} | exporting.contained(written))
     else:
         out = console()
         out.print(f"wrote {written}: {size} leaves, root {root}")
+        exporting.tell_contained(written, without=without_attestations)
         out.print(f"verify with: dptrain ledger verify {written} --key {vkey}")
 
 
