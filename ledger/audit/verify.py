@@ -1,7 +1,7 @@
 """Verifying an export: names, hashes, signatures, and then the meaning of every leaf."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ from ledger.audit.signed_withdrawals import SignedWithdrawals
 from ledger.audit.signing import judge_keys
 from ledger.audit.summaries import judge_summaries
 from ledger.audit.withdrawals import Withdrawals
-from ledger.audit.words import Verdict, weakest
+from ledger.audit.words import Verdict
 from ledger.errors import ExportChanged, LeafRefused, NoteError, ProofError
 from ledger.leaves import Header, decode_leaf
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
@@ -31,7 +31,7 @@ from ledger.replay import Replay
 from ledger.retention.retained import RetainedReplay
 from ledger.views.posture import block_multipliers
 from ledger.views.released import release_rows
-from ledger.views.summary import class_summaries
+from ledger.views.summary import class_summaries, preset_epsilon
 
 MAX_FINDINGS: Final = 200
 """An audit stops naming faults after this many; one is enough to fail."""
@@ -70,8 +70,9 @@ def verify_export(
         whose root a pinned key signed, or the key to which a pinned one handed the ledger over by leaves that both signed;
         the policy in the header is signed by the header's owner key (and that is ``owner_key``, if given);
         blocks and their noise are those that the policy's rule makes of the stack that the header names, whose names, order and
-        coordinates are the operator's word; every epoch says of the frozen parameters what the header says; the bounds of every
-        private contribution are those of an attestation that its contributor signed (`ledger.audit.bounds.bounds_are_signed`);
+        coordinates are the operator's word; every epoch says of the frozen parameters what the header says; class, bounds and
+        limits of every contribution are those of an attestation that verifies under a key of its contributor in the state of
+        the owner's registry that the header names, within the policy and valid at every charge (`ledger.audit.bounds`);
         the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
         moment and under a fresh noise stream; draws are recorded step by step where
         the policy makes them public, with the variances that they give, of exactly those due where it signs an order, and
@@ -198,8 +199,11 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
         releases=release_rows(run),
     )
     report.update(notes=tuple(remarks.notes), qualifiers=remarks.qualifiers)
-    pruned: Verdict = "SUMMARISED" if any(row.pruned for row in summaries) else "FULL"
-    return weakest((pruned, "FULL" if bounds_are_signed(held) else "TOLD"))
+    if not bounds_are_signed(held):
+        classes = enumerate(report["classes"])
+        report.update(classes=tuple(replace(row, epsilon_preset=preset_epsilon(run, place)) for place, row in classes))
+        return "TOLD"
+    return "SUMMARISED" if any(row.pruned for row in summaries) else "FULL"
 
 
 def _check_size(checkpoint: Checkpoint, minimum: int | None, fault: Any, remarks: Remarks) -> None:

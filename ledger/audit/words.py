@@ -38,8 +38,9 @@ VERDICTS: Final[dict[str, Word]] = {
     ),
     "TOLD": Word(
         "nothing is wrong, and the bounds of contributions are as told by the operator, not derived from signed attestations: "
-        "every epsilon rests on that word",
-        "decide whether you trust the operator; a contributor holds its own ADMIT leaf (ledger prove) against what it signed",
+        "every epsilon but that at the class preset rests on that word",
+        "get an export with attestations and the registry of its contributors (--registry), or decide whether you trust the "
+        "operator; a contributor holds its own ADMIT leaf (ledger prove) against what it signed",
     ),
     "SIGNED": Word(
         "the signature holds, and there was no export to check anything else against: all figures are the signer's word",
