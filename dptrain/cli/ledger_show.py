@@ -124,7 +124,8 @@ def print_classes(classes: list[dict[str, Any]]) -> None:
     counted = any(item["occurrences"] is not None for item in classes)
     steps = ("steps", "occurrences") if counted else ("steps",)
     preset = ("at preset, no caps",) if any(item["epsilon_preset"] is not None for item in classes) else ()
-    rows = table("class", "active", "withdrawn", "q", "least z", *steps, "epsilon", "if content replaced", *preset, "parameters")
+    spent_head = ("epsilon", "if content replaced", *preset)
+    rows = table("class", "active", "withdrawn", "q", "least z", *steps, *spent_head, "parameters")
     for item in classes:
         rows.add_row(
             item["name"],

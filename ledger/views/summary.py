@@ -127,9 +127,9 @@ def preset_epsilon(run: Replay, place: int) -> float | None:
     """Returns the epsilon of a contribution at the preset of its class, without a cap, admitted before the first charge.
 
     Guarantee:
-        No contribution of the class whose signed bounds the policy takes has spent more, whatever its ADMIT leaf says: a smaller
-        clip norm, a larger noise multiplier, a cap and a later admission only lower epsilon. Where occurrences are public it
-        is that of one which took part as often as any, in each step behind the least noise of all charged phases.
+        No contribution of the class whose signed bounds the policy takes has spent more, whatever its ADMIT leaf says: a
+        smaller clip norm, a larger noise multiplier, a cap and a later admission only lower epsilon. Where occurrences are
+        public it is that of one which took part as often as any, in each step behind the least noise of all charged phases.
 
     Args:
         run: the run as recorded.

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor, signed_file
 from attest.keys import key_id, public_bytes
+from attest.registry import open_registry
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.words import exit_code
@@ -34,7 +35,17 @@ from ledger.rules.rotation import KeyChain
 from ledger.storage.opening import create_store
 from ledger.storage.place import Place
 from ledger.storage.store import Row
-from tests.ledger.ledger_runs import OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
+from tests.ledger.ledger_runs import (
+    OTHER_KEY,
+    OWNER_KEY,
+    SIGNER,
+    START,
+    Driver,
+    admission,
+    descriptor,
+    header_spec,
+    signed_policy,
+)
 from tests.ledger.retained_runs import forged_export
 from tests.registries import put, registry_file
 
@@ -329,9 +340,8 @@ class Withdrawals:
 
     def export(self, reason: str | None, evidence: bytes = bytes(32)) -> Path:
         """A run in which the contribution leaves for a reason, or stays."""
-        from attest.registry import open_registry
-
-        spec = header_spec(registry_root=open_registry(self.registry, public_bytes(OWNER_KEY)).root())
+        root = open_registry(self.registry, public_bytes(OWNER_KEY)).root()
+        spec = header_spec(signed_policy(registry_root=root), registry_root=root)
         place = self.base / f"run{len(list(self.base.glob('*.db')))}"
         with Ledger.create(place.with_suffix(".db"), spec, SIGNER, now=START) as ledger:
             driver = Driver(ledger)
