@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from ledger_runs import OWNER_KEY, SIGNER, START, Driver, header_spec, signed_policy
 
 from attest import cbor, keys, sign1
 from attest.attestation import Attestation
@@ -23,6 +22,7 @@ from attest.template import SigningTemplate
 from ledger.handles import AdmitSpec
 from ledger.leaves import HeaderSpec
 from ledger.log import Ledger
+from tests.ledger.ledger_runs import OWNER_KEY, SIGNER, START, Driver, header_spec, signed_policy
 from tests.registries import RegistryBytes, continued, load, put
 
 CONTRIBUTORS = {name: Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed, name in ((21, "alice"), (22, "bob"))}
