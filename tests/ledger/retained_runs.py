@@ -1,5 +1,6 @@
 """Runs long enough to have something to retain, for the tests of summaries and pruning."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -52,12 +53,20 @@ def grown(place, *, start: int = START, **changes: object) -> Driver:
     return driver
 
 
-def crowded(place, directory: Path, *, people: int = 40, attested: bool = False, **changes: object) -> Driver:
+def crowded(
+    place,
+    directory: Path,
+    *,
+    people: int = 40,
+    attested: bool = False,
+    leaving: Iterable[int] = range(3, 19),
+    **changes: object,
+) -> Driver:
     """Epochs with many SPEND leaves, whose policy keeps one epoch whole and three with all hashes.
 
-    Contributions 3 to 18 leave in the first epoch, so that their ADMIT leaves go, next to each other; a checkpoint and a pin
-    that a RESUME leaf cites lie among these. With ``attested`` contributors
-    signed them, contribution 3 under terms of its own.
+    Contributions 3 to 18, or those ``leaving``, leave in the first epoch, so that their ADMIT leaves go, next to each other; a
+    checkpoint and a pin that a RESUME leaf cites lie among these. With ``attested`` contributors signed them, contribution 3
+    under terms of its own.
     """
     fields = {"retention_hash_epochs": 3} | changes
     spec = attested_header(attested_policy(**_RETAINING | fields)) if attested else retaining_spec(**fields)
@@ -69,7 +78,7 @@ def crowded(place, directory: Path, *, people: int = 40, attested: bool = False,
     pin = driver.ledger.pin()
     driver.admit(*map(one, range(12, people)))
     driver.steps(1)
-    for n in range(3, 19):
+    for n in leaving:
         driver.withdraw(n)
     driver.epoch()
     driver.ledger.resume(0, pin, now=driver.tick())
