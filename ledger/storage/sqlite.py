@@ -64,6 +64,7 @@ _DROP_BODY: Final = "UPDATE entry SET body = NULL WHERE seq = ?"
 _PUT_ROOT: Final = "UPDATE entry SET leaf = ?, level = ? WHERE seq = ?"
 _DROP_HASHES: Final = "UPDATE entry SET leaf = NULL, level = ? WHERE seq > ? AND seq < ?"
 _INSERT_ANCHOR: Final = "INSERT INTO anchor (dhash, summary_seq, record) VALUES (?, ?, ?)"
+_FIND_TERMS: Final = "SELECT number FROM terms WHERE data = ?"
 _INSERT_TERMS: Final = "INSERT INTO terms (number, data) VALUES (?, ?)"
 _INSERT_ATTESTATION: Final = "INSERT INTO attestation (seq, data) VALUES (?, ?)"
 _DROP_ATTESTATION: Final = "DELETE FROM attestation WHERE seq = ?"
@@ -255,8 +256,10 @@ class SqliteStore:
                 connection.exec_driver_sql(_INSERT_ENTRY, values)
             if attested:
                 numbers = _numbered(connection, attested)
-                kept = [(item.seq, pack(numbers[item.terms], item.signature)) for item in attested]
-                connection.exec_driver_sql(_INSERT_ATTESTATION, kept)
+                for at in range(0, len(attested), READ_BATCH):
+                    batch = attested[at : at + READ_BATCH]
+                    kept = [(item.seq, pack(numbers[item.terms], item.signature)) for item in batch]
+                    connection.exec_driver_sql(_INSERT_ATTESTATION, kept)
             moved = sa.update(HEAD).where(HEAD.c.size == frontier.size).values(frontier=frontier.to_bytes())
             if connection.execute(moved).rowcount != 1:
                 raise LedgerCorrupt("HEAD", "the head did not move with the rows; the insert trigger is missing")
@@ -435,7 +438,7 @@ def _numbered(connection: sa.Connection, attested: Sequence[Attested]) -> dict[b
     fresh = 0 if fresh is None else fresh + 1
     numbers: dict[bytes, int] = {}
     for terms in dict.fromkeys(item.terms for item in attested):
-        found = connection.scalar(sa.select(TERMS.c.number).where(TERMS.c.data == terms))
+        found = connection.exec_driver_sql(_FIND_TERMS, (terms,)).scalar()
         if found is None:
             connection.exec_driver_sql(_INSERT_TERMS, (fresh, terms))
             found, fresh = fresh, fresh + 1
