@@ -15,15 +15,15 @@ RegistryAlong = Annotated[
         metavar="REGISTRY",
         exists=True,
         dir_okay=False,
-        help="Contributor registry to take along, without its names; default: the one that the run used, if it still lies there.",
+        help="Contributor registry to take along, without its names; default: the one that the run used, if it is still there.",
     ),
 ]
 WithoutAttestations = Annotated[
     bool,
     typer.Option(
         "--without-attestations",
-        help="Leave out what contributors signed, and the registry unless you name it, if you may not share them. Then an audit "
-        "has to believe what your ledger says of them: it is TOLD at best.",
+        help="Leave out what contributors signed, and the registry unless you name it, if you may not share them. Then an "
+        "audit has to believe what your ledger says of them: it is TOLD at best.",
     ),
 ]
 

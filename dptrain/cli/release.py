@@ -80,7 +80,8 @@ def release(
     """Sign what a model is: its files, the ledger it comes from, and whose influence may be in it; or check that.
 
     Writes the manifest release.cose and the export of the ledger into the directory, with what contributors signed and the
-    registry of their keys, and a leaf about it into the ledger. Says of every tensor whether it is the run's: weights TIED, CONVERTED, UNTIED, or UNRECORDED.
+    registry of their keys, and a leaf about it into the ledger. Says of every tensor whether it is the run's: weights TIED,
+    CONVERTED, UNTIED, or UNRECORDED.
 
     With --check, everything is held against each other, offline: FULL, SUMMARISED, TOLD, SIGNED (no export to check the
     numbers against; exit code 1, unless you say --signature-only) or FAILED (exit code 1). docs/auditors.md explains them,

@@ -34,6 +34,9 @@ from ledger.subtrees import Subtree
 READ_BATCH: Final = 4_096
 """Rows in memory at once while a ledger is read or pruned."""
 
+_STREAMED: Final = {"yield_per": READ_BATCH}
+"""Options of one statement: set on the connection, they would turn a later UPDATE into a cursor."""
+
 _COPY: Final = "COPY {schema}.entry (seq, kind, dhash, leaf, body) FROM STDIN (FORMAT BINARY)"
 _COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea", "bytea")
 _COPY_ATTESTATIONS: Final = "COPY {schema}.attestation (seq, data) FROM STDIN (FORMAT BINARY)"
@@ -68,7 +71,7 @@ class PostgresSnapshot:
         entry = self._tables.entry
         columns = (entry.c.seq, entry.c.kind, entry.c.dhash, entry.c.leaf, entry.c.body, entry.c.level)
         query = sa.select(*columns).order_by(entry.c.seq)
-        for seq, kind, dhash, leaf, body, level in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+        for seq, kind, dhash, leaf, body, level in self._connection.execute(query, execution_options=_STREAMED):
             yield Row(seq, kind, dhash, leaf or b"", body or b"", level)
 
     def checkpoints(self) -> dict[int, bytes]:
@@ -89,14 +92,14 @@ class PostgresSnapshot:
         """Yields all anchors in order of their descriptor hashes."""
         anchor = self._tables.anchor
         query = sa.select(anchor.c.dhash, anchor.c.summary_seq, anchor.c.record).order_by(anchor.c.dhash)
-        for row in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+        for row in self._connection.execute(query, execution_options=_STREAMED):
             yield Anchor(*row)
 
     def terms(self) -> Iterator[tuple[int, bytes]]:
         """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
         terms = self._tables.terms
         query = sa.select(terms.c.number, terms.c.data).order_by(terms.c.number)
-        for number, data in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+        for number, data in self._connection.execute(query, execution_options=_STREAMED):
             yield number, data or b""
 
     def terms_at(self, numbers: Sequence[int]) -> list[bytes]:
@@ -109,7 +112,7 @@ class PostgresSnapshot:
         """Yields positions of ADMIT leaves and what is kept of their attestations, in order."""
         kept = self._tables.attestation
         query = sa.select(kept.c.seq, kept.c.data).order_by(kept.c.seq)
-        for row in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+        for row in self._connection.execute(query, execution_options=_STREAMED):
             yield row.seq, row.data
 
 

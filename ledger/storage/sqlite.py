@@ -57,10 +57,14 @@ from ledger.subtrees import Subtree
 READ_BATCH: Final = 4_096
 """Rows in memory at once while a ledger is read or pruned."""
 
+_STREAMED: Final = {"yield_per": READ_BATCH}
+"""Options of one statement: set on the connection, they would turn a later UPDATE into a cursor."""
+
 _DROP_BODY: Final = "UPDATE entry SET body = NULL WHERE seq = ?"
 _PUT_ROOT: Final = "UPDATE entry SET leaf = ?, level = ? WHERE seq = ?"
 _DROP_HASHES: Final = "UPDATE entry SET leaf = NULL, level = ? WHERE seq > ? AND seq < ?"
 _INSERT_ANCHOR: Final = "INSERT INTO anchor (dhash, summary_seq, record) VALUES (?, ?, ?)"
+_FIND_TERMS: Final = "SELECT number FROM terms WHERE data = ?"
 _INSERT_TERMS: Final = "INSERT INTO terms (number, data) VALUES (?, ?)"
 _INSERT_ATTESTATION: Final = "INSERT INTO attestation (seq, data) VALUES (?, ?)"
 _DROP_ATTESTATION: Final = "DELETE FROM attestation WHERE seq = ?"
@@ -102,7 +106,7 @@ class SqliteSnapshot:
         """Yields all rows in order of seq."""
         columns = (ENTRY.c.seq, ENTRY.c.kind, ENTRY.c.dhash, ENTRY.c.leaf, ENTRY.c.body, ENTRY.c.level)
         query = sa.select(*columns).order_by(ENTRY.c.seq)
-        for seq, kind, dhash, leaf, body, level in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+        for seq, kind, dhash, leaf, body, level in self._connection.execute(query, execution_options=_STREAMED):
             if type(leaf) not in _BLOBS or type(body) not in _BLOBS or type(level) is not int:
                 raise LedgerCorrupt("DATABASE", f"row {seq!r:.40} of the leaves has values of other types than a ledger has")
             yield Row(seq, kind, dhash, leaf or b"", body or b"", level)
@@ -123,13 +127,13 @@ class SqliteSnapshot:
     def anchors(self) -> Iterator[Anchor]:
         """Yields all anchors in order of their descriptor hashes."""
         query = sa.select(ANCHOR.c.dhash, ANCHOR.c.summary_seq, ANCHOR.c.record).order_by(ANCHOR.c.dhash)
-        for dhash, seq, record in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+        for dhash, seq, record in self._connection.execute(query, execution_options=_STREAMED):
             yield Anchor(_stored(bytes, dhash), _stored(int, seq), _stored(bytes, record))
 
     def terms(self) -> Iterator[tuple[int, bytes]]:
         """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
         query = sa.select(TERMS.c.number, TERMS.c.data).order_by(TERMS.c.number)
-        for number, data in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+        for number, data in self._connection.execute(query, execution_options=_STREAMED):
             yield number, b"" if data is None else _stored(bytes, data)
 
     def terms_at(self, numbers: Sequence[int]) -> list[bytes]:
@@ -140,7 +144,7 @@ class SqliteSnapshot:
     def attestations(self) -> Iterator[tuple[int, bytes]]:
         """Yields positions of ADMIT leaves and what is kept of their attestations, in order."""
         query = sa.select(ATTESTATION.c.seq, ATTESTATION.c.data).order_by(ATTESTATION.c.seq)
-        for seq, data in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+        for seq, data in self._connection.execute(query, execution_options=_STREAMED):
             yield seq, _stored(bytes, data)
 
 
@@ -252,8 +256,10 @@ class SqliteStore:
                 connection.exec_driver_sql(_INSERT_ENTRY, values)
             if attested:
                 numbers = _numbered(connection, attested)
-                kept = [(item.seq, pack(numbers[item.terms], item.signature)) for item in attested]
-                connection.exec_driver_sql(_INSERT_ATTESTATION, kept)
+                for at in range(0, len(attested), READ_BATCH):
+                    batch = attested[at : at + READ_BATCH]
+                    kept = [(item.seq, pack(numbers[item.terms], item.signature)) for item in batch]
+                    connection.exec_driver_sql(_INSERT_ATTESTATION, kept)
             moved = sa.update(HEAD).where(HEAD.c.size == frontier.size).values(frontier=frontier.to_bytes())
             if connection.execute(moved).rowcount != 1:
                 raise LedgerCorrupt("HEAD", "the head did not move with the rows; the insert trigger is missing")
@@ -432,7 +438,7 @@ def _numbered(connection: sa.Connection, attested: Sequence[Attested]) -> dict[b
     fresh = 0 if fresh is None else fresh + 1
     numbers: dict[bytes, int] = {}
     for terms in dict.fromkeys(item.terms for item in attested):
-        found = connection.scalar(sa.select(TERMS.c.number).where(TERMS.c.data == terms))
+        found = connection.exec_driver_sql(_FIND_TERMS, (terms,)).scalar()
         if found is None:
             connection.exec_driver_sql(_INSERT_TERMS, (fresh, terms))
             found, fresh = fresh, fresh + 1

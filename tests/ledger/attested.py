@@ -4,7 +4,7 @@ Everything is deterministic: an admission of one number and one set of changes i
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -138,10 +138,17 @@ def attested_admission(n: int, class_name: str = "open", **changes: object) -> A
 
 @dataclass
 class AttestedDriver(Driver):
-    """A driver whose admissions were signed."""
+    """A driver whose admissions were signed; it withdraws by number what it admitted, under whatever terms."""
 
-    def withdraw(self, n: int, class_name: str = "open") -> int:
-        found = attested_admission(n, class_name).descriptor_hash
+    admitted: dict[bytes, bytes] = field(default_factory=dict)
+
+    def admit(self, *specs: AdmitSpec) -> None:
+        super().admit(*specs)
+        self.admitted.update({spec.anchor: spec.descriptor_hash for spec in specs})
+
+    def withdraw(self, n: int) -> int:
+        spec = attested_admission(n)
+        found = self.admitted.get(spec.anchor, spec.descriptor_hash)
         return self.ledger.withdraw(found, "contributor", bytes(32), now=self.tick())
 
     def whole_run(self) -> None:

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attested import attested_run
 from ledger_runs import SIGNER, START, Driver, header_spec
 from pg_cluster import Cluster, require_server
 
 from ledger.log import Ledger
 from ledger.storage.place import Place
+from tests.ledger.attested import attested_run
 
 
 @pytest.fixture
