@@ -13,30 +13,37 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest import cbor, sign1
+from attest import cbor, curve25519, sign1
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.framing import CommonTerms, Framing
 from attest.keys import key_id, public_bytes
-from attest.registry import RegistryLog
+from attest.registry import Enrol, RegistryLog
 from attest.registry.entries import join, split
 from attest.signing import sign_descriptor
 from ledger import layout, tiles
 from ledger.audit import AuditReport, verify_export
+from ledger.audit.bounds import follow, shown
+from ledger.audit.bounds.agreed import Agreed
+from ledger.audit.files import Export
+from ledger.audit.registered import registered
 from ledger.leaves import EXPIRED
+from tests.attacks.scene import compress
 from tests.ledger.attested import (
     CLASSES,
     CONTRIBUTORS,
     NOT_AFTER,
     NOT_BEFORE,
     attestation,
+    attested_header,
     attested_policy,
     put_registry,
     registry,
     registry_bytes,
+    spec_of,
 )
 from tests.ledger.ledger_runs import OTHER_KEY, OWNER_KEY, SIGNER, START
 from tests.ledger.told_runs import FIRST, Told, shown_of, signed_by, two_windows, write
-from tests.registries import RegistryBytes, continued, load, put, registry_file
+from tests.registries import RegistryBytes, continued, load, put, registry_file, signed_behind_the_back
 
 MALLORY = Ed25519PrivateKey.from_private_bytes(b"\x6d" * 32)
 CAROL = Ed25519PrivateKey.from_private_bytes(b"\x63" * 32)
@@ -102,6 +109,11 @@ def limit_left_out(told: Told) -> None:
 def limit_raised(told: Told) -> None:
     limit = {"max_epsilon_micro": 50_000_000, "max_delta_pico": 1_000_000}
     told.put(0, attestation(1, **limit), max_epsilon_micro=60_000_000)
+
+
+def delta_of_the_limit_changed(told: Told) -> None:
+    limit = {"max_epsilon_micro": 50_000_000, "max_delta_pico": 1_000_000}
+    told.put(0, attestation(1, **limit), max_delta_pico=2_000_000)
 
 
 def invented_key_id(told: Told) -> None:
@@ -374,6 +386,7 @@ LIES: list[tuple[Callable[[Told], None], str, str]] = [
     (swapped_class, "QUOTED", nth(2)),
     (limit_left_out, "QUOTED", nth(0)),
     (limit_raised, "QUOTED", nth(0)),
+    (delta_of_the_limit_changed, "QUOTED", nth(0)),
     (invented_key_id, "QUOTED", nth(0)),
     (another_contributors_key_id, "QUOTED", nth(0)),
     (invented_attestation_hash, "ATTESTATION", nth(0)),
@@ -583,6 +596,44 @@ def test_B23_signatures_beside_leaves_without_an_admission_are_found(tmp_path):
     assert found(audit(export)) == {("ATTESTATION", "seq 0")}, "beside the header"
 
 
+# --- Keys ------------------------------------------------------------------------------------------------
+
+
+def test_an_unsound_key_that_the_owner_enrolled_signs_nothing(tmp_path):
+    """Small-order keys no registry holds; one with a small-order component it may, and whoever verifies under it refuses."""
+    point = curve25519.add(curve25519.decompress(public_bytes(CAROL)), curve25519.decompress(bytes(32)))
+    raw = compress(point)
+    told = Told.honest()
+    enrol = Enrol("carol", raw, NOT_BEFORE, NOT_AFTER, list(CLASSES), None, None)
+    made = signed_behind_the_back(registry_bytes(), OWNER_KEY, NOT_BEFORE, enrol)
+    told.registry, told.header["registry_root"] = bytes(made), load(made, OWNER_KEY).root()
+    terms, signature = told.shown[0]
+    resigned(told, 0, replace(terms, key_id=key_id(raw)), signature)
+    assert {("KEY_WEAK", nth(0)), ("SIG_BAD", nth(0))} <= found(audit(told.export(tmp_path)))
+
+
+def test_of_two_keys_with_one_id_that_one_counts_under_which_the_attestation_verifies(tmp_path):
+    """Whoever makes two keys of one id gains nothing by it."""
+    header = attested_header().header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
+    known = registered(header, *_shown_registry(tmp_path))
+    (bob,), (alice,) = (known.by_key[key_id(public_bytes(CONTRIBUTORS[name]))] for name in ("bob", "alice"))
+    told = Told.honest()
+    leaf, (terms, signature) = told.specs[0], told.shown[0]
+    for order in ([bob, alice], [alice, bob]):
+        both = replace(known, by_key={terms.key_id: order})
+        agreed = Agreed(terms, attested_policy().policy, both)
+        agreed.find_key(leaf.anchor, signature)
+        assert agreed.signing.contributor.name == bob[0].name and list(agreed.problems(START)) == []
+
+
+def _shown_registry(directory: Path) -> tuple:
+    """An export with a registry, and nothing else that an audit brings."""
+    export = Export(directory, lambda *told: pytest.fail(str(told)))
+    (directory / REGISTRY).write_bytes(registry_bytes())
+    assert export.scan()
+    return export, None, export.report
+
+
 # --- Registries that an auditor brings ----------------------------------------------------------------------
 
 
@@ -653,3 +704,48 @@ def test_who_expired_is_withdrawn_before_the_charge_and_at_no_time_before_that(t
     told.life = lambda driver: life(driver, START + 49)
     report = audit(told.export(tmp_path / "before"))
     assert [item.code for item in report.findings] == ["NOT_EXPIRED"]
+
+
+def test_who_is_admitted_under_known_terms_after_their_end_is_found(tmp_path):
+    """Terms are held against the policy once, and each leaf against their validity."""
+    told, ends = Told.honest(), {"not_after": START + 50}
+    told.put(0, attestation(1, **ends))
+    told.shown.append(shown_of(attestation(9, **ends)))
+
+    def life(driver) -> None:
+        driver.steps(1)
+        driver.now = START + 60
+        driver.ledger.withdraw(told.specs[0].descriptor_hash, EXPIRED, bytes(32), now=driver.now)
+        driver.admit(replace(spec_of(attestation(9, **ends)), attestation=None))
+
+    told.life = life
+    report = audit(told.export(tmp_path))
+    assert [item.code for item in report.findings] == ["EXPIRED"] and report.findings[0].where == f"seq {report.size - 1}"
+
+
+def test_an_attestation_that_two_leaves_quote_is_found_where_none_is_shown(tmp_path):
+    told = Told.honest()
+    told.attestations = False
+    told.say(1, attestation_hash=told.specs[0].attestation_hash)
+    assert found(audit(told.export(tmp_path))) == {("REPLAYED", nth(1))}
+
+
+def test_terms_that_change_while_they_are_audited_are_found(tmp_path, monkeypatch):
+    """A reader that has forgotten them reads them again, and holds them against what they were."""
+    told = Told.honest()
+    for n, contributor in ((5, "alice"), (7, "bob"), (9, "alice"), (11, "bob")):
+        told.add(attestation(n, contributor=contributor))
+    export = told.export(tmp_path)
+    monkeypatch.setattr(follow, "_KNOWN", 1)
+    monkeypatch.setattr(shown, "_BUNDLES", 0)
+    assert audit(export).verdict == "FULL"
+    read, seen = shown.Shown.terms, set()
+
+    def changing(self, number: int) -> bytes | None:
+        again = number in seen
+        seen.add(number)
+        return read(self, 1 - number if again and number < 2 else number)
+
+    monkeypatch.setattr(shown.Shown, "terms", changing)
+    report = audit(export)
+    assert report.verdict == "FAILED" and "CHANGED" in {item.code for item in report.findings}
