@@ -127,9 +127,8 @@ def hashes_gone(place, directory: Path, **changes: object) -> Driver:
 def is_pruned(report) -> bool:
     """Whether an audit, or the check of a release, found nothing wrong with a ledger of which leaves were pruned.
 
-    With bounds that contributors signed the verdict would be SUMMARISED.
+    Its bounds are told; with those that contributors signed, and a registry, the verdict would be SUMMARISED.
     """
-    assert report.verdict != "SUMMARISED", "no export of this version has attestations"
     return report.verdict == "TOLD" and "PRUNED" in report.qualifiers
 
 
