@@ -3,6 +3,7 @@ written into exports from which every attestation is made again, byte for byte."
 
 import os
 import secrets
+import tracemalloc
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -15,10 +16,12 @@ from attest.registry.names import beside
 from ledger import layout, tiles
 from ledger.attestations import pack, unpack
 from ledger.errors import ExportRefused, LeafRefused, LedgerCorrupt
+from ledger.export import _Attestations
 from ledger.handles import AdmitSpec
 from ledger.leaves import Admit, decode_leaf
 from ledger.log import Ledger
 from ledger.storage.signed import check_attestations
+from ledger.storage.store import Row
 from tests.ledger.attested import (
     OWNER_KEY,
     attestation,
@@ -462,12 +465,41 @@ def test_a_registry_that_is_not_there_is_refused(file_run, tmp_path):
 
 def test_an_export_is_renamed_into_place_with_all_that_was_signed(file_run, tmp_path, monkeypatch):
     """Whatever stops it before leaves nothing."""
-    from ledger import export as module
-
     def stop(self):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module._Attestations, "write_terms", stop)
+    monkeypatch.setattr(_Attestations, "write_terms", stop)
     with pytest.raises(Exception, match="No space left"), closing(file_run.ledger):
         file_run.ledger.export(tmp_path / "export")
     assert [path.name for path in tmp_path.iterdir() if "export" in path.name] == []
+
+
+def test_exporting_attestations_takes_no_memory_for_those_that_were_written(tmp_path):
+    """Four times the contributions take some bytes per set of terms more, and none per contribution."""
+    peaks = []
+    for people in (512, 2048):
+        directory = tmp_path / str(people)
+        directory.mkdir()
+        writer = _Attestations(directory, Many(people))
+        tracemalloc.start()
+        for n in range(people // 256):
+            rows = [Row(seq, Admit.KIND, bytes(32), bytes(32), b"body") for seq in range(n * 256, n * 256 + 256)]
+            assert writer.add(n, rows)
+        writer.write_terms()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(list(directory.rglob("attestations/signed/*"))) == people // 256
+    assert peaks[1] < peaks[0] + 50_000, peaks
+
+
+class Many:
+    """A snapshot with nothing but attestations under two sets of terms."""
+
+    def __init__(self, people: int) -> None:
+        self._people = people
+
+    def attestations(self):
+        return ((seq, pack(seq % 2, bytes(64))) for seq in range(self._people))
+
+    def terms_at(self, numbers):
+        return [b"terms %d" % number for number in numbers]
