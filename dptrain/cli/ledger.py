@@ -178,7 +178,10 @@ def verify(
     registry: Annotated[
         Path | None,
         typer.Option(
-            metavar="REGISTRY", exists=True, dir_okay=False, help="Registry: who may withdraw, for --withdrawals."
+            metavar="REGISTRY",
+            exists=True,
+            dir_okay=False,
+            help="Registry of the contributors' keys, in place of the one in the export, which it must extend.",
         ),
     ] = None,
     require_full: RequireFull = False,
@@ -187,15 +190,14 @@ def verify(
     """Audit an export with the ledger's public key: FULL, SUMMARISED, TOLD or FAILED.
 
     Every number is derived again from the leaves, and every finding names a file or a leaf. Needs no network, no data, no
-    model and no torch. Get the key from the ledger's operator by another way than the export. Behind the verdict stand the
+    model and no torch. Get the key from the ledger's operator by another way than the export. FULL needs what contributors
+    signed in the export, and the registry of their keys, there or with --registry. Behind the verdict stand the
     words that weaken it, such as OPEN or NO_QUORUM; docs/auditors.md has them all. Read the notes too: they say what nothing
     is wrong with and a reader should know. Times are held against the clock of this machine, so see that it is right. Exit
     code 1 for FAILED; with --require-full for whatever is not FULL.
     """
     from ledger.audit.words import exit_code
 
-    if registry is not None and withdrawals is None:
-        raise typer.BadParameter("--registry goes with --withdrawals: it tells whether their signers may withdraw")
     asked: dict[str, Any] = {"require_quorum": require_quorum, "minimum_size": min_size, "max_age": max_age}
     asked |= {"withdrawals": withdrawals, "registry": registry}
     report = _audit(export, key, owner_key, earlier=earlier or (), remember=remember, now=now, **asked)
