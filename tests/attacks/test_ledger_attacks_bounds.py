@@ -1,4 +1,4 @@
-"""Row B23 of the attack list: bounds, limits and contributions that nobody signed.
+"""Bounds, limits and contributions that nobody signed.
 
 The liar has the log's key, and writes attestations and a registry beside the leaves too. What it cannot do is sign for a
 contributor or for the owner. No lie is FULL; each is a finding with a code and a place, but where nothing is said to be signed
@@ -451,7 +451,7 @@ def test_what_contributors_signed_and_a_registry_make_an_audit_full(tmp_path):
 
 
 @pytest.mark.parametrize(("lie", "code", "where"), LIES, ids=[lie.__name__ for lie, _, _ in LIES])
-def test_B23_what_nobody_signed_is_found(tmp_path, lie, code, where):
+def test_what_nobody_signed_is_found(tmp_path, lie, code, where):
     told = Told.honest()
     lie(told)
     export = told.export(tmp_path)
@@ -510,14 +510,14 @@ def places_of_signed() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("place", places_of_signed())
-def test_B23_a_flipped_byte_in_a_bundle_of_signatures_is_found(tmp_path, place):
+def test_a_flipped_byte_in_a_bundle_of_signatures_is_found(tmp_path, place):
     export = Told.honest().export(tmp_path)
     (path,) = (export / "attestations" / "signed").rglob("000.p/*")
     flipped(path, places_of_signed()[place])
     assert audit(export).verdict == "FAILED"
 
 
-def test_B23_every_flipped_byte_in_a_bundle_of_terms_is_found(tmp_path):
+def test_every_flipped_byte_in_a_bundle_of_terms_is_found(tmp_path):
     """A byte of each kind of field: one in ten of the first terms, and all of their heads."""
     export = Told.honest().export(tmp_path)
     (path,) = (export / "attestations" / "terms").rglob("000.p/*")
@@ -529,7 +529,7 @@ def test_B23_every_flipped_byte_in_a_bundle_of_terms_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [1, 66, 70])
-def test_B23_bundles_that_end_early_or_late_are_found(tmp_path, cut):
+def test_bundles_that_end_early_or_late_are_found(tmp_path, cut):
     export = Told.honest().export(tmp_path)
     for kind in ("signed", "terms"):
         (path,) = (export / "attestations" / kind).rglob("000.p/*")
@@ -556,7 +556,7 @@ def test_B23_bundles_that_end_early_or_late_are_found(tmp_path, cut):
         "registry/000",
     ],
 )
-def test_B23_files_of_another_name_or_width_are_unknown(tmp_path, name):
+def test_files_of_another_name_or_width_are_unknown(tmp_path, name):
     told = Told.honest()
     if name == "registry/000":
         told.registry = None
@@ -577,7 +577,7 @@ def withdrawing_strangers(driver) -> None:
     two_windows(driver)
 
 
-def test_B23_signatures_beside_leaves_without_an_admission_are_found(tmp_path):
+def test_signatures_beside_leaves_without_an_admission_are_found(tmp_path):
     told = Told.honest()
     told.life = withdrawing_strangers
     export = told.export(tmp_path)

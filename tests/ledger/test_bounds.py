@@ -172,3 +172,6 @@ def test_page_json_and_terminal_say_it_of_what_is_told_and_not_of_what_is_signed
     assert full.verdict == "FULL" and all(row.epsilon_preset is None for row in full.classes)
     print_audit(full)
     assert "at preset" not in capsys.readouterr().out
+    write_report(tmp_path / "signed" / "export", tmp_path / "full.html", report=full)
+    assert "4 attestations verify under 2 keys" in (tmp_path / "full.html").read_text(encoding="utf-8")
+    assert "attestations verify" not in page.read_text(encoding="utf-8")
