@@ -29,7 +29,7 @@ _RETAINING: dict = {"retention_epochs": 1, "auditors": AUDITORS, "auditor_quorum
 
 def retaining_spec(**changes: object):
     """A header whose policy keeps one epoch and names three auditors, of whom two are a quorum."""
-    return header_spec(signed_policy(**_RETAINING | changes))
+    return header_spec(signed_policy(**_RETAINING | changes), registry_root=changes.get("registry_root", bytes(32)))
 
 
 def grown(place, *, start: int = START, **changes: object) -> Driver:

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from attest.descriptor import SignedDescriptor
-from attest.framing import CommonTerms, Framing
+from attest.framing import CommonTerms, Framing, subject_of
 from attest.registry.names import beside
 from ledger import layout, tiles
 from ledger.attestations import pack, unpack
@@ -142,6 +142,20 @@ def test_an_attestation_that_is_not_what_its_leaf_quotes_is_refused_before_anyth
         assert ledger.size == size and kept(ledger) == ({}, {})
         ledger.admit([good], now=START + 1)
         assert list(kept(ledger)[1]) == [size]
+
+
+def test_a_leaf_that_quotes_a_message_with_a_signature_of_another_length_is_refused(tmp_path):
+    """The framing would make such a message, and no reader accepts it."""
+    good = attested_admission(1)
+    terms, signature = good.attestation
+    framing = Framing(terms)
+    descriptor = framing.descriptor(good.anchor)
+    for short in (signature[:-1], b"", signature + b"\0"):
+        quoted = framing.digest(descriptor, framing.message(subject_of(descriptor), short))
+        with attested_run(tmp_path / f"{len(short)}.db").ledger as ledger:
+            with pytest.raises(LeafRefused, match="expected 64"):
+                ledger.admit([replace(good, attestation_hash=quoted, attestation=(terms, short))], now=START + 1)
+            assert ledger.size == 1
 
 
 @pytest.mark.parametrize("field", ["anchor", "descriptor_hash", "attestation_hash"])
