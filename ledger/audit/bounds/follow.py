@@ -58,7 +58,7 @@ class Bounds:
         self._keys: set[bytes] = set()
         self._anchors, self._attestations, self._terms = DigestTable(), DigestTable(), DigestTable(1 << 16, 1 << 14)
         self._late: list[int] = []
-        self._most_late = self.admits = self.held = 0
+        self._most_late = self._gone = self.admits = self.held = 0
         self._stray(0)
 
     def see(self, leaf: Leaf, run: RetainedReplay) -> None:
@@ -68,6 +68,7 @@ class Bounds:
             gone = bool(run.pruned) and run.pruned[-1] == seq
             number = None
             if gone:
+                self._gone += 1
                 self._stray(seq)
             else:
                 number = self._admit(seq, leaf)
@@ -107,6 +108,11 @@ class Bounds:
             remarks.note(
                 f"{self.held} of {self.admits} ADMIT leaves hold against attestations that verify under {len(self._keys)} keys "
                 f"of the registry; caps count by contributor{hidden}"
+            )
+        if self._gone and export.attested:
+            remarks.note(
+                f"{self._gone} ADMIT leaves were pruned, and their attestations with them: that they said what was signed rests on "
+                "the auditors who vouch for their summaries, as far as these had attestations and a registry then"
             )
         if self._late:
             remarks.qualify(
