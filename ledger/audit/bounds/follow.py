@@ -111,7 +111,7 @@ class Bounds:
             )
         if self._gone and export.attested:
             remarks.note(
-                f"{self._gone} ADMIT leaves were pruned, and their attestations with them: that these said what was signed rests"
+                f"{self._gone} ADMIT leaves were pruned with their attestations: that these said what was signed rests"
                 " on the auditors who vouch for their summaries, as far as these had attestations and a registry then"
             )
         if self._late:
