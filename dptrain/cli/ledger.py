@@ -23,6 +23,7 @@ from dptrain.cli import (
     ledger_fsck,
     ledger_init,
     ledger_keys,
+    ledger_parties,
     ledger_proofs,
     ledger_retain,
     ledger_show,
@@ -76,6 +77,7 @@ def show(
     content: ledger_trace.Content = None,
     nonce: ledger_trace.Nonce = None,
     withdrawn: ledger_trace.Withdrawn = False,
+    header: ledger_parties.HeaderAsked = False,
     now: Now = None,
     state: StateDirectory = None,
     json: JsonFlag = False,
@@ -84,15 +86,20 @@ def show(
 
     Takes the ledger, or an export and the ledger's public key: an export is audited first, and asked nothing if it FAILED.
     With --content and --nonce: where that content was admitted, the windows in whose pool it was, the blocks that it could
-    touch, and what it has spent. With --withdrawn: the statement for everybody who withdrew.
+    touch, and what it has spent. With --withdrawn: the statement for everybody who withdrew. With --header: whose keys sign.
     """
     ledger_trace.check_together(content, nonce, withdrawn)
+    if header and (withdrawn or content is not None):
+        raise typer.BadParameter("give --header, --content or --withdrawn, not several")
     with _reading(ledger, state, key, owner_key, now) as (run, root, bodies):
         if content is not None and nonce is not None:
             ledger_trace.show_content(run, bodies, content, nonce, json=json)
             return
         if withdrawn:
             ledger_trace.show_withdrawn(run, json=json)
+            return
+        if header:
+            ledger_parties.show_parties(run, ledger, json=json)
             return
         data = ledger_show.summary(run, root)
     if json:

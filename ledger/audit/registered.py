@@ -85,14 +85,14 @@ def _brought(header: Header, path: Path) -> tuple[Registry | None, Registry]:
 
 
 def _checked(header: Header, admitted: Registry | None, latest: Registry) -> Registered:
-    root = header.policy.registry_root
-    if root is None or not latest.extends(root):
-        raise RegistryRefused("REGISTRY_ROOT", _not_there(latest, root or b"", "the signed policy was made"))
     if admitted is None:
         raise RegistryRefused("REGISTRY_ROOT", _not_there(latest, header.registry_root, "the run began"))
-    if not admitted.extends(root):
-        told = f"the run began with the root {header.registry_root.hex()}, an earlier state than {root.hex()}"
-        raise RegistryRefused("REGISTRY_ROOT", f"{told}, which the signed policy names; ask the operator")
+    root = header.policy.registry_root
+    if root is None or not admitted.extends(root):
+        told = f"the run began with the root {header.registry_root.hex()}, which does not extend {root.hex() if root else 'none'}"
+        raise RegistryRefused(
+            "REGISTRY_ROOT", f"{told}, the one that the signed policy names: another registry or an earlier state; ask the owner"
+        )
     by_key: dict[bytes, list[tuple[Contributor, KeyRecord]]] = {}
     for contributor in admitted.by_name.values():
         for record in contributor.keys:
@@ -101,5 +101,5 @@ def _checked(header: Header, admitted: Registry | None, latest: Registry) -> Reg
 
 
 def _not_there(registry: Registry, root: bytes, what: str) -> str:
-    told = f"the registry has the root {registry.root().hex()} and does not extend {root.hex() or 'none'}, with which {what}"
+    told = f"the registry has the root {registry.root().hex()} and does not extend {root.hex()}, with which {what}"
     return f"{told}; {_LATEST}"

@@ -227,6 +227,13 @@ def test_an_export_takes_along_what_contributors_signed_and_the_registry_that_is
     assert (export / "registry").read_bytes() == (shell.directory / "registry.cbor").read_bytes()
     assert not [path for path in export.rglob("*") if "names" in path.name]
     assert shell.json(*VERIFY, "--require-full")["verdict"] == "FULL"
+    told = shell.json("ledger", "show", "export", "--key", "ledger.pub", "--header")
+    named = [(item["role"], item["name"]) for item in told["parties"]]
+    assert named == [("owner", "owner"), ("ledger", "clinic-notes-2026/ledger")]
+    (contributor,) = told["contributors"]
+    assert contributor["classes"] == ["sensitive"] and len(contributor["commitment"]) == 64 and len(contributor["keys"]) == 1
+    assert "owner's word" in shell.run("ledger", "show", "export", "--key", "ledger.pub", "--header").stdout
+    assert shell.json("ledger", "show", "ledger.db", "--header")["contributors"] is None
     printed = " ".join(shell.run("ledger", "export", "ledger.db", "again", "--registry", "registry.cbor").stdout.split())
     assert "with it: what its contributors signed, and the registry" in printed
 
