@@ -89,10 +89,9 @@ def _checked(header: Header, admitted: Registry | None, latest: Registry) -> Reg
         raise RegistryRefused("REGISTRY_ROOT", _not_there(latest, header.registry_root, "the run began"))
     root = header.policy.registry_root
     if root is None or not admitted.extends(root):
-        told = f"the run began with the root {header.registry_root.hex()}, which does not extend {root.hex() if root else 'none'}"
-        raise RegistryRefused(
-            "REGISTRY_ROOT", f"{told}, the one that the signed policy names: another registry or an earlier state; ask the owner"
-        )
+        named = "none" if root is None else root.hex()
+        told = f"the run began with the root {header.registry_root.hex()}, which does not extend {named}, as the policy names it"
+        raise RegistryRefused("REGISTRY_ROOT", f"{told}: it is another registry, or an earlier state; ask the owner")
     by_key: dict[bytes, list[tuple[Contributor, KeyRecord]]] = {}
     for contributor in admitted.by_name.values():
         for record in contributor.keys:
