@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
 
-from attest.errors import AttestError
+from attest.errors import AttestError, FileRefused
 from attest.files import read_limited, sync_directory, sync_tree
 from attest.registry import RegistryReader
 from ledger import layout, tiles
@@ -62,10 +62,13 @@ def read_registry(header: Header, path: Path) -> bytes:
     """
     try:
         data = read_limited(path, layout.MAX_REGISTRY_SIZE, "contributor registry")
+    except FileRefused as error:
+        raise ExportRefused("REGISTRY", f"{error.sentence}; name the registry under which the run admitted") from error
+    try:
         roots = RegistryReader(path, header.owner_key).advance(data).roots
     except AttestError as error:
-        sentence = f"the registry does not verify under the owner's key in the header: {error.sentence}"
-        raise ExportRefused("REGISTRY", f"{sentence}; name the registry that the run was admitted under") from error
+        sentence = f"{path} does not verify under the owner's key in the header: {error.sentence}"
+        raise ExportRefused("REGISTRY", f"{sentence}; name the registry under which the run admitted") from error
     if header.registry_root not in roots:
         wanted = header.registry_root.hex()
         sentence = f"{path} has the root {roots[-1].hex()} and no state {wanted}, under which the run admitted"
