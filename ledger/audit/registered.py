@@ -90,8 +90,8 @@ def _checked(header: Header, admitted: Registry | None, latest: Registry) -> Reg
     root = header.policy.registry_root
     if root is None or not admitted.extends(root):
         named = "none" if root is None else root.hex()
-        told = f"the run began with the root {header.registry_root.hex()}, which does not extend {named}, as the policy names it"
-        raise RegistryRefused("REGISTRY_ROOT", f"{told}: it is another registry, or an earlier state; ask the owner")
+        told = f"the run began with the root {header.registry_root.hex()}, which does not extend {named}"
+        raise RegistryRefused("REGISTRY_ROOT", f"{told}, the one that the policy names: another registry, or an earlier state")
     by_key: dict[bytes, list[tuple[Contributor, KeyRecord]]] = {}
     for contributor in admitted.by_name.values():
         for record in contributor.keys:

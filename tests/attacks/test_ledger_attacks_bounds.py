@@ -21,6 +21,7 @@ from attest.registry import Enrol, RegistryLog
 from attest.registry.entries import join, split
 from attest.signing import sign_descriptor
 from ledger import layout, tiles
+from ledger.attestations import pack
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.bounds import follow, shown
 from ledger.audit.bounds.agreed import Agreed
@@ -297,7 +298,7 @@ def terms_cut_off(told: Told) -> None:
     told.terms = lambda terms: terms[:-1]
 
 
-def terms_twice(told: Told) -> None:
+def terms_of_nobody_in_between(told: Told) -> None:
     told.terms = lambda terms: [*terms[:2], terms[0], *terms[2:]]
     told.numbers = lambda number: number + (number > 1)
 
@@ -424,7 +425,7 @@ LIES: list[tuple[Callable[[Told], None], str, str]] = [
     (terms_reordered_and_renumbered, "TERMS", nth(0)),
     (unused_terms, "TERMS", "attestations/terms/000.p/5"),
     (terms_cut_off, "TERMS", nth(3)),
-    (terms_twice, "TERMS", nth(2)),
+    (terms_of_nobody_in_between, "TERMS", nth(2)),
     (terms_of_no_form, "CBOR", nth(0)),
     (invented_registry_root, "REGISTRY_ROOT", REGISTRY),
     (registry_of_another_owner, "SIG_BAD", REGISTRY),
@@ -526,6 +527,18 @@ def test_every_flipped_byte_in_a_bundle_of_terms_is_found(tmp_path):
         flipped(path, at)
         assert audit(export).verdict == "FAILED", at
         path.write_bytes(data)
+
+
+def test_terms_that_stand_twice_are_found(tmp_path):
+    told = Told.honest()
+    told.add(attestation(5, contributor="bob"))
+    told.terms = lambda terms: [*terms, terms[0]]
+    export = told.export(tmp_path)
+    (path,) = (export / "attestations" / "signed").rglob("000.p/*")
+    entries = tiles.split_bundle(path.read_bytes(), None)
+    entries[FIRST + 4] = pack(4, told.shown[4][1])
+    write(path, tiles.entry_bundle(entries))
+    assert found(audit(export)) == {("TERMS", nth(4))}
 
 
 @pytest.mark.parametrize("cut", [1, 66, 70])
