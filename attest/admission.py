@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import NamedTuple
 
 from attest.attestation import Attestation
 from attest.descriptor import ContributionDescriptor
 from attest.digests import DigestTable
+from attest.framing import SIGNATURE_SIZE, CommonTerms
 from attest.reasons import ReasonCode
 from attest.records import Locator
 
@@ -33,20 +35,25 @@ class Passed(NamedTuple):
 class Admission:
     """A contribution that may be used within its signed bounds.
 
-    Descriptor and opening are kept as bytes until somebody asks for a field; the signature is not kept.
+    Descriptor and opening are kept as bytes until somebody asks for a field. Of the message the signature alone is kept:
+    `attest.framing.Framing` makes the rest again.
 
     Args:
         attestation: Descriptor, signature and opening.
         passed: What the gate found.
         holder: Who it counts for: the contributor, or the person behind it that the registry names.
+
+    Attributes:
+        signature: The last 64 bytes of the message, which the gate read as the signature over the descriptor.
     """
 
-    __slots__ = ("_descriptor", "_passed", "holder")
+    __slots__ = ("_descriptor", "_passed", "holder", "signature")
 
     def __init__(self, attestation: Attestation, passed: Passed, holder: str) -> None:
         self.holder = holder
         self._descriptor: ContributionDescriptor | tuple[bytes, bytes] = (attestation.descriptor, attestation.opening)
         self._passed = passed
+        self.signature = attestation.sign1[-SIGNATURE_SIZE:]
 
     @property
     def descriptor(self) -> ContributionDescriptor:
@@ -88,6 +95,31 @@ class Admission:
 
     def __repr__(self) -> str:
         return f"Admission({self._passed!r})"
+
+
+class SharedTerms:
+    """Finds the common terms of admissions, and makes those that admissions share once."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], CommonTerms] = {}
+
+    def of(self, admission: Admission) -> CommonTerms:
+        """Returns what the attestation of an admission has in common with those signed together with it.
+
+        Guarantee: with the commitment to the content and `signature` of the admission, `attest.framing.Framing` makes of them
+        the descriptor and the message that the gate admitted, byte for byte.
+        """
+        descriptor = admission.descriptor
+        key = (admission.key_id, *_in_common(descriptor))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = CommonTerms.of(descriptor.signed, admission.key_id)
+        return found
+
+
+_in_common = attrgetter(*(item.name for item in fields(ContributionDescriptor) if item.name not in ("content_hash", "nonce")))
 
 
 class Refusal(NamedTuple):

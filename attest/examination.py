@@ -25,6 +25,7 @@ from attest.descriptor import (
     ContributionDescriptor,
     Parts,
     SignedDescriptor,
+    Terms,
     split,
 )
 from attest.errors import AdmissionRefused, AttestError
@@ -72,10 +73,10 @@ def examine(
         contributor = _find_contributor(name, registry)
         record = _check_key(contributor, message.headers.key_id, now)
         message.verify(attestation.descriptor, record.raw, typ=sign1.TYP_ATTESTATION)
-        _check_audience(descriptor, policy)
+        check_audience(descriptor, policy)
         _check_principal(descriptor, contributor)
         rule = _check_class(descriptor, contributor, policy)
-        _check_validity(descriptor, rule, policy, now)
+        check_validity(descriptor, rule, policy, now)
         check_bounds(descriptor, rule, policy)
         _check_content(descriptor, content_hash)
     except AttestError as error:
@@ -224,7 +225,12 @@ def _check_key(contributor: Contributor, key_id: bytes, now: int) -> KeyRecord:
     return record
 
 
-def _check_audience(descriptor: ContributionDescriptor, policy: Policy) -> None:
+def check_audience(descriptor: Terms, policy: Policy) -> None:
+    """Refuses what was signed for another corpus.
+
+    Raises:
+        AdmissionRefused: Code AUDIENCE.
+    """
     if descriptor.corpus != policy.corpus:
         refuse(
             ReasonCode.AUDIENCE,
@@ -253,7 +259,18 @@ def _check_class(descriptor: ContributionDescriptor, contributor: Contributor, p
     return rule
 
 
-def _check_validity(descriptor: ContributionDescriptor, rule: ClassRule, policy: Policy, now: int) -> None:
+def check_validity(descriptor: Terms, rule: ClassRule, policy: Policy, now: int) -> None:
+    """Refuses what is not valid at a time, or is signed for longer than the class or the corpus takes.
+
+    Args:
+        descriptor: What was signed.
+        rule: The class that it names.
+        policy: The rules.
+        now: Seconds since 1970.
+
+    Raises:
+        AdmissionRefused: Code NOT_YET_VALID, EXPIRED or WINDOW.
+    """
     if now < descriptor.not_before:
         refuse(ReasonCode.NOT_YET_VALID, f"attestation is valid from {descriptor.not_before}, now is {now}")
     if now >= descriptor.not_after:
@@ -264,7 +281,7 @@ def _check_validity(descriptor: ContributionDescriptor, rule: ClassRule, policy:
         refuse(ReasonCode.WINDOW, f"attestation is valid for {length} s, at most {longest} s are allowed; sign it for less")
 
 
-def check_bounds(descriptor: ContributionDescriptor, rule: ClassRule, policy: Policy) -> None:
+def check_bounds(descriptor: Terms, rule: ClassRule, policy: Policy) -> None:
     """Refuses bounds that the class or the corpus does not take.
 
     Guarantee: what passes has a clip norm at most, and a noise multiplier at least, the preset of its class, and both at least

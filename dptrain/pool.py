@@ -153,7 +153,8 @@ def settle_pool(pool: Pool, registry: "RegistryWatch", inbox: "Inbox", recorder:
     registry.refresh(now)
     known = registry.current
     inbox.take(pool.descriptors, known, lambda *what: recorder.withdraw(*what, now=now), now)
-    recorder.expire(pool.expired(now), now)
+    # Where the clock stepped back the charge is dated as the last leaf: nothing may have ended by then.
+    recorder.expire(pool.expired(max(now, recorder.ledger.state.last_time)), now)
     recorder.bar(registry.barred(pool.admissions, now), known.root(), now)
     gone = recorder.withdrawn()
     early = [admission for admission in pool.not_yet_valid(now) if admission.descriptor_hash not in gone]

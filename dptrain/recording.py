@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from attest.admission import Admission
+from attest.admission import Admission, SharedTerms
 from attest.commitments import commit_content
 from attest.keys import generate, load_private_key, save_private_key
 from attest.withdrawal import EXPIRED
@@ -114,7 +114,7 @@ class Recorder:
         header = replace(header, previous=self._spent.previous)
         leaf = header.header(origin=self._signer.name, log_vkey=self._signer.vkey, time=now)
         names = [rule.name for rule in self._steps.classes]
-        self._spent.require_within(leaf, [_admit(slot, names) for slot in slots])
+        self._spent.require_within(leaf, _admissions(slots, names))
         return leaf
 
     def open(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> int | None:
@@ -134,7 +134,7 @@ class Recorder:
         else:
             _require_same(self._ledger, header)
         if not self.ledger.state.contributions:
-            self.ledger.admit([self._carried(_admit(slot, names)) for slot in slots], now=now)
+            self.ledger.admit(map(self._carried, _admissions(slots, names)), now=now)
         self.ledger.withdraw_all(self._spent.withdrawn_among(self.ledger.state.contributions), now=now)
         return self.ledger.attempt if fresh else None
 
@@ -306,8 +306,9 @@ class Recorder:
         if self._ledger is not None:
             self._ledger.require_in_place()
 
-    def export(self, directory: str | os.PathLike[str]) -> Path:
-        return Path(self.ledger.export(Path(directory)))
+    def export(self, directory: str | os.PathLike[str], registry: Path | None = None) -> Path:
+        """Writes the record of the run with what contributors signed, and the registry, for an auditor."""
+        return Path(self.ledger.export(Path(directory), registry=registry))
 
     def close(self) -> None:
         if self._ledger is not None:
@@ -326,7 +327,13 @@ def _signer(key_path: Path, origin: str, place: Place, *, make: bool) -> NoteSig
     return NoteSigner(origin, load_private_key(key_path))
 
 
-def _admit(slot: Slot, classes: list[str]) -> AdmitSpec:
+def _admissions(slots: Iterable[Slot], classes: list[str]) -> Iterator[AdmitSpec]:
+    """Yields what the ledger records of slots, one at a time; what attestations share is made once."""
+    terms = SharedTerms()
+    return (_admit(slot, classes, terms) for slot in slots)
+
+
+def _admit(slot: Slot, classes: list[str], terms: SharedTerms) -> AdmitSpec:
     admission = slot.admitted.admission
     signed = admission.descriptor
     limit = (0, 0) if signed.public else (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
@@ -342,6 +349,7 @@ def _admit(slot: Slot, classes: list[str]) -> AdmitSpec:
         max_epsilon_micro=limit[0],
         max_delta_pico=limit[1],
         anchor=commit_content(signed.content_hash, signed.nonce),
+        attestation=(terms.of(admission), admission.signature),
     )
 
 

@@ -35,6 +35,18 @@ def memories_of(place: Place, corpus: Corpus) -> list[RegistryMemory]:
     return found
 
 
+def registry_of_run(place: Place) -> Path | None:
+    """Returns the registry file that the run of a ledger last used; None where nobody remembers one, or none lies there now.
+
+    Raises:
+        RegistryRefused: code FORMAT, the memory of registries beside the ledger cannot be read.
+    """
+    if place.beside is None:
+        return None
+    kept = RegistryMemory(place.side(SUFFIX), f"the ledger {place.shown}").places()
+    return next((path for path in kept if path.is_file()), None)
+
+
 def cited_roots(ledger: "Ledger") -> list[bytes]:
     """Returns the registry roots that a ledger cites: the header's first, then the evidence of withdrawals."""
     cited = [leaf.evidence_hash for leaf in ledger.withdrawal_leaves() if leaf.reason in REGISTRY_REASONS]
@@ -47,6 +59,10 @@ class RegistryWatch:
     Guarantee: ``current`` only ever moves forward along one log, every entry of which the owner signed. A file that is gone,
     does not verify or does not extend what was seen before is refused, and ``current`` stays what it was. Seen before is what
     this run saw, what its ledger cites, and what the memories beside ledger and corpus hold of earlier runs and gates.
+
+    Attributes:
+        path: the registry file.
+        current: its last verified state.
     """
 
     def __init__(self, path: str | os.PathLike[str], owner_public: bytes, memories: Sequence[RegistryMemory] = ()) -> None:
@@ -60,10 +76,10 @@ class RegistryWatch:
         Raises:
             RegistryRefused: as ``attest.registry.open_registry``; code NAMES without the names beside the registry.
         """
-        self._path = Path(path)
+        self.path = Path(path)
         self._memories = memories
-        self._reader = RegistryReader(self._path, owner_public)
-        self._stamp = _stamp(self._path)
+        self._reader = RegistryReader(self.path, owner_public)
+        self._stamp = _stamp(self.path)
         self._judged: tuple[bytes, int] | None = None
         found = self._reader.read()
         found.require_names()
@@ -84,12 +100,12 @@ class RegistryWatch:
             if not self.current.extends(root):
                 raise RegistryRefused(
                     "REGISTRY_ROOT",
-                    f"the ledger of this run cites the registry root {root.hex()}; {str(self._path)!r} has the root "
+                    f"the ledger of this run cites the registry root {root.hex()}; {str(self.path)!r} has the root "
                     f"{self.current.root().hex()} and does not extend it: it was rolled back, or is another registry. Get the "
                     "latest one from the corpus owner",
                 )
         self._remember(self.current)
-        return open_registry(self._path, self._reader.owner_public_key, at=known[0]) if known else self.current
+        return open_registry(self.path, self._reader.owner_public_key, at=known[0]) if known else self.current
 
     def refresh(self, now: int) -> None:
         """Takes in what was appended since; costs one ``stat`` while the file stays as it is.
@@ -101,7 +117,7 @@ class RegistryWatch:
             RegistryRefused: the file is gone or does not verify; code REGISTRY_ROOT if it does not extend ``current``, CLOCK if
                 its last entry lies ahead of ``now``, NAMES if the names beside it are not those of everybody in it.
         """
-        stamp = _stamp(self._path)
+        stamp = _stamp(self.path)
         if stamp == self._stamp:
             self.current.require_not_ahead(now)
             return
@@ -109,7 +125,7 @@ class RegistryWatch:
         if not found.extends(self.current.root()):
             raise RegistryRefused(
                 "REGISTRY_ROOT",
-                f"{str(self._path)!r} changed to the root {found.root().hex()}, which does not extend "
+                f"{str(self.path)!r} changed to the root {found.root().hex()}, which does not extend "
                 f"{self.current.root().hex()}, in use until now: it was rolled back, or is another registry. Nothing more was "
                 "charged; put the owner's latest registry there and resume",
             )
@@ -140,7 +156,7 @@ class RegistryWatch:
         for memory in self._memories:
             memory.check(found)
         for memory in self._memories:
-            memory.keep(found)
+            memory.keep(found, self.path)
 
     def _take(self, found: Registry) -> None:
         self.current = found

@@ -1,21 +1,31 @@
-"""Writing an export: a static directory from which anyone can re-derive and check everything, offline."""
+"""Writing an export: a static directory from which anyone can re-derive and check everything, offline.
+
+Beside the leaves lies what contributors signed of them: common terms and signatures, and the registry with the keys that these
+verify under. With the anchors of ADMIT leaves they make every descriptor and message again, and show no content, contributor
+or principal: those stand in descriptors as salted commitments, whose openings no ledger has. Attestations are all there or left
+out; the names of a registry never go into an export.
+"""
 
 import os
 import secrets
 import shutil
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
 
-from attest.files import sync_directory, sync_tree
+from attest.errors import AttestError, FileRefused
+from attest.files import read_limited, sync_directory, sync_tree
+from attest.registry import RegistryReader
 from ledger import layout, tiles
+from ledger.attestations import pack, unpack
 from ledger.errors import ExportRefused, LedgerCorrupt, StorageFailed
 from ledger.leaves import Admit, Header
 from ledger.merkle import leaf_hash
 from ledger.retention.nodes import KeptNodes, nodes_file
 from ledger.rules.rotation import KeyChain
-from ledger.storage.store import Row
+from ledger.storage.store import Row, WholeSnapshot
 from ledger.subtrees import Subtree, Subtrees
 
 
@@ -38,6 +48,34 @@ class Pruned:
         return self.anchors[row.descriptor_hash or b""] if row.kind == Admit.KIND else b""
 
 
+def read_registry(header: Header, path: Path) -> bytes:
+    """Reads the contributor registry of a run, to go into its export.
+
+    Guarantee: the owner whose key the header has signed every entry, and the state under which the run admitted is among them.
+
+    Args:
+        header: leaf 0 of the run.
+        path: the registry file; the names beside it are not read.
+
+    Raises:
+        ExportRefused: code REGISTRY.
+    """
+    try:
+        data = read_limited(path, layout.MAX_REGISTRY_SIZE, "contributor registry")
+    except FileRefused as error:
+        raise ExportRefused("REGISTRY", f"{error.sentence}; name the registry under which the run admitted") from error
+    try:
+        roots = RegistryReader(path, header.owner_key).advance(data).roots
+    except AttestError as error:
+        sentence = f"{path} does not verify under the owner's key in the header: {error.sentence}"
+        raise ExportRefused("REGISTRY", f"{sentence}; name the registry under which the run admitted") from error
+    if header.registry_root not in roots:
+        wanted = header.registry_root.hex()
+        sentence = f"{path} has the root {roots[-1].hex()} and no state {wanted}, under which the run admitted"
+        raise ExportRefused("REGISTRY", f"{sentence}: it is another registry, or was cut back; get the latest from its owner")
+    return data
+
+
 def write_export(
     header: Header,
     rows: Iterable[Row],
@@ -46,11 +84,14 @@ def write_export(
     *,
     keys: KeyChain | None = None,
     pruned: Pruned | None = None,
+    snapshot: WholeSnapshot | None = None,
+    registry: bytes | None = None,
 ) -> Path:
     """Writes an export: built beside its place, synced, then renamed into it, so it is there whole or not at all.
 
     Guarantee:
-        That holds after a crash or a loss of power at any instant, and when this returns the export is on disk.
+        That holds after a crash or a loss of power at any instant, and when this returns the export is on disk. It has the
+        attestation of every ADMIT leaf whose body is in it, or no file with one.
 
     Args:
         header: leaf 0.
@@ -59,12 +100,16 @@ def write_export(
         directory: where to put it; must not exist.
         keys: the ledger's keys, where the one in the header was ever changed.
         pruned: what stands in for bodies that are gone, where any may be.
+        snapshot: what has the attestations of the rows, None to leave them out. None go in if that of an ADMIT leaf with a body
+            is missing.
+        registry: bytes of the contributor registry, as `read_registry` returned them.
 
     Returns:
         The directory.
 
     Raises:
         ExportRefused: the run was not private, or something is in the way.
+        LedgerCorrupt: leaves or attestations are not those that belong here.
         StorageFailed: the disk refused.
     """
     keys = KeyChain(header) if keys is None else keys
@@ -78,6 +123,9 @@ def write_export(
         temporary.mkdir(parents=True)
         _put(temporary, layout.CHECKPOINT, checkpoint)
         _put(temporary, layout.POLICY, keys.trust_policy().text())
+        if registry is not None:
+            _put(temporary, layout.REGISTRY, registry)
+        attestations = None if snapshot is None else _Attestations(temporary, snapshot)
         roots, kept = Subtrees(), list[Subtree]()
         n, size, stream = 0, 0, iter(rows)
         retained = 0 if pruned is None else -(-pruned.before // layout.TILE_WIDTH)
@@ -86,6 +134,8 @@ def write_export(
         while batch := list(islice(stream, layout.TILE_WIDTH)):
             bodies = [row.body if row.body or pruned is None else pruned.stand_in(row) for row in batch]
             _put(temporary, layout.bundle_path(n, len(bodies), retained), tiles.entry_bundle(bodies))
+            if attestations is not None and not attestations.add(n, batch):
+                attestations = None
             pieces = [Subtree(row.seq, row.level, _hash(row)) for row in batch if row.body or row.leaf_hash]
             tiles.add_tile(roots, n, pieces)
             if any(row.level for row in batch):
@@ -104,6 +154,8 @@ def write_export(
             has_tile = KeptNodes(data, size).has_tile
         for path, data in tiles.upper_tiles(roots, size, has_tile):
             _put(temporary, path, data)
+        if attestations is not None:
+            attestations.write_terms()
         sync_tree(temporary)
         temporary.rename(directory)
         for made in above:
@@ -113,6 +165,50 @@ def write_export(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return directory
+
+
+class _Attestations:
+    """Writes the attestations of an export, a bundle in memory at a time; terms are numbered by their first use."""
+
+    def __init__(self, base: Path, snapshot: WholeSnapshot) -> None:
+        self._base, self._snapshot = base, snapshot
+        self._kept = snapshot.attestations()
+        self._next = next(self._kept, None)
+        self._numbers = dict[int, int]()
+        self._order = array("q")
+
+    def add(self, n: int, rows: Sequence[Row]) -> bool:
+        """Writes what belongs to the n-th bundle of leaves; where one is missing, removes all again and returns False."""
+        entries = []
+        for row in rows:
+            admitted = row.kind == Admit.KIND and bool(row.body)
+            if self._next is not None and self._next[0] <= row.seq and (self._next[0], admitted) != (row.seq, True):
+                sentence = f"an attestation is kept for leaf {self._next[0]}, which is no ADMIT leaf with a body"
+                raise LedgerCorrupt("ATTESTATION", f"{sentence}; run 'dptrain ledger fsck'", seq=self._next[0])
+            if admitted and (self._next is None or self._next[0] != row.seq):
+                if (written := self._base / layout.ATTESTATIONS).exists():
+                    shutil.rmtree(written)
+                return False
+            entries.append(self._entry() if admitted else b"")
+        if any(entries):
+            _put(self._base, layout.signed_path(n, len(entries)), tiles.entry_bundle(entries))
+        return True
+
+    def write_terms(self) -> None:
+        """Writes the terms that were used."""
+        for n, width in layout.tile_widths(len(self._order)):
+            numbers = self._order[n * layout.TILE_WIDTH : n * layout.TILE_WIDTH + width]
+            _put(self._base, layout.terms_path(n, width), tiles.entry_bundle(self._snapshot.terms_at(numbers)))
+
+    def _entry(self) -> bytes:
+        """Returns the next attestation that is kept, with the number that its terms have in the export."""
+        assert self._next is not None
+        number, signature = unpack(self._next[1])
+        place = self._numbers.setdefault(number, len(self._order))
+        if place == len(self._order):
+            self._order.append(number)
+        self._next = next(self._kept, None)
+        return pack(place, signature)
 
 
 def _hash(row: Row) -> bytes:

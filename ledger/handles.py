@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 
+from attest.framing import CommonTerms
 from ledger.leaves import checks
 
 
 @dataclass(frozen=True, slots=True)
 class AdmitSpec:
-    """A contribution to admit; fields as in `ledger.leaves.Admit`."""
+    """A contribution to admit.
+
+    Attributes: as in `ledger.leaves.Admit`, and
+        attestation: what is kept of what its contributor signed: the common terms, and the signature of 64 bytes. The anchor is
+            the rest (`attest.framing`). None where the caller has none; an export can show none then.
+    """
 
     descriptor_hash: bytes
     class_name: str
@@ -21,6 +27,7 @@ class AdmitSpec:
     carried_micro: int = 0
     max_epsilon_micro: int = 0
     max_delta_pico: int = 0
+    attestation: tuple[CommonTerms, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,10 @@ CBOR array of number of terms and signature, empty for other leaves; and ``regis
 signed it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Final
+
+from attest.registry.entries import MAX_SIZE as MAX_REGISTRY_SIZE
 
 TILE_WIDTH: Final = 256
 TILE_HEIGHT: Final = 8
@@ -24,6 +26,9 @@ HASH_SIZE: Final = 32
 MAX_ENTRY_SIZE: Final = 65_535
 MAX_BUNDLE_SIZE: Final = (MAX_ENTRY_SIZE + 2) * TILE_WIDTH
 MAX_TILE_SIZE: Final = HASH_SIZE * TILE_WIDTH
+MAX_SIGNED_SIZE: Final = (128 + 2) * TILE_WIDTH
+"""Largest bundle of signatures; an entry has 76 bytes at most."""
+
 MAX_TEXT_SIZE: Final = 1_000_000
 
 CHECKPOINT: Final = "checkpoint"
@@ -31,6 +36,9 @@ POLICY: Final = "policy"
 RETAINED_NOTES: Final = "retained/notes"
 RETAINED_NODES: Final = "retained/nodes"
 REGISTRY: Final = "registry"
+ATTESTATIONS: Final = "attestations"
+TERMS: Final = f"{ATTESTATIONS}/terms/"
+SIGNED: Final = f"{ATTESTATIONS}/signed/"
 NODE_SIZE: Final = 8 + 1 + HASH_SIZE
 """Bytes of one node in ``retained/nodes``: first leaf, level, root."""
 
@@ -67,12 +75,12 @@ def retained_path(n: int, width: int = TILE_WIDTH) -> str:
 
 def terms_path(n: int, width: int = TILE_WIDTH) -> str:
     """Returns the name of a bundle of common terms of attestations."""
-    return f"attestations/terms/{index_path(n)}{_partial(width)}"
+    return f"{TERMS}{index_path(n)}{_partial(width)}"
 
 
 def signed_path(n: int, width: int = TILE_WIDTH) -> str:
     """Returns the name of the bundle with the signatures of contributors beside an entry bundle."""
-    return f"attestations/signed/{index_path(n)}{_partial(width)}"
+    return f"{SIGNED}{index_path(n)}{_partial(width)}"
 
 
 def bundle_path(n: int, width: int, retained: int) -> str:
@@ -104,7 +112,7 @@ def width_of(n: int, size: int) -> int:
 
 
 def file_paths(size: int, retained: int = 0, has_tile: HasTile | None = None) -> Iterator[str]:
-    """Yields the names of all files of an export.
+    """Yields the names of all files of an export but `REGISTRY` and those of `attestation_paths`, which may be left out.
 
     Args:
         size: number of leaves.
@@ -125,11 +133,41 @@ def file_paths(size: int, retained: int = 0, has_tile: HasTile | None = None) ->
                 yield tile_path(level, n, width)
 
 
+def attestation_paths(size: int, terms: int, signed: Iterable[int]) -> Iterator[str]:
+    """Yields the names of the files with what contributors signed.
+
+    Args:
+        size: number of leaves.
+        terms: number of common terms.
+        signed: numbers of the entry bundles, retained ones too, with the body of an ADMIT leaf.
+    """
+    for n, width in tile_widths(terms):
+        yield terms_path(n, width)
+    for n in signed:
+        yield signed_path(n, width_of(n, size))
+
+
+def count_terms(names: Container[str]) -> int:
+    """Returns how many common terms an export with files of these names has: its full bundles, then at most one partial one.
+
+    Names of bundles that do not continue these are left over: `attestation_paths` of the result lacks them.
+    """
+    full = 0
+    while terms_path(full) in names:
+        full += 1
+    widths = (width for width in range(1, TILE_WIDTH) if terms_path(full, width) in names)
+    return full * TILE_WIDTH + next(widths, 0)
+
+
 def max_file_size(path: str, size: int = 0) -> int:
     """Returns the largest size, in bytes, of a file of an export of so many leaves; only ``retained/nodes`` grows with them."""
     if path == RETAINED_NODES:
         return min(NODE_SIZE * size + HASH_SIZE, MAX_NODES_SIZE)
-    if path.startswith(("tile/entries/", "retained/")):
+    if path == REGISTRY:
+        return MAX_REGISTRY_SIZE
+    if path.startswith(SIGNED):
+        return MAX_SIGNED_SIZE
+    if path.startswith(("tile/entries/", "retained/", TERMS)):
         return MAX_BUNDLE_SIZE
     return MAX_TILE_SIZE if path.startswith("tile/") else MAX_TEXT_SIZE
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from attest.withdrawal import EXPIRED, PASSING
 from ledger import accountants
+from ledger.attestations import Framings, misfit
 from ledger.errors import (
     ExportRefused,
     LeafRefused,
@@ -22,7 +23,7 @@ from ledger.errors import (
     LedgerWrongRun,
     StorageFailed,
 )
-from ledger.export import write_export
+from ledger.export import read_registry, write_export
 from ledger.handles import AdmitSpec, Pin, Window
 from ledger.leaves import (
     Admit,
@@ -51,9 +52,9 @@ from ledger.storage import highwater
 from ledger.storage.appender import Appender
 from ledger.storage.opening import create_store, open_store
 from ledger.storage.place import Place
-from ledger.storage.store import Row
+from ledger.storage.store import Attested, Row
 
-_admission = attrgetter(*(field.name for field in fields(AdmitSpec)))
+_admission = attrgetter(*(field.name for field in fields(AdmitSpec) if field.name != "attestation"))
 
 
 class Ledger(Retaining, Releasing, Signing, Examining, Readings):
@@ -225,11 +226,23 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
         return [leaf for leaf in leaves if isinstance(leaf, Withdraw)]
 
     def admit(self, admissions: Iterable[AdmitSpec], *, now: int) -> range:
-        """Admits contributions, all or none; returns their positions."""
+        """Admits contributions, all or none; returns their positions.
+
+        Guarantee:
+            Where an admission brings its attestation, that makes exactly the descriptor and the message whose digests its leaf
+            quotes, and is durable with the leaf.
+
+        Raises:
+            LeafRefused: code ATTESTATION, terms, anchor and signature make something else; or as the rules have it.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        framings = Framings()
         with self._running(now) as time:
             first = self.size
             for place, spec in enumerate(admissions):
                 self._file.stage(Admit(first + place, time, *_admission(spec)))
+                if spec.attestation is not None:
+                    self._attach(first + place, spec, framings)
         return range(first, self.size)
 
     def charge(self, first_step: int, n_steps: int, *, now: int, noise_stream: bytes) -> Window:
@@ -459,17 +472,41 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
         """
         self._file.require_in_place()
 
-    def export(self, directory: str | Path) -> Path:
-        """Writes the ledger as a static directory that anyone can audit offline (`ledger.export.write_export`)."""
+    def export(self, directory: str | Path, *, registry: Path | None = None, attestations: bool = True) -> Path:
+        """Writes the ledger as a static directory that anyone can audit offline (`ledger.export.write_export`).
+
+        Args:
+            directory: where to put it; must not exist.
+            registry: the contributor registry of the run, to go with it; the names beside it do not.
+            attestations: whether what contributors signed goes with it. Without, an audit can only repeat what is told.
+
+        Raises:
+            ExportRefused: the run was not private, something is in the way, or code REGISTRY (`ledger.export.read_registry`).
+            LedgerCorrupt, StorageFailed: as `write_export`.
+        """
         self.require_in_place()
+        known = None if registry is None else read_registry(self.header, Path(registry))
         if self.size not in self._file.checkpoints:
             if self._file.signer is None:
                 raise ExportRefused("UNSIGNED", "leaves follow the last checkpoint; open the ledger with its key")
             with self._file.appending(self.state.last_time, checkpoint=True):
                 pass
         told = self.pruned()
-        with self.rows() as rows:
-            return write_export(self.header, rows, self.checkpoint, Path(directory), keys=self.state.keys, pruned=told)
+        with self._file.store.snapshot() as snapshot:
+            rows, signed = islice(snapshot.rows(), self.size), snapshot if attestations else None
+            beside: dict[str, Any] = {"keys": self.state.keys, "pruned": told, "snapshot": signed, "registry": known}
+            return write_export(self.header, rows, self.checkpoint, Path(directory), **beside)
+
+    def _attach(self, seq: int, spec: AdmitSpec, framings: Framings) -> None:
+        """Queues the attestation of a staged ADMIT leaf, checked against it."""
+        assert spec.attestation is not None
+        terms, signature = spec.attestation
+        framing, data = framings.of(terms)
+        wrong = misfit(spec, framing, signature)
+        if wrong is not None:
+            sentence = f"the attestation of {spec.descriptor_hash.hex()} is not what its ADMIT leaf would quote: {wrong}"
+            raise LeafRefused("ATTESTATION", f"{sentence}; admit what the gate admitted")
+        self._file.attach(Attested(seq, data, signature))
 
     def _running(self, now: int, *, checkpoint: bool = False) -> AbstractContextManager[int]:
         if self.finished:

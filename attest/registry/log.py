@@ -61,6 +61,35 @@ def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: 
     return _view(_replay(State(), data, 0, owner_public_key, until=at), owner_public_key, path)
 
 
+def read_states(
+    data: bytes, owner_public_key: bytes, root: bytes, *, names: Names | None = None, place: str = "registry.names"
+) -> tuple[Registry | None, Registry]:
+    """Reads a registry from its bytes, and verifies all of it as `open_registry` does.
+
+    Args:
+        data: The file.
+        owner_public_key: 32 raw bytes, obtained from the owner by a trusted way.
+        root: Root of an earlier state that is wanted too.
+        names: What opens the commitments; None where only these are known, as in an export.
+        place: Where names were looked for, for the error that says that some are missing.
+
+    Returns:
+        The state with that root, None if the log never had it; and the last state.
+
+    Raises:
+        RegistryRefused: The code of what is wrong with an entry, which the sentence names.
+    """
+    state, earlier = State(), list[Registry]()
+
+    def note(_: Entry) -> None:
+        if state.roots[-1] == root:
+            earlier.append(state.view(owner_public_key, names, place))
+
+    _replay(state, data, 0, owner_public_key, note=note)
+    latest = state.view(owner_public_key, names, place)
+    return (earlier[0] if earlier else None), latest
+
+
 class RegistryReader:
     """Reads a registry file again and again, and verifies only what is new.
 

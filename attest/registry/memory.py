@@ -21,7 +21,7 @@ _MAX_SIZE: Final = 1 << 20
 
 
 class RegistryMemory:
-    """The largest state of each registry that was used for one ledger, or for one corpus.
+    """The largest state of each registry that was used for one ledger, or for one corpus, and where its file lay.
 
     Guarantee: after `keep` returned, `check` refuses every registry of the same id that lacks an entry of the one kept, or has
     another in its place, for as long as the file stays. The file is not signed: it holds against whoever can exchange the
@@ -47,7 +47,7 @@ class RegistryMemory:
         entry = self._known().get(registry.registry_id.hex())
         if entry is None:
             return
-        entries, root = entry
+        entries, root, _ = entry
         if registry.extends(root) and len(registry.roots) >= entries:
             return
         found = len(registry.roots)
@@ -59,19 +59,34 @@ class RegistryMemory:
             f" owner. If the owner did begin again from an older copy, remove {str(self.path)!r}",
         )
 
-    def keep(self, registry: Registry) -> None:
+    def places(self) -> list[Path]:
+        """Returns where the registries lay that were kept, as far as it was said; a file may have gone or changed since.
+
+        Raises:
+            RegistryRefused: Code FORMAT if the file is not one that `keep` wrote.
+        """
+        return [Path(place) for _, _, place in self._known().values() if place is not None]
+
+    def keep(self, registry: Registry, place: Path | None = None) -> None:
         """Checks a registry and remembers it, durably; writes nothing if it is the one kept.
 
         Warns where an optional memory cannot be written.
+
+        Args:
+            registry: The registry.
+            place: Its file, if that shall be found again.
 
         Raises:
             RegistryRefused: As `check`; code STORAGE if it cannot be written.
         """
         self.check(registry)
-        known, name, now = self._known(), registry.registry_id.hex(), (len(registry.roots), registry.root())
-        if known.get(name) == now:
+        known, name = self._known(), registry.registry_id.hex()
+        before = known.get(name)
+        where = (None if before is None else before[2]) if place is None else os.path.abspath(place)
+        now = (len(registry.roots), registry.root(), where)
+        if before == now:
             return
-        rows = {key: {"entries": entries, "root": root.hex()} for key, (entries, root) in (known | {name: now}).items()}
+        rows = {key: _written(row) for key, row in (known | {name: now}).items()}
         try:
             atomic_write(self.path, json.dumps(rows, indent=2).encode() + b"\n")
         except OSError as error:
@@ -80,8 +95,8 @@ class RegistryMemory:
                 raise RegistryRefused("STORAGE", f"{sentence}; free space or mend the disk") from error
             warnings.warn(f"{sentence}, so an older copy of it would not be found out here", stacklevel=2)
 
-    def _known(self) -> dict[str, tuple[int, bytes]]:
-        """Entries and root by registry id."""
+    def _known(self) -> dict[str, "_Row"]:
+        """Entries, root and place by registry id."""
         if not os.path.lexists(self.path):
             return {}
         try:
@@ -95,8 +110,19 @@ class RegistryMemory:
             ) from error
 
 
-def _row(row: Any) -> tuple[int, bytes]:
-    entries, root = row["entries"], bytes.fromhex(row["root"])
+_Row = tuple[int, bytes, str | None]
+"""Number of entries, root after the last of them, and the path of the file."""
+
+
+def _row(row: Any) -> _Row:
+    entries, root, place = row["entries"], bytes.fromhex(row["root"]), row.get("path")
     if type(entries) is not int or entries < 1 or len(root) != 32:
         raise ValueError("expected a number of entries and a root of 32 bytes")
-    return entries, root
+    if place is not None and type(place) is not str:
+        raise ValueError("expected a path")
+    return entries, root, place
+
+
+def _written(row: _Row) -> dict[str, Any]:
+    entries, root, place = row
+    return {"entries": entries, "root": root.hex()} | ({} if place is None else {"path": place})

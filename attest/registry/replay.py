@@ -7,7 +7,7 @@ from typing import Any
 
 from attest import sign1
 from attest.checks import check_bytes, check_int
-from attest.clock import AHEAD_SECONDS, check_time
+from attest.clock import AHEAD_SECONDS, MAX_TIME, check_time
 from attest.commitments import COMMITMENT_SIZE
 from attest.errors import AttestError, KeyRefused, RegistryRefused, SignatureRefused
 from attest.ids import check_id
@@ -37,6 +37,7 @@ class State:
         self.time = 0
         self.roots: list[bytes] = []
         self.by_name: dict[str, Contributor] = {}
+        self.revocations: dict[bytes, int] = {}
         self._owner_of: dict[bytes, str] = {}
         self._taken_in: set[bytes] = set()
         self._known_classes: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -57,6 +58,7 @@ class State:
         other.registry_id, other.owner, other.time = self.registry_id, self.owner, self.time
         other.roots, other.by_name, other._owner_of = self.roots.copy(), self.by_name.copy(), self._owner_of.copy()
         other._taken_in, other._known_classes = self._taken_in.copy(), self._known_classes
+        other.revocations = self.revocations.copy()
         return other
 
     def view(self, owner_key: bytes, names: Names | None, place: str) -> Registry:
@@ -68,7 +70,8 @@ class State:
             place: Where the names were looked for, for the error that says that they are missing.
         """
         by_name, missing = self.named(names, place)
-        return Registry(self.registry_id, self.owner, owner_key, self.time, tuple(self.roots), by_name, missing)
+        state = (self.registry_id, self.owner, owner_key, self.time, tuple(self.roots), by_name, missing)
+        return Registry(*state, revocations=self.revocations.copy())
 
     def named(self, names: Names | None, place: str) -> tuple[dict[str, Contributor], str]:
         """Contributors by name, by commitment where that is not known, and what is missing, "" if nothing is."""
@@ -229,6 +232,8 @@ class State:
             for record in known.keys
         )
         self.by_name[known.name] = replace(known, keys=keys)
+        for raw in (record.raw for record in keys if key in (None, record.raw)):
+            self.revocations[raw] = min(max(self.time, at), self.revocations.get(raw, MAX_TIME))
 
     def _statement(self, data: bytes, kind: str) -> KeyStatement:
         """A statement that may be taken in here and now; its signatures are still to be checked."""

@@ -25,6 +25,8 @@ class Registry:
         roots: Root after each entry, the last one being that of this state.
         by_name: The contributors, by name; by commitment in hex where the name is not known.
         names_missing: Why not all names are known, for `require_names`; "" if they are.
+        revocations: Keys that were revoked, by their 32 raw bytes, each with the first second from which on it was, and the log
+            said so.
     """
 
     registry_id: bytes
@@ -34,6 +36,7 @@ class Registry:
     roots: tuple[bytes, ...] = field(repr=False)
     by_name: Mapping[str, Contributor] = field(repr=False)
     names_missing: str = ""
+    revocations: Mapping[bytes, int] = field(default_factory=dict, repr=False)
 
     def require_names(self) -> None:
         """Checks that every contributor is known by name, as whoever asks by name must.

@@ -17,12 +17,14 @@ from attest.errors import SignatureRefused
 from attest.registry import Registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli import (
+    exporting,
     ledger_clock,
     ledger_cosign,
     ledger_fsck,
     ledger_init,
     ledger_keys,
     ledger_monitor,
+    ledger_parties,
     ledger_proofs,
     ledger_retain,
     ledger_show,
@@ -72,6 +74,7 @@ def show(
     pub: ledger_wanted.ContributorKey = None,
     registry: ledger_wanted.ContributorRegistry = None,
     withdrawn: ledger_trace.Withdrawn = False,
+    header: ledger_parties.HeaderAsked = False,
     now: Now = None,
     state: StateDirectory = None,
     json: JsonFlag = False,
@@ -81,9 +84,11 @@ def show(
     Takes the ledger, or an export and the ledger's public key: an export is audited first, and asked nothing if it FAILED.
     With --content and --nonce, or with --anchor: where that content was admitted, the windows in whose pool it was, the blocks
     that it could touch, what it has spent, and which releases it may have influenced. With --withdrawn: the statement for
-    everybody who withdrew.
+    everybody who withdrew. With --header: whose keys sign.
     """
     ledger_wanted.check_together(content, nonce, anchor, pub, registry, withdrawn)
+    if header and (withdrawn or content is not None or anchor is not None):
+        raise typer.BadParameter("give --header, --content, --anchor or --withdrawn, not several")
     with _reading(ledger, state, key, owner_key, now) as (run, root, bodies):
         asked = None
         if anchor is not None:
@@ -98,6 +103,9 @@ def show(
         if withdrawn:
             ledger_trace.show_withdrawn(run, json=json)
             return
+        if header:
+            ledger_parties.show_parties(run, ledger, json=json)
+            return
         data = ledger_show.summary(run, root)
     if json:
         print_json(data)
@@ -109,6 +117,8 @@ def show(
 def export(
     ledger: LedgerName,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New directory.")],
+    registry: exporting.RegistryAlong = None,
+    without_attestations: exporting.WithoutAttestations = False,
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
@@ -116,18 +126,21 @@ def export(
 ) -> None:
     """Write the ledger as a directory that anybody can audit offline.
 
-    The directory holds no content, no contributor's name, and no draw unless the policy makes occurrences public. It appears
+    With it goes what contributors signed, and the registry with their keys, so that an audit holds every admission against the
+    signature of its contributor. The directory holds no content, no contributor's name, and no draw unless the policy makes
+    occurrences public: contents, contributors, data classes and principals stand in it as salted commitments. It appears
     complete or not at all.
     """
     place = place_of(ledger, state)
     with opened_to_sign(place, ledger_key, passphrase_file) as log:
-        written = log.export(directory)
+        written = log.export(directory, **exporting.taken_along(place, registry, without_attestations))
         size, root, vkey = log.size, log.root.hex(), log.state.keys.current
     if json:
-        print_json({"path": str(written), "size": size, "root": root, "key": vkey})
+        print_json({"path": str(written), "size": size, "root": root, "key": vkey} | exporting.contained(written))
     else:
         out = console()
         out.print(f"wrote {written}: {size} leaves, root {root}")
+        exporting.tell_contained(written, without=without_attestations)
         out.print(f"verify with: dptrain ledger verify {written} --key {vkey}")
 
 
@@ -179,7 +192,10 @@ def verify(
     registry: Annotated[
         Path | None,
         typer.Option(
-            metavar="REGISTRY", exists=True, dir_okay=False, help="Registry: who may withdraw, for --withdrawals."
+            metavar="REGISTRY",
+            exists=True,
+            dir_okay=False,
+            help="Registry of the contributors' keys, in place of the one in the export, which it must extend.",
         ),
     ] = None,
     require_full: RequireFull = False,
@@ -188,15 +204,14 @@ def verify(
     """Audit an export with the ledger's public key: FULL, SUMMARISED, TOLD or FAILED.
 
     Every number is derived again from the leaves, and every finding names a file or a leaf. Needs no network, no data, no
-    model and no torch. Get the key from the ledger's operator by another way than the export. Behind the verdict stand the
+    model and no torch. Get the key from the ledger's operator by another way than the export. FULL needs what contributors
+    signed in the export, and the registry of their keys, there or with --registry. Behind the verdict stand the
     words that weaken it, such as OPEN or NO_QUORUM; docs/auditors.md has them all. Read the notes too: they say what nothing
     is wrong with and a reader should know. Times are held against the clock of this machine, so see that it is right. Exit
     code 1 for FAILED; with --require-full for whatever is not FULL.
     """
     from ledger.audit.words import exit_code
 
-    if registry is not None and withdrawals is None:
-        raise typer.BadParameter("--registry goes with --withdrawals: it tells whether their signers may withdraw")
     asked: dict[str, Any] = {"require_quorum": require_quorum, "minimum_size": min_size, "max_age": max_age}
     asked |= {"withdrawals": withdrawals, "registry": registry}
     report = _audit(export, key, owner_key, earlier=earlier or (), remember=remember, now=now, **asked)
@@ -233,7 +248,7 @@ def withdraw(
     While a run holds the ledger, put the files into LEDGER.db.withdrawals/ instead (with --state, into
     DIR/ledger.withdrawals/): the run takes them in by itself.
     """
-    from ledger.audit.signed_withdrawals import registry_of
+    from ledger.audit.registered import registry_of
 
     now, place = int(time.time()), place_of(ledger, state)
     descriptors = _descriptors(attestations or [])

@@ -37,9 +37,9 @@ def fsck(ledger: LedgerName, pin: Pins = None, state: StateDirectory = None, jso
 
     Re-derives the tree from the leaves, every leaf from the leaves before it, every recorded epsilon from the charges, and the
     index from the leaves; then compares with what remembers an earlier state: the signer's record beside the ledger, and the
-    model checkpoints, whose states must be the bytes that their signed pins name. Has SQLite check its own pages, and checks
-    the file of verifier keys and the weights of the epochs beside the ledger. Changes nothing, and may run beside a training
-    run.
+    model checkpoints, whose states must be the bytes that their signed pins name. Makes every attestation again that is kept,
+    and holds it against its ADMIT leaf. Has SQLite check its own pages, and checks the file of verifier keys and the weights
+    of the epochs beside the ledger. Changes nothing, and may run beside a training run.
 
     Exit code 0 if all of it is whole, 1 if anything is wrong.
     """
@@ -76,6 +76,7 @@ def _print(found: dict[str, Any], examined: "Examination", place: "Place") -> No
         which = f"{found['pruned']} leaves below {found['pruned_before']}"
         out.print(f"the bodies of {which} are gone; what stands for them was checked")
     out.print(_pages(examined))
+    out.print(_signed(examined))
     out.print(_files(examined, place))
     for note in examined.notes:
         out.print(styled("yellow", "note", f": {note}"))
@@ -96,6 +97,14 @@ def _pages(examined: "Examination") -> str:
     if examined.pages:
         return "the pages of the database were checked by SQLite"
     return "PostgreSQL checks no pages for a reader of the ledger; the keeper of the server runs pg_amcheck"
+
+
+def _signed(examined: "Examination") -> str:
+    """Tells what was checked of what contributors signed."""
+    kept = examined.signed
+    if not kept.fitting and not kept.missing:
+        return "no attestations are kept: no ADMIT leaf is there that quotes one"
+    return f"{counted(kept.fitting, 'attestation')} made again, and found to be what the ADMIT leaves quote"
 
 
 def _files(examined: "Examination", place: "Place") -> str:
@@ -158,6 +167,8 @@ def _beside(examined: "Examination") -> dict[str, Any]:
         "findings": [{"code": item.code, "file": item.where, "sentence": item.sentence} for item in examined.findings],
         "notes": list(examined.notes),
         "pages": examined.pages,
+        "attested": examined.signed.fitting,
+        "unattested": examined.signed.missing,
         "keys": beside.keys,
         "weights": beside.weights,
         "weights_let_go": beside.let_go,

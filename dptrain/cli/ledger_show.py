@@ -123,7 +123,9 @@ def print_classes(classes: list[dict[str, Any]]) -> None:
     """What the contributions of each class have spent at most."""
     counted = any(item["occurrences"] is not None for item in classes)
     steps = ("steps", "occurrences") if counted else ("steps",)
-    rows = table("class", "active", "withdrawn", "q", "least z", *steps, "epsilon", "if content replaced", "parameters")
+    preset = ("at preset, no caps",) if any(item["epsilon_preset"] is not None for item in classes) else ()
+    spent_head = ("epsilon", "if content replaced", *preset)
+    rows = table("class", "active", "withdrawn", "q", "least z", *steps, *spent_head, "parameters")
     for item in classes:
         rows.add_row(
             item["name"],
@@ -134,6 +136,7 @@ def print_classes(classes: list[dict[str, Any]]) -> None:
             *(str(item[name]) for name in steps),
             spent(item["epsilon"]),
             spent(item["epsilon_replace"]),
+            *(spent(item["epsilon_preset"]) for _ in preset),
             str(item["coordinates"]),
         )
     print_table(rows)

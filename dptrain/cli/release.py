@@ -10,7 +10,7 @@ import typer
 from attest import keys
 from attest.micro import MICRO
 from attest.shown import utc, visible
-from dptrain.cli import ledger_proofs
+from dptrain.cli import exporting, ledger_proofs
 from dptrain.cli.files import PassphraseFile
 from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, opened_to_sign, place_of
 from dptrain.cli.ledger_show import print_verdict
@@ -36,6 +36,8 @@ def release(
     ledger: Annotated[
         str | None, typer.Option(metavar="LEDGER", callback=checked, help="Ledger of the run that trained it, a file or a URL.")
     ] = None,
+    registry: exporting.RegistryAlong = None,
+    without_attestations: exporting.WithoutAttestations = False,
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
@@ -78,8 +80,9 @@ def release(
 ) -> None:
     """Sign what a model is: its files, the ledger it comes from, and whose influence may be in it; or check that.
 
-    Writes the manifest release.cose and the export of the ledger into the directory, and a leaf about it into the ledger. Says
-    of every tensor whether it is the run's: weights TIED, CONVERTED, UNTIED, or UNRECORDED.
+    Writes the manifest release.cose and the export of the ledger into the directory, with what contributors signed and the
+    registry of their keys, and a leaf about it into the ledger. Says of every tensor whether it is the run's: weights TIED,
+    CONVERTED, UNTIED, or UNRECORDED.
 
     With --check, everything is held against each other, offline: FULL, SUMMARISED, TOLD, SIGNED (no export to check the
     numbers against; exit code 1, unless you say --signature-only) or FAILED (exit code 1). docs/auditors.md explains them,
@@ -88,7 +91,7 @@ def release(
     tell: --require-quorum.
     """
     if check:
-        signing = (ledger, state, ledger_key, passphrase_file)
+        signing = (ledger, registry, without_attestations or None, state, ledger_key, passphrase_file)
         report = _check(model, key or [], owner_key, export, min_size, require_quorum, now, json, signing=signing)
         from ledger.audit.words import exit_code
 
@@ -101,25 +104,34 @@ def release(
                 "--key, --owner-key, --export, --require-quorum, --require-full, --signature-only, --min-size and --now go "
                 "with --check"
             )
-        _make(model, ledger, state, ledger_key, passphrase_file, json)
+        _make(model, ledger, registry, without_attestations, state, ledger_key, passphrase_file, json)
 
 
 def _make(
-    model: Path, ledger: str | None, state: Path | None, key: Path | None, passphrase_file: Path | None, json: bool
+    model: Path,
+    ledger: str | None,
+    registry: Path | None,
+    without: bool,
+    state: Path | None,
+    key: Path | None,
+    passphrase_file: Path | None,
+    json: bool,
 ) -> None:
     if ledger is None:
         raise typer.BadParameter("give --ledger, the ledger of the run that trained the model; or --check")
     from ledger.release import release as make
 
-    with opened_to_sign(place_of(ledger, state), key, passphrase_file) as log:
-        made = make(log, model, now=int(time.time()))
+    place = place_of(ledger, state)
+    with opened_to_sign(place, key, passphrase_file) as log:
+        made = make(log, model, now=int(time.time()), **exporting.taken_along(place, registry, without))
     if json:
         told = {"path": str(made.path), "export": str(made.export), "leaf": made.seq, "key": made.manifest.log_vkey}
-        print_json(told | _told(made.manifest) | {"weights": _weights(made.weights)})
+        print_json(told | exporting.contained(made.export) | _told(made.manifest) | {"weights": _weights(made.weights)})
         return
     _print(made.manifest, made.weights)
     out = console()
     out.print(f"wrote {made.path} and {made.export}; leaf {made.seq} of the ledger tells of it")
+    exporting.tell_contained(made.export, without=without)
     out.print(f"check with: dptrain release --check {model} --key {made.manifest.log_vkey}")
 
 
@@ -136,7 +148,9 @@ def _check(
     signing: tuple[object, ...],
 ) -> "ReleaseReport":
     if any(option is not None for option in signing):
-        raise typer.BadParameter("--ledger, --state, --ledger-key and --passphrase-file do not go with --check")
+        raise typer.BadParameter(
+            "--ledger, --registry, --without-attestations, --state, --ledger-key and --passphrase-file do not go with --check"
+        )
     if not pinned:
         raise typer.BadParameter("give --key, the ledger's public key, got by another way than the model")
     from ledger.release import check_release

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from attest.keys import load_private_key
+from dptrain.registry_watch import registry_of_run
 from ledger import layout
 from ledger.log import Ledger
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.release import release
+from ledger.storage.place import Place
 
 _AUDITOR = """
 import sys
@@ -49,7 +51,7 @@ def released(directory: Path, model: Path, owner_key: Path) -> dict[str, Any]:
     log_key = (directory / "ledger.pub").read_text().split()
     signer = NoteSigner(parse_verifier_key(log_key[0]).name, load_private_key(directory / "ledger.key"))
     with Ledger.open(directory / "ledger.db", signer) as log:
-        release(log, model, now=int(time.time()))
+        release(log, model, now=int(time.time()), registry=registry_of_run(Place.of(directory / "ledger.db")))
     return checked(directory, model, owner_key)
 
 

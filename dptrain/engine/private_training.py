@@ -600,8 +600,12 @@ class PrivateTraining:
             )
 
     def export(self, directory: str | os.PathLike[str]) -> Path:
-        """Writes the public record of the run for an auditor."""
-        return self.recorder.export(directory)
+        """Writes the public record of the run for an auditor: the ledger, what contributors signed, and the registry.
+
+        Raises:
+            ExportRefused: as ``ledger.log.Ledger.export``.
+        """
+        return self.recorder.export(directory, self.registry.path)
 
     def summary(self) -> list[dict[str, Any]]:
         """Per class: admitted, profile, bounds, effective multiplier, epsilon so far and over the horizon."""

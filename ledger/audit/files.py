@@ -48,6 +48,8 @@ class Export:
         retained: how many bundles, from the first on, are those of a pruned ledger (`ledger.layout`).
         nodes: what stands for leaf hashes that are gone, None where all are there.
         size: the signed size, 0 until it is known.
+        terms: how many common terms of attestations its files hold, as their names say (`ledger.layout`).
+        attested: whether any file holds attestations.
     """
 
     base: Path
@@ -56,6 +58,8 @@ class Export:
     retained: int = 0
     nodes: KeptNodes | None = None
     size: int = 0
+    terms: int = 0
+    attested: bool = False
 
     def scan(self) -> bool:
         """Lists the directory without following a link; False when there is none."""
@@ -137,7 +141,11 @@ class Export:
         expected = set(layout.file_paths(size, self.retained, self._has_tile()))
         for name in islice(sorted(expected - self.names), MAX_NAMED):
             self.report("MISSING_FILE", name, f"the checkpoint signs {size} leaves, which need this file")
-        for name in islice(sorted(self.names - expected), MAX_NAMED):
+        self.terms = layout.count_terms(self.names)
+        beside = range(-(-size // layout.TILE_WIDTH))
+        attestations = self.names.intersection(layout.attestation_paths(size, self.terms, beside))
+        self.attested = bool(attestations)
+        for name in islice(sorted(self.names - expected - attestations - {layout.REGISTRY}), MAX_NAMED):
             self.report("UNKNOWN_FILE", ascii(name)[1:-1], "this file is no part of an export of the signed size")
         return True
 

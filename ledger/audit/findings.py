@@ -154,6 +154,25 @@ class WithdrawalEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundsEvidence:
+    """What became of the attestations that ADMIT leaves quote.
+
+    Attributes:
+        admits: ADMIT leaves whose bodies are there.
+        held: how many of them hold against an attestation; under a key of the registry, where that is known.
+        attested: whether the export holds attestations at all.
+        keys: under how many keys of the registry they verify.
+        registry_root: hex of the root of the registry's last state; None where no registry is known.
+    """
+
+    admits: int
+    held: int
+    attested: bool
+    keys: int
+    registry_root: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class SummaryRow:
     """One SUMMARY leaf.
 
@@ -261,6 +280,7 @@ class AuditReport:
         withdrawal_counts: withdrawals by class and reason, all of them.
         withdrawals: the last ones, at most `ledger.audit.withdrawals.MAX_LISTED`.
         withdrawal_evidence: what became of their evidence, None where no signed withdrawals were given.
+        bounds: what became of the attestations of the contributions; None where the leaves were not read.
         summaries: the SUMMARY leaves.
         release_count: number of RELEASE leaves.
         releases: the last of them, at most `ledger.views.released.MAX_LISTED`, with what they cost each class.
@@ -310,6 +330,7 @@ class AuditReport:
     withdrawal_counts: tuple[WithdrawalCount, ...] = ()
     withdrawals: tuple[WithdrawalRow, ...] = ()
     withdrawal_evidence: WithdrawalEvidence | None = None
+    bounds: BoundsEvidence | None = None
     summaries: tuple[SummaryRow, ...] = ()
     release_count: int = 0
     releases: tuple[ReleaseRow, ...] = ()

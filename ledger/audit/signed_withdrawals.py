@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from attest import sign1, signed_file
-from attest.errors import AttestError, RegistryRefused
-from attest.registry import Contributor, Registry, open_registry
+from attest.errors import AttestError
+from attest.registry import Contributor, Registry
 from attest.withdrawal import EXPIRED, PASSING, REGISTRY_REASONS, Withdrawal, verify_withdrawal
 from ledger.audit.findings import WithdrawalEvidence
 from ledger.audit.remarks import Remarks
@@ -51,22 +51,6 @@ class GivenWithdrawal:
         return sign1.peek_issuer(self.message)
 
 
-def registry_of(header: Header, path: Path) -> Registry:
-    """Opens a registry under the key of the policy's owner, if it is the one that the run began with or a later state of it.
-
-    Raises:
-        RegistryRefused: as `attest.registry.open_registry`; code REGISTRY_ROOT, it is another one or an earlier state.
-    """
-    known = open_registry(path, header.owner_key)
-    if not known.extends(header.registry_root):
-        raise RegistryRefused(
-            "REGISTRY_ROOT",
-            f"{str(path)!r} has the root {known.root().hex()} and does not extend {header.registry_root.hex()}, with which the "
-            "run began; get the latest registry from the corpus owner",
-        )
-    return known
-
-
 class SignedWithdrawals:
     """Takes every leaf of a run in order, and holds WITHDRAW leaves against the signed withdrawals that were given.
 
@@ -84,7 +68,7 @@ class SignedWithdrawals:
         self,
         header: Header,
         directory: Path | None,
-        registry: Path | None,
+        registry: Registry | None,
         fault: Report,
         leaf_at: Callable[[int], Leaf | None] = lambda _: None,
     ) -> None:
@@ -93,17 +77,12 @@ class SignedWithdrawals:
         Args:
             header: leaf 0.
             directory: where the files lie, each as `attest withdraw` wrote it, whatever its name; None for none.
-            registry: file with the contributors' keys; None accepts what the owner signed alone.
+            registry: the contributors' keys; None accepts what the owner signed alone.
             fault: takes (code, where, sentence) of everything wrong.
             leaf_at: gives the leaf at a position before the one that is seen; None where its body was pruned.
         """
-        self._header, self._fault, self._registry, self._leaf_at = header, fault, None, leaf_at
+        self._header, self._fault, self._registry, self._leaf_at = header, fault, registry, leaf_at
         self._given = directory is not None
-        if registry is not None:
-            try:
-                self._registry = registry_of(header, registry)
-            except RegistryRefused as error:
-                fault(error.code, str(registry), error.sentence)
         # Not by name: a registry that travels has commitments in place of names.
         self._holders: dict[bytes, list[Contributor]] = {}
         for contributor in () if self._registry is None else self._registry.by_name.values():

@@ -1,7 +1,7 @@
 """Verifying an export: names, hashes, signatures, and then the meaning of every leaf."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -10,19 +10,20 @@ from attest.clock import machine_time
 from attest.shown import utc
 from ledger import layout
 from ledger.accountants import MICRO, describe
-from ledger.audit.bounds import bounds_are_signed
+from ledger.audit.bounds import Bounds, bounds_are_signed
 from ledger.audit.carried import Carried, carried_notes, ignored_lines, known_keys, tell_ignored
 from ledger.audit.files import Export, Leaves
 from ledger.audit.findings import AuditReport, CitedRow, ClockRow, EpochRow, Finding, Signer
 from ledger.audit.kinds import Kinds
 from ledger.audit.quorum import judge_signers, pinned_signers
+from ledger.audit.registered import registered
 from ledger.audit.remarks import Remarks, charged_noise_phases, remark_header, remark_run
 from ledger.audit.replaying import begin, follow, lookup
 from ledger.audit.signed_withdrawals import SignedWithdrawals
 from ledger.audit.signing import judge_keys
 from ledger.audit.summaries import judge_summaries
 from ledger.audit.withdrawals import Withdrawals
-from ledger.audit.words import Verdict, weakest
+from ledger.audit.words import Verdict
 from ledger.errors import ExportChanged, LeafRefused, NoteError, ProofError
 from ledger.leaves import Header, decode_leaf
 from ledger.note import Checkpoint, checkpoint_text, parse_verifier_key
@@ -30,7 +31,7 @@ from ledger.replay import Replay
 from ledger.retention.retained import RetainedReplay
 from ledger.views.posture import block_multipliers
 from ledger.views.released import release_rows
-from ledger.views.summary import class_summaries
+from ledger.views.summary import class_summaries, preset_epsilon
 
 MAX_FINDINGS: Final = 200
 """An audit stops naming faults after this many; one is enough to fail."""
@@ -69,8 +70,9 @@ def verify_export(
         whose root a pinned key signed, or the key to which a pinned one handed the ledger over by leaves that both signed;
         the policy in the header is signed by the header's owner key (and that is ``owner_key``, if given);
         blocks and their noise are those that the policy's rule makes of the stack that the header names, whose names, order and
-        coordinates are the operator's word; every epoch says of the frozen parameters what the header says; the bounds of every
-        private contribution are those of an attestation that its contributor signed (`ledger.audit.bounds.bounds_are_signed`);
+        coordinates are the operator's word; every epoch says of the frozen parameters what the header says; class, bounds and
+        limits of every contribution are those of an attestation that verifies under a key of its contributor in the state of
+        the owner's registry that the header names, within the policy and valid at every charge (`ledger.audit.bounds`);
         the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
         moment and under a fresh noise stream; draws are recorded step by step where
         the policy makes them public, with the variances that they give, of exactly those due where it signs an order, and
@@ -102,7 +104,8 @@ def verify_export(
             An operator who shows an old export shows nothing wrong, only less than there is.
         minimum_size: fail if the checkpoint has fewer leaves: the largest size that the auditor knows of; None for unknown.
         withdrawals: a directory of signed withdrawals, to hold WITHDRAW leaves against.
-        registry: file of the contributor registry, whose keys tell whether a contributor may withdraw.
+        registry: file of the contributor registry, in place of the one in the export: under its keys attestations and signed
+            withdrawals verify.
 
     Returns:
         The report. Bad input never raises: it is a finding.
@@ -149,8 +152,11 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     _check_header(header, checkpoint, asked.owner_key, fault)
     remark_header(header, asked.owner_key, remarks)
     withdrawals, kinds = Withdrawals(), Kinds(header)
-    evidence = SignedWithdrawals(header, asked.withdrawals, asked.registry, fault, lookup(leaves))
-    run = _replay(leaves, findings, withdrawals, kinds, evidence)
+    registry = registered(header, export, asked.registry, fault)
+    latest = None if registry is None else registry.latest
+    evidence = SignedWithdrawals(header, asked.withdrawals, latest, fault, lookup(leaves))
+    bounds = Bounds(header, export, registry, fault)
+    run = _replay(leaves, findings, withdrawals, kinds, evidence, bounds)
     _judge_times(run, asked.now, fault)
     if export.read(layout.POLICY) not in (None, run.keys.trust_policy().text()):
         fault("POLICY_FILE", layout.POLICY, "the trust policy is not that of the ledger's key and the auditors in the header")
@@ -174,9 +180,11 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
     remarks.note(*tell_ignored(ignored))
     remark_run(run, remarks)
     summaries = judge_summaries(run, export.nodes, carried, asked.now, fault, remarks)
+    held = bounds.judge(run, remarks)
     _describe(run, report)
     report.update(
         **signers,
+        bounds=held,
         ignored=ignored,
         owner_pinned=asked.owner_key is not None,
         kinds=kinds.rows(),
@@ -192,8 +200,11 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
         releases=release_rows(run),
     )
     report.update(notes=tuple(remarks.notes), qualifiers=remarks.qualifiers)
-    pruned: Verdict = "SUMMARISED" if any(row.pruned for row in summaries) else "FULL"
-    return weakest((pruned, "FULL" if bounds_are_signed(export, run) else "TOLD"))
+    if not bounds_are_signed(held):
+        classes = enumerate(report["classes"])
+        report.update(classes=tuple(replace(row, epsilon_preset=preset_epsilon(run, place)) for place, row in classes))
+        return "TOLD"
+    return "SUMMARISED" if any(row.pruned for row in summaries) else "FULL"
 
 
 def _check_size(checkpoint: Checkpoint, minimum: int | None, fault: Any, remarks: Remarks) -> None:
@@ -240,7 +251,12 @@ def _check_header(header: Header, checkpoint: Checkpoint, owner_key: bytes | Non
 
 
 def _replay(
-    leaves: Leaves, findings: list[Finding], withdrawals: Withdrawals, kinds: Kinds, evidence: SignedWithdrawals
+    leaves: Leaves,
+    findings: list[Finding],
+    withdrawals: Withdrawals,
+    kinds: Kinds,
+    evidence: SignedWithdrawals,
+    bounds: Bounds,
 ) -> RetainedReplay:
     run = begin(leaves)
     try:
@@ -248,10 +264,10 @@ def _replay(
             withdrawals.see(leaf, run)
             kinds.see(leaf)
             evidence.see(leaf)
-            if problems:
-                findings.extend(Finding(problem.code, f"seq {seq}", problem.sentence) for problem in problems)
-                if len(findings) >= MAX_FINDINGS:
-                    break
+            bounds.see(leaf, run)
+            findings.extend(Finding(problem.code, f"seq {seq}", problem.sentence) for problem in problems)
+            if len(findings) >= MAX_FINDINGS:
+                break
     except LeafRefused as error:
         # What follows an unreadable leaf cannot be judged; the run as told so far is still described.
         findings.append(Finding(error.code, f"seq {run.size}", error.sentence))

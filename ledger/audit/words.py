@@ -38,8 +38,9 @@ VERDICTS: Final[dict[str, Word]] = {
     ),
     "TOLD": Word(
         "nothing is wrong, and the bounds of contributions are as told by the operator, not derived from signed attestations: "
-        "every epsilon rests on that word",
-        "decide whether you trust the operator; a contributor holds its own ADMIT leaf (ledger prove) against what it signed",
+        "every epsilon but that at the class preset rests on that word",
+        "get an export with attestations and the registry of its contributors (--registry), or decide whether you trust the "
+        "operator; a contributor holds its own ADMIT leaf (ledger prove) against what it signed",
     ),
     "SIGNED": Word(
         "the signature holds, and there was no export to check anything else against: all figures are the signer's word",
@@ -80,6 +81,11 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "an earlier run ended with its key lost: what was charged to it since is in no leaf, so its whole plan is counted, and "
         "whoever has the key may have trained beyond that",
         "ask the owner what became of it",
+    ),
+    "KEY_REVOKED": Word(
+        "windows were charged with contributions in the pool whose key was revoked by then, as the registry says; the operator "
+        "may not have had that entry yet",
+        "ask the operator when it learned of the revocation, and whether these contributions were withdrawn since",
     ),
     "LIMITS_ALONE": Word(
         "limits of epsilon over all runs were held against this run and what it says was spent before, not against other runs",

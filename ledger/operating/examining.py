@@ -1,4 +1,4 @@
-"""What an open ledger can check beyond its leaves: the pages of its database, the lines of auditors, the files beside it."""
+"""What an open ledger can check beyond its leaves: pages of its database, attestations, lines of auditors, files beside it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from ledger.note import open_note
 from ledger.replay import Replay
 from ledger.storage.appender import Appender
 from ledger.storage.beside import Beside, check_beside
+from ledger.storage.signed import Signed, check_attestations
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,14 @@ class Examination:
         notes: what a reader should know though nothing is wrong.
         pages: whether the database checked its own pages; not where it has no such check for its users.
         beside: what lies beside the ledger.
+        signed: what is kept of attestations.
     """
 
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     pages: bool
     beside: Beside
+    signed: Signed
 
 
 class Examining:
@@ -35,11 +38,12 @@ class Examining:
     _file: Appender
 
     def examine(self) -> Examination:
-        """Checks what opening does not read: the pages of the database, lines of auditors, the public key file, weights.
+        """Checks what opening does not read: pages of the database, attestations, lines of auditors, public key file, weights.
 
         Guarantee: with what opening has checked, no byte that changes what a reader of the ledger could see goes unnamed. Not
         meant are the word on which process wrote last (``lease``), lines under a checkpoint by keys that the policy does not
-        name, comments in the public key file, and blanks and quotes in the text that made a table.
+        name, comments in the public key file, and blanks and quotes in the text that made a table. ADMIT leaves without an
+        attestation are named in a note: whoever admitted had none.
 
         Raises:
             LedgerCorrupt: the database is too damaged to be checked.
@@ -50,7 +54,11 @@ class Examining:
         pages = [Finding("INTEGRITY", where, f"{sentence}; put the last good copy back") for sentence in wrong or ()]
         lines, notes = _signature_lines(run, self._file.checkpoints, where)
         beside = check_beside(store.place, run.keys, run.epochs, self._file.pruned_before)
-        return Examination((*pages, *lines, *beside.findings), tuple(notes), wrong is not None, beside)
+        with store.snapshot() as snapshot:
+            signed = check_attestations(snapshot)
+        notes += [] if signed.remark is None else [signed.remark]
+        findings = (*pages, *signed.findings, *lines, *beside.findings)
+        return Examination(findings, tuple(notes), wrong is not None, beside, signed)
 
 
 def _signature_lines(run: Replay, checkpoints: Mapping[int, bytes], where: str) -> tuple[list[Finding], list[str]]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from attest.files import atomic_write
 from ledger.errors import ReleaseRefused, StorageFailed
+from ledger.export import read_registry
 from ledger.leaves import Header
 from ledger.log import Ledger
 from ledger.release.files import digested, listed
@@ -40,7 +41,9 @@ class Released:
     weights: Tie
 
 
-def release(log: Ledger, directory: Path, *, now: int) -> Released:
+def release(
+    log: Ledger, directory: Path, *, now: int, registry: Path | None = None, attestations: bool = True
+) -> Released:
     """Releases the files of a directory as the model of a ledger.
 
     Guarantee:
@@ -53,13 +56,18 @@ def release(log: Ledger, directory: Path, *, now: int) -> Released:
         log: the ledger, opened with its key.
         directory: where the weights lie, and nothing that is not to be released.
         now: POSIX seconds.
+        registry: the contributor registry of the run, and
+        attestations: whether what contributors signed goes into the export, as `ledger.log.Ledger.export` has them.
 
     Raises:
+        ExportRefused: code REGISTRY, it is not the registry of the run; nothing is recorded then.
         ReleaseRefused: the run was not private, released no step or has an open window; something of an earlier release is in
             the way; or the directory has what a release cannot have (`ledger.release.files`).
         LedgerClosed, LedgerBusy, StorageFailed: as for appending.
     """
     _check_run(log)
+    if registry is not None:
+        read_registry(log.header, registry)
     for name in (MANIFEST, EXPORT):
         if os.path.lexists(directory / name):
             raise ReleaseRefused("EXISTS", f"{directory / name} exists: it was released already; move it away to do so again")
@@ -76,7 +84,8 @@ def release(log: Ledger, directory: Path, *, now: int) -> Released:
     except OSError as error:
         sentence = f"cannot write {directory / MANIFEST}: {error.strerror or error}; leaf {seq} tells of a release without it"
         raise StorageFailed("STORAGE", sentence) from error
-    return Released(directory / MANIFEST, log.export(directory / EXPORT), seq, manifest, tie(manifest.weights, manifest.files))
+    export = log.export(directory / EXPORT, registry=registry, attestations=attestations)
+    return Released(directory / MANIFEST, export, seq, manifest, tie(manifest.weights, manifest.files))
 
 
 def describe(log: Ledger, files: tuple[ReleasedFile, ...], *, now: int) -> Manifest:

@@ -58,6 +58,9 @@ def _claims(report: AuditReport) -> list[tuple[str, str, str]]:
         ("Every ε is at least what was spent", leaves("SPEND", "EPOCH"), f"computed again with {report.accountant}"),
         ("Who withdrew was drawn no more", leaves("WITHDRAW"), "gone from the pool of every later charge"),
     ]
+    if report.bounds is not None and report.verdict in ("FULL", "SUMMARISED"):
+        how = f"{report.bounds.held:,} attestations verify under {report.bounds.keys:,} keys of the owner's registry and say so"
+        found.append(("Bounds and limits are what each contributor signed", leaves("ADMIT"), how))
     optional = (
         ("Releases cite this ledger as it was", "RELEASE", "root and withdrawals of their moment computed again"),
         ("Summaries say what their ranges said", "SUMMARY", _of_summaries(report)),

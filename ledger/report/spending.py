@@ -25,6 +25,12 @@ the trainer did what it recorded, or that nobody trained on the same data outsid
 they have spent: their influence is bounded, not removed.</p>
 """
 
+_TOLD = """
+<p>That contributions were admitted under these bounds is the operator's word. The column for the preset hangs on no such
+word: it is what a contribution at the preset bounds of its class has spent, without a cap and admitted before the first
+charge. No contribution that the signed policy takes has spent more.</p>
+"""
+
 
 def classes(report: AuditReport) -> str:
     """Returns the largest value of one contribution per class, and what it means."""
@@ -32,15 +38,18 @@ def classes(report: AuditReport) -> str:
         return ""
     counted = any(c.occurrences is not None for c in report.classes)
     steps = ("steps", "occurrences") if counted else ("steps",)
-    head = ("class", "ε", "ε, content replacement", "noise multiplier", "sampling rate", *steps, "active", "withdrawn")
+    told = any(c.epsilon_preset is not None for c in report.classes)
+    preset = ("ε at the preset, no caps",) if told else ()
+    head = ("class", "ε", "ε, content replacement", *preset, "noise multiplier", "sampling rate", *steps, "active", "withdrawn")
     rows: list[tuple[Any, ...]] = []
     for c in report.classes:
-        spent = [PUBLIC if value is None else rounded_up(value) for value in (c.epsilon, c.epsilon_replace)]
+        values = (c.epsilon, c.epsilon_replace, *([c.epsilon_preset] if told else []))
+        spent = [PUBLIC if value is None else rounded_up(value) for value in values]
         multiplier = PUBLIC if c.public else None if c.noise_multiplier is None else rounded_down(c.noise_multiplier)
         taken = (c.steps, c.occurrences) if counted else (c.steps,)
         rows.append((c.name, *spent, multiplier, c.sampling_rate, *taken, c.active, c.withdrawn))
-    told = table("classes-c", "Largest value of one contribution per class; ε rounded up, noise down", head, rows)
-    return section("spent", "What contributions have spent", _warning(report), told, _MEANING)
+    shown = table("classes-c", "Largest value of one contribution per class; ε rounded up, noise down", head, rows)
+    return section("spent", "What contributions have spent", _warning(report), shown, _TOLD if told else "", _MEANING)
 
 
 def over_the_run(report: AuditReport) -> str:

@@ -25,7 +25,7 @@ from ledger.proofs.evidence import Evidence
 from ledger.proofs.prover import consistency_proof
 from ledger.storage import fsck, highwater
 from ledger.storage.lean import WithoutBodies, WithoutHashes, droppable
-from ledger.storage.store import Anchor, Row, Store
+from ledger.storage.store import Anchor, Attested, Row, Store
 
 
 class Appender:
@@ -47,6 +47,7 @@ class Appender:
         self.store = store
         self.signer = signer
         self._staged: list[Leaf] = []
+        self._attested: list[Attested] = []
         self._broken = False
         self._take(fsck.load(store, recompute=recompute))
 
@@ -106,7 +107,7 @@ class Appender:
             note = sign_note(text, *signers) if checkpoint else None
             writing = True
             with told:
-                self.store.append(rows, frontier, note)
+                self.store.append(rows, frontier, note, self._attested)
             self.frontier = frontier
             self._subtrees.extend(row.leaf_hash for row in rows)
             if note is not None:
@@ -121,7 +122,7 @@ class Appender:
                 self._broken = False
             raise
         finally:
-            self._staged = []
+            self._staged, self._attested = [], []
 
     def time_at(self, now: int) -> int:
         """Returns the time of leaves appended now; raises LeafRefused, code CLOCK, for a clock that is behind the last one."""
@@ -214,6 +215,10 @@ class Appender:
         if problems:
             raise problems[0]
         self._staged.append(leaf)
+
+    def attach(self, attested: Attested) -> None:
+        """Queues what is kept of the attestation of a staged ADMIT leaf; the caller has held it against the leaf."""
+        self._attested.append(attested)
 
     def check_identity(self, signer: NoteSigner | None, expect_header: bytes | None, mark: bytes | None = None) -> None:
         """Checks that this is the ledger, and the key, that the caller means.

@@ -12,28 +12,35 @@ must be set up to keep what it commits, which is asserted at opening; and a stan
 is behind the signer's record, and refused.
 """
 
+import hashlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
+from ledger.attestations import orphans, pack
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced, ProofError
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
 from ledger.storage.postgres_connection import engine_of
 from ledger.storage.postgres_errors import translated
 from ledger.storage.postgres_schema import FUNCTIONS, TABLES, Tables, statements, tables, writer_grants
-from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Anchor, Head, Row, check_head
+from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Anchor, Attested, Head, Row, check_head, found_terms
 from ledger.subtrees import Subtree
 
 READ_BATCH: Final = 4_096
 """Rows in memory at once while a ledger is read or pruned."""
 
+_STREAMED: Final = {"yield_per": READ_BATCH}
+"""Options of one statement: set on the connection, they would turn a later UPDATE into a cursor."""
+
 _COPY: Final = "COPY {schema}.entry (seq, kind, dhash, leaf, body) FROM STDIN (FORMAT BINARY)"
 _COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea", "bytea")
+_COPY_ATTESTATIONS: Final = "COPY {schema}.attestation (seq, data) FROM STDIN (FORMAT BINARY)"
+_COPY_ATTESTATIONS_TYPES: Final = ("int8", "bytea")
 _MISSING: Final = ("42P01", "3F000")
 """SQLSTATE of a table and of a schema that is not there."""
 
@@ -64,7 +71,7 @@ class PostgresSnapshot:
         entry = self._tables.entry
         columns = (entry.c.seq, entry.c.kind, entry.c.dhash, entry.c.leaf, entry.c.body, entry.c.level)
         query = sa.select(*columns).order_by(entry.c.seq)
-        for seq, kind, dhash, leaf, body, level in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+        for seq, kind, dhash, leaf, body, level in self._connection.execute(query, execution_options=_STREAMED):
             yield Row(seq, kind, dhash, leaf or b"", body or b"", level)
 
     def checkpoints(self) -> dict[int, bytes]:
@@ -85,8 +92,28 @@ class PostgresSnapshot:
         """Yields all anchors in order of their descriptor hashes."""
         anchor = self._tables.anchor
         query = sa.select(anchor.c.dhash, anchor.c.summary_seq, anchor.c.record).order_by(anchor.c.dhash)
-        for row in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+        for row in self._connection.execute(query, execution_options=_STREAMED):
             yield Anchor(*row)
+
+    def terms(self) -> Iterator[tuple[int, bytes]]:
+        """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
+        terms = self._tables.terms
+        query = sa.select(terms.c.number, terms.c.data).order_by(terms.c.number)
+        for number, data in self._connection.execute(query, execution_options=_STREAMED):
+            yield number, data or b""
+
+    def terms_at(self, numbers: Sequence[int]) -> list[bytes]:
+        """Returns the bytes of common terms, in the order of the numbers."""
+        terms = self._tables.terms
+        rows = self._connection.execute(sa.select(terms.c.number, terms.c.data).where(terms.c.number.in_(numbers)))
+        return found_terms(numbers, {row.number: row.data for row in rows})
+
+    def attestations(self) -> Iterator[tuple[int, bytes]]:
+        """Yields positions of ADMIT leaves and what is kept of their attestations, in order."""
+        kept = self._tables.attestation
+        query = sa.select(kept.c.seq, kept.c.data).order_by(kept.c.seq)
+        for row in self._connection.execute(query, execution_options=_STREAMED):
+            yield row.seq, row.data
 
 
 class PostgresStore:
@@ -166,13 +193,20 @@ class PostgresStore:
             connection.exec_driver_sql(f"ALTER SCHEMA {place.schema} RENAME TO {aside}")
             return aside
 
-    def append(self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None) -> None:
-        """Appends rows, all or none, on the server's disk when it returns (``synchronous_commit=on``)."""
+    def append(
+        self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None, attested: Sequence[Attested] = ()
+    ) -> None:
+        """Appends rows and attestations, all or none, on the server's disk when it returns (``synchronous_commit=on``)."""
         known, expected = self._tables, frontier.size - len(rows)
         with self._transaction("appending") as connection:
             self._check_fence(connection, expected)
             if rows:
-                _copy(connection, self.place.schema, rows)
+                values = ((row.seq, row.kind, row.descriptor_hash, row.leaf_hash, row.body) for row in rows)
+                _copy(connection, _COPY.format(schema=self.place.schema), _COPY_TYPES, values)
+            if attested:
+                numbers = self._numbered(connection, attested)
+                kept = ((item.seq, pack(numbers[item.terms], item.signature)) for item in attested)
+                _copy(connection, _COPY_ATTESTATIONS.format(schema=self.place.schema), _COPY_ATTESTATIONS_TYPES, kept)
             moved = sa.update(known.head).where(known.head.c.size == frontier.size).values(frontier=frontier.to_bytes())
             if connection.execute(moved).rowcount != 1:
                 raise LedgerCorrupt("HEAD", "the head did not move with the rows; the insert trigger is missing")
@@ -200,10 +234,16 @@ class PostgresStore:
                     sa.insert(known.anchor),
                     [{"dhash": a.descriptor_hash, "summary_seq": a.summary_seq, "record": a.record} for a in anchors],
                 )
-            dropped = 0
+            dropped = forgotten = 0
             for at in range(0, len(seqs), READ_BATCH):
-                chosen = known.entry.c.seq == sa.any_(sa.cast(list(seqs[at : at + READ_BATCH]), sa.ARRAY(sa.BigInteger)))
-                dropped += connection.execute(sa.update(known.entry).where(chosen).values(body=None)).rowcount
+                batch = sa.any_(sa.cast(list(seqs[at : at + READ_BATCH]), sa.ARRAY(sa.BigInteger)))
+                bodies = sa.update(known.entry).where(known.entry.c.seq == batch).values(body=None)
+                dropped += connection.execute(bodies).rowcount
+                forgotten += connection.execute(sa.delete(known.attestation).where(known.attestation.c.seq == batch)).rowcount
+            snapshot = PostgresSnapshot(connection, known)
+            if forgotten and (unused := orphans(snapshot.terms(), snapshot.attestations())):
+                empty = sa.update(known.terms).where(known.terms.c.number == sa.bindparam("orphan")).values(data=None)
+                connection.execute(empty, [{"orphan": number} for number in unused])
             if dropped != len(seqs):
                 raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
 
@@ -281,6 +321,19 @@ class PostgresStore:
         with self._transaction(f"granting rights to {role}") as connection:
             for statement in writer_grants(self.place.schema, role):
                 connection.exec_driver_sql(statement)
+
+    def _numbered(self, connection: sa.Connection, attested: Sequence[Attested]) -> dict[bytes, int]:
+        """Returns the numbers of the terms of attestations, and stores those that are not there yet."""
+        known = self._tables.terms
+        fresh = connection.scalar(sa.select(sa.func.coalesce(sa.func.max(known.c.number) + 1, 0))) or 0
+        by_digest, numbers = sa.func.sha256(known.c.data), dict[bytes, int]()
+        for data in dict.fromkeys(item.terms for item in attested):
+            found = connection.scalar(sa.select(known.c.number).where(by_digest == hashlib.sha256(data).digest()))
+            if found is None:
+                connection.execute(sa.insert(known), [{"number": fresh, "data": data}])
+                found, fresh = fresh, fresh + 1
+            numbers[data] = found
+        return numbers
 
     def _make_tables(self, connection: sa.Connection) -> None:
         known = self._tables
@@ -380,12 +433,12 @@ def _schema_exists(connection: sa.Connection, schema: str) -> bool:
     return bool(connection.scalar(sa.text(query), {"schema": schema}))
 
 
-def _copy(connection: sa.Connection, schema: str, rows: Sequence[Row]) -> None:
+def _copy(connection: sa.Connection, statement: str, types: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
     driver: Any = connection.connection.driver_connection
-    with driver.cursor() as cursor, cursor.copy(_COPY.format(schema=schema)) as copy:
-        copy.set_types(_COPY_TYPES)
+    with driver.cursor() as cursor, cursor.copy(statement) as copy:
+        copy.set_types(types)
         for row in rows:
-            copy.write_row((row.seq, row.kind, row.descriptor_hash, row.leaf_hash, row.body))
+            copy.write_row(row)
 
 
 def _holder() -> str:

@@ -13,9 +13,12 @@ import sqlalchemy as sa
 
 from ledger.storage.store import ADMIT_KIND, PRUNABLE_KINDS, SUMMARY_KIND
 
-TABLES: Final = ("meta", "entry", "head", "checkpoint", "anchor", "lease")
+TABLES: Final = ("meta", "entry", "head", "checkpoint", "anchor", "lease", "terms", "attestation")
 
-FUNCTIONS: Final = ("entry_dense", *(f"{name}_{kind}" for name in TABLES for kind in ("stays", "grows")))
+_APPENDED: Final = ("entry", "checkpoint", "terms", "attestation")
+"""Tables that a run appends rows to."""
+
+FUNCTIONS: Final = tuple(f"{name}_{kind}" for name in TABLES for kind in ("dense", "stays", "grows", "belongs", "goes"))
 """Functions of the triggers; not every table has all."""
 
 
@@ -29,6 +32,8 @@ class Tables:
     checkpoint: sa.Table
     anchor: sa.Table
     lease: sa.Table
+    terms: sa.Table
+    attestation: sa.Table
 
 
 def tables(schema: str) -> Tables:
@@ -60,6 +65,8 @@ def tables(schema: str) -> Tables:
         checkpoint=table("checkpoint", size=sa.BigInteger, note=sa.LargeBinary),
         anchor=table("anchor", dhash=sa.LargeBinary, summary_seq=sa.BigInteger, record=sa.LargeBinary),
         lease=table("lease", id=sa.Integer, holder=sa.Text, fence=sa.BigInteger),
+        terms=table("terms", number=sa.BigInteger, data=sa.LargeBinary),
+        attestation=table("attestation", seq=sa.BigInteger, data=sa.LargeBinary),
     )
 
 
@@ -74,6 +81,9 @@ CREATE TABLE {s}.checkpoint (size bigint PRIMARY KEY, note bytea NOT NULL);
 CREATE TABLE {s}.anchor (dhash bytea PRIMARY KEY CHECK (octet_length(dhash) = 32), summary_seq bigint NOT NULL,
     record bytea NOT NULL);
 CREATE TABLE {s}.lease (id integer PRIMARY KEY CHECK (id = 0), holder text NOT NULL, fence bigint NOT NULL);
+CREATE TABLE {s}.terms (number bigint PRIMARY KEY, data bytea);
+CREATE UNIQUE INDEX terms_data ON {s}.terms (sha256(data));
+CREATE TABLE {s}.attestation (seq bigint PRIMARY KEY, data bytea NOT NULL);
 """
 
 _FUNCTION = """
@@ -95,6 +105,24 @@ _DENSE = """
     END IF;
     RETURN NULL;"""
 
+_TERMS_DENSE = """
+    IF EXISTS (SELECT 1 FROM fresh) AND NOT (
+        SELECT min(f.number) = coalesce((SELECT max(t.number) + 1 FROM {s}.terms t
+                WHERE t.number < (SELECT min(g.number) FROM fresh g)), 0)
+            AND max(f.number) = min(f.number) + count(*) - 1 AND count(f.data) = count(*) FROM fresh f) THEN
+        RAISE EXCEPTION 'terms.number must be the number of terms, and their bytes there'
+            USING ERRCODE = 'integrity_constraint_violation';
+    END IF;
+    RETURN NULL;"""
+
+_BELONGS = """
+    IF EXISTS (SELECT 1 FROM fresh f WHERE NOT EXISTS (
+            SELECT 1 FROM {s}.entry e WHERE e.seq = f.seq AND e.kind = {admit} AND e.body IS NOT NULL)) THEN
+        RAISE EXCEPTION 'an attestation belongs to an ADMIT leaf that is there'
+            USING ERRCODE = 'integrity_constraint_violation';
+    END IF;
+    RETURN NULL;"""
+
 
 _BODY_GOES = """(OLD.kind IN ({kinds}) AND OLD.seq < (SELECT pruned_before FROM {s}.head)
             AND (NEW.leaf, NEW.level) IS NOT DISTINCT FROM (OLD.leaf, OLD.level)
@@ -108,6 +136,17 @@ _HASH_GOES = """(OLD.body IS NULL AND NEW.level > OLD.level AND CASE WHEN NEW.le
                     AND e.body IS NULL) = 1::bigint << NEW.level
             ELSE EXISTS (SELECT 1 FROM {s}.entry e WHERE e.seq = (NEW.seq & ~((1::bigint << NEW.level) - 1))
                 AND e.seq <> NEW.seq AND e.level = NEW.level AND e.leaf IS NOT NULL) END)"""
+
+
+_WRITES = {"attestation": "UPDATE OR TRUNCATE"}
+"""Verbs that a table refuses whatever the row, where a row may be removed with what it belongs to."""
+
+_GOES = """
+    IF NOT EXISTS (SELECT 1 FROM {s}.entry e WHERE e.seq = OLD.seq AND e.body IS NULL) THEN
+        RAISE EXCEPTION 'attestation rows are removed with the body of their leaf alone'
+            USING ERRCODE = 'integrity_constraint_violation';
+    END IF;
+    RETURN OLD;"""
 
 
 def _guard(when: str, sentence: str) -> str:
@@ -144,18 +183,26 @@ def statements(schema: str) -> list[str]:
             OR position('\x0a0a'::bytea IN substring(NEW.note FROM octet_length(OLD.note) + 1)) > 0""",
             "a checkpoint note is never changed; only signature lines may be appended",
         ),
+        "terms": _guard(
+            f"""NEW.number <> OLD.number OR NEW.data IS NOT NULL
+            OR NOT EXISTS (SELECT 1 FROM {schema}.head WHERE pruned_before > 0)""",
+            "terms rows are never changed; only what nothing is left of after pruning may be emptied",
+        ),
     }
     made = [part.strip() for part in _TABLES.format(s=schema).split(";\n") if part.strip()]
     made.append(_function(schema, "entry_dense", _DENSE.format(s=schema), "SECURITY DEFINER"))
     made.append(f"REVOKE ALL ON FUNCTION {schema}.entry_dense() FROM PUBLIC")
-    made.append(
-        f"CREATE TRIGGER entry_dense AFTER INSERT ON {schema}.entry REFERENCING NEW TABLE AS fresh "
-        f"FOR EACH STATEMENT EXECUTE FUNCTION {schema}.entry_dense()"
-    )
+    made.append(_function(schema, "terms_dense", _TERMS_DENSE.format(s=schema)))
+    made.append(_function(schema, "attestation_belongs", _BELONGS.format(s=schema, admit=ADMIT_KIND)))
+    made += [
+        f"CREATE TRIGGER {name}_{kind} AFTER INSERT ON {schema}.{name} REFERENCING NEW TABLE AS fresh "
+        f"FOR EACH STATEMENT EXECUTE FUNCTION {schema}.{name}_{kind}()"
+        for name, kind in (("entry", "dense"), ("terms", "dense"), ("attestation", "belongs"))
+    ]
     for name in TABLES:
         sentence = f"{name} rows are never changed or removed"
         made.append(_function(schema, f"{name}_stays", _REFUSE.format(sentence=sentence)))
-        verbs = "DELETE OR TRUNCATE" if name in guards else "UPDATE OR DELETE OR TRUNCATE"
+        verbs = "DELETE OR TRUNCATE" if name in guards else _WRITES.get(name, "UPDATE OR DELETE OR TRUNCATE")
         made.append(
             f"CREATE TRIGGER {name}_stays BEFORE {verbs} ON {schema}.{name} "
             f"FOR EACH STATEMENT EXECUTE FUNCTION {schema}.{name}_stays()"
@@ -166,6 +213,11 @@ def statements(schema: str) -> list[str]:
             f"CREATE TRIGGER {name}_grows BEFORE UPDATE ON {schema}.{name} "
             f"FOR EACH ROW EXECUTE FUNCTION {schema}.{name}_grows()"
         )
+    made.append(_function(schema, "attestation_goes", _GOES.format(s=schema)))
+    made.append(
+        f"CREATE TRIGGER attestation_goes BEFORE DELETE ON {schema}.attestation "
+        f"FOR EACH ROW EXECUTE FUNCTION {schema}.attestation_goes()"
+    )
     return made
 
 
@@ -180,7 +232,7 @@ def writer_grants(schema: str, role: str) -> list[str]:
     return [
         f"GRANT USAGE ON SCHEMA {schema} TO {name}",
         f"GRANT SELECT ON {', '.join(f'{schema}.{table}' for table in TABLES)} TO {name}",
-        f"GRANT INSERT ON {schema}.entry, {schema}.checkpoint TO {name}",
+        f"GRANT INSERT ON {', '.join(f'{schema}.{table}' for table in _APPENDED)} TO {name}",
         f"GRANT UPDATE (frontier) ON {schema}.head TO {name}",
         f"GRANT UPDATE (holder, fence) ON {schema}.lease TO {name}",
         f"GRANT UPDATE (note) ON {schema}.checkpoint TO {name}",

@@ -21,32 +21,54 @@ from typing import IO, Final, TypeVar
 
 import sqlalchemy as sa
 
+from ledger.attestations import orphans, pack
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerError, LedgerReplaced, ProofError, StorageFailed
 from ledger.merkle import Frontier
 from ledger.storage import fsck
 from ledger.storage.disks import is_there, require_local
 from ledger.storage.in_place import FILES, OpenFiles
 from ledger.storage.place import Place
-from ledger.storage.sqlite_schema import ANCHOR, CHECKPOINT, ENTRY, HEAD, LEASE, META, METADATA, TRIGGERS
+from ledger.storage.sqlite_schema import (
+    ANCHOR,
+    ATTESTATION,
+    CHECKPOINT,
+    ENTRY,
+    HEAD,
+    LEASE,
+    META,
+    METADATA,
+    TERMS,
+    TRIGGERS,
+)
 from ledger.storage.store import (
     EMPTY_HEAD,
     LOCK_TIMEOUT_SECONDS,
     MAX_WRONG,
     SCHEMA_VERSION,
     Anchor,
+    Attested,
     Head,
     Row,
     check_head,
+    found_terms,
 )
 from ledger.subtrees import Subtree
 
 READ_BATCH: Final = 4_096
 """Rows in memory at once while a ledger is read or pruned."""
 
+_STREAMED: Final = {"yield_per": READ_BATCH}
+"""Options of one statement: set on the connection, they would turn a later UPDATE into a cursor."""
+
 _DROP_BODY: Final = "UPDATE entry SET body = NULL WHERE seq = ?"
 _PUT_ROOT: Final = "UPDATE entry SET leaf = ?, level = ? WHERE seq = ?"
 _DROP_HASHES: Final = "UPDATE entry SET leaf = NULL, level = ? WHERE seq > ? AND seq < ?"
 _INSERT_ANCHOR: Final = "INSERT INTO anchor (dhash, summary_seq, record) VALUES (?, ?, ?)"
+_FIND_TERMS: Final = "SELECT number FROM terms WHERE data = ?"
+_INSERT_TERMS: Final = "INSERT INTO terms (number, data) VALUES (?, ?)"
+_INSERT_ATTESTATION: Final = "INSERT INTO attestation (seq, data) VALUES (?, ?)"
+_DROP_ATTESTATION: Final = "DELETE FROM attestation WHERE seq = ?"
+_EMPTY_TERMS: Final = "UPDATE terms SET data = NULL WHERE number = ?"
 _INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, dhash, leaf, body) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -84,7 +106,7 @@ class SqliteSnapshot:
         """Yields all rows in order of seq."""
         columns = (ENTRY.c.seq, ENTRY.c.kind, ENTRY.c.dhash, ENTRY.c.leaf, ENTRY.c.body, ENTRY.c.level)
         query = sa.select(*columns).order_by(ENTRY.c.seq)
-        for seq, kind, dhash, leaf, body, level in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+        for seq, kind, dhash, leaf, body, level in self._connection.execute(query, execution_options=_STREAMED):
             if type(leaf) not in _BLOBS or type(body) not in _BLOBS or type(level) is not int:
                 raise LedgerCorrupt("DATABASE", f"row {seq!r:.40} of the leaves has values of other types than a ledger has")
             yield Row(seq, kind, dhash, leaf or b"", body or b"", level)
@@ -105,8 +127,25 @@ class SqliteSnapshot:
     def anchors(self) -> Iterator[Anchor]:
         """Yields all anchors in order of their descriptor hashes."""
         query = sa.select(ANCHOR.c.dhash, ANCHOR.c.summary_seq, ANCHOR.c.record).order_by(ANCHOR.c.dhash)
-        for dhash, seq, record in self._connection.execution_options(yield_per=READ_BATCH).execute(query):
+        for dhash, seq, record in self._connection.execute(query, execution_options=_STREAMED):
             yield Anchor(_stored(bytes, dhash), _stored(int, seq), _stored(bytes, record))
+
+    def terms(self) -> Iterator[tuple[int, bytes]]:
+        """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
+        query = sa.select(TERMS.c.number, TERMS.c.data).order_by(TERMS.c.number)
+        for number, data in self._connection.execute(query, execution_options=_STREAMED):
+            yield number, b"" if data is None else _stored(bytes, data)
+
+    def terms_at(self, numbers: Sequence[int]) -> list[bytes]:
+        """Returns the bytes of common terms, in the order of the numbers."""
+        rows = self._connection.execute(sa.select(TERMS.c.number, TERMS.c.data).where(TERMS.c.number.in_(numbers)))
+        return found_terms(numbers, {row.number: row.data and _stored(bytes, row.data) for row in rows})
+
+    def attestations(self) -> Iterator[tuple[int, bytes]]:
+        """Yields positions of ADMIT leaves and what is kept of their attestations, in order."""
+        query = sa.select(ATTESTATION.c.seq, ATTESTATION.c.data).order_by(ATTESTATION.c.seq)
+        for seq, data in self._connection.execute(query, execution_options=_STREAMED):
+            yield seq, _stored(bytes, data)
 
 
 class SqliteStore:
@@ -205,14 +244,22 @@ class SqliteStore:
                 side.rename(aside.with_name(aside.name + suffix))
         return str(aside)
 
-    def append(self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None) -> None:
-        """Appends rows, all or none, on disk when it returns (WAL, ``synchronous=FULL``)."""
+    def append(
+        self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None, attested: Sequence[Attested] = ()
+    ) -> None:
+        """Appends rows and attestations, all or none, on disk when it returns (WAL, ``synchronous=FULL``)."""
         expected = frontier.size - len(rows)
         with self._writing("appending") as connection:
             self._check_fence(connection, expected)
             if rows:
                 values = [(row.seq, row.kind, row.descriptor_hash, row.leaf_hash, row.body) for row in rows]
                 connection.exec_driver_sql(_INSERT_ENTRY, values)
+            if attested:
+                numbers = _numbered(connection, attested)
+                for at in range(0, len(attested), READ_BATCH):
+                    batch = attested[at : at + READ_BATCH]
+                    kept = [(item.seq, pack(numbers[item.terms], item.signature)) for item in batch]
+                    connection.exec_driver_sql(_INSERT_ATTESTATION, kept)
             moved = sa.update(HEAD).where(HEAD.c.size == frontier.size).values(frontier=frontier.to_bytes())
             if connection.execute(moved).rowcount != 1:
                 raise LedgerCorrupt("HEAD", "the head did not move with the rows; the insert trigger is missing")
@@ -236,10 +283,14 @@ class SqliteStore:
             if anchors:
                 values = [(anchor.descriptor_hash, anchor.summary_seq, anchor.record) for anchor in anchors]
                 connection.exec_driver_sql(_INSERT_ANCHOR, values)
-            dropped = 0
+            dropped = forgotten = 0
             for at in range(0, len(seqs), READ_BATCH):
                 batch = [(seq,) for seq in seqs[at : at + READ_BATCH]]
                 dropped += connection.exec_driver_sql(_DROP_BODY, batch).rowcount
+                forgotten += connection.exec_driver_sql(_DROP_ATTESTATION, batch).rowcount
+            snapshot = SqliteSnapshot(connection)
+            if forgotten and (unused := orphans(snapshot.terms(), snapshot.attestations())):
+                connection.exec_driver_sql(_EMPTY_TERMS, [(number,) for number in unused])
             if dropped != len(seqs):
                 raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
 
@@ -379,6 +430,20 @@ class SqliteStore:
     def _transaction(self, doing: str) -> Iterator[sa.Connection]:
         with _translated(doing), self._engine.begin() as connection:
             yield connection
+
+
+def _numbered(connection: sa.Connection, attested: Sequence[Attested]) -> dict[bytes, int]:
+    """Returns the numbers of the terms of attestations, and stores those that are not there yet."""
+    fresh = connection.scalar(sa.select(sa.func.max(TERMS.c.number)))
+    fresh = 0 if fresh is None else fresh + 1
+    numbers: dict[bytes, int] = {}
+    for terms in dict.fromkeys(item.terms for item in attested):
+        found = connection.exec_driver_sql(_FIND_TERMS, (terms,)).scalar()
+        if found is None:
+            connection.exec_driver_sql(_INSERT_TERMS, (fresh, terms))
+            found, fresh = fresh, fresh + 1
+        numbers[terms] = found
+    return numbers
 
 
 def _wrong_pages(connection: sa.Connection) -> list[str]:

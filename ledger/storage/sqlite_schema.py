@@ -65,6 +65,21 @@ ANCHOR: Final = sa.Table(
     sa.Column("record", sa.LargeBinary, nullable=False),
     sqlite_strict=True,
 )
+TERMS: Final = sa.Table(
+    "terms",
+    METADATA,
+    _position("number"),
+    sa.Column("data", sa.LargeBinary),
+    sa.Index("terms_data", "data", unique=True),
+    sqlite_strict=True,
+)
+ATTESTATION: Final = sa.Table(
+    "attestation",
+    METADATA,
+    _position("seq"),
+    sa.Column("data", sa.LargeBinary, nullable=False),
+    sqlite_strict=True,
+)
 LEASE: Final = sa.Table(
     "lease",
     METADATA,
@@ -91,8 +106,9 @@ _HASH_GOES = """(OLD.body IS NULL AND NEW.level > OLD.level AND CASE WHEN NEW.le
                 = 1 << NEW.level
         ELSE EXISTS (SELECT 1 FROM entry WHERE seq = (NEW.seq & ~((1 << NEW.level) - 1)) AND seq <> NEW.seq
             AND level = NEW.level AND leaf IS NOT NULL) END)"""
+_BODY_THERE = "NOT EXISTS (SELECT 1 FROM entry WHERE seq = OLD.seq AND body IS NULL)"
 _SAME_TABLE_KEYS = {"meta": "key = NEW.key", "head": "id = NEW.id", "lease": "id = NEW.id", "checkpoint": "size = NEW.size",
-                    "anchor": "dhash = NEW.dhash"}  # fmt: skip
+                    "anchor": "dhash = NEW.dhash", "attestation": "seq = NEW.seq"}  # fmt: skip
 
 TRIGGERS: Final = (
     _refuse(
@@ -138,12 +154,32 @@ TRIGGERS: Final = (
         for table, same in _SAME_TABLE_KEYS.items()
         for name, verb, when in (
             ("once", "INSERT", f"EXISTS (SELECT 1 FROM {table} WHERE {same})"),
-            ("no_delete", "DELETE", "1"),
+            ("no_delete", "DELETE", _BODY_THERE if table == "attestation" else "1"),
         )
     ),
+    _refuse(
+        "attestation_of_admit",
+        "INSERT ON attestation",
+        f"NOT EXISTS (SELECT 1 FROM entry WHERE seq = NEW.seq AND kind = {ADMIT_KIND} AND body IS NOT NULL)",
+        "an attestation belongs to an ADMIT leaf that is there",
+    ),
+    _refuse(
+        "terms_dense",
+        "INSERT ON terms",
+        """NEW.number IS NOT (SELECT ifnull(max(number) + 1, 0) FROM terms) OR NEW.data IS NULL
+        OR EXISTS (SELECT 1 FROM terms WHERE data = NEW.data)""",
+        "terms.number must be the number of terms, and their bytes there and new",
+    ),
+    _refuse(
+        "terms_only_emptied",
+        "UPDATE ON terms",
+        "NEW.number IS NOT OLD.number OR NEW.data IS NOT NULL OR NOT EXISTS (SELECT 1 FROM head WHERE pruned_before > 0)",
+        "terms rows are never changed; only what nothing is left of after pruning may be emptied",
+    ),
+    _refuse("terms_no_delete", "DELETE ON terms", "1", "terms rows are never changed or removed"),
     _refuse("entry_no_delete", "DELETE ON entry", "1", "entry rows are never changed or removed"),
     *(
         _refuse(f"{table}_no_update", f"UPDATE ON {table}", "1", f"{table} rows are never changed or removed")
-        for table in ("meta", "anchor")
+        for table in ("meta", "anchor", "attestation")
     ),
 )

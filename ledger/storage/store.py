@@ -15,7 +15,7 @@ from ledger.merkle import Frontier
 from ledger.storage.place import Place
 from ledger.subtrees import Subtree
 
-SCHEMA_VERSION: Final = "3"
+SCHEMA_VERSION: Final = "4"
 """Written into every new database and compared at opening; raised when its tables or triggers change."""
 
 LOCK_TIMEOUT_SECONDS: Final = 10
@@ -61,6 +61,21 @@ class Anchor:
     descriptor_hash: bytes
     summary_seq: int
     record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Attested:
+    """What is kept of what the contributor of an ADMIT leaf signed (`ledger.attestations`).
+
+    Attributes:
+        seq: position of the leaf.
+        terms: the common terms, encoded.
+        signature: 64 bytes.
+    """
+
+    seq: int
+    terms: bytes
+    signature: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +137,31 @@ class Snapshot(Protocol):
         """Yields all anchors in order of their descriptor hashes."""
 
 
+class WholeSnapshot(Snapshot, Protocol):
+    """A snapshot with what contributors signed, on which no state of a run depends."""
+
+    def terms(self) -> Iterator[tuple[int, bytes]]:
+        """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
+
+    def terms_at(self, numbers: Sequence[int]) -> list[bytes]:
+        """Returns the bytes of common terms, in the order of the numbers: some hundreds of them at most.
+
+        Raises:
+            LedgerCorrupt: code ATTESTATION, one of them is not there.
+        """
+
+    def attestations(self) -> Iterator[tuple[int, bytes]]:
+        """Yields positions of ADMIT leaves and what is kept of their attestations (`ledger.attestations.pack`), in order."""
+
+
+def found_terms(numbers: Sequence[int], found: Mapping[int, bytes | None]) -> list[bytes]:
+    """Returns what a database found of common terms, in the order of the numbers; raises LedgerCorrupt as `terms_at`."""
+    for number in numbers:
+        if not found.get(number):
+            raise LedgerCorrupt("ATTESTATION", f"an attestation names the common terms {number}, which are not there")
+    return [found[number] or b"" for number in numbers]
+
+
 class Store(Protocol):
     """An open database of one ledger. Not for use from several threads, nor across a fork.
 
@@ -160,8 +200,10 @@ class Store(Protocol):
     def set_aside(place: Place) -> str:
         """Renames what lies there and returns the new name; nothing is deleted."""
 
-    def append(self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None) -> None:
-        """Appends rows, all or none.
+    def append(
+        self, rows: Sequence[Row], frontier: Frontier, note: bytes | None = None, attested: Sequence[Attested] = ()
+    ) -> None:
+        """Appends rows and attestations, all or none.
 
         Guarantee:
             When this returns, the rows are durable. When it raises, none of them is in the ledger; only where the failure
@@ -174,6 +216,8 @@ class Store(Protocol):
             rows: the next leaves, in order.
             frontier: the tree's frontier after the last of them.
             note: signed checkpoint of the size after the last of them.
+            attested: what is kept of the attestations of ADMIT leaves among them, in order. Terms whose bytes are stored
+                already get the number that they have; new ones the next.
 
         Raises:
             LedgerReplaced: the database under the ledger's name is another one, or none.
@@ -193,6 +237,7 @@ class Store(Protocol):
     def prune(self, size: int, before: int, seqs: Sequence[int], anchors: Sequence[Anchor]) -> None:
         """Drops bodies, stores what stands for them, and moves ``pruned_before``; all or nothing, durable as `append`.
 
+        The attestation of a leaf goes with its body. Terms that no attestation is left of are emptied; they keep their number.
         Leaf hashes stay. The triggers let bodies of `PRUNABLE_KINDS` go, below ``before``, and that no further than the
         last SUMMARY leaf, those of ADMIT leaves only beside their anchor; whether the summary was vouched for is the caller's
         to know.
@@ -224,7 +269,7 @@ class Store(Protocol):
             LedgerBusy, StorageFailed: as `append`.
         """
 
-    def snapshot(self) -> AbstractContextManager[Snapshot]:
+    def snapshot(self) -> AbstractContextManager[WholeSnapshot]:
         """Opens one view of the whole ledger, which a writer elsewhere does not move."""
 
     def examine(self) -> list[str] | None:

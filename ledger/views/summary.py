@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ledger.replay import Replay
+from ledger.rules.contributions import Contribution, Terms
 
 SPREAD_BINS: Final = 20
 """Bins of a distribution: enough to show two groups in a class, few enough to read each as a figure."""
@@ -55,6 +56,8 @@ class ClassSummary:
         blocks: number of blocks that the class touches.
         coordinates: number of parameters in them.
         spread: the distribution of epsilon over its contributions; None for a public class, and without any.
+        epsilon_preset: epsilon at the class preset without caps (`preset_epsilon`), which hangs on no ADMIT leaf; None for a
+            public class, and where the bounds of contributions are known to be signed.
     """
 
     name: str
@@ -70,6 +73,7 @@ class ClassSummary:
     public: bool = False
     occurrences: int | None = None
     spread: Spread | None = None
+    epsilon_preset: float | None = None
 
 
 def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
@@ -117,6 +121,33 @@ def class_summaries(run: Replay) -> tuple[ClassSummary, ...]:
             )
         )
     return tuple(summaries)
+
+
+def preset_epsilon(run: Replay, place: int) -> float | None:
+    """Returns the epsilon of a contribution at the preset of its class, without a cap, admitted before the first charge.
+
+    Guarantee:
+        No contribution of the class whose signed bounds the policy takes has spent more, whatever its ADMIT leaf says: a
+        smaller clip norm, a larger noise multiplier, a cap and a later admission only lower epsilon. Where occurrences are
+        public it is that of one which took part as often as any, in each step behind the least noise of all charged phases.
+
+    Args:
+        run: the run as recorded.
+        place: place of the class in the policy.
+
+    Returns:
+        Epsilon under zero-out adjacency; None for a public class, which promises none.
+    """
+    rule, spent = run.header.policy.classes[place], run.expenditure
+    if rule.public:
+        return None
+    bounds = (rule.clip_norm_micro, rule.noise_multiplier_micro, 0)
+    terms = Terms(place, rule.name, *bounds, (0,) * len(run.charged_phases), 0, 0, 0)
+    contribution = Contribution(b"", 0, terms)
+    if run.header.occurrences_public:
+        most = max((item.occurrences for item in run.register.by_number if item.class_index == place), default=0)
+        contribution.loss = most / _least(spent.of_contribution(contribution), run.charged_phases) ** 2
+    return run.epsilon(contribution)
 
 
 def spread_of(epsilons: Mapping[float, int]) -> Spread:

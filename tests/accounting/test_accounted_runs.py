@@ -48,11 +48,11 @@ def test_a_run_verifies_under_every_accountant(tmp_path, accountant):
     trainer.close()
     key = (world.root / "ledger.pub").read_text().split()
     report = verify_export(world.root / "export", key)
-    assert (report.verdict, report.findings) == ("TOLD", ())
+    assert (report.verdict, report.findings) == ("FULL", ())
     assert all(c.epsilon > 0 for c in report.classes)
     arguments = [sys.executable, "-c", AUDIT_WITHOUT_TORCH, str(world.root / "export"), *key]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.stdout.startswith("TOLD ()"), done.stdout + done.stderr
+    assert done.stdout.startswith("FULL ()"), done.stdout + done.stderr
     assert ("recorded with prv opacus" in done.stdout) == (accountant == "prv")
 
 

@@ -9,9 +9,12 @@ import pycddl
 import pytest
 
 from attest import cbor, sign1
+from attest.descriptor import SignedDescriptor
+from attest.framing import CommonTerms
 from attest.policy import NoisePhase
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from fuzz.targets import ANCHORS, ORIGINALS, SCENE, key_statements, registry_entries
+from ledger.attestations import pack
 from tests.attacks.scene import (
     CORPUS,
     ISSUER,
@@ -92,6 +95,12 @@ def test_every_form_of_each_document_is_an_instance():
         assert valid("registry-entry", entry)
     for statement in key_statements():
         assert valid("key-statement", statement)
+    for original in ORIGINALS:
+        common = CommonTerms.of(SignedDescriptor.from_cbor(original.attestation.descriptor), bytes(8)).to_cbor()
+        assert valid("common-terms", common) and not valid("common-terms", cbor.encode([*cbor.decode(common), 0]))
+    assert valid("signed-entry", pack(2**40, bytes(64)))
+    for item in ([-1, bytes(64)], [0, bytes(63)], [0], [b"", bytes(64)]):
+        assert not valid("signed-entry", cbor.encode(item))
     names, at = registry_bytes().names, 0
     while at < len(names):
         item, at = cbor.decode_prefix(names, at)

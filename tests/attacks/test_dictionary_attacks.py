@@ -1,6 +1,7 @@
 """A27 of the attack list: whoever reads an export and guesses rightly learns nothing from it.
 
-The attacker has all that an export shows of a run, the registry, and of attestations descriptor and signature. It has the true
+The attacker has all that an export shows of a run, which are the registry and of attestations terms and signature too, and the
+descriptors and messages that these make again. It has the true
 contents, contributors, data classes and principals as its dictionary; only nonces and salts are missing. It hashes every guess
 under every domain of the project, with everything in the export as a salt, and looks for the digest anywhere. The same attacker
 is set on commitments that are weak in ways that come to mind, and confirms every guess there: so the test can fail.
@@ -15,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from attest import cbor, keys, sign1
+from attest.admission import SharedTerms
 from attest.commitments import CONTENT, CONTRIBUTOR, DATA_CLASS, PRINCIPAL, commit
 from attest.corpus import Item, Locator
 from attest.descriptor import ContributionDescriptor
+from attest.framing import SIGNATURE_SIZE, CommonTerms
 from attest.gate import run_gate
 from attest.policy import sign_policy, verify_policy
 from attest.signing import sign_descriptor
@@ -29,7 +32,7 @@ from ledger.log import AdmitSpec, Ledger
 from ledger.note import NoteSigner
 from ledger.rules.weights import WeightRecord
 from tests.attacks.scene import CORPUS, MICRO, NOW, OWNER, YEAR, key_of, make_policy, registry_bytes
-from tests.registries import continued, load
+from tests.registries import continued, load, put
 
 CLASSES = ("sensitive", "open")
 CONTRIBUTORS = ("hospital-berne", "hospital-basel", "practice-keller", "practice-favre")
@@ -120,10 +123,12 @@ def run(tmp_path_factory):
     policy = verify_policy(payload, message, keys.public_bytes(OWNER))
     admitted = run_gate(items, policy.policy, registry, now=NOW).admitted
     assert len(admitted) == len(opened)
+    put(place / "registry.cbor", enrolled)
     export, header = recorded(place, policy, registry, [item.admission for item in admitted])
     messages = tuple(attestation.sign1 for attestation in attestations)
     header += tuple(record.raw for contributor in registry.contributors for record in contributor.keys)
-    return Run((*export, bytes(enrolled)), header, tuple(opened), messages, tuple(contents), enrolled.names)
+    assert bytes(enrolled) in export
+    return Run(export, header, tuple(opened), messages, tuple(contents), enrolled.names)
 
 
 def recorded(place, policy, registry, admissions):
@@ -147,16 +152,17 @@ def recorded(place, policy, registry, admissions):
     )
     weights = WeightRecord(("head.weight",), None, True, "F32", (2,), hashlib.sha256(bytes(8)).digest())
     with Ledger.create(place / "ledger.db", spec, signer, now=NOW) as log:
-        log.admit([specification(admission) for admission in admissions], now=NOW)
+        terms = SharedTerms()
+        log.admit([specification(admission, terms) for admission in admissions], now=NOW)
         window = log.charge(1, 5, now=NOW, noise_stream=bytes(range(16)))
         log.settle(window, 5, now=NOW)
         log.close_epoch(5, log.keep_weights([weights]), isolation=HELD, now=NOW)
-        log.export(place / "export")
+        log.export(place / "export", registry=place / "registry.cbor")
         ids = (log.header.run_id, registry.root(), registry.registry_id, keys.public_bytes(OWNER), signer.vkey.encode())
     return tuple(path.read_bytes() for path in sorted((place / "export").rglob("*")) if path.is_file()), ids
 
 
-def specification(admission):
+def specification(admission, terms):
     """An admission as a run records it."""
     signed = admission.descriptor
     return AdmitSpec(
@@ -169,6 +175,7 @@ def specification(admission):
         attestation_hash=admission.attestation_hash,
         key_id=admission.key_id,
         anchor=signed.commitments()["content"],
+        attestation=(terms.of(admission), admission.signature),
     )
 
 
@@ -243,6 +250,23 @@ def confirmed(shown, truth):
 
 
 # --- the claims --------------------------------------------------------------------------------------------------------
+
+
+def test_A27_an_export_has_every_signature_and_makes_every_descriptor_again(run):
+    """So the attacks here are on an export with attestations and registry, and not on one that lacks them."""
+    shown = b"".join(run.export)
+    assert all(message[-SIGNATURE_SIZE:] in shown for message in run.messages)
+    terms = {CommonTerms.of(one.signed, sign1.parse(m).key_id) for one, m in zip(run.opened, run.messages, strict=True)}
+    assert len(terms) == len(CONTRIBUTORS) and all(one.to_cbor() in shown for one in terms)
+    assert all(one.commitments()["content"] in shown for one in run.opened)
+
+
+def test_A27_no_file_of_an_export_has_an_opening_or_a_name_of_the_registry(run):
+    secret = {value for one in run.opened for value in (one.nonce, one.salts, one.opening())}
+    secret |= {one.salts[at : at + 16] for one in run.opened for at in (0, 16, 32)}
+    secret |= set(re.findall(rb"\x50(.{16})", run.names, re.DOTALL)) | {name.encode() for name in CONTRIBUTORS}
+    shown = b"".join(run.export)
+    assert run.names and not any(value in shown for value in secret)
 
 
 def test_A27_nobody_is_confirmed_by_an_export_and_all_descriptors_and_signatures(run):

@@ -36,7 +36,17 @@ from ledger.rules.rotation import KeyChain
 from ledger.storage.opening import create_store
 from ledger.storage.place import Place
 from ledger.storage.store import Row
-from tests.ledger.ledger_runs import OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
+from tests.ledger.ledger_runs import (
+    OTHER_KEY,
+    OWNER_KEY,
+    SIGNER,
+    START,
+    Driver,
+    admission,
+    descriptor,
+    header_spec,
+    signed_policy,
+)
 from tests.ledger.retained_runs import forged_export
 from tests.registries import put, registry_file
 
@@ -342,7 +352,7 @@ class Withdrawals:
 
     def export(self, reason: str | None, evidence: bytes = bytes(32), then: tuple[str, bytes] | None = None) -> Path:
         """A run in which the contribution leaves for a reason, or stays; a second reason may follow."""
-        spec = header_spec(registry_root=self.root())
+        spec = header_spec(signed_policy(registry_root=self.root()), registry_root=self.root())
         place = self.base / f"run{len(list(self.base.glob('*.db')))}"
         with Ledger.create(place.with_suffix(".db"), spec, SIGNER, now=START) as ledger:
             driver = Driver(ledger)

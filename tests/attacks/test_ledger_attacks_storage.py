@@ -33,6 +33,7 @@ from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.evidence import judge, parse_evidence
 from ledger.proofs.memory import Memory
 from ledger.storage import highwater
+from tests.ledger.attested import attested_run
 from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
 from tests.pins import checkpoint_of
 
@@ -46,6 +47,15 @@ def path(tmp_path: Path) -> Path:
     with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
         Driver(ledger).whole_run()
     return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> Path:
+    """Such a run over signed admissions."""
+    run = attested_run(tmp_path / "signed.db")
+    run.whole_run()
+    run.ledger.close()
+    return tmp_path / "signed.db"
 
 
 @pytest.fixture
@@ -165,17 +175,17 @@ def test_B2_a_row_put_in_between_is_LedgerCorrupt(path):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("recursive", ["ON", "OFF"])
-@pytest.mark.parametrize("table", ["entry", "head", "checkpoint", "meta", "lease"])
+@pytest.mark.parametrize("table", ["entry", "head", "checkpoint", "meta", "lease", "terms", "attestation"])
 @pytest.mark.parametrize("verb", ["INSERT OR REPLACE", "REPLACE", "INSERT OR IGNORE"])
-def test_B3_replacing_a_row_is_refused_with_either_setting_of_recursive_triggers(path, table, recursive, verb):
-    with closing(sqlite3.connect(path)) as database:
+def test_B3_replacing_a_row_is_refused_with_either_setting_of_recursive_triggers(signed, table, recursive, verb):
+    with closing(sqlite3.connect(signed)) as database:
         before = database.execute(f"SELECT * FROM {table}").fetchall()
         database.execute(f"PRAGMA recursive_triggers={recursive}")
         with pytest.raises(sqlite3.IntegrityError):
             database.execute(f"{verb} INTO {table} SELECT * FROM {table} ORDER BY 1 DESC LIMIT 1")
         database.rollback()
         assert database.execute(f"SELECT * FROM {table}").fetchall() == before
-    assert Ledger.open(path).finished
+    assert Ledger.open(signed).finished
 
 
 # --- B4: the triggers themselves are attacked -----------------------------------------

@@ -7,11 +7,15 @@ from dataclasses import replace
 import pytest
 
 from attest import keys, sign1
+from attest.admission import SharedTerms
 from attest.descriptor import SignedDescriptor
 from attest.errors import AttestError, DescriptorRefused
 from attest.framing import CommonTerms, Framing, subject_of
+from attest.gate import run_gate
 from attest.signing import sign_content
 from attest.template import SigningTemplate
+from tests.attacks.scene import MICRO, NOW, item_of, make_scene
+from tests.attacks.scene import signed as signed_by_alice
 
 TEMPLATE = SigningTemplate(
     contributor="alice",
@@ -75,3 +79,22 @@ def test_no_byte_of_terms_can_be_another(key) -> None:
     for other in (data + b"\0", data[:-1], b"", b"\x80"):
         with pytest.raises(AttestError):
             CommonTerms.from_cbor(other)
+
+
+def test_what_the_gate_admitted_is_made_again_from_its_admission() -> None:
+    """Two contributors, one of them under two sets of terms; what is kept of an admission is its descriptor and 64 bytes."""
+    contents = [b"content %d" % number for number in range(6)]
+    changes = [{}, {}, {12: 7}, {12: 7}, {12: 7, "nonce": bytes(16)}, {5: MICRO - 1}]
+    made = [signed_by_alice(change, content=content) for change, content in zip(changes, contents, strict=True)]
+    scene = make_scene()
+    pairs = enumerate(zip(made, contents, strict=True))
+    items = [item_of(attestation, content, f"{number}.txt") for number, (attestation, content) in pairs]
+    admitted = [entry.admission for entry in run_gate(items, scene.policy, scene.registry, now=NOW).admitted]
+    assert len(admitted) == 6
+    shared = SharedTerms()
+    terms = [shared.of(admission) for admission in admitted]
+    assert len({id(found) for found in terms}) == len(set(terms)) == 3
+    for admission, found, attestation in zip(admitted, terms, made, strict=True):
+        signature, content = admission.signature, admission.descriptor.commitments()["content"]
+        again = Framing(CommonTerms.from_cbor(found.to_cbor())).attestation(content, signature)
+        assert (again.descriptor, again.sign1) == (attestation.descriptor, attestation.sign1) and len(signature) == 64

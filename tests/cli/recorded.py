@@ -4,6 +4,7 @@ import hashlib
 import time
 
 from attest import keys
+from attest.admission import SharedTerms
 from attest.commitments import commit_content
 from attest.corpus import open_corpus
 from attest.gate import run_gate
@@ -59,7 +60,8 @@ def record(
         private=private,
     )
     with Ledger.create(ledger, header, signer, now=now, state=state) as log:
-        log.admit([specification(item.admission) for item in admitted], now=now)
+        terms = SharedTerms()
+        log.admit([specification(item.admission, terms) for item in admitted], now=now)
         for step in range(1, 21, 5):
             window = log.charge(step, 5, now=now, noise_stream=step.to_bytes(16, "big"))
             log.settle(window, 5, now=now)
@@ -69,7 +71,7 @@ def record(
     return signer.vkey
 
 
-def specification(admission) -> AdmitSpec:
+def specification(admission, terms: SharedTerms) -> AdmitSpec:
     signed = admission.descriptor
     return AdmitSpec(
         descriptor_hash=admission.descriptor_hash,
@@ -81,4 +83,5 @@ def specification(admission) -> AdmitSpec:
         attestation_hash=admission.attestation_hash,
         key_id=admission.key_id,
         anchor=commit_content(signed.content_hash, signed.nonce),
+        attestation=(terms.of(admission), admission.signature),
     )

@@ -4,6 +4,8 @@ import pytest
 from recorded import record
 
 from attest import keys
+from attest.registry import open_registry
+from attest.registry.memory import RegistryMemory
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 
@@ -78,7 +80,7 @@ def test_withdrawals_are_held_against_what_was_signed(shell, run):
     both = shell.json(*VERIFY, "--withdrawals", "withdrawals", "--registry", "registry.cbor")
     assert both["withdrawal_evidence"] == {"signed": 2, "shown": 2, "missing": []}
     assert "WITHDRAWALS_TOLD" not in both["qualifiers"]
-    shell.run(*VERIFY, "--registry", "registry.cbor", code=2)
+    assert [shell.json(*VERIFY, *more)["verdict"] for more in ((), ("--registry", "registry.cbor"))] == ["TOLD", "FULL"]
     shell.run("registry", "add", "other.cbor", "--pub", "alice.pub", "--class", "sensitive")
     other = shell.json(*VERIFY, "--withdrawals", "withdrawals", "--registry", "other.cbor", code=1)
     assert [finding["code"] for finding in other["findings"]] == ["REGISTRY_ROOT"]
@@ -216,3 +218,46 @@ def test_the_gate_takes_no_older_registry_than_the_run_of_the_ledger_began_with(
     assert shell.json("gate", "policy.cose", "corpus")["admitted"] == {"sensitive": 5}
     answer = shell.json("gate", "policy.cose", "corpus", "--ledger", "ledger.db", code=1)
     assert answer["error"]["code"] == "REGISTRY_ROOT" and "cut back" in answer["error"]["sentence"]
+
+
+def test_an_export_takes_along_what_contributors_signed_and_the_registry_that_is_named(shell, run):
+    answer = shell.json("ledger", "export", "ledger.db", "export", "--registry", "registry.cbor")
+    assert answer["attestations"] is answer["registry"] is True
+    export = shell.directory / "export"
+    assert (export / "registry").read_bytes() == (shell.directory / "registry.cbor").read_bytes()
+    assert not [path for path in export.rglob("*") if "names" in path.name]
+    assert shell.json(*VERIFY, "--require-full")["verdict"] == "FULL"
+    told = shell.json("ledger", "show", "export", "--key", "ledger.pub", "--header")
+    named = [(item["role"], item["name"]) for item in told["parties"]]
+    assert named == [("owner", "owner"), ("ledger", "clinic-notes-2026/ledger")]
+    (contributor,) = told["contributors"]
+    assert contributor["classes"] == ["sensitive"] and len(contributor["commitment"]) == 64 and len(contributor["keys"]) == 1
+    assert "owner's word" in shell.run("ledger", "show", "export", "--key", "ledger.pub", "--header").stdout
+    assert shell.json("ledger", "show", "ledger.db", "--header")["contributors"] is None
+    printed = " ".join(shell.run("ledger", "export", "ledger.db", "again", "--registry", "registry.cbor").stdout.split())
+    assert "with it: what its contributors signed, and the registry" in printed
+
+
+def test_an_export_says_that_it_goes_without_a_registry_where_nobody_remembers_one(shell, run):
+    printed = " ".join(shell.run("ledger", "export", "ledger.db", "export").stdout.split())
+    assert "without a registry: nobody remembers" in printed and "--registry" in printed
+    assert not (shell.directory / "export" / "registry").exists()
+
+
+def test_the_registry_that_the_run_used_goes_along_by_itself(shell, run):
+    owner = keys.load_public_key(shell.directory / "owner.pub")
+    registry = open_registry(shell.directory / "registry.cbor", owner)
+    RegistryMemory(shell.directory / "ledger.db.registry", "this ledger").keep(registry, shell.directory / "registry.cbor")
+    assert shell.json("ledger", "export", "ledger.db", "export")["registry"] is True
+    without = shell.json("ledger", "export", "ledger.db", "told", "--without-attestations")
+    assert without["attestations"] is without["registry"] is False
+    named = shell.json("ledger", "export", "ledger.db", "named", "--without-attestations", "--registry", "registry.cbor")
+    assert (named["attestations"], named["registry"]) == (False, True)
+    printed = " ".join(shell.run("ledger", "export", "ledger.db", "other", "--without-attestations").stdout.split())
+    assert "without what contributors signed: an audit of it is TOLD at best" in printed
+
+
+def test_a_registry_that_is_not_that_of_the_run_is_refused(shell, run):
+    shell.write("other.cbor", "no registry")
+    refused = shell.json("ledger", "export", "ledger.db", "export", "--registry", "other.cbor", code=1)
+    assert refused["error"]["code"] == "REGISTRY" and not (shell.directory / "export").exists()

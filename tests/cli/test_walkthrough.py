@@ -109,7 +109,7 @@ def test_every_command_up_to_the_admitted_corpus_works_without_torch(tmp_path):
 @pytest.mark.slow
 def test_every_command_of_the_page_works_up_to_the_auditors_verdict(tmp_path):
     terminal = walk(PAGE.read_text(encoding="utf-8"), tmp_path, torch=True)
-    assert "TOLD" in (terminal.directory.parent / "auditor" / "report.html").read_text(encoding="utf-8")
+    assert "FULL" in (terminal.directory.parent / "auditor" / "report.html").read_text(encoding="utf-8")
     assert (terminal.directory / "withdrawn.tlog-proof").read_text(encoding="utf-8").startswith("c2sp.org/tlog-proof")
 
 

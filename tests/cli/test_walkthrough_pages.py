@@ -22,6 +22,7 @@ from attest.template import SigningTemplate
 from dptrain.runconfig import DataConfig, ImageModel, MachineConfig, OptimizerConfig, TextModel
 from ledger.log import Ledger
 from tests.agents import needs_openssh, openssh_agent, ssh_add
+from tests.ledger.attested import put_registry, registry
 from tests.ledger.ledger_runs import LOG_KEY, OWNER_KEY, SIGNER, Driver
 from tests.ledger.retained_runs import grown
 from tests.ledger.tlog_witness import Witness
@@ -168,7 +169,8 @@ def one_who_stays(directory: Path) -> bytes:
 
 def test_the_page_for_operators(shell):
     here = shell.directory
-    grown(here / "ledger.db", start=LONG_AGO).ledger.close()
+    grown(here / "ledger.db", start=LONG_AGO, registry_root=registry().root()).ledger.close()
+    put_registry(here)
     save_private_key(here / "ledger.key", LOG_KEY)
     shell.write("ledger.pub", f"{SIGNER.vkey}\n")
     save_public_key(here / "owner.pub", public_bytes(OWNER_KEY), "owner")

@@ -39,7 +39,7 @@ def test_a_run_trains_and_its_record_verifies(world: World) -> None:
     trainer.private.export(world.root / "export")
     trainer.close()
     key = (world.root / "ledger.pub").read_text().split()
-    assert verify_export(world.root / "export", key).verdict == "TOLD"
+    assert verify_export(world.root / "export", key).verdict == "FULL"
 
 
 def test_a_run_resumes_at_its_level(world: World) -> None:

@@ -486,7 +486,7 @@ def test_a_weakening_found_during_a_run_is_in_its_ledger_and_its_audit(world, tm
         recorder = run.private.recorder
         assert recorder.ledger.header.isolation == HELD and epochs(recorder) == [CHANGED.replace("1", "2")]
         report = verify_export(run.private.export(tmp_path / "export"), [recorder.ledger.signer.vkey])
-    assert report.verdict == "TOLD" and report.isolation.endswith(CHANGED.replace("1", "2"))
+    assert report.verdict == "FULL" and report.isolation.endswith(CHANGED.replace("1", "2"))
 
 
 def test_a_weakening_survives_a_crash_before_its_epoch_was_closed(world) -> None:

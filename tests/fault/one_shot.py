@@ -22,7 +22,8 @@ from ledger.handles import Window
 from ledger.log import Ledger
 from ledger.storage.opening import set_unfinished_aside
 from ledger.storage.place import Place
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec
+from tests.ledger.attested import AttestedDriver, attested_admission, attested_header
+from tests.ledger.ledger_runs import SIGNER, START, Driver
 from tests.ledger.retained_runs import ready_to_prune
 
 _PR_SET_PTRACER = 0x59616D61
@@ -37,9 +38,9 @@ class NotRefused(AssertionError):
 
 def create(directory: Path, report: Report) -> None:
     """A ledger is created, two contributions enter, a window is paid for and settled."""
-    with Ledger.create(directory / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
+    with Ledger.create(directory / "ledger.db", attested_header(), SIGNER, now=START) as ledger:
         run = Reporting(ledger, report)
-        run.each(lambda: run.admit(admission(1), admission(2, "sensitive")), run.steps)
+        run.each(lambda: run.admit(attested_admission(1), attested_admission(2, "sensitive")), run.steps)
 
 
 def go_on(directory: Path, report: Report) -> None:
@@ -49,7 +50,7 @@ def go_on(directory: Path, report: Report) -> None:
         fresh = 100 + len(ledger.admitted)
         run.each(
             lambda: ledger.resume(0, None, now=run.tick()),
-            lambda: run.admit(admission(fresh)),
+            lambda: run.admit(attested_admission(fresh)),
             run.steps,
             lambda: run.withdraw(fresh),
             run.steps,
@@ -92,7 +93,7 @@ def after(directory: Path, report: Report) -> None:
     go_on(directory, report)
 
 
-class Reporting(Driver):
+class Reporting(AttestedDriver):
     """A driver that reports a charge as soon as it returns, before it is settled."""
 
     def __init__(self, ledger: Ledger, report: Report, now: int = START) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 
 from ledger.handles import Pin
 from ledger.log import Ledger
+from ledger.storage.signed import check_attestations
 from tests.fault.tracing import HARNESS, Outcome, Writers
 from tests.ledger.ledger_runs import SIGNER
 
@@ -50,8 +51,14 @@ def pin_of(report: dict) -> Pin:
 
 
 def holds(directory: Path, reports: list[dict]) -> Ledger:
-    """Opens a ledger for reading, every epsilon computed again, and asserts that everything reported is in it."""
+    """Opens a ledger for reading, every epsilon computed again, and asserts that everything reported is in it.
+
+    No admission is there without its attestation, and no attestation without its admission.
+    """
     with Ledger.open(directory / "ledger.db", SIGNER, read_only=True, recompute=True) as ledger:
+        with ledger._file.store.snapshot() as snapshot:
+            signed = check_attestations(snapshot)
+        assert (signed.findings, signed.missing, signed.fitting) == ((), 0, len(ledger.admitted)), signed
         for report in reports:
             ledger.check_pin(pin_of(report))
             assert ledger.charged_steps >= report["charged"], "a charge was reported and is gone"

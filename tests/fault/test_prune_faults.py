@@ -1,8 +1,8 @@
 """Faults inside pruning: every system call of it fails, or the process dies there; the connection is cut at every message.
 
-After each the ledger opens, every epsilon computed again; what was to go is all there or all gone, bodies and hashes each; and
-nothing that the ledger says has changed: not an epsilon, not a charge, not a withdrawal, not a root. Then the operator prunes
-again where it did not happen, and the run goes on.
+After each the ledger opens, every epsilon computed again; what was to go is all there or all gone, hashes, and bodies with
+their attestations; and nothing that the ledger says has changed: not an epsilon, not a charge, not a withdrawal, not a root.
+Then the operator prunes again where it did not happen, and the run goes on.
 """
 
 import os
@@ -46,12 +46,17 @@ def told(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def held(ledger: Ledger) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
-    """What is gone: up to where, bodies and hashes."""
-    with ledger.rows() as rows:
-        found = list(rows)
+Held = tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def held(ledger: Ledger) -> Held:
+    """What is gone: up to where, bodies and hashes; and what is there: attestations and terms."""
+    with ledger._file.store.snapshot() as snapshot:
+        found = list(snapshot.rows())
+        signed = tuple(seq for seq, _ in snapshot.attestations())
+        terms = tuple(number for number, data in snapshot.terms() if data)
     bodies, hashes = (tuple(row.seq for row in found if not getattr(row, name)) for name in ("body", "leaf_hash"))
-    return ledger.pruned_before, ledger.hashes_before, bodies, hashes
+    return ledger.pruned_before, ledger.hashes_before, bodies, hashes, signed, terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,8 @@ class Before:
 
     directory: Path
     said: dict[str, Any]
-    whole: tuple[int, int, tuple[int, ...], tuple[int, ...]]
-    lean: tuple[int, int, tuple[int, ...], tuple[int, ...]]
+    whole: Held
+    lean: Held
     calls: Counter[str]
 
 
@@ -82,6 +87,7 @@ class Scene:
             calls = Counter({call: n for call, n in outcome.calls.items() if call not in NOT_FILES | HARNESS})
             after = looked_at(lived)
             assert after[0] == before[0] and after[1] != before[1]
+            assert life == "drop_hashes" or all(len(after[1][at]) < len(before[1][at]) for at in (4, 5))
             self.lives[life] = Before(directory, *before, after[1], calls)
             directory = lived
 
@@ -91,7 +97,7 @@ class Scene:
         return Path(shutil.copytree(directory, self.folder / f"run{self._made}"))
 
 
-def looked_at(directory: Path) -> tuple[dict[str, Any], tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
+def looked_at(directory: Path) -> tuple[dict[str, Any], Held]:
     with Ledger.open(directory / "ledger.db", SIGNER, read_only=True, recompute=True) as ledger:
         return told(ledger), held(ledger)
 
@@ -182,7 +188,7 @@ class OnServer:
 
     def __init__(self, server, tmp_path: Path, schema: str) -> None:
         self.server, self.schema, self.state = server, schema, tmp_path / "state"
-        vouched_and_older(self.place(), tmp_path, people=20, retention_hash_epochs=1).ledger.close()
+        vouched_and_older(self.place(), tmp_path, people=20, attested=True, retention_hash_epochs=1).ledger.close()
 
     def place(self, port: int | None = None) -> Place:
         url = self.server.url() if port is None else self.server.url(port=port)

@@ -321,4 +321,4 @@ def test_a_run_with_budgets_is_verified_by_an_auditor(tmp_path, mode: str) -> No
     trainer.close()
     key = world.ledger.with_suffix(".pub").read_text().strip()
     report = verify_export(tmp_path / "export", [key], owner_key=public_bytes(world.owner_key))
-    assert report.verdict == "TOLD", report.findings
+    assert report.verdict == "FULL", report.findings

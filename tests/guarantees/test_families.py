@@ -78,7 +78,7 @@ def test_a_run_trains_its_record_verifies_and_its_epsilon_is_that_of_the_family(
     trainer.private.export(world.root / "export")
     trainer.close()
     key = (world.root / "ledger.pub").read_text().split()
-    assert verify_export(world.root / "export", key).verdict == "TOLD"
+    assert verify_export(world.root / "export", key).verdict == "FULL"
 
 
 @pytest.mark.one_in(4)
@@ -375,7 +375,7 @@ def test_occurrences_in_public_count_in_full_and_caps_limit_them(tmp_path) -> No
         assert ledger.epsilon(slot.descriptor_hash) == pytest.approx(own, rel=1e-12)
     trainer.private.export(world.root / "export")
     trainer.close()
-    assert verify_export(world.root / "export", (world.root / "ledger.pub").read_text().split()).verdict == "TOLD"
+    assert verify_export(world.root / "export", (world.root / "ledger.pub").read_text().split()).verdict == "FULL"
 
 
 @pytest.mark.one_in(5)
@@ -411,7 +411,7 @@ def test_noise_that_varies_over_the_run_goes_with_every_family(tmp_path) -> None
             assert found == pytest.approx(families.epsilon_of_phases(family, own, 1e-5, accountant), rel=1e-9)
         trainer.private.export(world.root / "export")
         trainer.close()
-        assert verify_export(world.root / "export", (world.root / "ledger.pub").read_text().split()).verdict == "TOLD"
+        assert verify_export(world.root / "export", (world.root / "ledger.pub").read_text().split()).verdict == "FULL"
 
 
 def test_a_world_has_its_families(tmp_path) -> None:

@@ -165,5 +165,5 @@ def test_the_accounting_is_that_of_scheduled_noise(tmp_path) -> None:
         trainer.close()
         key = world.ledger.with_suffix(".pub").read_text().strip()
         report = verify_export(tmp_path / name / "export", [key], owner_key=public_bytes(world.owner_key))
-        assert report.verdict == "TOLD", report.findings
+        assert report.verdict == "FULL", report.findings
     assert spent[0] == spent[1]

@@ -215,5 +215,5 @@ def test_the_accounting_is_that_of_scheduled_noise_and_an_auditor_agrees(tmp_pat
             assert math.isclose(ledger.epsilon(slot.descriptor_hash), own, rel_tol=1e-12)
         trainer.close()
         report = verify_export(tmp_path / name / "export", (world.root / "ledger.pub").read_text().split())
-        assert report.verdict == "TOLD", report.findings
+        assert report.verdict == "FULL", report.findings
     assert spent[0] == spent[1]

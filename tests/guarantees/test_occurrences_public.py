@@ -55,7 +55,7 @@ def test_a_run_is_recorded_counted_and_audited(tmp_path, mode) -> None:
     report = verify_export(
         export, [world.ledger.with_suffix(".pub").read_text().strip()], owner_key=public_bytes(world.owner_key)
     )
-    assert report.verdict == "TOLD", report.findings
+    assert report.verdict == "FULL", report.findings
     assert [c.epsilon for c in report.classes] == pytest.approx([row["epsilon"] for row in rows])
     assert all(row["epsilon_planned"] >= row["epsilon"] for row in rows)
     for summed, row in zip(report.classes, rows, strict=True):
@@ -132,7 +132,7 @@ depth = {{ from = 0.0, to = 1.0 }}
     export = trainer.private.export(tmp_path / "export")
     trainer.close()
     report = verify_export(export, [world.ledger.with_suffix(".pub").read_text().strip()])
-    assert report.verdict == "TOLD" and report.classes[1].epsilon is None, report.findings
+    assert report.verdict == "FULL" and report.classes[1].epsilon is None, report.findings
 
 
 def presets(self, drawn):
@@ -230,7 +230,7 @@ def test_a_resumed_run_counts_what_was_drawn_in_both_attempts(tmp_path, mode) ->
     export = second.private.export(tmp_path / "export")
     second.close()
     report = verify_export(export, [world.ledger.with_suffix(".pub").read_text().strip()])
-    assert report.verdict == "TOLD", report.findings
+    assert report.verdict == "FULL", report.findings
 
 
 def test_a_cap_holds_over_attempts_and_the_auditor_sees_it(tmp_path) -> None:

@@ -9,6 +9,7 @@ from pg_cluster import Cluster, require_server
 
 from ledger.log import Ledger
 from ledger.storage.place import Place
+from tests.ledger.attested import attested_run
 
 
 @pytest.fixture
@@ -59,8 +60,9 @@ def begun(place: Place):
 
 
 @pytest.fixture
-def closed(begun, backend):
-    """A whole run, closed, in each database."""
-    begun.whole_run()
-    begun.ledger.close()
+def closed(backend):
+    """A whole run over signed admissions, closed, in each database."""
+    run = attested_run(backend.place)
+    run.whole_run()
+    run.ledger.close()
     return backend

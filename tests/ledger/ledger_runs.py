@@ -24,7 +24,8 @@ START = 1_750_000_000
 
 
 def signed_policy(**changes: object) -> SignedPolicy:
-    """Two classes, 40 steps in windows of 4, 10 re-executed steps."""
+    """Two classes, 40 steps in windows of 4, 10 re-executed steps; ``registry_root`` names a registry."""
+    root = changes.pop("registry_root", bytes(32))
     band = DepthRule(band=(Fraction(1, 2), Fraction(1)))
     everything = DepthRule(band=(Fraction(0), Fraction(1)))
     fields: dict = {
@@ -53,7 +54,7 @@ def signed_policy(**changes: object) -> SignedPolicy:
         ),
     }
     fields.update(changes)
-    payload, message = sign_policy(Policy(**fields), OWNER_KEY, owner="owner", registry_root=bytes(32))
+    payload, message = sign_policy(Policy(**fields), OWNER_KEY, owner="owner", registry_root=root)
     return verify_policy(payload, message, public_bytes(OWNER_KEY))
 
 

@@ -1,10 +1,12 @@
 """Runs long enough to have something to retain, for the tests of summaries and pruning."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from ledger.export import write_export
+from ledger.handles import AdmitSpec
 from ledger.leaves import decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash, root
@@ -12,6 +14,7 @@ from ledger.note import Cosigner, checkpoint_text, sign_note
 from ledger.retention.statements import summary_keys, vouch
 from ledger.rules.rotation import KeyChain
 from ledger.storage.store import Row
+from tests.ledger.attested import AttestedDriver, attested_admission, attested_header, attested_policy
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
 
 ANNA, BEN, CLEO = (
@@ -21,10 +24,12 @@ ANNA, BEN, CLEO = (
 AUDITORS = (ANNA.vkey, BEN.vkey, CLEO.vkey)
 
 
+_RETAINING: dict = {"retention_epochs": 1, "auditors": AUDITORS, "auditor_quorum": 2}
+
+
 def retaining_spec(**changes: object):
     """A header whose policy keeps one epoch and names three auditors, of whom two are a quorum."""
-    fields: dict = {"retention_epochs": 1, "auditors": AUDITORS, "auditor_quorum": 2} | changes
-    return header_spec(signed_policy(**fields))
+    return header_spec(signed_policy(**_RETAINING | changes), registry_root=changes.get("registry_root", bytes(32)))
 
 
 def grown(place, *, start: int = START, **changes: object) -> Driver:
@@ -48,21 +53,32 @@ def grown(place, *, start: int = START, **changes: object) -> Driver:
     return driver
 
 
-def crowded(place, directory: Path, *, people: int = 40, **changes: object) -> Driver:
+def crowded(
+    place,
+    directory: Path,
+    *,
+    people: int = 40,
+    attested: bool = False,
+    leaving: Iterable[int] = range(3, 19),
+    **changes: object,
+) -> Driver:
     """Epochs with many SPEND leaves, whose policy keeps one epoch whole and three with all hashes.
 
-    Contributions 3 to 18 leave in the first epoch, so that their ADMIT leaves go, next to each other; a checkpoint and a pin
-    that a RESUME leaf cites lie among these.
+    Contributions 3 to 18, or those ``leaving``, leave in the first epoch, so that their ADMIT leaves go, next to each other; a
+    checkpoint and a pin that a RESUME leaf cites lie among these. With ``attested`` contributors signed them, contribution 3
+    under terms of its own.
     """
     fields = {"retention_hash_epochs": 3} | changes
-    driver = Driver(Ledger.create(place, retaining_spec(**fields), SIGNER, now=START), now=START)
-    driver.admit(*map(admission, range(10)))
+    spec = attested_header(attested_policy(**_RETAINING | fields)) if attested else retaining_spec(**fields)
+    driver = (AttestedDriver if attested else Driver)(Ledger.create(place, spec, SIGNER, now=START), now=START)
+    one = _attested if attested else admission
+    driver.admit(*map(one, range(10)))
     export_of(driver, directory / "early")
-    driver.admit(admission(10), admission(11))
+    driver.admit(one(10), one(11))
     pin = driver.ledger.pin()
-    driver.admit(*map(admission, range(12, people)))
+    driver.admit(*map(one, range(12, people)))
     driver.steps(1)
-    for n in range(3, 19):
+    for n in leaving:
         driver.withdraw(n)
     driver.epoch()
     driver.ledger.resume(0, pin, now=driver.tick())
@@ -71,6 +87,10 @@ def crowded(place, directory: Path, *, people: int = 40, **changes: object) -> D
     driver.steps(1)
     driver.epoch()
     return driver
+
+
+def _attested(n: int) -> AdmitSpec:
+    return attested_admission(n, **({"max_occurrences": 30} if n == 3 else {}))
 
 
 def vouched_and_older(place, directory: Path, **changes: object) -> Driver:
@@ -84,8 +104,8 @@ def vouched_and_older(place, directory: Path, **changes: object) -> Driver:
 
 
 def ready_to_prune(directory: Path) -> None:
-    """Such a ledger in a file, closed, whose policy lets hashes go as soon as bodies have."""
-    vouched_and_older(directory / "ledger.db", directory, people=20, retention_hash_epochs=1).ledger.close()
+    """Such a ledger in a file, of attested contributions, closed; its policy lets hashes go as soon as bodies have."""
+    vouched_and_older(directory / "ledger.db", directory, people=20, attested=True, retention_hash_epochs=1).ledger.close()
 
 
 def crowded_and_pruned(place, directory: Path, **changes: object) -> Driver:
@@ -107,9 +127,8 @@ def hashes_gone(place, directory: Path, **changes: object) -> Driver:
 def is_pruned(report) -> bool:
     """Whether an audit, or the check of a release, found nothing wrong with a ledger of which leaves were pruned.
 
-    With bounds that contributors signed the verdict would be SUMMARISED.
+    Its bounds are told; with those that contributors signed, and a registry, the verdict would be SUMMARISED.
     """
-    assert report.verdict != "SUMMARISED", "no export of this version has attestations"
     return report.verdict == "TOLD" and "PRUNED" in report.qualifiers
 
 

@@ -317,7 +317,7 @@ def test_an_open_run_says_so(tmp_path):
         report = verify_export(ledger.export(tmp_path / "export"), VKEYS)
     assert report.verdict == "TOLD" and not report.finished
     assert report.classes[0].epsilon > 0 and report.classes[0].steps == 4
-    assert len(report.notes) == 5 and {"OPEN", "FROZEN_TOLD"} <= set(report.qualifiers)
+    assert len(report.notes) == 6 and {"OPEN", "FROZEN_TOLD"} <= set(report.qualifiers)
 
 
 def test_a_run_with_a_test_key_is_never_exported(tmp_path):

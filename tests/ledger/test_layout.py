@@ -52,3 +52,41 @@ def test_bundles_hold_exactly_their_entries():
     for bad, width in ((data, 2), (data, 4), (data[:-1], 3), (data + b"\0", 3), (b"\0", 1)):
         with pytest.raises(ProofError):
             tiles.split_bundle(bad, width)
+
+
+def test_names_of_attestations_follow_from_terms_and_signed_bundles():
+    assert list(layout.attestation_paths(600, 0, [])) == []
+    assert list(layout.attestation_paths(600, 257, [0, 2])) == [
+        "attestations/terms/000",
+        "attestations/terms/001.p/1",
+        "attestations/signed/000",
+        "attestations/signed/002.p/88",
+    ]
+    assert list(layout.attestation_paths(256, 256, [0])) == ["attestations/terms/000", "attestations/signed/000"]
+
+
+@pytest.mark.parametrize("terms", [0, 1, 255, 256, 257, 511, 512, 700])
+def test_the_number_of_terms_is_counted_from_names(terms):
+    names = set(layout.attestation_paths(1000, terms, [0]))
+    assert layout.count_terms(names) == terms
+
+
+@pytest.mark.parametrize(
+    ("names", "terms"),
+    [
+        ({"attestations/terms/001"}, 0),
+        ({"attestations/terms/000.p/3", "attestations/terms/000.p/7"}, 3),
+        ({"attestations/terms/000", "attestations/terms/000.p/7"}, 256),
+        ({"attestations/terms/000.p/256"}, 0),
+        ({"attestations/terms/000.p/0"}, 0),
+    ],
+)
+def test_names_that_no_count_has_are_left_over(names, terms):
+    assert layout.count_terms(names) == terms
+    assert names - set(layout.attestation_paths(1000, terms, []))
+
+
+def test_the_registry_and_attestations_have_sizes_of_their_own():
+    assert layout.max_file_size(layout.REGISTRY) == 256 << 20
+    assert layout.max_file_size(layout.terms_path(3)) == layout.max_file_size(layout.signed_path(1234567, 3)) == 65_537 * 256
+    assert layout.max_file_size("registry.names") == layout.max_file_size("attestations") == layout.MAX_TEXT_SIZE

@@ -10,7 +10,6 @@ from ledger_runs import START, admission, signed_policy
 
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from ledger.errors import LeafRefused
-from ledger.handles import AdmitSpec
 from ledger.leaves import Admit
 from ledger.merkle import root
 from ledger.rules.contributions import Contribution, Register, Terms
@@ -20,7 +19,7 @@ CHARGED = (8, 0)
 
 def admitted(register: Register, seq: int, *, charged=CHARGED, attempt=1, class_name="open", **changes) -> Contribution:
     spec = admission(seq, class_name, **changes)
-    leaf = Admit(seq, START, *(getattr(spec, field.name) for field in fields(AdmitSpec)))
+    leaf = Admit(seq, START, *(getattr(spec, field.name) for field in fields(Admit)[2:]))
     register.admit(leaf, leaf.profile_id, charged, attempt)
     return register.by_hash[leaf.descriptor_hash]
 

@@ -20,7 +20,7 @@ from ledger_runs import (
 from release_models import WEIGHTS, model, run_to_the_end, safetensors
 
 from attest.policy import ClassRule, DepthRule
-from ledger.errors import LeafRefused, ReleaseRefused, StorageFailed
+from ledger.errors import ExportRefused, LeafRefused, ReleaseRefused, StorageFailed
 from ledger.leaves import Release, decode_leaf
 from ledger.log import Ledger
 from ledger.merkle import root
@@ -33,6 +33,7 @@ from ledger.replay import Replay
 from ledger.rules.influence import artifacts, class_costs, influenced
 from ledger.rules.releases import withdrawals_root
 from ledger.views.summary import class_summaries
+from tests.ledger.attested import attested_run, put_registry, registry_bytes
 from tests.ledger.retained_runs import ANNA, BEN, grown, is_pruned, vouched_for
 
 
@@ -383,3 +384,23 @@ def test_the_ledger_tells_of_a_release_before_its_manifest_is_there(finished, tm
     assert finished.ledger.size == size + 1 and not (directory / MANIFEST).exists()
     release(finished.ledger, directory, now=finished.tick())
     assert check_release(directory, [SIGNER.vkey]).verdict == "TOLD"
+
+
+def test_a_release_packs_what_was_signed_and_the_registry(tmp_path):
+    driver = attested_run(tmp_path / "ledger.db")
+    driver.whole_run()
+    with driver.ledger as ledger:
+        made = release(ledger, model(tmp_path / "model"), now=driver.tick(), registry=put_registry(tmp_path))
+        assert (made.export / "registry").read_bytes() == bytes(registry_bytes())
+        assert (made.export / "attestations").is_dir()
+        bare = release(ledger, model(tmp_path / "bare"), now=driver.tick(), attestations=False)
+        assert not (bare.export / "attestations").exists() and not (bare.export / "registry").exists()
+    for made in ("model", "bare"):
+        assert not check_release(tmp_path / made, [SIGNER.vkey]).findings
+
+
+def test_a_release_with_another_registry_is_refused_before_anything_is_recorded(finished, tmp_path):
+    size = finished.ledger.size
+    with pytest.raises(ExportRefused, match="REGISTRY"):
+        release(finished.ledger, model(tmp_path / "model"), now=finished.tick(), registry=put_registry(tmp_path))
+    assert finished.ledger.size == size and not (tmp_path / "model" / MANIFEST).exists()

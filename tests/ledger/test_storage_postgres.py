@@ -14,6 +14,7 @@ from ledger.log import Ledger
 from ledger.storage import postgres_connection
 from ledger.storage.opening import create_store
 from ledger.storage.postgres_schema import TABLES, writer_grants
+from tests.ledger.attested import AttestedDriver, attested_header
 
 
 @pytest.fixture
@@ -92,15 +93,19 @@ def test_a_role_with_few_rights_writes_a_whole_run_and_cannot_touch_the_past(bac
     backend.execute(f"CREATE ROLE w_{schema} LOGIN PASSWORD 'w'", *writer_grants(schema, f"w_{schema}"))
     url = f"{backend.cluster.url(user=f'w_{schema}:w')}?schema={schema}"
     try:
-        with Ledger.create(url, header_spec(), SIGNER, now=START, state=tmp_path / "w") as ledger:
-            Driver(ledger).whole_run()
+        with Ledger.create(url, attested_header(), SIGNER, now=START, state=tmp_path / "w") as ledger:
+            AttestedDriver(ledger).whole_run()
             ledger.export(tmp_path / "export")
+        assert (tmp_path / "export" / "attestations").is_dir()
         with Ledger.open(url, SIGNER, state=tmp_path / "w") as ledger:
             assert ledger.finished
         for statement in (
             "DELETE FROM entry",
             "UPDATE entry SET body = NULL",
             "TRUNCATE entry",
+            "DELETE FROM attestation",
+            "UPDATE attestation SET data = ''",
+            "UPDATE terms SET data = NULL",
             "UPDATE head SET size = 0",
             "UPDATE head SET pruned_before = 1",
             "UPDATE meta SET value = '9'",

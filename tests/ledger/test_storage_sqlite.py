@@ -38,6 +38,10 @@ def closed_file(run, path):
         "UPDATE OR REPLACE checkpoint SET size = 1",
         "REPLACE INTO meta VALUES ('schema', '9')",
         "REPLACE INTO lease VALUES (0, 'nobody', 0)",
+        "REPLACE INTO attestation SELECT seq, x'00' FROM attestation",
+        "UPDATE OR REPLACE attestation SET seq = 2 WHERE seq = 1",
+        "REPLACE INTO terms SELECT number, x'00' FROM terms",
+        "REPLACE INTO terms SELECT 4, data FROM terms WHERE number = 1",
     ],
 )
 @pytest.mark.parametrize("recursive", ["ON", "OFF"])

@@ -11,11 +11,14 @@ from ledger_runs import OWNER_KEY, SIGNER, START, Driver, admission, header_spec
 
 from attest.keys import public_bytes
 from ledger.audit import QUALIFIERS, VERDICTS, Verdict, verify, verify_export
+from ledger.audit.bounds import bounds_are_signed
+from ledger.audit.findings import BoundsEvidence
 from ledger.audit.remarks import Remarks
 from ledger.audit.words import BEYOND, exit_code, headline, weakest
 from ledger.log import Ledger
 from ledger.report import write_report
 from tests.ledger.retained_runs import AUDITORS, pruned_run
+from tests.ledger.told_runs import Told
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 KEYS = [SIGNER.vkey]
@@ -72,17 +75,24 @@ def test_the_page_for_auditors_has_every_word_as_the_registry_says_it():
     assert all(f"* {sentence}" in page for sentence in BEYOND)
 
 
-def test_without_signed_attestations_the_bounds_are_told_and_with_them_the_verdict_is_full(tmp_path, monkeypatch):
+def test_without_attestations_the_bounds_are_told_and_with_them_the_verdict_is_full(tmp_path):
+    assert audit(closed(tmp_path)).verdict == "TOLD"
+    assert audit(Told.honest().export(tmp_path / "signed")).verdict == "FULL"
+
+
+@pytest.mark.parametrize("changes", [{"attested": False}, {"registry_root": None}, {"held": 3}, {"admits": 0, "held": 0}])
+def test_bounds_are_signed_where_each_admission_holds_under_a_registry(changes):
     """One function decides; whatever comes to derive bounds from signatures has to say so there."""
-    export = closed(tmp_path)
-    assert audit(export).verdict == "TOLD"
-    monkeypatch.setattr(verify, "bounds_are_signed", lambda export, run: True)
-    assert audit(export).verdict == "FULL"
+    signed = BoundsEvidence(admits=4, held=4, attested=True, keys=2, registry_root="00")
+    assert bounds_are_signed(signed) and not bounds_are_signed(replace(signed, **changes))
+
+
+def test_a_pruned_ledger_is_summarised_where_the_bounds_of_who_is_left_are_signed(tmp_path, monkeypatch):
     with pruned_run(tmp_path / "pruned.db").ledger as ledger:
         pruned = ledger.export(tmp_path / "pruned")
-    assert audit(pruned).verdict == "SUMMARISED"
-    monkeypatch.undo()
     assert audit(pruned).verdict == "TOLD" and "PRUNED" in audit(pruned).qualifiers, "the operator's word is the weaker one"
+    monkeypatch.setattr(verify, "bounds_are_signed", lambda bounds: True)
+    assert audit(pruned).verdict == "SUMMARISED"
 
 
 def test_every_run_has_the_words_that_weaken_it_and_no_other(tmp_path):

@@ -128,7 +128,7 @@ IN_THEIR_PLACE = (
     ),
     Mutant(
         "an export asks", "ledger/log.py",
-        "        self.require_in_place()\n        if self.size not in", "        if self.size not in",
+        "        self.require_in_place()\n        known = None if registry", "        known = None if registry",
         T_IN_PLACE + "test_whatever_writes_or_ends_a_run_asks",
     ),
     Mutant(

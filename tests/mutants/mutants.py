@@ -1,5 +1,6 @@
 """Mutants of what a private microbatch may do: every promise of the sandbox, the probes and statement A, broken once."""
 
+from tests.mutants.attested import ATTESTED
 from tests.mutants.beside import BESIDE, IN_THEIR_PLACE
 from tests.mutants.mutant import Mutant
 
@@ -734,6 +735,7 @@ GROUPS = {
     "order of depth": ORDER,
     "half precision": HALF,
     "beside the ledger": BESIDE,
+    "what contributors signed": ATTESTED,
     "the ledger in its place": IN_THEIR_PLACE,
 }
 """Mutants by what they break."""

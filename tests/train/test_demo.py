@@ -29,12 +29,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict]
 
 def test_the_record_verifies_and_its_tampered_copy_does_not(told: tuple[Path, dict]) -> None:
     directory, result = told
-    assert result["verdict"] == "TOLD"
+    assert result["verdict"] == "FULL"
     assert result["tampered"]["verdict"] == "FAILED"
-    assert (result["release"]["verdict"], result["release"]["findings"]) == ("TOLD", [])
+    assert (result["release"]["verdict"], result["release"]["findings"]) == ("FULL", [])
     assert any(result["tampered"]["file"] in finding["where"] for finding in result["tampered"]["findings"])
     keys = (directory / "ledger.pub").read_text().split()
-    assert verify_export(directory / "export", keys).verdict == "TOLD"
+    assert verify_export(directory / "export", keys).verdict == "FULL"
 
 
 def test_the_released_weights_are_those_of_the_last_epoch_and_a_changed_one_is_named(told: tuple[Path, dict]) -> None:
@@ -57,7 +57,7 @@ def test_everything_lies_where_it_is_said_to(told: tuple[Path, dict]) -> None:
     assert (directory / "export" / "checkpoint").is_file()
     assert "NOT PRIVATE" in (directory / "model-not-private" / "NOT_PRIVATE").read_text()
     page = (directory / "report.html").read_text()
-    assert "TOLD" in page
+    assert "FULL" in page
     assert all(code in page for code in result["gate"]["refused"])
 
 

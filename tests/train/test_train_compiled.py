@@ -35,7 +35,7 @@ def test_a_run_file_asks_for_the_compiled_form(
     digits_world.change_run("microbatch = 16", "microbatch = 16\ncompile = true")
     code, result = train_json(digits_world.run)
     assert code == 0
-    assert result["verdict"] == "TOLD"
+    assert result["verdict"] == "FULL"
     assert len(made) == 1
     assert made[0].graphs >= 1
 

@@ -32,14 +32,14 @@ TrainJson = Callable[..., tuple[int, dict]]
 def test_a_run_trains_saves_and_leaves_a_record_that_verifies(digits_world: Digits, train_json: TrainJson) -> None:
     code, result = train_json(digits_world.run)
     assert code == 0
-    assert result["verdict"] == "TOLD"
+    assert result["verdict"] == "FULL"
     assert result["private"] is True
     assert 0.0 <= result["accuracy"] <= 1.0
     assert [row["class"] for row in result["classes"]] == ["sensitive", "internal", "open"]
     assert [row["epsilon"] for row in result["classes"]] == pytest.approx([4.0, 6.0, 8.0], abs=1e-3)
     assert sum(row["admitted"] for row in result["classes"]) == 60
     key = (digits_world.root / "ledger.pub").read_text().split()
-    assert verify_export(result["export"], key).verdict == "TOLD"
+    assert verify_export(result["export"], key).verdict == "FULL"
     assert AutoModelForImageClassification.from_pretrained(result["model"]).config.num_labels == 10
     assert (digits_world.root / "ledger.db.checkpoints").is_dir()
 
@@ -68,7 +68,7 @@ def test_A24_an_older_registry_than_one_that_was_used_is_refused_by_train(
 def test_nothing_that_is_printed_tells_of_training_losses(digits_world: Digits, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(digits_world.run)]) == 0
     printed = "".join(capsys.readouterr())
-    assert "TOLD" in printed
+    assert "FULL" in printed
     assert "loss" not in printed.lower()
     assert "norm" not in printed.lower().replace("clip norm", "")
 
@@ -89,7 +89,7 @@ def test_an_interrupted_run_is_resumed(digits_world: Digits, train_json: TrainJs
     code, refused = train_json(digits_world.run)
     assert (code, refused["error"]["code"]) == (1, "LEDGER_EXISTS")
     code, result = train_json(digits_world.run, "--resume")
-    assert (code, result["verdict"]) == (0, "TOLD")
+    assert (code, result["verdict"]) == (0, "FULL")
     assert result["classes"][0]["steps_charged"] >= 4
 
 
@@ -204,7 +204,7 @@ def test_one_corrupt_sequence_does_not_stop_the_others(digits_world: Digits, tra
     victim = digits_world.root / "corpus" / "contributor-01.jsonl.attest"
     victim.write_bytes(b"\xff" + victim.read_bytes()[1:])
     code, result = train_json(digits_world.run)
-    assert (code, result["verdict"]) == (0, "TOLD")
+    assert (code, result["verdict"]) == (0, "FULL")
     assert result["classes"][0]["admitted"] == 0
     assert result["refused"]
 
@@ -241,7 +241,7 @@ def test_accelerate_launches_a_run_and_a_kill_can_be_resumed(digits_world: Digit
         timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["verdict"] == "TOLD"
+    assert json.loads(done.stdout)["verdict"] == "FULL"
 
 
 def assert_one_line(text: str) -> None:
@@ -267,7 +267,7 @@ def test_a_run_file_makes_the_inbox_before_its_first_charge_and_takes_what_lies_
 
     monkeypatch.setattr(engine, "begin", dropped)
     code, result = train_json(digits_world.run)
-    assert (code, result["verdict"]) == (0, "TOLD")
+    assert (code, result["verdict"]) == (0, "FULL")
     assert (inbox / "w.cose.taken").exists()
     with Ledger.open(digits_world.root / "ledger.db") as ledger:
         assert len(ledger.withdrawn) == 1
@@ -289,11 +289,11 @@ def test_a_run_whose_ledger_is_deleted_ends_with_one_line_and_exit_code_1(
     assert main([str(digits_world.run)]) == 1
     printed = capsys.readouterr()
     assert_one_line(printed.err)
-    assert printed.err.startswith("UNLINKED") and "TOLD" not in printed.out
+    assert printed.err.startswith("UNLINKED") and "FULL" not in printed.out
     assert not (digits_world.root / "out" / "export").exists()
     monkeypatch.undo()
     for suffix in ("-wal", "-shm"):
         (digits_world.root / f"ledger.db{suffix}").unlink(missing_ok=True)
     (digits_world.root / "ledger.db.rescued-1").rename(digits_world.root / "ledger.db")
     assert main([str(digits_world.run), "--resume"]) == 0
-    assert "TOLD" in capsys.readouterr().out
+    assert "FULL" in capsys.readouterr().out

@@ -1,0 +1,68 @@
+"""What goes into an export beside the leaves: the options of `ledger export` and `release`, and what they tell a person."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dptrain.cli.output import console, styled
+from ledger.storage.place import Place
+
+RegistryAlong = Annotated[
+    Path | None,
+    typer.Option(
+        "--registry",
+        metavar="REGISTRY",
+        exists=True,
+        dir_okay=False,
+        help="Contributor registry to take along, without its names; default: the one that the run used, if it is still there.",
+    ),
+]
+WithoutAttestations = Annotated[
+    bool,
+    typer.Option(
+        "--without-attestations",
+        help="Leave out what contributors signed, and the registry unless you name it, if you may not share them. Then an "
+        "audit has to believe what your ledger says of them: it is TOLD at best.",
+    ),
+]
+
+
+def taken_along(place: Place, registry: Path | None, without: bool) -> dict[str, Any]:
+    """Returns the arguments of `Ledger.export` that say what goes along.
+
+    Args:
+        place: where the ledger lies.
+        registry: the registry that was named.
+        without: whether attestations are left out.
+    """
+    from dptrain.registry_watch import registry_of_run
+
+    found = registry_of_run(place) if registry is None and not without else registry
+    return {"registry": found, "attestations": not without}
+
+
+def contained(export: Path) -> dict[str, bool]:
+    """Returns what went along, as JSON has it."""
+    from ledger import layout
+
+    return {"attestations": (export / layout.ATTESTATIONS).exists(), "registry": (export / layout.REGISTRY).exists()}
+
+
+def tell_contained(export: Path, *, without: bool) -> None:
+    """Says what an export goes without, and how to have it.
+
+    Args:
+        export: the directory that was written.
+        without: whether that was asked for.
+    """
+    out, there = console(), contained(export)
+    if all(there.values()):
+        out.print("with it: what its contributors signed, and the registry; no name, no content, no opening")
+    elif without:
+        out.print("without what contributors signed: an audit of it is TOLD at best")
+    if not there["attestations"] and not without:
+        how = "no contribution was admitted, or the ledger keeps none of some ADMIT leaf ('dptrain ledger fsck' names it)"
+        out.print(styled("yellow", "without attestations", f": {how}"))
+    if not there["registry"] and not without:
+        out.print(styled("yellow", "without a registry", ": nobody remembers where that of the run lies; give --registry"))

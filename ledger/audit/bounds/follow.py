@@ -1,0 +1,253 @@
+"""Follows a run leaf by leaf, and holds what it admits, charges and withdraws against what contributors signed."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Final
+
+from attest.clock import MAX_TIME
+from attest.digests import DigestTable
+from attest.errors import AttestError
+from attest.framing import SIGNATURE_SIZE, CommonTerms
+from attest.history import Share
+from attest.shown import utc
+from attest.withdrawal import EXPIRED
+from ledger import layout
+from ledger.audit.bounds.agreed import Agreed
+from ledger.audit.bounds.pool import AttestedPool
+from ledger.audit.bounds.shown import Shown
+from ledger.audit.files import Export
+from ledger.audit.findings import BoundsEvidence
+from ledger.audit.registered import Registered
+from ledger.audit.remarks import Remarks
+from ledger.leaves import Admit, Charge, Header, Leaf, Withdraw
+from ledger.retention.retained import RetainedReplay
+
+Report = Callable[[str, str, str], None]
+
+_KNOWN: Final = 2048
+"""Terms that are kept in memory, held against policy and registry."""
+
+
+class Bounds:
+    """Takes every leaf of a run in order, and holds it against the attestations of the export.
+
+    Guarantee:
+        Without a finding, no content commitment was admitted twice; and where the export holds attestations, each ADMIT leaf
+        whose body is there, private or public, holds against one (`ledger.audit.bounds.agreed.Agreed`), no contributor has
+        more admissions than its cap, no contribution was in the pool of a charge after the end of its attestation, and none
+        was withdrawn as expired before. Which contributors are one person no export shows: caps count by contributor.
+
+    Attributes:
+        admits: ADMIT leaves whose bodies are there.
+        held: how many of them hold against an attestation; under a key, if a registry is known.
+    """
+
+    def __init__(self, header: Header, export: Export, registry: Registered | None, fault: Report) -> None:
+        """Begins behind leaf 0.
+
+        Args:
+            header: leaf 0.
+            export: the directory, its names checked.
+            registry: by which the run admitted; None where that is not known.
+            fault: takes (code, where, sentence) of everything wrong.
+        """
+        self._policy, self._export, self._registry, self._fault = header.policy, export, registry, fault
+        self._shown = Shown(export, fault)
+        self._pool = AttestedPool(len(header.policy.classes))
+        self._known: dict[int, Agreed] = {}
+        self._shares: dict[str, list[int]] = {}
+        self._keys: set[bytes] = set()
+        self._anchors, self._attestations, self._terms = DigestTable(), DigestTable(), DigestTable(1 << 16, 1 << 14)
+        self._late: list[int] = []
+        self._most_late = self._gone = self.admits = self.held = 0
+        self._stray(0)
+
+    def see(self, leaf: Leaf, run: RetainedReplay) -> None:
+        """Takes a leaf that the run has applied."""
+        seq = run.size - 1
+        if isinstance(leaf, Admit):
+            gone = bool(run.pruned) and run.pruned[-1] == seq
+            number = None
+            if gone:
+                self._gone += 1
+                self._stray(seq)
+            else:
+                number = self._admit(seq, leaf)
+            contribution = run.contributions.get(leaf.descriptor_hash)
+            if contribution is not None and contribution.seq == seq:
+                self._pool.enter(contribution, number)
+            return
+        self._stray(seq)
+        if isinstance(leaf, Charge):
+            self._charge(seq, leaf)
+        elif isinstance(leaf, Withdraw):
+            self._withdraw(seq, leaf, run)
+
+    def judge(self, run: RetainedReplay, remarks: Remarks) -> BoundsEvidence:
+        """Says what became of the attestations, once every leaf was seen.
+
+        Args:
+            run: the run that the leaves tell.
+            remarks: takes what a reader should know.
+        """
+        self._shown.end()
+        export, unused = self._export, self._export.terms - self._pool.size
+        if unused and run.size == export.size:
+            last = layout.terms_path(*list(layout.tile_widths(export.terms))[-1])
+            self._fault("TERMS", last, f"the last {unused} of {export.terms} terms are those of no admitted contribution")
+        if not export.attested:
+            remarks.note(
+                "the export holds no attestations: the bounds of contributions are what the operator wrote into ADMIT leaves"
+            )
+        elif self._registry is None:
+            remarks.note(
+                f"{self.held} of {self.admits} ADMIT leaves hold against attestations whose signatures nothing shows to be "
+                "contributors': the export holds no registry; get it from the corpus owner, and give it with --registry"
+            )
+        else:
+            hidden = ": which contributors are one person no export shows" if self._registry.admitted.names_missing else ""
+            remarks.note(
+                f"{self.held} of {self.admits} ADMIT leaves hold against attestations that verify under {len(self._keys)} keys "
+                f"of the registry; caps count by contributor{hidden}"
+            )
+        if self._gone and export.attested:
+            remarks.note(
+                f"{self._gone} ADMIT leaves were pruned with their attestations: that these said what was signed rests"
+                " on the auditors who vouch for their summaries, as far as these had attestations and a registry then"
+            )
+        if self._late:
+            remarks.qualify(
+                "KEY_REVOKED",
+                f"{len(self._late)} windows were charged with contributions in the pool ({self._most_late} at most) whose key "
+                f"the registry said to be revoked by then; the first is leaf {self._late[0]}",
+            )
+        root = None if self._registry is None else self._registry.latest.root().hex()
+        return BoundsEvidence(self.admits, self.held, export.attested, len(self._keys), root)
+
+    def _admit(self, seq: int, leaf: Admit) -> int | None:
+        """Holds an ADMIT leaf against its attestation; returns the number of its terms if they are known."""
+        self.admits += 1
+        where = f"seq {seq}"
+        earlier = self._anchors.setdefault(leaf.anchor, seq)
+        if earlier is not None:
+            told = f"the content was admitted already, by leaf {earlier}: both commit to {leaf.anchor.hex()}"
+            self._fault("DUPLICATE_CONTENT", where, told)
+        entry = self._shown.entry(seq, admit=True)
+        if not entry:
+            if entry is not None and self._export.attested:
+                told = "the export holds attestations, and none of this contribution; ask the operator for the whole export"
+                self._fault("ATTESTATION_MISSING", where, told)
+            self._once(seq, leaf)
+            return None
+        number = self._shown.number(entry, seq)
+        if number is None:
+            return None
+        signature = entry[-SIGNATURE_SIZE:]
+        agreed = self._known.get(number) or self._agreed(number, seq, leaf, signature)
+        if agreed is None:
+            return None
+        wrong = agreed.judge(leaf, signature)
+        if wrong is None:
+            self.held += 1
+        else:
+            self._fault(wrong[0], where, wrong[1])
+        self._count(agreed, where)
+        return number
+
+    def _once(self, seq: int, leaf: Admit) -> None:
+        """Finds an attestation that is quoted twice; where it is shown, that of another descriptor has another hash."""
+        earlier = self._attestations.setdefault(leaf.attestation_hash, seq)
+        if earlier is not None:
+            told = f"it quotes the attestation {leaf.attestation_hash.hex()}, as leaf {earlier} does; each is good for one"
+            self._fault("REPLAYED", f"seq {seq}", told)
+
+    def _agreed(self, number: int, seq: int, leaf: Admit, signature: bytes) -> Agreed | None:
+        """Reads terms and holds them against policy and registry, or returns None after reporting what is wrong with them."""
+        where, data = f"seq {seq}", self._shown.terms(number)
+        if data is None:
+            return None
+        if number > self._pool.size:
+            told = f"its attestation names terms {number} before any names terms {self._pool.size}"
+            self._fault("TERMS", where, f"{told}; they are numbered as contributions first use them")
+            return None
+        first, known = number == self._pool.size, self._terms.setdefault(hashlib.sha256(data).digest(), number)
+        if not first and known != number:
+            self._fault("CHANGED", where, f"terms {number} changed while they were audited; audit a copy that nobody writes")
+            return None
+        if first and known is not None:
+            self._fault("TERMS", where, f"terms {number} are terms {known} again; the same terms stand once")
+        try:
+            agreed = Agreed(CommonTerms.from_cbor(data), self._policy, self._registry)
+        except AttestError as error:
+            self._fault(error.code, where, f"the terms of its attestation cannot be read: {error.sentence}")
+            if first:
+                self._pool.add_terms(MAX_TIME)
+            return None
+        agreed.find_key(leaf.anchor, signature)
+        if first:
+            self._pool.add_terms(agreed.signed.not_after, self._revoked_at(agreed))
+        for code, sentence in agreed.problems(leaf.time):
+            self._fault(code, where, sentence)
+        self._keep(number, agreed)
+        return agreed
+
+    def _revoked_at(self, agreed: Agreed) -> int:
+        if self._registry is None or agreed.signing is None:
+            return MAX_TIME
+        return self._registry.latest.revocations.get(agreed.signing.record.raw, MAX_TIME)
+
+    def _keep(self, number: int, agreed: Agreed) -> None:
+        if self._registry is not None and agreed.signing is not None:
+            share = Share.of(agreed.signing.contributor.name, self._policy, self._registry.admitted)
+            agreed.share = self._shares.setdefault(share.holder, [0, share.cap])
+            self._keys.add(agreed.signing.record.key_id)
+        if len(self._known) >= _KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[number] = agreed
+
+    def _count(self, agreed: Agreed, where: str) -> None:
+        """Counts an admission of the contributor of a key."""
+        if agreed.signing is None:
+            return
+        agreed.share[0] += 1
+        count, cap = agreed.share
+        if count > cap:
+            told = f"the contributor of key {agreed.signing.record.key_id.hex()} has {count} admissions by now"
+            self._fault("CONTRIBUTOR_CAP", where, f"{told}; registry and policy allow {cap}")
+
+    def _stray(self, seq: int) -> None:
+        """Finds what stands as an attestation beside a leaf that has none."""
+        if self._shown.entry(seq):
+            told = "something stands as an attestation beside it; only an ADMIT leaf whose body is there has one"
+            self._fault("ATTESTATION", f"seq {seq}", told)
+
+    def _charge(self, seq: int, leaf: Charge) -> None:
+        for not_after, count in self._pool.ended(leaf.time):
+            told = f"{count} contributions are in the pool at {utc(leaf.time)} whose attestations ended at {utc(not_after)}"
+            self._fault("EXPIRED", f"seq {seq}", f"{told}; they should have been withdrawn before the charge")
+        late = self._pool.revoked(leaf.time)
+        if late:
+            self._late.append(seq)
+            self._most_late = max(self._most_late, late)
+
+    def _withdraw(self, seq: int, leaf: Withdraw, run: RetainedReplay) -> None:
+        contribution = run.contributions.get(leaf.descriptor_hash)
+        if contribution is None or run.withdrawals.get(leaf.descriptor_hash) != seq:
+            return
+        not_after = self._pool.leave(contribution)
+        if leaf.reason == EXPIRED and not_after is not None and leaf.time < not_after:
+            told = f"it says at {utc(leaf.time)} that the attestation has expired, which is valid until {utc(not_after)}"
+            self._fault("NOT_EXPIRED", f"seq {seq}", f"{told}; ask the operator why the contribution was withdrawn")
+
+
+def bounds_are_signed(bounds: BoundsEvidence) -> bool:
+    """Returns whether class, clip norm, noise multiplier and occurrences of contributions were derived from attestations.
+
+    Guarantee:
+        True only if each ADMIT leaf whose body is there, of a run without findings, says what an attestation says that verifies
+        under a key of a registry; and there is one. The one place that decides between FULL and TOLD.
+
+    Args:
+        bounds: what `Bounds.judge` said of the run.
+    """
+    return bounds.attested and bounds.registry_root is not None and 0 < bounds.held == bounds.admits
