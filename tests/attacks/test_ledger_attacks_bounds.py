@@ -20,6 +20,7 @@ from attest.keys import key_id, public_bytes
 from attest.registry import Enrol, RegistryLog
 from attest.registry.entries import join, split
 from attest.signing import sign_descriptor
+from attest.withdrawal import EXPIRED
 from ledger import layout, tiles
 from ledger.attestations import pack
 from ledger.audit import AuditReport, verify_export
@@ -27,13 +28,13 @@ from ledger.audit.bounds import follow, shown
 from ledger.audit.bounds.agreed import Agreed
 from ledger.audit.files import Export
 from ledger.audit.registered import registered
-from ledger.leaves import EXPIRED
 from tests.attacks.scene import compress
 from tests.ledger.attested import (
     CLASSES,
     CONTRIBUTORS,
     NOT_AFTER,
     NOT_BEFORE,
+    AttestedDriver,
     attestation,
     attested_header,
     attested_policy,
@@ -762,3 +763,19 @@ def test_terms_that_change_while_they_are_audited_are_found(tmp_path, monkeypatc
     monkeypatch.setattr(shown.Shown, "terms", changing)
     report = audit(export)
     assert report.verdict == "FAILED" and "CHANGED" in {item.code for item in report.findings}
+
+
+def test_a_charge_before_an_attestation_begins_is_found_behind_a_clock_that_was_set_back(tmp_path):
+    """Admitted by a clock that was ten days ahead, and charged at the true time, before anybody's consent began."""
+    day = 86400
+
+    def life(driver: AttestedDriver) -> None:
+        driver.ledger.set_clock("the clock was ahead", now=START + day)
+        driver.now = START + day
+        two_windows(driver)
+
+    told = Told(registry=bytes(registry_bytes()), begun=START + 10 * day)
+    told.add(attestation(1, "open", not_before=START + 5 * day))
+    assert audit(told.export(tmp_path / "right")).verdict == "FULL"
+    told.life = life
+    assert {code for code, _ in found(audit(told.export(tmp_path / "early")))} == {"NOT_YET_VALID"}

@@ -237,7 +237,7 @@ def test_who_was_withdrawn_in_an_earlier_run_takes_no_part_in_a_later_one(tmp_pa
     assert codes(second, first) == ["EARLIER_WITHDRAWN"]
     with Ledger.create(tmp_path / "three.db", header_spec(previous=registry.previous), THIRD, now=START) as ledger:
         driver = Driver(ledger, streams=20)
-        driver.admit(spec, replace(spec, descriptor_hash=descriptor(2)))
+        driver.admit(spec, replace(admission(2), carried_micro=spec.carried_micro))
         ledger.withdraw_all(registry.withdrawn_among(ledger.state.contributions), now=driver.tick())
         driver.steps(1)
         driver.epoch()

@@ -303,7 +303,7 @@ def test_a_run_whose_ledger_is_lost_charges_nothing_more_and_goes_on_from_the_co
     trainer.close()
     charged = Counter(step for w in leaves(world.ledger, Charge) for step in range(w.first_step, w.first_step + w.n_steps))
     assert [charged[step] for step in range(1, 9)] == [1, 1, 2, 2, 1, 1, 1, 1]
-    assert verify_export(world.root / "export", (world.root / "ledger.pub").read_text().split()).verdict == "TOLD"
+    assert verify_export(world.root / "export", (world.root / "ledger.pub").read_text().split()).verdict == "FULL"
 
 
 @pytest.mark.parametrize("when", ["in the last window", "after the last step"])

@@ -211,7 +211,7 @@ def test_after_a_change_of_the_ledgers_key_its_checkpoints_are_taken_and_changed
     run_to(trainer, 8)
     trainer.private.export(world.root / "export")
     trainer.close()
-    assert verify_export(world.root / "export", [NoteSigner(old.name, new).vkey]).verdict == "TOLD"
+    assert verify_export(world.root / "export", [NoteSigner(old.name, new).vkey]).verdict == "FULL"
 
 
 # --- what else lies beside the ledger -----------------------------------------------------

@@ -61,7 +61,7 @@ def test_a_second_run_cites_the_first_and_carries_what_it_spent(tmp_path):
         assert (cited.origin, cited.size, cited.header_digest) == (one.header.origin, one.size, one.header_digest)
         keys = [one.state.keys.current, two.state.keys.current]
     report = verify_with_earlier(second, keys, [first])
-    assert report.verdict == "TOLD", report.findings
+    assert report.verdict == "FULL", report.findings
     assert [item.code for item in verify_with_earlier(second, keys, []).findings] == ["EARLIER_MISSING"]
 
 
@@ -150,7 +150,7 @@ def test_the_exports_of_earlier_runs_will_do_where_their_ledgers_are_not(tmp_pat
     second = finish(Trainer(other(world), earlier=[first], earlier_keys=[key]), tmp_path / "two")
     keys = [key.read_text().strip(), (world.root / "second.pub").read_text().strip()]
     report = verify_with_earlier(second, keys, [first])
-    assert report.verdict == "TOLD", report.findings
+    assert report.verdict == "FULL", report.findings
     with Ledger.open(other(world).ledger) as two:
         assert all(found.carried_micro > 0 for found in two.state.contributions.values())
 

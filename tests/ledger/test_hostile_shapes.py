@@ -188,5 +188,5 @@ def test_personal_bounds_cost_one_short_sum_each_and_epoch(tmp_path, monkeypatch
     monkeypatch.setattr(contour, "epsilon", short)
     monkeypatch.setattr(tilted, "epsilon", transforms)
     assert verify_export(tmp_path / "export", [SIGNER.vkey]).verdict == "TOLD"
-    assert short.calls == 2 * (8 + 1)
+    assert short.calls == 2 * (8 + 1) + 2, "and one at the preset of each class"
     assert transforms.calls <= 1, "content replaced, of the dearest of a class alone"

@@ -58,6 +58,7 @@ class Told:
         registry: the registry in the export, None for none.
         header: changes of the header.
         life: what happens after the admissions.
+        begun: what the clock says at the header.
         numbers: number of the terms of each contribution, None for that of their first use.
         terms: the terms in their order, None for that of their first use.
         attestations: whether anything is written of them.
@@ -68,6 +69,7 @@ class Told:
     registry: bytes | None = None
     header: dict = field(default_factory=dict)
     life: Callable[[AttestedDriver], None] = two_windows
+    begun: int = START
     numbers: Callable[[int], int] = lambda number: number
     terms: Callable[[list[bytes]], list[bytes]] = lambda terms: terms
     attestations: bool = True
@@ -96,8 +98,8 @@ class Told:
     def export(self, directory: Path) -> Path:
         """Writes it all under a directory, and returns the export."""
         directory.mkdir(exist_ok=True)
-        with Ledger.create(directory / "ledger.db", attested_header(**self.header), SIGNER, now=START) as ledger:
-            driver = AttestedDriver(ledger)
+        with Ledger.create(directory / "ledger.db", attested_header(**self.header), SIGNER, now=self.begun) as ledger:
+            driver = AttestedDriver(ledger, now=self.begun)
             for spec in self.specs:
                 ledger.admit([replace(spec, attestation=None)], now=driver.tick())
             self.life(driver)

@@ -34,8 +34,9 @@ class Bounds:
     Guarantee:
         Without a finding, no content commitment was admitted twice; and where the export holds attestations, each ADMIT leaf
         whose body is there, private or public, holds against one (`ledger.audit.bounds.agreed.Agreed`), no contributor has
-        more admissions than its cap, no contribution was in the pool of a charge after the end of its attestation, and none
-        was withdrawn as expired before. Which contributors are one person no export shows: caps count by contributor.
+        more admissions than its cap, no contribution was in the pool of a charge before its attestation began or after it
+        ended, and none was withdrawn as expired before. Which contributors are one person no export shows: caps count by
+        contributor.
 
     Attributes:
         admits: ADMIT leaves whose bodies are there.
@@ -79,7 +80,7 @@ class Bounds:
             return
         self._stray(seq)
         if isinstance(leaf, Charge):
-            self._charge(seq, leaf)
+            self._charge(seq, leaf, run)
         elif isinstance(leaf, Withdraw):
             self._withdraw(seq, leaf, run)
 
@@ -181,11 +182,11 @@ class Bounds:
         except AttestError as error:
             self._fault(error.code, where, f"the terms of its attestation cannot be read: {error.sentence}")
             if first:
-                self._pool.add_terms(MAX_TIME)
+                self._pool.add_terms(0, MAX_TIME)
             return None
         agreed.find_key(leaf.anchor, signature)
         if first:
-            self._pool.add_terms(agreed.signed.not_after, self._revoked_at(agreed))
+            self._pool.add_terms(agreed.signed.not_before, agreed.signed.not_after, self._revoked_at(agreed))
         for code, sentence in agreed.problems(leaf.time):
             self._fault(code, where, sentence)
         self._keep(number, agreed)
@@ -221,7 +222,10 @@ class Bounds:
             told = "something stands as an attestation beside it; only an ADMIT leaf whose body is there has one"
             self._fault("ATTESTATION", f"seq {seq}", told)
 
-    def _charge(self, seq: int, leaf: Charge) -> None:
+    def _charge(self, seq: int, leaf: Charge, run: RetainedReplay) -> None:
+        if run.timeline.sets and (early := self._pool.early(leaf.time)):  # else no charge is before an admission
+            told = f"{early} contributions are in the pool at {utc(leaf.time)} whose attestations are not valid yet"
+            self._fault("NOT_YET_VALID", f"seq {seq}", f"{told}: a clock that was ahead let them be admitted")
         for not_after, count in self._pool.ended(leaf.time):
             told = f"{count} contributions are in the pool at {utc(leaf.time)} whose attestations ended at {utc(not_after)}"
             self._fault("EXPIRED", f"seq {seq}", f"{told}; they should have been withdrawn before the charge")

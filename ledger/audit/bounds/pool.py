@@ -20,7 +20,7 @@ class AttestedPool:
         Args:
             classes: number of classes of the policy.
         """
-        self._active, self._not_after, self._revoked_at = array("q"), array("q"), array("q")
+        self._active, self._not_before, self._not_after, self._revoked_at = (array("q") for _ in range(4))
         self._ends: list[tuple[int, int]] = []
         self._revocations: list[tuple[int, int]] = []
         self._late: set[int] = set()
@@ -31,14 +31,16 @@ class AttestedPool:
         """Number of terms."""
         return len(self._active)
 
-    def add_terms(self, not_after: int, revoked_at: int = MAX_TIME) -> None:
+    def add_terms(self, not_before: int, not_after: int, revoked_at: int = MAX_TIME) -> None:
         """Takes the next terms.
 
         Args:
+            not_before: first second of their validity.
             not_after: first second after their validity.
             revoked_at: first second from which on the owner's log says that their key is revoked; `MAX_TIME` for never.
         """
         self._active.append(0)
+        self._not_before.append(not_before)
         self._not_after.append(not_after)
         self._revoked_at.append(revoked_at)
 
@@ -69,6 +71,10 @@ class AttestedPool:
         for number in _due(self._ends, time):
             if self._active[number]:
                 yield self._not_after[number], self._active[number]
+
+    def early(self, time: int) -> int:
+        """Returns how many contributions are in the pool whose attestations are not valid yet; takes time in all terms."""
+        return sum(count for count, first in zip(self._active, self._not_before, strict=True) if first > time)
 
     def revoked(self, time: int) -> int:
         """Returns how many contributions are in the pool whose key was revoked by a time, as the owner's log then said."""
