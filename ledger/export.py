@@ -11,7 +11,7 @@ from pathlib import Path
 from attest.files import sync_directory, sync_tree
 from ledger import layout, tiles
 from ledger.errors import ExportRefused, LedgerCorrupt, StorageFailed
-from ledger.leaves import Admit, Header
+from ledger.leaves import Header
 from ledger.merkle import leaf_hash
 from ledger.retention.nodes import KeptNodes, nodes_file
 from ledger.rules.rotation import KeyChain
@@ -25,7 +25,7 @@ class Pruned:
 
     Attributes:
         before: position below which bodies may be gone.
-        anchors: records of pruned ADMIT leaves by descriptor hash; of pruned SPEND leaves nothing stays.
+        anchors: records of pruned ADMIT leaves by descriptor hash; no other kind is pruned.
         notes: the checkpoints below which auditors vouch for summaries.
     """
 
@@ -35,7 +35,7 @@ class Pruned:
 
     def stand_in(self, row: Row) -> bytes:
         """Returns what stands in for a pruned leaf."""
-        return self.anchors[row.descriptor_hash or b""] if row.kind == Admit.KIND else b""
+        return self.anchors[row.descriptor_hash or b""]
 
 
 def write_export(
