@@ -35,8 +35,8 @@ class SummaryClass:
         active: contributions in the pool at its end.
         sum_epsilon_micro: sum over them of the last epsilon that was recorded for each by its end.
         max_epsilon_micro: the largest of these.
-        min_variance: smallest noise variance that a SETTLE leaf of the range records for the class, or, at the close of an epoch
-            in it, the last row of a group of these contributions; 0.0 without any.
+        min_variance: smallest noise variance that a SETTLE leaf of the range records for the class, or, when an epoch of it is
+            closed, the last row of a group of these contributions; 0.0 without any.
         max_variance: the largest.
         charged: steps charged in the range.
         occurrences: most steps in which one of these contributions can have taken part by its end, as its last row says; 0 in a
