@@ -160,6 +160,22 @@ class SlotTree:
         self._changed = set()
         return bytes(below)
 
+    def inclusion_proof(self, index: int) -> list[bytes]:
+        """Returns the audit path of a leaf in the tree as it stands (RFC 6962, 2.1.1), leaf side first.
+
+        Raises:
+            ProofError: if the index is not in the tree.
+        """
+        _check_index(index, self.size)
+        self.root()
+        path = []
+        for level in self._levels:
+            sibling = bytes(level[(index ^ 1) * HASH_SIZE : ((index ^ 1) + 1) * HASH_SIZE])
+            if sibling:
+                path.append(sibling)
+            index >>= 1
+        return path
+
 
 def root(leaves: Sequence[bytes]) -> bytes:
     """Returns the Merkle tree head of leaf data (RFC 6962, 2.1)."""
