@@ -94,7 +94,7 @@ def prove(
     proof: Annotated[Path, typer.Argument(metavar="PROOF", help="New file; by custom its name ends in .tlog-proof.")],
     leaf: Annotated[int | None, typer.Option(metavar="N", min=0, help="Number of the leaf.")] = None,
     contribution: Annotated[
-        str | None, typer.Option(metavar="HASH", help="The last leaf that names this contribution by its descriptor hash, in hex.")
+        str | None, typer.Option(metavar="HASH", help="The last leaf that names this contribution: its descriptor hash in hex.")
     ] = None,
     kind: Annotated[
         LeafKind | None,

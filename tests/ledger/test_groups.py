@@ -228,7 +228,7 @@ def test_rows_are_cut_into_leaves_that_an_entry_bundle_holds():
     rows = [replace(row, carried_micro=2**62 + n) for n in range(1500)]
     leaves = list(spend_leaves(2**62, START, rows))
     assert [row for leaf in leaves for row in leaf.rows] == rows
-    assert [leaf.seq for leaf in leaves] == [2**62 + n for n in range(len(leaves))] and len(leaves) == 3
+    assert [leaf.seq for leaf in leaves] == [2**62 + n for n in range(len(leaves))] and len(leaves) == 4
     for leaf in leaves:
         data = encode_leaf(leaf)
         assert len(data) <= MAX_LEAF_SIZE and decode_leaf(data) == leaf
