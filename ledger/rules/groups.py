@@ -1,9 +1,9 @@
 """Contributions of equal standing in groups: they have spent alike, so one row of a SPEND leaf tells it for all of them.
 
-A group has members in an order, and the root of an RFC 6962 tree over them. Where draws are secret it is kept while they come
-and go: a member joins behind the others, when it is admitted or withdrawn, and leaves an empty place behind. Where draws are
-public every step that somebody is drawn in takes it to another group; there the groups are made anew when they are asked for,
-each in the order of admission.
+A group has members in an order, and the root of an RFC 6962 tree over them. It is kept while they come and go: a member joins
+behind the others, when it is admitted or withdrawn, and leaves an empty place behind. Where draws are public, every step that
+somebody is drawn in takes it to another group; there the groups of who is active are made anew when they are asked for, each in
+the order of admission.
 """
 
 from collections.abc import Iterable
@@ -66,71 +66,83 @@ class Groups:
 
     def __init__(self) -> None:
         """Begins without a member."""
-        self._active: dict[Terms, Group] = {}
-        self._left: dict[tuple[Terms, Moment], Group] = {}
+        self._joining: dict[Terms, Group] = {}
+        self._active: dict[Group, None] = {}  # those with a member; who has none costs an epoch nothing
+        self._left: dict[tuple[Terms, Moment, int, float], Group] = {}
         self._entered: dict[Group, None] = {}
 
     def admit(self, contribution: "Contribution") -> None:
         """Takes a contribution that was admitted."""
         terms = contribution.terms
-        group = self._active.get(terms)
+        group = self._joining.get(terms)
         if group is None:
-            group = self._active[terms] = Group(terms=terms)
+            group = self._joining[terms] = Group(terms=terms)
         group.join(contribution)
+        self._active[group] = None
 
     def withdraw(self, contribution: "Contribution") -> None:
-        """Takes a contribution that was withdrawn to those of its terms that left at the same moment."""
-        terms, until, before = contribution.terms, contribution.until, contribution.group
-        assert until is not None and before is not None
-        before.leave(contribution)
-        group = self._left.get((terms, until))
-        if group is None:
-            group = self._left[terms, until] = Group(terms=terms, until=until)
-        group.join(contribution)
-        self._entered[group] = None
+        """Takes a contribution that was withdrawn to those who stood like it and left at the same moment."""
+        before = contribution.group
+        if before is not None:
+            before.leave(contribution)
+            if not before.count:
+                del self._active[before]
+        self._enter(contribution)
 
     def draw(self) -> None:
         """Takes note that occurrences were counted."""
 
     def present(self) -> Iterable[Group]:
         """Returns what may have changed since the last epoch: the groups of who is active, and those that somebody entered."""
-        return (group for group in (*self._active.values(), *self._entered) if group.count)
+        return (*self._active, *self._entered)
 
     def close_epoch(self) -> None:
         """Takes note that every group has told what changed."""
         self._entered.clear()
 
+    def _enter(self, contribution: "Contribution") -> None:
+        terms, until = contribution.terms, contribution.until
+        assert until is not None
+        key = (terms, until, contribution.occurrences, contribution.loss)
+        group = self._left.get(key)
+        if group is None:
+            group = Group(terms=terms, until=until, occurrences=contribution.occurrences, loss=contribution.loss)
+            self._left[key] = group
+        group.join(contribution)
+        self._entered[group] = None
+
 
 class DrawnGroups(Groups):
-    """The groups of a run whose draws are public."""
+    """The groups of a run whose draws are public: those of who is active are made anew when they are asked for."""
 
     def __init__(self) -> None:
         """Begins without a member."""
         super().__init__()
-        self._members: list[Contribution] = []
+        self._members: dict[Contribution, None] = {}
         self._groups: dict[SpendKey, Group] = {}
         self._stale = False
 
     def admit(self, contribution: "Contribution") -> None:
         """Takes a contribution that was admitted."""
-        self._members.append(contribution)
+        self._members[contribution] = None
         self._stale = True
 
     def withdraw(self, contribution: "Contribution") -> None:
-        """Takes note that a contribution was withdrawn."""
+        """Takes a contribution that was withdrawn to those who stood like it and left at the same moment."""
+        del self._members[contribution]
         self._stale = True
+        self._enter(contribution)
 
     def draw(self) -> None:
         """Takes note that occurrences were counted."""
         self._stale = True
 
     def present(self) -> Iterable[Group]:
-        """Returns all groups."""
+        """Returns the groups of who is active, and those that somebody entered since the last epoch."""
         if self._stale:
             self._stale, before, self._groups = False, self._groups, {}
             for member in self._members:
-                terms, until = member.terms, member.until
-                fresh = Group(terms=terms, until=until, occurrences=member.occurrences, loss=member.loss)
+                fresh = Group(terms=member.terms, occurrences=member.occurrences, loss=member.loss)
                 key = fresh.key
                 group = self._groups.get(key)
                 if group is None:
@@ -138,4 +150,4 @@ class DrawnGroups(Groups):
                     if key in before:
                         fresh.told, fresh.epsilon_micro = before[key].told, before[key].epsilon_micro
                 group.join(member)
-        return self._groups.values()
+        return (*self._groups.values(), *self._entered)

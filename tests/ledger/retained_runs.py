@@ -12,7 +12,7 @@ from ledger.note import Cosigner, checkpoint_text, sign_note
 from ledger.retention.statements import summary_keys, vouch
 from ledger.rules.rotation import KeyChain
 from ledger.storage.store import Row
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
+from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 ANNA, BEN, CLEO = (
     Cosigner(f"auditor.example/{name}", Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32))
@@ -49,10 +49,10 @@ def grown(place, *, start: int = START, **changes: object) -> Driver:
 
 
 def crowded(place, directory: Path, *, people: int = 40, **changes: object) -> Driver:
-    """Epochs with many SPEND leaves, whose policy keeps one epoch whole and three with all hashes.
+    """Epochs in which many leave, and a policy that keeps one epoch whole and three with all hashes.
 
     Contributions 3 to 18 leave in the first epoch, so that their ADMIT leaves go, next to each other; a checkpoint and a pin
-    that a RESUME leaf cites lie among these.
+    that a RESUME leaf cites lie among these. Those from 24 on leave in the second one, all but the last.
     """
     fields = {"retention_hash_epochs": 3} | changes
     driver = Driver(Ledger.create(place, retaining_spec(**fields), SIGNER, now=START), now=START)
@@ -67,6 +67,8 @@ def crowded(place, directory: Path, *, people: int = 40, **changes: object) -> D
     driver.epoch()
     driver.ledger.resume(0, pin, now=driver.tick())
     driver.steps(1)
+    leaving = ((descriptor(n), "contributor", bytes(32)) for n in range(24, people - 1))
+    driver.ledger.withdraw_all(leaving, now=driver.tick())
     driver.epoch()
     driver.steps(1)
     driver.epoch()

@@ -184,7 +184,7 @@ def test_E2_links_devices_and_empty_directories_are_refused(export, tmp_path):
 def test_E1_swapped_tiles_are_found(tmp_path):
     with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
         run = Driver(ledger)
-        run.admit(*(admission(n) for n in range(600)))
+        run.admit(*(admission(n) for n in range(1100)))
         run.steps()
         run.epoch()
         export = ledger.export(tmp_path / "export")

@@ -29,7 +29,7 @@ NODES = layout.RETAINED_NODES
 def wide(tmp_path_factory) -> Path:
     """A ledger of a dozen tiles, several of them inside one subtree."""
     base = tmp_path_factory.mktemp("wide")
-    with hashes_gone(base / "ledger.db", base, people=700).ledger as ledger:
+    with hashes_gone(base / "ledger.db", base, people=1500).ledger as ledger:
         ledger.export(base / "export")
         sizes = sorted(ledger._file.checkpoints)
         (base / "roots").write_bytes(b"".join(ledger._file.root_at(size) for size in sizes))

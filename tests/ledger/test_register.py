@@ -111,13 +111,16 @@ def test_groups_of_public_draws_are_made_of_who_was_drawn_alike_in_the_order_of_
         drawn.occurrences, drawn.loss = 1, 0.25
     register.groups.draw()
     assert present(register) == [(*members_root(first, third), True), (*members_root(second), True)]
-    third.loss = 0.5
-    register.groups.draw()
+    register.withdraw(third, LEFT)
     register.withdraw(first, LEFT)
+    left = (*members_root(third, first), False)
+    assert present(register) == [(*members_root(second), True), left], "who left stands in the order of the withdrawals"
     register.groups.close_epoch()
-    assert present(register) == [
-        (*members_root(first), False), (*members_root(second), True), (*members_root(third), True)
-    ]  # fmt: skip
+    assert present(register) == [(*members_root(second), True)], "of who left before nothing changes"
+    second.occurrences, second.loss = 1, 0.5
+    register.groups.draw()
+    register.withdraw(second, LEFT)
+    assert present(register) == [(*members_root(second), False)], "the sum of another noise is of another group"
 
 
 def test_contributions_are_numbered_from_0_and_no_other_number_is_one():
