@@ -58,6 +58,8 @@ def test_a_tree_that_changes_in_place_has_the_root_of_its_leaves(changes, every)
         if n % every == 0:
             assert tree.root() == root_of_hashes(leaves)
     assert tree.root() == root_of_hashes(leaves) and tree.size == len(leaves)
+    for index, hash_ in enumerate(leaves):
+        merkle.verify_inclusion_hash(hash_, index, len(leaves), tree.inclusion_proof(index), tree.root())
 
 
 def test_a_pool_root_after_one_change_costs_one_path(monkeypatch):
