@@ -135,5 +135,5 @@ def test_an_anchor_under_another_summary_is_LedgerCorrupt(dropped, tmp_path):
     """The column is an index over what the leaves say, and compared as every other."""
     place = Path(shutil.copytree(dropped, tmp_path / "ledger")) / "ledger.db"
     loosened(place, "anchor", "UPDATE anchor SET summary_seq = summary_seq + 1 WHERE dhash = (SELECT min(dhash) FROM anchor)")
-    with pytest.raises(LedgerCorrupt, match="INDEX: leaf 155 commits to the anchor"):
+    with pytest.raises(LedgerCorrupt, match=r"INDEX: leaf \d+ commits to the anchor"):
         Ledger.open(place)

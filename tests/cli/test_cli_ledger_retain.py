@@ -78,7 +78,7 @@ def test_summarise_vouch_and_prune(shell, run):
     assert done["summaries"][0]["vouchers"] == [ANNA.name, BEN.name]
     lean = shell.json("ledger", "fsck", "ledger.db")
     assert lean["verdict"] == "OK" and (lean["pruned"], lean["pruned_before"]) == (3, done["pruned_before"])
-    assert lean["epsilons"] == whole["epsilons"] + 2 > 0, "two groups had a row in the last epoch, and none of a row is gone"
+    assert lean["epsilons"] == whole["epsilons"] + 3 > 3, "three groups had a row in the last epoch, and no row is gone"
     assert "the bodies of 3 leaves below" in shell.run("ledger", "fsck", "ledger.db").stdout
     shell.run("ledger", "export", "ledger.db", "lean")
     found = shell.json("ledger", "verify", "lean", "--key", SIGNER.vkey)
@@ -123,7 +123,7 @@ def test_hashes_go_when_the_policy_lets_them(shell, files):
     assert shell.json(*RETAIN, "--drop-hashes", code=1)["error"]["code"] == "FORKED"
     beside.write_bytes(sign_pinned(KIND, pin, [1, 0, "held", 6, hashlib.sha256(b"states").digest()], SIGNER))
     told = shell.json(*RETAIN, "--drop-hashes")
-    assert told["hashes_gone"] > 20 and told["hashes_before"] == told["pruned_before"] == told["summaries"][0]["end"]
+    assert told["hashes_gone"] > 5 and told["hashes_before"] == told["pruned_before"] == told["summaries"][0]["end"]
     assert [row["state"] for row in told["summaries"]] == ["pruned, hashes too"]
     assert shell.json(*RETAIN, "--drop-hashes", code=1)["error"]["code"] == "NOT_PRUNED"
     assert "not both" in shell.run(*RETAIN, "--drop-hashes", "--prune", code=2).stderr
