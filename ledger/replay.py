@@ -348,7 +348,7 @@ class Replay:
             self._max_epsilon[place] = max(self._max_epsilon[place] or 0, row.epsilon_micro)
 
     def _changed(self) -> list[tuple[Group, SpendFacts]]:
-        """The groups of which no row says what is true now, each with what it must say; the last in order comes first."""
+        """Returns the groups whose last row does not say what is true now, with what it must say; the last in order first."""
         found = []
         for group in self.register.groups.present():
             steps = self.expenditure.steps(group, self.charged_phases)
@@ -359,7 +359,7 @@ class Replay:
         return sorted(found, key=lambda item: order(item[0]), reverse=True)
 
     def _least_micro(self, group: Group) -> float | None:
-        """Least epsilon in 1e-6 that the row of a group may say now; None where it is not recomputed."""
+        """Returns the least epsilon in 1e-6 that the row of a group may say now; None where it is not recomputed."""
         if not self.recompute:
             return None
         return self._least.epsilon(group, self.charged_phases, self.charged_attempt) * MICRO

@@ -183,7 +183,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class SpendRow:
-    """What each member of a group has spent: contributions with equal terms that came and left at the same windows.
+    """What each member of a group has spent: contributions with equal terms that came and left between equal windows.
 
     The first twelve fields set the group apart from all others of its run.
 

@@ -81,7 +81,7 @@ class Groups:
         self._active[group] = None
 
     def withdraw(self, contribution: "Contribution") -> None:
-        """Takes a contribution that was withdrawn to those who stood like it and left at the same moment."""
+        """Takes a contribution that was withdrawn to those who stood like it and left at that moment."""
         before = contribution.group
         if before is not None:
             before.leave(contribution)
@@ -128,7 +128,7 @@ class DrawnGroups(Groups):
         self._stale = True
 
     def withdraw(self, contribution: "Contribution") -> None:
-        """Takes a contribution that was withdrawn to those who stood like it and left at the same moment."""
+        """Takes a contribution that was withdrawn to those who stood like it and left at that moment."""
         del self._members[contribution]
         self._stale = True
         self._enter(contribution)
