@@ -37,6 +37,21 @@ def test_a_summary_says_what_its_range_said(run):
     assert leaf.classes[1].max_epsilon_micro == max(spends[descriptor(3)], spends[descriptor(4)])
 
 
+def test_a_summary_adds_up_every_member_of_a_group(path):
+    with Ledger.create(path, retaining_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(*map(admission, range(5)))
+        driver.steps(1)
+        driver.withdraw(3)
+        driver.withdraw(4)
+        driver.epoch()
+        driver.epoch()
+        row = ledger.summarise(now=driver.tick()).classes[0]
+        each = told(leaves_of(ledger))[descriptor(0)].epsilon_micro
+    assert (row.contributions, row.active) == (5, 3)
+    assert row.sum_epsilon_micro == 5 * each == 5 * row.max_epsilon_micro > 0
+
+
 def test_the_set_root_is_over_those_who_left(run):
     leaf = run.ledger.summarise(now=run.tick())
     last, left = told(leaves_of(run.ledger)[: leaf.end]), run.ledger.state.withdrawals
