@@ -1,6 +1,6 @@
 """The second part of ``make bench-ledger``: appending to a store, what a window of steps pays, and opening a ledger.
 
-*Appending*: SPEND leaves, encoded beforehand, go through ``Store.append`` in batches, with triggers, index, leaf hashes,
+*Appending*: WITHDRAW leaves, encoded beforehand, go through ``Store.append`` in batches, with triggers, index, leaf hashes,
 frontier and one durable commit a batch; on SQLite, and on a PostgreSQL server started for it (where one is installed). Beside
 it stands the same loop without a store (leaf hashes and frontier alone), so that the store's own share can be read off.
 
@@ -26,7 +26,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.ledger import SIGNER, START, header, peak_mib, write_ledger
-from ledger.leaves import Spend, encode_leaf
+from ledger.leaves import Withdraw, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash
 from ledger.storage.opening import create_store
@@ -42,12 +42,12 @@ STEP_SECONDS = 0.5
 """What a training step is reckoned to take, for the share that charging adds to it."""
 
 
-def spends(first: int, count: int) -> list[tuple[bytes, bytes]]:
-    """Bodies of SPEND leaves with their descriptor hashes."""
+def withdrawals(first: int, count: int) -> list[tuple[bytes, bytes]]:
+    """Bodies of WITHDRAW leaves with their descriptor hashes."""
     made = []
     for seq in range(first, first + count):
         digest = leaf_hash(seq.to_bytes(8, "big"))
-        made.append((digest, encode_leaf(Spend(seq + 1, START, digest, seq // 2 + 1, 1, 320, 1.25, 1_234_567))))
+        made.append((digest, encode_leaf(Withdraw(seq + 1, START, digest, seq // 2 + 1, "expired", digest))))
     return made
 
 
@@ -56,7 +56,7 @@ def rows_of(first: int, bodies: list[tuple[bytes, bytes]], frontier: Frontier) -
     rows = []
     for seq, (digest, body) in enumerate(bodies, start=first):
         hashed = leaf_hash(body)
-        rows.append(Row(seq, Spend.KIND, digest, hashed, body))
+        rows.append(Row(seq, Withdraw.KIND, digest, hashed, body))
         frontier.append(hashed)
     return rows
 
@@ -68,7 +68,7 @@ def append(stores: dict[str, Store], batch: int, rounds: int) -> dict[str, float
     for _ in range(rounds):
         for name, frontier in frontiers.items():
             first = frontier.size
-            bodies = spends(first, batch)
+            bodies = withdrawals(first, batch)
             start = time.perf_counter()
             rows = rows_of(first, bodies, frontier)
             if name in stores:

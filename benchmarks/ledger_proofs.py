@@ -27,7 +27,7 @@ AUDITORS = [Cosigner(f"auditor.example/{n}", Ed25519PrivateKey.from_private_byte
 
 
 def leaves(size: int) -> Iterator[bytes]:
-    """Leaves of the size of a SPEND leaf, about 90 bytes."""
+    """WITHDRAW leaves, about 90 bytes each."""
     for seq in range(1, size + 1):
         yield encode_leaf(Withdraw(seq, 1_750_000_000, hashlib.sha256(b"%d" % seq).digest(), seq, "consent", bytes(32)))
 

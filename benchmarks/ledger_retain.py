@@ -32,7 +32,7 @@ STEPS = ("open", "summarise", "prune", "drop_hashes")
 def write(base: Path, size: int) -> None:
     """Writes a ledger of about a size, but for its last epoch."""
     spec = header(retention_epochs=1, retention_hash_epochs=1, auditors=(AUDITOR.vkey,), auditor_quorum=1)
-    contributions = max(10, int((size - 60) / (EPOCHS + 1 - 0.2)))
+    contributions = max(10, int((size - 60) / 1.1))
     with Ledger.create(base / "ledger.db", spec, SIGNER, now=START) as ledger:
         ledger.admit((admission(spec, n) for n in range(contributions)), now=START)
         gone = [admission(spec, n).descriptor_hash for n in range(0, contributions, 10)]

@@ -35,7 +35,7 @@ class Pruned:
 
     Attributes:
         before: position below which bodies may be gone.
-        anchors: records of pruned ADMIT leaves by descriptor hash; of pruned SPEND leaves nothing stays.
+        anchors: records of pruned ADMIT leaves by descriptor hash; no other kind is pruned.
         notes: the checkpoints below which auditors vouch for summaries.
     """
 
@@ -45,7 +45,7 @@ class Pruned:
 
     def stand_in(self, row: Row) -> bytes:
         """Returns what stands in for a pruned leaf."""
-        return self.anchors[row.descriptor_hash or b""] if row.kind == Admit.KIND else b""
+        return self.anchors[row.descriptor_hash or b""]
 
 
 def read_registry(header: Header, path: Path) -> bytes:

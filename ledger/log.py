@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any
 
 from attest.withdrawal import EXPIRED, PASSING
-from ledger import accountants
 from ledger.attestations import Framings, misfit
 from ledger.errors import (
     ExportRefused,
@@ -35,10 +34,10 @@ from ledger.leaves import (
     HeaderSpec,
     Resume,
     Settle,
-    Spend,
     Withdraw,
     decode_leaf,
     encode_leaf,
+    spend_leaves,
 )
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, sign_note
@@ -359,7 +358,7 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
     def close_epoch(
         self, step: int, model_digest: bytes, *, isolation: str, now: int, frozen_digest: bytes | None = None
     ) -> bytes:
-        """Records what every contribution has spent, and signs a checkpoint over it.
+        """Records what contributions have spent, a row for each group that changed, and signs a checkpoint over it.
 
         Args:
             step: last released step.
@@ -372,17 +371,12 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
             The signed checkpoint note, for publication.
         """
         with self._running(now, checkpoint=True) as time:
-            run, seq = self.state, self.size
-            for contribution in run.register.spends_due():
-                place = (contribution.descriptor_hash, contribution.seq, contribution.class_index)
-                steps = run.expenditure.steps(contribution, run.charged_phases)
-                variance = run.expenditure.variance(contribution, run.charged_phases)
-                spent = accountants.to_micro_up(run.epsilon(contribution))
-                self._file.stage(Spend(seq, time, *place, steps, variance, spent))
-                seq += 1
+            run = self.state
+            for leaf in spend_leaves(self.size, time, list(run.spend_rows())):
+                self._file.stage(leaf)
             number = len(run.epochs) + 1
             totals = run.totals()
-            self._file.stage(Epoch(seq, time, number, step, run.charged, totals, model_digest, isolation, frozen_digest))
+            self._file.stage(Epoch(run.size, time, number, step, run.charged, totals, model_digest, isolation, frozen_digest))
         return self.checkpoint
 
     def resume(self, from_step: int, pin: Pin | None, *, now: int) -> int:

@@ -143,22 +143,44 @@ class SlotTree:
         if not self.size:
             return EMPTY_ROOT
         changed, level, below = self._changed, 0, self._levels[0]
+        whole = False
         while len(below) > HASH_SIZE:
             level += 1
             if level == len(self._levels):
                 self._levels.append(bytearray())
-                changed = set(range(len(below) // HASH_SIZE))
-            here = self._levels[level]
-            here += bytes(-(-len(below) // (2 * HASH_SIZE)) * HASH_SIZE - len(here))
-            changed = {index >> 1 for index in changed}
-            for index in changed:
-                pair = bytes(below[2 * index * HASH_SIZE : 2 * (index + 1) * HASH_SIZE])
-                # A lone right edge climbs unchanged, as in `root_of_hashes`.
-                whole = len(pair) > HASH_SIZE
-                here[index * HASH_SIZE : (index + 1) * HASH_SIZE] = _pair_hash(pair) if whole else pair
+                whole = True
+            here, pairs = self._levels[level], -(-len(below) // (2 * HASH_SIZE))
+            # A lone right edge climbs unchanged, as in `root_of_hashes`.
+            if whole := whole or len(changed) > pairs:
+                data, end = bytes(below), len(below) // (2 * HASH_SIZE) * 2 * HASH_SIZE
+                hashes = [_pair_hash(data[at : at + 2 * HASH_SIZE]) for at in range(0, end, 2 * HASH_SIZE)]
+                here[:] = b"".join(hashes) + data[end:]
+            else:
+                here += bytes(pairs * HASH_SIZE - len(here))
+                changed = {index >> 1 for index in changed}
+                for index in changed:
+                    pair = bytes(below[2 * index * HASH_SIZE : 2 * (index + 1) * HASH_SIZE])
+                    hash_ = _pair_hash(pair) if len(pair) > HASH_SIZE else pair
+                    here[index * HASH_SIZE : (index + 1) * HASH_SIZE] = hash_
             below = here
         self._changed = set()
         return bytes(below)
+
+    def inclusion_proof(self, index: int) -> list[bytes]:
+        """Returns the audit path of a leaf in the tree as it stands (RFC 6962, 2.1.1), leaf side first.
+
+        Raises:
+            ProofError: if the index is not in the tree.
+        """
+        _check_index(index, self.size)
+        self.root()
+        path = []
+        for level in self._levels:
+            sibling = bytes(level[(index ^ 1) * HASH_SIZE : ((index ^ 1) + 1) * HASH_SIZE])
+            if sibling:
+                path.append(sibling)
+            index >>= 1
+        return path
 
 
 def root(leaves: Sequence[bytes]) -> bytes:

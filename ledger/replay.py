@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from attest.withdrawal import PASSING
-from ledger.accountants import MICRO, leeway
+from ledger.accountants import MICRO, leeway, to_micro_up
 from ledger.errors import LeafRefused
 from ledger.leaves import (
     Admit,
@@ -25,18 +25,22 @@ from ledger.leaves import (
     Resume,
     Settle,
     Spend,
+    SpendFacts,
+    SpendRow,
     Summary,
     Withdraw,
 )
 from ledger.retention.tally import Tally
 from ledger.rules.budgets import Plans, budget_problems
-from ledger.rules.contributions import Contribution, Register, Terms
+from ledger.rules.contributions import Contribution, Register
 from ledger.rules.expenditure import Expenditure
+from ledger.rules.groups import Group, order
 from ledger.rules.isolation import Isolation
 from ledger.rules.limits import Reached, admission_problems, window_problems
 from ledger.rules.orders import OrderWatch
 from ledger.rules.releases import Releases
 from ledger.rules.rotation import KeyChain
+from ledger.rules.standing import Moment, Standing
 from ledger.rules.timeline import Timeline
 
 SPEND_TOLERANCE_MICRO: Final = 2
@@ -48,7 +52,6 @@ _AFTER_CLOSE: Final = (Withdraw, Key, Summary, Release, Clock)
 """What may still be said of a run that is over: nothing that charges, admits or releases a step."""
 
 Problems = Iterator[LeafRefused]
-_Account = tuple[Terms, tuple[tuple[int, ...] | None, int | None], bool]
 
 
 class Replay:
@@ -66,7 +69,7 @@ class Replay:
         open_window: the window that has been charged and not settled in this attempt.
         unsettled: windows that were never settled because their attempt was abandoned.
         epochs: all EPOCH leaves.
-        spends: number of SPEND leaves.
+        spends: number of rows of SPEND leaves.
         register: all admitted contributions, and the pools of those that are active.
         withdrawals: position of the first WITHDRAW leaf by descriptor hash, unknown hashes included.
         passing: of these hashes those whose only WITHDRAW leaf has a reason of `attest.withdrawal.PASSING`: a later run may
@@ -96,8 +99,8 @@ class Replay:
         self.open_window: Charge | None = None
         self.unsettled: list[Charge] = []
         self.epochs: list[Epoch] = []
-        self.spends = self._spends_left = self._drawn_to = 0
-        self.register = Register(header.policy.classes)
+        self.spends = self._drawn_to = 0
+        self.register = Register(header.policy.classes, occurrences_public=header.occurrences_public)
         self.withdrawals: dict[bytes, int] = {}
         self.passing: set[bytes] = set()
         self.closed = self._attempt_ended = False
@@ -112,8 +115,7 @@ class Replay:
         self._window_variances: list[tuple[float, ...]] = []
         self._noise_streams: set[bytes] = set()
         self._max_epsilon: list[int | None] = [None if rule.public else 0 for rule in header.policy.classes]
-        self._accounts: dict[_Account, tuple[int, float, float | None]] = {}
-        self._spending: Iterator[Contribution] | None = None
+        self._spending: list[tuple[Group, SpendFacts]] | None = None  # what rows are still missing, the next one last
         self._places = {rule.name: index for index, rule in enumerate(header.policy.classes)}
 
     @property
@@ -164,9 +166,14 @@ class Replay:
     def _next_step(self) -> int:
         return self.position + 1 if self.open_window is None else self.open_window.first_step
 
-    def epsilon(self, contribution: Contribution) -> float:
-        """Returns what a contribution has spent by now."""
+    def epsilon(self, contribution: Standing) -> float:
+        """Returns what a contribution, or each of a group, has spent by now."""
         return self.expenditure.epsilon(contribution, self.charged_phases, self.charged_attempt)
+
+    def spend_rows(self) -> Iterator[SpendRow]:
+        """Yields the rows that SPEND leaves must carry if an epoch is closed now, in order."""
+        for group, facts in reversed(self._changed()):
+            yield SpendRow(*group.key, *facts, to_micro_up(self.epsilon(group)))
 
     def totals(self) -> tuple[EpochClass, ...]:
         """Returns the class rows that an EPOCH leaf must carry now."""
@@ -225,7 +232,7 @@ class Replay:
             yield LeafRefused("REPLAYED", f"{leaf.descriptor_hash.hex()} is admitted already")
             return
         yield from self.order.admit()
-        self.register.admit(leaf, place, self.charged_phases, self.attempt)
+        self.register.admit(leaf, place, Moment(len(self.windows), self.attempt, self.charged_phases))
 
     def _charge(self, leaf: Charge) -> Problems:
         if leaf.window != len(self.windows) + 1:
@@ -259,7 +266,6 @@ class Replay:
         counts = self.header.phases.count(leaf.first_step, leaf.n_steps)
         self.charged_phases = tuple(map(int.__add__, self.charged_phases, counts))
         self.charged_attempt = self.attempt
-        self._accounts.clear()
 
     def draw_variances(self, numbers: Iterable[int], step: int) -> tuple[float, ...]:
         """Returns the variances that the DRAW leaf of a step must carry in which these take part."""
@@ -294,6 +300,7 @@ class Replay:
         if leaf.variances != expected_variances:
             yield LeafRefused("VARIANCE", f"recorded variances {leaf.variances}, those drawn give {expected_variances}")
         self._window_variances.append(leaf.variances)
+        self.register.groups.draw()
         for contribution in drawn:
             if not contribution.active:
                 yield LeafRefused("WITHDRAWN", f"{contribution.descriptor_hash.hex()} was drawn after it was withdrawn")
@@ -323,43 +330,49 @@ class Replay:
 
     def _spend(self, leaf: Spend) -> Problems:
         if self._spending is None:
-            self._spending, self._spends_left = self.register.spends_due(), self.register.due
-        expected = next(self._spending, None)
-        self._spends_left -= 1
-        self.spends += 1
-        if expected is None or expected.descriptor_hash != leaf.descriptor_hash:
-            name = "none" if expected is None else expected.descriptor_hash.hex()
-            yield LeafRefused("SPEND_ORDER", f"expected the SPEND of {name}, got {leaf.descriptor_hash.hex()}")
-            return
-        steps, variance, least = self._account(expected)
-        fields = (expected.seq, expected.class_index, steps, variance)
-        if (leaf.admit_seq, leaf.profile_id, leaf.steps, leaf.variance) != fields:
-            yield LeafRefused("SPEND", f"expected (admit seq, profile, steps, variance) {fields}, got {leaf}")
-        if least is not None and not least <= leaf.epsilon_micro <= least + self._leeway:
-            sentence = f"recorded {leaf.epsilon_micro}, recomputed {least:.3f}, expected up to {self._leeway:g} more (1e-6)"
-            yield LeafRefused("SPEND_EPSILON", sentence)
-        place = expected.class_index
-        self._max_epsilon[place] = max(self._max_epsilon[place] or 0, leaf.epsilon_micro)
+            self._spending = self._changed()
+        self.spends += len(leaf.rows)
+        for row in leaf.rows:
+            if not self._spending:
+                yield LeafRefused("SPEND_ORDER", f"every group that changed has its row, and one more follows: {row.key}")
+                return
+            group, facts = self._spending.pop()
+            if row.key != group.key:
+                yield LeafRefused("SPEND_ORDER", f"expected the row of the group {group.key}, got {row.key}")
+                return
+            if row.facts != facts:
+                sentence = f"group {row.key}: expected (members, root, steps, variance) {_told(facts)}, got {_told(row.facts)}"
+                yield LeafRefused("SPEND", sentence)
+            least = self._least_micro(group)
+            if least is not None and not least <= row.epsilon_micro <= least + self._leeway:
+                sentence = f"group {row.key}: recorded {row.epsilon_micro}, recomputed {least:.3f}, expected up to"
+                yield LeafRefused("SPEND_EPSILON", f"{sentence} {self._leeway:g} more (1e-6)")
+            group.told, group.epsilon_micro = facts, row.epsilon_micro
+            place = group.class_index
+            self._max_epsilon[place] = max(self._max_epsilon[place] or 0, row.epsilon_micro)
 
-    def _account(self, contribution: Contribution) -> tuple[int, float, float | None]:
-        """Charged steps, smallest variance and, where it is recomputed, least epsilon in 1e-6 that a SPEND leaf may say now."""
-        terms, until = contribution.terms, (contribution.charged_until, contribution.attempt_until)
-        key = (terms, until, self.recompute)
-        found = self._accounts.get(key)
-        if found is None:
-            charged, least = self.charged_phases, None
-            if self.recompute:
-                least = self._least.epsilon(contribution, charged, self.charged_attempt) * MICRO
-            found = self.expenditure.steps(contribution, charged), self.expenditure.variance(contribution, charged), least
-            if not self.header.occurrences_public:  # there each has its own occurrences
-                self._accounts[key] = found
-        return found
+    def _changed(self) -> list[tuple[Group, SpendFacts]]:
+        """Returns the groups whose last row does not say what is true now, with what it must say; the last in order first."""
+        found = []
+        for group in self.register.groups.present():
+            steps = self.expenditure.steps(group, self.charged_phases)
+            variance = self.expenditure.variance(group, self.charged_phases)
+            facts = (group.count, group.members.root(), steps, variance)
+            if facts != group.told:
+                found.append((group, facts))
+        return sorted(found, key=lambda item: order(item[0]), reverse=True)
+
+    def _least_micro(self, group: Group) -> float | None:
+        """Returns the least epsilon in 1e-6 that the row of a group may say now; None where it is not recomputed."""
+        if not self.recompute:
+            return None
+        return self._least.epsilon(group, self.charged_phases, self.charged_attempt) * MICRO
 
     def _epoch(self, leaf: Epoch) -> Problems:
-        missing = self._spends_left if self._spending is not None else self.register.due
+        missing = len(self._changed() if self._spending is None else self._spending)
         self._spending = None
         if missing > 0:
-            yield LeafRefused("EPOCH_ORDER", f"{missing} SPEND leaves are missing before this EPOCH")
+            yield LeafRefused("EPOCH_ORDER", f"rows of {missing} groups are missing before this EPOCH")
         if self.open_window is not None:
             yield LeafRefused("WINDOW_OPEN", f"window {self.open_window.window} is still open at the close of an epoch")
         expected = (len(self.epochs) + 1, self.position, self.charged, self.totals())
@@ -371,7 +384,7 @@ class Replay:
             yield LeafRefused("FROZEN", told)
         yield from self.isolation.epoch(leaf)
         self.epochs.append(leaf)
-        self.register.close_epoch()
+        self.register.groups.close_epoch()
 
     def _withdraw(self, leaf: Withdraw) -> Problems:
         contribution = self.contributions.get(leaf.descriptor_hash)
@@ -388,7 +401,7 @@ class Replay:
         self.withdrawals[leaf.descriptor_hash] = self.size
         self.releases.withdrawn(leaf.descriptor_hash)
         if contribution is not None:
-            self.register.withdraw(contribution, self.charged_phases, self.charged_attempt)
+            self.register.withdraw(contribution, Moment(len(self.windows), self.charged_attempt, self.charged_phases))
 
     def _resume(self, leaf: Resume) -> Problems:
         if leaf.attempt != self.attempt + 1:
@@ -420,3 +433,8 @@ class Replay:
         if (leaf.step, leaf.charged) != (self.position, self.charged):
             yield LeafRefused("CLOSE", f"expected (step, charged) {(self.position, self.charged)}, got {leaf}")
         self.closed = True
+
+
+def _told(facts: SpendFacts) -> str:
+    count, root, steps, variance = facts
+    return f"({count}, {root.hex()}, {steps}, {variance})"

@@ -143,7 +143,7 @@ def checkpoints_beside(place: "Place") -> list[Path]:
 def _found(log: "Ledger", record: bool, pins: int) -> dict[str, Any]:
     from ledger.storage import highwater
 
-    run, (gone, spends) = log.state, _gone(log)
+    run = log.state
     return {
         "origin": log.header.origin,
         "size": log.size,
@@ -152,8 +152,8 @@ def _found(log: "Ledger", record: bool, pins: int) -> dict[str, Any]:
         "signed": log.checkpoint_sizes[-1],
         "windows": len(run.windows),
         "unsettled": len(run.unsettled) + (run.open_window is not None),
-        "epsilons": run.spends - spends,
-        "pruned": gone,
+        "epsilons": run.spends,
+        "pruned": _gone(log),
         "pruned_before": log.pruned_before,
         "record": record and highwater.path_of(log.place).exists(),
         "pins": pins,
@@ -176,12 +176,9 @@ def _beside(examined: "Examination") -> dict[str, Any]:
     }
 
 
-def _gone(log: "Ledger") -> tuple[int, int]:
-    """How many leaves were pruned, and how many of them had an epsilon recorded."""
-    from ledger.leaves import Spend
-
-    kinds = []
-    if log.pruned_before:
-        with log.rows() as rows:
-            kinds = [row.kind for row in islice(rows, log.pruned_before) if not row.body]
-    return len(kinds), kinds.count(Spend.KIND)
+def _gone(log: "Ledger") -> int:
+    """Tells how many leaves were pruned."""
+    if not log.pruned_before:
+        return 0
+    with log.rows() as rows:
+        return sum(not row.body for row in islice(rows, log.pruned_before))

@@ -1,6 +1,6 @@
 """`dptrain ledger prove` and `verify-proof`: one file that shows, offline, that a leaf is in a ledger."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from itertools import islice
@@ -22,8 +22,9 @@ from ledger.storage.place import Place
 
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
-    from ledger.leaves import Leaf
+    from ledger.leaves import Leaf, SpendRow
     from ledger.note import Checkpoint, Signature
+    from ledger.proofs.membership import Membership
     from ledger.proofs.prover import Node
     from ledger.proofs.tlog_proof import ProvenLeaf
     from ledger.trust import TrustPolicy
@@ -38,8 +39,12 @@ RECEIPT_TAG = b"\xd2"
 _HEADER_FIELDS = ("time", "origin", "owner", "owner_key", "run_id", "registry_root", "model_fingerprint", "private")
 
 
+MEMBER_SUFFIX = ".member"
+"""As `ledger.proofs.membership.SUFFIX`."""
+
+
 class LeafKind(StrEnum):
-    """Leaves that name a contribution."""
+    """Leaves that tell of a contribution."""
 
     ADMIT = "admit"
     SPEND = "spend"
@@ -67,7 +72,7 @@ Quorum = Annotated[
 
 @dataclass(frozen=True)
 class _Found:
-    """A leaf, the tree that it is in, and the note that signs the tree."""
+    """A leaf, the tree that it is in, the note that signs the tree, and who is a member of a group in it, if that was asked."""
 
     seq: int
     data: bytes
@@ -75,6 +80,7 @@ class _Found:
     size: int
     checkpoint: bytes
     log_vkey: str
+    member: "Membership | None" = None
 
 
 def register(app: typer.Typer) -> None:
@@ -88,9 +94,15 @@ def prove(
     proof: Annotated[Path, typer.Argument(metavar="PROOF", help="New file; by custom its name ends in .tlog-proof.")],
     leaf: Annotated[int | None, typer.Option(metavar="N", min=0, help="Number of the leaf.")] = None,
     contribution: Annotated[
-        str | None, typer.Option(metavar="HASH", help="The last leaf about this contribution: its descriptor hash, in hex.")
+        str | None, typer.Option(metavar="HASH", help="The last leaf that names this contribution: its descriptor hash in hex.")
     ] = None,
-    kind: Annotated[LeafKind | None, typer.Option(help="With --contribution: the last leaf of this kind.")] = None,
+    kind: Annotated[
+        LeafKind | None,
+        typer.Option(
+            help="With --contribution: the last leaf of this kind. spend names nobody: it is the leaf with the last row of the "
+            "contribution's group, and PROOF.member is written too, which shows whose row it is."
+        ),
+    ] = None,
     receipt: Annotated[
         Path | None,
         typer.Option(metavar="RECEIPT", help="Also write a COSE receipt (RFC 9942), signed now with the ledger's key."),
@@ -110,26 +122,30 @@ def prove(
     from ledger.proofs.tlog_proof import verify_proof as verify
     from ledger.trust import auditors_policy
 
-    for path in (proof, receipt):
+    beside = proof.with_name(proof.name + MEMBER_SUFFIX) if kind is LeafKind.SPEND else None
+    for path in (proof, receipt, beside):
         if path is not None:
             refuse_to_overwrite(path)
     wanted = _wanted(leaf, contribution, kind)
     place = None if Path(ledger).is_dir() else place_of(ledger, state)
-    found = _in_export(Path(ledger), leaf, wanted) if place is None else _in_ledger(place, leaf, wanted)
+    found = _in_export(Path(ledger), wanted) if place is None else _in_ledger(place, wanted)
     data = make_proof(found.node, found.seq, found.size, found.checkpoint, found.data).to_bytes()
     # What is handed out was verified as its reader will verify it.
     proven = verify(data, auditors_policy(found.log_vkey))
     if receipt is not None:
         atomic_write(receipt, _receipt(found, proven.trusted.checkpoint, private_key_of(place, ledger_key, passphrase_file)))
     atomic_write(proof, data)
+    if beside is not None and found.member is not None:
+        atomic_write(beside, found.member.to_bytes())
     if json:
         written = {"path": str(proof), "receipt": None if receipt is None else str(receipt), "key": found.log_vkey}
-        print_json({**written, **_told(proven)})
+        print_json({**written, "member": None if beside is None else str(beside), **_told(proven)})
         return
     out = console()
-    names = f"{proof}" if receipt is None else f"{proof} and {receipt}"
+    names = " and ".join(str(path) for path in (proof, receipt, beside) if path is not None)
     out.print(f"wrote {names}: leaf {found.seq} ({_kind_of(proven.leaf)}) of {found.size}")
-    out.print(f"verify with: dptrain ledger verify-proof {proof} --key {found.log_vkey}")
+    also = "" if beside is None else f" --member {beside}"
+    out.print(f"verify with: dptrain ledger verify-proof {proof} --key {found.log_vkey}{also}")
 
 
 def verify_proof(
@@ -143,6 +159,12 @@ def verify_proof(
         Path | None,
         typer.Option(
             metavar="FILE", exists=True, dir_okay=False, help="For a receipt, which has no leaf: its bytes, or its proof file."
+        ),
+    ] = None,
+    member: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="For a SPEND leaf: PROOF.member, which shows whose row it is."
         ),
     ] = None,
     now: Now = None,
@@ -167,11 +189,16 @@ def verify_proof(
         _verify_receipt(data, given, policy, json)
         return
     proven = verify(data, policy, leaf=given, now=now)
+    told = None if member is None else _told_of_member(member, proven.leaf)
     ignored = [{"name": name, "key_id": key_id.hex()} for name, key_id in proven.trusted.ignored]
     if json:
-        print_json({"verdict": "PROVEN", **_told(proven), "ignored": ignored})
+        print_json({"verdict": "PROVEN", **_told(proven), "member": told, "ignored": ignored})
         return
     _print_leaf(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned)
+    if told is not None:
+        console().print("in it, of a group with this member:")
+        for name, value in told.items():
+            console().print(f"  {_in_units(name, value)}")
     for item in proven.trusted.misdated:
         name, when = visible(item.key.name), utc(item.timestamp or 0)
         console().print(f"of no account: the cosignature of {name}, dated {when}, before the leaf or ahead of the clock here")
@@ -192,6 +219,15 @@ def _receipt(found: _Found, checkpoint: "Checkpoint", key: Ed25519PrivateKey) ->
     if signer.vkey != found.log_vkey:
         raise LedgerWrongRun("WRONG_KEY", f"the ledger is signed by {found.log_vkey}, the key given is {signer.vkey}")
     return make_receipt(signer, found.node, found.seq, checkpoint, found.data)
+
+
+def _told_of_member(path: Path, leaf: "Leaf") -> dict[str, Any]:
+    """The row of a contribution in a SPEND leaf, for reading, once it was verified that it is its own."""
+    from ledger.proofs.membership import MAX_MEMBER_SIZE, parse_membership, verify_membership
+
+    member = parse_membership(read_limited(path, MAX_MEMBER_SIZE, "membership"))
+    row = verify_membership(member, leaf)
+    return {"contribution": member.descriptor_hash.hex(), "row": member.row, **_fields_of(row)}
 
 
 def _leaf_of(path: Path) -> bytes:
@@ -281,14 +317,23 @@ def print_cosigners(cosigned: "tuple[Signature, ...]") -> None:
         console().print(f"cosigned by {visible(item.key.name)} at {utc(item.timestamp or 0)}")
 
 
-def _wanted(leaf: int | None, contribution: str | None, kind: LeafKind | None) -> Callable[[bytes], bool]:
-    """Tells a leaf about the contribution from others, by its bytes."""
+@dataclass(frozen=True)
+class _Wanted:
+    """Which leaf is asked for: one of a number, the last one that names a contribution, or the one with its last row."""
+
+    leaf: int | None
+    names: Callable[[bytes], bool] = lambda data: False
+    spent: bytes | None = None
+
+
+def _wanted(leaf: int | None, contribution: str | None, kind: LeafKind | None) -> _Wanted:
+    """Reads which leaf is asked for."""
     if (leaf is None) == (contribution is None):
         raise typer.BadParameter("give --leaf or --contribution")
     if contribution is None:
         if kind is not None:
             raise typer.BadParameter("--kind goes with --contribution")
-        return lambda data: False
+        return _Wanted(leaf)
     try:
         hash_ = bytes.fromhex(contribution)
     except ValueError:
@@ -303,10 +348,10 @@ def _wanted(leaf: int | None, contribution: str | None, kind: LeafKind | None) -
         found = decode_leaf(data)
         return getattr(found, "descriptor_hash", None) == hash_ and kind in (None, _kind_of(found))
 
-    return matches
+    return _Wanted(None, spent=hash_) if kind is LeafKind.SPEND else _Wanted(None, matches)
 
 
-def _in_export(base: Path, leaf: int | None, wanted: Callable[[bytes], bool]) -> _Found:
+def _in_export(base: Path, wanted: _Wanted) -> _Found:
     from ledger.layout import POLICY
     from ledger.note import open_note, parse_checkpoint
     from ledger.proofs.reader import ExportReader
@@ -316,18 +361,29 @@ def _in_export(base: Path, leaf: int | None, wanted: Callable[[bytes], bool]) ->
     # Only a convenience: who verifies the proof brings the key that it must be signed by.
     vkey = str(parse_policy(reader.read(POLICY)).logs[0])
     size = parse_checkpoint(open_note(reader.checkpoint, [vkey]).text).size
-    if leaf is None:
-        seq, data = next(((seq, data) for seq, data in reader.backwards() if wanted(data)), (-1, b""))
+    signed = (reader.node, size, reader.checkpoint, vkey)
+    if wanted.spent is not None:
+        return _checked(_Found(*_spent(islice(reader.entries(), size), wanted.spent, signed)))
+    if wanted.leaf is None:
+        seq, data = next(((seq, data) for seq, data in reader.backwards() if wanted.names(data)), (-1, b""))
     else:
-        seq, data = leaf, reader.leaf(leaf)
-    return _checked(_Found(seq, data, reader.node, size, reader.checkpoint, vkey))
+        seq, data = wanted.leaf, reader.leaf(wanted.leaf)
+    return _checked(_Found(seq, data, *signed))
 
 
-def _in_ledger(place: Place, leaf: int | None, wanted: Callable[[bytes], bool]) -> _Found:
+def _spent(entries: Iterable[bytes], name: bytes, signed: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The fields of what was found of the last row of a contribution's group."""
+    from ledger.proofs.membership import find_membership
+
+    found = find_membership(entries, name)
+    return (-1, b"", *signed) if found is None else (found[1].leaf, found[0], *signed, found[1])
+
+
+def _in_ledger(place: Place, wanted: _Wanted) -> _Found:
     from ledger.log import Ledger
     from ledger.subtrees import Subtrees
 
-    found, tree = (-1, b""), Subtrees()
+    leaf, found, tree = wanted.leaf, (-1, b""), Subtrees()
     with Ledger.open(place, read_only=True) as log:
         note, keys = log.checkpoint, log.state.keys
         size = keys.open_note(note)[1].size
@@ -340,9 +396,15 @@ def _in_ledger(place: Place, leaf: int | None, wanted: Callable[[bytes], bool]) 
                     tree.append(row.leaf_hash, row.level)
                 if not row.body and row.seq == leaf:
                     raise ProofError("PRUNED", f"the body of leaf {leaf} was pruned; a proof file made before still shows it")
-                if row.body and (row.seq == leaf or (leaf is None and wanted(row.body))):
+                if row.body and (row.seq == leaf or (leaf is None and wanted.names(row.body))):
                     found = (row.seq, row.body)
-    return _checked(_Found(*found, tree.node, size, note, vkey))
+        signed = (tree.node, size, note, vkey)
+        if wanted.spent is None:
+            return _checked(_Found(*found, *signed))
+        pruned = log.pruned()
+        with log.rows() as rows:
+            bodies = (row.body if row.body or pruned is None else pruned.stand_in(row) for row in islice(rows, size))
+            return _checked(_Found(*_spent(bodies, wanted.spent, signed)))
 
 
 def _checked(found: _Found) -> _Found:
@@ -371,7 +433,7 @@ def _print_leaf(leaf: "Leaf", checkpoint: "Checkpoint", cosigned: "tuple[Signatu
     out = console()
     out.print(styled("bold green", "PROVEN", f"  leaf {leaf.seq} of {checkpoint.origin}, {_kind_of(leaf)}"))
     for name, value in _fields(leaf).items():
-        out.print(f"  {_in_units(name, value)}")
+        out.print(f"  {_in_units(name, value if name != 'rows' else f'{len(value)}, of a group each')}")
     out.print(f"{checkpoint.size} leaves, root {checkpoint.root.hex()}")
     print_cosigners(cosigned)
 
@@ -392,7 +454,12 @@ def _fields(leaf: "Leaf") -> dict[str, Any]:
     """The fields of a leaf for reading; of a header those that are short."""
     names = _HEADER_FIELDS if _kind_of(leaf) == "header" else [item.name for item in fields(leaf) if item.name != "seq"]
     plain = {name: _plain(getattr(leaf, name)) for name in names}
-    plain |= {name: utc(getattr(leaf, name)) for name in _TIMES if name in plain}
+    return plain | {name: utc(getattr(leaf, name)) for name in _TIMES if name in plain}
+
+
+def _fields_of(row: "SpendRow") -> dict[str, Any]:
+    """The fields of a row for reading."""
+    plain: dict[str, Any] = _plain(row)
     if isinstance(micro := plain.pop("epsilon_micro", None), int):
         plain["epsilon"] = micro / MICRO
     return plain

@@ -39,9 +39,9 @@ def retain(
 
     First, without --prune: a SUMMARY leaf says what all epochs but the last `retention_epochs` said. Then export the ledger,
     let its auditors check the summary (`ledger cosign --summary`), and merge what they write. One epoch later, with --prune:
-    the recorded epsilons of the summarised epochs go, and the admissions of those who had left by then. Who is active, every
-    charge, every withdrawal and every hash stay, and all figures are recomputed from these as before; audits of the ledger say
-    SUMMARISED from then on. No run may hold the ledger.
+    the admissions of those who had left by then go. Who is active, every charge, every withdrawal, what was spent and every
+    hash stay, and all figures are recomputed from these as before; audits of the ledger say SUMMARISED from then on. No run
+    may hold the ledger.
 
     Where the policy has a second horizon, `retention_hash_epochs`, --drop-hashes then deletes the hashes of pruned leaves past
     it, but for the roots of the subtrees that they fill. Every root and every proof of a leaf that stays can still be made;

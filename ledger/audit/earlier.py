@@ -362,8 +362,8 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault) -> Iterator
 
 
 def _judge_admission(contribution: Contribution, before: float, fault: Fault) -> None:
-    if contribution.carried_micro + CARRIED_TOLERANCE_MICRO < before * MICRO:
-        name, said = contribution.descriptor_hash.hex(), contribution.carried_micro
+    if contribution.terms.carried_micro + CARRIED_TOLERANCE_MICRO < before * MICRO:
+        name, said = contribution.descriptor_hash.hex(), contribution.terms.carried_micro
         sentence = f"{name} had spent {before * MICRO:.3f} (1e-6) before, the leaf says {said}"
         fault("CARRIED", f"seq {contribution.seq}", sentence)
 

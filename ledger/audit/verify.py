@@ -84,7 +84,7 @@ def verify_export(
         time lies between the last leaf that it covers and that clock. The audit cannot
         tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
-        SUMMARISED means the same of a ledger of which SPEND leaves, and ADMIT leaves of contributions that left, were pruned:
+        SUMMARISED means the same of a ledger without the ADMIT leaves of contributions that left, which were pruned:
         every figure was recomputed from what stays, a quorum of the auditors whom the signed policy names vouches for the
         summaries of everything pruned, and each summary agrees with what stays. That the pruned leaves said no more than
         their stand-ins is these auditors' word (`ledger.retention.retained`, `ledger.retention.statements`); the notes

@@ -5,7 +5,7 @@ contributor or carries a contributor's free text. Unless the policy makes occurr
 which step: the amplification by sampling that the accountant counts on assumes that the draw stays secret.
 """
 
-from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf
+from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf, spend_leaves
 from ledger.leaves.header import HELD, AccountantInfo, Header, HeaderBlock, HeaderSpec, Profile
 from ledger.leaves.previous import Previous
 from ledger.leaves.records import (
@@ -19,6 +19,9 @@ from ledger.leaves.records import (
     Resume,
     Settle,
     Spend,
+    SpendFacts,
+    SpendKey,
+    SpendRow,
     Withdraw,
 )
 from ledger.leaves.upkeep import Clock, Key, Release, Summary, SummaryClass, SummaryKind
@@ -46,10 +49,14 @@ __all__ = [
     "Resume",
     "Settle",
     "Spend",
+    "SpendFacts",
+    "SpendKey",
+    "SpendRow",
     "Summary",
     "SummaryClass",
     "SummaryKind",
     "Withdraw",
     "decode_leaf",
     "encode_leaf",
+    "spend_leaves",
 ]

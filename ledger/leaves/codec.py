@@ -1,6 +1,6 @@
 """Leaves to bytes and back: strict CBOR maps ``{0: seq, 1: kind, 2: time, 3: ...}`` with every key present."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, fields
 from typing import Any, Final
 
@@ -34,6 +34,9 @@ Leaf = Header | Record
 MAX_LEAF_SIZE: Final = 65_535
 """An entry bundle prefixes each leaf with a 16-bit length (C2SP tlog-tiles, "Log entries")."""
 
+_AROUND_ROWS: Final = 32
+"""Bytes that a SPEND leaf may take beside its rows: heads of map and array, keys, kind, position and time."""
+
 _RECORDS: Final[dict[int, type[Any]]] = {
     kind.KIND: kind
     for kind in (
@@ -54,6 +57,7 @@ _RECORDS: Final[dict[int, type[Any]]] = {
 }
 _ROWS: Final[dict[tuple[int, str], type[Any]]] = {
     (records.Charge.KIND, "classes"): records.ChargeClass,
+    (records.Spend.KIND, "rows"): records.SpendRow,
     (records.Epoch.KIND, "classes"): records.EpochClass,
     (upkeep.Summary.KIND, "kinds"): upkeep.SummaryKind,
     (upkeep.Summary.KIND, "classes"): upkeep.SummaryClass,
@@ -73,6 +77,21 @@ def encode_leaf(leaf: Leaf) -> bytes:
         what = "; the model has too many parameters or blocks for a header" if isinstance(leaf, Header) else ""
         raise LeafRefused("SIZE", f"a leaf takes at most {MAX_LEAF_SIZE} bytes, got {len(data)}{what}")
     return data
+
+
+def spend_leaves(seq: int, time: int, rows: Iterable[records.SpendRow]) -> Iterator[records.Spend]:
+    """Yields the SPEND leaves that hold these rows, each with as many as fit, the first at position ``seq``."""
+    taken: list[records.SpendRow] = []
+    size = 0
+    for row in rows:
+        needed = len(cbor.encode(list(astuple(row))))
+        if size + needed > MAX_LEAF_SIZE - _AROUND_ROWS:
+            yield records.Spend(seq, time, tuple(taken))
+            seq, taken, size = seq + 1, [], 0
+        taken.append(row)
+        size += needed
+    if taken:
+        yield records.Spend(seq, time, tuple(taken))
 
 
 def decode_leaf(data: bytes) -> Leaf:

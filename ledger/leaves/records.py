@@ -12,6 +12,12 @@ from ledger.leaves import checks
 
 HASH = 32
 
+SpendKey = tuple[int, int, int, int, int, int, int, int, int, int | None, int, float]
+"""What sets a group of contributions apart: the first twelve fields of `SpendRow`."""
+
+SpendFacts = tuple[int, bytes, int, float]
+"""Number of members, their root, charged steps and smallest variance of a group."""
+
 
 @dataclass(frozen=True, slots=True)
 class Admit:
@@ -173,38 +179,100 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Spend:
-    """What a contribution has spent, at the close of an epoch. Contributions of public classes have none.
+class SpendRow:
+    """What each member of a group has spent: contributions with equal terms that came and left between equal windows.
+
+    The first twelve fields set the group apart from all others of its run.
 
     Attributes:
-        seq: position in the ledger.
-        time: POSIX seconds.
-        descriptor_hash: the contribution.
-        admit_seq: where it was admitted.
-        profile_id: index of its depth profile in the header.
-        steps: charged steps it was in the pool for.
-        variance: smallest noise variance over its blocks.
-        epsilon_micro: cumulative epsilon in 1e-6, rounded up.
+        profile_id: index of the depth profile of the class in the header.
+        clip_micro: signed clip norm in 1e-6.
+        sigma_micro: signed noise multiplier in 1e-6.
+        max_occurrences: most steps in which a member may take part, 0 for no cap.
+        carried_micro: what a member had spent in earlier runs, in 1e-6.
+        max_epsilon_micro: most that a member may spend over all runs, in 1e-6; 0 for no limit.
+        max_delta_pico: the delta of that limit, in 1e-12; 0 for no limit.
+        window_before: number of the last window charged before the members were admitted, 0 for none.
+        attempt_before: attempt that was running at their admission.
+        window_until: number of the last window charged before they were withdrawn, 0 for none; None while they are active.
+        occurrences: in how many steps a member took part, where occurrences are public; else 0.
+        loss: sum over these of 1/z^2, where occurrences are public; else 0.0.
+        count: number of members.
+        members_root: RFC 6962 root over the members (`ledger.rules.groups.Group`).
+        steps: charged steps in whose pool a member was.
+        variance: smallest noise variance over the blocks of a member.
+        epsilon_micro: cumulative epsilon of a member in 1e-6, rounded up.
     """
 
-    KIND: ClassVar = 4
-    seq: int
-    time: int
-    descriptor_hash: bytes
-    admit_seq: int
     profile_id: int
+    clip_micro: int
+    sigma_micro: int
+    max_occurrences: int
+    carried_micro: int
+    max_epsilon_micro: int
+    max_delta_pico: int
+    window_before: int
+    attempt_before: int
+    window_until: int | None
+    occurrences: int
+    loss: float
+    count: int
+    members_root: bytes
     steps: int
     variance: float
     epsilon_micro: int
 
     def __post_init__(self) -> None:
-        checks.place(self.seq, self.time)
-        checks.octets(self.descriptor_hash, "descriptor hash", HASH)
-        checks.uint(self.admit_seq, "admit seq", low=1)
         checks.uint(self.profile_id, "profile id")
+        checks.uint(self.clip_micro, "clip norm", low=1)
+        checks.uint(self.sigma_micro, "noise multiplier", low=1)
+        checks.uint(self.max_occurrences, "max occurrences")
+        checks.uint(self.carried_micro, "carried epsilon")
+        checks.limit(self.max_epsilon_micro, self.max_delta_pico)
+        checks.uint(self.window_before, "window before the admission")
+        checks.uint(self.attempt_before, "attempt at the admission")
+        if self.window_until is not None:
+            checks.uint(self.window_until, "window before the withdrawal", low=self.window_before)
+        checks.uint(self.occurrences, "occurrences")
+        checks.real(self.loss, "loss")
+        checks.uint(self.count, "members", low=1)
+        checks.octets(self.members_root, "root over the members", HASH)
         checks.uint(self.steps, "steps")
         checks.real(self.variance, "variance")
         checks.uint(self.epsilon_micro, "epsilon")
+
+    @property
+    def key(self) -> SpendKey:
+        """The fields that set the group apart."""
+        bounds = (self.profile_id, self.clip_micro, self.sigma_micro, self.max_occurrences)
+        limits = (self.carried_micro, self.max_epsilon_micro, self.max_delta_pico)
+        times = (self.window_before, self.attempt_before, self.window_until)
+        return *bounds, *limits, *times, self.occurrences, self.loss
+
+    @property
+    def facts(self) -> SpendFacts:
+        """The fields that follow from the key, the members and the charges: all others but the epsilon."""
+        return self.count, self.members_root, self.steps, self.variance
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """What contributions have spent, in groups, at the close of an epoch. Contributions of public classes are in none.
+
+    Attributes:
+        seq: position in the ledger.
+        time: POSIX seconds.
+        rows: the groups whose row changed since it was last written, in order.
+    """
+
+    KIND: ClassVar = 4
+    seq: int
+    time: int
+    rows: tuple[SpendRow, ...]
+
+    def __post_init__(self) -> None:
+        checks.place(self.seq, self.time)
+        checks.rows(self.rows, "rows", SpendRow, least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +325,7 @@ class EpochClass:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """The close of an epoch, after the SPEND leaves of all contributions that were active in it.
+    """The close of an epoch, after the SPEND leaves of all groups that changed in it.
 
     Attributes:
         seq: position in the ledger.

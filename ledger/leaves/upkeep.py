@@ -31,15 +31,16 @@ class SummaryClass:
     """Totals of one class over a summarised range; epsilons in 1e-6, null in a public class and nowhere else.
 
     Attributes:
-        contributions: contributions with a SPEND leaf in the range; in a public class, which has none, with an ADMIT leaf.
+        contributions: contributions that are active at its end or left in it; in a public class, with an ADMIT leaf in it.
         active: contributions in the pool at its end.
-        sum_epsilon_micro: sum over them of the last epsilon that the range records.
+        sum_epsilon_micro: sum over them of the last epsilon that was recorded for each by its end.
         max_epsilon_micro: the largest of these.
-        min_variance: smallest noise variance that a SETTLE or SPEND leaf of the range records for the class, 0.0 without any.
+        min_variance: smallest noise variance that a SETTLE leaf of the range records for the class, or, when an epoch of it is
+            closed, the last row of a group of these contributions; 0.0 without any.
         max_variance: the largest.
         charged: steps charged in the range.
-        occurrences: most steps in which one contribution can have taken part by its end, as the SPEND leaves say; 0 in a public
-            class.
+        occurrences: most steps in which one of these contributions can have taken part by its end, as its last row says; 0 in a
+            public class.
     """
 
     contributions: int

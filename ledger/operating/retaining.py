@@ -2,8 +2,8 @@
 
 Life of a range: (1) `Retaining.summarise` appends its SUMMARY leaf under a signed checkpoint; (2) auditors audit an export that
 has every body of the range, and a quorum of those whom the signed policy names vouches (`ledger.retention.statements`); (3) one
-more epoch closes, or the run did; (4) `Retaining.prune` drops the bodies of SPEND leaves, and of the ADMIT leaves of
-contributions that left, whose anchor records stay (`ledger.retention.retained`); (5) where the policy has a second horizon,
+more epoch closes, or the run did; (4) `Retaining.prune` drops the bodies of the ADMIT leaves of contributions that left, whose
+anchor records stay (`ledger.retention.retained`); (5) where the policy has a second horizon,
 `Retaining.drop_hashes` drops the leaf hashes of pruned leaves past it, but for the roots of the subtrees that they fill
 (`ledger.subtrees`). Nothing else is ever dropped: no leaf that was not pruned, nothing of a withdrawal.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from attest.clock import machine_time
 from ledger.errors import RetentionRefused
 from ledger.export import Pruned
-from ledger.leaves import Spend, Summary
+from ledger.leaves import Summary
 from ledger.retention.horizons import hashes_end, waited
 from ledger.retention.statements import statements, vouched_end, vouchers
 from ledger.storage.appender import Appender
@@ -70,9 +70,9 @@ class Retaining:
         """Drops the bodies that vouched summaries speak for; returns how many went.
 
         Guarantee:
-            A body goes only if it is of a SPEND leaf, or of the ADMIT leaf of a contribution that has left and whose record
-            stays; if it lies below the end of a summary for which a quorum of the auditors of the signed policy vouches, in
-            signatures that this ledger keeps; and if the ledger without it replays to the same state. All go, or none.
+            A body goes only if it is of the ADMIT leaf of a contribution that has left and whose record stays; if it lies below
+            the end of a summary for which a quorum of the auditors of the signed policy vouches, in signatures that this ledger
+            keeps; and if the ledger without it replays to the same state. All go, or none.
 
         Raises:
             RetentionRefused: code RETENTION if the policy keeps everything, NO_AUDITORS if it names nobody who could vouch,
@@ -89,7 +89,7 @@ class Retaining:
                 if end <= before:
                     seq = next(leaf.seq for leaf in run.tally.summaries if leaf.end == end)
                     anchors[record.first_seq] = Anchor(record.descriptor_hash, seq, record.to_bytes())
-        return self._file.prune(before, anchors, [Spend.KIND])
+        return self._file.prune(before, anchors)
 
     def drop_hashes(self, *, keep: Iterable[int] = ()) -> int:
         """Drops hashes of leaves that were pruned long ago, but for the roots of their subtrees; returns how many went.

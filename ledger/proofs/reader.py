@@ -69,6 +69,11 @@ class ExportReader:
                 if not is_stand_in(bundle[place]):
                     yield n * layout.TILE_WIDTH + place, bundle[place]
 
+    def entries(self) -> Iterator[bytes]:
+        """Yields the bytes of all leaves in order, or what stands in for pruned ones."""
+        for n in range(-(-self.size // layout.TILE_WIDTH)):
+            yield from self._bundle(n)
+
     def _bundle(self, n: int) -> list[bytes]:
         width = layout.width_of(n, self.size)
         retained = layout.retained_path(n, width)

@@ -22,7 +22,7 @@ MAX_RECORD_SIZE = 256
 
 @dataclass(frozen=True, slots=True)
 class AnchorRecord:
-    """A contribution that was withdrawn, and whose last SPEND leaf was written.
+    """A contribution that was withdrawn, and whose group had its row in a SPEND leaf since.
 
     The order of the fields is the wire format: a CBOR array.
 
@@ -30,8 +30,8 @@ class AnchorRecord:
         descriptor_hash: SHA-256 of its descriptor.
         class_index: place of its class in the policy.
         first_seq: position of its ADMIT leaf.
-        last_seq: position of its last SPEND leaf; in a public class, which has none, of its WITHDRAW leaf.
-        spent_micro: the epsilon that this SPEND leaf records, in 1e-6; null in a public class.
+        last_seq: position of its WITHDRAW leaf.
+        spent_micro: the epsilon that the row of its group records, in 1e-6; null in a public class.
         clip_micro: clip norm that it signed, in 1e-6.
         sigma_micro: noise multiplier that it signed, in 1e-6.
         max_occurrences: its cap, 0 for none.

@@ -1,31 +1,27 @@
 """Replaying a pruned ledger: what stands in for the leaves whose bodies are gone, and what must then be vouched for.
 
-Two kinds of bodies go. A SPEND leaf is a function of admissions, charges and withdrawals, which stay: its stand-in is empty,
-and the replay says itself what it meant, up to the 2e-6 that a record may lie above what is recomputed. An ADMIT leaf goes only
-when its contribution has left the run and had its last SPEND; its stand-in is its anchor record, from which the replay restores
-it at its place. So of a pruned ledger too every pool, charge, withdrawal and epsilon is recomputed, for those who left and for
-those who stay; what rests on the auditors' word is that the stand-ins are what the leaves under the signed root said. SETTLE
-leaves are kept (they say how far the run came), ADMIT leaves of whoever is active (later charges and epsilons need them), and
-all of them where occurrences are public (DRAW leaves name contributions by the order of admission, and the variance is made of
-their bounds).
+One kind of bodies goes: an ADMIT leaf, when its contribution has left the run and an epoch told what it had spent. Its stand-in
+is its anchor record, from which the replay restores it at its place. So of a pruned ledger too every pool, group, charge,
+withdrawal and epsilon is recomputed, for those who left and for those who stay; what rests on the auditors' word is that the
+stand-ins are what the leaves under the signed root said. ADMIT leaves of whoever is active are kept (later charges and epsilons
+need them), and all of them where occurrences are public (DRAW leaves name contributions by the order of admission, and the
+variance is made of their bounds).
 """
 
-import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
 
 from ledger.errors import LeafRefused
-from ledger.leaves import Admit, Epoch, Header, Spend, Summary
-from ledger.replay import Problems, Replay
+from ledger.leaves import Admit, Header, Summary
+from ledger.replay import Replay
 from ledger.retention.anchors import AnchorRecord
 from ledger.retention.horizons import waited
-from ledger.rules.contributions import Contribution
 
 
 def is_stand_in(data: bytes) -> bool:
-    """Tells a stand-in, which is empty or a CBOR array, from a leaf, which is a CBOR map."""
-    return not data or data[0] >> 5 == 4
+    """Tells a stand-in, which is a CBOR array, from a leaf, which is a CBOR map."""
+    return bool(data) and data[0] >> 5 == 4
 
 
 class RetainedReplay(Replay):
@@ -40,18 +36,17 @@ class RetainedReplay(Replay):
         super().__init__(header, root_at, recompute=recompute)
         self.pruned: array[int] = array("q")
         self._restored: dict[bytes, AnchorRecord] = {}
-        self._loose = False
 
-    def stand_in(self, data: bytes) -> tuple[Admit | Spend, list[LeafRefused]]:
+    def stand_in(self, data: bytes) -> tuple[Admit, list[LeafRefused]]:
         """Applies what stands in for a pruned leaf.
 
         Returns:
-            A leaf that means the same, blank in what is gone, and what contradicts the leaves before it.
+            An ADMIT leaf that means the same, blank in what is gone, and what contradicts the leaves before it.
 
         Raises:
             LeafRefused: no leaf can have been here whose stand-in this is.
         """
-        leaf, problems = self._restore(AnchorRecord.from_bytes(data)) if data else self._respend()
+        leaf, problems = self._restore(AnchorRecord.from_bytes(data))
         self.pruned.append(leaf.seq)
         self.timeline.loose = True
         return leaf, problems
@@ -97,39 +92,3 @@ class RetainedReplay(Replay):
         problems = self.apply(leaf)
         self._restored[record.descriptor_hash] = record
         return leaf, problems
-
-    def _respend(self) -> tuple[Spend, list[LeafRefused]]:
-        if self._spending is None:
-            self._spending, self._spends_left = self.register.spends_due(), self.register.due
-        rest = self._spending
-        expected = next(rest, None)
-        if expected is None:
-            raise LeafRefused("SPEND_ORDER", "a leaf is gone where no SPEND leaf was due: no other kind is ever pruned so")
-        leaf, loose = self._spend_of(expected)
-        self._spending, self.tally.slack = iter((expected,)), loose
-        problems = self.apply(leaf)
-        self._spending, self.tally.slack = rest, 0.0
-        return leaf, problems
-
-    def _spend_of(self, expected: Contribution) -> tuple[Spend, float]:
-        """What the SPEND leaf of a contribution said, and how much more, in 1e-6, its epsilon may have been."""
-        steps, variance, least = self._account(expected)
-        place = (expected.descriptor_hash, expected.seq, expected.class_index, steps, variance)
-        record = self._restored.get(expected.descriptor_hash)
-        if record is not None and record.last_seq == self.size and record.spent_micro is not None:
-            return Spend(self.size, self.last_time, *place, record.spent_micro), 0.0
-        self._loose = True
-        if least is None:
-            return Spend(self.size, self.last_time, *place, 0), float("inf")
-        return Spend(self.size, self.last_time, *place, math.ceil(least)), self._leeway
-
-    def _epoch(self, leaf: Epoch) -> Problems:
-        if self._loose:
-            # What was recorded is gone; the EPOCH leaf says the largest, which lies where the recomputed one lets it.
-            room = self._leeway + 1 if self.recompute else float("inf")
-            for place, (row, least) in enumerate(zip(leaf.classes, self._max_epsilon, strict=False)):
-                said = row.max_epsilon_micro
-                if least is not None and said is not None and least <= said <= least + room:
-                    self._max_epsilon[place] = said
-            self._loose = False
-        yield from super()._epoch(leaf)

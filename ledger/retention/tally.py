@@ -8,13 +8,14 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final
 
 from ledger.errors import LeafRefused
-from ledger.leaves import Admit, Charge, Epoch, Header, Leaf, Settle, Spend, Summary, SummaryClass, SummaryKind, Withdraw
+from ledger.leaves import Admit, Charge, Epoch, Header, Leaf, Settle, Summary, SummaryClass, SummaryKind, Withdraw
 from ledger.retention.anchors import AnchorRecord, set_root
 from ledger.rules.contributions import Contribution
+from ledger.rules.groups import Group
 from ledger.subtrees import Pieces, joined
 
 if TYPE_CHECKING:
@@ -26,17 +27,15 @@ FIRST_LEAF: Final = 1
 
 @dataclass(slots=True)
 class _Spent:
-    """Sums over SPEND leaves of one class; ``slack`` is how much more pruned ones may have recorded, in 1e-6."""
+    """Sums over contributions of one class, in 1e-6."""
 
     count: int = 0
     total: int = 0
     most: int = 0
-    slack: float = 0.0
-    most_slack: float = 0.0
 
-    def add(self, micro: int, slack: float) -> None:
-        self.count, self.total, self.most = self.count + 1, self.total + micro, max(self.most, micro)
-        self.slack, self.most_slack = self.slack + slack, max(self.most_slack, slack)
+    def add(self, micro: int, count: int) -> None:
+        """Adds as many contributions as have each spent that."""
+        self.count, self.total, self.most = self.count + count, self.total + count * micro, max(self.most, micro)
 
 
 @dataclass(slots=True)
@@ -50,7 +49,16 @@ class _ClassTally:
     variances: tuple[float, float] | None = None
     steps: int = 0
 
+    def see_group(self, group: Group, spent: _Spent, count: int) -> None:
+        """Adds as many members of a group as its last row tells of them."""
+        spent.add(group.epsilon_micro, count)
+        if group.told is not None:
+            _, _, steps, variance = group.told
+            self.see_variance(variance)
+            self.steps = max(self.steps, steps)
+
     def see_variance(self, value: float) -> None:
+        """Takes a variance that a leaf records for the class."""
         low, high = self.variances or (value, value)
         self.variances = min(low, value), max(high, value)
 
@@ -73,7 +81,6 @@ class Tally:
         pieces: gives subtrees; None unless whoever holds them sets it, and then no summary can be judged.
         start: where the next range begins.
         summaries: all SUMMARY leaves.
-        slack: how much more than it says the SPEND leaf that is seen may record, in 1e-6: not 0 only for a stand-in.
         summarised: by descriptor hash, the end of the range in whose summary the record of a contribution is, and the record.
     """
 
@@ -82,7 +89,6 @@ class Tally:
         self.pieces: Pieces | None = None
         self.start = FIRST_LEAF
         self.summaries: list[Summary] = []
-        self.slack = 0.0
         self.summarised: dict[bytes, tuple[int, AnchorRecord]] = {}
         self._horizon = header.policy.retention_epochs
         self._public = [rule.public for rule in header.policy.classes]
@@ -99,8 +105,6 @@ class Tally:
             return
         self._open.kinds[leaf.KIND] += 1
         match leaf:
-            case Spend():
-                self._spend(leaf, run)
             case Admit():
                 self._admit(leaf, run)
             case Charge():
@@ -119,7 +123,7 @@ class Tally:
         """Yields what is wrong with a SUMMARY leaf, and takes its range off where that is a right one."""
         try:
             segments = self._range(leaf)
-            expected, slack = self._summary(leaf.seq, leaf.time, segments)
+            expected = self._summary(leaf.seq, leaf.time, segments)
         except LeafRefused as error:
             yield error
             return
@@ -130,8 +134,9 @@ class Tally:
         ]
         if len(leaf.classes) != len(expected.classes):
             wrong.append("classes")
-        for rule, pair in enumerate(zip(leaf.classes, expected.classes, slack, strict=False)):
-            wrong.extend(f"{name} of class {rule}" for name in _unlike(*pair))
+        for rule, (found, right) in enumerate(zip(leaf.classes, expected.classes, strict=False)):
+            names = (item.name for item in fields(SummaryClass) if getattr(found, item.name) != getattr(right, item.name))
+            wrong.extend(f"{name} of class {rule}" for name in names)
         if wrong:
             yield LeafRefused("SUMMARY", f"leaves {leaf.first} to {leaf.end - 1} give another {', '.join(wrong)} than it says")
         else:
@@ -153,7 +158,7 @@ class Tally:
             sentence = f"{len(self._closed)} epochs are closed and not summarised, the policy keeps the last {self._horizon}"
             raise LeafRefused("NOTHING_DUE", f"{sentence}; {1 - due} more must close first")
         segments = self._closed[:due]
-        return self._summary(seq, time, segments)[0], [record for segment in segments for record in segment.records]
+        return self._summary(seq, time, segments), [record for segment in segments for record in segment.records]
 
     def _check_policy(self) -> None:
         if not self._horizon:
@@ -174,19 +179,18 @@ class Tally:
             raise LeafRefused("SUMMARY_HORIZON", sentence)
         return self._closed[:count]
 
-    def _summary(self, seq: int, time: int, segments: Sequence[_Segment]) -> tuple[Summary, list[_Spent]]:
+    def _summary(self, seq: int, time: int, segments: Sequence[_Segment]) -> Summary:
         if self.pieces is None:
             raise LeafRefused("SUMMARY", "this replay was given no leaf hashes and can judge no summary")
         end, pieces = segments[-1].end, self.pieces
         kinds = sum((segment.kinds for segment in segments), Counter[int]())
-        rows, slack = [], []
-        for place, public in enumerate(self._public):
-            row, spent = _class_row([segment.classes[place] for segment in segments], public)
-            row_charged = sum(segment.charged for segment in segments)
-            rows.append(SummaryClass(*row[:-1], row_charged, row[-1]))
-            slack.append(spent)
+        charged = sum(segment.charged for segment in segments)
+        rows = [
+            _class_row([segment.classes[place] for segment in segments], public, charged)
+            for place, public in enumerate(self._public)
+        ]
         records = [record for segment in segments for record in segment.records]
-        leaf = Summary(
+        return Summary(
             seq,
             time,
             self.start,
@@ -197,7 +201,6 @@ class Tally:
             set_root(records),
             self.summaries[-1].seq if self.summaries else None,
         )
-        return leaf, slack
 
     def _admit(self, leaf: Admit, run: "Replay") -> None:
         contribution = run.contributions.get(leaf.descriptor_hash)
@@ -207,23 +210,20 @@ class Tally:
                 self._admitted.append(leaf.seq)
                 self._content_anchors += leaf.anchor
 
-    def _spend(self, leaf: Spend, run: "Replay") -> None:
-        contribution = run.contributions.get(leaf.descriptor_hash)
-        if contribution is None:
-            return
-        tally = self._open.classes[contribution.class_index]
-        tally.see_variance(leaf.variance)
-        tally.steps = max(tally.steps, leaf.steps)
-        (tally.stay if contribution.active else tally.left).add(leaf.epsilon_micro, self.slack)
-        if self._anchors and not contribution.active:
-            self._open.records.append(self._record(contribution, leaf.seq, leaf.epsilon_micro))
-
     def _epoch(self, leaf: Epoch, run: "Replay") -> None:
         segment = self._open
         segment.end = leaf.seq + 1
         for contribution, seq in self._leaving:
-            if self._anchors and self._public[contribution.class_index]:
-                segment.records.append(self._record(contribution, seq, None))
+            group = contribution.group
+            if group is not None:
+                tally = segment.classes[contribution.class_index]
+                tally.see_group(group, tally.left, 1)
+            if self._anchors:
+                segment.records.append(self._record(contribution, seq, None if group is None else group.epsilon_micro))
+        for group in run.register.groups.present():
+            if group.active:
+                tally = segment.classes[group.class_index]
+                tally.see_group(group, tally.stay, group.count)
         for tally, active in zip(segment.classes, run.register.active, strict=True):
             tally.active = active
         self._leaving = []
@@ -233,36 +233,19 @@ class Tally:
     def _record(self, contribution: Contribution, seq: int, micro: int | None) -> AnchorRecord:
         terms, hash_ = contribution.terms, contribution.descriptor_hash
         bounds = (terms.clip_micro, terms.sigma_micro, terms.max_occurrences)
-        limit = (contribution.carried_micro, terms.max_epsilon_micro, terms.max_delta_pico)
+        limit = (terms.carried_micro, terms.max_epsilon_micro, terms.max_delta_pico)
         place = 32 * bisect_left(self._admitted, contribution.seq)
         anchor = bytes(self._content_anchors[place : place + 32])
         return AnchorRecord(hash_, terms.class_index, contribution.seq, seq, micro, *bounds, *limit, anchor)
 
 
-def _class_row(
-    tallies: Sequence[_ClassTally], public: bool
-) -> tuple[tuple[int, int, int | None, int | None, float, float, int], _Spent]:
-    """The fields of a class but for the charged steps, and its sums over pruned SPEND leaves."""
-    spent = _Spent()
-    for part in (*(tally.left for tally in tallies), tallies[-1].stay):
-        spent.count += part.count
-        spent.total += part.total
-        spent.slack += part.slack
-        spent.most, spent.most_slack = max(spent.most, part.most), max(spent.most_slack, part.most_slack)
+def _class_row(tallies: Sequence[_ClassTally], public: bool, charged: int) -> SummaryClass:
+    """The row of a class over these epochs: all who left in them, and those who stay at the end of the last one."""
+    spent = [*(tally.left for tally in tallies), tallies[-1].stay]
     seen = [tally.variances for tally in tallies if tally.variances is not None]
     low, high = min((low for low, _ in seen), default=0.0), max((high for _, high in seen), default=0.0)
     steps, active = max(tally.steps for tally in tallies), tallies[-1].active
     if public:
-        return (sum(tally.admitted for tally in tallies), active, None, None, low, high, steps), spent
-    return (spent.count, active, spent.total, spent.most, low, high, steps), spent
-
-
-def _unlike(found: SummaryClass, expected: SummaryClass, spent: _Spent) -> Iterator[str]:
-    """Names the fields that differ; epsilons may be above the expected by what pruned leaves may have recorded more."""
-    for name in ("contributions", "active", "min_variance", "max_variance", "charged", "occurrences"):
-        if getattr(found, name) != getattr(expected, name):
-            yield name
-    for name, slack in (("sum_epsilon_micro", spent.slack), ("max_epsilon_micro", spent.most_slack)):
-        said, least = getattr(found, name), getattr(expected, name)
-        if (said is None) != (least is None) or (said is not None and not least <= said <= least + slack):
-            yield name
+        return SummaryClass(sum(tally.admitted for tally in tallies), active, None, None, low, high, charged, steps)
+    total, most = sum(part.total for part in spent), max(part.most for part in spent)
+    return SummaryClass(sum(part.count for part in spent), active, total, most, low, high, charged, steps)

@@ -8,6 +8,7 @@ from ledger import accountants
 from ledger.errors import LeafRefused
 from ledger.leaves import Header
 from ledger.rules.contributions import Contribution
+from ledger.rules.standing import Standing
 
 
 class Expenditure:
@@ -47,7 +48,7 @@ class Expenditure:
             self._multipliers[key] = found
         return found
 
-    def of_contribution(self, contribution: Contribution) -> tuple[float, ...]:
+    def of_contribution(self, contribution: Standing) -> tuple[float, ...]:
         """Effective noise multiplier of a contribution in each phase."""
         terms = contribution.terms
         return self.multipliers(terms.class_index, terms.sigma_micro, terms.clip_micro)
@@ -87,21 +88,21 @@ class Expenditure:
         else:
             contribution.loss += schedule.occurrence_loss(terms.clip_micro, variances[place])
 
-    def phase_steps(self, contribution: Contribution, charged: tuple[int, ...]) -> tuple[int, ...]:
+    def phase_steps(self, contribution: Standing, charged: tuple[int, ...]) -> tuple[int, ...]:
         """Charged steps per phase in whose pool the contribution was, re-executed and unsettled ones included."""
-        until = charged if contribution.charged_until is None else contribution.charged_until
-        return tuple(after - before for after, before in zip(until, contribution.terms.charged_before, strict=True))
+        until = charged if contribution.until is None else contribution.until.charged
+        return tuple(after - before for after, before in zip(until, contribution.terms.since.charged, strict=True))
 
-    def steps(self, contribution: Contribution, charged: tuple[int, ...]) -> int:
+    def steps(self, contribution: Standing, charged: tuple[int, ...]) -> int:
         """The same over all phases."""
         return sum(self.phase_steps(contribution, charged))
 
-    def variance(self, contribution: Contribution, charged: tuple[int, ...]) -> float:
+    def variance(self, contribution: Standing, charged: tuple[int, ...]) -> float:
         """Smallest scheduled noise variance over its blocks and the steps charged to it; of any phase if there are none."""
         steps, stds = self.phase_steps(contribution, charged), self._stds[contribution.class_index]
         return min((std for std, count in zip(stds, steps, strict=True) if count), default=min(stds)) ** 2
 
-    def epsilon(self, contribution: Contribution, charged: tuple[int, ...], attempt: int) -> float:
+    def epsilon(self, contribution: Standing, charged: tuple[int, ...], attempt: int) -> float:
         """Returns what a contribution has spent.
 
         Guarantee:
@@ -114,7 +115,7 @@ class Expenditure:
             what was drawn in an abandoned attempt is not known afterwards.
 
         Args:
-            contribution: the contribution.
+            contribution: the contribution, or a group of those that stand alike.
             charged: steps charged in the ledger so far, per phase.
             attempt: last attempt that has charged a step.
 
@@ -130,13 +131,13 @@ class Expenditure:
         z = self.of_contribution(contribution)
         return self.of_group(contribution.class_index, z, steps, self.occurrences(contribution, steps, attempt))
 
-    def occurrences(self, contribution: Contribution, steps: tuple[int, ...], attempt: int) -> int:
+    def occurrences(self, contribution: Standing, steps: tuple[int, ...], attempt: int) -> int:
         """In how many of these steps its cap lets it take part at most, over all attempts; 0 where no cap is enforced."""
         terms = contribution.terms
         if not (self._header.caps_enforced and terms.max_occurrences):
             return 0
-        first = terms.attempt_before
-        last = attempt if contribution.attempt_until is None else contribution.attempt_until
+        first = terms.since.attempt
+        last = attempt if contribution.until is None else contribution.until.attempt
         return min(terms.max_occurrences * (max(last, first) - first + 1), sum(steps))
 
     def of_loss(self, loss: float) -> float:

@@ -161,7 +161,7 @@ def _distinct(contributions: Iterable[Contribution]) -> Iterator[Contribution]:
     """One of all contributions that cost the same."""
     seen = set()
     for contribution in contributions:
-        key = (contribution.terms, contribution.charged_until, contribution.attempt_until, contribution.loss)
+        key = (contribution.terms, contribution.until, contribution.loss)
         if key not in seen:
             seen.add(key)
             yield contribution
@@ -194,5 +194,5 @@ def ahead(contribution: Contribution, planned: tuple[int, ...], charged: tuple[i
     """Steps per phase that a contribution can ever be charged for, had it stayed to the end."""
     return tuple(
         max(whole - before, so_far)
-        for whole, before, so_far in zip(planned, contribution.terms.charged_before, charged, strict=True)
+        for whole, before, so_far in zip(planned, contribution.terms.since.charged, charged, strict=True)
     )

@@ -109,7 +109,7 @@ class Accounts:
         contribution = self.run.contributions.get(descriptor_hash)
         if contribution is None or self.run.header.policy.classes[contribution.class_index].public:
             return None
-        key = (contribution.terms, contribution.charged_until, contribution.attempt_until, contribution.loss)
+        key = (contribution.terms, contribution.until, contribution.loss)
         found = self._groups.get(key)
         if found is None:
             planned = self.planned(contribution)

@@ -156,7 +156,7 @@ class Appender:
             self.checkpoints[found.size] = merged
         return merged
 
-    def prune(self, before: int, anchors: Mapping[int, Anchor], kinds: Sequence[int]) -> int:
+    def prune(self, before: int, anchors: Mapping[int, Anchor]) -> int:
         """Drops bodies for good, having tried first that the ledger can do without them.
 
         Guarantee:
@@ -167,14 +167,13 @@ class Appender:
         Args:
             before: position below which bodies go.
             anchors: what stands in for the ADMIT leaves that go, by their position.
-            kinds: kinds of which all leaves below ``before`` go.
 
         Returns:
             How many bodies went.
         """
         self.require_signer()
         with self.store.snapshot() as snapshot:
-            lean = WithoutBodies(snapshot, before, anchors, kinds)
+            lean = WithoutBodies(snapshot, before, anchors)
             fsck.check(lean)
         fresh = [anchor for anchor in anchors.values() if anchor.descriptor_hash not in lean.stored]
         self._broken = True

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 
 from ledger.errors import LeafRefused, LedgerBehind, LedgerCorrupt, NoteError, ProofError
-from ledger.leaves import Header, Leaf, Spend, decode_leaf
+from ledger.leaves import Header, Leaf, decode_leaf
 from ledger.merkle import HASH_SIZE, Frontier, leaf_hash
 from ledger.replay import Replay
 from ledger.retention.horizons import hashes_end
@@ -170,8 +170,6 @@ class _Kept:
         """Returns what stands in for a leaf without a body."""
         if row.seq >= self.before or row.kind not in PRUNABLE_KINDS:
             raise LedgerCorrupt("PRUNED", f"the body of leaf {row.seq} is gone, and no pruning can have taken it", seq=row.seq)
-        if row.kind == Spend.KIND:
-            return b""
         anchor = self._anchors.pop(row.descriptor_hash or b"", None)
         if anchor is None:
             raise LedgerCorrupt("ANCHOR", f"leaf {row.seq} was pruned, and its anchor is gone", seq=row.seq)

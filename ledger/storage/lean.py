@@ -1,7 +1,7 @@
 """A database as it would be, were bodies or hashes of it gone: it is read and checked whole before anything is dropped."""
 
 from array import array
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ledger.leaves import Resume, decode_leaf
@@ -49,18 +49,18 @@ class WithoutBodies(_AsItIs):
         stored: descriptor hashes whose anchors are in the database already.
     """
 
-    def __init__(self, snapshot: Snapshot, before: int, anchors: Mapping[int, Anchor], kinds: Collection[int]) -> None:
-        """Takes the database as it is, and what would go: leaves with anchors, and all of ``kinds``."""
+    def __init__(self, snapshot: Snapshot, before: int, anchors: Mapping[int, Anchor]) -> None:
+        """Takes the database as it is, and what would stand for the leaves that go, by their positions."""
         super().__init__(snapshot)
         self.dropped = array("q")
         self.stored = {anchor.descriptor_hash for anchor in snapshot.anchors()}
-        self._before, self._added, self._kinds = before, anchors, kinds
+        self._before, self._added = before, anchors
 
     def rows(self) -> Iterator[Row]:
         """Yields the rows without the bodies that would go."""
         self.dropped = array("q")
         for row in self._snapshot.rows():
-            if row.body and row.seq < self._before and (row.kind in self._kinds or row.seq in self._added):
+            if row.body and row.seq < self._before and row.seq in self._added:
                 self.dropped.append(row.seq)
                 yield replace(row, body=b"")
             else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerReplaced
-from ledger.leaves import Admit, Spend
+from ledger.leaves import Admit
 from ledger.merkle import Frontier
 from ledger.storage.place import Place
 from ledger.subtrees import Subtree
@@ -21,7 +21,7 @@ SCHEMA_VERSION: Final = "4"
 LOCK_TIMEOUT_SECONDS: Final = 10
 """How long an append waits for a lock that another holds before it says so."""
 
-PRUNABLE_KINDS: Final = (Admit.KIND, Spend.KIND)
+PRUNABLE_KINDS: Final = (Admit.KIND,)
 """Leaves whose bodies retention may drop; all others are kept for ever."""
 
 ADMIT_KIND: Final = Admit.KIND

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ledger.replay import Replay
-from ledger.rules.contributions import Contribution, Terms
+from ledger.rules.standing import Moment, Standing, Terms
 
 SPREAD_BINS: Final = 20
 """Bins of a distribution: enough to show two groups in a class, few enough to read each as a figure."""
@@ -142,12 +142,11 @@ def preset_epsilon(run: Replay, place: int) -> float | None:
     if rule.public:
         return None
     bounds = (rule.clip_norm_micro, rule.noise_multiplier_micro, 0)
-    terms = Terms(place, rule.name, *bounds, (0,) * len(run.charged_phases), 0, 0, 0)
-    contribution = Contribution(b"", 0, terms)
+    one = Standing(terms=Terms(place, rule.name, *bounds, 0, 0, 0, Moment(0, 0, (0,) * len(run.charged_phases))))
     if run.header.occurrences_public:
         most = max((item.occurrences for item in run.register.by_number if item.class_index == place), default=0)
-        contribution.loss = most / _least(spent.of_contribution(contribution), run.charged_phases) ** 2
-    return run.epsilon(contribution)
+        one.loss = most / _least(spent.of_contribution(one), run.charged_phases) ** 2
+    return run.epsilon(one)
 
 
 def spread_of(epsilons: Mapping[float, int]) -> Spread:

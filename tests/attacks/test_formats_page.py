@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from dataclasses import fields as fields_of
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from attest.errors import AttestError
 from attest.gate import ReasonCode, Seen
 from attest.registry.entries import MAX_ENTRY
 from attest.signed_file import MAX_PAYLOAD
+from ledger.leaves import Spend, SpendRow, decode_leaf, encode_leaf
+from ledger.merkle import root
 from tests.attacks import (
     test_attacks_on_training,
     test_attestation_attacks,
@@ -227,3 +230,23 @@ def test_the_example_is_refused_once_any_byte_of_it_is_changed(scene):
         except (AttestError, TypeError):
             continue
         assert scene.code(attestation) != "ADMITTED"
+
+
+# --- spending by group ---------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_a_SPEND_leaf_is_what_the_library_writes():
+    text = section("Spending by group")
+    block = re.search(r"```hex\n(.*?)```", text, re.DOTALL)[1]
+    data = bytes.fromhex("".join(line.split("#")[0].replace(" ", "") for line in block.splitlines()))
+    members = [bytes([place]) * 32 for place in (0x11, 0x22, 0x33)]
+    terms = (0, 500_000, 1_200_000, 0, 0, 0, 0, 0, 0)
+    active = SpendRow(*terms, None, 0, 0.0, 2, root([members[0], b"", members[2]]), 64, 0.36, 123_456)
+    left = SpendRow(*terms, 4, 0, 0.0, 1, root(members[1:2]), 32, 0.36, 87_654)
+    assert decode_leaf(data) == Spend(9, 1_800_000_000, (active, left)) and encode_leaf(decode_leaf(data)) == data
+
+
+def test_the_fields_of_a_row_on_the_page_are_those_of_the_code():
+    block = re.search(r"row = \[\n(.*?)\n\]", section("Spending by group"), re.DOTALL)[1]
+    named = re.findall(r"([a-z-]+): (?:uint|bstr|float)", "\n".join(line.split(";")[0] for line in block.splitlines()))
+    assert len(named) == len(fields_of(SpendRow)) == 17

@@ -48,6 +48,7 @@ from tests.ledger.ledger_runs import (
     signed_policy,
 )
 from tests.ledger.retained_runs import forged_export
+from tests.ledger.spends import with_rows
 from tests.registries import put, registry_file
 
 
@@ -153,7 +154,11 @@ def test_B20_a_header_that_is_not_what_the_owner_signed_is_no_header(leaves, cha
 def test_B20_an_epsilon_of_another_accountant_is_found(leaves, tmp_path):
     """Lower and higher, by more than rounding up once explains."""
     for change in (-2, 3):
-        lied, seq = told(leaves, Spend, lambda leaf, by=change: replace(leaf, epsilon_micro=leaf.epsilon_micro + by))
+
+        def other(leaf: Spend, by: int = change) -> Spend:
+            return with_rows(leaf, lambda row: replace(row, epsilon_micro=row.epsilon_micro + by))
+
+        lied, seq = told(leaves, Spend, other)
         folder = tmp_path / str(change)
         folder.mkdir()
         found_everywhere(lied, seq, "SPEND_EPSILON", folder)

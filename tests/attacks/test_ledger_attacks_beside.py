@@ -122,7 +122,7 @@ def flipped(path: Path, places: list[tuple[int, int]]) -> dict[tuple[str, str], 
 def test_B1_a_flipped_byte_that_a_reader_could_see_never_goes_unseen(tmp_path, made):
     """Bytes of a database of a few hundred leaves, at random: what is unseen lies where nothing is stored."""
     path = tmp_path / "ledger.db"
-    driver = made(path, tmp_path, people=90)
+    driver = made(path, tmp_path, people=150)
     assert driver.ledger.size > 300
     driver.ledger.close()
     assert not codes(path)

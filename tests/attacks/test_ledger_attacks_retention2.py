@@ -1,6 +1,5 @@
 """Attacks on the second stage of retention, and on what an export carries of a pruned ledger: by whoever carries it."""
 
-import math
 import shutil
 import sqlite3
 from contextlib import closing
@@ -64,9 +63,8 @@ def test_kept_notes_without_content_are_one_fault_and_not_one_each(lean):
 
 
 @pytest.mark.parametrize("change", [{"last_seq": 9}, {"spent_micro": None}, {"content_anchor": bytes(32)}], ids=str)
-def test_an_anchor_that_its_summary_does_not_commit_to_is_refused_whatever_it_leads_to(tmp_path, monkeypatch, change):
-    """With another last SPEND leaf its epsilon is recomputed; where that is the recorded one, as here, all figures fit."""
-    monkeypatch.setattr("ledger.accountants.to_micro_up", lambda value: math.ceil(value * 1e6))
+def test_an_anchor_that_its_summary_does_not_commit_to_is_refused_whatever_it_leads_to(tmp_path, change):
+    """The replay needs none of these fields of a record, and all figures fit."""
     driver = pruned_run(tmp_path / "ledger.db")
     export = export_of(driver, tmp_path / "export")
     driver.ledger.close()
@@ -138,5 +136,5 @@ def test_an_anchor_under_another_summary_is_LedgerCorrupt(dropped, tmp_path):
     """The column is an index over what the leaves say, and compared as every other."""
     place = Path(shutil.copytree(dropped, tmp_path / "ledger")) / "ledger.db"
     loosened(place, "anchor", "UPDATE anchor SET summary_seq = summary_seq + 1 WHERE dhash = (SELECT min(dhash) FROM anchor)")
-    with pytest.raises(LedgerCorrupt, match="INDEX: leaf 155 commits to the anchor"):
+    with pytest.raises(LedgerCorrupt, match=r"INDEX: leaf \d+ commits to the anchor"):
         Ledger.open(place)

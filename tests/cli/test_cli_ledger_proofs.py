@@ -30,14 +30,20 @@ def mine(shell, run):
 @pytest.mark.parametrize("source", ["ledger.db", "export"])
 def test_a_contributor_gets_what_it_has_spent_as_one_file_that_needs_nothing_else(shell, run, mine, source):
     made = shell.json("ledger", "prove", source, "mine.tlog-proof", "--contribution", mine, "--kind", "spend")
-    answer = shell.json(*CHECK, "--key", "ledger.pub")
+    assert made["member"] == "mine.tlog-proof.member"
+    member = ("--member", made["member"])
+    answer = shell.json(*CHECK, "--key", "ledger.pub", *member)
     assert answer["verdict"] == "PROVEN" and answer["kind"] == "spend" and answer["leaf"] == made["leaf"]
-    assert answer["fields"]["descriptor_hash"] == mine and answer["fields"]["steps"] == 20
-    assert answer["fields"]["epsilon"] == pytest.approx(
+    assert answer["member"]["contribution"] == mine and answer["member"]["steps"] == 20
+    assert answer["member"]["epsilon"] == pytest.approx(
         shell.json("ledger", "show", "ledger.db")["classes"][0]["epsilon"], abs=2e-6
     )
-    shown = shell.run(*CHECK, "--key", run).stdout
-    assert shown.startswith("PROVEN") and mine in shown
+    shown = shell.run(*CHECK, "--key", run, *member).stdout
+    assert shown.startswith("PROVEN") and f"contribution: {mine}" in shown and "steps: 20" in shown
+    assert shell.json(*CHECK, "--key", run)["member"] is None, "the leaf alone names nobody"
+    file = shell.directory / made["member"]
+    file.write_bytes(file.read_bytes().replace(mine.encode(), b"ab" * 32))
+    assert shell.json(*CHECK, "--key", run, *member, code=1)["error"]["code"] == "INCLUSION"
 
 
 def test_ledger_and_export_give_the_same_file(shell, run, mine):

@@ -8,7 +8,6 @@ import pytest
 from attest.keys import save_private_key
 from dptrain.pin import KIND, PIN
 from ledger.handles import Pin
-from ledger.leaves import Spend
 from ledger.log import Ledger
 from ledger.pinned import sign_pinned
 from tests.ledger.ledger_runs import LOG_KEY, SIGNER, Driver
@@ -74,18 +73,16 @@ def test_summarise_vouch_and_prune(shell, run):
     assert early["error"]["code"] == "TOO_EARLY"
     grow(run)
     done = shell.json(*RETAIN, "--prune")
-    assert done["pruned"] == 12 and done["pruned_before"] == done["summaries"][0]["end"]
+    assert done["pruned"] == 3 and done["pruned_before"] == done["summaries"][0]["end"]
     assert [row["state"] for row in done["summaries"]] == ["pruned"]
     assert done["summaries"][0]["vouchers"] == [ANNA.name, BEN.name]
     lean = shell.json("ledger", "fsck", "ledger.db")
-    assert lean["verdict"] == "OK" and (lean["pruned"], lean["pruned_before"]) == (12, done["pruned_before"])
-    with Ledger.open(run / "ledger.db", read_only=True) as log, log.rows() as rows:
-        there = sum(row.kind == Spend.KIND and bool(row.body) for row in rows)
-    assert lean["epsilons"] == there > 0, "none is said to be computed again that is gone"
-    assert "the bodies of 12 leaves below" in shell.run("ledger", "fsck", "ledger.db").stdout
+    assert lean["verdict"] == "OK" and (lean["pruned"], lean["pruned_before"]) == (3, done["pruned_before"])
+    assert lean["epsilons"] == whole["epsilons"] + 3 > 3, "three groups had a row in the last epoch, and no row is gone"
+    assert "the bodies of 3 leaves below" in shell.run("ledger", "fsck", "ledger.db").stdout
     shell.run("ledger", "export", "ledger.db", "lean")
     found = shell.json("ledger", "verify", "lean", "--key", SIGNER.vkey)
-    assert found["verdict"] == "TOLD" and "PRUNED" in found["qualifiers"] and found["summaries"][0]["pruned"] == 12
+    assert found["verdict"] == "TOLD" and "PRUNED" in found["qualifiers"] and found["summaries"][0]["pruned"] == 3
     assert "PRUNED" in shell.run("ledger", "verify", "lean", "--key", SIGNER.vkey).stdout
     assert shell.json("ledger", "prove", "lean", "x.proof", "--leaf", "2", code=1)["error"]["code"] == "PRUNED"
     assert shell.json("ledger", "prove", "ledger.db", "x.proof", "--leaf", "2", code=1)["error"]["code"] == "PRUNED"
@@ -126,7 +123,7 @@ def test_hashes_go_when_the_policy_lets_them(shell, files):
     assert shell.json(*RETAIN, "--drop-hashes", code=1)["error"]["code"] == "FORKED"
     beside.write_bytes(sign_pinned(KIND, pin, [1, 0, "held", 6, hashlib.sha256(b"states").digest()], SIGNER))
     told = shell.json(*RETAIN, "--drop-hashes")
-    assert told["hashes_gone"] > 20 and told["hashes_before"] == told["pruned_before"] == told["summaries"][0]["end"]
+    assert told["hashes_gone"] > 5 and told["hashes_before"] == told["pruned_before"] == told["summaries"][0]["end"]
     assert [row["state"] for row in told["summaries"]] == ["pruned, hashes too"]
     assert shell.json(*RETAIN, "--drop-hashes", code=1)["error"]["code"] == "NOT_PRUNED"
     assert "not both" in shell.run(*RETAIN, "--drop-hashes", "--prune", code=2).stderr

@@ -152,7 +152,7 @@ def test_the_exports_of_earlier_runs_will_do_where_their_ledgers_are_not(tmp_pat
     report = verify_with_earlier(second, keys, [first])
     assert report.verdict == "FULL", report.findings
     with Ledger.open(other(world).ledger) as two:
-        assert all(found.carried_micro > 0 for found in two.state.contributions.values())
+        assert all(found.terms.carried_micro > 0 for found in two.state.contributions.values())
 
 
 def test_a_resumed_run_holds_the_exports_of_earlier_runs_against_what_it_cites(tmp_path):

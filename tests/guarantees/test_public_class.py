@@ -320,7 +320,9 @@ def test_the_record_claims_no_epsilon_for_public_contributions(tmp_path) -> None
     with ledger.rows() as rows:
         leaves = [decode_leaf(row.body) for row in rows]
     hashes = {s.descriptor_hash: s.resolution.public for s in trainer.private.pool.slots}
-    assert {hashes[leaf.descriptor_hash] for leaf in leaves if isinstance(leaf, Spend)} == {False}
+    rows = [row for leaf in leaves if isinstance(leaf, Spend) for row in leaf.rows]
+    assert {leaves[0].policy.classes[row.profile_id].public for row in rows} == {False}
+    assert {row.count for row in rows} == {sum(not is_public for is_public in hashes.values())}
     assert [row.max_epsilon_micro is None for leaf in leaves if isinstance(leaf, Epoch) for row in leaf.classes] == [
         False,
         True,

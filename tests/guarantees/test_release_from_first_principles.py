@@ -175,7 +175,8 @@ def test_the_public_record_does_not_depend_on_who_was_drawn(tmp_path) -> None:
 
             leaves = [decode_leaf(row.body) for row in rows]
         settled = [(x.window, x.steps_released, x.variances) for x in leaves if isinstance(x, Settle)]
-        spent = [(x.admit_seq, x.steps, x.variance, x.epsilon_micro) for x in leaves if isinstance(x, Spend)]
+        rows = [row for x in leaves if isinstance(x, Spend) for row in x.rows]
+        spent = [(*row.key, row.count, row.steps, row.variance, row.epsilon_micro) for row in rows]
         closed = [(x.number, x.step, x.charged, x.classes) for x in leaves if isinstance(x, Epoch)]
         draws = trainer.private.streams.sampler.occurrences.tolist()
         records.append((public, settled, spent, closed, draws))

@@ -62,10 +62,11 @@ def crowded(
     leaving: Iterable[int] = range(3, 19),
     **changes: object,
 ) -> Driver:
-    """Epochs with many SPEND leaves, whose policy keeps one epoch whole and three with all hashes.
+    """Epochs in which many leave, and a policy that keeps one epoch whole and three with all hashes.
 
     Contributions 3 to 18, or those ``leaving``, leave in the first epoch, so that their ADMIT leaves go, next to each other; a
-    checkpoint and a pin that a RESUME leaf cites lie among these. With ``attested`` contributors signed them, contribution 3
+    checkpoint and a pin that a RESUME leaf cites lie among these. Those from 24 on leave in the second one, all but the last.
+    With ``attested`` contributors signed them, contribution 3
     under terms of its own.
     """
     fields = {"retention_hash_epochs": 3} | changes
@@ -83,6 +84,8 @@ def crowded(
     driver.epoch()
     driver.ledger.resume(0, pin, now=driver.tick())
     driver.steps(1)
+    for n in range(24, people - 1):
+        driver.withdraw(n)
     driver.epoch()
     driver.steps(1)
     driver.epoch()

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from ledger_runs import OWNER_KEY, SIGNER, START, Driver, descriptor, header_spec, signed_policy
+from spends import with_rows
 from test_export import VKEYS, codes, rebuilt, write
 
 from attest.keys import public_bytes
@@ -57,7 +58,7 @@ def test_what_an_earlier_and_looser_version_recorded_is_an_upper_bound_still(tmp
             if seq == 0:
                 return replace(leaf, accountant=replace(leaf.accountant, version=version))
             if isinstance(leaf, Spend):
-                return replace(leaf, epsilon_micro=leaf.epsilon_micro + shift)
+                return with_rows(leaf, lambda row: replace(row, epsilon_micro=row.epsilon_micro + shift))
             if isinstance(leaf, Epoch):
                 return replace(leaf, classes=tuple(
                     c if c.max_epsilon_micro is None else replace(c, max_epsilon_micro=c.max_epsilon_micro + shift)
@@ -107,7 +108,7 @@ def shifted(export, seq_micro):
 
     def change(_, leaf):
         if isinstance(leaf, Spend):
-            return replace(leaf, epsilon_micro=seq_micro(leaf.epsilon_micro))
+            return with_rows(leaf, lambda row: replace(row, epsilon_micro=seq_micro(row.epsilon_micro)))
         if isinstance(leaf, Epoch):
             rows = (replace(row, max_epsilon_micro=seq_micro(row.max_epsilon_micro)) for row in leaf.classes)
             return replace(leaf, classes=tuple(rows))

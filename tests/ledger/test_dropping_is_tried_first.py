@@ -7,14 +7,14 @@ mistake there. The database would let it: its triggers know of positions and kin
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from ledger.errors import LedgerCorrupt
-from ledger.leaves import Admit, Spend
 from ledger.log import Ledger
 from ledger.storage.store import Anchor
-from tests.ledger.ledger_runs import SIGNER, Driver
+from tests.ledger.ledger_runs import SIGNER, Driver, admission, descriptor
 from tests.ledger.retained_runs import ANNA, BEN, grown, vouched_and_older, vouched_for
 
 
@@ -58,13 +58,18 @@ def vouched_for_twice(ledger: Ledger) -> None:
 
 def test_nothing_goes_for_which_nobody_vouches(summarised):
     end = summarised.state.tally.summaries[0].end
-    refused(summarised, "UNVOUCHED", lambda: summarised._file.prune(end, anchors(summarised), [Spend.KIND]))
+    refused(summarised, "UNVOUCHED", lambda: summarised._file.prune(end, anchors(summarised)))
 
 
-def test_no_admission_goes_without_what_stands_for_it(summarised):
+def test_no_admission_of_who_stays_goes(summarised):
+    """A record can be made of it as of any other; no summary commits to one."""
     vouched_for_twice(summarised)
-    end = summarised.state.tally.summaries[0].end
-    refused(summarised, "ANCHOR", lambda: summarised._file.prune(end, {}, [Spend.KIND, Admit.KIND]))
+    right, stays = anchors(summarised), summarised.state.contributions[descriptor(1)]
+    like = next(record for _, record in summarised.state.tally.summarised.values() if record.descriptor_hash == descriptor(2))
+    record = replace(like, descriptor_hash=descriptor(1), first_seq=stays.seq, content_anchor=admission(1).anchor)
+    end, seq = summarised.state.tally.summaries[0].end, next(iter(right.values())).summary_seq
+    wrong = right | {stays.seq: Anchor(descriptor(1), seq, record.to_bytes())}
+    refused(summarised, "UNVOUCHED", lambda: summarised._file.prune(end, wrong))
 
 
 def test_no_admission_goes_for_which_another_stands(summarised):
@@ -72,7 +77,7 @@ def test_no_admission_goes_for_which_another_stands(summarised):
     end, right = summarised.state.tally.summaries[0].end, anchors(summarised)
     (first, one), (_, other) = sorted(right.items())[:2]
     crossed = right | {first: Anchor(one.descriptor_hash, one.summary_seq, other.record)}
-    refused(summarised, "LEAF", lambda: summarised._file.prune(end, crossed, [Spend.KIND]))
+    refused(summarised, "LEAF", lambda: summarised._file.prune(end, crossed))
 
 
 def test_no_hash_goes_before_the_policy_lets_it(tmp_path):
@@ -89,7 +94,7 @@ def test_an_anchor_that_stands_for_nothing_is_found(summarised):
     driver.steps(1)
     driver.epoch()
     end, place = summarised.state.tally.summaries[0].end, summarised.place
-    summarised._file.prune(end, anchors(summarised), [Spend.KIND])
+    summarised._file.prune(end, anchors(summarised))
     summarised.close()
     with closing(sqlite3.connect(place.target)) as connection, connection:
         connection.execute("INSERT INTO anchor SELECT zeroblob(32), summary_seq, record FROM anchor LIMIT 1")

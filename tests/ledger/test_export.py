@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from ledger_runs import LOG_KEY, OTHER_KEY, OWNER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec
+from spends import changing, with_rows
 
 from attest import cbor
 from attest.keys import public_bytes
@@ -183,7 +184,7 @@ def test_E2_links_devices_and_empty_directories_are_refused(export, tmp_path):
 def test_E1_swapped_tiles_are_found(tmp_path):
     with Ledger.create(tmp_path / "ledger.db", header_spec(), SIGNER, now=START) as ledger:
         run = Driver(ledger)
-        run.admit(*(admission(n) for n in range(600)))
+        run.admit(*(admission(n) for n in range(1100)))
         run.steps()
         run.epoch()
         export = ledger.export(tmp_path / "export")
@@ -214,10 +215,10 @@ def test_a_checkpoint_of_another_origin_under_the_same_key_is_refused(export):
 
 
 def test_an_understated_epsilon_is_named_though_the_tree_is_signed(export):
-    target = seq_of(export, Spend, 2)
+    target = seq_of(export, Spend, 1)
 
     def understate(seq, leaf):
-        return replace(leaf, epsilon_micro=leaf.epsilon_micro - 2) if seq == target else leaf
+        return with_rows(leaf, lambda row: replace(row, epsilon_micro=row.epsilon_micro - 2), 2) if seq == target else leaf
 
     report = verify_export(write(export, rebuilt(export, understate)), VKEYS)
     assert report.verdict == "FAILED"
@@ -228,7 +229,7 @@ def test_an_overstated_epsilon_is_named_too(export):
     target = seq_of(export, Spend, 0)
 
     def overstate(seq, leaf):
-        return replace(leaf, epsilon_micro=leaf.epsilon_micro + 3) if seq == target else leaf
+        return with_rows(leaf, lambda row: replace(row, epsilon_micro=row.epsilon_micro + 3), 0) if seq == target else leaf
 
     assert "SPEND_EPSILON" in codes(verify_export(write(export, rebuilt(export, overstate)), VKEYS))
 
@@ -248,7 +249,7 @@ LIES = {
     "lower epoch total": (Epoch, lambda leaf: replace(leaf, charged=1)),
     "later epoch step": (Epoch, lambda leaf: replace(leaf, step=9)),
     "time runs back": (Settle, lambda leaf: replace(leaf, time=START - 1)),
-    "spend over fewer steps": (Spend, lambda leaf: replace(leaf, steps=1)),
+    "spend over fewer steps": (Spend, changing(0, steps=1)),
     "other seq": (Settle, lambda leaf: replace(leaf, seq=leaf.seq + 1)),
 }
 

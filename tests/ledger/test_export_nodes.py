@@ -18,7 +18,7 @@ from ledger.proofs.reader import ExportReader
 from ledger.retention.nodes import KeptNodes, nodes_file
 from ledger.storage.lean import WithoutHashes, droppable
 from ledger.subtrees import Subtree
-from tests.ledger.ledger_runs import SIGNER
+from tests.ledger.ledger_runs import SIGNER, admission
 from tests.ledger.retained_runs import crowded_and_pruned, hashes_gone, is_pruned
 
 KEYS = [SIGNER.vkey]
@@ -27,9 +27,11 @@ NODES = layout.RETAINED_NODES
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory) -> Path:
-    """A ledger of a dozen tiles, several of them inside one subtree."""
+    """A ledger of a dozen tiles, several of them inside one subtree, and two behind all that was pruned."""
     base = tmp_path_factory.mktemp("wide")
-    with hashes_gone(base / "ledger.db", base, people=700).ledger as ledger:
+    driver = hashes_gone(base / "ledger.db", base, people=1500)
+    driver.admit(*map(admission, range(2000, 2300)))
+    with driver.ledger as ledger:
         ledger.export(base / "export")
         sizes = sorted(ledger._file.checkpoints)
         (base / "roots").write_bytes(b"".join(ledger._file.root_at(size) for size in sizes))

@@ -14,10 +14,14 @@ from ledger.merkle import SlotTree, leaf_hash, root_of_hashes
 from ledger.note import NoteSigner
 from ledger.replay import Replay
 from ledger.rules import rotation
-from ledger.rules.contributions import EMPTY_SLOT, Contribution, Register
+from ledger.rules.contributions import Register
+from ledger.rules.groups import EMPTY_SLOT
 from ledger.rules.limits import Reached
+from ledger.rules.standing import Moment
 from tests.ledger.ledger_runs import SIGNER, START, Driver, Ledger, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import leaves_of
+
+START_OF_RUN, FIRST_WINDOW = Moment(0, 0, (0,)), Moment(1, 0, (4,))
 
 
 class Counter:
@@ -54,20 +58,22 @@ def test_a_tree_that_changes_in_place_has_the_root_of_its_leaves(changes, every)
         if n % every == 0:
             assert tree.root() == root_of_hashes(leaves)
     assert tree.root() == root_of_hashes(leaves) and tree.size == len(leaves)
+    for index, hash_ in enumerate(leaves):
+        merkle.verify_inclusion_hash(hash_, index, len(leaves), tree.inclusion_proof(index), tree.root())
 
 
 def test_a_pool_root_after_one_change_costs_one_path(monkeypatch):
     """An ADMIT or WITHDRAW between all charges made 100,000 contributions 10^10 hashes."""
     register, count = Register(signed_policy().policy.classes), 1024
     for n in range(count):
-        register.admit(admit(n), 0, (0,), 0)
+        register.admit(admit(n), 0, START_OF_RUN)
     _, before = register.pool(0)
     counter = Counter(merkle._pair_hash)
     monkeypatch.setattr(merkle, "_pair_hash", counter)
     assert register.pool(0) == (count, before) and counter.calls == 0
     for n in range(0, count, 8):
-        register.withdraw(register.by_number[n], (4,), 0)
-        register.admit(admit(count + n), 0, (4,), 0)
+        register.withdraw(register.by_number[n], FIRST_WINDOW)
+        register.admit(admit(count + n), 0, FIRST_WINDOW)
         register.pool(0)
     assert counter.calls <= 2 * 12 * count // 8
     members = [leaf_hash(c.descriptor_hash) if c.active else EMPTY_SLOT for c in register.by_number]
@@ -78,27 +84,25 @@ def test_a_pool_root_tells_who_is_in_it_and_in_which_order():
     first, second, third = (Register(signed_policy().policy.classes) for _ in range(3))
     for register, order in ((first, (1, 2, 3)), (second, (2, 1, 3)), (third, (1, 3))):
         for n in order:
-            register.admit(admit(n), 0, (0,), 0)
-    first.withdraw(first.by_hash[descriptor(2)], (0,), 0)
-    second.withdraw(second.by_hash[descriptor(2)], (0,), 0)
+            register.admit(admit(n), 0, START_OF_RUN)
+    first.withdraw(first.by_hash[descriptor(2)], START_OF_RUN)
+    second.withdraw(second.by_hash[descriptor(2)], START_OF_RUN)
     assert [pool.pool(0)[0] for pool in (first, second, third)] == [2, 2, 2]
     assert len({pool.pool(0)[1] for pool in (first, second, third)}) == 3
 
 
-def test_an_epoch_costs_nothing_for_those_who_left_before(monkeypatch):
+def test_an_epoch_costs_nothing_for_those_who_left_before():
+    """A group of its own for everybody who left; an epoch looks at none of them again."""
     register = Register(signed_policy().policy.classes)
     for n in range(100):
-        register.admit(admit(n), 0, (0,), 0)
+        register.admit(admit(n), 0, START_OF_RUN)
         if n:
-            register.withdraw(register.by_number[n], (4,), 0)
-    assert [c.seq for c in register.spends_due()] == list(range(1, 101)) and register.due == 100
-    register.close_epoch()
-    looked = Counter(lambda contribution: contribution.charged_until is None)
-    monkeypatch.setattr(Contribution, "active", property(looked))
+            register.withdraw(register.by_number[n], Moment(n, 0, (4 * n,)))
+    assert len([*register.groups.present()]) == 100
+    register.groups.close_epoch()
     for _ in range(50):
-        assert [c.seq for c in register.spends_due()] == [1] and register.due == 1
-        register.close_epoch()
-    assert looked.calls == 50
+        assert [group.count for group in register.groups.present()] == [1]
+        register.groups.close_epoch()
 
 
 def test_what_was_reached_by_a_size_is_looked_up():

@@ -29,6 +29,7 @@ from ledger.leaves import (
     Resume,
     Settle,
     Spend,
+    SpendRow,
     Summary,
     SummaryClass,
     SummaryKind,
@@ -63,6 +64,17 @@ def admissions(draw):
 
 
 @st.composite
+def spend_rows(draw):
+    """Rows of groups, active or not, with and without a limit."""
+    before = draw(uints)
+    times = (before, draw(uints), draw(st.none() | st.integers(before, 2**63 - 1)))
+    limit = draw(st.sampled_from([(0, 0), (1, 1), (2**63 - 1, 10**12 - 1)]))
+    bounds = (draw(uints), draw(positive), draw(positive), draw(uints), draw(uints))
+    own = (draw(positive), draw(hashes), draw(uints), draw(reals), draw(uints))
+    return SpendRow(*bounds, *limit, *times, draw(uints), draw(reals), *own)
+
+
+@st.composite
 def summaries(draw):
     counts = draw(st.dictionaries(st.integers(1, 12), st.integers(1, 10**6), min_size=1))
     spent = draw(st.none() | uints)
@@ -91,7 +103,7 @@ RECORDS = st.one_of(
     admissions(),
     st.builds(Charge, positive, times, positive, uints, positive, positive, rows(charge_classes), octets[16], uints),
     st.builds(Settle, positive, times, positive, uints, rows(reals)),
-    st.builds(Spend, positive, times, hashes, positive, uints, uints, reals, uints),
+    st.builds(Spend, positive, times, rows(spend_rows())),
     st.builds(Withdraw, positive, times, hashes, st.none() | positive, names, hashes),
     st.builds(Epoch, positive, times, positive, uints, uints, rows(epoch_classes), hashes, printable, st.none() | hashes),
     st.builds(Resume, positive, times, positive, uints, positive, hashes),
@@ -155,7 +167,7 @@ def test_reserved_and_unknown_kinds_are_refused(kind):
         decode_leaf(cbor.encode({0: 1, 1: kind, 2: START}))
 
 
-WIRE = (Admit, Charge, Settle, Spend, Epoch, Summary, SummaryClass, Key, Release, Clock, Previous)
+WIRE = (Admit, Charge, Settle, Spend, SpendRow, Epoch, Summary, SummaryClass, Key, Release, Clock, Previous)
 
 
 def test_the_wire_order_of_fields_is_what_it_was():
@@ -165,7 +177,9 @@ def test_the_wire_order_of_fields_is_what_it_was():
         "attestation_hash key_id anchor carried_micro max_epsilon_micro max_delta_pico",
         "Charge": "seq time window attempt first_step n_steps classes noise_stream fence",
         "Settle": "seq time window steps_released variances",
-        "Spend": "seq time descriptor_hash admit_seq profile_id steps variance epsilon_micro",
+        "Spend": "seq time rows",
+        "SpendRow": "profile_id clip_micro sigma_micro max_occurrences carried_micro max_epsilon_micro max_delta_pico "
+        "window_before attempt_before window_until occurrences loss count members_root steps variance epsilon_micro",
         "Epoch": "seq time number step charged classes model_digest isolation frozen_digest",
         "Summary": "seq time first end kinds classes subtree_roots set_root previous",
         "SummaryClass": "contributions active sum_epsilon_micro max_epsilon_micro min_variance max_variance charged "
@@ -175,11 +189,10 @@ def test_the_wire_order_of_fields_is_what_it_was():
         "Clock": "seq time before reason",
         "Previous": "origin size root header_digest log_vkey reason",
     }
-    golden = Spend(7, 1_800_000_000, b"\x01" * 32, 3, 1, 16, 2.25, 123_456)
-    assert encode_leaf(golden).hex() == (
-        "a9" + "0007" + "0104" + "021a6b49d200" + "035820" + "01" * 32 + "0403" + "0501" + "0610" + "07f94080"
-        "081a0001e240"
-    )
+    row = SpendRow(1, 500_000, 3_000_000, 0, 0, 0, 0, 2, 0, None, 0, 0.0, 5, b"\x01" * 32, 16, 2.25, 123_456)
+    key = "91" + "01" + "1a0007a120" + "1a002dc6c0" + "00" * 4 + "02" + "00" + "f6" + "00" + "f90000"
+    facts = "05" + "5820" + "01" * 32 + "10" + "f94080" + "1a0001e240"
+    assert encode_leaf(Spend(7, 1_800_000_000, (row,))).hex() == "a4" + "0007" + "0104" + "021a6b49d200" + "0381" + key + facts
 
 
 def make(**changes):

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from spends import told
 
 from ledger import accountants
 from ledger.audit import verify_export
-from ledger.leaves import Spend, decode_leaf
+from ledger.leaves import decode_leaf
 from ledger.log import Ledger
 
 POLICY = signed_policy(steps=400, redo_steps=400)
@@ -77,7 +78,7 @@ def test_recorded_expenditure_is_the_naive_count_of_charged_steps(events, data):
         with run.ledger.rows() as rows:
             leaves = [decode_leaf(row.body) for row in rows]
         run.ledger.close()
-        last = {leaf.descriptor_hash: leaf for leaf in leaves if isinstance(leaf, Spend)}
+        last = told(leaves)
         for n, steps in naive.steps.items():
             spend = last[descriptor(n)]
             z, q = (1.0, 0.02) if n % 2 else (3.0, 0.01)

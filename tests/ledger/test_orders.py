@@ -269,8 +269,7 @@ def retold(driver, path, change=lambda leaf: leaf):
     for row in stored[1:]:
         leaf = change(decode_leaf(row.body))
         if isinstance(leaf, Spend):
-            spent = run.epsilon(run.contributions[leaf.descriptor_hash])
-            leaf = replace(leaf, epsilon_micro=accountants.to_micro_up(spent))
+            leaf = replace(leaf, rows=tuple(run.spend_rows()))
         elif isinstance(leaf, Epoch):
             leaf = replace(leaf, classes=run.totals())
         told.append(encode_leaf(leaf))

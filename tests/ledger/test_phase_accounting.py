@@ -6,6 +6,7 @@ from dataclasses import replace
 import dp_accounting
 import pytest
 from ledger_runs import OWNER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from spends import changing, rows_of, with_rows
 from test_export import VKEYS, codes, rebuilt, seq_of, stored_leaves, write
 
 from attest.keys import public_bytes
@@ -278,14 +279,18 @@ def row(leaf, **changes):
     return replace(leaf, classes=(replace(leaf.classes[0], **changes), *leaf.classes[1:]))
 
 
+def halved(row):
+    return replace(row, epsilon_micro=row.epsilon_micro // 2)
+
+
 LIES = {
     "noise of the first phase charged in the second": (Charge, 3, lambda leaf: row(leaf, min_std=2.0)),
     "noise of the schedule charged": (Charge, 0, lambda leaf: row(leaf, min_std=1.0)),
     "noise of the first phase settled in the second": (Settle, 3, lambda leaf: replace(leaf, variances=(4.0, 9.0))),
     "noise of the second phase settled in the first": (Settle, 0, lambda leaf: replace(leaf, variances=(1.5625, 3.515625))),
     "a window over two phases": (Charge, 2, lambda leaf: replace(leaf, n_steps=3)),
-    "an epsilon of the first phase alone": (Spend, -1, lambda leaf: replace(leaf, epsilon_micro=leaf.epsilon_micro // 2)),
-    "the variance of the first phase spent": (Spend, -1, lambda leaf: replace(leaf, variance=9.0)),
+    "an epsilon of the first phase alone": (Spend, -1, lambda leaf: with_rows(leaf, halved)),
+    "the variance of the first phase spent": (Spend, -1, changing(variance=9.0)),
 }
 
 
@@ -358,13 +363,13 @@ def test_a_spend_names_the_least_noise_of_what_was_charged(driver):
     driver.admit(admission(3))
     driver.epoch()
     with driver.ledger.rows() as rows:
-        found = [leaf for row in rows if isinstance(leaf := decode_leaf(row.body), Spend)]
-    assert [(leaf.steps, leaf.variance) for leaf in found] == [
+        found = rows_of(decode_leaf(row.body) for row in rows)
+    assert [(row.steps, row.variance) for row in found] == [
         (8, 2.0**2),
         (8, 3.0**2),
         (14, 1.25**2),
-        (14, 1.875**2),
         (0, 1.25**2),
+        (14, 1.875**2),
     ]
 
 

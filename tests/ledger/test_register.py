@@ -1,6 +1,6 @@
-"""Who is in a pool, under which terms, and whose expenditure an epoch must tell: the register, without a ledger around it.
+"""Who is in a pool and in which group, and under which terms: the register, without a ledger around it.
 
-Contributions share one object of terms only where every term is alike; what one of them carries is its own.
+Contributions share one object of terms only where every term is alike.
 """
 
 from dataclasses import fields, replace
@@ -12,15 +12,17 @@ from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit
 from ledger.merkle import root
-from ledger.rules.contributions import Contribution, Register, Terms
+from ledger.rules.contributions import Contribution, Register
+from ledger.rules.standing import Moment, Terms
 
 CHARGED = (8, 0)
+LEFT = Moment(2, 1, CHARGED)
 
 
-def admitted(register: Register, seq: int, *, charged=CHARGED, attempt=1, class_name="open", **changes) -> Contribution:
+def admitted(register: Register, seq: int, *, class_name="open", window=2, attempt=1, charged=CHARGED, **changes):
     spec = admission(seq, class_name, **changes)
     leaf = Admit(seq, START, *(getattr(spec, field.name) for field in fields(Admit)[2:]))
-    register.admit(leaf, leaf.profile_id, charged, attempt)
+    register.admit(leaf, leaf.profile_id, Moment(window, attempt, charged))
     return register.by_hash[leaf.descriptor_hash]
 
 
@@ -31,8 +33,9 @@ def admitted(register: Register, seq: int, *, charged=CHARGED, attempt=1, class_
         ({"clip_micro": 250_000}, {"clip_micro": 250_000}),
         ({"sigma_micro": 4_000_000}, {"sigma_micro": 4_000_000}),
         ({"max_occurrences": 3}, {"max_occurrences": 3}),
-        ({"charged": (8, 4)}, {"charged_before": (8, 4)}),
-        ({"attempt": 2}, {"attempt_before": 2}),
+        ({"carried_micro": 3}, {"carried_micro": 3}),
+        ({"window": 3, "charged": (8, 4)}, {"since": Moment(3, 1, (8, 4))}),
+        ({"attempt": 2}, {"since": Moment(2, 2, CHARGED)}),
         ({"max_epsilon_micro": 9, "max_delta_pico": 7}, {"max_epsilon_micro": 9, "max_delta_pico": 7}),
         ({"max_epsilon_micro": 5, "max_delta_pico": 8}, {"max_epsilon_micro": 5, "max_delta_pico": 8}),
     ],
@@ -47,12 +50,6 @@ def test_who_was_admitted_under_other_terms_has_them(changes, told):
     for field in fields(Terms):
         if field.name in told:
             assert getattr(other.terms, field.name) == told[field.name], field.name
-
-
-def test_what_was_spent_before_belongs_to_one_contribution():
-    register = Register(signed_policy().policy.classes)
-    found = [admitted(register, seq, carried_micro=spent).carried_micro for seq, spent in ((1, 0), (2, 17), (3, 4))]
-    assert found == [0, 17, 4]
 
 
 def members_root(*slots: Contribution | None) -> tuple[int, bytes]:
@@ -71,25 +68,58 @@ def test_a_pool_is_the_root_over_all_admissions_with_nothing_where_one_left_at_e
     assert register.pool(0) == members_root(first, second, third) and register.pool(1) == members_root(other)
     fourth = admitted(register, 5)
     assert register.pool(0) == members_root(first, second, third, fourth)
-    register.withdraw(second, CHARGED, 1)
+    register.withdraw(second, LEFT)
     assert register.pool(0) == members_root(first, None, third, fourth) and register.pool(1) == members_root(other)
     assert (register.active, register.withdrawn) == ([3, 1], [1, 0])
 
 
-def test_who_left_has_one_more_expenditure_told_and_public_contributions_none():
+def present(register: Register) -> list[tuple[int, bytes, bool]]:
+    """Members, root and activity of the groups that may have changed."""
+    return [(group.count, group.members.root(), group.active) for group in register.groups.present()]
+
+
+def test_a_group_is_the_root_over_all_who_joined_with_nothing_where_one_left():
     rules = signed_policy().policy.classes
     bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
     register = Register((rules[0], replace(rules[1], public=True, **bounds)))
-    first, second = admitted(register, 1), admitted(register, 2)
-    admitted(register, 3, class_name="sensitive")
-    assert [*register.spends_due()] == [first, second] and register.due == 2
-    register.withdraw(first, CHARGED, 1)
-    assert [*register.spends_due()] == [first, second] and register.due == 2, "the last one of who left is still due"
-    register.close_epoch()
-    assert [*register.spends_due()] == [second] and register.due == 1
-    third = admitted(register, 4)
-    assert [*register.spends_due()] == [second, third] and register.due == 2
-    assert (first.charged_until, first.attempt_until, second.charged_until, second.attempt_until) == (CHARGED, 1, None, None)
+    first, second, third = (admitted(register, seq) for seq in (1, 2, 3))
+    public = admitted(register, 4, class_name="sensitive")
+    assert present(register) == [(*members_root(first, second, third), True)] and public.group is None
+    register.withdraw(third, LEFT)
+    register.withdraw(first, LEFT)
+    register.withdraw(public, LEFT)
+    active, left = (1, members_root(None, second, None)[1], True), (*members_root(third, first), False)
+    assert present(register) == [active, left], "who left stands in the order of the withdrawals"
+    register.groups.close_epoch()
+    assert present(register) == [active], "of who left before nothing changes"
+    fourth = admitted(register, 5)
+    register.withdraw(second, LEFT)
+    assert present(register) == [
+        (1, members_root(None, None, None, fourth)[1], True),
+        (*members_root(third, first, second), False),
+    ]
+    register.withdraw(fourth, Moment(3, 1, (12, 0)))
+    assert [(count, active) for count, _, active in present(register)] == [(3, False), (1, False)], "an empty group has no row"
+
+
+def test_groups_of_public_draws_are_made_of_who_was_drawn_alike_in_the_order_of_admission():
+    register = Register(signed_policy().policy.classes, occurrences_public=True)
+    first, second, third = (admitted(register, seq) for seq in (1, 2, 3))
+    assert present(register) == [(*members_root(first, second, third), True)]
+    for drawn in (third, first):
+        drawn.occurrences, drawn.loss = 1, 0.25
+    register.groups.draw()
+    assert present(register) == [(*members_root(first, third), True), (*members_root(second), True)]
+    register.withdraw(third, LEFT)
+    register.withdraw(first, LEFT)
+    left = (*members_root(third, first), False)
+    assert present(register) == [(*members_root(second), True), left], "who left stands in the order of the withdrawals"
+    register.groups.close_epoch()
+    assert present(register) == [(*members_root(second), True)], "of who left before nothing changes"
+    second.occurrences, second.loss = 1, 0.5
+    register.groups.draw()
+    register.withdraw(second, LEFT)
+    assert present(register) == [(*members_root(second), False)], "the sum of another noise is of another group"
 
 
 def test_contributions_are_numbered_from_0_and_no_other_number_is_one():

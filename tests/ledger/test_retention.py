@@ -12,6 +12,7 @@ from ledger.log import Ledger
 from ledger.retention.anchors import AnchorRecord, set_root
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import export_of, forged_export, grown, leaves_of, retaining_spec
+from tests.ledger.spends import told
 
 
 @pytest.fixture
@@ -26,10 +27,7 @@ def test_a_summary_says_what_its_range_said(run):
     leaves = leaves_of(run.ledger)
     epochs = [found for found in leaves if isinstance(found, Epoch)]
     assert (leaf.first, leaf.end, leaf.previous) == (1, epochs[1].seq + 1, None), "all epochs but the last one"
-    spends = {}
-    for found in leaves[leaf.first : leaf.end]:
-        if found.KIND == 4:
-            spends[found.descriptor_hash] = found.epsilon_micro
+    spends = {name: row.epsilon_micro for name, row in told(leaves[: leaf.end]).items()}
     sums = [sum(spends[descriptor(n)] for n in numbers) for numbers in ((1, 2, 5, 6), (3, 4))]
     assert [row.sum_epsilon_micro for row in leaf.classes] == sums
     assert [row.contributions for row in leaf.classes] == [4, 2]
@@ -39,14 +37,29 @@ def test_a_summary_says_what_its_range_said(run):
     assert leaf.classes[1].max_epsilon_micro == max(spends[descriptor(3)], spends[descriptor(4)])
 
 
+def test_a_summary_adds_up_every_member_of_a_group(path):
+    with Ledger.create(path, retaining_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(*map(admission, range(5)))
+        driver.steps(1)
+        driver.withdraw(3)
+        driver.withdraw(4)
+        driver.epoch()
+        driver.epoch()
+        row = ledger.summarise(now=driver.tick()).classes[0]
+        each = told(leaves_of(ledger))[descriptor(0)].epsilon_micro
+    assert (row.contributions, row.active) == (5, 3)
+    assert row.sum_epsilon_micro == 5 * each == 5 * row.max_epsilon_micro > 0
+
+
 def test_the_set_root_is_over_those_who_left(run):
     leaf = run.ledger.summarise(now=run.tick())
-    last = {found.descriptor_hash: found for found in leaves_of(run.ledger)[: leaf.end] if found.KIND == 4}
+    last, left = told(leaves_of(run.ledger)[: leaf.end]), run.ledger.state.withdrawals
     bounds = {2: (1_000_000, 1_000_000, 0), 4: (250_000, 4_000_000, 7), 6: (1_000_000, 1_000_000, 0)}
     records = []
     for n, signed in bounds.items():
-        spend = last[descriptor(n)]
-        place = (descriptor(n), int(n == 4), spend.admit_seq, spend.seq, spend.epsilon_micro)
+        admitted = run.ledger.state.contributions[descriptor(n)].seq
+        place = (descriptor(n), int(n == 4), admitted, left[descriptor(n)], last[descriptor(n)].epsilon_micro)
         records.append(AnchorRecord(*place, *signed, 0, 0, 0, admission(n).anchor))
     assert leaf.set_root == set_root(records)
 

@@ -66,7 +66,7 @@ def later(base, registry, name, *specs):
 def test_a_run_that_counts_a_pruned_one_is_summarised_and_every_lie_is_found_as_before(exports):
     base, whole, pruned = exports
     registry = counting(pruned)
-    # 2 left in the first epoch: the body of its ADMIT leaf and every SPEND leaf of it are gone.
+    # 2 left in the first epoch: the body of its ADMIT leaf is gone.
     right = to_micro_up(registry.carried(descriptor(2), 1e-6))
     honest = later(base, registry, "honest", admission(2, carried_micro=right))
     reports = [verify_with_earlier(honest, KEYS, [export]) for export in (whole, pruned)]

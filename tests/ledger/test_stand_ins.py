@@ -8,13 +8,14 @@ import pytest
 
 from attest.policy import NoisePhase
 from ledger.errors import LeafRefused
-from ledger.leaves import Header, Spend
+from ledger.leaves import Header
 from ledger.log import Ledger
 from ledger.retention.anchors import MAX_RECORD_SIZE, AnchorRecord, set_root
 from ledger.retention.retained import RetainedReplay
 from ledger.retention.statements import vouched_end
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
 from tests.ledger.retained_runs import grown, leaves_of, retaining_spec
+from tests.ledger.spends import rows_of, told
 
 RECORD = AnchorRecord(descriptor(1), 0, 1, 9, 5, 1_000_000, 1_000_000, 0, 0, 0, 0, bytes(32))
 
@@ -132,7 +133,7 @@ def test_a_summary_tells_the_largest_epsilon_of_who_left_and_who_stayed(tmp_path
     driver.admit(admission(2))
     driver.steps(1)
     driver.epoch()
-    spent = {leaf.descriptor_hash: leaf.epsilon_micro for leaf in leaves_of(driver.ledger) if isinstance(leaf, Spend)}
+    spent = {name: row.epsilon_micro for name, row in told(leaves_of(driver.ledger)).items()}
     driver.epoch()
     found = driver.ledger.summarise(now=driver.tick())
     assert found.classes[0].max_epsilon_micro == spent[descriptor(1)] > spent[descriptor(2)]
@@ -169,7 +170,7 @@ def test_vouched_ranges_end_before_the_first_for_which_a_quorum_is_missing(count
 
 
 def test_the_figures_of_a_summary_do_not_depend_on_who_was_admitted_last(tmp_path):
-    """The last SPEND leaf of a class is of the least epsilon here, and of neither the least nor the largest variance."""
+    """The last row of a class is of the least epsilon here, and of neither the least nor the largest variance."""
     spec = retaining_spec(noise_phases=(NoisePhase(5, 2_000_000), NoisePhase(9, 1_500_000)))
     driver = Driver(Ledger.create(tmp_path / "ledger.db", spec, SIGNER, now=START))
     driver.admit(admission(1), admission(3, "sensitive"))
@@ -180,11 +181,11 @@ def test_the_figures_of_a_summary_do_not_depend_on_who_was_admitted_last(tmp_pat
     driver.admit(admission(2, sigma_micro=9_000_000))
     driver.steps(1)
     driver.epoch()
-    told = [leaf for leaf in leaves_of(driver.ledger) if isinstance(leaf, Spend) and leaf.profile_id == 0]
+    rows = [row for row in rows_of(leaves_of(driver.ledger)) if row.profile_id == 0]
     driver.epoch()
     row = driver.ledger.summarise(now=driver.tick()).classes[0]
     driver.ledger.close()
-    epsilons = [leaf.epsilon_micro for leaf in told]
-    assert [leaf.descriptor_hash for leaf in told] == [descriptor(n) for n in (1, 4, 2)] and epsilons[-1] == min(epsilons)
+    epsilons = [found.epsilon_micro for found in rows]
+    assert [found.window_before for found in rows] == [0, 1, 2] and epsilons[-1] == min(epsilons)
     assert row.max_epsilon_micro == max(epsilons) and row.sum_epsilon_micro == sum(epsilons)
     assert row.max_variance == pytest.approx(4.0 * row.min_variance)

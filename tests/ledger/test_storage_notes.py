@@ -133,7 +133,7 @@ def test_a_fenced_writer_stores_no_signatures(begun, backend):
 
 def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     """B26: the seat belt of retention, before any code prunes."""
-    assert set(PRUNABLE_KINDS) == {Admit.KIND, Spend.KIND}
+    assert set(PRUNABLE_KINDS) == {Admit.KIND}
     size = closed.fetch("SELECT size FROM head")[0][0]
     kinds = dict(closed.fetch("SELECT kind, min(seq) FROM entry GROUP BY kind"))
     summary = f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, NULL, leaf, body, 0 FROM entry WHERE seq = 0"
@@ -147,7 +147,7 @@ def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     closed.execute(f"UPDATE head SET pruned_before = {limit}")
     with pytest.raises(closed.refused):
         closed.execute(f"UPDATE head SET pruned_before = {limit - 1}")
-    for kind in (0, 2, Settle.KIND, Withdraw.KIND, Epoch.KIND):
+    for kind in (0, 2, Settle.KIND, Spend.KIND, Withdraw.KIND, Epoch.KIND):
         with pytest.raises(closed.refused):
             closed.execute(f"UPDATE entry SET body = NULL WHERE kind = {kind}")
     for column, value in (("leaf", "x'" + "00" * 32 + "'"), ("dhash", "NULL"), ("kind", "5"), ("seq", "1000")):
@@ -159,7 +159,7 @@ def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     with pytest.raises(closed.refused):
         closed.execute(f"UPDATE entry SET body = NULL WHERE seq = {kinds[Admit.KIND]}")  # its anchor must be there before
     closed.execute(f"INSERT INTO anchor SELECT dhash, 9, x'01' FROM entry WHERE kind = {Admit.KIND} AND seq < {limit}")
-    closed.execute(f"UPDATE entry SET body = NULL WHERE seq < {limit} AND kind IN (1, 4)")
+    closed.execute(f"UPDATE entry SET body = NULL WHERE seq < {limit} AND kind = 1")
     assert closed.fetch("SELECT count(*) FROM entry WHERE body IS NULL")[0][0] > 3
     with pytest.raises(closed.refused):
         closed.execute(f"UPDATE entry SET body = x'00' WHERE seq = {kinds[Admit.KIND]}")
@@ -250,7 +250,7 @@ def test_an_anchor_is_written_once(closed):
 
 
 def pruned(backend) -> tuple[int, int, list[int]]:
-    """A closed ledger whose first epoch has lost its bodies: size, where hashes may go, and from where on SPEND leaves go."""
+    """A closed ledger whose first epoch has lost its bodies: size, where hashes may go, and which leaves go."""
     size, end, seqs, anchors = summarised(backend)
     with closing(open_store(backend.place, read_only=False)) as store:
         store.prune(size, end, seqs, anchors)
