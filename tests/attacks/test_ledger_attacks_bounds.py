@@ -357,6 +357,7 @@ def registry_signed_by_mallory(told: Told) -> None:
 
 def charged_long_after_the_end(told: Told) -> None:
     told.put(0, attestation(1, not_after=START + 50))
+    one = told.specs[0]
 
     def life(driver) -> None:
         driver.steps(1)
@@ -705,11 +706,12 @@ def test_a_charge_at_the_very_end_of_an_attestation_is_too_late_and_a_second_bef
 def test_who_expired_is_withdrawn_before_the_charge_and_at_no_time_before_that(tmp_path):
     told = Told.honest()
     told.put(0, attestation(1, not_after=START + 50))
+    one = told.specs[0]
 
     def life(driver, at=START + 50) -> None:
         driver.steps(1)
         driver.now = at
-        driver.ledger.withdraw(told.specs[0].descriptor_hash, EXPIRED, bytes(32), now=driver.now)
+        driver.ledger.withdraw(one.descriptor_hash, EXPIRED, one.attestation_hash, now=driver.now)
         driver.now = START + 60
         two_windows(driver)
 
@@ -724,12 +726,13 @@ def test_who_is_admitted_under_known_terms_after_their_end_is_found(tmp_path):
     """Terms are held against the policy once, and each leaf against their validity."""
     told, ends = Told.honest(), {"not_after": START + 50}
     told.put(0, attestation(1, **ends))
+    one = told.specs[0]
     told.shown.append(shown_of(attestation(9, **ends)))
 
     def life(driver) -> None:
         driver.steps(1)
         driver.now = START + 60
-        driver.ledger.withdraw(told.specs[0].descriptor_hash, EXPIRED, bytes(32), now=driver.now)
+        driver.ledger.withdraw(one.descriptor_hash, EXPIRED, one.attestation_hash, now=driver.now)
         driver.admit(replace(spec_of(attestation(9, **ends)), attestation=None))
 
     told.life = life

@@ -41,9 +41,9 @@ def empty_first(tmp_path) -> tuple[Driver, int, int]:
     driver.epoch()
     driver.admit(admission(1), admission(2), admission(3))
     driver.steps(1)
+    driver.withdraw(2)
     driver.epoch()
     first = summarised(driver, ANNA, BEN)
-    driver.withdraw(2)
     second = summarised(driver, ANNA, BEN)
     assert driver.ledger.prune() > 0
     yield driver, first, second
@@ -69,8 +69,9 @@ def test_an_auditor_vouches_for_no_range_whose_bodies_it_never_saw_though_an_ear
 def test_an_auditor_vouches_for_no_record_whose_admission_is_hidden_in_an_earlier_range(tmp_path):
     """The second summary commits to the record of who was admitted in the first range: that ADMIT leaf is one of its bodies."""
     driver = Driver(Ledger.create(tmp_path / "ledger.db", retaining_spec(), SIGNER, now=START))
-    driver.admit(admission(1), admission(2))
+    driver.admit(admission(1), admission(2), admission(3))
     driver.steps(1)
+    driver.withdraw(3)
     driver.epoch()
     driver.steps(1)
     driver.withdraw(2)
