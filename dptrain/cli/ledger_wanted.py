@@ -134,7 +134,7 @@ def by_anchor(
         name, raw = keys.load_named_public_key(pub)
         found, ids = anchors.verify_anchor(payload, message, raw), frozenset({keys.key_id(raw)})
     else:
-        from ledger.audit.signed_withdrawals import registry_of
+        from ledger.audit.registered import registry_of
 
         assert registry is not None and headers  # `check_keys` saw to it
         for header in headers:

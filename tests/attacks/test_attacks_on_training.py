@@ -43,6 +43,7 @@ def draws_of(trainer):
 
 
 @pytest.mark.parametrize("change", [b'{"ids": [7', b" ", b""], ids=["edited", "a blank", "emptied"])
+@pytest.mark.slow
 def test_A5_content_changed_after_admission_stops_training_before_it_is_used(tmp_path, change):
     world = make_world(tmp_path, per_class=1, steps=4, rate="1")
     trainer = Trainer(world)

@@ -357,7 +357,6 @@ def registry_signed_by_mallory(told: Told) -> None:
 
 def charged_long_after_the_end(told: Told) -> None:
     told.put(0, attestation(1, not_after=START + 50))
-    one = told.specs[0]
 
     def life(driver) -> None:
         driver.steps(1)

@@ -111,6 +111,7 @@ def test_B6_a_ledger_older_than_the_model_checkpoint_is_LedgerBehind_and_nothing
     assert rows_of(world.ledger) == size, "no attempt was begun"
 
 
+@pytest.mark.slow
 def test_B7_a_ledger_that_went_on_without_the_model_is_LedgerForked(world):
     """The same ledger, resumed twice from one backup: the second history does not hold the checkpoint's past."""
     trainer = start(world)

@@ -377,6 +377,7 @@ def test_whatever_is_accepted_a_second_library_reads_as_the_same_value(value, da
 
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.integers(0, 2**63 - 1) | EDGES, SCALARS, max_size=8))
+@pytest.mark.slow
 def test_canonical_encoders_agree_on_maps_with_unsigned_keys(value):
     assert cbor.encode(value) == cbor2.dumps(value, canonical=True)
 

@@ -50,6 +50,7 @@ def templates(draw):
 
 @given(templates(), st.binary(min_size=32, max_size=32), st.lists(st.tuples(*2 * [st.binary(min_size=32, max_size=32)])))
 @settings(max_examples=300, deadline=None)
+@pytest.mark.slow
 def test_joined_pieces_are_the_encoding_of_descriptor_header_and_attestation(made, seed, contributions):
     key = Ed25519PrivateKey.from_private_bytes(seed)
     encoder = TemplateEncoder(made, keys.public_bytes(key))

@@ -1,6 +1,8 @@
+
 """Content anchors and traces by the user's commands: signed beside the content, found in ledgers, refused where they lie."""
 
 import shutil
+import time
 
 import pytest
 from recorded import record
@@ -109,6 +111,7 @@ def test_another_registrys_key_and_another_contributors_are_refused(shell, ancho
     assert show(shell, "--registry", "registry.cbor", code=1)["error"]["code"] == "KEY_UNKNOWN"
     wrong = show(shell, "--pub", "bob.pub", code=1)["error"]
     assert wrong["code"] == "KEY" and "names the key" in wrong["sentence"]
+    time.sleep(1.1)  # the key is valid from the second of its enrolment on
     shell.run("registry", "add", "registry.cbor", "--pub", "bob.pub", "--class", "sensitive")
     assert show(shell, "--registry", "registry.cbor", code=1)["error"]["code"] == "KEY_NOT_VALID"  # it was not by then
     (shell.directory / RECORD).unlink()

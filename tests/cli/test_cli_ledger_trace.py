@@ -33,6 +33,7 @@ def test_who_has_the_content_alone_finds_nothing(shell, attested):
     assert "holds many contributions" in whole["sentence"]
 
 
+@pytest.mark.slow
 def test_who_withdrew_is_told_what_holds(shell, attested):
     assert shell.run(*SHOW, "--withdrawn").stdout == "nothing was withdrawn\n"
     shell.run("attest", "withdraw", "corpus/notes.jsonl.attest", "--key", "alice.key", "--all")

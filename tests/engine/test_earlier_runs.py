@@ -47,7 +47,7 @@ def other(world: World) -> World:
 def finish(trainer: Trainer, export: Path) -> Path:
     trainer.run()
     trainer.private.recorder.finish(STEPS, bytes(32), "held", trainer.private.recorder.ledger.state.last_time)
-    trainer.private.recorder.export(export)
+    trainer.private.export(export)
     trainer.close()
     return export
 

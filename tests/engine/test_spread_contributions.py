@@ -54,6 +54,7 @@ def test_any_split_gives_the_same_release(tmp_path, level: str) -> None:
             assert float((a - b).abs().max()) <= (step if level == "certified" else 1e-9)
 
 
+@pytest.mark.slow
 def test_the_levels_agree_on_a_spread_contribution_in_float32(tmp_path) -> None:
     fast, _ = released(tmp_path / "f", "fast", torch.float32, microbatch=3, microbatch_rows=3)
     certified, _ = released(tmp_path / "c", "certified", torch.float32, microbatch=3, microbatch_rows=3)

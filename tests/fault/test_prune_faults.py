@@ -235,6 +235,7 @@ def did(ledger: Ledger, life: str) -> Outcome:
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("life", LIVES)
+@pytest.mark.slow
 def test_a_connection_cut_inside_leaves_all_or_nothing(server, tmp_path, life):
     cut(server, tmp_path, life, "after", every=13)
 

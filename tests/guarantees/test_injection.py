@@ -153,6 +153,7 @@ def test_microbatches_lie_within_groups(tmp_path) -> None:
     trainer.close()
 
 
+@pytest.mark.slow
 def test_the_accounting_is_that_of_scheduled_noise(tmp_path) -> None:
     """M draws of variance s^2 / M of which only the sum is released: no loss, and an auditor who agrees."""
     spent = []

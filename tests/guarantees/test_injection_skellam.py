@@ -185,6 +185,7 @@ def test_the_total_variance_is_the_scheduled_one_however_many_were_drawn(tmp_pat
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("fault", [full_each, one_less])
+@pytest.mark.slow
 def test_the_test_of_the_variance_sees(tmp_path, monkeypatch, fault) -> None:
     whole = IntegerNoise.integers
 
@@ -199,6 +200,7 @@ def test_the_test_of_the_variance_sees(tmp_path, monkeypatch, fault) -> None:
     assert worst_score(Trainer(world, microbatch=2)) > 2 * ALARM
 
 
+@pytest.mark.slow
 def test_the_accounting_is_that_of_scheduled_noise_and_an_auditor_agrees(tmp_path) -> None:
     spent = []
     scheduled = 'exactness = "certified"\naccountant = "rdp"\nnoise = { family = "skellam" }'

@@ -231,6 +231,7 @@ def test_moments_says_where_its_range_decides():
 
 @settings(max_examples=60, deadline=None)
 @given(st.floats(0.02, 50), st.floats(1e-9, 1.0), st.integers(1, 10**6), st.floats(1e-12, 0.1))
+@pytest.mark.slow
 def test_moments_never_claims_less_than_renyi(z, q, steps, delta):
     rdp = accountants.epsilon(z, q, steps, delta, "rdp")
     assert 0.0 <= rdp <= accountants.epsilon(z, q, steps, delta, "moments") * (1 + 1e-12)

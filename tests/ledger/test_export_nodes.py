@@ -124,6 +124,7 @@ def test_every_byte_of_the_kept_nodes_counts(export):
         assert wheres(verify_export(export, KEYS)) == {NODES}
 
 
+@pytest.mark.slow
 def test_a_changed_byte_of_any_file_is_found(export):
     some = (layout.retained_path(0), layout.retained_path(1), layout.retained_path(3), layout.RETAINED_NOTES, "checkpoint")
     last = [max(name for name in files(export) if name.startswith(part)) for part in ("retained/0", "tile/0", "tile/entries")]

@@ -57,6 +57,7 @@ def epsilon(driver: Driver, n: int) -> float:
     return driver.ledger.epsilon(descriptor(n))
 
 
+@pytest.mark.slow
 def test_epsilon_is_that_of_both_phases_composed(driver):
     driver.admit(admission(1), admission(2, "sensitive"))
     to_step(driver, 10)

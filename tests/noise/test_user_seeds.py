@@ -94,6 +94,7 @@ def released(root: Path, generator: str) -> tuple[torch.Tensor, list[list[int]]]
 
 @pytest.mark.parametrize("generator", ["host", "device"])
 @pytest.mark.one_in(3)
+@pytest.mark.slow
 def test_runs_of_equal_seeds_have_different_noise_and_draws(generator: str, tmp_path: Path) -> None:
     noise, draws = released(tmp_path / "a", generator)
     again, others = released(tmp_path / "b", generator)

@@ -166,6 +166,7 @@ def test_a_row_that_is_not_finite_contributes_zero(traced: None) -> None:
     assert all(bool(torch.isfinite(total).all()) for total in compiled)
 
 
+@pytest.mark.slow
 def test_dropout_is_drawn_anew_and_for_every_contribution_by_itself() -> None:
     """By inductor: the numbers of the hook form, which are inputs; other ones in the next step and in the next row."""
     scene = Scene(mlp(dropout=0.5))

@@ -91,7 +91,7 @@ def good(adapted: tuple[World, Any], tmp_path_factory: pytest.TempPathFactory) -
     directory = tmp_path_factory.mktemp("good") / "model"
     model.save_pretrained(directory)
     report = released(world, directory)
-    assert report.verdict == "FULL", report.findings
+    assert report.verdict == "TOLD", report.findings
     return directory
 
 
@@ -103,7 +103,7 @@ def checked(world: World, directory: Path) -> tuple[int, dict[str, Any]]:
 @pytest.mark.slow
 def test_adapters_as_peft_saves_them_are_tied_and_it_takes_no_torch_to_see_it(adapted: tuple[World, Any], good: Path) -> None:
     code, told = checked(adapted[0], good)
-    assert (code, told["verdict"], told["weights"]["status"]) == (0, "FULL", "TIED")
+    assert (code, told["verdict"], told["weights"]["status"]) == (0, "TOLD", "TIED")
     files = {item["path"]: item for item in told["weights"]["files"]}
     assert {path: item["as"]["adapter"] for path, item in files.items()} == {
         "adapter_model.safetensors": "default", "lab-b/adapter_model.safetensors": "lab-b",
@@ -200,7 +200,7 @@ def test_a_file_that_is_swapped_for_that_of_the_other_adapter_is_told_to_be_it(
     model.save_pretrained(directory)
     shutil.copy(directory / "lab-b" / WEIGHTS, directory / WEIGHTS)
     report = released(world, directory)
-    assert (report.verdict, report.weights.status) == ("FULL", "TIED")
+    assert (report.verdict, report.weights.status) == ("TOLD", "TIED")
     assert {file.view.adapter for file in report.weights.files} == {"lab-b"}
     assert len(report.weights.left_out) == 20 and all(".default." in name for name in report.weights.left_out)
 
@@ -211,7 +211,7 @@ def test_adapters_merged_into_the_base_are_no_weights_of_the_run(adapted: tuple[
     world, model = adapted
     copy.deepcopy(model).merge_and_unload().save_pretrained(tmp_path / "merged")
     report = released(world, tmp_path / "merged")
-    assert (report.verdict, report.weights.status, report.weights.present) == ("FULL", "UNTIED", 0)
+    assert (report.verdict, report.weights.status, report.weights.present) == ("TOLD", "UNTIED", 0)
     assert any("NOT tied" in sentence for sentence in report.manifest.statements)
 
 
@@ -248,12 +248,12 @@ def test_what_transformers_saves_of_a_trained_model_is_tied_whole_sharded_and_re
     model.save_pretrained(tmp_path / "shards", max_shard_size="10KB")
     for name in ("whole", "shards"):
         report = released(world, tmp_path / name)
-        assert (report.verdict, report.weights.status, report.weights.left_out) == ("FULL", "TIED", ()), report.weights
+        assert (report.verdict, report.weights.status, report.weights.left_out) == ("TOLD", "TIED", ()), report.weights
         assert report.weights.present == report.weights.trained > 0
     assert len(report.weights.files) > 2 and (tmp_path / "shards" / "model.safetensors.index.json").is_file()
     model.to(torch.bfloat16).save_pretrained(tmp_path / "converted")
     converted = released(world, tmp_path / "converted")
-    assert (converted.verdict, converted.weights.status) == ("FULL", "CONVERTED")
+    assert (converted.verdict, converted.weights.status) == ("TOLD", "CONVERTED")
     assert any("converted after the run, and are not tied" in sentence for sentence in converted.manifest.statements)
 
 
@@ -297,7 +297,7 @@ def test_a_sentence_encoder_of_which_the_last_layer_is_trained_is_tied_part_by_p
 
     trained(world, model, losses).save_pretrained(tmp_path / "model")
     report = released(world, tmp_path / "model")
-    assert (report.verdict, report.weights.status, report.weights.left_out) == ("FULL", "TIED", ())
+    assert (report.verdict, report.weights.status, report.weights.left_out) == ("TOLD", "TIED", ())
     assert {file.path: file.view.add for file in report.weights.files} == {
         "model.safetensors": "encoder.", "classifier.safetensors": "classifier.",
     }  # fmt: skip

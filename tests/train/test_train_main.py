@@ -93,6 +93,7 @@ def test_an_interrupted_run_is_resumed(digits_world: Digits, train_json: TrainJs
     assert result["classes"][0]["steps_charged"] >= 4
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_is_one_line(digits_world: Digits, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(digits_world.run)]) == 0
     digits_world.change_run('output = "out"', 'output = "again"')
@@ -251,6 +252,7 @@ def assert_one_line(text: str) -> None:
     assert code.replace("_", "").isupper() and sentence
 
 
+@pytest.mark.slow
 def test_a_run_file_makes_the_inbox_before_its_first_charge_and_takes_what_lies_there(
     digits_world: Digits, train_json: TrainJson, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +276,7 @@ def test_a_run_file_makes_the_inbox_before_its_first_charge_and_takes_what_lies_
         assert sum(row.pool_count for row in ledger.windows[0].classes) == 59, "before the first charge"
 
 
+@pytest.mark.slow
 def test_a_run_whose_ledger_is_deleted_ends_with_one_line_and_exit_code_1(
     digits_world: Digits, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
