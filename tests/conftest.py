@@ -2,9 +2,16 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from zlib import crc32
 
 import pytest
+
+# What it brings along it adds to `sys.path` once, when it is first imported; a test that puts the path back must not take that
+# away from those behind it (torch's compiler needs it).
+with suppress(ImportError):
+    import_module("setuptools")
 
 
 @pytest.hookimpl(tryfirst=True)
