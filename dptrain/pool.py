@@ -154,15 +154,16 @@ def settle_pool(pool: Pool, registry: "RegistryWatch", inbox: "Inbox", recorder:
     known = registry.current
     inbox.take(pool.descriptors, known, lambda *what: recorder.withdraw(*what, now=now), now)
     # Where the clock stepped back the charge is dated as the last leaf: nothing may have ended by then.
-    recorder.expire(pool.expired(max(now, recorder.ledger.state.last_time)), now)
+    charged_at = max(now, recorder.ledger.state.last_time)
+    recorder.expire(pool.expired(charged_at), now)
     recorder.bar(registry.barred(pool.admissions, now), known.root(), now)
     gone = recorder.withdrawn()
-    early = [admission for admission in pool.not_yet_valid(now) if admission.descriptor_hash not in gone]
+    early = [admission for admission in pool.not_yet_valid(charged_at) if admission.descriptor_hash not in gone]
     if early:
         begins = max(admission.descriptor.not_before for admission in early)
         raise ResumeRefused(
             "NOT_YET_VALID",
             f"{len(early)} contributions were admitted by a clock that was ahead: their attestations are valid from "
-            f"{utc(begins)} on at the latest, and it is {utc(now)}. Resume then, or withdraw them "
+            f"{utc(begins)} on at the latest, and it is {utc(charged_at)}. Resume then, or withdraw them "
             f"({early[0].descriptor_hash.hex()[:16]}... first)",
         )

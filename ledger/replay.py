@@ -32,9 +32,9 @@ from ledger.leaves import (
 )
 from ledger.retention.tally import Tally
 from ledger.rules.budgets import Plans, budget_problems
-from ledger.rules.contributions import Contribution, Register
+from ledger.rules.contributions import Register
 from ledger.rules.expenditure import Expenditure
-from ledger.rules.groups import Group, order
+from ledger.rules.groups import Contribution, Group, order
 from ledger.rules.isolation import Isolation
 from ledger.rules.limits import Reached, admission_problems, window_problems
 from ledger.rules.orders import OrderWatch

@@ -20,7 +20,7 @@ from ledger.leaves import Header, Previous, Withdraw
 from ledger.leaves.previous import COMPROMISED, SPENT
 from ledger.replay import Replay
 from ledger.rules.budgets import TOLERANCE_MICRO
-from ledger.rules.contributions import Contribution
+from ledger.rules.groups import Contribution
 from ledger.rules.spent import Accounts, Earlier, SpentRegistry, left_out
 
 CARRIED_TOLERANCE_MICRO = 2

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Charge, Epoch, Header, Leaf, Settle, Summary, SummaryClass, SummaryKind, Withdraw
 from ledger.retention.anchors import AnchorRecord, set_root
-from ledger.rules.contributions import Contribution
-from ledger.rules.groups import Group
+from ledger.rules.groups import Contribution, Group
 from ledger.subtrees import Pieces, joined
 
 if TYPE_CHECKING:

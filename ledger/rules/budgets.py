@@ -17,9 +17,10 @@ from ledger.accountants import divergence, renyi
 from ledger.errors import LeafRefused
 from ledger.handles import AdmitSpec
 from ledger.leaves import Admit, Header
-from ledger.rules.contributions import Contribution, Terms
 from ledger.rules.expenditure import Expenditure
+from ledger.rules.groups import Contribution
 from ledger.rules.spending import Spending, of_plan
+from ledger.rules.standing import Terms
 
 TOLERANCE_MICRO = 2
 """An auditor finds a limit exceeded from so much on, in 1e-6: machines differ in last bits."""

@@ -1,33 +1,13 @@
-"""Who takes part in a run, as its ledger tells: a slim record per contribution, and once what many of them share."""
+"""Who takes part in a run, as its ledger tells: everybody ever admitted, and the pools of who is active."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from attest.policy import ClassRule
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit
 from ledger.merkle import SlotTree, leaf_hash
-from ledger.rules.groups import EMPTY_SLOT, DrawnGroups, Group, Groups
-from ledger.rules.standing import Moment, Standing, Terms
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Contribution(Standing):
-    """An admitted contribution.
-
-    Attributes:
-        descriptor_hash: SHA-256 of its descriptor.
-        seq: position of its ADMIT leaf.
-        slot: its place among all contributions of its class, from 0, in the order of admission.
-        group: those with whom it shares a row of SPEND leaves; None in a public class.
-        place: its place in the tree of the group.
-    """
-
-    descriptor_hash: bytes
-    seq: int
-    slot: int
-    group: Group | None = None
-    place: int = 0
+from ledger.rules.groups import EMPTY_SLOT, Contribution, DrawnGroups, Groups
+from ledger.rules.standing import Moment, Terms
 
 
 class Register:

@@ -7,7 +7,7 @@ from attest.micro import from_micro
 from ledger import accountants
 from ledger.errors import LeafRefused
 from ledger.leaves import Header
-from ledger.rules.contributions import Contribution
+from ledger.rules.groups import Contribution
 from ledger.rules.standing import Standing
 
 

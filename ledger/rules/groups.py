@@ -8,17 +8,33 @@ the order of admission.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ledger.leaves import SpendFacts, SpendKey
 from ledger.merkle import SlotTree, leaf_hash
 from ledger.rules.standing import Moment, Standing, Terms
 
-if TYPE_CHECKING:
-    from ledger.rules.contributions import Contribution
-
 EMPTY_SLOT: Final = leaf_hash(b"")
 """What stands in the tree of a pool or a group for a contribution that left it; no descriptor hash is empty."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Contribution(Standing):
+    """An admitted contribution.
+
+    Attributes:
+        descriptor_hash: SHA-256 of its descriptor.
+        seq: position of its ADMIT leaf.
+        slot: its place among all contributions of its class, from 0, in the order of admission.
+        group: those with whom it shares a row of SPEND leaves; None in a public class.
+        place: its place in the tree of the group.
+    """
+
+    descriptor_hash: bytes
+    seq: int
+    slot: int
+    group: "Group | None" = None
+    place: int = 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -37,12 +53,12 @@ class Group(Standing):
     told: SpendFacts | None = None
     epsilon_micro: int = 0
 
-    def join(self, contribution: "Contribution") -> None:
+    def join(self, contribution: Contribution) -> None:
         """Makes a contribution the last member."""
         contribution.group, contribution.place = self, self.members.append(leaf_hash(contribution.descriptor_hash))
         self.count += 1
 
-    def leave(self, contribution: "Contribution") -> None:
+    def leave(self, contribution: Contribution) -> None:
         """Empties the place of a member."""
         self.members.replace(contribution.place, EMPTY_SLOT)
         self.count -= 1
@@ -71,7 +87,7 @@ class Groups:
         self._left: dict[tuple[Terms, Moment, int, float], Group] = {}
         self._entered: dict[Group, None] = {}
 
-    def admit(self, contribution: "Contribution") -> None:
+    def admit(self, contribution: Contribution) -> None:
         """Takes a contribution that was admitted."""
         terms = contribution.terms
         group = self._joining.get(terms)
@@ -80,7 +96,7 @@ class Groups:
         group.join(contribution)
         self._active[group] = None
 
-    def withdraw(self, contribution: "Contribution") -> None:
+    def withdraw(self, contribution: Contribution) -> None:
         """Takes a contribution that was withdrawn to those who stood like it and left at that moment."""
         before = contribution.group
         if before is not None:
@@ -100,7 +116,7 @@ class Groups:
         """Takes note that every group has told what changed."""
         self._entered.clear()
 
-    def _enter(self, contribution: "Contribution") -> None:
+    def _enter(self, contribution: Contribution) -> None:
         terms, until = contribution.terms, contribution.until
         assert until is not None
         key = (terms, until, contribution.occurrences, contribution.loss)
@@ -122,12 +138,12 @@ class DrawnGroups(Groups):
         self._groups: dict[SpendKey, Group] = {}
         self._stale = False
 
-    def admit(self, contribution: "Contribution") -> None:
+    def admit(self, contribution: Contribution) -> None:
         """Takes a contribution that was admitted."""
         self._members[contribution] = None
         self._stale = True
 
-    def withdraw(self, contribution: "Contribution") -> None:
+    def withdraw(self, contribution: Contribution) -> None:
         """Takes a contribution that was withdrawn to those who stood like it and left at that moment."""
         del self._members[contribution]
         self._stale = True

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from ledger.accountants import to_micro_up
 from ledger.errors import ReleaseRefused
 from ledger.leaves import Header
-from ledger.rules.contributions import Contribution
 from ledger.rules.expenditure import Expenditure
+from ledger.rules.groups import Contribution
 
 if TYPE_CHECKING:
     from ledger.replay import Replay

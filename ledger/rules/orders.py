@@ -6,7 +6,7 @@ from attest.order import Order
 from attest.policy.sampling import POISSON
 from ledger.errors import HorizonExceeded, LeafRefused
 from ledger.leaves import Charge, Draw, Header
-from ledger.rules.contributions import Contribution
+from ledger.rules.groups import Contribution
 
 
 class OrderWatch:

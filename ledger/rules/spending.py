@@ -11,7 +11,7 @@ from attest.policy.sampling import POISSON
 from attest.schedule import Phases
 from ledger import accountants
 from ledger.accountants import Phase, divergence, renyi
-from ledger.rules.contributions import Contribution
+from ledger.rules.groups import Contribution
 
 if TYPE_CHECKING:
     from ledger.replay import Replay

@@ -19,7 +19,7 @@ from ledger.leaves import Header, Previous, Withdraw
 from ledger.leaves.previous import COMPROMISED
 from ledger.replay import Replay
 from ledger.rules.budgets import Account, Plans, Use, limits_over, reached
-from ledger.rules.contributions import Contribution
+from ledger.rules.groups import Contribution
 from ledger.rules.spending import composed, of_run
 
 

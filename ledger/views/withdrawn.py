@@ -11,7 +11,7 @@ from typing import Final
 from ledger import accountants
 from ledger.errors import AccountantError, LeafRefused
 from ledger.replay import Replay
-from ledger.rules.contributions import Contribution
+from ledger.rules.groups import Contribution
 from ledger.rules.influence import ahead, planned_steps
 
 SENTENCE: Final = (

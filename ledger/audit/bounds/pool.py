@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 
 from attest.clock import MAX_TIME
-from ledger.rules.contributions import Contribution
+from ledger.rules.groups import Contribution
 
 
 class AttestedPool:
