@@ -217,6 +217,6 @@ def absent_bases(config: Config) -> dict[str, str]:
         return dict.fromkeys(names, "oneDNN's products are a processor's, and the model lies on another device")
     if config.half:
         return dict.fromkeys(names, "products are bfloat16 under autocast, and torch sends those to oneDNN by itself")
-    if not matmul.ENABLED:
-        return dict.fromkeys(names, "the products are left to torch, those of dptrain too")
+    if not matmul.AVAILABLE:
+        return dict.fromkeys(names, "this torch lacks the kernels, and the products of dptrain are torch's own too")
     return {}

@@ -159,7 +159,7 @@ def memory_of(config: Config, names: Sequence[str]) -> dict[str, int]:
 def _memory_of(config: Config, name: str) -> int:
     command = [sys.executable, "-m", "benchmarks.step", "--config", config.name, "--memory-of", name, "--threads", "1"]
     command += ["--dropout", str(config.dropout)]
-    command += [] if matmul.ENABLED else ["--torch-products"]
+    command += ["--products", "onednn" if matmul.ENABLED else "torch"]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
@@ -172,7 +172,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dropout", type=float, default=0.0, help="probability of dropout in the model; default 0")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=[], help="measure these beside the bases")
     parser.add_argument("--bases", nargs="+", choices=list(BASES), default=[], help="of the steps without privacy, these alone")
-    parser.add_argument("--torch-products", action="store_true", help="leave the products of dptrain to torch, without oneDNN")
+    parser.add_argument("--products", choices=("torch", "onednn"), help="kernels of dptrain's products; default: by processor")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--memory-of", choices=list(VARIANTS), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -180,7 +180,8 @@ def main(argv: list[str] | None = None) -> None:
         config = replace(by_name(options.config), dropout=options.dropout)
     except KeyError:
         parser.error(f"no configuration {options.config!r}; there are {', '.join(CONFIGS)}")
-    matmul.ENABLED = matmul.ENABLED and not options.torch_products
+    if options.products:
+        matmul.ENABLED = matmul.AVAILABLE and options.products == "onednn"
     if options.memory_of:
         print(measure_memory(config, options.memory_of, options.threads))
         return

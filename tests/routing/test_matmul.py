@@ -25,7 +25,7 @@ def factors(shape: tuple[int, int, int, int]) -> tuple[torch.Tensor, torch.Tenso
 def test_every_product_is_the_float64_one_to_float32_rounding(
     shape: tuple[int, int, int, int], enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matmul, "ENABLED", enabled and matmul.ENABLED)
+    monkeypatch.setattr(matmul, "ENABLED", enabled and matmul.AVAILABLE)
     a, b, weight = factors(shape)
     full = torch.einsum("ntp,ntd->npd", b.double(), a.double())
     torch.testing.assert_close(matmul.per_contribution(a, b).double(), full, rtol=1e-4, atol=1e-3)
@@ -39,8 +39,10 @@ def test_every_product_is_the_float64_one_to_float32_rounding(
     torch.testing.assert_close(sums, full.square().sum((1, 2)), rtol=1e-4, atol=1e-3)
 
 
-def test_factors_may_be_views_of_anything() -> None:
+@pytest.mark.parametrize("enabled", [True, False], ids=["onednn", "torch"])
+def test_factors_may_be_views_of_anything(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices, transposes and expanded tensors: oneDNN takes other strides than those it likes, slowly or wrongly."""
+    monkeypatch.setattr(matmul, "ENABLED", enabled and matmul.AVAILABLE)
     a, b, weight = factors((4, 130, 160, 128))
     views = [(a[:, 1:-1], b[:, 1:-1]), (a[:, :, ::2], b[:, :, 1:]), (a[:, :1].expand(-1, 130, -1), b), (a[::2], b[::2])]
     for x, y in views:
@@ -60,3 +62,15 @@ def test_inputs_too_small_to_square_do_not_hide_a_gradient(positions: int) -> No
     for x, y in ((a, b), (b, a)):
         true = torch.bmm(y.double().mT, x.double()).square().sum()
         assert float(norm_sq([Outer(x, y)])) >= float(true)
+
+
+@pytest.mark.parametrize(
+    ("told", "intel"),
+    [("vendor_id\t: GenuineIntel\n", True), ("vendor_id\t: AuthenticAMD\n", False), (None, False)],
+    ids=["Intel", "AMD", "untold"],
+)
+def test_kernels_are_chosen_by_the_processors_maker(told: str | None, intel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul.Path, "exists", lambda self: told is not None)
+    monkeypatch.setattr(matmul.Path, "read_text", lambda self: told)
+    monkeypatch.setattr(matmul.platform, "processor", lambda: "")
+    assert matmul._processor_of_intel() == intel
