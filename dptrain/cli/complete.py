@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from attest import signed_file
 from attest.errors import AttestError
 from attest.policy import Policy
+from attest.policy.rules import ACCOUNTANTS
 from attest.registry import Peek, peek
 
 Proposals = Callable[[Any, str], Iterable[tuple[str, str]]]
@@ -28,13 +29,6 @@ WITHDRAWAL_REASONS = {
     "replaced": "a corrected contribution takes its place",
 }
 """Reason codes of withdrawals that are common; any identifier is one."""
-
-ACCOUNTANTS = {
-    "pld": "privacy loss distributions; the default, and the tightest that is a bound by itself",
-    "rdp": "Rényi divergences",
-    "moments": "the moments accountant of Abadi et al. (2016)",
-    "prv": "privacy random variables, by opacus",
-}
 
 FAMILIES = {
     "gaussian": "the default",

@@ -11,7 +11,7 @@ import pytest
 from attest import cbor, sign1
 from attest.descriptor import SignedDescriptor
 from attest.framing import CommonTerms
-from attest.policy import NoisePhase
+from attest.policy import NoisePhase, SamplingRule
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from fuzz.targets import ANCHORS, ORIGINALS, SCENE, key_statements, registry_entries
 from ledger.attestations import pack
@@ -118,7 +118,7 @@ def test_every_form_of_each_document_is_an_instance():
     assert valid("policy", replace(varied, witnesses=(witness,), witness_quorum=1).to_cbor())
     turns = tuple(replace(rule, sampling_rate=Fraction(1, 30)) for rule in SCENE.policy.classes)
     for order in ("cyclic", "shuffled"):
-        ordered = replace(SCENE.policy, disclosure="occurrences_public", sampling_order=order, classes=turns)
+        ordered = replace(SCENE.policy, disclosure="occurrences_public", sampling=SamplingRule(order), classes=turns)
         assert valid("policy", ordered.to_cbor())
     at, data = 0, bytes(registry_bytes())
     while at < len(data):

@@ -418,4 +418,4 @@ def test_a_world_has_its_families(tmp_path) -> None:
     """A guard for the tests above: their worlds sign what they say."""
     world: World = make_world(tmp_path, per_class=1, steps=1, policy_extra=policy_text("laplace"))
     with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private:
-        assert (private.policy.noise_family, private.policy.accountant) == ("laplace", "pld")
+        assert (private.policy.mechanism.name, private.policy.accountant) == ("laplace", "pld")
