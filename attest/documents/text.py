@@ -52,8 +52,8 @@ def read_table(cls: type, table: Mapping[str, Any], where: str, reading: Reading
         shown = next((table.get(item.key) for item in items if item.name == cls.TELLS[0]), None)
     implied = cls.implied(table, reading) if hasattr(cls, "implied") else {}
     needed = [item.key for item in items if item.required and item.name not in implied and not item.kind.spread]
-    check_keys(table, tops(cls), [key.split(".")[0] for key in needed], where, reading)
-    inner = {name: _subtable(cls, table, name, reading) for name in subtables(cls)}
+    check_keys(table, tops(cls), _in(needed, ""), where, reading)
+    inner = {name: _subtable(cls, table, name, _in(needed, name), reading) for name in subtables(cls)}
     values = dict(implied)
     for item in items:
         key = item.key
@@ -100,7 +100,7 @@ def places(cls: type) -> dict[str, tuple[str, ...]]:
     plain = [item.key for item in items if item.kind.tables is None and not item.kind.spread]
     found = {"above the first table": tuple(plain)}
     for name in subtables(cls):
-        found[f"into [{name}]"] = tuple(key.rpartition(".")[2] for key in keys(cls) if key.rpartition(".")[0] == name)
+        found[f"into [{name}]"] = tuple(_in(keys(cls), name))
     for item in items:
         if item.kind.tables is not None:
             found[f"into [[{item.key}]]"] = tops(item.kind.tables)
@@ -113,12 +113,16 @@ def _check_beside(item: Declared, own: Mapping[str, Any], place: str, last: str,
         raise reading.error("KEY", f"[{place}] takes {other} with {last}; give both, or leave both out")
 
 
-def _subtable(cls: type, table: Mapping[str, Any], name: str, reading: Reading) -> Mapping[str, Any]:
+def _in(dotted: Iterable[str], place: str) -> list[str]:
+    """Returns the last parts of the keys that stand in one table; the empty place is that of the document."""
+    return [key.rpartition(".")[2] for key in dotted if key.rpartition(".")[0] == place]
+
+
+def _subtable(cls: type, table: Mapping[str, Any], name: str, needed: Iterable[str], reading: Reading) -> Mapping[str, Any]:
     value = table.get(name, {})
     if type(value) is not dict:
         raise reading.error("TYPE", f"{name} is not a table; write [{name}] followed by its keys")
-    known = [key.rpartition(".")[2] for key in keys(cls) if key.rpartition(".")[0] == name]
-    check_keys(value, known, (), f"[{name}]", reading)
+    check_keys(value, _in(keys(cls), name), needed, f"[{name}]", reading)
     return value
 
 

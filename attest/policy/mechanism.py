@@ -81,10 +81,6 @@ class Buffers:
             raise PolicyRefused("RANGE", f"there are {len(self.decays)} decays and {len(self.scales)} scales, expected as many")
 
 
-_DIGEST_ONLY: Final = ("banded", "dense")
-_EITHER: Final = ("banded_toeplitz", "banded_inverse")
-
-
 @dataclass(frozen=True, slots=True)
 class MechanismRule:
     """The mechanism: what noise is added, and how the noise of one step depends on that of others.
@@ -113,6 +109,17 @@ class MechanismRule:
         "dense": None,
     }
 
+    STATED: ClassVar[Mapping[str, str]] = {
+        GAUSSIAN: "never",
+        "laplace": "never",
+        "discrete_gaussian": "never",
+        "skellam": "never",
+        "buffered_toeplitz": "never",
+        "banded": "always",
+        "dense": "always",
+    }
+    """Whether the digest is stated; of the other words exactly where the coefficients are not."""
+
     name: str = GAUSSIAN
     parameters: Any = None
     digest: bytes | None = declared(
@@ -126,12 +133,14 @@ class MechanismRule:
     def __post_init__(self) -> None:
         check_word(self, "noise.family")
         check_fields(self, PolicyRefused)
-        whole = self.name not in (*_DIGEST_ONLY, *_EITHER) or (self.name in _EITHER and bool(self.parameters.coefficients))
-        if self.name == "banded" and self.parameters.coefficients:
-            raise PolicyRefused("RANGE", "noise.family 'banded' has its coefficients in a digest; leave out coefficients")
-        if whole != (self.digest is None):
+        stated = self.STATED.get(self.name)
+        coefficients = getattr(self.parameters, "coefficients", ())
+        if stated == "always" and coefficients:
+            raise PolicyRefused("RANGE", f"noise.family {self.name!r} has its coefficients in a digest; leave out coefficients")
+        wanted = stated == "always" or (stated is None and not coefficients)
+        if wanted != (self.digest is not None):
             found = "no digest" if self.digest is None else "a digest"
-            expected = "none: its parameters say all of it" if whole else "one: its coefficients are not among its parameters"
+            expected = "one: its coefficients are not among its parameters" if wanted else "none: its parameters say all of it"
             raise PolicyRefused("RANGE", f"noise.family {self.name!r} has {found}, expected {expected}")
 
 

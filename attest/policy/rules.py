@@ -415,6 +415,7 @@ class Policy:
         "is for usefulness, it protects nobody.",
         key="floors.clip_norm",
         default=1,
+        shown="0.000001",
     )
     min_noise_multiplier_micro: int = declared(
         16,
@@ -422,6 +423,7 @@ class Policy:
         "Minimum noise multiplier: no class, and no contribution, may go below.",
         key="floors.noise_multiplier",
         default=1,
+        shown="0.000001",
     )
     max_window: int = declared(
         17, Days(MAX_WINDOW), "Longest validity of an attestation.", key="gate.max_window_days", default=DEFAULT_MAX_WINDOW
