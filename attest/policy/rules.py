@@ -406,7 +406,7 @@ class Policy:
         key="sampling",
         default=SamplingRule(),
         optional=True,
-        rule="absent for Poisson draws",
+        rule="absent for Poisson draws; turns with occurrences_public, cyclic and shuffled with rates 1/P",
     )
     min_clip_norm_micro: int = declared(
         15,

@@ -11,7 +11,7 @@ import pytest
 from attest import cbor, sign1
 from attest.descriptor import SignedDescriptor
 from attest.framing import CommonTerms
-from attest.policy import NoisePhase, SamplingRule
+from attest.policy import NoisePhase, SamplingRule, unbuilt
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from fuzz.targets import ANCHORS, ORIGINALS, SCENE, key_statements, registry_entries
 from ledger.attestations import pack
@@ -30,6 +30,7 @@ from tests.attacks.scene import (
     signed,
     with_fields,
 )
+from tests.attest.test_policy_words import PLAIN, WORDS
 from tests.interop.interop import documents
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "attestation.cddl").read_text()
@@ -179,8 +180,14 @@ def test_a_bad_opening_is_no_instance(name):
 
 
 def test_what_is_specified_and_not_served_yet_is_an_instance():
-    for changes in ({16: ["train"]}, {16: ["generate"]}, {16: ["generate", "train"]}, {17: 512}):
+    for changes in ({16: ["train"]}, {16: ["generate"]}, {16: ["generate", "query", "train"]}, {17: 512}):
         assert valid("descriptor", descriptor(changes))
+
+
+@pytest.mark.parametrize("case", WORDS, ids=".".join)
+def test_a_policy_that_says_what_is_not_built_is_an_instance(case, monkeypatch):
+    monkeypatch.setattr(unbuilt, "UNBUILT", {})
+    assert valid("policy", replace(PLAIN, **WORDS[case], registry_root=bytes(32)).to_cbor())
 
 
 BAD_HEADERS = {
@@ -203,8 +210,10 @@ def test_a_bad_header_is_no_instance(name):
 
 
 NO_NOISE = [{24: [[1]]}, {24: [[0, MICRO]]}, {24: [[1, MICRO - 1]]}, {24: [[1, MICRO, 1]]}, {25: [1, 2]}, {25: [0, 1, 1]}]
-NO_NOISE += [{26: "poisson"}, {26: 1}]
-"""Fields that are no phases, no budgets and no order."""
+NO_NOISE += [{26: "poisson"}, {26: 1}, {26: ["cyclic"]}, {26: ["cyclic", {1: 1}]}, {26: ["balls_in_bins", {}]}]
+NO_NOISE += [{13: "gaussian"}, {13: ["gaussian", {}]}, {13: ["gaussian", {}, bytes(32)]}, {13: ["dense", {}, None]}]
+NO_NOISE += [{34: []}, {34: [["euclidean", {}, None]]}, {34: [["lora_tangent", {}]]}]
+"""Fields that are no phases, no budgets, no sampling, no mechanism and no geometry."""
 
 
 def test_bad_messages_policies_and_entries_are_no_instances():
