@@ -21,6 +21,8 @@ class Many(Kind):
         what: What they are, in words.
         ascending: Whether they stand in ascending order.
         empty: Whether the field is an empty tuple where nothing is stated.
+        distinct: Whether no value stands twice.
+        named: Name of the list in CDDL, where it is said once for several fields or stands in an array.
     """
 
     kind: Kind
@@ -30,9 +32,12 @@ class Many(Kind):
     ascending: bool = False
     empty: bool = False
     distinct: bool = True
+    named: str = ""
 
     @property
     def cddl(self) -> str:  # type: ignore[override]
+        if self.named:
+            return self.named
         inner = self.kind.cddl
         return f"[{self.least}*{self.most} {f'({inner})' if ' / ' in inner else inner}]"
 

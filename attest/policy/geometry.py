@@ -34,7 +34,7 @@ class GeometryRule:
     parameters: Any = None
     adapters: tuple[str, ...] | None = declared(
         3,
-        Many(ADAPTER_NAME, 1, 256, "names of adapters", ascending=True),
+        Many(ADAPTER_NAME, 1, 256, "names of adapters", ascending=True, named="adapter-names"),
         "Adapters whose pairs have this geometry, ascending; left out for all adapters.",
         default=None,
         nil=True,

@@ -33,7 +33,7 @@ class Bands:
     bands: int = declared(1, Whole(2, MAX_BANDS, f"2..{MAX_BANDS}"), "Diagonals that are not zero, the main one among them.")
     coefficients: tuple[int, ...] = declared(
         2,
-        Many(Whole(-_ONE, _ONE, f"-{_ONE}..{_ONE}"), 2, MAX_COEFFICIENTS, "coefficients", empty=True, distinct=False),
+        Many(Whole(-_ONE, _ONE, "coefficient"), 2, MAX_COEFFICIENTS, "coefficients", empty=True, distinct=False),
         "First column, or that of the inverse for `banded_inverse`, in units of 2^-20; the first coefficient is 2^20.",
         default=(),
         optional=True,
