@@ -28,6 +28,7 @@ class GeometryRule:
         PolicyRefused: Code TYPE or RANGE.
     """
 
+    PREFIX: ClassVar = "geometry."
     PARAMETERS: ClassVar[Mapping[str, type | None]] = {"lora_tangent": None}
 
     name: str

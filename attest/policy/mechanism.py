@@ -29,6 +29,7 @@ class Bands:
     """Parameters of a strategy with bands: `banded_toeplitz`, `banded_inverse` and `banded`."""
 
     CDDL: ClassVar = "bands"
+    PREFIX: ClassVar = "noise.parameters."
 
     bands: int = declared(1, Whole(2, MAX_BANDS, f"2..{MAX_BANDS}"), "Diagonals that are not zero, the main one among them.")
     coefficients: tuple[int, ...] = declared(
@@ -62,6 +63,7 @@ class Buffers:
     """Parameters of `buffered_toeplitz`: its first column is 1, then the sum of scale * decay^(i - 1) in row i."""
 
     CDDL: ClassVar = "buffers"
+    PREFIX: ClassVar = "noise.parameters."
 
     decays: tuple[int, ...] = declared(
         1,
@@ -97,6 +99,7 @@ class MechanismRule:
         PolicyRefused: Code TYPE or RANGE.
     """
 
+    PREFIX: ClassVar = "noise."
     PARAMETERS: ClassVar[Mapping[str, type | None]] = {
         GAUSSIAN: None,
         "laplace": None,

@@ -33,6 +33,7 @@ class Groups:
     """Parameters of `cyclic_poisson`."""
 
     CDDL: ClassVar = "groups"
+    PREFIX: ClassVar = "sampling.parameters."
 
     groups: int = declared(
         1,
@@ -49,6 +50,7 @@ class Truncation:
     """Parameters of `truncated_poisson`."""
 
     CDDL: ClassVar = "truncation"
+    PREFIX: ClassVar = "sampling.parameters."
 
     most: int = declared(1, Whole(1, MAX_COUNT, "count"), "Most contributions of a step; of more that many are kept at random.")
     contributions: int = declared(2, Whole(1, MAX_COUNT, "count"), "Public number of contributions that are drawn from.")
@@ -62,6 +64,7 @@ class Bins:
     """Parameters of `balls_in_bins`."""
 
     CDDL: ClassVar = "bins"
+    PREFIX: ClassVar = "sampling.parameters."
 
     bins: int = declared(
         1,
@@ -78,6 +81,7 @@ class Separation:
     """Parameters of `b_min_sep`."""
 
     CDDL: ClassVar = "separation"
+    PREFIX: ClassVar = "sampling.parameters."
 
     separation: int = declared(
         1, Whole(2, _MAX_STEPS, f"2..{_MAX_STEPS}"), "Steps from one draw of a contribution to the first that may be its next."
@@ -95,6 +99,7 @@ class Sizes:
     """Parameters of `fixed_size_cyclic`."""
 
     CDDL: ClassVar = "sizes"
+    PREFIX: ClassVar = "sampling.parameters."
 
     sizes: tuple[int, ...] = declared(
         1,

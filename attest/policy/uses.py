@@ -50,6 +50,7 @@ class DecodingRule:
     """How texts are made of contributions: a token is drawn from clipped differences of logits, averaged over references."""
 
     CDDL: ClassVar = "decoding-rule"
+    PREFIX: ClassVar = "generation or query: "
 
     references: int = declared(1, Whole(1, 65535, "1..65535"), "References B of one text, empty ones included; public.")
     clip_norm_micro: int = declared(2, Scaled(1, MAX_MICRO), "Largest difference C that a reference makes in a logit.")
