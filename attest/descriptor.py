@@ -40,9 +40,10 @@ MAX_COUNT = 2**32 - 1
 
 TRAIN: Final = "train"
 GENERATE: Final = "generate"
-PURPOSES: Final = (GENERATE, TRAIN)
-"""Uses that a contributor may allow, in order of the alphabet. Left out means `TRAIN` alone; `GENERATE` is specified, and
-refused by name until generation is built."""
+QUERY: Final = "query"
+PURPOSES: Final = (GENERATE, QUERY, TRAIN)
+"""Uses that a contributor may allow, in order of the alphabet. Left out means `TRAIN` alone; `GENERATE` and `QUERY` are
+specified, and refused by name until they are built."""
 
 _REQUIRED = {
     1: "schema",

@@ -43,7 +43,7 @@ class Order:
         Raises:
             PolicyRefused: A rate has no period.
         """
-        self._shuffled = policy.sampling_order == SHUFFLED
+        self._shuffled = policy.sampling.name == SHUFFLED
         self._run_id = run_id
         self._periods = [period(rule.sampling_rate) for rule in policy.classes]
         self._members: list[list[int]] = [[] for _ in policy.classes]

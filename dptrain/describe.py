@@ -122,10 +122,10 @@ def _promises(engine: "PrivateTraining", place: int, rule: ClassRule, members: S
     phases = run.header.phases
     if policy.disclosure == "occurrences_public":
         loss = max((run.contributions[slot.descriptor_hash].loss for slot in members), default=0.0)
-        if policy.sampling_order == POISSON:
+        if policy.sampling.name == POISSON:
             planned = likely_occurrences(float(rule.sampling_rate), policy.steps) / min(weakest) ** 2
         else:
-            planned = dearest_turns(policy.sampling_order, period(rule.sampling_rate), phases.horizon, weakest).loss
+            planned = dearest_turns(policy.sampling.name, period(rule.sampling_rate), phases.horizon, weakest).loss
         spent = [run.expenditure.of_loss(value) for value in (loss, 4 * loss, planned)]
     else:
         spent = [

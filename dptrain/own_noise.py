@@ -92,7 +92,7 @@ def own_bounds(
     rule = policy.class_rule(class_name)
     if rule.public:
         return None
-    how = (rule.sampling_rate, policy.steps, policy.disclosure, policy.accountant, policy.noise_family)
+    how = (rule.sampling_rate, policy.steps, policy.disclosure, policy.accountant, policy.mechanism.name)
     return OwnBounds(clip_micro, sigma_micro, cap, *limit, *how)
 
 

@@ -55,7 +55,7 @@ def open_streams(
     caps = [descriptor.max_occurrences for descriptor in descriptors]
     sealed = SealedStore(recorder.place.side(".sealed"), recorder.ledger)
     sampler: Sampler
-    if policy.sampling_order == POISSON:
+    if policy.sampling.name == POISSON:
         sampler = _poisson_sampler(recorder, sealed, attempt, sampling_key, rates, caps)
     else:
         sampler = OrderedSampler(Order(policy, recorder.run_id, recorder.admitted_classes()), caps)
@@ -95,9 +95,9 @@ def noise_of(policy: Policy, run_id: bytes, attempt: int, key: bytes, generator:
     Args:
         generator: ``host``, or ``device`` for Gaussian noise drawn where the sums are. bits: as for :func:`open_streams`.
     """
-    if policy.noise_family != "gaussian":
+    if policy.mechanism.name != "gaussian":
         stream = KeyStream("noise", run_id, attempt, key)
-        return integer_noise(policy.noise_family, stream, bits, policy.noise_microbatches or 1)
+        return integer_noise(policy.mechanism.name, stream, bits, policy.noise_microbatches or 1)
     if generator == "device":
         return DeviceGaussian(ChaChaStream("noise on a device", run_id, attempt, key))
     return LatticeGaussian(KeyStream("noise", run_id, attempt, key))

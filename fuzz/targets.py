@@ -29,7 +29,7 @@ from attest.corpus import Item, Locator
 from attest.descriptor import SignedDescriptor
 from attest.errors import AttestError
 from attest.gate import Admission, Gate, Seen, decide
-from attest.policy import NoisePhase, Policy
+from attest.policy import NoisePhase, Policy, SamplingRule
 from attest.registry import Enrol, Entry, Grant, KeyStatement, Prove, RegistryReader, Revoke, RevokeOwn, Rotate, SetClock
 from attest.registry.entries import join
 from attest.registry.names import Names
@@ -365,7 +365,7 @@ _MASKED = replace(
 _ORDERED = replace(
     SCENE.policy,
     disclosure="occurrences_public",
-    sampling_order="shuffled",
+    sampling=SamplingRule("shuffled"),
     classes=tuple(replace(rule, sampling_rate=Fraction(1, 30)) for rule in SCENE.policy.classes),
 ).to_cbor()
 _PHASES = (NoisePhase(1, 2_000_000), NoisePhase(2, 1_000_000))

@@ -109,7 +109,7 @@ class Replay:
         self.order, self.tally, self.isolation = OrderWatch(header), Tally(header), Isolation(header)
         self._least = Expenditure(header, "pld") if header.accountant.name == "prv" else self.expenditure
         self._leeway = SPEND_TOLERANCE_MICRO + MICRO * leeway(
-            header.accountant.name, header.accountant.library, header.accountant.version, header.policy.noise_family
+            header.accountant.name, header.accountant.library, header.accountant.version, header.policy.mechanism.name
         )
         self._root_at, self.charged_steps, self._drawn_steps = root_at, Reached(), Reached()
         self._window_variances: list[tuple[float, ...]] = []

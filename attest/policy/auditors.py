@@ -6,14 +6,13 @@ rely on.
 """
 
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from attest.checks import check_int
+from attest.documents.kinds import Kind, Refused, Told, quoted
 from attest.errors import KeyRefused, PolicyRefused
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
-
-if TYPE_CHECKING:
-    from attest.policy.rules import Policy
 
 _NAME = re.compile("[A-Za-z0-9._/:~-]{1,128}")
 
@@ -23,41 +22,52 @@ MAX_COSIGNERS = 32
 """Most auditors and witnesses of one policy together: every implementation of C2SP tlog-policy takes as many witnesses."""
 
 
-def check_cosigners(policy: "Policy") -> None:
-    """Refuses auditors or witnesses that cannot cosign, and a quorum that counts one of them twice or is never reached.
+@dataclass(frozen=True)
+class CosignerKey(Kind):
+    """A verifier key of somebody who cosigns, `auditor` or `witness`."""
+
+    kind: str
+    cddl: str = "vkey"
+
+    def check(self, value: Any, told: Told, error: Refused) -> None:
+        _key(self.kind, value)
+
+    def write(self, value: Any) -> str:
+        return quoted(value)
+
+
+AUDITOR: Final = CosignerKey("auditor")
+WITNESS: Final = CosignerKey("witness")
+
+
+def check_cosigners(
+    auditors: tuple[str, ...], auditor_quorum: int | None, witnesses: tuple[str, ...], witness_quorum: int | None
+) -> None:  # fmt: skip
+    """Refuses a quorum that counts one key twice or is never reached.
 
     Guarantee: no key stands twice among auditors and witnesses together, so nobody is both, and every quorum that is named can
     be reached by different keys.
 
+    Args: as the fields of a policy, each checked by itself.
+
     Raises:
-        PolicyRefused: Code TYPE, RANGE, or that of a verifier key.
+        PolicyRefused: Code TYPE or RANGE.
     """
     names: dict[bytes, str] = {}
-    for kind, vkeys, quorum in (
-        ("auditor", policy.auditors, policy.auditor_quorum),
-        ("witness", policy.witnesses, policy.witness_quorum),
-    ):
-        _check(kind, vkeys, quorum, names)
+    for kind, vkeys, quorum in (("auditor", auditors, auditor_quorum), ("witness", witnesses, witness_quorum)):
+        field = _FIELDS[kind]
+        if not vkeys and quorum is not None:
+            raise PolicyRefused("RANGE", f"ledger.{kind}_quorum goes with ledger.{field}; name them, or leave it out")
+        for vkey in vkeys:
+            key = _key(kind, vkey)
+            if key.public_key in names:
+                sentence = f"{names[key.public_key]} and the {kind} {key.name} have one key, and count once"
+                raise PolicyRefused("RANGE", f"{sentence}; a key is named once, as an auditor's or as a witness's")
+            names[key.public_key] = f"the {kind} {key.name}"
+        if vkeys:
+            check_int(quorum, f"ledger.{kind}_quorum", 1, len(vkeys), error=PolicyRefused)
     if len(names) > MAX_COSIGNERS:
         raise PolicyRefused("RANGE", f"[ledger] names {len(names)} auditors and witnesses, expected at most {MAX_COSIGNERS}")
-
-
-def _check(kind: str, vkeys: Any, quorum: Any, names: dict[bytes, str]) -> None:
-    """Checks the cosigners of one kind; adds public key and name of each to ``names``."""
-    field = _FIELDS[kind]
-    if type(vkeys) is not tuple or len(vkeys) > MAX_COSIGNERS:
-        found = len(vkeys) if type(vkeys) is tuple else type(vkeys).__name__
-        raise PolicyRefused("TYPE", f"ledger.{field} are {found}, expected a tuple of at most {MAX_COSIGNERS} verifier keys")
-    if not vkeys and quorum is not None:
-        raise PolicyRefused("RANGE", f"ledger.{kind}_quorum goes with ledger.{field}; name them, or leave it out")
-    for vkey in vkeys:
-        key = _key(kind, vkey)
-        if key.public_key in names:
-            sentence = f"{names[key.public_key]} and the {kind} {key.name} have one key, and count once"
-            raise PolicyRefused("RANGE", f"{sentence}; a key is named once, as an auditor's or as a witness's")
-        names[key.public_key] = f"the {kind} {key.name}"
-    if vkeys:
-        check_int(quorum, f"ledger.{kind}_quorum", 1, len(vkeys), error=PolicyRefused)
 
 
 def _key(kind: str, vkey: Any) -> VerifierKey:

@@ -1,43 +1,192 @@
-"""What a policy may say of who takes part in which step, beyond a rate: an order in which everybody takes turns."""
+"""The sampling of a policy: the scheme by which a step comes by its contributions, with its parameters."""
 
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar, Final
 
+from attest.descriptor import MAX_COUNT
+from attest.documents import check_fields, declared
+from attest.documents.groups import Many
+from attest.documents.kinds import Flag, Whole
 from attest.errors import PolicyRefused
+from attest.policy.mechanism import check_word
 
-if TYPE_CHECKING:
-    from attest.policy.rules import Policy
+POISSON: Final = "poisson"
+CYCLIC: Final = "cyclic"
+SHUFFLED: Final = "shuffled"
 
-POISSON = "poisson"
-CYCLIC = "cyclic"
-SHUFFLED = "shuffled"
-SAMPLING_ORDERS = (POISSON, CYCLIC, SHUFFLED)
+SECRET_POISSON: Final = "secret_poisson"
+OCCURRENCES_PUBLIC: Final = "occurrences_public"
+SECRET_DRAWS: Final = "secret_draws"
+DISCLOSURES: Final = {
+    SECRET_POISSON: "who was drawn stays secret, and the accounting counts on it",
+    OCCURRENCES_PUBLIC: "the ledger tells who was drawn, and every occurrence counts in full",
+    SECRET_DRAWS: "who was drawn by another scheme stays secret; not built yet",
+}
+
+_MAX_STEPS: Final = 10**9
 
 
-def check_sampling(policy: "Policy") -> None:
-    """Refuse an order that is none, that would have to stay secret, or whose periods are no whole number of steps.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Groups:
+    """Parameters of `cyclic_poisson`."""
+
+    CDDL: ClassVar = "groups"
+    PREFIX: ClassVar = "sampling.parameters."
+
+    groups: int = declared(
+        1,
+        Whole(2, _MAX_STEPS, f"2..{_MAX_STEPS}"),
+        "Groups into which contributions are put at random, once; a step draws from one of them, in turn, at the class's rate.",
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, PolicyRefused)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Truncation:
+    """Parameters of `truncated_poisson`."""
+
+    CDDL: ClassVar = "truncation"
+    PREFIX: ClassVar = "sampling.parameters."
+
+    most: int = declared(1, Whole(1, MAX_COUNT, "count"), "Most contributions of a step; of more that many are kept at random.")
+    contributions: int = declared(2, Whole(1, MAX_COUNT, "count"), "Public number of contributions that are drawn from.")
+
+    def __post_init__(self) -> None:
+        check_fields(self, PolicyRefused)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bins:
+    """Parameters of `balls_in_bins`."""
+
+    CDDL: ClassVar = "bins"
+    PREFIX: ClassVar = "sampling.parameters."
+
+    bins: int = declared(
+        1,
+        Whole(2, _MAX_STEPS, f"2..{_MAX_STEPS}"),
+        "Bins; each contribution is put into one at random, and step t takes bin t mod bins.",
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, PolicyRefused)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Separation:
+    """Parameters of `b_min_sep`."""
+
+    CDDL: ClassVar = "separation"
+    PREFIX: ClassVar = "sampling.parameters."
+
+    separation: int = declared(
+        1, Whole(2, _MAX_STEPS, f"2..{_MAX_STEPS}"), "Steps from one draw of a contribution to the first that may be its next."
+    )
+    warm: bool = declared(
+        2, Flag("true"), "Whether the first steps draw as if the run had begun long before.", default=False, optional=True
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, PolicyRefused)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """Parameters of `fixed_size_cyclic`."""
+
+    CDDL: ClassVar = "sizes"
+    PREFIX: ClassVar = "sampling.parameters."
+
+    sizes: tuple[int, ...] = declared(
+        1,
+        Many(Whole(1, MAX_COUNT, "count"), 1, 256, "sizes", distinct=False),
+        "Contributions of each class in a step, in the policy's order of classes; its sampling rate is then the most that they"
+        " may be of all.",
+        rule="as many as classes",
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, PolicyRefused)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRule:
+    """The scheme by which a step comes by its contributions.
+
+    Args:
+        name: Word of `PARAMETERS`: `poisson` draws each by itself; `cyclic`, `shuffled` and `fixed_size_cyclic` let everybody
+            take turns in an order that everybody may know; the others draw in secret.
+        parameters: What the word takes; None where it takes none.
 
     Raises:
-        PolicyRefused: Code RANGE; says what would do, and of a rate the nearest that have a period.
+        PolicyRefused: Code TYPE or RANGE.
     """
-    order = policy.sampling_order
-    if type(order) is not str or order not in SAMPLING_ORDERS:
-        raise PolicyRefused("RANGE", f"sampling.order is {ascii(order)[:60]}, expected one of {', '.join(SAMPLING_ORDERS)}")
-    if order == POISSON:
-        return
-    if policy.disclosure != "occurrences_public":
-        raise PolicyRefused(
-            "RANGE",
-            f"sampling.order {order!r} is counted occurrence by occurrence, since no amplification is proved for it; set"
-            f" disclosure = 'occurrences_public' or use sampling.order = {POISSON!r}",
-        )
-    for rule in policy.classes:
-        if rule.sampling_rate.numerator != 1:
+
+    PARAMETERS: ClassVar[Mapping[str, type | None]] = {
+        POISSON: None,
+        CYCLIC: None,
+        SHUFFLED: None,
+        "cyclic_poisson": Groups,
+        "truncated_poisson": Truncation,
+        "balls_in_bins": Bins,
+        "b_min_sep": Separation,
+        "fixed_size_cyclic": Sizes,
+    }
+    TURNS: ClassVar = (CYCLIC, SHUFFLED, "fixed_size_cyclic")
+
+    name: str = POISSON
+    parameters: Any = None
+
+    def __post_init__(self) -> None:
+        check_word(self, "sampling.order")
+
+    @property
+    def turns(self) -> bool:
+        """Whether contributions take turns, in an order that everybody may know."""
+        return self.name in self.TURNS
+
+    def check_beside(self, disclosure: str, rates: Iterable[tuple[str, Fraction]]) -> None:
+        """Refuses a scheme that does not go with what else a policy says.
+
+        Args:
+            disclosure: Whether participations stay secret.
+            rates: Of the classes: name and sampling rate.
+
+        Raises:
+            PolicyRefused: Code RANGE; says what would do, and of a rate the nearest that have a period.
+        """
+        rates = tuple(rates)
+        if self.turns and disclosure != OCCURRENCES_PUBLIC:
             raise PolicyRefused(
                 "RANGE",
-                f"sampling_rate of class {rule.name} is {rule.sampling_rate}, and with sampling.order {order!r} a contribution"
-                f" takes part once in every 1/sampling_rate steps, a whole number; {_nearest(rule.sampling_rate)}",
+                f"sampling.order {self.name!r} is counted occurrence by occurrence, since no amplification is proved for it;"
+                f" set disclosure = {OCCURRENCES_PUBLIC!r} or use sampling.order = {POISSON!r}",
             )
+        secret = SECRET_POISSON if self.name == POISSON else SECRET_DRAWS
+        if disclosure not in (OCCURRENCES_PUBLIC, secret):
+            raise PolicyRefused(
+                "RANGE",
+                f"disclosure {disclosure!r} does not go with sampling.order {self.name!r}; set {secret!r} or"
+                f" {OCCURRENCES_PUBLIC!r}",
+            )
+        if type(self.parameters) is Sizes and len(self.parameters.sizes) != len(rates):
+            found = len(self.parameters.sizes)
+            raise PolicyRefused(
+                "RANGE", f"sampling.parameters.sizes are {found}, expected one for each of {len(rates)} classes"
+            )
+        if self.name not in (CYCLIC, SHUFFLED):
+            return
+        for name, rate in rates:
+            if rate.numerator != 1:
+                raise PolicyRefused(
+                    "RANGE",
+                    f"sampling_rate of class {name} is {rate}, and with sampling.order {self.name!r} a contribution"
+                    f" takes part once in every 1/sampling_rate steps, a whole number; {_nearest(rate)}",
+                )
 
 
 def period(rate: Fraction) -> int:

@@ -170,7 +170,7 @@ def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
         return f"Nothing can be trained under the policy given, so no epsilon is claimed: {refused}."
     if policy.disclosure == "occurrences_public":
         return _counted(signed, policy, signed_policy)
-    name, family = policy.accountant, policy.noise_family
+    name, family = policy.accountant, policy.mechanism.name
     if signed.max_occurrences:
         own = accountants.epsilon_capped(z, q, policy.steps, signed.max_occurrences, delta, name, family=family)
     else:
@@ -200,7 +200,7 @@ def _total(signed: Terms, policy: Policy) -> str:
 
 def _l1(policy: Policy) -> str:
     """What the clip norm means under Laplace noise: less than elsewhere, since no vector is longer than its L1 norm."""
-    if policy.noise_family != "laplace":
+    if policy.mechanism.name != "laplace":
         return ""
     return " Under it the clip norm bounds the sum of the magnitudes of the gradient, and so its length too."
 
@@ -209,14 +209,14 @@ def _counted(signed: Terms, policy: Policy, signed_policy: bool) -> str:
     """The same where the ledger publishes who was drawn: every occurrence counts in full."""
     z, delta = signed.noise_multiplier, float(policy.delta)
     rate = policy.class_rule(signed.admissibility_class).sampling_rate
-    if policy.sampling_order == POISSON:
+    if policy.sampling.name == POISSON:
         likely = accountants.likely_occurrences(float(rate), policy.steps)
         seldom = "which one contribution in a million exceeds"
     else:
-        likely = dearest_turns(policy.sampling_order, period(rate), [policy.steps], [z]).count
+        likely = dearest_turns(policy.sampling.name, period(rate), [policy.steps], [z]).count
         seldom = "its turns in the order of the policy, if no step is done again"
     draws = min(likely, signed.max_occurrences or likely)
-    name, family = policy.accountant, policy.noise_family
+    name, family = policy.accountant, policy.mechanism.name
     own, replaced = (accountants.epsilon_occurrences(k * draws / z**2, delta, name, family=family) for k in (1, 4))
     source = "the signed policy" if signed_policy else "this draft of a policy, which is not signed"
     sure = "as it signed" if draws == signed.max_occurrences else seldom

@@ -15,7 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 from attest import signed_file
 from attest.errors import AttestError
 from attest.policy import Policy
+from attest.policy.rules import ACCOUNTANTS
 from attest.registry import Peek, peek
+from dptrain.planning import changes
 
 Proposals = Callable[[Any, str], Iterable[tuple[str, str]]]
 """From the line so far and the beginning of the word to (value, explanation)."""
@@ -28,13 +30,6 @@ WITHDRAWAL_REASONS = {
     "replaced": "a corrected contribution takes its place",
 }
 """Reason codes of withdrawals that are common; any identifier is one."""
-
-ACCOUNTANTS = {
-    "pld": "privacy loss distributions; the default, and the tightest that is a bound by itself",
-    "rdp": "Rényi divergences",
-    "moments": "the moments accountant of Abadi et al. (2016)",
-    "prv": "privacy random variables, by opacus",
-}
 
 FAMILIES = {
     "gaussian": "the default",
@@ -136,10 +131,9 @@ def class_counts(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
 def settings(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
     """The last assignment of a list of changes: settings of the policy, and of its classes."""
     done, comma, last = incomplete.rpartition(",")
-    keys = ["steps", "delta", "normalizer", "redo_steps", "accountant", "disclosure", "noise.injection"]
-    of_class = ("noise_multiplier", "clip_norm", "sampling_rate")
-    keys += [f"class.{name}.{key}" for name, _ in classes(ctx, "") for key in of_class]
-    return ((f"{done}{comma}{key}=", "") for key in keys if key.startswith(last.lstrip()))
+    of_class = changes.settings_of_classes()
+    known = [*changes.settings(), *(f"class.{name}.{key}" for name, _ in classes(ctx, "") for key in of_class)]
+    return ((f"{done}{comma}{key}=", "") for key in known if key.startswith(last.lstrip()))
 
 
 def contributors(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:

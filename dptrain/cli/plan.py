@@ -18,7 +18,6 @@ from dptrain.cli.files import OwnerKey, PolicyFile, RegistryFile, read_policy, r
 from dptrain.cli.gate import judge
 from dptrain.cli.options import PlotFile, existing_file, require_plot
 from dptrain.cli.output import JsonFlag, counting, moment, print_json
-from dptrain.cli.policy_text import as_toml
 from dptrain.cli.train import load_training
 from dptrain.planning import changes, figures, targets
 from dptrain.planning.bounds import GroupPlan, signed_groups
@@ -158,7 +157,7 @@ def _goals(texts: list[str], solve: Quantity | None, rules: Policy) -> dict[str,
 
 def _others(rules: Policy, texts: list[str]) -> list[tuple[str, Policy]]:
     """The policies to compare with."""
-    text_of_rules = as_toml(rules)
+    text_of_rules = rules.to_toml()
     return [(text, changes.changed(rules, tomllib.loads(text_of_rules, parse_float=Decimal), text)) for text in texts]
 
 
@@ -202,7 +201,7 @@ def _as_json(
         "accountant": policy.accountant,
         "adjacency": policy.adjacency,
         "disclosure": policy.disclosure,
-        "noise_family": policy.noise_family,
+        "noise_family": policy.mechanism.name,
         "noise_injection": policy.noise_injection,
         "steps": policy.steps,
         "redo_steps": policy.redo_steps,

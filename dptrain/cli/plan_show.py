@@ -74,9 +74,9 @@ def print_plan(policy: Policy, planned: Plan) -> None:
     given += ", where the noise is least" if len(planned.phases) > 1 else ""
     out.print(f"sigma: noise multiplier asked for; z: {given}; waste: z / sigma; epsilons rounded up")
     out.print(OWN)
-    if policy.sampling_order != POISSON:
+    if policy.sampling.name != POISSON:
         out.print(
-            f"turns are public ({policy.sampling_order} order): every contribution takes part once in each period of 1/rate "
+            f"turns are public ({policy.sampling.name} order): every contribution takes part once in each period of 1/rate "
             "steps, and each occurrence counts in full. Epsilons here are for the dearest turns that the order allows; if all "
             "redone: every step that may be done again is one more"
         )
@@ -313,7 +313,7 @@ def _figures(policy: Policy, plan: Plan) -> dict[tuple[str, str], float | str]:
         ("", "delta"): float(policy.delta),
         ("", "accountant"): policy.accountant,
         ("", "disclosure"): policy.disclosure,
-        ("", "noise"): f"{policy.noise_family}, {policy.noise_injection}",
+        ("", "noise"): f"{policy.mechanism.name}, {policy.noise_injection}",
         ("", "phases of noise"): len(plan.phases),
         ("", "normalizer"): policy.normalizer,
         ("", "noise energy of uniform"): plan.noise_energy_ratio,

@@ -9,7 +9,7 @@ import typer
 
 from attest import signed_file
 from attest.files import atomic_write
-from attest.policy import DepthRule, Policy, SignedPolicy, sign_policy
+from attest.policy import Policy, SignedPolicy, sign_policy
 from attest.registry import open_registry
 from attest.signer import as_signer
 from dptrain.cli.advice import Case, Consequence, CorpusSize, consequences
@@ -30,7 +30,6 @@ from dptrain.cli.files import (
 )
 from dptrain.cli.gate import judge
 from dptrain.cli.output import JsonFlag, console, counting, print_json
-from dptrain.cli.policy_text import as_toml
 from dptrain.planning.plan import make_plan
 from dptrain.support import unsupported
 
@@ -163,32 +162,7 @@ def show(policy: PolicyFile, owner_key: OwnerKey = None, json: JsonFlag = False)
     out = console()
     out.print(f"# signed by {signed.owner}, digest {signed.digest.hex()}")
     out.print(f"# registry root {data['policy']['registry_root'] or 'none'}\n")
-    out.print(as_toml(signed.policy), end="")
-
-
-def _depth(depth: DepthRule) -> dict[str, Any]:
-    chosen: dict[str, Any] = {}
-    if depth.band is not None:
-        chosen = {"from": float(depth.band[0]), "to": float(depth.band[1])}
-    elif depth.layers is not None:
-        chosen = {"layers": list(depth.layers)}
-    elif depth.patterns is not None:
-        chosen = {"set": list(depth.patterns)}
-    else:
-        chosen = {"adapter": depth.adapter}
-    explicit = {"embeddings": depth.embeddings, "head": depth.head}
-    masks = {"heads": depth.heads, "experts": depth.experts}
-    return (
-        chosen
-        | {name: value for name, value in explicit.items() if value is not None}
-        | {name: list(numbers) for name, numbers in masks.items() if numbers is not None}
-    )
-
-
-def _budgets(policy: Policy) -> dict[str, float] | None:
-    if policy.noise_budgets is None:
-        return None
-    return {name: weight / 1e6 for name, weight in zip(("embeddings", "layers", "head"), policy.noise_budgets, strict=True)}
+    out.print(signed.policy.to_toml(), end="")
 
 
 def _size(
@@ -227,55 +201,4 @@ def _registry(path: Path, registry: Path | None, owner_key: Path | None) -> dict
 
 
 def _as_json(signed: SignedPolicy) -> dict[str, Any]:
-    policy = signed.policy
-    return {
-        "owner": signed.owner,
-        "digest": signed.digest.hex(),
-        "policy": {
-            "corpus": policy.corpus,
-            "delta": float(policy.delta),
-            "accountant": policy.accountant,
-            "adjacency": policy.adjacency,
-            "disclosure": policy.disclosure,
-            "exactness": policy.exactness,
-            "steps": policy.steps,
-            "redo_steps": policy.redo_steps,
-            "window_steps": policy.window_steps,
-            "epoch_steps": policy.epoch_steps,
-            "normalizer": policy.normalizer,
-            "noise_family": policy.noise_family,
-            "noise_injection": policy.noise_injection,
-            "noise_microbatches": policy.noise_microbatches,
-            "noise_phases": [{"from_step": item.first_step, "scale": item.scale_micro / 1e6} for item in policy.noise_phases],
-            "noise_budgets": _budgets(policy),
-            "sampling_order": policy.sampling_order,
-            "auditors": list(policy.auditors),
-            "auditor_quorum": policy.auditor_quorum,
-            "witnesses": list(policy.witnesses),
-            "witness_quorum": policy.witness_quorum,
-            "min_clip_norm": policy.min_clip_norm_micro / 1e6,
-            "min_noise_multiplier": policy.min_noise_multiplier_micro / 1e6,
-            "max_window_seconds": policy.max_window,
-            "contributor_cap": policy.contributor_cap,
-            "max_examples": policy.max_examples,
-            "retention_epochs": policy.retention_epochs,
-            "retention_hash_epochs": policy.retention_hash_epochs,
-            "isolation_required": policy.isolation_required,
-            "registry_root": (policy.registry_root or b"").hex(),
-            "classes": [
-                {
-                    "name": rule.name,
-                    "public": rule.public,
-                    "clip_norm": None if rule.public else rule.clip_norm,
-                    "noise_multiplier": None if rule.public else rule.noise_multiplier,
-                    "sampling_rate": float(rule.sampling_rate),
-                    "depth": _depth(rule.depth),
-                    "max_window_seconds": rule.max_window,
-                    "max_epsilon_total": (
-                        None if rule.max_epsilon_total_micro is None else rule.max_epsilon_total_micro / 1e6
-                    ),
-                }
-                for rule in policy.classes
-            ],
-        },
-    }
+    return {"owner": signed.owner, "digest": signed.digest.hex(), "policy": signed.policy.as_json()}

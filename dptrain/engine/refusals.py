@@ -61,10 +61,10 @@ def refuse_generator(generator: str, policy: Policy, accelerator: Any | None) ->
         raise ConfigError("NOISE_GENERATOR", f"noise_generator is {generator!r}, expected 'host' or 'device'")
     if generator == "host":
         return
-    if policy.noise_family != "gaussian":
+    if policy.mechanism.name != "gaussian":
         raise ConfigError(
             "NOISE_GENERATOR",
-            f"noise_generator = 'device' draws Gaussian noise, and the policy asks for noise.family = {policy.noise_family!r}; "
+            f"noise_generator = 'device' draws Gaussian noise, and the policy asks for {policy.mechanism.name!r}; "
             "leave it at 'host'",
         )
     selftest.require(accelerator.device if accelerator is not None else torch.device("cpu"))

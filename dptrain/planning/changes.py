@@ -6,21 +6,18 @@ import tomllib
 from decimal import Decimal
 from typing import Any
 
-from attest.policy import Policy
+from attest.documents import declarations
+from attest.documents.groups import Parts
+from attest.documents.text import keys
+from attest.policy import ClassRule, DepthRule, Policy
 from dptrain.errors import ConfigError
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _OPENING, _CLOSING = "[{", "]}"
 
-_SETTINGS = (
-    "corpus", "delta", "steps", "normalizer", "accountant", "adjacency", "disclosure", "exactness", "redo_steps",
-    "window_steps", "epoch_steps", "retention_epochs", "retention_hash_epochs", "noise.family", "noise.injection",
-    "noise.microbatches", "noise.phase", "noise.budgets", "sampling.order", "floors.clip_norm", "floors.noise_multiplier",
-    "gate.max_window_days", "gate.contributor_cap", "gate.max_examples",
-)  # fmt: skip
-_OF_BUDGETS = ("embeddings", "layers", "head")
-_OF_CLASSES = ("clip_norm", "noise_multiplier", "sampling_rate", "depth", "max_window_days", "max_epsilon_total", "public")
-_OF_DEPTH = ("from", "to", "layers", "set", "adapter", "embeddings", "head", "heads", "experts")
+_FIXED = ("ledger.", "isolation.")
+"""Settings that change no figure of a plan begin so."""
+
 _FOLLOWING = {"redo_steps": lambda steps: steps, "epoch_steps": lambda steps: max(1, steps // 10)}
 """Settings that a policy derives from its steps where it does not state them."""
 
@@ -63,7 +60,7 @@ def changed(policy: Policy, table: dict[str, Any], text: str) -> Policy:
 
 def _make_room(depth: dict[str, Any], key: str) -> None:
     """Drops what says in another form which blocks a class may touch."""
-    forms = [("from", "to"), ("layers",), ("set",), ("adapter",)]
+    forms = [item.kind.spread or (item.key,) for item in declarations(DepthRule) if item.name in DepthRule.FORMS]
     if any(key in form for form in forms):
         for other in [name for form in forms if key not in form for name in form]:
             depth.pop(other, None)
@@ -86,13 +83,20 @@ def as_toml_value(value: Any) -> str:
     return str(value)
 
 
+def settings() -> list[str]:
+    """Returns the settings of a policy that may be changed, as policy.toml has them, but for those of its classes."""
+    parts = [item for item in declarations(Policy) if isinstance(item.kind, Parts)]
+    found = [key for key in keys(Policy) if key != "class" and not key.startswith(_FIXED)]
+    return found + [f"{item.key}.{name}" for item in parts for name in item.kind.names]
+
+
+def settings_of_classes() -> list[str]:
+    """Returns the settings of a class that may be changed."""
+    return [*(key for key in keys(ClassRule) if key != "name"), *(f"depth.{key}" for key in keys(DepthRule))]
+
+
 def _known(policy: Policy) -> list[str]:
-    of_class = [*_OF_CLASSES, *(f"depth.{key}" for key in _OF_DEPTH)]
-    return [
-        *_SETTINGS,
-        *(f"noise.budgets.{key}" for key in _OF_BUDGETS),
-        *(f"class.{rule.name}.{key}" for rule in policy.classes for key in of_class),
-    ]
+    return [*settings(), *(f"class.{rule.name}.{key}" for rule in policy.classes for key in settings_of_classes())]
 
 
 def _nearest(path: str, known: list[str]) -> str:

@@ -176,11 +176,11 @@ def spent(policy: Policy, phases: Sequence[Phase], *, replace: bool = False, cap
             secret.
         redo: Steps beyond these that are done again, with the least noise of all.
     """
-    delta, name, family = float(policy.delta), policy.accountant, policy.noise_family
+    delta, name, family = float(policy.delta), policy.accountant, policy.mechanism.name
     least = min(phase.noise_multiplier for phase in phases)
-    if policy.sampling_order != POISSON:
+    if policy.sampling.name != POISSON:
         steps, multipliers = zip(*((phase.steps, phase.noise_multiplier) for phase in phases), strict=True)
-        turns = dearest_turns(policy.sampling_order, round(1 / phases[0].sampling_rate), steps, multipliers, cap)
+        turns = dearest_turns(policy.sampling.name, round(1 / phases[0].sampling_rate), steps, multipliers, cap)
         loss = turns.loss + redo / least**2
         return accountants.epsilon_occurrences(4.0 * loss if replace else loss, delta, name, family=family)
     if redo:
@@ -273,7 +273,7 @@ def hopeless(z: float, q: float, steps: int) -> bool:
 
 def _reach(policy: Policy, rule: ClassRule, names: tuple[str, ...]) -> tuple[str, tuple[str, ...], float, float, DrawRange]:
     draws = draw_range(policy.steps, rule.sampling_rate)
-    if policy.sampling_order != POISSON:
+    if policy.sampling.name != POISSON:
         length = period(rule.sampling_rate)
         draws = DrawRange(policy.steps // length, -(-policy.steps // length))
     return rule.name, names, float(rule.sampling_rate), float(rule.sampling_rate * policy.steps), draws

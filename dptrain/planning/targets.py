@@ -221,7 +221,7 @@ def _rate(policy: Policy, rule: ClassRule, goal: float, multipliers: Sequence[fl
     def epsilon(units: int) -> float:
         return _spent(policy, multipliers, units / RATE_GRID)
 
-    if policy.sampling_order != POISSON:
+    if policy.sampling.name != POISSON:
         return _period(policy, rule, goal, multipliers)
     start = min(max(int(rule.sampling_rate * RATE_GRID), 1), RATE_GRID)
     found = largest_within(epsilon, goal, start, 1, RATE_GRID)

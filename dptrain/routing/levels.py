@@ -42,7 +42,7 @@ def level_of(policy: Policy) -> dict[str, Any]:
     return {
         "exactness": policy.exactness,
         "least_multiplier": least_multiplier(policy),
-        "noise_family": policy.noise_family,
+        "noise_family": policy.mechanism.name,
     }
 
 

@@ -64,7 +64,7 @@ def remark_header(header: Header, owner_key: bytes | None, remarks: Remarks) -> 
         if item.reason == COMPROMISED:
             told = f"{item.origin} ended at {item.size} leaves with its key lost"
             remarks.qualify("KEY_LOST", f"{told}: unless it was closed by then, its whole plan is what everybody spent in it")
-    here = describe(header.accountant.name, header.policy.noise_family)
+    here = describe(header.accountant.name, header.policy.mechanism.name)
     there = (header.accountant.name, header.accountant.library, header.accountant.version, header.accountant.parameters)
     if there != here:
         remarks.note(f"recorded with {' '.join(there)}; recomputed with {' '.join(here)}")
@@ -152,9 +152,9 @@ def _remark_noise(run: Replay, remarks: Remarks) -> None:
     header, policy = run.header, run.header.policy
     if header.occurrences_public:
         remarks.note("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
-    if policy.sampling_order != POISSON:
+    if policy.sampling.name != POISSON:
         remarks.note(
-            f"contributions take turns in {policy.sampling_order} order, once in each period of 1/q steps: every recorded draw "
+            f"contributions take turns in {policy.sampling.name} order, once in each period of 1/q steps: every recorded draw "
             "was held against it"
         )
     phases = charged_noise_phases(run)

@@ -299,7 +299,7 @@ def _describe(run: Replay, report: dict[str, Any]) -> None:
         corpus=policy.corpus,
         cited=tuple(CitedRow(item.origin, item.size, item.root.hex(), item.reason) for item in header.previous),
         delta=header.delta,
-        accountant="{} ({} {})".format(*describe(header.accountant.name, policy.noise_family)[:3]),
+        accountant="{} ({} {})".format(*describe(header.accountant.name, policy.mechanism.name)[:3]),
         steps=policy.steps,
         charged=run.charged,
         attempts=run.attempt + 1,

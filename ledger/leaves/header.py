@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import ClassVar, Final
 
 from attest import allocation, schedule
@@ -11,6 +12,7 @@ from attest.blocks import StackBlock, check_blocks, clip_share, derive
 from attest.errors import AttestError
 from attest.micro import MICRO
 from attest.policy import Policy, SignedPolicy, verify_policy
+from attest.policy.unbuilt import NOT_BUILT
 from attest.stack import Stack
 from ledger import accountants
 from ledger.accountants import families
@@ -38,9 +40,9 @@ _SUPPORTED: Final = (
     ("accountant", accountants.ACCOUNTANTS),
     ("adjacency", ("zero-out",)),
     ("disclosure", ("secret_poisson", "occurrences_public")),
-    ("noise_family", tuple(families.TABLE)),
+    ("mechanism.name", tuple(families.TABLE)),
     ("noise_injection", ("scheduled", "per_microbatch", "per_sample")),  # M draws of s^2/M are one draw of s^2
-    ("sampling_order", ("poisson", "cyclic", "shuffled")),
+    ("sampling.name", ("poisson", "cyclic", "shuffled")),
 )
 
 
@@ -212,7 +214,7 @@ class Header:
     @property
     def amplification(self) -> str:
         """Whether the accounting counts on draws that stay secret; it must not where the ledger publishes them."""
-        unamplified = self.occurrences_public or self.policy.noise_family in families.NOT_AMPLIFIED
+        unamplified = self.occurrences_public or self.policy.mechanism.name in families.NOT_AMPLIFIED
         return AMPLIFICATION_NONE if unamplified else AMPLIFICATION_POISSON
 
     @property
@@ -258,7 +260,7 @@ class Header:
         """Holds the accountant that the header names against what the versions known here say of themselves."""
         about = self.accountant
         try:
-            accountants.check_recorder(about.name, about.library, about.version, about.parameters, self.policy.noise_family)
+            accountants.check_recorder(about.name, about.library, about.version, about.parameters, self.policy.mechanism.name)
         except AccountantError as error:
             raise LeafRefused(error.code, error.sentence) from error
 
@@ -290,17 +292,18 @@ class Header:
         try:
             signed = verify_policy(self.policy_payload, self.policy_sign1, self.owner_key)
         except AttestError as error:
-            raise LeafRefused("POLICY", f"the policy in the header is refused: {error.sentence}") from error
+            code = NOT_BUILT if error.code == NOT_BUILT else "POLICY"
+            raise LeafRefused(code, f"the policy in the header is refused: {error.sentence}") from error
         if signed.owner != self.owner:
             raise LeafRefused("POLICY", f"the policy is signed by {signed.owner}, the header says {self.owner}")
         for name, supported in _SUPPORTED:
-            found = getattr(signed.policy, name)
+            found = attrgetter(name)(signed.policy)
             if found not in supported:
                 sentence = f"{name} {found!r} has no accounting in this version, expected {' or '.join(map(repr, supported))}"
                 raise LeafRefused("POLICY_UNSUPPORTED", sentence)
         policy = signed.policy
         refused = families.refusal(
-            policy.noise_family,
+            policy.mechanism.name,
             policy.accountant,
             policy.exactness,
             policy.noise_injection,
@@ -429,7 +432,7 @@ class HeaderSpec:
         """
         policy = self.policy.policy
         try:
-            about = AccountantInfo(*accountants.describe(policy.accountant, policy.noise_family))
+            about = AccountantInfo(*accountants.describe(policy.accountant, policy.mechanism.name))
             blocks, note = self.scheduled, self.exactness_note
         except AttestError as error:
             raise LeafRefused(error.code, error.sentence) from error

@@ -97,8 +97,9 @@ class Numerics:
             policy: the signed policy.
             coordinates: number of scheduled coordinates, d.
         """
-        bits = lattice_bits(policy.exactness, policy.noise_family, coordinates, least_multiplier(policy))
-        return exactness_note(policy.exactness, policy.noise_family, bits) + (_DEVICE_NOTE if self.generator == DEVICE else "")
+        family = policy.mechanism.name
+        bits = lattice_bits(policy.exactness, family, coordinates, least_multiplier(policy))
+        return exactness_note(policy.exactness, family, bits) + (_DEVICE_NOTE if self.generator == DEVICE else "")
 
 
 def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics:
@@ -115,7 +116,7 @@ def told(policy: Policy, coordinates: int, note: str, margin: float) -> Numerics
     if precision is None:
         expected = " or ".join(f"{value!r} ({name})" for name, value in margins.items())
         raise LeafRefused("NUMERICS", f"clip margin {margin!r} is none of exactness {policy.exactness!r}, expected {expected}")
-    for generator in (HOST, DEVICE) if policy.noise_family == GAUSSIAN else (HOST,):
+    for generator in (HOST, DEVICE) if policy.mechanism.name == GAUSSIAN else (HOST,):
         found = Numerics(precision, generator)
         if found.note(policy, coordinates) == note:
             return found

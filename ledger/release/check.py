@@ -345,7 +345,7 @@ def _compare_costs(check: _Check, run: Replay, manifest: Manifest) -> None:
     header = run.header
     about = header.accountant
     least = Expenditure(header, "pld") if about.name == "prv" else run.expenditure
-    room = SPEND_TOLERANCE_MICRO + MICRO * leeway(about.name, about.library, about.version, header.policy.noise_family)
+    room = SPEND_TOLERANCE_MICRO + MICRO * leeway(about.name, about.library, about.version, header.policy.mechanism.name)
     counts = [0] * len(header.policy.classes)
     for contribution in run.register.by_number:
         counts[contribution.class_index] += 1

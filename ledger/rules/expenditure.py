@@ -18,7 +18,7 @@ class Expenditure:
         """Takes schedule, sampling rates and delta from the header, and its accountant unless another is named."""
         self._header = header
         self._accountant = accountant or header.accountant.name
-        self._family = header.policy.noise_family
+        self._family = header.policy.mechanism.name
         self.phases = header.phases
         self._stds = [
             tuple(header.min_std(index, scale) for scale in header.phases.scales) for index in range(len(header.profiles))

@@ -22,7 +22,7 @@ class OrderWatch:
 
     def __init__(self, header: Header) -> None:
         self._header = header
-        self._ordered = header.policy.sampling_order != POISSON
+        self._ordered = header.policy.sampling.name != POISSON
         # With one level of noise a repeated step costs what any other does, and the total of charges bounds both.
         self._counted = self._ordered or len(header.phases.scales) > 1
         self._order: Order | None = None
@@ -48,7 +48,7 @@ class OrderWatch:
     def admit(self) -> Iterator[LeafRefused]:
         """Yields what is wrong with an admission now: turns are of all of a class, and would shift."""
         if self._order is not None:
-            what = f"sampling.order {self._header.policy.sampling_order!r}"
+            what = f"sampling.order {self._header.policy.sampling.name!r}"
             yield LeafRefused("ADMIT_LATE", f"with {what} all are admitted before the first charge; start another run")
 
     def charge(self, leaf: Charge, admitted: Sequence[Contribution]) -> Iterator[LeafRefused]:
@@ -78,7 +78,7 @@ class OrderWatch:
             return
         due = {number for number in self._order.due(leaf.step) if self._takes_part(admitted[number])}
         drawn = set(leaf.drawn)
-        order = self._header.policy.sampling_order
+        order = self._header.policy.sampling.name
         for numbers, told in ((drawn - due, "was drawn and is not due"), (due - drawn, "is due and was not drawn")):
             if numbers:
                 first = admitted[min(numbers)].descriptor_hash.hex()

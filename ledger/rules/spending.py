@@ -114,7 +114,7 @@ def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int
     """
     rate = policy.classes[place].sampling_rate
     counts = list(Phases.of(policy).count(1, policy.steps if steps is None else steps))
-    if policy.sampling_order != POISSON:
+    if policy.sampling.name != POISSON:
         counts = [math.ceil(count * rate) + (count > 0) for count in counts]
     dearest = min((index for index, count in enumerate(counts) if count), key=lambda index: multipliers[index], default=0)
     counts[dearest] += policy.redo_steps
@@ -126,4 +126,4 @@ def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int
 
 def _spending(policy: Policy, phases: Iterable[Phase] = (), loss: float = 0.0, cap: int = 0) -> Spending:
     name = "pld" if policy.accountant == "prv" else policy.accountant
-    return Spending(name, policy.noise_family, tuple(phases), loss, cap)
+    return Spending(name, policy.mechanism.name, tuple(phases), loss, cap)

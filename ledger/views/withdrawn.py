@@ -136,10 +136,10 @@ def _group(run: Replay, members: list[Contribution]) -> tuple[float | None, str]
 
 def _bound(run: Replay, members: list[Contribution]) -> float:
     policy, spent = run.header.policy, run.expenditure
-    if run.header.occurrences_public and policy.noise_family in ("gaussian", "discrete_gaussian"):
+    if run.header.occurrences_public and policy.mechanism.name in ("gaussian", "discrete_gaussian"):
         return spent.of_loss(math.fsum(math.sqrt(member.loss) for member in members) ** 2)
-    if policy.noise_family != "gaussian":
-        raise AccountantError("GROUP", f"this version has none for {policy.noise_family} noise over secret draws")
+    if policy.mechanism.name != "gaussian":
+        raise AccountantError("GROUP", f"this version has none for {policy.mechanism.name} noise over secret draws")
     phases = []
     for member in members:
         steps = spent.phase_steps(member, run.charged_phases)

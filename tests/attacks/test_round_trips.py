@@ -22,7 +22,7 @@ from attest.descriptor import (
     SignedDescriptor,
 )
 from attest.errors import AttestError, CborError
-from attest.policy import ClassRule, DepthRule, NoisePhase, Policy, sign_policy, verify_policy
+from attest.policy import ClassRule, DepthRule, NoisePhase, Policy, SamplingRule, sign_policy, verify_policy
 from attest.registry import Create, Enrol, Entry, Grant, KeyStatement, Prove, Revoke, RevokeOwn, Rotate, SetClock
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey
 from attest.withdrawal import Withdrawal, sign_withdrawal, verify_withdrawal
@@ -119,16 +119,16 @@ INJECTIONS = st.sampled_from(
         {"auditors": AUDITORS, "auditor_quorum": 1, "retention_epochs": 2, "retention_hash_epochs": 3},
         {"auditors": AUDITORS[:1], "auditor_quorum": 1, "witnesses": AUDITORS[1:], "witness_quorum": 1},
         {"witnesses": AUDITORS, "witness_quorum": 2},
-        {"disclosure": "occurrences_public", "sampling_order": "cyclic"},
+        {"disclosure": "occurrences_public", "sampling": SamplingRule("cyclic")},
         {"isolation_required": True},
-        {"disclosure": "occurrences_public", "sampling_order": "shuffled", "noise_injection": "per_sample"},
+        {"disclosure": "occurrences_public", "sampling": SamplingRule("shuffled"), "noise_injection": "per_sample"},
     ]
 )
 
 
 def policy_of(injection, steps, classes, **fields) -> Policy:
     """A policy that goes with its injection: as many steps as phases and, under an order, rates that have a period."""
-    if "sampling_order" in injection:
+    if "sampling" in injection:
         classes = tuple(replace(rule, sampling_rate=Fraction(1, rule.sampling_rate.denominator)) for rule in classes)
     return Policy(steps=max(steps, len(injection.get("noise_phases", ()))), classes=classes, **injection, **fields)
 

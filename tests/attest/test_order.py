@@ -9,7 +9,7 @@ import pytest
 
 from attest.errors import PolicyRefused
 from attest.order import Order, dearest_turns, permutation
-from attest.policy import Policy
+from attest.policy import Policy, SamplingRule
 from attest.policy.sampling import period
 
 RUN = bytes(range(16))
@@ -50,29 +50,31 @@ def refusal(**changes) -> str:
 def test_an_order_is_signed_and_read_back(order):
     found = policy(order)
     assert Policy.from_cbor(found.to_cbor()) == found
-    assert found.to_cbor() != replace(found, sampling_order="poisson").to_cbor()
+    assert found.to_cbor() != replace(found, sampling=SamplingRule()).to_cbor()
     assert [period(rule.sampling_rate) for rule in found.classes] == [7, 4]
 
 
 def test_poisson_is_the_absence_of_the_field():
     """What was signed before has the bytes and the meaning that it had, and there is one way to say it."""
     plain = Policy.from_toml(TEXT.format(extra="", first="0.1", second="0.3"))
-    assert plain.sampling_order == "poisson" and plain == policy("poisson", "0.1", "0.3")
+    assert plain.sampling == SamplingRule("poisson") and plain == policy("poisson", "0.1", "0.3")
     from attest import cbor
 
     fields = cbor.decode(plain.to_cbor())
     assert 26 not in fields
     with pytest.raises(PolicyRefused) as caught:
-        Policy.from_cbor(cbor.encode(fields | {26: "poisson"}))
+        Policy.from_cbor(cbor.encode(fields | {26: ["poisson", {}]}))
     assert caught.value.code == "CBOR_NONCANONICAL"
-    for odd in ("random", 1, None, "CYCLIC"):
+    for odd in (["random", {}], 1, None, ["CYCLIC", {}], "cyclic", ["cyclic"], ["cyclic", {1: 1}], ["cyclic", {}, None]):
         with pytest.raises(PolicyRefused):
             Policy.from_cbor(cbor.encode(fields | {26: odd}))
 
 
 def test_an_order_asks_for_public_occurrences():
     assert "disclosure = 'occurrences_public'" in refusal(disclosure="secret_poisson")
-    assert "expected one of poisson, cyclic, shuffled" in refusal(sampling_order="random")
+    with pytest.raises(PolicyRefused) as caught:
+        SamplingRule("random")
+    assert "expected one of poisson, cyclic, shuffled" in caught.value.sentence
 
 
 @pytest.mark.parametrize(

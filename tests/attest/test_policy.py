@@ -78,7 +78,7 @@ def test_defaults():
     ]
     policy = Policy.from_toml("\n".join([*lines, "normalizer = 1", "[[class]]" + TEXT.split("[[class]]")[1]]))
     assert (policy.accountant, policy.disclosure, policy.exactness) == ("pld", "secret_poisson", "fast")
-    assert (policy.noise_family, policy.noise_injection) == ("gaussian", "scheduled")
+    assert (policy.mechanism.name, policy.noise_injection) == ("gaussian", "scheduled")
     assert (policy.min_clip_norm_micro, policy.min_noise_multiplier_micro) == (1, 1)
     assert (policy.max_window, policy.contributor_cap, policy.max_examples) == (63072000, 1_000_000, 1)
     assert replace(policy, steps=5, redo_steps=-1, epoch_steps=-1).epoch_steps == 1
@@ -151,7 +151,7 @@ def test_signed_masks_are_strict(label, value):
         ("contributor_cap =", "contributors_cap = 1\ncontributor_cap =", "contributors_cap", "contributor_cap"),
         ("[floors]", "[floors]\nnoise = 1", "noise", "noise_multiplier"),
         ("from = 0.75", "form = 0.1, from = 0.75", "form", "from"),
-        ("delta = 1e-6", 'delta = 1e-6\nregistry_root = "00"', "registry_root", "isolation"),
+        ("delta = 1e-6", 'delta = 1e-6\nregistry_root = "00"', "registry_root", "geometry"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_one(old, new, found, near):
@@ -309,7 +309,14 @@ def changed(policy, key, value):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        (1, "dptrain.policy/2"),
+        (1, "dptrain.policy/1"),
+        (1, "dptrain.policy/3"),
+        (13, "gaussian"),
+        (13, ["gaussian", {}]),
+        (13, ["gaussian", {1: 2}, None]),
+        (13, ["gaussian", None, None]),
+        (13, ["gaussian", {}, b"d" * 32]),
+        (13, ["correlated", {}, None]),
         (3, [2, 2000000]),
         (3, [1, 0]),
         (3, [-1, 10]),

@@ -1,7 +1,6 @@
 """Limits of epsilon over all runs, as the commands take, show and judge them."""
 
 from attest.policy import Policy
-from dptrain.cli.policy_text import as_toml
 from ledger.accountants import Phase, epsilon_of_phases
 from tests.cli.conftest import POLICY
 
@@ -55,7 +54,7 @@ def test_a_limit_that_no_run_keeps_is_a_warning_with_one_that_would_do(shell):
 def test_a_signed_policy_shows_its_limits(shell, corpus):
     limited(shell, 20)
     policy = Policy.from_toml((shell.directory / "policy.toml").read_text())
-    assert "max_epsilon_total = 20" in as_toml(policy) and Policy.from_toml(as_toml(policy)) == policy
+    assert "max_epsilon_total = 20" in policy.to_toml() and Policy.from_toml(policy.to_toml()) == policy
     (shell.directory / "policy.cose").unlink()
     shell.run("policy", "sign", "policy.toml", "--key", "owner.key")
     classes = shell.json("policy", "show", "policy.cose")["policy"]["classes"]

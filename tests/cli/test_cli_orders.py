@@ -6,7 +6,6 @@ from fractions import Fraction
 import pytest
 
 from attest.policy import Policy
-from dptrain.cli.policy_text import as_toml
 from ledger import accountants
 
 POLICY = """
@@ -115,10 +114,10 @@ def test_a_rate_that_is_solved_for_has_a_period(shell, order):
 @pytest.mark.parametrize("rate", ["0.05", '"1/7"', '"1/3"', "1"])
 def test_show_gives_back_order_and_rate(order, rate):
     policy = Policy.from_toml(POLICY.replace("ORDER", order).replace("0.05", rate))
-    text = as_toml(policy)
+    text = policy.to_toml()
     assert Policy.from_toml(text) == policy and f'order = "{order}"' in text
     assert policy.classes[1].sampling_rate == Fraction(rate.strip('"'))
-    assert "[sampling]" not in as_toml(Policy.from_toml(POLICY.replace("ORDER", "poisson")))
+    assert "[sampling]" not in Policy.from_toml(POLICY.replace("ORDER", "poisson")).to_toml()
 
 
 def test_an_attestation_under_an_order_is_told_its_turns(shell, order):

@@ -11,8 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attest.policy import Policy  # noqa: E402
-from attest.policy.rules import ACCOUNTANTS, DISCLOSURES, EXACTNESS, NOISE_FAMILIES, NOISE_INJECTIONS  # noqa: E402
+from attest.policy import MechanismRule, Policy  # noqa: E402
+from attest.policy.rules import ACCOUNTANTS, EXACTNESS, NOISE_INJECTIONS  # noqa: E402
+from attest.policy.sampling import OCCURRENCES_PUBLIC, SECRET_POISSON  # noqa: E402
 from dptrain import PrivateTraining  # noqa: E402
 from dptrain.depth import layer_stack  # noqa: E402
 from dptrain.errors import UnsupportedPolicy  # noqa: E402
@@ -297,6 +298,7 @@ def test_capacity_follows_the_widest_integer() -> None:
 
 # The table of combinations.
 
+DISCLOSURES = (SECRET_POISSON, OCCURRENCES_PUBLIC)
 VALID = {
     **{("gaussian", a, e, i, d): None for a in ACCOUNTANTS for e in EXACTNESS for i in NOISE_INJECTIONS for d in DISCLOSURES},
     ("laplace", "pld", "certified", "scheduled", "secret_poisson"): None,
@@ -306,7 +308,7 @@ VALID = {
 
 
 def test_the_table_refuses_everything_that_is_not_accounted_for_and_names_what_is() -> None:
-    for combination in itertools.product(NOISE_FAMILIES, ACCOUNTANTS, EXACTNESS, NOISE_INJECTIONS, DISCLOSURES):
+    for combination in itertools.product(MechanismRule.PARAMETERS, ACCOUNTANTS, EXACTNESS, NOISE_INJECTIONS, DISCLOSURES):
         family, accountant, exactness, injection, disclosure = combination
         sentence = families.refusal(*combination)
         valid = combination in VALID and not (injection == "per_sample" and exactness == "certified")
@@ -343,7 +345,6 @@ REFUSED = {
         'exactness = "certified"\n[noise]\nfamily = "laplace"\ninjection = "per_microbatch"\nmicrobatches = 2',
         "sum of Laplace draws is not a Laplace draw.*set noise.injection = 'scheduled'",
     ),
-    "correlated": ('[noise]\nfamily = "correlated"', "correlated"),
     "skellam with budgets": (
         'exactness = "certified"\naccountant = "rdp"\n[noise]\nfamily = "skellam"\n'
         "[noise.budgets]\nembeddings = 0.2\nlayers = 1.0\nhead = 2.0",
@@ -418,4 +419,4 @@ def test_a_world_has_its_families(tmp_path) -> None:
     """A guard for the tests above: their worlds sign what they say."""
     world: World = make_world(tmp_path, per_class=1, steps=1, policy_extra=policy_text("laplace"))
     with PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, progress=False) as private:
-        assert (private.policy.noise_family, private.policy.accountant) == ("laplace", "pld")
+        assert (private.policy.mechanism.name, private.policy.accountant) == ("laplace", "pld")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from ledger_runs import SIGNER, START, header_spec, signed_policy
 
+from attest.policy import MechanismRule
 from ledger import accountants
 from ledger.accountants import Phase, families
 from ledger.errors import AccountantError, LeafRefused
@@ -290,20 +291,20 @@ def test_calibration_finds_the_least_multiplier(family: str) -> None:
 
 
 WITHOUT = {
-    "laplace, fast": {"noise_family": "laplace"},
-    "laplace by rdp": {"noise_family": "laplace", "exactness": "certified", "accountant": "rdp"},
-    "laplace in public": {"noise_family": "laplace", "exactness": "certified", "disclosure": "occurrences_public"},
-    "discrete gaussian by pld": {"noise_family": "discrete_gaussian", "exactness": "certified"},
-    "skellam, fast": {"noise_family": "skellam", "accountant": "rdp"},
+    "laplace, fast": {"mechanism": MechanismRule("laplace")},
+    "laplace by rdp": {"mechanism": MechanismRule("laplace"), "exactness": "certified", "accountant": "rdp"},
+    "laplace in public": {"mechanism": MechanismRule("laplace"), "exactness": "certified", "disclosure": "occurrences_public"},
+    "discrete gaussian by pld": {"mechanism": MechanismRule("discrete_gaussian"), "exactness": "certified"},
+    "skellam, fast": {"mechanism": MechanismRule("skellam"), "accountant": "rdp"},
     "discrete gaussian in parts": {
-        "noise_family": "discrete_gaussian", "accountant": "rdp", "exactness": "certified",
+        "mechanism": MechanismRule("discrete_gaussian"), "accountant": "rdp", "exactness": "certified",
         "noise_injection": "per_microbatch", "noise_microbatches": 3,
     },
     "laplace in parts": {
-        "noise_family": "laplace", "exactness": "certified", "noise_injection": "per_microbatch", "noise_microbatches": 3,
+        "mechanism": MechanismRule("laplace"), "exactness": "certified",
+        "noise_injection": "per_microbatch", "noise_microbatches": 3,
     },
-    "laplace with budgets": {"noise_family": "laplace", "exactness": "certified", "noise_budgets": (1, 1, 1)},
-    "correlated": {"noise_family": "correlated"},
+    "laplace with budgets": {"mechanism": MechanismRule("laplace"), "exactness": "certified", "noise_budgets": (1, 1, 1)},
 }  # fmt: skip
 
 
@@ -323,12 +324,13 @@ def test_an_auditor_refuses_a_header_without_accounting(case: str) -> None:
 
 @pytest.mark.parametrize("family", BESIDE)
 def test_a_header_names_the_family_s_accounting(family: str) -> None:
-    sound = header(noise_family=family, exactness="certified", accountant=BESIDE[family], delta=Fraction(1, 10**5))
+    sound = header(mechanism=MechanismRule(family), exactness="certified", accountant=BESIDE[family], delta=Fraction(1, 10**5))
     assert sound.accountant.name == BESIDE[family] and f"family={family}" in sound.accountant.parameters
 
 
 def test_an_auditor_takes_skellam_noise_in_parts_at_the_price_of_one_draw() -> None:
-    changes = {"noise_family": "skellam", "exactness": "certified", "accountant": "rdp", "delta": Fraction(1, 10**5)}
+    mechanism = MechanismRule("skellam")
+    changes = {"mechanism": mechanism, "exactness": "certified", "accountant": "rdp", "delta": Fraction(1, 10**5)}
     whole, parts = header(**changes), header(**changes, noise_injection="per_microbatch", noise_microbatches=3)
     assert parts.accountant == whole.accountant and parts.policy.noise_microbatches == 3
 

@@ -9,7 +9,7 @@ import pytest
 from ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 
 from attest.order import Order, dearest_turns
-from attest.policy import NoisePhase
+from attest.policy import NoisePhase, SamplingRule
 from ledger import accountants
 from ledger.audit import verify_export
 from ledger.errors import HorizonExceeded, LeafRefused
@@ -33,7 +33,7 @@ def policy(order, **changes):
         replace(rule, sampling_rate=Fraction(1, length))
         for rule, length in zip(signed_policy().policy.classes, LENGTHS, strict=True)
     )
-    fields = {"disclosure": "occurrences_public", "sampling_order": order, "steps": STEPS, "redo_steps": REDO}
+    fields = {"disclosure": "occurrences_public", "sampling": SamplingRule(order), "steps": STEPS, "redo_steps": REDO}
     return signed_policy(**fields | {"epoch_steps": 12, "classes": classes} | changes)
 
 
@@ -84,7 +84,7 @@ def test_a_run_in_order_is_the_gaussian_of_as_many_folds_as_it_has_periods(drive
         folds, z = (3, 1.0) if name == "open" else (4, 3.0)
         expected = accountants.gaussian.epsilon_of_mu(math.sqrt(folds) / z, 1e-6)
         assert driver.ledger.epsilon(descriptor(n)) == pytest.approx(expected, rel=1e-9)
-        assert dearest_turns(driver.ledger.header.policy.sampling_order, 12 // folds, [STEPS], [z]).count == folds
+        assert dearest_turns(driver.ledger.header.policy.sampling.name, 12 // folds, [STEPS], [z]).count == folds
     report = verify_export(driver.ledger.export(tmp_path / "export"), [SIGNER.vkey])
     assert report.verdict == "TOLD", report.findings
     assert [found.occurrences for found in report.classes] == [3, 4]

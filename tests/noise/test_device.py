@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from attest.policy import Policy  # noqa: E402
+from attest.policy import MechanismRule, Policy  # noqa: E402
 from dptrain.engine import refusals  # noqa: E402
 from dptrain.errors import ConfigError, ResumeRefused  # noqa: E402
 from dptrain.noise import DeviceGaussian, KeyStream, chacha, device, selftest  # noqa: E402
@@ -372,7 +372,7 @@ def test_a_generator_that_there_is_not_and_a_family_it_does_not_carry_are_refuse
     )
     with pytest.raises(ConfigError, match="expected 'host' or 'device'"):
         refusals.refuse_generator("philox", policy, None)
-    object.__setattr__(policy, "noise_family", "laplace")
+    object.__setattr__(policy, "mechanism", MechanismRule("laplace"))
     with pytest.raises(ConfigError, match="Gaussian noise"):
         refusals.refuse_generator("device", policy, None)
     refusals.refuse_generator("host", policy, None)

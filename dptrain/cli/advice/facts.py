@@ -68,7 +68,7 @@ def _reach(case: Case, planned: Reach) -> Consequence:
     often = (
         f"is drawn with probability {planned.sampling_rate:g} in each step, {amount(planned.expected_draws)} times in all on "
         "average"
-        if case.policy.sampling_order == POISSON
+        if case.policy.sampling.name == POISSON
         else f"takes part once in every {round(1 / planned.sampling_rate):,} steps, {planned.draws.high:,} times in all at most"
     )
     return fact(
@@ -116,7 +116,7 @@ def _signal(case: Case, planned: ClassPlan) -> Iterator[Consequence]:
     per_step, blocks = case.draws_per_step(planned), case.noise_of(planned)
     if not per_step or blocks is None:
         return
-    unit = math.sqrt(2.0) if case.policy.noise_family == "laplace" else 1.0  # whose schedule names scales
+    unit = math.sqrt(2.0) if case.policy.mechanism.name == "laplace" else 1.0  # whose schedule names scales
     stds = [block.std * unit for block in blocks]
     noise = number(min(stds)) if min(stds) == max(stds) else f"{number(min(stds))} to {number(max(stds))}"
     strongest = per_step * planned.preset.clip_norm
@@ -137,8 +137,8 @@ def _on_average(case: Case) -> str:
 def _disclosure(case: Case) -> Iterator[Consequence]:
     if case.policy.disclosure != "occurrences_public":
         return
-    if case.policy.sampling_order != POISSON:
-        how = "in a new order every time" if case.policy.sampling_order == SHUFFLED else "always in the same step of it"
+    if case.policy.sampling.name != POISSON:
+        how = "in a new order every time" if case.policy.sampling.name == SHUFFLED else "always in the same step of it"
         yield fact(
             "ORDER",
             f"every contribution takes part once in each period of 1/sampling_rate steps, {how}; everybody can tell when, and "
@@ -219,7 +219,7 @@ def _noise(case: Case) -> Iterator[Consequence]:
 
 
 def _family(case: Case) -> Iterator[Consequence]:
-    family = case.policy.noise_family
+    family = case.policy.mechanism.name
     if family == "laplace":
         yield fact(
             "FAMILY",
@@ -267,7 +267,7 @@ def _injection(case: Case) -> Iterator[Consequence]:
 def _horizon(case: Case) -> Iterator[Consequence]:
     policy = case.policy
     worst = ", ".join(f"{planned.name} {at_most(planned.preset.epsilon_with_redo)}" for planned in case.plan.classes)
-    turns = ", every one of them being the turn of the same contribution" if policy.sampling_order != POISSON else ""
+    turns = ", every one of them being the turn of the same contribution" if policy.sampling.name != POISSON else ""
     yield fact(
         "REDO",
         f"steps done again after crashes are charged again, {policy.redo_steps} at most; then epsilon ends at: {worst}{turns}",

@@ -1,0 +1,128 @@
+"""What is said once of a field of a document: its label, kind, default, key in TOML, and the sentence that explains it."""
+
+import dataclasses
+from dataclasses import MISSING, dataclass
+from typing import Any
+
+from attest.documents.kinds import Kind, Refused, Told
+
+_NOTE = "declared"
+_AS_NAMED = "="
+_KNOWN: dict[type, tuple["Declared", ...]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """Holds what is declared of one field.
+
+    Attributes:
+        name: Its name in the dataclass.
+        label: Its key in the CBOR map, or its place in the CBOR array, from 1.
+        kind: What its values are.
+        sentence: What it means, for the table in the documentation.
+        key: Its key in TOML, behind the name of its table and a dot; of a value that has several keys the name of their table.
+        written: Whether a person writes it.
+        default: Its value where it is not written; MISSING where it has to be.
+        optional: Whether it is left out of the signed bytes where it has its default. Else it is always there, None as null.
+        shown: What the documentation says of its default.
+        rule: What else binds it, in short, for the CDDL.
+        beside: Key of the field that is written exactly where this one is.
+        nil: Whether null is a signed value of it.
+    """
+
+    name: str
+    label: int
+    kind: Kind
+    sentence: str
+    key: str
+    written: bool
+    default: Any
+    optional: bool
+    shown: str | None
+    rule: str
+    beside: str | None
+    nil: bool
+
+    @property
+    def required(self) -> bool:
+        """Whether a person has to write it."""
+        return self.default is MISSING
+
+    def at_default(self, value: Any) -> bool:
+        """Tells whether a value is the default, which bytes leave out where the field is optional."""
+        return not self.required and type(value) is type(self.default) and value == self.default
+
+
+def declared(
+    label: int,
+    kind: Kind,
+    sentence: str = "",
+    *,
+    key: str | None = None,
+    written: bool = True,
+    default: Any = MISSING,
+    optional: bool = False,
+    shown: str | None = None,
+    rule: str = "",
+    beside: str | None = None,
+    nil: bool = False,
+) -> Any:
+    """Declares a field of a frozen dataclass.
+
+    Args: as the attributes of `Declared`; where the key is None it is the name of the field, without the unit at its end.
+    """
+    note = Declared(
+        "", label, kind, sentence, _AS_NAMED if key is None else key, written, default, optional, shown, rule, beside, nil
+    )
+    return dataclasses.field(default=default, metadata={_NOTE: note})
+
+
+def declarations(cls: type) -> tuple[Declared, ...]:
+    """Returns the declared fields of a class, in the order in which they are written."""
+    known = _KNOWN.get(cls)
+    if known is not None:
+        return known
+    found = []
+    for item in dataclasses.fields(cls):
+        note = item.metadata.get(_NOTE)
+        if note is not None:
+            key = item.name.removesuffix("_micro").removesuffix("_nano") if note.key == _AS_NAMED else note.key
+            found.append(dataclasses.replace(note, name=item.name, key=key))
+    labels = [item.label for item in found]
+    if len(set(labels)) != len(labels):
+        raise TypeError(f"two fields of {cls.__name__} have one label")
+    return _KNOWN.setdefault(cls, tuple(found))
+
+
+def told_of(cls: type, key: str, shown: Any, outer: Told | None = None) -> Told:
+    """Names a field in sentences.
+
+    Args:
+        cls: The document that has it.
+        key: Its key.
+        shown: What tells this document from others of its class, if `TELLS` of the class names such a field.
+        outer: Name of the document in the one around it.
+    """
+    of = cls.TELLS[1].format(ascii(shown).strip("'")[:80]) if hasattr(cls, "TELLS") else ""
+    if outer is not None:
+        return Told(f"{outer.key}.{key}" if not of else key, of + outer.of)
+    return Told(f"{getattr(cls, 'PREFIX', '')}{key}", of)
+
+
+def check_fields(document: Any, error: Refused) -> None:
+    """Checks every field of a document by itself; rules over several fields are the document's own.
+
+    Guarantee: on return every value has exactly the type of its kind and lies in its range, or is None where that is the
+    default.
+
+    Raises:
+        AttestError: Of class `error`, code TYPE or RANGE, or that of a kind.
+    """
+    cls = type(document)
+    shown = getattr(document, cls.TELLS[0]) if hasattr(cls, "TELLS") else None
+    for item in declarations(cls):
+        value = getattr(document, item.name)
+        if value is None and item.default is None:
+            continue
+        key = item.name if item.kind.spread else item.key
+        item.kind.check(value, told_of(cls, key, shown), error)

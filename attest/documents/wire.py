@@ -1,0 +1,106 @@
+"""The CBOR form of declared documents: maps with unsigned keys, read strictly."""
+
+from typing import Any
+
+from attest import cbor
+from attest.documents.declare import Declared, declarations, told_of
+from attest.documents.kinds import Refused
+from attest.errors import CborError
+
+
+def encode_document(document: Any, schema: str) -> bytes:
+    """Returns the bytes that are signed. Label 1 is the schema."""
+    return cbor.encode({1: schema} | encode_map(document))
+
+
+def encode_map(document: Any) -> dict[int, Any]:
+    """Returns a document as a map of plain values: optional fields at their default are left out, None else is null."""
+    plain = {}
+    for item in declarations(type(document)):
+        value = getattr(document, item.name)
+        if item.optional and item.at_default(value):
+            continue
+        plain[item.label] = None if value is None else item.kind.encode(value)
+    return plain
+
+
+def encode_row(document: Any) -> list[Any]:
+    """Returns a document as an array of plain values, in the order of its labels."""
+    items = sorted(declarations(type(document)), key=lambda item: item.label)
+    values = [(item, getattr(document, item.name)) for item in items]
+    return [None if value is None else item.kind.encode(value) for item, value in values]
+
+
+def decode_document(cls: type, data: bytes, *, schema: str, what: str, error: Refused, max_size: int) -> Any:
+    """Reads a document strictly.
+
+    Guarantee: an accepted byte string is exactly `encode_document` of the result.
+
+    Args:
+        cls: Its class.
+        data: The bytes.
+        schema: Schema that label 1 has to name.
+        what: The document in words, for sentences.
+        error: Class of the errors.
+        max_size: Most bytes.
+
+    Raises:
+        AttestError: Of class `error`, with the code of the strict decoder, or SCHEMA, TYPE, RANGE or that of a rule.
+    """
+    try:
+        value = cbor.decode(data, max_size=max_size)
+    except CborError as refused:
+        raise error(refused.code, f"{what} is not strict CBOR: {refused.sentence}") from refused
+    fields = _labelled(value, (1,), declarations(cls), what, error)
+    if fields[1] != schema:
+        raise error("SCHEMA", f"{what} schema is not {schema!r}; it was written by another version")
+    document = _made(cls, fields, error)
+    if encode_document(document, schema) != data:
+        raise error("CBOR_NONCANONICAL", f"{what} does not encode to the bytes received")
+    return document
+
+
+def decode_map(cls: type, plain: Any, what: str, error: Refused) -> Any:
+    """Reads a document that is a map inside of another one."""
+    return _made(cls, _labelled(plain, (), declarations(cls), what, error), error)
+
+
+def decode_row(cls: type, plain: Any, what: str, error: Refused) -> Any:
+    """Reads a document that is an array of its fields."""
+    items = sorted(declarations(cls), key=lambda item: item.label)
+    if type(plain) is not list or len(plain) != len(items):
+        raise error("TYPE", f"{what} is not an array of {len(items)} values: {', '.join(item.name for item in items)}")
+    return _made(cls, dict(zip((item.label for item in items), plain, strict=True)), error)
+
+
+def _labelled(value: Any, more: tuple[int, ...], items: tuple[Declared, ...], what: str, error: Refused) -> dict[Any, Any]:
+    always = {*more, *(item.label for item in items if not item.optional)}
+    known = always | {item.label for item in items}
+    if type(value) is not dict or not always <= set(value) <= known:
+        optional = ", ".join(map(str, sorted(known - always)))
+        if not always:
+            expected = f"with labels out of {optional}"
+        else:
+            expected = f"with the labels {', '.join(map(str, sorted(always)))}" + (
+                f", and perhaps {optional}" if optional else ""
+            )
+        raise error("SCHEMA", f"{what} is not a map {expected}")
+    return value
+
+
+def _made(cls: type, plain: dict[Any, Any], error: Refused) -> Any:
+    items = declarations(cls)
+    shown = None
+    if hasattr(cls, "TELLS"):
+        shown = next(plain.get(item.label) for item in items if item.name == cls.TELLS[0])
+    values: dict[str, Any] = {}
+    for item in items:
+        if item.label in plain:
+            found = plain[item.label]
+            if found is None and item.default is None and not item.optional:
+                values[item.name] = None
+            else:
+                values[item.name] = item.kind.decode(
+                    found, told_of(cls, item.name if item.kind.spread else item.key, shown), error
+                )
+    return cls(**values)

@@ -1,0 +1,128 @@
+"""Writes what the documentation says of a policy from its declaration: ``python -m attest.policy.pages docs``.
+
+A test compares the pages with what is written here, so that neither says what the other does not.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from attest.documents import declarations
+from attest.documents.groups import Many, Named
+from attest.documents.pages import bytes_table, cddl_map, cddl_named, cddl_row, settings_table, table
+from attest.policy.depth import DepthRule
+from attest.policy.noise import NoisePhase
+from attest.policy.rules import SCHEMA, ClassRule, Policy
+from attest.policy.unbuilt import ANY, UNBUILT
+from attest.policy.uses import DecodingRule, ReadRule
+
+_PLACES: Final = {
+    "Top level": "",
+    "`[noise]`": "noise",
+    "`[sampling]`": "sampling",
+    "`[floors]`": "floors",
+    "`[gate]`": "gate",
+    "`[ledger]`": "ledger",
+    "`[isolation]`": "isolation",
+}
+"""Headings of policy.md by the table of policy.toml that they explain."""
+
+_CLASSES: Final = "`[[class]]`, one per admissibility class"
+_UNBUILT: Final = "Specified, not built yet"
+_TABLE: Final = re.compile(r"(?:^ *\|.*\n)+", re.MULTILINE)
+
+
+def policy_page(page: str) -> str:
+    """Returns policy.md with its tables as the declaration has them."""
+    for heading, place in _PLACES.items():
+        page = _replaced(page, heading, [settings_table(Policy, place)])
+    page = _replaced(page, _CLASSES, [settings_table(ClassRule)])
+    refused = table(("setting", "word", "what it will be", "parameters"), _unbuilt_rows())
+    return _replaced(page, _UNBUILT, [refused, settings_table(ReadRule), settings_table(DecodingRule)])
+
+
+def formats_page(page: str) -> str:
+    """Returns formats.md with the tables of the policy's bytes as the declaration has them."""
+    return _replaced(page, "Withdrawal and policy", [bytes_table(Policy, SCHEMA), bytes_table(ClassRule)], indent="  ")
+
+
+def cddl_page(page: str) -> str:
+    """Returns attestation.cddl with the part on the policy as the declaration has it."""
+    head, rest = re.split(r"(?<=; --- policy -)(?=-*\n)", page, maxsplit=1)
+    line, rest = rest.split("\n", 1)
+    _, tail = rest.split("; --- registry", 1)
+    return f"{head}{line}\n\n{cddl()}\n; --- registry{tail}"
+
+
+def cddl() -> str:
+    """Returns the rules of a policy in CDDL."""
+    budgets = "noise-budgets = [embeddings: weight, layers: weight, head: weight]\n"
+    named = [item.kind for item in declarations(Policy)]
+    words = [kind for kind in (k.kind if isinstance(k, Many) else k for k in named) if isinstance(kind, Named)]
+    return "\n".join(
+        [
+            f"; Written from the declaration (python -m attest.policy.pages docs).\n{cddl_map(Policy, SCHEMA)}",
+            "; From this step on, up to the next phase, the noise is that of the presets times a scale in units of 1e-6.\n"
+            + cddl_row(NoisePhase),
+            "; In units of 1e-6; without them one clip norm binds over all blocks of a class.\n" + budgets,
+            *(f"; A word, its parameters, and what else belongs to it.\n{cddl_named(kind)}" for kind in words),
+            cddl_map(ClassRule),
+            "; Exactly one of the labels 1 to 4.\n" + cddl_map(DepthRule),
+            cddl_map(ReadRule),
+            cddl_map(DecodingRule),
+        ]
+    )
+
+
+PAGES: Final[dict[str, Callable[[str], str]]] = {
+    "policy.md": policy_page,
+    "formats.md": formats_page,
+    "attestation.cddl": cddl_page,
+}
+"""Pages that say what is declared, each with what writes its parts again."""
+
+
+def _unbuilt_rows() -> list[tuple[str, str, str, str]]:
+    """Returns the words that are refused by name, with their parameters and what they will mean."""
+    taken: dict[tuple[str, str], type | None] = {}
+    for item in declarations(Policy):
+        kind = item.kind.kind if isinstance(item.kind, Many) else item.kind
+        if isinstance(kind, Named):
+            key = item.key if isinstance(item.kind, Many) else f"{item.key}.{kind.word}"
+            taken |= {(key, word): cls for word, cls in kind.cls.PARAMETERS.items()}
+    rows = []
+    for key, words in UNBUILT.items():
+        for word, told in words.items():
+            cls = taken.get((key, word))
+            fields = "" if cls is None else " ".join(f"`{item.key}`: {item.sentence}" for item in declarations(cls))
+            rows.append((f"`{key}`", "whatever it says" if word == ANY else f"`{word}`", told, fields))
+    return rows
+
+
+def _replaced(page: str, heading: str, tables: list[str], indent: str = "") -> str:
+    """Puts tables in the place of the first ones under a heading, as many."""
+    start = re.search(rf"^#+ {re.escape(heading)}\n", page, re.MULTILINE)
+    if start is None:
+        raise ValueError(f"the page has no heading {heading!r}")
+    at = start.end()
+    for written in tables:
+        found = _TABLE.search(page, at)
+        if found is None:
+            raise ValueError(f"the page has too few tables under {heading!r}")
+        text = "".join(f"{indent}{line}\n" for line in written.splitlines())
+        page = page[: found.start()] + text + page[found.end() :]
+        at = found.start() + len(text)
+    return page
+
+
+def main(folder: str) -> None:
+    """Writes the pages of a folder again."""
+    for name, write in PAGES.items():
+        path = Path(folder) / name
+        path.write_text(write(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,63 @@
+"""What the format of a policy specifies and this version does not serve yet: refused by name, here and nowhere else.
+
+Whoever makes or reads a policy (signer, gate, resolver, ledger, auditor) makes a `Policy`, which asks `refuse_unbuilt`. To
+build a capability, take its row out of `UNBUILT`: bytes, text and pages hold its words already.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from attest.errors import PolicyRefused
+
+NOT_BUILT: Final = "NOT_BUILT"
+"""Code of the refusal."""
+
+ANY: Final = "*"
+"""Stands for every value of a field that is refused whatever it says."""
+
+_STRATEGY: Final = "noise of several steps that cancels in their sum"
+_SECRET: Final = "draws that stay secret, and are amplified by more than each contribution's own coin"
+
+UNBUILT: Final[Mapping[str, Mapping[str, str]]] = {
+    "noise.family": {
+        "banded_toeplitz": _STRATEGY,
+        "banded_inverse": _STRATEGY,
+        "buffered_toeplitz": _STRATEGY,
+        "banded": _STRATEGY,
+        "dense": _STRATEGY,
+    },
+    "sampling.order": {
+        "cyclic_poisson": _SECRET,
+        "truncated_poisson": _SECRET,
+        "balls_in_bins": _SECRET,
+        "b_min_sep": _SECRET,
+        "fixed_size_cyclic": "turns of a fixed number of contributions",
+    },
+    "disclosure": {"secret_draws": _SECRET},
+    "geometry": {"lora_tangent": "clipping and noise in the tangent space of a LoRA pair"},
+    "reads": {ANY: "a forward that reads a part of the model alone"},
+    "purposes": {"generate": "generation from contributions", "query": "queries that contributions answer"},
+    "generation": {ANY: "generation from contributions"},
+    "query": {ANY: "queries that contributions answer"},
+    "public_lengths": {ANY: "lengths that everybody may know"},
+}
+"""Words that no policy may say yet, by the key under which they stand, each with what it will mean."""
+
+
+def refuse_unbuilt(asked: Iterable[tuple[str, str]]) -> None:
+    """Refuses what is specified and not built.
+
+    Guarantee: on return no word was asked for that this version would ignore.
+
+    Args:
+        asked: Keys of a policy that are stated, each with its word; keys and words that are built may be among them.
+
+    Raises:
+        PolicyRefused: Code `NOT_BUILT`, with the key and the word.
+    """
+    for key, word in asked:
+        unbuilt = UNBUILT.get(key, {})
+        told = unbuilt.get(word, unbuilt.get(ANY))
+        if told is not None:
+            named = f"{key} {word!r}" if word in unbuilt else key
+            raise PolicyRefused(NOT_BUILT, f"{named} is specified, not built yet ({told}); leave it out, or take another word")
