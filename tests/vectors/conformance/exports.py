@@ -5,9 +5,7 @@ from typing import Any
 from tests.vectors.conformance.honest import RUNS
 from tests.vectors.conformance.judged import judged
 from tests.vectors.conformance.lies import LIES
-from tests.vectors.conformance.written import Files, changes, text_of
-
-HONEST = "an honest export"
+from tests.vectors.conformance.written import Files, changed, changes, text_of
 
 
 def honest(name: str, files: Files) -> dict[str, Any]:
@@ -27,6 +25,8 @@ def lie(name: str, base: Files) -> dict[str, Any]:
     codes = {code for code, _ in told.get("findings", ())}
     assert told["verdict"] == one.verdict and one.code in codes, (name, one.code, told)
     assert files != base or one.pins is not None, name
+    made = changes(files, base)
+    assert changed(base, made) == files
     return {
         "name": name,
         "title": one.title,
@@ -34,7 +34,7 @@ def lie(name: str, base: Files) -> dict[str, Any]:
         "pins": pins.to_json(),
         "verdict": one.verdict,
         "findings": [list(found) for found in told["findings"]],
-        "changes": changes(files, base),
+        "changes": made,
     }
 
 

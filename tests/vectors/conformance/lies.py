@@ -358,29 +358,29 @@ def _invented_turn(pieces: Pieces) -> Pieces:
 LIES: dict[str, Lie] = dict(_of_bounds()) | {
     # The tree and its files.
     "a root of its own": Lie("the checkpoint has another root than the leaves", "poisson", other_root, "ROOT"),
-    "another signer": Lie("somebody else signed under the ledger's name", "poisson", other_signer, "UNSIGNED"),
+    "another signer": Lie("somebody else signed under the ledger's name", "poisson", other_signer, "LOG_KEY"),
     "another key pinned": Lie(
-        "the reader pinned another key", "poisson", dict, "UNSIGNED", Pins(log=(NoteSigner(SIGNER.name, OTHER_KEY).vkey,))
+        "the reader pinned another key", "poisson", dict, "LOG_KEY", Pins(log=(NoteSigner(SIGNER.name, OTHER_KEY).vkey,))
     ),
     "another owner pinned": Lie("the reader pinned another owner", "poisson", dict, "OWNER", Pins(owner=bytes.fromhex("2152f8d19b791d24453242e15f2eab6cb7cffa7b6a5ed30097960e069881db12"))),
-    "flipped in the origin": Lie("a bit of the checkpoint's text", "poisson", flipped("checkpoint", 0), "UNSIGNED"),
-    "flipped in the signature": Lie("a bit of the checkpoint's signature", "poisson", flipped("checkpoint", -20), "SIGNATURE"),
+    "flipped in the origin": Lie("a bit of the checkpoint's text", "poisson", flipped("checkpoint", 0), "SIGNATURE_BAD"),
+    "flipped in the signature": Lie("a bit of the checkpoint's signature", "poisson", flipped("checkpoint", -20), "SIGNATURE_BAD"),
     "flipped in the trust policy": Lie("a bit of the file policy", "poisson", flipped("policy", 6), "POLICY_FILE"),
     "flipped in a tile": Lie("a bit of a hash", "poisson", flipped("tile/0/", 40), "TILE"),
-    "flipped in a leaf": Lie("a bit of a leaf", "poisson", flipped("tile/entries/", -3), "ENTRY"),
+    "flipped in a leaf": Lie("a bit of a leaf", "poisson", flipped("tile/entries/", -3), "LEAF"),
     "flipped in a length": Lie("a bit of the length of a leaf", "poisson", flipped("tile/entries/", 1), "BUNDLE"),
-    "flipped in the registry": Lie("a bit of a signature of the owner", "poisson", flipped("registry"), "REGISTRY"),
+    "flipped in the registry": Lie("a bit of a signature of the owner", "poisson", flipped("registry"), "SIG_BAD"),
     "flipped in terms": Lie("a bit of the common terms", "poisson", flipped("attestations/terms/", -12), "ATTESTATION"),
     "flipped in a contributor's signature": Lie("a bit of its last byte but one", "poisson", flipped("attestations/signed/", -70), "ATTESTATION"),
-    "flipped in a pruned leaf": Lie("a bit of what stands in for a pruned leaf", "pruned", flipped("retained/000", -40), "ENTRY"),
-    "flipped in kept notes": Lie("a bit of a checkpoint below which auditors vouch", "pruned", flipped("retained/notes", -20), "NOTES"),
+    "flipped in a pruned leaf": Lie("a bit of what stands in for a pruned leaf", "pruned", flipped("retained/000", -40), "LEAF"),
+    "flipped in kept notes": Lie("a bit of a checkpoint below which auditors vouch", "pruned", flipped("retained/notes", -20), "SIGNATURE_BAD"),
     "flipped in nodes": Lie("a bit of a root of a subtree", "hashes gone", flipped("retained/nodes", 60), "NODES"),
     "a leaf bundle cut": Lie("the last byte of a bundle is missing", "poisson", file_cut("tile/entries/"), "BUNDLE"),
     "signatures cut": Lie("the last byte of the signatures is missing", "poisson", file_cut("attestations/signed/"), "BUNDLE"),
-    "a tile cut": Lie("a hash is missing", "poisson", file_cut("tile/0/", 32), "SIZE"),
+    "a tile cut": Lie("a hash is missing", "poisson", file_cut("tile/0/", 32), "TILE"),
     "a tile gone": Lie("a tile is missing", "two bundles", file_gone("tile/0/001"), "MISSING_FILE"),
     "a bundle gone": Lie("a bundle of leaves is missing", "two bundles", file_gone("tile/entries/000"), "MISSING_FILE"),
-    "terms gone": Lie("signatures without their terms", "poisson", file_gone("attestations/terms/"), "MISSING_FILE"),
+    "terms gone": Lie("signatures without their terms", "poisson", file_gone("attestations/terms/"), "TERMS"),
     "signatures gone": Lie("terms without signatures", "poisson", file_gone("attestations/signed/"), "ATTESTATION_MISSING"),
     "nodes gone": Lie("the roots of subtrees are missing", "hashes gone", file_gone("retained/nodes"), "MISSING_FILE"),
     "another width": Lie("a tile under a name that follows from no size", "poisson", other_name, "UNKNOWN_FILE"),
@@ -413,7 +413,7 @@ LIES: dict[str, Lie] = dict(_of_bounds()) | {
     "another rate": Lie("a sampling rate ten times smaller than signed", "poisson", _leaves(class_row(0, 0, q_den=500)), "CHARGE_CLASS"),
     "another pool root": Lie("a pool root that is none", "poisson", _leaves(class_row(0, 0, pool_root=bytes(32))), "CHARGE_CLASS"),
     "pool of before": Lie("a pool that still holds who was withdrawn", "withdrawal", _leaves(pool_of_before), "CHARGE_CLASS"),
-    "noise stream twice": Lie("two windows name one noise stream", "poisson", _leaves(same_stream), "NOISE"),
+    "noise stream twice": Lie("two windows name one noise stream", "poisson", _leaves(same_stream), "NOISE_REUSED"),
     "window over two phases": Lie("a window that lies in two phases of the noise", "phases", _leaves(say(Charge, 0, n_steps=5)), "PHASE"),
     "beyond the horizon": Lie("more steps than the policy signed, redone ones included", "poisson", _leaves(say(Charge, 1, n_steps=50)), "HORIZON"),
     "less variance": Lie("noise half as large as charged", "poisson", _leaves(settled(0.5)), "VARIANCE"),
@@ -435,8 +435,8 @@ LIES: dict[str, Lie] = dict(_of_bounds()) | {
     "closed at another step": Lie("a CLOSE leaf with fewer charged steps", "poisson", _leaves(say(Close, charged=4)), "CLOSE"),
     "after the close": Lie("a charge behind the CLOSE leaf", "poisson", _leaves(lambda pieces: replace(pieces, bodies=[*pieces.bodies, encode_leaf(replace(pieces.leaves[5], seq=12, window=3, first_step=9, noise_stream=bytes(16), time=pieces.leaves[-1].time))], entries=[*pieces.entries, b""])), "CLOSED"),
     # Admissions and withdrawals.
-    "admitted twice": Lie("one contribution in two ADMIT leaves", "no attestations", _leaves(inserted(Charge, lambda pieces, seq: replace(pieces.leaves[1], seq=seq, time=pieces.leaves[seq].time))), "ADMITTED"),
-    "clip norm above the class": Lie("bounds looser than the class", "no attestations", _leaves(say(Admit, 0, clip_micro=1_000_001)), "CLIP_ABOVE_CLASS"),
+    "admitted twice": Lie("one contribution in two ADMIT leaves", "no attestations", _leaves(inserted(Charge, lambda pieces, seq: replace(pieces.leaves[1], seq=seq, time=pieces.leaves[seq].time))), "REPLAYED"),
+    "clip norm above the class": Lie("bounds looser than the class", "no attestations", _leaves(say(Admit, 0, clip_micro=1_000_001)), "CLIP"),
     "withdrawal of another leaf": Lie("a WITHDRAW leaf names another ADMIT leaf", "withdrawal", _leaves(say(Withdraw, 0, admit_seq=1)), "WITHDRAW"),
     "withdrawal left out": Lie("a WITHDRAW leaf is left out, and the pools behind it are as they were", "withdrawal", _leaves(left_out(Withdraw)), "CHARGE_CLASS"),
     "withdrawn too early": Lie("a contribution is said to have expired before it did", "poisson", _leaves(withdrawn_consistently), "NOT_EXPIRED"),
@@ -445,7 +445,7 @@ LIES: dict[str, Lie] = dict(_of_bounds()) | {
     "before ledgers were": Lie("all leaves dated a second before 2020", "poisson", _leaves(dated(EARLIEST - 1 - START)), "RANGE"),
     "in the year 10000": Lie("all leaves dated in the year 10000", "poisson", _leaves(dated(MAX_TIME - START)), "RANGE"),
     "far ahead": Lie("all leaves dated 31 years ahead of the reader's clock", "poisson", _leaves(dated(31 * YEAR)), "CLOCK"),
-    "an hour and a second ahead": Lie("the last leaf lies 3601 seconds ahead of the reader's clock", "no attestations", dict, "CLOCK", Pins(now=START + 11 - 3601)),
+    "an hour and a second ahead": Lie("the last leaf lies 3601 seconds ahead of the reader's clock", "no attestations", dict, "CLOCK", Pins(now=START + 10 - 3601)),
     "time runs back": Lie("leaves from the fourth on are dated five seconds earlier, without CLOCK", "no attestations", _leaves(dated(-5, 4)), "CLOCK"),
     "clock of another time": Lie("a CLOCK leaf that takes back another time than that of the leaf before", "clock set back", _leaves(clock_leaf), "CLOCK"),
     # Draws and orders.
@@ -466,16 +466,14 @@ LIES: dict[str, Lie] = dict(_of_bounds()) | {
     # Auditors and witnesses.
     "cosigned in 1970": Lie("a cosignature dated 0", "auditors", cosigned(0), "QUORUM"),
     "cosigned at 2^62": Lie("a cosignature dated 2^62", "auditors", cosigned(2**62), "QUORUM"),
-    "cosigned before the last leaf": Lie("a cosignature dated before the last leaf", "auditors", cosigned(START + 10), "QUORUM"),
+    "cosigned before the last leaf": Lie("a cosignature dated before the last leaf", "auditors", cosigned(START + 5), "QUORUM"),
     "cosigned ahead": Lie("a cosignature dated more than an hour ahead of the reader's clock", "auditors", cosigned(START + 86400 + 3601), "QUORUM"),
     "quorum missed": Lie("one of three auditors, and the reader asks for the quorum", "one auditor", dict, "QUORUM", QUORUM),
     "witness missed": Lie("auditors have cosigned, and no witness", "auditors and witness", lambda files: files | {layout.CHECKPOINT: b"".join(line for line in files[layout.CHECKPOINT].splitlines(keepends=True) if b"witness.example" not in line)}, "QUORUM"),
-    "a cosignature flipped": Lie("a bit of an auditor's signature", "auditors", flipped("checkpoint", -20), "SIGNATURE"),
+    "a cosignature flipped": Lie("a bit of an auditor's signature", "auditors", flipped("checkpoint", -20), "SIGNATURE_BAD"),
     # Pruned ledgers.
     "vouched by one": Lie("one of the two auditors whom the policy asks for vouches for what is gone", "pruned", lambda files: _vouched_by_one(files), "UNVOUCHED"),
-    "hashes gone too early": Lie("the policy keeps all hashes", "pruned", lambda files: files, "HORIZON", verdict="SUMMARISED"),
 }
-del LIES["hashes gone too early"]
 
 
 def _first_turn(pieces: Pieces) -> int:

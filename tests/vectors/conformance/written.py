@@ -3,7 +3,9 @@
 import base64
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from os.path import commonprefix
 from pathlib import Path
+from typing import Any
 
 from ledger import layout, tiles
 from ledger.leaves import Leaf, decode_leaf, encode_leaf
@@ -40,17 +42,38 @@ def bytes_of(files: dict[str, str]) -> Files:
     return {name: base64.b64decode(text, validate=True) for name, text in files.items()}
 
 
-def changes(files: Files, base: Files) -> dict[str, str | None]:
-    """Returns what has to be done to the files of a base to get others: new contents, and null for a file that goes."""
-    told: dict[str, str | None] = dict(text_of({name: data for name, data in files.items() if base.get(name) != data}))
+FileChange = str | dict[str, Any] | None
+"""New contents of a file in base64, what is put in the place of some of its bytes, or null for a file that goes."""
+
+
+def changes(files: Files, base: Files) -> dict[str, FileChange]:
+    """Returns what has to be done to the files of a base to get others."""
+    told: dict[str, FileChange] = {name: _change(data, base.get(name)) for name, data in files.items() if base.get(name) != data}
     told.update((name, None) for name in base if name not in files)
     return dict(sorted(told.items()))
 
 
-def changed(base: Files, told: dict[str, str | None]) -> Files:
+def _change(data: bytes, before: bytes | None) -> FileChange:
+    whole = base64.b64encode(data).decode("ascii")
+    if before is None:
+        return whole
+    start = len(commonprefix([data, before]))
+    tail, old = data[start:], before[start:]
+    end = len(commonprefix([tail[::-1], old[::-1]]))
+    put = base64.b64encode(tail[: len(tail) - end]).decode("ascii")
+    return {"at": start, "cut": len(old) - end, "put": put} if len(put) + 40 < len(whole) else whole
+
+
+def changed(base: Files, told: dict[str, FileChange]) -> Files:
     """Returns the files of a base after `changes`."""
-    kept = {name: data for name, data in base.items() if name not in told}
-    return kept | bytes_of({name: text for name, text in told.items() if text is not None})
+    files = {name: data for name, data in base.items() if name not in told}
+    for name, change in told.items():
+        if isinstance(change, dict):
+            at, cut = change["at"], change["cut"]
+            files[name] = base[name][:at] + base64.b64decode(change["put"], validate=True) + base[name][at + cut :]
+        elif change is not None:
+            files[name] = base64.b64decode(change, validate=True)
+    return files
 
 
 @dataclass(frozen=True)
