@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.vectors.conformance import exports, leaves
+from tests.vectors.conformance import documents, exports, leaves, numbers, proofs
 from tests.vectors.conformance.text import text_of
 
 FILES: Final[dict[str, Callable[[], Any]]] = {
-    "leaves": leaves.vectors,
+    "documents": documents.vectors,
     "exports": exports.vectors,
+    "leaves": leaves.vectors,
+    "numbers": numbers.vectors,
+    "proofs": proofs.vectors,
 }
 
 

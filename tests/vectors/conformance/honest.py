@@ -133,6 +133,14 @@ def four(driver: AttestedDriver) -> None:
         driver.admit(attested_admission(n, name))
 
 
+def weakly(driver: AttestedDriver) -> None:
+    """Contributions of classes that ask for little noise."""
+    driver.admit(attested_admission(1, sigma_micro=200_000), attested_admission(2, sigma_micro=200_000))
+    driver.admit(attested_admission(3, "sensitive", sigma_micro=250_000))
+    driver.steps(2)
+    ended(driver)
+
+
 def ended(driver: AttestedDriver) -> None:
     """Closes an epoch and the run."""
     driver.epoch()
@@ -200,6 +208,26 @@ def stricter(driver: AttestedDriver) -> None:
 def limited(driver: AttestedDriver) -> None:
     """Somebody signed a limit of epsilon over all runs."""
     driver.admit(attested_admission(1, max_epsilon_micro=50_000_000, max_delta_pico=1_000_000), attested_admission(2))
+    driver.steps(1)
+    ended(driver)
+
+
+def often_drawn(driver: AttestedDriver) -> None:
+    """Eight windows; some signed that they take part in one step at most, or in three, over two attempts."""
+    driver.admit(attested_admission(1, max_occurrences=1), attested_admission(2, max_occurrences=3), attested_admission(4))
+    driver.steps(6)
+    driver.ledger.resume(24, driver.ledger.pin(), now=driver.tick())
+    driver.admit(attested_admission(6, max_occurrences=1))
+    driver.steps(2)
+    ended(driver)
+
+
+def stricter_in_phases(driver: AttestedDriver) -> None:
+    """Contributions whose multiplier is what they signed in one phase, and what the schedule gives in another."""
+    driver.admit(attested_admission(1), attested_admission(2, sigma_micro=1_500_000))
+    driver.admit(attested_admission(3, "sensitive", clip_micro=333_333, sigma_micro=5_000_000))
+    driver.steps(2)
+    driver.admit(attested_admission(4, "sensitive", clip_micro=499_999, sigma_micro=3_500_000))
     driver.steps(1)
     ended(driver)
 
@@ -299,19 +327,21 @@ def many_leaves(driver: AttestedDriver) -> None:
     ended(driver)
 
 
+def rules(*changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns changes of the policy that change its two classes."""
+    return {"classes": tuple(replace(rule, **own) for rule, own in zip(signed_policy().policy.classes, changes, strict=True))}
+
+
 def _public_classes() -> tuple[Any, ...]:
-    rules = signed_policy().policy.classes
+    classes = signed_policy().policy.classes
     bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
-    return replace(rules[0], public=True, **bounds), rules[1]
+    return replace(classes[0], public=True, **bounds), classes[1]
 
 
 def ordered(order: str, **fields: object) -> dict[str, Any]:
     """Returns changes of the policy that make it sign an order: turns every four steps, and every three."""
-    rules = signed_policy().policy.classes
-    classes = tuple(
-        replace(rule, sampling_rate=Fraction(1, length)) for rule, length in zip(rules, (4, 3), strict=True)
-    )
-    told = {"disclosure": "occurrences_public", "sampling_order": order, "classes": classes, "steps": 12, "redo_steps": 3}
+    turns = rules({"sampling_rate": Fraction(1, 4)}, {"sampling_rate": Fraction(1, 3)})
+    told = turns | {"disclosure": "occurrences_public", "sampling_order": order, "steps": 12, "redo_steps": 3}
     return {**told, "epoch_steps": 12, **fields}
 
 
@@ -328,8 +358,30 @@ RUNS: dict[str, Run] = {
     "stricter bounds": Run("contributions that signed less clip norm or more noise than their class", stricter),
     "caps": Run("caps on occurrences that the sampler keeps, over two attempts", capped, header={"caps_enforced": True}),
     "caps not kept": Run("caps on occurrences that the header does not promise to keep: they change no epsilon", capped),
+    "caps that bind": Run(
+        "caps at a sampling rate of one half, where they make epsilon smaller",
+        often_drawn,
+        rules({"sampling_rate": Fraction(1, 2)}, {}),
+        {"caps_enforced": True},
+    ),
     "limit": Run("a limit of epsilon over all runs", limited),
     "phases": Run("noise in three phases", three_windows, {"noise_phases": PHASES}),
+    "phases and stricter bounds": Run(
+        "bounds of their own in three phases", stricter_in_phases, {"noise_phases": PHASES}
+    ),
+    "everybody in every step": Run(
+        "sampling rates of 1 and of 9/10", plain, rules({"sampling_rate": Fraction(1)}, {"sampling_rate": Fraction(9, 10)})
+    ),
+    "little noise": Run(
+        "noise multipliers of 0.2 and 0.25",
+        weakly,
+        rules({"noise_multiplier_micro": 200_000}, {"noise_multiplier_micro": 250_000}),
+    ),
+    "certified": Run("the level certified", plain, {"exactness": "certified"}),
+    "discrete gaussian": Run(
+        "discrete Gaussian noise", plain, {"noise_family": "discrete_gaussian", "exactness": "certified", "accountant": "rdp"}
+    ),
+    "skellam": Run("Skellam noise", plain, {"noise_family": "skellam", "exactness": "certified", "accountant": "rdp"}),
     "budgets": Run("clip norms divided among embeddings, layers and head", plain, {"noise_budgets": (1_000_000, 2_000_000, 500_000)}),
     "public class": Run("a public class beside a private one", public_class, {"classes": _public_classes()}),
     "public draws": Run("draws that the ledger tells, without an order", drawing(some), {"disclosure": "occurrences_public"}),
