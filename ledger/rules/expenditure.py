@@ -74,8 +74,8 @@ class Expenditure:
     def stds_squared(self, variances: tuple[int, ...] | None, step: int) -> tuple[float, ...]:
         """What a DRAW leaf of a step records of `variances`: the schedule's where they are None."""
         if variances is None:
-            return tuple(self.min_std(place, step) ** 2 for place in range(len(self._stds)))
-        return tuple(schedule.realised_std(variance) ** 2 for variance in variances)
+            return tuple(_square(self.min_std(place, step)) for place in range(len(self._stds)))
+        return tuple(_square(schedule.realised_std(variance)) for variance in variances)
 
     def count(self, contribution: Contribution, variances: tuple[int, ...] | None, step: int) -> None:
         """Counts one occurrence of a contribution in a step, with these variances or, where they are None, its phase's."""
@@ -84,7 +84,7 @@ class Expenditure:
         if self._header.policy.classes[place].public:
             return
         if variances is None:
-            contribution.loss += 1.0 / self.of_contribution(contribution)[self.phases.index(step)] ** 2
+            contribution.loss += 1.0 / _square(self.of_contribution(contribution)[self.phases.index(step)])
         else:
             contribution.loss += schedule.occurrence_loss(terms.clip_micro, variances[place])
 
@@ -100,7 +100,7 @@ class Expenditure:
     def variance(self, contribution: Standing, charged: tuple[int, ...]) -> float:
         """Smallest scheduled noise variance over its blocks and the steps charged to it; of any phase if there are none."""
         steps, stds = self.phase_steps(contribution, charged), self._stds[contribution.class_index]
-        return min((std for std, count in zip(stds, steps, strict=True) if count), default=min(stds)) ** 2
+        return _square(min((std for std, count in zip(stds, steps, strict=True) if count), default=min(stds)))
 
     def epsilon(self, contribution: Standing, charged: tuple[int, ...], attempt: int) -> float:
         """Returns what a contribution has spent.
@@ -171,3 +171,8 @@ class Expenditure:
         counted = [(multiplier, count) for multiplier, count in zip(z, steps, strict=True) if count]
         most, rate = accountants.MAX_MULTIPLIER, self._rates[class_index]
         return [accountants.Phase(min(multiplier, most), rate, count) for multiplier, count in counted]
+
+
+def _square(value: float) -> float:
+    """Returns the exact square rounded once. `value ** 2` is the C library's `pow`, whose last bit differs between machines."""
+    return value * value

@@ -1,0 +1,415 @@
+"""Exports in which nothing is wrong: one for each thing that a run may do, as small as it comes."""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
+from attest.keys import public_bytes
+from attest.order import Order
+from attest.policy import NoisePhase
+from attest.withdrawal import EXPIRED
+from ledger import layout
+from ledger.handles import AdmitSpec
+from ledger.log import Ledger
+from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
+from tests.ledger.attested import (
+    AttestedDriver,
+    attestation,
+    attested_admission,
+    attested_header,
+    attested_policy,
+    put_registry,
+    spec_of,
+)
+from tests.ledger.ledger_runs import LOG_KEY, OWNER_KEY, SIGNER, START, signed_policy
+from tests.ledger.retained_runs import ANNA, BEN, CLEO, crowded_and_pruned, hashes_gone
+from tests.vectors.conformance.written import Files, read
+
+NOW = START + 86400
+"""What the reader's clock says in every vector: a day after the first leaf."""
+
+WANDA = Cosigner("witness.example/wanda", Ed25519PrivateKey.from_private_bytes(b"\x36" * 32))
+SUCCESSOR = NoteSigner(SIGNER.name, Ed25519PrivateKey.from_private_bytes(b"\x37" * 32))
+
+Life = Callable[[AttestedDriver], None]
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What a reader brings: all of it by another way than the export.
+
+    Attributes:
+        log: verifier keys of the ledger.
+        owner: raw public key of the corpus owner.
+        now: the reader's clock, POSIX seconds.
+        minimum_size: least number of leaves; None where the reader knows of none.
+        require_quorum: whether cosignatures of auditors and witnesses are a condition.
+    """
+
+    log: tuple[str, ...] = (SIGNER.vkey,)
+    owner: bytes = field(default_factory=lambda: public_bytes(OWNER_KEY))
+    now: int = NOW
+    minimum_size: int | None = 1
+    require_quorum: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns them as a vector has them."""
+        told = {"log": list(self.log), "owner": self.owner.hex(), "now": self.now}
+        return told | {"minimum_size": self.minimum_size, "require_quorum": self.require_quorum}
+
+    @classmethod
+    def from_json(cls, told: dict[str, Any]) -> "Pins":
+        """Reads them."""
+        return cls(tuple(told["log"]), bytes.fromhex(told["owner"]), told["now"], told["minimum_size"], told["require_quorum"])
+
+
+@dataclass(frozen=True)
+class Run:
+    """How an honest export comes about.
+
+    Attributes:
+        title: what is special about it.
+        life: what happens behind the header.
+        policy: changes of the policy.
+        header: changes of the header.
+        pins: what its reader brings.
+        verdict: what an audit says.
+        beside: whether attestations and registry are in the export.
+        cosigners: who cosigns the checkpoint.
+    """
+
+    title: str
+    life: Life
+    policy: dict[str, Any] = field(default_factory=dict)
+    header: dict[str, Any] = field(default_factory=dict)
+    pins: Pins = field(default_factory=Pins)
+    verdict: str = "FULL"
+    beside: tuple[bool, bool] = (True, True)
+    cosigners: tuple[Cosigner, ...] = ()
+
+    def files(self) -> Files:
+        """Runs it, and returns its export."""
+        with tempfile.TemporaryDirectory() as folder:
+            base = Path(folder)
+            spec = attested_header(attested_policy(**self.policy), **self.header)
+            with Ledger.create(base / "ledger.db", spec, SIGNER, now=START) as ledger:
+                self.life(AttestedDriver(ledger))
+                return self._exported(ledger, base)
+
+    def _exported(self, ledger: Ledger, base: Path) -> Files:
+        attested, known = self.beside
+        registry = put_registry(base) if known else None
+        files = read(ledger.export(base / "export", registry=registry, attestations=attested))
+        note, last = files[layout.CHECKPOINT], ledger.state.last_time
+        keys = [SIGNER.vkey, *(who.vkey for who in self.cosigners)]
+        signed = [cosign(note, who, [SIGNER.vkey], time=last + 60) for who in self.cosigners]
+        return files | {layout.CHECKPOINT: merge_notes(note, signed, keys) if signed else note}
+
+
+@dataclass(frozen=True)
+class PrunedRun(Run):
+    """A run of twenty contributions most of whom left, of which leaves were pruned."""
+
+    grow: Callable[..., AttestedDriver] = crowded_and_pruned
+
+    def files(self) -> Files:
+        with tempfile.TemporaryDirectory() as folder:
+            base = Path(folder)
+            driver = self.grow(base / "ledger.db", base / "beside", people=20, attested=True, **self.policy)
+            with driver.ledger as ledger:
+                return self._exported(ledger, base)
+
+
+def four(driver: AttestedDriver) -> None:
+    """Admits two contributions of each class, under their presets."""
+    classes = ("open", "open", "sensitive", "sensitive")
+    for n, name in enumerate(classes, start=1):
+        driver.admit(attested_admission(n, name))
+
+
+def weakly(driver: AttestedDriver) -> None:
+    """Contributions of classes that ask for little noise."""
+    driver.admit(attested_admission(1, sigma_micro=200_000), attested_admission(2, sigma_micro=200_000))
+    driver.admit(attested_admission(3, "sensitive", sigma_micro=250_000))
+    driver.steps(2)
+    ended(driver)
+
+
+def ended(driver: AttestedDriver) -> None:
+    """Closes an epoch and the run."""
+    driver.epoch()
+    driver.ledger.finish(now=driver.tick())
+
+
+def plain(driver: AttestedDriver) -> None:
+    """Two windows, an epoch, the close."""
+    four(driver)
+    driver.steps(2)
+    ended(driver)
+
+
+def with_others(driver: AttestedDriver) -> None:
+    """Somebody leaves between two epochs, somebody comes; one who never was in the run is withdrawn too."""
+    driver.whole_run()
+
+
+def expired(driver: AttestedDriver) -> None:
+    """The attestation of somebody ends, and a leaf says so before the next charge."""
+    short = attestation(9, not_after=START + 50)
+    four(driver)
+    driver.admit(spec_of(short))
+    driver.steps(1)
+    driver.now = START + 50
+    driver.ledger.withdraw(short.opened().digest(), EXPIRED, short.digest(), now=driver.now)
+    driver.now = START + 60
+    driver.steps(1)
+    ended(driver)
+
+
+def resumed(driver: AttestedDriver) -> None:
+    """A window that never settled, and two resumes: one from a pin, one from the beginning of the second window."""
+    four(driver)
+    driver.steps(1)
+    pin = driver.ledger.pin()
+    driver.charge(4)
+    driver.ledger.resume(4, pin, now=driver.tick())
+    driver.admit(attested_admission(5))
+    driver.steps(1)
+    driver.ledger.resume(4, pin, now=driver.tick())
+    driver.steps(1)
+    ended(driver)
+
+
+def capped(driver: AttestedDriver) -> None:
+    """Contributions that signed how often they may be drawn."""
+    driver.admit(attested_admission(1, max_occurrences=1), attested_admission(2, max_occurrences=3))
+    driver.admit(attested_admission(3, "sensitive", max_occurrences=2))
+    driver.steps(2)
+    driver.ledger.resume(8, driver.ledger.pin(), now=driver.tick())
+    driver.steps(1)
+    ended(driver)
+
+
+def stricter(driver: AttestedDriver) -> None:
+    """Contributions that signed less clip norm or more noise than their class asks for."""
+    driver.admit(attested_admission(1), attested_admission(2, sigma_micro=1_700_000))
+    driver.admit(attested_admission(3, "sensitive", clip_micro=250_000, sigma_micro=4_000_000))
+    driver.admit(attested_admission(4, "sensitive", clip_micro=333_333, sigma_micro=3_000_001))
+    driver.steps(2)
+    ended(driver)
+
+
+def limited(driver: AttestedDriver) -> None:
+    """Somebody signed a limit of epsilon over all runs."""
+    driver.admit(attested_admission(1, max_epsilon_micro=50_000_000, max_delta_pico=1_000_000), attested_admission(2))
+    driver.steps(1)
+    ended(driver)
+
+
+def often_drawn(driver: AttestedDriver) -> None:
+    """Eight windows; some signed that they take part in one step at most, or in three, over two attempts."""
+    driver.admit(attested_admission(1, max_occurrences=1), attested_admission(2, max_occurrences=3), attested_admission(4))
+    driver.steps(6)
+    driver.ledger.resume(24, driver.ledger.pin(), now=driver.tick())
+    driver.admit(attested_admission(6, max_occurrences=1))
+    driver.steps(2)
+    ended(driver)
+
+
+def stricter_in_phases(driver: AttestedDriver) -> None:
+    """Contributions whose multiplier is what they signed in one phase, and what the schedule gives in another."""
+    driver.admit(attested_admission(1), attested_admission(2, sigma_micro=1_500_000))
+    driver.admit(attested_admission(3, "sensitive", clip_micro=333_333, sigma_micro=5_000_000))
+    driver.steps(2)
+    driver.admit(attested_admission(4, "sensitive", clip_micro=499_999, sigma_micro=3_500_000))
+    driver.steps(1)
+    ended(driver)
+
+
+def three_windows(driver: AttestedDriver) -> None:
+    """Three windows of four steps."""
+    four(driver)
+    driver.steps(3)
+    ended(driver)
+
+
+def drawing(draws: Callable[[AttestedDriver, int], list[int]], windows: int = 2) -> Life:
+    """Returns a life in which every step says who was drawn."""
+
+    def life(driver: AttestedDriver) -> None:
+        four(driver)
+        for _ in range(windows):
+            opened = driver.charge(4)
+            for step in range(opened.first_step, opened.first_step + 4):
+                driver.ledger.draw(step, draws(driver, step), now=driver.tick())
+            driver.ledger.settle(opened, 4, now=driver.tick())
+        ended(driver)
+
+    return life
+
+
+SOME_DRAWS = [[0, 1], [], [2], [0, 1, 2, 3], [3], [1], [0, 2], [0]]
+
+
+def some(_: AttestedDriver, step: int) -> list[int]:
+    """Draws that nothing prescribes."""
+    return SOME_DRAWS[step - 1]
+
+
+def due(driver: AttestedDriver, step: int) -> list[int]:
+    """Those whose turn it is."""
+    header, run = driver.ledger.header, driver.ledger.state
+    everybody = list(run.contributions.values())
+    turns = Order(header.policy, header.run_id, [one.class_index for one in everybody]).due(step)
+    return [number for number in turns if everybody[number].active]
+
+
+def turns_and_a_withdrawal(driver: AttestedDriver) -> None:
+    """Contribution 1 leaves behind the first window; the turns of the others stay what they are."""
+    four(driver)
+    for window in range(3):
+        if window == 1:
+            driver.withdraw(1)
+        opened = driver.charge(4)
+        for step in range(opened.first_step, opened.first_step + 4):
+            driver.ledger.draw(step, due(driver, step), now=driver.tick())
+        driver.ledger.settle(opened, 4, now=driver.tick())
+    ended(driver)
+
+
+def key_changed(driver: AttestedDriver) -> None:
+    """The ledger passes to another key in the middle of the run."""
+    four(driver)
+    driver.steps(1)
+    driver.ledger.rotate_key(SUCCESSOR, now=driver.tick())
+    driver.steps(1)
+    ended(driver)
+
+
+def clock_set(driver: AttestedDriver) -> None:
+    """The clock was ahead by an hour, and is set back."""
+    four(driver)
+    driver.now += 3600
+    driver.steps(1)
+    driver.ledger.set_clock("the clock of node 3 was ahead", now=START + 100)
+    driver.now = START + 100
+    driver.steps(1)
+    ended(driver)
+
+
+def public_class(driver: AttestedDriver) -> None:
+    """A class of which nothing is promised beside a private one."""
+    driver.admit(attested_admission(1, clip_micro=PUBLIC_CLIP_MICRO, sigma_micro=PUBLIC_NOISE_MICRO))
+    driver.admit(attested_admission(3, "sensitive"), attested_admission(4, "sensitive"))
+    driver.steps(2)
+    ended(driver)
+
+
+def still_open(driver: AttestedDriver) -> None:
+    """A window was charged and has not settled; nothing is closed."""
+    four(driver)
+    driver.steps(1)
+    driver.charge(4)
+
+
+def many_leaves(driver: AttestedDriver) -> None:
+    """More than 256 leaves: 260 withdrawals of contributions that never were in the run."""
+    four(driver)
+    strangers = [(n.to_bytes(32, "big"), "error", bytes(32)) for n in range(260)]
+    driver.ledger.withdraw_all(strangers, now=driver.tick())
+    driver.steps(2)
+    ended(driver)
+
+
+def rules(*changes: dict[str, Any]) -> dict[str, Any]:
+    """Returns changes of the policy that change its two classes."""
+    return {"classes": tuple(replace(rule, **own) for rule, own in zip(signed_policy().policy.classes, changes, strict=True))}
+
+
+def _public_classes() -> tuple[Any, ...]:
+    classes = signed_policy().policy.classes
+    bounds = {"clip_norm_micro": PUBLIC_CLIP_MICRO, "noise_multiplier_micro": PUBLIC_NOISE_MICRO}
+    return replace(classes[0], public=True, **bounds), classes[1]
+
+
+def ordered(order: str, **fields: object) -> dict[str, Any]:
+    """Returns changes of the policy that make it sign an order: turns every four steps, and every three."""
+    turns = rules({"sampling_rate": Fraction(1, 4)}, {"sampling_rate": Fraction(1, 3)})
+    told = turns | {"disclosure": "occurrences_public", "sampling_order": order, "steps": 12, "redo_steps": 3}
+    return {**told, "epoch_steps": 12, **fields}
+
+
+AUDITED: dict[str, Any] = {"auditors": (ANNA.vkey, BEN.vkey, CLEO.vkey), "auditor_quorum": 2}
+WITNESSED: dict[str, Any] = {"witnesses": (WANDA.vkey,), "witness_quorum": 1}
+PHASES = (NoisePhase(1, 2_000_000), NoisePhase(5, 1_250_000), NoisePhase(9, 1_000_000))
+QUORUM = Pins(require_quorum=True)
+
+RUNS: dict[str, Run] = {
+    "poisson": Run("two windows of secret Poisson draws, two classes, four contributions", plain),
+    "withdrawal": Run("somebody leaves after the first epoch, somebody comes, one withdrawal names nobody", with_others),
+    "expiry": Run("an attestation ends, and its contribution leaves before the next charge", expired),
+    "resumed": Run("a window that never settled, and two resumes from one pin", resumed),
+    "stricter bounds": Run("contributions that signed less clip norm or more noise than their class", stricter),
+    "caps": Run("caps on occurrences that the sampler keeps, over two attempts", capped, header={"caps_enforced": True}),
+    "caps not kept": Run("caps on occurrences that the header does not promise to keep: they change no epsilon", capped),
+    "caps that bind": Run(
+        "caps at a sampling rate of one half, where they make epsilon smaller",
+        often_drawn,
+        rules({"sampling_rate": Fraction(1, 2)}, {}),
+        {"caps_enforced": True},
+    ),
+    "limit": Run("a limit of epsilon over all runs", limited),
+    "phases": Run("noise in three phases", three_windows, {"noise_phases": PHASES}),
+    "phases and stricter bounds": Run(
+        "bounds of their own in three phases", stricter_in_phases, {"noise_phases": PHASES}
+    ),
+    "everybody in every step": Run(
+        "sampling rates of 1 and of 9/10", plain, rules({"sampling_rate": Fraction(1)}, {"sampling_rate": Fraction(9, 10)})
+    ),
+    "little noise": Run(
+        "noise multipliers of 0.2 and 0.25",
+        weakly,
+        rules({"noise_multiplier_micro": 200_000}, {"noise_multiplier_micro": 250_000}),
+    ),
+    "certified": Run("the level certified", plain, {"exactness": "certified"}),
+    "discrete gaussian": Run(
+        "discrete Gaussian noise", plain, {"noise_family": "discrete_gaussian", "exactness": "certified", "accountant": "rdp"}
+    ),
+    "skellam": Run("Skellam noise", plain, {"noise_family": "skellam", "exactness": "certified", "accountant": "rdp"}),
+    "budgets": Run("clip norms divided among embeddings, layers and head", plain, {"noise_budgets": (1_000_000, 2_000_000, 500_000)}),
+    "public class": Run("a public class beside a private one", public_class, {"classes": _public_classes()}),
+    "public draws": Run("draws that the ledger tells, without an order", drawing(some), {"disclosure": "occurrences_public"}),
+    "noise per sample": Run(
+        "every drawn contribution brings its own noise",
+        drawing(some),
+        {"disclosure": "occurrences_public", "noise_injection": "per_sample"},
+    ),
+    "cyclic order": Run("turns in a cyclic order", drawing(due, 3), ordered("cyclic")),
+    "shuffled order": Run("turns in a shuffled order", drawing(due, 3), ordered("shuffled")),
+    "order and withdrawal": Run("turns in a shuffled order, of which one is given up", turns_and_a_withdrawal, ordered("shuffled")),
+    "rdp": Run("the accountant rdp", plain, {"accountant": "rdp"}),
+    "moments": Run("the accountant moments", plain, {"accountant": "moments"}),
+    "key changed": Run("the ledger passes to another key; the first one is pinned", key_changed),
+    "key changed, new pinned": Run("the second key is pinned", key_changed, pins=Pins(log=(SUCCESSOR.vkey,))),
+    "clock set back": Run("a CLOCK leaf takes an hour back", clock_set),
+    "open": Run("a run that goes on: the last window is charged and not settled", still_open),
+    "two bundles": Run("more than 256 leaves, so that one tile is full", many_leaves),
+    "auditors": Run("two of three auditors have cosigned", plain, AUDITED, pins=QUORUM, cosigners=(ANNA, BEN)),
+    "auditors and witness": Run(
+        "two of three auditors and a witness have cosigned", plain, AUDITED | WITNESSED, pins=QUORUM, cosigners=(ANNA, CLEO, WANDA)
+    ),
+    "one auditor": Run("one of three auditors has cosigned, and nobody asks for two", plain, AUDITED, cosigners=(ANNA,)),
+    "no attestations": Run("bounds without what contributors signed", plain, beside=(False, True), verdict="TOLD"),
+    "no registry": Run("attestations without the registry", plain, beside=(True, False), verdict="TOLD"),
+    "size unknown": Run("the reader knows no least size", plain, pins=Pins(minimum_size=None)),
+    "pruned": PrunedRun("ADMIT leaves of who left are gone", plain, verdict="SUMMARISED"),
+    "hashes gone": PrunedRun("their hashes too", plain, {"retention_hash_epochs": 1}, verdict="SUMMARISED", grow=hashes_gone),
+}
+"""Honest exports by name."""
+

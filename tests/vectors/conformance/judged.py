@@ -1,0 +1,71 @@
+"""What this code says of the export of a vector: verdict, qualifiers, findings, and what every contribution has spent."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ledger.audit import AuditReport, verify_export
+from ledger.audit.files import Export
+from ledger.audit.replaying import begin, follow
+from tests.vectors.conformance.honest import Pins
+from tests.vectors.conformance.written import Files, put
+
+_ASKED = ("steps", "charged", "attempts")
+
+
+def audit(files: Files, pins: Pins, directory: Path) -> AuditReport:
+    """Audits files below a new directory as a reader who brings these pins."""
+    return verify_export(
+        put(files, directory),
+        pins.log,
+        owner_key=pins.owner,
+        now=pins.now,
+        minimum_size=pins.minimum_size,
+        require_quorum=pins.require_quorum,
+    )
+
+
+def judged(files: Files, pins: Pins, *, figures: bool = False) -> dict[str, Any]:
+    """Returns what a vector says of an export: the verdict, what weakens it, and as information our own findings."""
+    with tempfile.TemporaryDirectory() as folder:
+        export = Path(folder) / "export"
+        report = audit(files, pins, export)
+        told: dict[str, Any] = {"verdict": report.verdict}
+        if report.verdict == "FAILED":
+            return told | {"findings": sorted({(found.code, found.where) for found in report.findings})}
+        told["qualifiers"] = list(report.qualifiers)
+        if figures:
+            told["figures"] = {name: getattr(report, name) for name in _ASKED} | {
+                "size": report.size,
+                "root": report.root_hex,
+                "delta": report.delta,
+                "closed": report.finished,
+                "contributions": list(_contributions(export, pins)),
+            }
+    return told
+
+
+def _contributions(directory: Path, pins: Pins) -> Iterator[dict[str, Any]]:
+    """Yields what each contribution has spent, in the order of their ADMIT leaves."""
+    export = Export(directory, lambda *told: None)
+    export.scan()
+    opened = export.checkpoint(list(pins.log))
+    assert opened is not None
+    assert export.check_names(opened[1].size)
+    leaves = export.leaves(opened[1])
+    assert leaves is not None
+    run = begin(leaves)
+    for _ in follow(run, leaves):
+        pass
+    for name, one in run.contributions.items():
+        public = run.header.policy.classes[one.class_index].public
+        yield {
+            "descriptor": name.hex(),
+            "class": one.terms.class_name,
+            "active": one.active,
+            "multipliers": None if public else list(run.expenditure.of_contribution(one)),
+            "steps": run.expenditure.steps(one, run.charged_phases),
+            "occurrences": one.occurrences if run.header.occurrences_public else None,
+            "epsilon": None if public else run.epsilon(one),
+        }

@@ -1,0 +1,166 @@
+"""Vectors of numbers: how noise is rounded, what a multiplier is, who is due in a step, and epsilons."""
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from attest import allocation, schedule
+from attest.order import Order, permutation
+from attest.policy import Policy
+from ledger import accountants
+from ledger.accountants import Phase
+from ledger.accountants.contour import LEAST_REACH, LEAST_WIDTH, MOST_RATE
+from ledger.accountants.gaussian import epsilon_of_mu
+from ledger.accountants.pld import COARSE_BELOW, INTERVAL, UNSAMPLED_BELOW
+from tests.ledger.ledger_runs import signed_policy
+from tests.vectors.conformance.honest import ordered
+
+Row = dict[str, Any]
+
+MICRO = 10**6
+
+
+def stds() -> Iterator[Row]:
+    """Yields presets of the private classes of a block, and its std, in phases too."""
+    for presets in (
+        [(1_000_000, 1_000_000)],
+        [(1_100_000, 333_333)],
+        [(1_000_000, 1_000_000), (3_000_000, 500_000)],
+        [(1_234_567, 7_654_321), (999_999, 9_452_999)],
+        [(10**15, 10**15)],
+        [(1, 1)],
+    ):
+        std = schedule.block_std(presets)
+        scales = (1_000_000, 1_250_000, 3_333_333)
+        row = {"sigma_and_clip": [list(pair) for pair in presets], "std": {"float": std}, "variance": {"float": std * std}}
+        yield row | {"phases": [[scale, {"float": schedule.phase_std(std, scale)}] for scale in scales]}
+
+
+def effective() -> Iterator[Row]:
+    """Yields stds and shares of the blocks of a class, and its effective std."""
+    for levels, shares in (
+        ([1.5, 1.0, 2.0], []),
+        ([1.5, 1.0, 2.0], [1_000_000, 1_000_000, 1_000_000]),
+        ([0.7, 0.9], [1_000_000, 2_000_000]),
+        ([0.1, 0.3, 0.3], [500_000, 1_000_000, 2_000_000]),
+        ([1.0, 1e9], [1, 10**9]),
+    ):
+        found = allocation.effective_std(levels, shares)
+        yield {"stds": [{"float": level} for level in levels], "shares": shares, "effective": {"float": found}}
+
+
+def multipliers() -> Iterator[Row]:
+    """Yields signed bounds and the effective std of their class, and the multiplier."""
+    for sigma, clip, std in (
+        (1_000_000, 1_000_000, 1.0),
+        (1_000_000, 999_999, 1.0),
+        (3_000_001, 333_333, 1.5),
+        (1_700_000, 1_000_000, 1.0),
+        (1_100_000, 7, 0.3666663),
+        (10**15, 1, 1e-12),
+    ):
+        z = schedule.effective_multiplier(sigma, clip, [std])
+        yield {"sigma": sigma, "clip": clip, "effective": {"float": std}, "multiplier": {"float": z}, "loss": {"float": 1.0 / (z * z)}}
+
+
+def per_sample() -> Iterator[Row]:
+    """Yields bounds of those drawn that may touch a block, with the variance that they bring, and the loss of one clip norm."""
+    for bounds, clip in (
+        ([(1_000_000, 1_000_000)], 1_000_000),
+        ([(1_000_000, 1_000_000), (3_000_000, 500_000)], 500_000),
+        ([(1_234_567, 765_432), (3_000_001, 333_333), (4_000_000, 250_000)], 250_000),
+    ):
+        variance = schedule.realised_variance(bounds)
+        std = schedule.realised_std(variance)
+        told = {"variance": str(variance), "recorded": {"float": std * std}}
+        yield {"sigma_and_clip": [list(pair) for pair in bounds], **told, "clip": clip, "loss": {"float": schedule.occurrence_loss(clip, variance)}}
+
+
+def turns() -> Iterator[Row]:
+    """Yields who is due in each step of a run: of two classes with periods of 4 and 3 steps."""
+    classes = [0, 1, 0, 0, 1, 1, 0, 1, 0, 0]
+    for order in ("cyclic", "shuffled"):
+        policy: Policy = signed_policy(**ordered(order)).policy
+        for run_id in (bytes(16), bytes(range(16))):
+            due = Order(policy, run_id, classes)
+            row = {"order": order, "periods": [4, 3], "run_id": run_id.hex(), "classes": classes}
+            yield row | {"due": [due.due(step) for step in range(1, 13)]}
+
+
+def permutations() -> Iterator[Row]:
+    """Yields the order of the members of a class in a period."""
+    for run_id, place, number, count in ((bytes(16), 0, 0, 5), (bytes(16), 1, 0, 5), (bytes(16), 0, 1, 5), (bytes(range(16)), 2, 70_000, 9)):
+        found = permutation(run_id, place, number, count)
+        yield {"run_id": run_id.hex(), "class": place, "period": number, "members": count, "sorted": found}
+
+
+def gaussian() -> Iterator[Row]:
+    """Yields G(mu)."""
+    for mu, delta in ((0.01, 1e-6), (0.5, 1e-6), (1.0, 1e-5), (1.0, 1e-12), (4.0, 1e-6), (30.0, 1e-6)):
+        yield {"mu": {"float": mu}, "delta": {"float": delta}, "epsilon": {"float": epsilon_of_mu(mu, delta)}}
+
+
+SCHEDULES: list[tuple[list[tuple[float, float, int]], float]] = [
+    ([(1.0, 0.02, 8)], 1e-6),
+    ([(3.0, 0.01, 8)], 1e-6),
+    ([(1.0, 0.01, 1000)], 1e-5),
+    ([(0.8, 0.05, 200)], 1e-6),
+    ([(2.0, 0.02, 4), (1.25, 0.02, 4), (1.0, 0.02, 4)], 1e-6),
+    ([(1.0, 0.02, 100), (2.0, 1.0, 1)], 1e-6),
+    ([(1.0, 1.0, 8)], 1e-6),
+    ([(5.0, 0.001, 10)], 1e-2),
+    ([(3.0, 0.9, 8)], 1e-6),
+    ([(0.25, 0.02, 8)], 1e-6),
+    ([(0.01, 0.02, 2)], 1e-6),
+    ([(1e6, 0.02, 8)], 1e-6),
+]
+"""Phases (z, q, steps) and delta."""
+
+
+def epsilons(accountant: str) -> Iterator[Row]:
+    """Yields schedules and epsilon by an accountant."""
+    for phases, delta in SCHEDULES:
+        found = accountants.epsilon_of_phases([Phase(*phase) for phase in phases], delta, accountant)
+        row: Row = {"phases": [[{"float": z}, {"float": q}, steps] for z, q, steps in phases], "delta": {"float": delta}}
+        row |= {"epsilon": {"float": found}, "recorded": math.ceil(Fraction(found) * MICRO)}
+        if accountant == "pld":
+            row["within"] = {"float": 1e-6 if ordinary(phases, delta, found) else 5e-5}
+        yield row
+
+
+def ordinary(phases: list[tuple[float, float, int]], delta: float, epsilon: float) -> bool:
+    """Whether the error of docs/formats.md, "Epsilon", is the small one."""
+    sampled = [(z, q) for z, q, _ in phases if q < 1.0 and z >= UNSAMPLED_BELOW]
+    rest = sum(steps / (z * z) for z, q, steps in phases if q == 1.0 or z < UNSAMPLED_BELOW)
+    interval = INTERVAL * max(1.0, rest / 100.0 if len(phases) > 1 else 1.0, *((COARSE_BELOW / z) ** 2 for z, _ in sampled))
+    wide = ((z, q, 2.0 * math.pi * q / (z * interval)) for z, q in sampled)
+    smooth = all(q <= MOST_RATE and w >= LEAST_WIDTH and z * math.log(w) >= LEAST_REACH for z, q, w in wide)
+    return smooth and delta <= 0.01 and epsilon <= 100.0
+
+
+def capped() -> Iterator[Row]:
+    """Yields schedules, a cap on occurrences over all attempts, and epsilon by `pld`."""
+    for phases, occurrences, delta in (
+        ([(1.0, 0.5, 32)], 2, 1e-6),
+        ([(1.0, 0.02, 8)], 2, 1e-6),
+        ([(2.0, 0.5, 16), (1.0, 0.5, 16)], 20, 1e-6),
+    ):
+        found = accountants.epsilon_of_phases_capped([Phase(*phase) for phase in phases], occurrences, delta)
+        row: Row = {"phases": [[{"float": z}, {"float": q}, steps] for z, q, steps in phases], "delta": {"float": delta}}
+        yield row | {"occurrences": occurrences, "epsilon": {"float": found}, "within": {"float": 1e-6}}
+
+
+def vectors() -> dict[str, Any]:
+    """Returns all vectors of numbers."""
+    return {
+        "stds": list(stds()),
+        "effective": list(effective()),
+        "multipliers": list(multipliers()),
+        "per_sample": list(per_sample()),
+        "turns": list(turns()),
+        "permutations": list(permutations()),
+        "gaussian": list(gaussian()),
+        **{name: list(epsilons(name)) for name in ("pld", "rdp", "moments")},
+        "capped": list(capped()),
+    }

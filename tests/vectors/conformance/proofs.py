@@ -1,0 +1,362 @@
+"""Vectors of what is shown of a ledger piece by piece: notes, cosignatures, proof files, memberships, receipts, releases, pins."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from attest import cbor, sign1
+from attest.clock import AHEAD_SECONDS, MAX_TIME
+from attest.errors import AttestError
+from fuzz.exports import MANIFEST, PINNED, RECORDS
+from ledger.errors import LedgerError
+from ledger.leaves import decode_leaf
+from ledger.merkle import leaf_hash, root
+from ledger.note import Checkpoint, NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
+from ledger.proofs.membership import Membership, find_membership, parse_membership, verify_membership
+from ledger.proofs.prover import HashTree, tree_root
+from ledger.proofs.receipt import make_receipt, verify_receipt
+from ledger.proofs.tlog_proof import TlogProof, make_proof, verify_proof
+from ledger.release.manifest import Manifest, open_manifest
+from ledger.retention.anchors import AnchorRecord
+from ledger.trust import TrustPolicy, auditors_policy
+from tests.attacks.test_ledger_attacks_times import forged_cosignature
+from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START
+from tests.ledger.retained_runs import ANNA, BEN, CLEO
+from tests.vectors.conformance.honest import NOW, RUNS
+from tests.vectors.conformance.leaves import cbor_of, mutations
+from tests.vectors.conformance.values import told
+from tests.vectors.conformance.written import Pieces
+
+Row = dict[str, Any]
+OTHER = NoteSigner(SIGNER.name, OTHER_KEY)
+
+
+def _answer(row: Row, call: Callable[[], Row]) -> Row:
+    try:
+        return row | {"answer": "accepted"} | call()
+    except (LedgerError, AttestError) as error:
+        return row | {"answer": "refused", "code": error.code}
+
+
+@cache
+def leaves() -> tuple[bytes, ...]:
+    """The leaves of a run in which somebody leaves."""
+    return tuple(Pieces.of(RUNS["withdrawal"].files()).bodies)
+
+
+def node(size: int | None = None) -> HashTree:
+    """The tree over the first leaves."""
+    return HashTree(map(leaf_hash, leaves()[:size]))
+
+
+def note(size: int, signer: NoteSigner = SIGNER) -> bytes:
+    """A checkpoint of the first leaves."""
+    return sign_note(checkpoint_text(SIGNER.name, size, root(list(leaves()[:size]))), signer)
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------------
+
+
+def notes() -> Iterator[Row]:
+    """Yields checkpoint notes, opened with the keys named: any of them must have signed, and no line of theirs may be bad."""
+
+    def row(name: str, data: bytes, *keys: str) -> Row:
+        made = {"name": name, "note": data.decode(), "keys": list(keys or (SIGNER.vkey,))}
+
+        def opened() -> Row:
+            found = open_note(data, made["keys"])
+            point = parse_checkpoint(found.text)
+            signers = [[str(item.key), item.timestamp] for item in found.signatures]
+            return {"origin": point.origin, "size": point.size, "root": point.root.hex(), "signers": signers}
+
+        return _answer(made, opened)
+
+    good = note(9)
+    text = open_note(good, [SIGNER.vkey]).text
+    cosigned = forged_cosignature(good, ANNA, START + 100)
+    yield row("signed by the ledger", good)
+    yield row("cosigned by somebody unknown", cosigned)
+    yield row("cosigned by somebody known", cosigned, SIGNER.vkey, ANNA.vkey)
+    yield row("opened by an auditor's key alone", cosigned, ANNA.vkey)
+    yield row("an empty tree", sign_note(checkpoint_text(SIGNER.name, 0, root([])), SIGNER))
+    yield row("another key", good, OTHER.vkey)
+    yield row("another size", good.replace(b"\n9\n", b"\n8\n"))
+    yield row("a size with a zero before it", sign_note(text.replace("\n9\n", "\n09\n"), SIGNER))
+    yield row("a negative size", sign_note(text.replace("\n9\n", "\n-9\n"), SIGNER))
+    yield row("a size beyond 63 bits", sign_note(text.replace("\n9\n", f"\n{2**63}\n"), SIGNER))
+    yield row("a root of 31 bytes", sign_note(f"{SIGNER.name}\n9\n{'A' * 42}==\n", SIGNER))
+    yield row("a root that is no base64", sign_note(f"{SIGNER.name}\n9\n{'!' * 44}\n", SIGNER))
+    yield row("no root", sign_note(f"{SIGNER.name}\n9\n", SIGNER))
+    yield row("no empty line", good.replace(b"\n\n", b"\n"))
+    yield row("no signature", good[: good.index(b"\n\n") + 2])
+    yield row("no line feed at the end", good[:-1])
+    yield row("a carriage return", good.replace(b"\n", b"\r\n"))
+    yield row("a bit of the signature", good[:-20] + bytes([good[-20] ^ 1]) + good[-19:])
+    bad = bytearray(cosigned)
+    bad[-20] ^= 1
+    yield row("a bit of a known auditor's cosignature", bytes(bad), SIGNER.vkey, ANNA.vkey)
+    yield row("a bit of an unknown auditor's cosignature", bytes(bad))
+    yield row("the ledger's line twice", good + good[good.index(b"\n\n") + 2 :])
+
+
+def cosignatures() -> Iterator[Row]:
+    """Yields notes with cosignatures, and which of them count for a reader of this clock."""
+    last = decode_leaf(leaves()[8]).time
+    keys = [SIGNER.vkey, ANNA.vkey, BEN.vkey, CLEO.vkey]
+    policy = auditors_policy(SIGNER.vkey, keys[1:], 2)
+
+    def row(name: str, *times: int) -> Row:
+        data = note(9)
+        for who, time in zip((ANNA, BEN, CLEO), times, strict=False):
+            data = forged_cosignature(data, who, time)
+        made = {"name": name, "note": data.decode(), "last_leaf": last, "now": NOW, "policy": policy.text().decode()}
+
+        def counted() -> Row:
+            opened = policy.judged_since(policy.open_checkpoint(data, now=NOW), last)
+            return {"counted": sorted(item.key.name for item in opened.cosigned)}
+
+        return _answer(made, counted)
+
+    yield row("two of three", last, last + 5)
+    yield row("all three", last, last + 5, NOW + AHEAD_SECONDS)
+    yield row("one of three", last)
+    yield row("none")
+    for name, time in (
+        ("in 1970", 0),
+        ("a second before the last leaf", last - 1),
+        ("an hour and a second ahead", NOW + AHEAD_SECONDS + 1),
+        ("the year 10000", MAX_TIME),
+        ("at 2^62", 2**62),
+    ):
+        yield row(f"one dated {name}", last, time)
+        yield row(f"one dated {name}, and two that are not", last, last, time)
+
+
+# --- proofs -----------------------------------------------------------------------------------------------------------------
+
+
+def _trust(quorum: int = 0) -> TrustPolicy:
+    return auditors_policy(SIGNER.vkey, [ANNA.vkey], quorum) if quorum else auditors_policy(SIGNER.vkey)
+
+
+def inclusion() -> Iterator[Row]:
+    """Yields proof files, and leaves beside them where they carry none."""
+
+    def row(name: str, data: bytes, *, leaf: bytes | None = None, policy: TrustPolicy | None = None) -> Row:
+        policy = policy or _trust()
+        made = {"name": name, "proof": data.decode(), "policy": policy.text().decode(), "now": NOW}
+        made |= {} if leaf is None else {"leaf": leaf.hex()}
+
+        def proven() -> Row:
+            found = verify_proof(data, policy, leaf=leaf, now=NOW)
+            return {"index": found.leaf.seq, "hash": leaf_hash(found.data).hex()}
+
+        return _answer(made, proven)
+
+    size = len(leaves())
+    proofs = [make_proof(node().node, index, size, note(size), leaves()[index]) for index in range(size)]
+    for index in (0, 1, 6, size - 1):
+        yield row(f"leaf {index} of {size}", proofs[index].to_bytes())
+    one = TlogProof(0, (), note(1), leaves()[0])
+    yield row("a tree of one leaf", one.to_bytes())
+    good = proofs[6]
+    yield row("the leaf beside it", replace(good, extra=None).to_bytes(), leaf=leaves()[6])
+    yield row("no leaf at all", replace(good, extra=None).to_bytes())
+    yield row("another leaf beside it", good.to_bytes(), leaf=leaves()[5])
+    yield row("another leaf in it", replace(good, extra=leaves()[5]).to_bytes())
+    yield row("another index", replace(good, index=7).to_bytes())
+    yield row("an index beyond the tree", replace(good, index=size).to_bytes())
+    yield row("a hash less", replace(good, hashes=good.hashes[:-1]).to_bytes())
+    yield row("a hash more", replace(good, hashes=(*good.hashes, bytes(32))).to_bytes())
+    yield row("hashes in another order", replace(good, hashes=good.hashes[::-1]).to_bytes())
+    yield row("an earlier checkpoint", replace(good, checkpoint=note(size - 1)).to_bytes())
+    yield row("signed by another key", replace(good, checkpoint=note(size, OTHER)).to_bytes())
+    yield row("a quorum that it has not", good.to_bytes(), policy=_trust(1))
+    cosigned = forged_cosignature(note(size), ANNA, NOW)
+    yield row("a quorum that it has", replace(good, checkpoint=cosigned).to_bytes(), policy=_trust(1))
+    old = forged_cosignature(note(size), ANNA, START)
+    yield row("a cosignature from before its leaf", replace(good, checkpoint=old).to_bytes(), policy=_trust(1))
+    data = good.to_bytes()
+    yield row("another first line", data.replace(b"@v1", b"@v2"))
+    yield row("an index with a zero before it", data.replace(b"index 6", b"index 06"))
+    yield row("base64 with other padding bits", _other_padding(data))
+
+
+def _other_padding(data: bytes) -> bytes:
+    """A hash line whose last character says more bits than 32 bytes have."""
+    lines = data.split(b"\n")
+    place = next(n for n, line in enumerate(lines) if line.startswith(b"index")) + 1
+    lines[place] = lines[place][:-2] + bytes([lines[place][-2] + 1]) + b"="
+    return b"\n".join(lines)
+
+
+def memberships() -> Iterator[Row]:
+    """Yields SPEND leaves with membership files: whose row it is, and what the row says."""
+    admits = [decode_leaf(leaves()[seq]).descriptor_hash for seq in (1, 2, 3, 4)]
+
+    def row(name: str, leaf: bytes, data: bytes) -> Row:
+        made = {"name": name, "leaf": leaf.hex(), "membership": data.decode()}
+
+        def member() -> Row:
+            proof = parse_membership(data)
+            found = verify_membership(proof, decode_leaf(leaf))
+            return {"contribution": proof.descriptor_hash.hex(), "row": proof.row, "epsilon_micro": found.epsilon_micro}
+
+        return _answer(made, member)
+
+    shown = [_shown(name) for name in admits]
+    for number, (leaf, proof) in enumerate(shown):
+        yield row(f"contribution {number + 1}", leaf, proof.to_bytes())
+    leaf, good = shown[0]
+    yield row("another contribution", leaf, replace(good, descriptor_hash=admits[1]).to_bytes())
+    yield row("another row", leaf, replace(good, row=good.row + 1).to_bytes())
+    yield row("a row that is not there", leaf, replace(good, row=99).to_bytes())
+    yield row("another place", leaf, replace(good, place=good.place + 1).to_bytes())
+    yield row("more places", leaf, replace(good, places=good.places + 5).to_bytes())
+    yield row("a hash more", leaf, replace(good, hashes=(*good.hashes, bytes(32))).to_bytes())
+    yield row("another leaf", leaves()[1], good.to_bytes())
+    yield row("the position of another leaf", leaf, replace(good, leaf=good.leaf + 1).to_bytes())
+    yield row("capitals", leaf, good.to_bytes().replace(admits[0].hex().encode(), admits[0].hex().upper().encode()))
+    yield row("a line more", leaf, good.to_bytes() + b"\n")
+    yield row("another first line", leaf, good.to_bytes().replace(b"-v1", b"-v2"))
+
+
+def _shown(name: bytes) -> tuple[bytes, Membership]:
+    found = find_membership(leaves(), name)
+    assert found is not None
+    return found
+
+
+def receipts() -> Iterator[Row]:
+    """Yields receipts, each with the leaf that it is about, under the ledger's key."""
+    size, index = len(leaves()), 6
+    leaf = leaves()[index]
+
+    def row(name: str, data: bytes, of: bytes = leaf, key: str = SIGNER.vkey) -> Row:
+        made = {"name": name, "receipt": data.hex(), "leaf": of.hex(), "key": key}
+
+        def received() -> Row:
+            found = verify_receipt(data, of, auditors_policy(key))
+            return {"index": found.leaf.seq, "size": found.checkpoint.size, "root": found.checkpoint.root.hex()}
+
+        return _answer(made, received)
+
+    def made(at: int) -> bytes:
+        return make_receipt(SIGNER, node().node, at, Checkpoint(SIGNER.name, size, tree_root(node().node, size)), leaves()[at])
+
+    good = made(index)
+    yield row("leaf 6", good)
+    yield row("leaf 0", made(0), leaves()[0])
+    yield row("of another leaf", good, leaves()[5])
+    yield row("under another key", good, key=OTHER.vkey)
+    yield row("a bit of the signature", good[:-1] + bytes([good[-1] ^ 1]))
+    yield row("without its tag", good[1:])
+    yield row("a byte behind it", good + b"\x00")
+    protected, unprotected, _, _ = cbor.decode(good[1:])
+    fields, proof = cbor.decode(protected), cbor.decode(unprotected[396][-1][0])
+    for name, changes in (
+        ("another index under the signature", {-65537: [size, 7]}),
+        ("another size under the signature", {-65537: [size + 1, index]}),
+        ("another tree algorithm", {395: 2}),
+        ("another type", {16: "application/cose"}),
+        ("an unknown label", {99: 1}),
+    ):
+        yield row(name, _sealed(fields | changes, proof))
+    yield row("another index in the path", _sealed(fields, [size, 7, proof[2]]))
+    yield row("no path", _sealed(fields, [size, index, []]))
+    yield row("two proofs", _sealed(fields, proof, twice=True))
+
+
+def _sealed(fields: dict[Any, Any], proof: list[Any], *, twice: bool = False) -> bytes:
+    """A receipt that says anything, signed by the ledger's key over the root of the tree."""
+    protected = cbor.encode(dict(sorted(fields.items(), key=lambda item: cbor.encode(item[0]))))
+    signature = LOG_KEY.sign(sign1.to_be_signed(protected, root(list(leaves()))))
+    told_twice = [cbor.encode(proof)] * (2 if twice else 1)
+    return b"\xd2" + cbor.encode([protected, {396: {-1: told_twice}}, None, signature])
+
+
+# --- releases, records, pins ------------------------------------------------------------------------------------------------
+
+
+def manifests() -> Iterator[Row]:
+    """Yields `release.cose` files, opened with the ledger's keys; nothing is held against an export."""
+    keys = [SIGNER.vkey, OTHER.vkey]
+
+    def row(name: str, data: bytes, pinned: list[str] = keys) -> Row:
+        made = {"name": name, "release": data.hex(), "keys": pinned}
+        return _answer(made, lambda: {"fields": told(cbor.decode(open_manifest(data, pinned).to_cbor(), max_size=1 << 20))})
+
+    payload, message = cbor.decode(MANIFEST)
+    signer = OTHER if parsed_signer(message) == OTHER.verifier.key_id else SIGNER
+    yield row("of a run", MANIFEST)
+    yield row("another key", MANIFEST, [ANNA.vkey])
+    yield row("a bit of the signature", MANIFEST[:-1] + bytes([MANIFEST[-1] ^ 1]))
+    yield row("a byte behind it", MANIFEST + b"\x00")
+    unread = [(name, bad) for name, bad in mutations(cbor.decode(payload), each=1) if _unread(bad)]
+    for number, (name, bad) in enumerate(unread):
+        if number % 5 == 0:
+            message = sign1.sign(bad, LOG_KEY if signer is SIGNER else OTHER_KEY, contributor="ledger", typ=sign1.TYP_RELEASE)
+            yield row(name, cbor.encode([bad, message]))
+
+
+def parsed_signer(message: bytes) -> bytes:
+    """Returns the key id of a message."""
+    return sign1.parse(message).key_id
+
+
+def _unread(payload: bytes) -> bool:
+    try:
+        Manifest.from_cbor(payload)
+    except LedgerError:
+        return True
+    return False
+
+
+def records() -> Iterator[Row]:
+    """Yields anchor records, which stand in for pruned ADMIT leaves."""
+
+    def row(name: str, data: bytes) -> Row:
+        def read() -> Row:
+            AnchorRecord.from_bytes(data)
+            return {"fields": told(cbor.decode(data))}
+
+        return _answer({"name": name, "record": data.hex()}, read)
+
+    for number, data in enumerate(RECORDS):
+        yield row(f"record {number}", data)
+    fields = cbor.decode(RECORDS[0])
+    for name, bad in mutations(dict(enumerate(fields)), each=1):
+        value = cbor_of(list(cbor.decode(bad).values())) if _decodes(bad) else b"\x8c" + bad[1:]
+        made = row(name, value)
+        if made["answer"] == "refused":
+            yield made
+
+
+def _decodes(data: bytes) -> bool:
+    try:
+        cbor.decode(data)
+    except AttestError:
+        return False
+    return True
+
+
+def pins() -> Iterator[Row]:
+    """Yields files that a ledger's key signs for its own run, with what they hold."""
+    for number, data in enumerate(PINNED):
+        payload, message = cbor.decode(data)
+        yield {"name": f"file {number}", "file": data.hex(), "fields": told(cbor.decode(payload)), "kid": parsed_signer(message).hex()}
+
+
+def vectors() -> dict[str, Any]:
+    """Returns all vectors of proofs."""
+    return {
+        "notes": list(notes()),
+        "cosignatures": list(cosignatures()),
+        "inclusion": list(inclusion()),
+        "memberships": list(memberships()),
+        "receipts": list(receipts()),
+        "releases": list(manifests()),
+        "records": list(records()),
+        "pinned": list(pins()),
+    }
