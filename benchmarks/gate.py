@@ -33,6 +33,7 @@ from attest.corpus import SigningTemplate, open_corpus, sign_corpus
 from attest.gate import Admitted, Gate
 from attest.keys import generate, load_public_key, public_bytes, save_public_key
 from attest.policy import ClassRule, DepthRule, Policy, open_policy, sign_policy
+from attest.reading import Verified
 from attest.registry import Enrol, RegistryLog, open_registry
 from attest.workers import available_processors
 
@@ -134,7 +135,7 @@ def judge(root: Path, workers: int, again: bool) -> dict[str, float]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     own_before = cpu(resource.RUSAGE_SELF)
     start = time.perf_counter()
-    gate = Gate(policy, registry, workers=workers, remember=again)
+    gate = Gate(policy, registry, workers=workers, remember=Verified() if again else None)
     now = int(time.time())
     admitted = sum(isinstance(outcome, Admitted) for outcome in gate.judge(open_corpus(root / "corpus"), now=now))
     own = cpu(resource.RUSAGE_SELF) - own_before

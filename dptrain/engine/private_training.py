@@ -15,6 +15,7 @@ from attest.corpus import Corpus, open_corpus
 from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
+from attest.reading import KeptReading
 from dptrain import checkpoints, describe, weights
 from dptrain.batching import Planned
 from dptrain.depth import Ran, layer_stack, order_of
@@ -27,6 +28,7 @@ from dptrain.engine.step import LogicalStep, Steps, check_parameters
 from dptrain.errors import ConfigError, NotPrivateUse, StepOrder
 from dptrain.feeding import Feeder
 from dptrain.inbox import Inbox
+from dptrain.kept_reading import reading_beside
 from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.pin import PinRecord
 from dptrain.pool import Pool, Slot, in_ledger_order, settle_pool, slots_for
@@ -84,8 +86,10 @@ class PrivateTraining:
         show_progress: bool | None,
         insecure_test_key: bytes | None,
         noise_generator: str,
+        reading: KeptReading | None,
     ) -> None:
         self.signed = signed
+        self.reading = reading
         self.policy: Policy = signed.policy
         self.gate = gate
         self.recorder = recorder
@@ -140,6 +144,7 @@ class PrivateTraining:
         progress: bool | None = None,
         insecure_test_key: bytes | None = None,
         noise_generator: str = "host",
+        kept_reading: bool = True,
     ) -> "PrivateTraining":
         """Verifies the policy, admits the corpus, and opens or reserves the ledger.
 
@@ -161,6 +166,7 @@ class PrivateTraining:
             checkpoint_dir: default ``<ledger>.checkpoints``. progress: show a bar.
             insecure_test_key: 32 bytes that fix noise and sampling; the ledger is stamped NOT PRIVATE and cannot be exported.
             noise_generator: "host" draws noise on the processor, "device" where the gradients are; see :class:`DeviceGaussian`.
+            kept_reading: spare signatures that verified before, as kept beside the ledger under its key (`attest.reading`).
 
         Raises:
             PolicyRefused, RegistryRefused, CorpusRefused: input that does not verify; also a registry that lacks a state which
@@ -185,7 +191,10 @@ class PrivateTraining:
         try:
             recorder.require_clock(now := clock(), accepted=clock_jump_ok)
             admitting = watch.at_admission(recorder.registry_roots())
-            gate = run_gate(data, signed.policy, admitting, now=recorder.admission_time(now))
+            reading = reading_beside(place, recorder.private_key, signed, admitting, watch.current) if kept_reading else None
+            gate = run_gate(data, signed.policy, admitting, now=recorder.admission_time(now), remember=reading)
+            if reading is not None:
+                reading.keep()
             if not gate.admitted:
                 counts = ", ".join(f"{code} {n}" for code, n in gate.counts()["refused"].items()) or "the corpus is empty"
                 raise ConfigError("NOTHING_ADMITTED", f"the gate admitted no contribution ({counts}); see `dptrain gate`")
@@ -210,6 +219,7 @@ class PrivateTraining:
             show_progress=progress,
             insecure_test_key=insecure_test_key,
             noise_generator=noise_generator,
+            reading=reading,
         )
 
     def prepare(
