@@ -242,7 +242,7 @@ def test_of_two_keys_with_one_short_name_neither_is_spared(world, reader, monkey
     reader.registry = world.changed(lambda log: log.append(
         [Enrol("alice", public_bytes(OTHER_KEY), NOW - 9, NOW + 9)], now=NOW - 9
     ))  # fmt: skip
-    for module in ("attest.sign1", "attest.registry.records"):
+    for module in ("attest.sign1", "attest.registry.records", "attest.template"):
         monkeypatch.setattr(f"{module}.key_id", lambda raw: b"same key")
     for path in sorted(reader.corpus.root.glob("*.jsonl")):
         sign_corpus(path, None, world.alice, world.template)
