@@ -2,7 +2,6 @@
 
 import contextlib
 import json as json_text
-import os
 import tempfile
 import time
 from collections import Counter
@@ -12,21 +11,20 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from attest.attestation import read_sequence
 from attest.corpus import Corpus, open_corpus
-from attest.errors import AttestError, RegistryRefused
+from attest.errors import RegistryRefused
 from attest.files import atomic_writer
 from attest.gate import Admitted, Gate, GateReport, ReasonCode, Refused, run_gate
 from attest.policy import Policy
 from attest.reading import KeptReading
-from attest.records import SUFFIX, open_beneath
+from attest.records import SUFFIX
 from attest.registry import Registry
 from attest.shown import utc, visible
 from dptrain.cli.files import OwnerKey, RegistryFile, read_registry, read_signed_policy
 from dptrain.cli.kept_reading import ForLedger, Keeping, NoKeptReading, as_json, sentences
 from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, place_of
-from dptrain.cli.output import JsonFlag, console, counted, moment, styled, table
-from dptrain.cli.progress import progress_bar
+from dptrain.cli.output import JsonFlag, console, counted, counting, moment, styled, table
+from dptrain.cli.progress import attestations_in, progress_bar
 from dptrain.registry_watch import cited_roots, memories_of, memory_of
 
 SignedPolicyFile = Annotated[
@@ -84,7 +82,7 @@ def gate(
         started = time.monotonic()
         # Opened before judging, which may take long: a place that cannot be written is told at once.
         with contextlib.nullcontext() if refusals is None else atomic_writer(refusals) as stream:
-            with progress_bar("judging", lambda: _attestations_in(corpus)) as progress:
+            with progress_bar("judging", lambda: attestations_in(corpus)) as progress:
                 for outcome in judging.judge(data, now=moment_of_admission, withdrawn=withdrawn, progress=progress):
                     tally.add(outcome)
             if stream is not None:
@@ -116,7 +114,7 @@ def judge(
     remember = reading(known)
     data = open_corpus(corpus)
     _remember(known, data, ledger)
-    with progress_bar("judging", lambda: _attestations_in(corpus)) as progress:
+    with progress_bar("judging", lambda: attestations_in(corpus)) as progress:
         report = run_gate(
             data,
             rules,
@@ -167,7 +165,7 @@ def _withdrawn(ledger: str | None, registry: Registry) -> frozenset[bytes]:
     from ledger.log import Ledger
 
     place = place_of(ledger, None)
-    with Ledger.open(place, read_only=True) as log:
+    with counting(f"reading {place.shown}"), Ledger.open(place, read_only=True) as log:
         for root in cited_roots(log):
             if not registry.extends(root):
                 raise RegistryRefused(
@@ -188,25 +186,6 @@ def _remember(registry: Registry, corpus: Corpus, ledger: str | None) -> None:
     for memory in memories:
         memory.check(registry)
     kept.keep(registry)
-
-
-def _attestations_in(corpus: Path) -> int:
-    """About how many attestations a corpus holds, for a progress bar: sizes of files over the size of their first item."""
-    beside = Path(os.path.abspath(corpus) + SUFFIX)
-    if beside.is_file():
-        return _attestations_of(beside)
-    return sum(
-        _attestations_of(Path(folder, name)) for folder, _, names in os.walk(corpus) for name in names if name.endswith(SUFFIX)
-    )
-
-
-def _attestations_of(path: Path) -> int:
-    try:
-        with open_beneath(path.parent, path.name) as stream:
-            first = next(read_sequence(stream), None)
-            return 0 if first is None else round(os.fstat(stream.fileno()).st_size / len(first.to_cbor()))
-    except (OSError, AttestError):
-        return 0
 
 
 def _print(tally: _Tally, now: int, root: bytes, seconds: float) -> None:

@@ -18,6 +18,7 @@ from attest.policy import Policy, SignedPolicy, open_policy
 from attest.reading import KeptReading
 from dptrain import checkpoints, describe, weights
 from dptrain.batching import Planned
+from dptrain.cli.progress import attestations_in, progress_bar
 from dptrain.depth import Ran, layer_stack, order_of
 from dptrain.drawing import Drawing
 from dptrain.earlier import EarlierRuns
@@ -192,7 +193,9 @@ class PrivateTraining:
             recorder.require_clock(now := clock(), accepted=clock_jump_ok)
             admitting = watch.at_admission(recorder.registry_roots())
             reading = reading_beside(place, recorder.private_key, signed, admitting, watch.current) if kept_reading else None
-            gate = run_gate(data, signed.policy, admitting, now=recorder.admission_time(now), remember=reading)
+            at = recorder.admission_time(now)
+            with progress_bar("judging", lambda: attestations_in(Path(corpus)), shown=progress is not False) as judged:
+                gate = run_gate(data, signed.policy, admitting, now=at, progress=judged, remember=reading)
             if reading is not None:
                 reading.keep()
             if not gate.admitted:
@@ -258,7 +261,8 @@ class PrivateTraining:
         self.sandbox = Sandbox(self.model, trained, forward_seed(), secret=self.policy.disclosure == "secret_poisson")
         pool = Pool(self._corpus, self._decode, self._unresolved(), self.policy.max_examples)
         self.feeder = Feeder(pool, collate, self.device, self._microbatch_rows, self.sandbox)
-        self.feeder.check()
+        with progress_bar("reading contributions", lambda: len(pool), shown=self.show_progress is not False) as read:
+            self.feeder.check(read)
         self.probe_rows = self._probe_rows(pool, probe)
         self.schedule: Schedule = bind(self.policy, layer_stack(self.model, layers, self._order()))
         refusals.refuse_optimizer(self.optimizer, self.schedule, self.model)

@@ -40,10 +40,13 @@ def test_what_reads_a_whole_ledger_says_on_a_terminal_what_it_is_at(shell):
     for arguments, said in (
         (("ledger", "verify", "export", "--key", SIGNER.vkey), "auditing export"),
         (("ledger", "fsck", "ledger.db"), "checking ledger.db"),
+        (("ledger", "retain", "ledger.db"), "summarising ledger.db"),
     ):
         code, shown = on_terminal(shell.directory, arguments)
         assert code == 0 and said in shown
         assert shell.run(*arguments).stderr == ""
+    code, shown = on_terminal(shell.directory, ("ledger", "export", "ledger.db", "again"))
+    assert code == 0 and shown.index("reading ledger.db") < shown.index("exporting ledger.db")
 
 
 def test_the_bar_is_drawn_at_most_every_fifth_of_a_second(monkeypatch):
