@@ -133,8 +133,9 @@ class Examiner:
             if passed is not None:
                 return passed
         attestation = Attestation(descriptor, message, opening)
-        rules = {"policy": self._policy, "registry": self._registry}
-        outcome = examine(attestation, content_hash, **rules, now=self._now, verified=verified)
+        outcome = examine(
+            attestation, content_hash, policy=self._policy, registry=self._registry, now=self._now, verified=verified
+        )
         if form is None and parts is not None and isinstance(outcome, Passed):
             self._remember(attestation, parts, outcome)
         return outcome

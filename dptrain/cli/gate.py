@@ -24,7 +24,7 @@ from dptrain.cli.files import OwnerKey, RegistryFile, read_registry, read_signed
 from dptrain.cli.kept_reading import ForLedger, Keeping, NoKeptReading, as_json, sentences
 from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, place_of
 from dptrain.cli.output import JsonFlag, console, counted, counting, moment, styled, table
-from dptrain.cli.progress import attestations_in, progress_bar
+from dptrain.progress import attestations_in, progress_bar
 from dptrain.registry_watch import cited_roots, memories_of, memory_of
 
 SignedPolicyFile = Annotated[

@@ -18,7 +18,6 @@ from attest.policy import Policy, SignedPolicy, open_policy
 from attest.reading import KeptReading
 from dptrain import checkpoints, describe, weights
 from dptrain.batching import Planned
-from dptrain.cli.progress import attestations_in, progress_bar
 from dptrain.depth import Ran, layer_stack, order_of
 from dptrain.drawing import Drawing
 from dptrain.earlier import EarlierRuns
@@ -33,6 +32,7 @@ from dptrain.kept_reading import reading_beside
 from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.pin import PinRecord
 from dptrain.pool import Pool, Slot, in_ledger_order, settle_pool, slots_for
+from dptrain.progress import attestations_in, progress_bar
 from dptrain.recording import Recorder
 from dptrain.registry_watch import RegistryWatch, memories_of
 from dptrain.resolver import Schedule, bind

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from dptrain.cli import gate as gate_module
-from dptrain.cli.progress import attestations_in
+from dptrain.progress import attestations_in
 from tests.cli.terminals import on_terminal
 
 

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from attest.keys import save_private_key
-from dptrain.cli import progress
-from dptrain.cli.progress import contributions_in, progress_bar
+from dptrain import progress
+from dptrain.progress import contributions_in, progress_bar
 from tests.cli.terminals import on_terminal
 from tests.ledger.ledger_runs import LOG_KEY, SIGNER
 from tests.ledger.retained_runs import grown
