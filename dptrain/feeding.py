@@ -111,7 +111,7 @@ class Feeder:
         try:
             for index in slots:
                 owner = owner_tag(step, self.pool.slots[index].descriptor_hash)
-                generators.seed(self._sandbox.numbers.seed_of(owner, "decode"))
+                generators.seed(self._sandbox.numbers.seed_of(owner, "decode"), watched=False)
                 found.append(self.pool.examples(index))
         finally:
             generators.restore()
