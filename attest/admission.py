@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from attest.attestation import Attestation
-from attest.descriptor import ContributionDescriptor
+from attest.descriptor import ContributionDescriptor, Opener
 from attest.digests import DigestTable
 from attest.framing import SIGNATURE_SIZE, CommonTerms
 from attest.reasons import ReasonCode
@@ -59,7 +59,7 @@ class Admission:
     def descriptor(self) -> ContributionDescriptor:
         """Reads what was signed, opened."""
         if isinstance(self._descriptor, tuple):
-            self._descriptor = ContributionDescriptor.open(*self._descriptor)
+            self._descriptor = _OPENER.open(*self._descriptor)
         return self._descriptor
 
     @property
@@ -95,6 +95,10 @@ class Admission:
 
     def __repr__(self) -> str:
         return f"Admission({self._passed!r})"
+
+
+_OPENER = Opener()
+"""Of all admissions of this process: most of what they say they share."""
 
 
 class SharedTerms:

@@ -39,7 +39,13 @@ MAX_KNOWN = 4096
 
 
 def examine(
-    attestation: Attestation, content_hash: bytes | None, *, policy: Policy, registry: Registry, now: int
+    attestation: Attestation,
+    content_hash: bytes | None,
+    *,
+    policy: Policy,
+    registry: Registry,
+    now: int,
+    verified: bool = False,
 ) -> Passed | Refusal:
     """Make every check that needs this contribution alone.
 
@@ -55,6 +61,8 @@ def examine(
         policy: The rules.
         registry: The contributors.
         now: Seconds since 1970.
+        verified: This very attestation passed before with this content, under this policy and this registry, whatever the
+            time was; spares the signature, unless its contributor has several keys of that key id.
     """
     descriptor_hash, name = None, None
     try:
@@ -72,7 +80,10 @@ def examine(
             )
         contributor = _find_contributor(name, registry)
         record = _check_key(contributor, message.headers.key_id, now)
-        message.verify(attestation.descriptor, record.raw, typ=sign1.TYP_ATTESTATION)
+        if verified and sum(other.key_id == record.key_id for other in contributor.keys) == 1:
+            message.fit(attestation.descriptor, record.raw, typ=sign1.TYP_ATTESTATION)
+        else:
+            message.verify(attestation.descriptor, record.raw, typ=sign1.TYP_ATTESTATION)
         check_audience(descriptor, policy)
         _check_principal(descriptor, contributor)
         rule = _check_class(descriptor, contributor, policy)
@@ -113,7 +124,7 @@ class Examiner:
             message: The COSE_Sign1 message.
             opening: Bytes of the opening.
             content_hash: SHA-256 of the content, None if there is none.
-            verified: The signature of this very message was verified before, under this registry; spares that alone.
+            verified: This very attestation passed before with this content, as for `examine`; spares the signature alone.
         """
         parts = split(descriptor, opening)
         form = self._known.get(parts.rest) if parts is not None else None
@@ -121,11 +132,12 @@ class Examiner:
             passed = form.match(descriptor, message, parts, verified)
             if passed is not None:
                 return passed
+        attestation = Attestation(descriptor, message, opening)
         outcome = examine(
-            Attestation(descriptor, message, opening), content_hash, policy=self._policy, registry=self._registry, now=self._now
+            attestation, content_hash, policy=self._policy, registry=self._registry, now=self._now, verified=verified
         )
         if form is None and parts is not None and isinstance(outcome, Passed):
-            self._remember(Attestation(descriptor, message, opening), parts, outcome)
+            self._remember(attestation, parts, outcome)
         return outcome
 
     def _remember(self, attestation: Attestation, parts: Parts, passed: Passed) -> None:

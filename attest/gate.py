@@ -7,15 +7,16 @@
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
+from typing import NamedTuple
 
 from attest.admission import Admission, Admitted, GateReport, Passed, Refusal, Refused, Seen
 from attest.attestation import Attestation
 from attest.corpus import Item
-from attest.digests import DigestTable
 from attest.errors import GateFailed, RegistryRefused
 from attest.examination import Examiner, examine, refusal_of
 from attest.history import Share, clock_refusal, refused_for_history
 from attest.policy import Policy
+from attest.reading import Verified
 from attest.reasons import ReasonCode
 from attest.registry import Registry
 from attest.workers import Question, Work, Workers, available_processors
@@ -95,6 +96,7 @@ def run_gate(
     progress: Callable[[int], None] | None = None,
     seen: Seen | None = None,
     workers: int | None = None,
+    remember: Verified | None = None,
 ) -> GateReport:
     """Judge a whole corpus and keep every outcome; `Gate.judge` is the same as a stream.
 
@@ -107,13 +109,14 @@ def run_gate(
         progress: Called now and then with the number judged so far.
         seen: What earlier batches admitted; extended by this one.
         workers: Processes that verify, None for one per processor.
+        remember: What verified before, as for `Gate`.
 
     Raises:
         RegistryRefused: Code REGISTRY_ROOT if the registry does not extend the one that the policy names, NAMES if the names
             beside it are missing.
         GateFailed: Code WORKER if a process was lost, STORAGE if the temporary file of what was seen fails.
     """
-    gate = Gate(policy, registry, workers=workers, seen=seen)
+    gate = Gate(policy, registry, workers=workers, seen=seen, remember=remember)
     admitted: list[Admitted] = []
     refused: list[Refused] = []
     for outcome in gate.judge(corpus, now=now, withdrawn=withdrawn, progress=progress):
@@ -127,16 +130,15 @@ def run_gate(
 class Gate:
     """Judges corpora of any size under one policy and one registry.
 
-    Signatures that verified are remembered, so that a corpus is read again, at the next epoch say, without verifying them
-    again. The key of that memory is the whole message, the descriptor and the content hash; whatever depends on time, on
-    what was withdrawn or on what was admitted before is checked each time.
+    Attestations that verified can be remembered (`attest.reading`), so that a corpus is read again without verifying their
+    signatures again. Whatever depends on time, on what was withdrawn or on what was admitted before is checked each time.
 
     Args:
         policy: The rules, from a signed file.
         registry: The registry that the policy names, or a later state of the same log.
         workers: Processes that verify, 1 for this process alone; None for one per processor, as far as the system allows.
         seen: What earlier batches admitted, for one more batch of the same epoch.
-        remember: Whether to remember verified signatures for another reading of the corpus.
+        remember: What verified before, and takes in what verifies now; None to remember nothing.
         fingerprint: What is the same for contents that count as one, for instance a digest of the normalized text, or None
             for a content that is like no other. The content hash finds exact copies only; this hook finds the near ones.
             Whether a contribution is admitted then hangs on what another one says, which no epsilon covers; training never
@@ -154,7 +156,7 @@ class Gate:
         *,
         workers: int | None = None,
         seen: Seen | None = None,
-        remember: bool = False,
+        remember: Verified | None = None,
         fingerprint: Callable[[Item], bytes | None] | None = None,
     ) -> None:
         registry.require_names()
@@ -175,7 +177,7 @@ class Gate:
         self._insisted = workers is not None
         self._seen = seen
         self._fingerprint = fingerprint
-        self._verified = DigestTable(1 << 18, 1 << 15) if remember else None
+        self._verified = remember
 
     def judge(
         self,
@@ -205,6 +207,8 @@ class Gate:
         """
         seen = Seen() if self._seen is None else self._seen
         seen.withdrawn = seen.withdrawn | withdrawn
+        if self._verified is not None:
+            self._verified.begin(self.registry_root)
         shares: dict[str, Share] = {}
         judged = 0
         for batch in self._examined(corpus, now, clock_refusal(now, seen, self._registry)):
@@ -254,10 +258,12 @@ class Gate:
             for items in _batches(corpus):
                 batch = self._prepared(items, examiner, clock)
                 waiting.append(batch)
-                count += len(items)
-                if processes > 1 and count > PARALLEL_FROM:
+                count += len(batch.questions)
+                if not batch.questions:
+                    batch.answer = []
+                elif processes > 1 and count > PARALLEL_FROM:
                     workers, processes = self._started(stack, processes, now), 0
-                if workers is None or not workers.take(batch):
+                if batch.answer is None and (workers is None or not workers.take(batch)):
                     # Until the first worker has started, this process examines.
                     batch.answer = [examiner.examine(*question) for question in batch.questions]
                 while waiting and waiting[0].answer is not None:
@@ -284,7 +290,9 @@ class Gate:
         """A batch with what can be said without a signature, and questions for the rest."""
         outcomes: list[Passed | Refusal | None] = []
         questions: list[Question] = []
+        tags: list[_Tag | None] = []
         for item in items:
+            tag: _Tag | None = None
             attestation = item.attestation
             outcome: Passed | Refusal | None = None
             if item.problem is not None:
@@ -294,28 +302,36 @@ class Gate:
             else:
                 content_hash = None if item.locator is None else item.content_hash
                 question = (attestation.descriptor, attestation.sign1, attestation.opening, content_hash)
-                if not attestation.within_limits or self._was_verified(attestation, content_hash):
-                    outcome = examiner.examine(*question, verified=attestation.within_limits)
+                fits = attestation.within_limits
+                if self._verified is not None and fits and content_hash is not None:
+                    value = self._verified.tag(attestation, content_hash)
+                    tag = _Tag(value, self._verified.holds(value))
+                known = tag is not None and tag.known
+                if known or not fits:
+                    outcome = examiner.examine(*question, verified=known)
                 else:
                     questions.append(question)
             outcomes.append(outcome)
-        return _Batch(items, outcomes, questions)
+            tags.append(tag)
+        return _Batch(items, outcomes, questions, tags)
 
     def _completed(self, batch: "_Batch") -> "_Batch":
         """A batch with the answers in their places."""
         answers = iter(batch.answer or ())
         for index, outcome in enumerate(batch.outcomes):
             if outcome is None:
-                answer = batch.outcomes[index] = next(answers, None)
-                item = batch.items[index]
-                if self._verified is not None and isinstance(answer, Passed) and item.attestation is not None:
-                    self._verified.set(_message_key(item.attestation, item.content_hash), 1)
+                outcome = batch.outcomes[index] = next(answers, None)
+            tag = batch.tags[index]
+            if self._verified is not None and tag is not None and isinstance(outcome, Passed):
+                self._verified.add(*tag)
         return batch
 
-    def _was_verified(self, attestation: Attestation, content_hash: bytes | None) -> bool:
-        if self._verified is None or not len(self._verified):
-            return False
-        return self._verified.get(_message_key(attestation, content_hash)) is not None
+
+class _Tag(NamedTuple):
+    """The tag of an attestation with its content, and whether it was known at the start."""
+
+    value: bytes
+    known: bool
 
 
 class _Batch(Work):
@@ -325,14 +341,22 @@ class _Batch(Work):
         items: As the corpus yields them.
         outcomes: One per item, None where the answer is awaited.
         questions: What is examined, one per None among the outcomes.
+        tags: One per item, None where none is remembered.
     """
 
-    __slots__ = ("items", "outcomes")
+    __slots__ = ("items", "outcomes", "tags")
 
-    def __init__(self, items: list[Item], outcomes: list[Passed | Refusal | None], questions: list[Question]) -> None:
+    def __init__(
+        self,
+        items: list[Item],
+        outcomes: list[Passed | Refusal | None],
+        questions: list[Question],
+        tags: list[_Tag | None],
+    ) -> None:
         super().__init__(questions)
         self.items = items
         self.outcomes = outcomes
+        self.tags = tags
 
 
 _UNATTESTED = Refusal(
@@ -355,8 +379,3 @@ def _batches(corpus: Iterable[Item]) -> Iterator[list[Item]]:
             items, size = [], 0
     if items:
         yield items
-
-
-def _message_key(attestation: Attestation, content_hash: bytes | None) -> bytes:
-    """What the memory of verified signatures is keyed by: the message in full, what it signs, and the content."""
-    return attestation.digest() + (content_hash or b"")

@@ -61,6 +61,26 @@ class Message:
     def verify(self, payload: bytes, public_key: bytes | Ed25519PublicKey, *, typ: str) -> Headers:
         """Check the message over a payload; arguments, guarantee and errors as for the function `verify`."""
         raw = public_bytes(public_key) if isinstance(public_key, Ed25519PublicKey) else public_key
+        self._require_for(payload, typ)
+        verify_signature(raw, self.signature, to_be_signed(self.protected, payload))
+        return self._by(raw)
+
+    def fit(self, payload: bytes, raw: bytes, *, typ: str) -> Headers:
+        """Check all that `verify` checks but the signature, for a message that verified under this key before.
+
+        Args:
+            payload: The detached payload.
+            raw: 32 raw bytes of the key.
+            typ: The purpose expected.
+
+        Raises:
+            SignatureRefused: Code TYPE or HEADER.
+        """
+        self._require_for(payload, typ)
+        return self._by(raw)
+
+    def _require_for(self, payload: bytes, typ: str) -> None:
+        """Raises SignatureRefused if the header speaks of another payload or another purpose."""
         if type(payload) is not bytes:
             raise SignatureRefused("TYPE", f"payload is {type(payload).__name__}, expected bytes")
         headers = self.headers
@@ -68,10 +88,12 @@ class Message:
             raise SignatureRefused("HEADER", f"message is of type {headers.typ!a}, expected {typ!r}")
         if headers.subject != subject_of(payload):
             raise SignatureRefused("HEADER", "message names another payload; its subject is not this payload's digest")
-        verify_signature(raw, self.signature, to_be_signed(self.protected, payload))
-        if headers.key_id != key_id(raw):
+
+    def _by(self, raw: bytes) -> Headers:
+        """Returns the header, which must name the key."""
+        if self.headers.key_id != key_id(raw):
             raise SignatureRefused("HEADER", "key id in the header is not that of the signing key; sign again")
-        return headers
+        return self.headers
 
 
 def subject_of(payload: bytes) -> str:

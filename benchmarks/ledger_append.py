@@ -42,21 +42,21 @@ STEP_SECONDS = 0.5
 """What a training step is reckoned to take, for the share that charging adds to it."""
 
 
-def withdrawals(first: int, count: int) -> list[tuple[bytes, bytes]]:
-    """Bodies of WITHDRAW leaves with their descriptor hashes."""
+def withdrawals(first: int, count: int) -> list[bytes]:
+    """Bodies of WITHDRAW leaves."""
     made = []
     for seq in range(first, first + count):
         digest = leaf_hash(seq.to_bytes(8, "big"))
-        made.append((digest, encode_leaf(Withdraw(seq + 1, START, digest, seq // 2 + 1, "expired", digest))))
+        made.append(encode_leaf(Withdraw(seq + 1, START, digest, seq // 2 + 1, "expired", digest)))
     return made
 
 
-def rows_of(first: int, bodies: list[tuple[bytes, bytes]], frontier: Frontier) -> list[Row]:
+def rows_of(first: int, bodies: list[bytes], frontier: Frontier) -> list[Row]:
     """Leaf hashes and rows, with the frontier carried along: what every append computes."""
     rows = []
-    for seq, (digest, body) in enumerate(bodies, start=first):
+    for seq, body in enumerate(bodies, start=first):
         hashed = leaf_hash(body)
-        rows.append(Row(seq, Withdraw.KIND, digest, hashed, body))
+        rows.append(Row(seq, Withdraw.KIND, None, hashed, body))
         frontier.append(hashed)
     return rows
 

@@ -1,6 +1,6 @@
 """From slots to rows: reads contributions, collates them, and holds every microbatch to the same shapes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -63,8 +63,11 @@ class Feeder:
         """
         return self._collated(planned, self._examples(planned.slots, step), step)
 
-    def check(self) -> None:
+    def check(self, progress: Callable[[int], None] | None = None) -> None:
         """Decodes and collates every contribution before the ledger opens.
+
+        Args:
+            progress: called now and then with the number of contributions read so far.
 
         Found later, one that cannot be read would stop the run at the step that drew it, and so tell who was drawn.
 
@@ -78,6 +81,8 @@ class Feeder:
         for slots in [[index] for index in spread(count, ALONE)] + together:
             try:
                 self._try_out(slots)
+                if progress is not None:
+                    progress(slots[-1] + 1)
                 continue
             except DptrainError:
                 raise
@@ -106,7 +111,7 @@ class Feeder:
         try:
             for index in slots:
                 owner = owner_tag(step, self.pool.slots[index].descriptor_hash)
-                generators.seed(self._sandbox.numbers.seed_of(owner, "decode"))
+                generators.seed(self._sandbox.numbers.seed_of(owner, "decode"), watched=False)
                 found.append(self.pool.examples(index))
         finally:
             generators.restore()

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from attest.admission import Admission
@@ -119,8 +120,28 @@ class Pool:
 
 
 def slots_for(admitted: Iterable[Admitted], schedule: Schedule) -> list[Slot]:
-    """Resolves every admission against a schedule."""
-    return [Slot(entry, schedule.resolve(entry.admission)) for entry in admitted]
+    """Resolves every admission against a schedule; those of one class with the same signed bounds share what comes of it."""
+    known: dict[tuple[object, ...], Resolution] = {}
+    slots = []
+    for entry in admitted:
+        bounds = _bounds(entry.admission.descriptor)
+        resolution = known.get(bounds)
+        if resolution is None:
+            resolution = known[bounds] = schedule.resolve(entry.admission)
+        slots.append(Slot(entry, resolution))
+    return slots
+
+
+_bounds = attrgetter(
+    "admissibility_class",
+    "clip_norm_micro",
+    "noise_multiplier_micro",
+    "max_occurrences",
+    "max_examples",
+    "max_epsilon_micro",
+    "max_delta_pico",
+)
+"""All of a descriptor that `Schedule.resolve` looks at."""
 
 
 def in_ledger_order(slots: Sequence[Slot], recorded: Sequence[bytes]) -> list[Slot]:

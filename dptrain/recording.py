@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from attest.admission import Admission, SharedTerms
 from attest.commitments import commit_content
 from attest.keys import generate, load_private_key, save_private_key
@@ -71,6 +73,11 @@ class Recorder:
                 "NOT_BEGUN", "a new ledger is made when the first step begins, after the start-up probes; run a step first"
             )
         return self._ledger
+
+    @property
+    def private_key(self) -> Ed25519PrivateKey:
+        """The key that signs the ledger."""
+        return self._signer.private_key
 
     @property
     def begun(self) -> bool:

@@ -33,12 +33,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--clock-jump-ok", action="store_true", help="the clock is right though it is far ahead of the ledger's last leaf"
     )
+    parser.add_argument(
+        "--no-kept-reading", action="store_true", help="verify every signature, whatever was kept, and keep nothing"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     arguments = parser.parse_args(argv)
 
     def work() -> int:
         quiet_libraries()
-        outcome = train(RunConfig.load(arguments.run), resume=arguments.resume, clock_jump_ok=arguments.clock_jump_ok)
+        how = {"resume": arguments.resume, "clock_jump_ok": arguments.clock_jump_ok}
+        outcome = train(RunConfig.load(arguments.run), **how, kept_reading=not arguments.no_kept_reading)
         if arguments.json:
             print_json(outcome.to_json())
         else:
@@ -48,11 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(work, as_json=arguments.json)
 
 
-def train(config: RunConfig, *, resume: bool = False, clock_jump_ok: bool = False, privacy: bool = True) -> Outcome:
+def train(
+    config: RunConfig, *, resume: bool = False, clock_jump_ok: bool = False, kept_reading: bool = True, privacy: bool = True
+) -> Outcome:
     """Opens, prepares, trains to the end of the horizon, evaluates, saves, exports and verifies.
 
     Args:
-        config: the run. resume: continue a run that was interrupted. clock_jump_ok: see ``PrivateTraining.open``.
+        config: the run. resume: continue a run that was interrupted. clock_jump_ok, kept_reading: see ``PrivateTraining.open``.
         privacy: False for a comparison run without any protection, whose outputs are stamped so.
 
     Raises:
@@ -67,7 +73,8 @@ def train(config: RunConfig, *, resume: bool = False, clock_jump_ok: bool = Fals
     validation = read_examples(config.data.validation)
     tools = task(config.task)
     model, collate = tools.build(config.model)
-    with open_run(config, accelerator, resume=resume, clock_jump_ok=clock_jump_ok, privacy=privacy) as run:
+    how = {"resume": resume, "clock_jump_ok": clock_jump_ok, "kept_reading": kept_reading}
+    with open_run(config, accelerator, **how, privacy=privacy) as run:
         if run.policy.exactness == "certified":
             for module in model.modules():
                 if hasattr(module, "set_attn_implementation"):

@@ -30,6 +30,7 @@ from attest.descriptor import SignedDescriptor
 from attest.errors import AttestError
 from attest.gate import Admission, Gate, Seen, decide
 from attest.policy import NoisePhase, Policy, SamplingRule
+from attest.reading import Verified
 from attest.registry import Enrol, Entry, Grant, KeyStatement, Prove, RegistryReader, Revoke, RevokeOwn, Rotate, SetClock
 from attest.registry.entries import join
 from attest.registry.names import Names
@@ -180,7 +181,7 @@ def run_anchor_file(data: bytes) -> None:
 SCENE = make_scene()
 ORIGINALS = [original for original in make_originals() if original.corpus == CORPUS]
 _GENUINE = {original.whole for original in ORIGINALS}
-_GATE = Gate(SCENE.policy, SCENE.registry, workers=1, remember=True)
+_GATE = Gate(SCENE.policy, SCENE.registry, workers=1, remember=Verified())
 _WARM = [Item(Locator("first", n, 1), o.content_hash, o.attestation) for n, o in enumerate(ORIGINALS[:: len(TRICKY)][:COPIES])]
 """Contributions of one form, which the gate knows after them."""
 

@@ -11,8 +11,8 @@ from dptrain.cli.account_options import Accountant, Compare, Delta, Family, Nois
 from dptrain.cli.calibrate import calibrate
 from dptrain.cli.options import PlotFile, require_plot
 from dptrain.cli.output import JsonFlag, counting, print_json
-from dptrain.cli.progress import progress_bar
 from dptrain.planning import curves
+from dptrain.progress import progress_bar
 from ledger import accountants
 
 

@@ -23,8 +23,8 @@ from dptrain.cli import attest_anchor, attest_keys, attest_show
 from dptrain.cli.attest_show import AttestationFile
 from dptrain.cli.files import read_policy, refuse_to_overwrite
 from dptrain.cli.output import JsonFlag, console, counted, moment, print_json
-from dptrain.cli.progress import contributions_in, progress_bar
 from dptrain.cli.signing_keys import KeyFile, NewPassphraseFile, PassphraseFile, load_key, new_passphrase, read_private_key
+from dptrain.progress import contributions_in, progress_bar
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="A contributor's tools: keys, attestations, anchors, withdrawals."

@@ -25,7 +25,7 @@ from dptrain.cli.attest_words import Check, commitments, identity, own_noise_of,
 from dptrain.cli.files import read_policy, read_registry
 from dptrain.cli.options import existing_file
 from dptrain.cli.output import JsonFlag, console, moment, number, print_json, styled, table
-from dptrain.cli.progress import progress_bar
+from dptrain.progress import progress_bar
 
 
 def _not_the_data(path: Path | None) -> Path | None:

@@ -12,7 +12,7 @@ from attest.corpus import Item, open_corpus
 from attest.errors import AttestError, CorpusRefused
 from attest.shown import utc, visible
 from dptrain.cli.output import JsonFlag, console, moment, print_json, styled
-from dptrain.cli.progress import contributions_in, progress_bar
+from dptrain.progress import contributions_in, progress_bar
 
 
 def verify(

@@ -2,29 +2,29 @@
 
 import contextlib
 import json as json_text
-import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from attest.attestation import read_sequence
 from attest.corpus import Corpus, open_corpus
-from attest.errors import AttestError, RegistryRefused
+from attest.errors import RegistryRefused
 from attest.files import atomic_writer
 from attest.gate import Admitted, Gate, GateReport, ReasonCode, Refused, run_gate
 from attest.policy import Policy
-from attest.records import SUFFIX, open_beneath
+from attest.reading import KeptReading
+from attest.records import SUFFIX
 from attest.registry import Registry
 from attest.shown import utc, visible
 from dptrain.cli.files import OwnerKey, RegistryFile, read_registry, read_signed_policy
-from dptrain.cli.ledger_place import checked, place_of
-from dptrain.cli.output import JsonFlag, console, counted, moment, styled, table
-from dptrain.cli.progress import progress_bar
+from dptrain.cli.kept_reading import ForLedger, Keeping, NoKeptReading, as_json, sentences
+from dptrain.cli.ledger_place import LedgerKey, StateDirectory, checked, place_of
+from dptrain.cli.output import JsonFlag, console, counted, counting, moment, styled, table
+from dptrain.progress import attestations_in, progress_bar
 from dptrain.registry_watch import cited_roots, memories_of, memory_of
 
 SignedPolicyFile = Annotated[
@@ -42,6 +42,10 @@ def gate(
         str | None,
         typer.Option(metavar="LEDGER", callback=checked, help="Refuse what was withdrawn in this ledger, a file or a URL."),
     ] = None,
+    made_for: ForLedger = None,
+    key: LedgerKey = None,
+    state: StateDirectory = None,
+    no_kept_reading: NoKeptReading = False,
     now: Annotated[int | None, moment("Moment of admission; default: now.")] = None,
     limit: Annotated[int, typer.Option(min=0, help="Refusals that are listed; --json and --refusals list all.")] = 20,
     refusals: Annotated[
@@ -54,17 +58,23 @@ def gate(
 ) -> None:
     """Judge every contribution as training would: admitted per class, refused per reason.
 
-    The corpus is read as a stream, so its size does not matter. Nothing is changed: training judges again when it starts, goes
+    The corpus is read as a stream, so its size does not matter. No data is changed: training judges again when it starts, goes
     on with what is admitted, and leaves out the rest. Which state of the registry was used is remembered beside the corpus, and
-    an older one is refused from then on.
+    an older one is refused from then on. With a ledger, which signatures verified is kept beside it, under its key; contents
+    are hashed, and all else is judged, at every reading.
 
     Exit code 0 if everything was admitted, 1 if anything was refused, 2 for wrong use.
     """
-    rules = read_signed_policy(policy, owner_key).policy
+    if ledger is not None and made_for is not None:
+        raise typer.BadParameter("give --ledger for a run that has begun, or --for for any run; not both")
+    keeping = Keeping(made_for or ledger, key, state, make=made_for is not None)
+    ledger = ledger or (made_for if keeping.there else None)
+    signed = read_signed_policy(policy, owner_key)
     known = read_registry(policy, registry, owner_key)
     withdrawn = _withdrawn(ledger, known)
     moment_of_admission = int(time.time()) if now is None else now
-    judging = Gate(rules, known, workers=workers)
+    reading = None if no_kept_reading else keeping.reading(signed, known)
+    judging = Gate(signed.policy, known, workers=workers, remember=reading)
     data = open_corpus(corpus)
     _remember(known, data, ledger)
     with tempfile.TemporaryFile() as spool:
@@ -72,15 +82,19 @@ def gate(
         started = time.monotonic()
         # Opened before judging, which may take long: a place that cannot be written is told at once.
         with contextlib.nullcontext() if refusals is None else atomic_writer(refusals) as stream:
-            with progress_bar("judging", lambda: _attestations_in(corpus)) as progress:
+            with progress_bar("judging", lambda: attestations_in(corpus)) as progress:
                 for outcome in judging.judge(data, now=moment_of_admission, withdrawn=withdrawn, progress=progress):
                     tally.add(outcome)
             if stream is not None:
                 stream.writelines(_lines(spool))
+        if reading is not None:
+            reading.keep()
         if json:
-            _print_json(tally, moment_of_admission, judging.registry_root, spool)
+            _print_json(tally, moment_of_admission, judging.registry_root, spool, as_json(reading))
         else:
             _print(tally, moment_of_admission, judging.registry_root, time.monotonic() - started)
+            for sentence in sentences(reading):
+                console().print(sentence)
     if tally.refused:
         raise typer.Exit(1)
 
@@ -93,20 +107,26 @@ def judge(
     now: int | None,
     ledger: str | None,
     owner_key: Path | None = None,
+    reading: Callable[[Registry], KeptReading | None] = lambda registry: None,
 ) -> GateReport:
-    """Run the gate over a corpus, with the withdrawals of a ledger if there is one."""
+    """Run the gate over a corpus, with the withdrawals of a ledger if there is one, and with what `reading` opens."""
     known = read_registry(policy, registry, owner_key)
+    remember = reading(known)
     data = open_corpus(corpus)
     _remember(known, data, ledger)
-    with progress_bar("judging", lambda: _attestations_in(corpus)) as progress:
-        return run_gate(
+    with progress_bar("judging", lambda: attestations_in(corpus)) as progress:
+        report = run_gate(
             data,
             rules,
             known,
             now=int(time.time()) if now is None else now,
             withdrawn=_withdrawn(ledger, known),
             progress=progress,
+            remember=remember,
         )
+    if remember is not None:
+        remember.keep()
+    return report
 
 
 def register(app: typer.Typer) -> None:
@@ -145,7 +165,7 @@ def _withdrawn(ledger: str | None, registry: Registry) -> frozenset[bytes]:
     from ledger.log import Ledger
 
     place = place_of(ledger, None)
-    with Ledger.open(place, read_only=True) as log:
+    with counting(f"reading {place.shown}"), Ledger.open(place, read_only=True) as log:
         for root in cited_roots(log):
             if not registry.extends(root):
                 raise RegistryRefused(
@@ -166,25 +186,6 @@ def _remember(registry: Registry, corpus: Corpus, ledger: str | None) -> None:
     for memory in memories:
         memory.check(registry)
     kept.keep(registry)
-
-
-def _attestations_in(corpus: Path) -> int:
-    """About how many attestations a corpus holds, for a progress bar: sizes of files over the size of their first item."""
-    beside = Path(os.path.abspath(corpus) + SUFFIX)
-    if beside.is_file():
-        return _attestations_of(beside)
-    return sum(
-        _attestations_of(Path(folder, name)) for folder, _, names in os.walk(corpus) for name in names if name.endswith(SUFFIX)
-    )
-
-
-def _attestations_of(path: Path) -> int:
-    try:
-        with open_beneath(path.parent, path.name) as stream:
-            first = next(read_sequence(stream), None)
-            return 0 if first is None else round(os.fstat(stream.fileno()).st_size / len(first.to_cbor()))
-    except (OSError, AttestError):
-        return 0
 
 
 def _print(tally: _Tally, now: int, root: bytes, seconds: float) -> None:
@@ -221,7 +222,7 @@ def _lines(spool: BinaryIO) -> Iterator[bytes]:
     return iter(spool)
 
 
-def _print_json(tally: _Tally, now: int, root: bytes, spool: BinaryIO) -> None:
+def _print_json(tally: _Tally, now: int, root: bytes, spool: BinaryIO, told: dict[str, Any]) -> None:
     """One JSON object; the list of refusals comes last and is copied line by line, since it may be long."""
     head = {
         "now": now,
@@ -229,6 +230,7 @@ def _print_json(tally: _Tally, now: int, root: bytes, spool: BinaryIO) -> None:
         "contributors": len(tally.contributors),
         "admitted": dict(sorted(tally.admitted.items())),
         "refused": dict(sorted(tally.refused.items())),
+        **told,
     }
     typer.echo(json_text.dumps(head, indent=2)[:-2] + ',\n  "refusals": [', nl=False)
     for number, line in enumerate(_lines(spool)):

@@ -133,7 +133,8 @@ def export(
     """
     place = place_of(ledger, state)
     with opened_to_sign(place, ledger_key, passphrase_file) as log:
-        written = log.export(directory, **exporting.taken_along(place, registry, without_attestations))
+        with counting(f"exporting {place.shown}"):
+            written = log.export(directory, **exporting.taken_along(place, registry, without_attestations))
         size, root, vkey = log.size, log.root.hex(), log.state.keys.current
     if json:
         print_json({"path": str(written), "size": size, "root": root, "key": vkey} | exporting.contained(written))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dptrain.cli.output import moment
+from dptrain.cli.output import counting, moment
 from dptrain.cli.signing_keys import read_private_key
 from ledger.errors import LedgerError
 from ledger.note import NoteSigner
@@ -79,9 +79,11 @@ def opened_to_sign(place: Place, key: Path | None, passphrase_file: Path | None)
     from ledger.log import Ledger
 
     private_key = ledger_key(place, key, passphrase_file)
-    with Ledger.open(place, read_only=True) as log:
-        origin = log.header.origin
-    with Ledger.open(place, NoteSigner(origin, private_key)) as log:
+    with counting(f"reading {place.shown}"):
+        with Ledger.open(place, read_only=True) as log:
+            origin = log.header.origin
+        opened = Ledger.open(place, NoteSigner(origin, private_key))
+    with opened as log:
         yield log
 
 

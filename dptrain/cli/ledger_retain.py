@@ -9,7 +9,7 @@ import typer
 from dptrain.cli.files import PassphraseFile
 from dptrain.cli.ledger_fsck import checkpoints_beside
 from dptrain.cli.ledger_place import LedgerKey, LedgerName, StateDirectory, opened_to_sign, place_of
-from dptrain.cli.output import JsonFlag, console, print_json
+from dptrain.cli.output import JsonFlag, console, counting, print_json
 from ledger.errors import LeafRefused
 
 if TYPE_CHECKING:
@@ -54,10 +54,13 @@ def retain(
         raise typer.BadParameter("give --prune or --drop-hashes, not both: bodies go first, and hashes epochs later")
     place = place_of(ledger, state)
     with opened_to_sign(place, ledger_key, passphrase_file) as log:
-        gone = log.prune() if prune else None
-        hashes = log.drop_hashes(keep=_pinned(log, place)) if drop_hashes else None
+        doing = "pruning" if prune else "dropping hashes of" if drop_hashes else "summarising"
+        with counting(f"{doing} {place.shown}"):
+            gone = log.prune() if prune else None
+            hashes = log.drop_hashes(keep=_pinned(log, place)) if drop_hashes else None
+            summary = None if prune or drop_hashes else _summarise(log)
         told: dict[str, Any] = {
-            "summary": None if prune or drop_hashes else _summarise(log),
+            "summary": summary,
             "pruned": gone,
             "pruned_before": log.pruned_before,
             "hashes_gone": hashes,

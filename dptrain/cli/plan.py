@@ -11,18 +11,23 @@ from typing import Annotated, Any
 import typer
 
 from attest.gate import GateReport
-from attest.policy import Policy
+from attest.policy import Policy, SignedPolicy
+from attest.reading import KeptReading
+from attest.registry import Registry
 from dptrain.cli import plan_show as show
 from dptrain.cli.counts import count_of, goals_of
 from dptrain.cli.files import OwnerKey, PolicyFile, RegistryFile, read_policy, read_signed_policy
 from dptrain.cli.gate import judge
+from dptrain.cli.kept_reading import ForLedger, Keeping, NoKeptReading, as_json, sentences
+from dptrain.cli.ledger_place import LedgerKey, StateDirectory
 from dptrain.cli.options import PlotFile, existing_file, require_plot
-from dptrain.cli.output import JsonFlag, counting, moment, print_json
+from dptrain.cli.output import JsonFlag, console, counting, moment, print_json
 from dptrain.cli.train import load_training
 from dptrain.planning import changes, figures, targets
 from dptrain.planning.bounds import GroupPlan, signed_groups
 from dptrain.planning.plan import Plan, make_plan
-from dptrain.planning.signal import Signal, as_json, read_norms, signals
+from dptrain.planning.signal import Signal, read_norms, signals
+from dptrain.planning.signal import as_json as signals_json
 from dptrain.planning.totals import totals
 from dptrain.support import unsupported
 
@@ -80,6 +85,10 @@ def plan(
     owner_key: OwnerKey = None,
     registry: RegistryFile = None,
     now: Annotated[int | None, moment("Moment of admission; default: now.")] = None,
+    made_for: ForLedger = None,
+    key: LedgerKey = None,
+    state: StateDirectory = None,
+    no_kept_reading: NoKeptReading = False,
     json: JsonFlag = False,
 ) -> None:
     """Show what a policy gives each class: noise per block, effective multiplier, epsilon, waste, expected draws.
@@ -87,16 +96,18 @@ def plan(
     With a corpus, contributions are admitted as in training and their own signed bounds are accounted; the policy must
     be signed for that. Layers are counted without loading a model: blocks are embeddings, layer.0 ..., head.
 
-    Nothing is written but what `--plot` names, and nothing is charged.
+    Nothing is written but what `--plot` names and the reading that is kept with `--for`, and nothing is charged.
     """
-    rules = read_signed_policy(policy, owner_key).policy if corpus else read_policy(policy, owner_key)[0]
+    signed = read_signed_policy(policy, owner_key) if corpus else None
+    rules = signed.policy if signed else read_policy(policy, owner_key)[0]
     goals = _goals(target_epsilon or [], solve, rules)
     others = _others(rules, what_if or [])
     require_plot(plot)
     run = _run_file(measure)
     norms = None if gradient_norms is None else read_norms(gradient_norms)
     by_hand = dict(count_of(text, rules) for text in contributions or [])
-    report = judge(rules, policy, corpus, registry, now, None, owner_key) if corpus else None
+    reading = _Reading(None if no_kept_reading else signed, Keeping(made_for, key, state, make=True))
+    report = judge(rules, policy, corpus, registry, now, None, owner_key, reading.open) if corpus else None
     counts = _counts(report, by_hand)
     cost = None if run is None else load_training("dptrain.planning.measure").measure(rules, run, counts)
     layers = layers or (_LAYERS if cost is None else cost.layers)
@@ -114,6 +125,7 @@ def plan(
         data = _as_json(rules, planned, report, groups, ratios, counts)
         data |= {} if solution is None else {"solution": solution.as_json()}
         data |= {} if cost is None else {"measured": asdict(cost)}
+        data |= as_json(reading.found)
         if compared:
             data["what_if"] = [
                 {
@@ -133,6 +145,8 @@ def plan(
         show.print_plan(rules, planned)
         if report is not None:
             show.print_corpus(rules, report, groups)
+            for sentence in sentences(reading.found):
+                console().print(sentence)
     if ratios is not None:
         show.print_signals(planned, ratios)
     if cost is not None:
@@ -145,6 +159,26 @@ def plan(
 def register(app: typer.Typer) -> None:
     """Add the command to the root."""
     app.command()(plan)
+
+
+class _Reading:
+    """The kept reading of a plan, opened once the registry is known.
+
+    Args:
+        signed: The policy; None to keep nothing.
+        keeping: Where.
+    """
+
+    def __init__(self, signed: SignedPolicy | None, keeping: Keeping) -> None:
+        self.found: KeptReading | None = None
+        self._signed = signed
+        self._keeping = keeping
+
+    def open(self, registry: Registry) -> KeptReading | None:
+        """Opens it; None where nothing is kept."""
+        if self._signed is not None:
+            self.found = self._keeping.reading(self._signed, registry)
+        return self.found
 
 
 def _goals(texts: list[str], solve: Quantity | None, rules: Policy) -> dict[str, float]:
@@ -219,5 +253,5 @@ def _as_json(
             for name, found in groups.items()
         }
     if ratios is not None:
-        data["signals"] = as_json(ratios)
+        data["signals"] = signals_json(ratios)
     return data

@@ -122,7 +122,7 @@ def _make(
     from ledger.release import release as make
 
     place = place_of(ledger, state)
-    with opened_to_sign(place, key, passphrase_file) as log:
+    with opened_to_sign(place, key, passphrase_file) as log, counting(f"digesting {model}"):
         made = make(log, model, now=int(time.time()), **exporting.taken_along(place, registry, without))
     if json:
         told = {"path": str(made.path), "export": str(made.export), "leaf": made.seq, "key": made.manifest.log_vkey}

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dptrain.cli.kept_reading import NoKeptReading
 from dptrain.cli.output import JsonFlag
 from dptrain.errors import ConfigError
 from dptrain.extras import how_to_install, is_missing_extra
@@ -33,13 +34,14 @@ def train(
         bool,
         typer.Option("--clock-jump-ok", help="The clock is right though it is over 14 days ahead of the ledger's last leaf."),
     ] = False,
+    no_kept_reading: NoKeptReading = False,
     json: JsonFlag = False,
 ) -> None:
     """Train as a run file says; the same as `accelerate launch -m dptrain.train RUN.toml`.
 
     Nothing in a run file can weaken the guarantee: everything it rests on is in the signed policy.
     """
-    flags = {"--resume": resume, "--clock-jump-ok": clock_jump_ok, "--json": json}
+    flags = {"--resume": resume, "--clock-jump-ok": clock_jump_ok, "--no-kept-reading": no_kept_reading, "--json": json}
     arguments = [str(run), *(flag for flag, given in flags.items() if given)]
     raise typer.Exit(load_training("dptrain.train").main(arguments))
 

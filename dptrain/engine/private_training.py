@@ -15,6 +15,7 @@ from attest.corpus import Corpus, open_corpus
 from attest.gate import GateReport, run_gate
 from attest.keys import load_public_key
 from attest.policy import Policy, SignedPolicy, open_policy
+from attest.reading import KeptReading
 from dptrain import checkpoints, describe, weights
 from dptrain.batching import Planned
 from dptrain.depth import Ran, layer_stack, order_of
@@ -27,9 +28,11 @@ from dptrain.engine.step import LogicalStep, Steps, check_parameters
 from dptrain.errors import ConfigError, NotPrivateUse, StepOrder
 from dptrain.feeding import Feeder
 from dptrain.inbox import Inbox
+from dptrain.kept_reading import reading_beside
 from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.pin import PinRecord
 from dptrain.pool import Pool, Slot, in_ledger_order, settle_pool, slots_for
+from dptrain.progress import attestations_in, progress_bar
 from dptrain.recording import Recorder
 from dptrain.registry_watch import RegistryWatch, memories_of
 from dptrain.resolver import Schedule, bind
@@ -84,8 +87,10 @@ class PrivateTraining:
         show_progress: bool | None,
         insecure_test_key: bytes | None,
         noise_generator: str,
+        reading: KeptReading | None,
     ) -> None:
         self.signed = signed
+        self.reading = reading
         self.policy: Policy = signed.policy
         self.gate = gate
         self.recorder = recorder
@@ -140,6 +145,7 @@ class PrivateTraining:
         progress: bool | None = None,
         insecure_test_key: bytes | None = None,
         noise_generator: str = "host",
+        kept_reading: bool = True,
     ) -> "PrivateTraining":
         """Verifies the policy, admits the corpus, and opens or reserves the ledger.
 
@@ -161,6 +167,7 @@ class PrivateTraining:
             checkpoint_dir: default ``<ledger>.checkpoints``. progress: show a bar.
             insecure_test_key: 32 bytes that fix noise and sampling; the ledger is stamped NOT PRIVATE and cannot be exported.
             noise_generator: "host" draws noise on the processor, "device" where the gradients are; see :class:`DeviceGaussian`.
+            kept_reading: spare signatures that verified before, as kept beside the ledger under its key (`attest.reading`).
 
         Raises:
             PolicyRefused, RegistryRefused, CorpusRefused: input that does not verify; also a registry that lacks a state which
@@ -185,7 +192,12 @@ class PrivateTraining:
         try:
             recorder.require_clock(now := clock(), accepted=clock_jump_ok)
             admitting = watch.at_admission(recorder.registry_roots())
-            gate = run_gate(data, signed.policy, admitting, now=recorder.admission_time(now))
+            reading = reading_beside(place, recorder.private_key, signed, admitting, watch.current) if kept_reading else None
+            at = recorder.admission_time(now)
+            with progress_bar("judging", lambda: attestations_in(Path(corpus)), shown=progress is not False) as judged:
+                gate = run_gate(data, signed.policy, admitting, now=at, progress=judged, remember=reading)
+            if reading is not None:
+                reading.keep()
             if not gate.admitted:
                 counts = ", ".join(f"{code} {n}" for code, n in gate.counts()["refused"].items()) or "the corpus is empty"
                 raise ConfigError("NOTHING_ADMITTED", f"the gate admitted no contribution ({counts}); see `dptrain gate`")
@@ -210,6 +222,7 @@ class PrivateTraining:
             show_progress=progress,
             insecure_test_key=insecure_test_key,
             noise_generator=noise_generator,
+            reading=reading,
         )
 
     def prepare(
@@ -248,7 +261,8 @@ class PrivateTraining:
         self.sandbox = Sandbox(self.model, trained, forward_seed(), secret=self.policy.disclosure == "secret_poisson")
         pool = Pool(self._corpus, self._decode, self._unresolved(), self.policy.max_examples)
         self.feeder = Feeder(pool, collate, self.device, self._microbatch_rows, self.sandbox)
-        self.feeder.check()
+        with progress_bar("reading contributions", lambda: len(pool), shown=self.show_progress is not False) as read:
+            self.feeder.check(read)
         self.probe_rows = self._probe_rows(pool, probe)
         self.schedule: Schedule = bind(self.policy, layer_stack(self.model, layers, self._order()))
         refusals.refuse_optimizer(self.optimizer, self.schedule, self.model)

@@ -19,17 +19,19 @@ class Generators:
         self._before = self._now()
         self._seeded = self._before
 
-    def seed(self, seed: int) -> None:
+    def seed(self, seed: int, *, watched: bool = True) -> None:
         """Seeds all of them.
 
         Args:
             seed: 0 or more, below 2^63.
+            watched: whether `moved` will be asked; to look where they stand takes as long as to seed them.
         """
         random.seed(seed)
         np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
         if self._with_torch:
             torch.default_generator.manual_seed(seed)
-        self._seeded = self._now()
+        if watched:
+            self._seeded = self._now()
 
     def moved(self) -> bool:
         """Whether anybody drew since they were looked at, or seeded, last."""

@@ -178,7 +178,7 @@ class Appender:
         fresh = [anchor for anchor in anchors.values() if anchor.descriptor_hash not in lean.stored]
         self._broken = True
         with self._told():
-            self.store.prune(self.size, before, lean.dropped, fresh)
+            self.store.prune(self.size, before, {seq: anchors[seq].descriptor_hash for seq in lean.dropped}, fresh)
         self._take(fsck.load(self.store, recompute=False))
         self._broken = False
         return len(lean.dropped)
@@ -307,7 +307,7 @@ class Appender:
         for leaf in self._staged:
             body = encode_leaf(leaf)
             hashed = leaf_hash(body)
-            rows.append(Row(leaf.seq, leaf.KIND, getattr(leaf, "descriptor_hash", None), hashed, body))
+            rows.append(Row(leaf.seq, leaf.KIND, None, hashed, body))
             frontier.append(hashed)
         return rows, frontier
 

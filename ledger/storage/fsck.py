@@ -84,7 +84,8 @@ def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
             digest = hashlib.sha256(row.body).digest()
             replay = RetainedReplay(leaf, tree.subtrees.root, recompute=recompute)
             replay.tally.pieces = tree.subtrees.between
-        if (row.kind, row.descriptor_hash) != (leaf.KIND, getattr(leaf, "descriptor_hash", None)):
+        named = None if row.body else getattr(leaf, "descriptor_hash", None)
+        if (row.kind, row.descriptor_hash) != (leaf.KIND, named):
             raise LedgerCorrupt("INDEX", f"the index columns of leaf {seq} differ from its body", seq=seq)
         if seq + 1 in notes:
             if not whole:

@@ -62,7 +62,7 @@ class WithoutBodies(_AsItIs):
         for row in self._snapshot.rows():
             if row.body and row.seq < self._before and row.seq in self._added:
                 self.dropped.append(row.seq)
-                yield replace(row, body=b"")
+                yield replace(row, body=b"", descriptor_hash=self._added[row.seq].descriptor_hash)
             else:
                 yield row
 

@@ -15,7 +15,7 @@ is behind the signer's record, and refused.
 import hashlib
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
@@ -37,10 +37,13 @@ READ_BATCH: Final = 4_096
 _STREAMED: Final = {"yield_per": READ_BATCH}
 """Options of one statement: set on the connection, they would turn a later UPDATE into a cursor."""
 
-_COPY: Final = "COPY {schema}.entry (seq, kind, dhash, leaf, body) FROM STDIN (FORMAT BINARY)"
-_COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea", "bytea")
+_COPY: Final = "COPY {schema}.entry (seq, kind, leaf, body) FROM STDIN (FORMAT BINARY)"
+_COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea")
 _COPY_ATTESTATIONS: Final = "COPY {schema}.attestation (seq, data) FROM STDIN (FORMAT BINARY)"
 _COPY_ATTESTATIONS_TYPES: Final = ("int8", "bytea")
+_DROP_BODIES: Final = """
+    UPDATE {schema}.entry SET body = NULL, dhash = gone.dhash
+    FROM unnest(CAST(:seqs AS bigint[]), CAST(:names AS bytea[])) AS gone(seq, dhash) WHERE entry.seq = gone.seq"""
 _MISSING: Final = ("42P01", "3F000")
 """SQLSTATE of a table and of a schema that is not there."""
 
@@ -201,7 +204,7 @@ class PostgresStore:
         with self._transaction("appending") as connection:
             self._check_fence(connection, expected)
             if rows:
-                values = ((row.seq, row.kind, row.descriptor_hash, row.leaf_hash, row.body) for row in rows)
+                values = ((row.seq, row.kind, row.leaf_hash, row.body) for row in rows)
                 _copy(connection, _COPY.format(schema=self.place.schema), _COPY_TYPES, values)
             if attested:
                 numbers = self._numbered(connection, attested)
@@ -223,7 +226,7 @@ class PostgresStore:
             if connection.execute(changed).rowcount != 1:
                 raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {size} leaves")
 
-    def prune(self, size: int, before: int, seqs: Sequence[int], anchors: Sequence[Anchor]) -> None:
+    def prune(self, size: int, before: int, gone: Mapping[int, bytes], anchors: Sequence[Anchor]) -> None:
         """Drops bodies and stores what stands for them; the bytes are gone from disk once the table is vacuumed."""
         known = self._tables
         with self._transaction("pruning") as connection:
@@ -235,17 +238,19 @@ class PostgresStore:
                     [{"dhash": a.descriptor_hash, "summary_seq": a.summary_seq, "record": a.record} for a in anchors],
                 )
             dropped = forgotten = 0
+            seqs = list(gone)
             for at in range(0, len(seqs), READ_BATCH):
-                batch = sa.any_(sa.cast(list(seqs[at : at + READ_BATCH]), sa.ARRAY(sa.BigInteger)))
-                bodies = sa.update(known.entry).where(known.entry.c.seq == batch).values(body=None)
-                dropped += connection.execute(bodies).rowcount
-                forgotten += connection.execute(sa.delete(known.attestation).where(known.attestation.c.seq == batch)).rowcount
+                batch = seqs[at : at + READ_BATCH]
+                values = {"seqs": batch, "names": [gone[seq] for seq in batch]}
+                dropped += connection.execute(sa.text(_DROP_BODIES.format(schema=self.place.schema)), values).rowcount
+                which = known.attestation.c.seq == sa.any_(sa.cast(batch, sa.ARRAY(sa.BigInteger)))
+                forgotten += connection.execute(sa.delete(known.attestation).where(which)).rowcount
             snapshot = PostgresSnapshot(connection, known)
             if forgotten and (unused := orphans(snapshot.terms(), snapshot.attestations())):
                 empty = sa.update(known.terms).where(known.terms.c.number == sa.bindparam("orphan")).values(data=None)
                 connection.execute(empty, [{"orphan": number} for number in unused])
-            if dropped != len(seqs):
-                raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
+            if dropped != len(gone):
+                raise LedgerCorrupt("PRUNE", f"of {len(gone)} leaves to prune, {dropped} are there")
 
     def drop_hashes(self, size: int, before: int, subtrees: Sequence[Subtree]) -> None:
         """Puts roots of subtrees in the place of leaf hashes; the bytes are gone from disk once the table is vacuumed."""

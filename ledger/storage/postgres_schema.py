@@ -72,9 +72,8 @@ def tables(schema: str) -> Tables:
 
 _TABLES = """
 CREATE TABLE {s}.meta (key text PRIMARY KEY, value text NOT NULL);
-CREATE TABLE {s}.entry (seq bigint PRIMARY KEY, kind integer NOT NULL, dhash bytea,
+CREATE TABLE {s}.entry (seq bigint PRIMARY KEY, kind integer NOT NULL, dhash bytea CHECK (octet_length(dhash) = 32),
     leaf bytea CHECK (octet_length(leaf) = 32), body bytea, level integer NOT NULL DEFAULT 0 CHECK (level BETWEEN 0 AND 62));
-CREATE INDEX entry_dhash ON {s}.entry (dhash) WHERE dhash IS NOT NULL;
 CREATE TABLE {s}.head (id integer PRIMARY KEY CHECK (id = 0), size bigint NOT NULL, frontier bytea NOT NULL,
     pruned_before bigint NOT NULL, hashes_before bigint NOT NULL);
 CREATE TABLE {s}.checkpoint (size bigint PRIMARY KEY, note bytea NOT NULL);
@@ -98,9 +97,9 @@ _REFUSE = "RAISE EXCEPTION '{sentence}' USING ERRCODE = 'integrity_constraint_vi
 _DENSE = """
     UPDATE {s}.head SET size = size + (SELECT count(*) FROM fresh) WHERE id = 0
         AND (SELECT min(f.seq) = size AND max(f.seq) = size + count(*) - 1 AND count(f.body) = count(*)
-            AND count(f.leaf) = count(*) AND max(f.level) = 0 FROM fresh f);
+            AND count(f.leaf) = count(*) AND count(f.dhash) = 0 AND max(f.level) = 0 FROM fresh f);
     IF NOT FOUND AND EXISTS (SELECT 1 FROM fresh) THEN
-        RAISE EXCEPTION 'entry.seq must be the size of the ledger, and its body and hash there'
+        RAISE EXCEPTION 'entry.seq must be the size of the ledger, its body and hash there, and no dhash'
             USING ERRCODE = 'integrity_constraint_violation';
     END IF;
     RETURN NULL;"""
@@ -126,10 +125,12 @@ _BELONGS = """
 
 _BODY_GOES = """(OLD.kind IN ({kinds}) AND OLD.seq < (SELECT pruned_before FROM {s}.head)
             AND (NEW.leaf, NEW.level) IS NOT DISTINCT FROM (OLD.leaf, OLD.level)
-            AND (OLD.kind <> {admit} OR EXISTS (SELECT 1 FROM {s}.anchor a WHERE a.dhash = OLD.dhash)))"""
+            AND (position(NEW.dhash IN OLD.body) > 0 OR OLD.body IS NULL AND NEW.dhash IS NOT DISTINCT FROM OLD.dhash)
+            AND (OLD.kind <> {admit} OR EXISTS (SELECT 1 FROM {s}.anchor a WHERE a.dhash = NEW.dhash)))"""
 
 # The first row of a subtree is set before the others, which find it by their own level.
-_HASH_GOES = """(OLD.body IS NULL AND NEW.level > OLD.level AND CASE WHEN NEW.level > 62 THEN false WHEN NEW.leaf IS NOT NULL
+_HASH_GOES = """(OLD.body IS NULL AND NEW.dhash IS NOT DISTINCT FROM OLD.dhash AND NEW.level > OLD.level
+            AND CASE WHEN NEW.level > 62 THEN false WHEN NEW.leaf IS NOT NULL
             THEN NEW.seq & ((1::bigint << NEW.level) - 1) = 0
                 AND NEW.seq + (1::bigint << NEW.level) <= (SELECT hashes_before FROM {s}.head)
                 AND (SELECT count(*) FROM {s}.entry e WHERE e.seq >= NEW.seq AND e.seq < NEW.seq + (1::bigint << NEW.level)
@@ -162,7 +163,7 @@ def statements(schema: str) -> list[str]:
     kinds = ", ".join(map(str, PRUNABLE_KINDS))
     guards = {
         "entry": _guard(
-            f"""NEW.body IS NOT NULL OR (NEW.seq, NEW.kind, NEW.dhash) IS DISTINCT FROM (OLD.seq, OLD.kind, OLD.dhash)
+            f"""NEW.body IS NOT NULL OR (NEW.seq, NEW.kind) IS DISTINCT FROM (OLD.seq, OLD.kind)
             OR NOT coalesce({_BODY_GOES.format(s=schema, kinds=kinds, admit=ADMIT_KIND)}, false)
             AND NOT coalesce({_HASH_GOES.format(s=schema)}, false)""",
             "entry rows never change; only bodies below pruned_before may go, and hashes below hashes_before into subtrees",

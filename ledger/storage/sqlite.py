@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -60,7 +60,7 @@ READ_BATCH: Final = 4_096
 _STREAMED: Final = {"yield_per": READ_BATCH}
 """Options of one statement: set on the connection, they would turn a later UPDATE into a cursor."""
 
-_DROP_BODY: Final = "UPDATE entry SET body = NULL WHERE seq = ?"
+_DROP_BODY: Final = "UPDATE entry SET body = NULL, dhash = ? WHERE seq = ?"
 _PUT_ROOT: Final = "UPDATE entry SET leaf = ?, level = ? WHERE seq = ?"
 _DROP_HASHES: Final = "UPDATE entry SET leaf = NULL, level = ? WHERE seq > ? AND seq < ?"
 _INSERT_ANCHOR: Final = "INSERT INTO anchor (dhash, summary_seq, record) VALUES (?, ?, ?)"
@@ -69,7 +69,7 @@ _INSERT_TERMS: Final = "INSERT INTO terms (number, data) VALUES (?, ?)"
 _INSERT_ATTESTATION: Final = "INSERT INTO attestation (seq, data) VALUES (?, ?)"
 _DROP_ATTESTATION: Final = "DELETE FROM attestation WHERE seq = ?"
 _EMPTY_TERMS: Final = "UPDATE terms SET data = NULL WHERE number = ?"
-_INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, dhash, leaf, body) VALUES (?, ?, ?, ?, ?)"
+_INSERT_ENTRY: Final = "INSERT INTO entry (seq, kind, leaf, body) VALUES (?, ?, ?, ?)"
 
 
 _TABLES: Final = "SELECT type, name, sql FROM sqlite_master"
@@ -107,7 +107,7 @@ class SqliteSnapshot:
         columns = (ENTRY.c.seq, ENTRY.c.kind, ENTRY.c.dhash, ENTRY.c.leaf, ENTRY.c.body, ENTRY.c.level)
         query = sa.select(*columns).order_by(ENTRY.c.seq)
         for seq, kind, dhash, leaf, body, level in self._connection.execute(query, execution_options=_STREAMED):
-            if type(leaf) not in _BLOBS or type(body) not in _BLOBS or type(level) is not int:
+            if any(type(blob) not in _BLOBS for blob in (dhash, leaf, body)) or type(level) is not int:
                 raise LedgerCorrupt("DATABASE", f"row {seq!r:.40} of the leaves has values of other types than a ledger has")
             yield Row(seq, kind, dhash, leaf or b"", body or b"", level)
 
@@ -252,7 +252,7 @@ class SqliteStore:
         with self._writing("appending") as connection:
             self._check_fence(connection, expected)
             if rows:
-                values = [(row.seq, row.kind, row.descriptor_hash, row.leaf_hash, row.body) for row in rows]
+                values = [(row.seq, row.kind, row.leaf_hash, row.body) for row in rows]
                 connection.exec_driver_sql(_INSERT_ENTRY, values)
             if attested:
                 numbers = _numbered(connection, attested)
@@ -275,7 +275,7 @@ class SqliteStore:
             if connection.execute(changed).rowcount != 1:
                 raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {size} leaves")
 
-    def prune(self, size: int, before: int, seqs: Sequence[int], anchors: Sequence[Anchor]) -> None:
+    def prune(self, size: int, before: int, gone: Mapping[int, bytes], anchors: Sequence[Anchor]) -> None:
         """Drops bodies and stores what stands for them; SQLite zeroes the bytes that are gone (``secure_delete``)."""
         with self._writing("pruning") as connection:
             self._check_fence(connection, size)
@@ -284,15 +284,16 @@ class SqliteStore:
                 values = [(anchor.descriptor_hash, anchor.summary_seq, anchor.record) for anchor in anchors]
                 connection.exec_driver_sql(_INSERT_ANCHOR, values)
             dropped = forgotten = 0
+            seqs = list(gone)
             for at in range(0, len(seqs), READ_BATCH):
-                batch = [(seq,) for seq in seqs[at : at + READ_BATCH]]
-                dropped += connection.exec_driver_sql(_DROP_BODY, batch).rowcount
-                forgotten += connection.exec_driver_sql(_DROP_ATTESTATION, batch).rowcount
+                batch = seqs[at : at + READ_BATCH]
+                dropped += connection.exec_driver_sql(_DROP_BODY, [(gone[seq], seq) for seq in batch]).rowcount
+                forgotten += connection.exec_driver_sql(_DROP_ATTESTATION, [(seq,) for seq in batch]).rowcount
             snapshot = SqliteSnapshot(connection)
             if forgotten and (unused := orphans(snapshot.terms(), snapshot.attestations())):
                 connection.exec_driver_sql(_EMPTY_TERMS, [(number,) for number in unused])
-            if dropped != len(seqs):
-                raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
+            if dropped != len(gone):
+                raise LedgerCorrupt("PRUNE", f"of {len(gone)} leaves to prune, {dropped} are there")
 
     def drop_hashes(self, size: int, before: int, subtrees: Sequence[Subtree]) -> None:
         """Puts roots of subtrees in the place of leaf hashes; SQLite zeroes the bytes that are gone (``secure_delete``)."""

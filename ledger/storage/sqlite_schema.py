@@ -33,11 +33,10 @@ ENTRY: Final = sa.Table(
     METADATA,
     _position("seq"),
     sa.Column("kind", sa.Integer, nullable=False),
-    sa.Column("dhash", sa.LargeBinary),
+    sa.Column("dhash", sa.LargeBinary, sa.CheckConstraint("length(dhash) = 32")),
     sa.Column("leaf", sa.LargeBinary, sa.CheckConstraint("length(leaf) = 32")),
     sa.Column("body", sa.LargeBinary),
     sa.Column("level", sa.Integer, sa.CheckConstraint("level BETWEEN 0 AND 62"), nullable=False, server_default="0"),
-    sa.Index("entry_dhash", "dhash", sqlite_where=sa.text("dhash IS NOT NULL")),
     sqlite_strict=True,
 )
 HEAD: Final = sa.Table(
@@ -97,9 +96,11 @@ def _refuse(name: str, before: str, when: str, sentence: str) -> str:
 _KINDS = ", ".join(map(str, PRUNABLE_KINDS))
 _BODY_GOES = f"""(OLD.kind IN ({_KINDS}) AND OLD.seq < (SELECT pruned_before FROM head WHERE id = 0)
         AND NEW.leaf IS OLD.leaf AND NEW.level = OLD.level
-        AND (OLD.kind <> {ADMIT_KIND} OR EXISTS (SELECT 1 FROM anchor WHERE dhash = OLD.dhash)))"""
+        AND (instr(OLD.body, NEW.dhash) > 0 OR OLD.body IS NULL AND NEW.dhash IS OLD.dhash)
+        AND (OLD.kind <> {ADMIT_KIND} OR EXISTS (SELECT 1 FROM anchor WHERE dhash = NEW.dhash)))"""
 # The first row of a subtree is set before the others, which find it by their own level.
-_HASH_GOES = """(OLD.body IS NULL AND NEW.level > OLD.level AND CASE WHEN NEW.level > 62 THEN 0 WHEN NEW.leaf IS NOT NULL
+_HASH_GOES = """(OLD.body IS NULL AND NEW.dhash IS OLD.dhash AND NEW.level > OLD.level
+        AND CASE WHEN NEW.level > 62 THEN 0 WHEN NEW.leaf IS NOT NULL
         THEN NEW.seq & ((1 << NEW.level) - 1) = 0
             AND NEW.seq + (1 << NEW.level) <= (SELECT hashes_before FROM head WHERE id = 0)
             AND (SELECT count(*) FROM entry WHERE seq >= NEW.seq AND seq < NEW.seq + (1 << NEW.level) AND body IS NULL)
@@ -114,14 +115,15 @@ TRIGGERS: Final = (
     _refuse(
         "entry_dense",
         "INSERT ON entry",
-        "NEW.seq IS NOT (SELECT size FROM head WHERE id = 0) OR NEW.body IS NULL OR NEW.leaf IS NULL OR NEW.level <> 0",
-        "entry.seq must be the size of the ledger, and its body and hash there",
+        """NEW.seq IS NOT (SELECT size FROM head WHERE id = 0) OR NEW.body IS NULL OR NEW.leaf IS NULL OR NEW.level <> 0
+        OR NEW.dhash IS NOT NULL""",
+        "entry.seq must be the size of the ledger, its body and hash there, and no dhash",
     ),
     "CREATE TRIGGER entry_bump AFTER INSERT ON entry BEGIN UPDATE head SET size = size + 1 WHERE id = 0; END",
     _refuse(
         "entry_only_pruned",
         "UPDATE ON entry",
-        f"""NEW.body IS NOT NULL OR NEW.seq IS NOT OLD.seq OR NEW.kind IS NOT OLD.kind OR NEW.dhash IS NOT OLD.dhash
+        f"""NEW.body IS NOT NULL OR NEW.seq IS NOT OLD.seq OR NEW.kind IS NOT OLD.kind
         OR NOT ifnull({_BODY_GOES}, 0) AND NOT ifnull({_HASH_GOES}, 0)""",
         "entry rows never change; only bodies below pruned_before may go, and hashes below hashes_before into subtrees",
     ),

@@ -42,8 +42,9 @@ EMPTY_HEAD: Final[Mapping[str, object]] = {"id": 0, "size": 0, "frontier": b"", 
 class Row:
     """One leaf as stored: the body is what counts, the other columns are an index over it.
 
-    A pruned leaf has the body b"". Where leaf hashes are gone too, the first leaf of every aligned subtree that stands for them
-    has its root in place of a leaf hash, the others have b"", and all have its level.
+    A pruned leaf has the body b"", and its descriptor hash, under which its anchor is found; beside a body there is none.
+    Where leaf hashes are gone too, the first leaf of every aligned subtree that stands for them has its root in place of a leaf
+    hash, the others have b"", and all have its level.
     """
 
     seq: int
@@ -234,7 +235,7 @@ class Store(Protocol):
             LedgerBusy, StorageFailed: as `append`.
         """
 
-    def prune(self, size: int, before: int, seqs: Sequence[int], anchors: Sequence[Anchor]) -> None:
+    def prune(self, size: int, before: int, gone: Mapping[int, bytes], anchors: Sequence[Anchor]) -> None:
         """Drops bodies, stores what stands for them, and moves ``pruned_before``; all or nothing, durable as `append`.
 
         The attestation of a leaf goes with its body. Terms that no attestation is left of are emptied; they keep their number.
@@ -245,7 +246,7 @@ class Store(Protocol):
         Args:
             size: number of leaves that the caller knows of.
             before: the new ``pruned_before``.
-            seqs: leaves whose bodies go.
+            gone: positions of the leaves whose bodies go, each with the descriptor hash that its row says from then on.
             anchors: records of contributions that have none yet.
 
         Raises:

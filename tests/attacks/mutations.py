@@ -28,6 +28,7 @@ from attest.attestation import Attestation
 from attest.corpus import Item, Locator
 from attest.errors import AttestError
 from attest.gate import Admission, Gate, Seen, decide
+from attest.reading import Verified
 from tests.attacks.scene import (
     ALICE,
     BOB,
@@ -469,7 +470,9 @@ class Judge:
         registry = make_registry()
         self._registry = registry
         self._policies = {corpus: make_policy(registry, corpus) for corpus in (CORPUS, OTHER_CORPUS)}
-        self._gates = {corpus: Gate(policy, registry, workers=1, remember=True) for corpus, policy in self._policies.items()}
+        self._gates = {
+            corpus: Gate(policy, registry, workers=1, remember=Verified()) for corpus, policy in self._policies.items()
+        }
         self._originals = originals
         self._own = {(o.corpus, *o.whole) for o in originals}
         self._genuine = {parts_of(o.attestation) for o in originals}

@@ -12,6 +12,7 @@ from attest.attestation import Attestation
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.errors import CorpusRefused, RegistryRefused
 from attest.gate import Admission, Gate, Refused, Seen
+from attest.reading import Verified
 from attest.registry import RegistryLog
 from attest.withdrawal import Withdrawal, sign_withdrawal
 from dptrain.errors import ContentChanged, NotPrivateUse
@@ -218,7 +219,7 @@ def codes(gate, items, **options):
 
 
 def test_A22_a_remembered_verdict_falls_with_the_clock_the_withdrawals_and_the_content(scene):
-    gate = Gate(scene.policy, scene.registry, workers=1, remember=True)
+    gate = Gate(scene.policy, scene.registry, workers=1, remember=Verified())
     good = item_of(signed(), CONTENT)
     digest = gate_hash(scene)
     assert codes(gate, [good], now=NOW) == ["ADMITTED"]
@@ -300,7 +301,7 @@ def with_signature_of(source, attestation):
 def test_A23_a_remembered_verdict_serves_the_very_message_alone(scene, name):
     attestation, code = poisoned()[name]
     good = item_of(signed(), CONTENT)
-    gate = Gate(scene.policy, scene.registry, workers=1, remember=True)
+    gate = Gate(scene.policy, scene.registry, workers=1, remember=Verified())
     assert codes(gate, [good], now=NOW) == ["ADMITTED"]
     for _ in range(2):
         assert codes(gate, [item_of(attestation, CONTENT)], now=NOW) == [code]
@@ -309,7 +310,7 @@ def test_A23_a_remembered_verdict_serves_the_very_message_alone(scene, name):
 
 
 def test_A23_a_refusal_is_not_remembered_for_the_rightful_message(scene):
-    gate = Gate(scene.policy, scene.registry, workers=1, remember=True)
+    gate = Gate(scene.policy, scene.registry, workers=1, remember=Verified())
     good, bad = signed(), signed(key=MALLORY, header={4: KEY_ID})
     assert codes(gate, [item_of(bad, CONTENT)], now=NOW) == ["SIG_BAD"]
     assert codes(gate, [item_of(good, CONTENT)], now=NOW) == ["ADMITTED"]
@@ -317,16 +318,16 @@ def test_A23_a_refusal_is_not_remembered_for_the_rightful_message(scene):
 
 def test_A23_a_verdict_under_one_policy_or_registry_does_not_hold_under_another(scene):
     """What a gate remembers dies with the gate; another policy or registry means another gate."""
-    gate = Gate(scene.policy, scene.registry, workers=1, remember=True)
+    gate = Gate(scene.policy, scene.registry, workers=1, remember=Verified())
     assert codes(gate, [item_of(signed(), CONTENT)], now=NOW) == ["ADMITTED"]
     stricter = tuple(replace(rule, clip_norm_micro=999_999) for rule in scene.policy.classes)
-    other = Gate(replace(scene.policy, classes=stricter), scene.registry, workers=1, remember=True)
+    other = Gate(replace(scene.policy, classes=stricter), scene.registry, workers=1, remember=Verified())
     assert codes(other, [item_of(signed(), CONTENT)], now=NOW) == ["CLIP_ABOVE_CLASS"]
 
 
 def test_A23_two_batches_of_one_epoch_share_what_was_admitted(scene):
     seen = Seen()
-    gate = Gate(scene.policy, scene.registry, workers=1, remember=True, seen=seen)
+    gate = Gate(scene.policy, scene.registry, workers=1, remember=Verified(), seen=seen)
     assert codes(gate, [item_of(signed(), CONTENT)], now=NOW) == ["ADMITTED"]
     assert codes(gate, [item_of(signed(), CONTENT)], now=NOW) == ["REPLAYED"]
 

@@ -64,7 +64,7 @@ def stored(leaves: list[Leaf], path: Path) -> LedgerCorrupt:
     store, frontier, rows = create_store(Place.of(path)), Frontier(), []
     for seq, leaf in enumerate(leaves):
         body = encode_leaf(leaf)
-        rows.append(Row(seq, leaf.KIND, getattr(leaf, "descriptor_hash", None), leaf_hash(body), body))
+        rows.append(Row(seq, leaf.KIND, None, leaf_hash(body), body))
         frontier.append(leaf_hash(body))
     store.append(rows, frontier, sign_note(checkpoint_text(SIGNER.name, frontier.size, frontier.root()), SIGNER))
     store.close()

@@ -88,8 +88,8 @@ def content(path: Path) -> object:
         try:
             schema = database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY 1, 2").fetchall()
             rows = [database.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in TABLES]
-            by_hash = "entry INDEXED BY entry_dhash WHERE dhash IS NOT NULL ORDER BY dhash, seq"
-            rows.append(database.execute(f"SELECT dhash, seq FROM {by_hash}").fetchall())
+            by_data = "terms INDEXED BY terms_data WHERE data IS NOT NULL ORDER BY data, number"
+            rows.append(database.execute(f"SELECT data, number FROM {by_data}").fetchall())
             words = [database.execute(f"PRAGMA {name}").fetchone() for name in ("user_version", "application_id")]
         except (sqlite3.Error, OverflowError) as error:
             return type(error).__name__

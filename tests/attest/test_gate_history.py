@@ -11,6 +11,7 @@ from attest.corpus import Item, Locator
 from attest.examination import Examiner
 from attest.gate import Gate, decide
 from attest.keys import key_id
+from attest.reading import Verified
 from attest.registry import Revoke
 from tests.attest.conftest import NOW
 
@@ -161,7 +162,7 @@ class TestRememberedInAStream:
 
     def test_another_signature_over_what_was_remembered_is_verified(self, world):
         first, good = self.known(world), item_of(world, b"good")
-        gate = Gate(world.policy, world.registry, workers=1, remember=True)
+        gate = Gate(world.policy, world.registry, workers=1, remember=Verified())
         assert codes(gate, [*first, good]) == ["ADMITTED"] * 4
         message = good.attestation.sign1
         forgeries = [message[:-64] + other.attestation.sign1[-64:] for other in first]
@@ -174,13 +175,13 @@ class TestRememberedInAStream:
         first, good = self.known(world), item_of(world, b"good")
         message = good.attestation.sign1
         forged = good._replace(attestation=replace(good.attestation, sign1=message[:-64] + bytes(64)))
-        gate = Gate(world.policy, world.registry, workers=1, remember=True)
+        gate = Gate(world.policy, world.registry, workers=1, remember=Verified())
         for _ in range(3):
             assert codes(gate, [*first, forged]) == ["ADMITTED"] * 3 + ["SIG_BAD"]
 
     def test_another_content_is_compared_although_the_message_is_remembered(self, world):
         first, good = self.known(world), item_of(world, b"good")
-        gate = Gate(world.policy, world.registry, workers=1, remember=True)
+        gate = Gate(world.policy, world.registry, workers=1, remember=Verified())
         assert codes(gate, [*first, good]) == ["ADMITTED"] * 4
         swapped = good._replace(content_hash=bytes(32))
         assert codes(gate, [*first, swapped, good]) == ["ADMITTED"] * 3 + ["CONTENT_MISMATCH", "ADMITTED"]

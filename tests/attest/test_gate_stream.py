@@ -16,6 +16,7 @@ from attest.attestation import Attestation
 from attest.corpus import Item, Locator, open_corpus, sign_corpus
 from attest.errors import AdmissionRefused, GateFailed, RegistryRefused
 from attest.gate import Gate, decide, run_gate
+from attest.reading import Verified
 from attest.workers import Work, Workers, available_processors
 from tests.attest.conftest import NOW
 
@@ -192,7 +193,7 @@ class TestRemembering:
 
     @pytest.fixture
     def gate(self, world, many):
-        gate = Gate(world.policy, world.registry, workers=1, remember=True)
+        gate = Gate(world.policy, world.registry, workers=1, remember=Verified())
         self.first = list(gate.judge(many, now=NOW))
         return gate
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attest.descriptor import MAX_MICRO, ContributionDescriptor, claimed_content, split
+from attest.descriptor import MAX_MICRO, ContributionDescriptor, Opener, claimed_content, split
+from attest.errors import AttestError
 
 IDS = st.text(alphabet="abz09._/-", min_size=1, max_size=64)
 SIZES = st.sampled_from([1, 23, 24, 255, 256, 65535, 65536, 0x075820, 0x0A50, 2**32 - 1, 2**32, MAX_MICRO, 0x7582007582])
@@ -59,3 +60,39 @@ def test_fields_under_other_keys_are_not_cut_out(world, mark):
         other = bytearray(whole)
         other[at + place] ^= 1
         assert split(bytes(other), opening) is None if in_descriptor else split(data, bytes(other)) is None
+
+
+@given(data=st.data())
+def test_an_opener_opens_what_open_does_and_shares_what_is_the_same(world, data):
+    """Descriptors of two forms, and each with a byte of descriptor or opening changed: the same value, or the same error."""
+    forms = [world.descriptor, replace(world.descriptor, principal="ann", max_examples=2)]
+    opener, made = Opener(), []
+    for number in range(6):
+        nonce = data.draw(st.binary(min_size=16, max_size=16))
+        descriptor = replace(forms[number % 2], content_hash=bytes([number]) * 32, nonce=nonce)
+        pair = descriptor.to_cbor(), descriptor.opening()
+        opened = opener.open(*pair)
+        assert opened == descriptor and (opened.to_cbor(), opened.opening()) == pair
+        made.append(pair)
+    which = data.draw(st.integers(0, 1))
+    changed = [bytearray(part) for part in made[0]]
+    at = data.draw(st.integers(0, len(changed[which]) - 1))
+    changed[which][at] ^= 1 << data.draw(st.integers(0, 7))
+    pair = bytes(changed[0]), bytes(changed[1])
+    assert told(opener.open, *pair) == told(ContributionDescriptor.open, *pair)
+
+
+def told(work, *arguments):
+    """What a call returns, or the code and the sentence of its error."""
+    try:
+        return work(*arguments)
+    except AttestError as error:
+        return error.code, error.sentence
+
+
+def test_an_opener_remembers_a_bounded_number_of_forms(world):
+    opener = Opener(most=2)
+    for clip in (1, 2, 3, 1, 2, 3):
+        descriptor = replace(world.descriptor, clip_norm_micro=clip)
+        assert opener.open(descriptor.to_cbor(), descriptor.opening()) == descriptor
+        assert len(opener._known) <= 2

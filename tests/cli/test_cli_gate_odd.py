@@ -6,6 +6,7 @@ import os
 import pytest
 
 from dptrain.cli import gate as gate_module
+from dptrain.progress import attestations_in
 from tests.cli.terminals import on_terminal
 
 
@@ -19,13 +20,13 @@ def test_a_named_pipe_does_not_stop_the_count_for_the_bar(shell, corpus, name):
 
 def test_the_count_for_the_bar_follows_no_links(shell, corpus):
     corpus()
-    expected = gate_module._attestations_in(shell.directory / "corpus")
+    expected = attestations_in(shell.directory / "corpus")
     assert expected == 5
     shell.write("elsewhere/more.attest", "")
     (shell.directory / "elsewhere" / "more.attest").write_bytes((shell.directory / "corpus/notes.jsonl.attest").read_bytes())
     (shell.directory / "corpus" / "link.attest").symlink_to(shell.directory / "elsewhere" / "more.attest")
     (shell.directory / "corpus" / "elsewhere").symlink_to(shell.directory / "elsewhere")
-    assert gate_module._attestations_in(shell.directory / "corpus") == expected
+    assert attestations_in(shell.directory / "corpus") == expected
 
 
 @pytest.mark.parametrize("path", [".", "../corpus", "./"])

@@ -56,6 +56,52 @@ def test_the_gate_takes_no_unsigned_policy(shell, corpus):
     assert shell.json("gate", "policy.toml", "corpus", code=1)["error"]["code"] == "UNSIGNED"
 
 
+def test_signatures_that_a_gate_verified_are_spared_by_the_next_gate_and_by_a_plan(shell, corpus):
+    """The ledger is still to come: its key is made, the reading lies beside it, and says nothing to anybody else."""
+    corpus()
+    before = set(shell.directory.iterdir())
+    first = shell.json("gate", "policy.cose", "corpus", "--for", "run.db")
+    reading = {"path": "run.db.reading", "spared": 0, "told": None}
+    assert first["kept_reading"] == reading and first["admitted"] == {"sensitive": 5}
+    made = {path.name: path.stat().st_mode & 0o777 for path in set(shell.directory.iterdir()) - before}
+    assert made == {"run.key": 0o600, "run.db.reading": 0o600, ".corpus.registry": 0o644}
+    assert shell.json("gate", "policy.cose", "corpus", "--for", "run.db")["kept_reading"] == reading | {"spared": 5}
+    assert shell.json("plan", "policy.cose", "corpus", "--for", "run.db")["kept_reading"] == reading | {"spared": 5}
+    shown = shell.run("gate", "policy.cose", "corpus", "--for", "run.db").stdout
+    assert "5 signatures had been verified before, as kept in run.db.reading" in shown
+    assert "kept_reading" not in shell.json("gate", "policy.cose", "corpus", "--for", "run.db", "--no-kept-reading")
+    assert "kept_reading" not in shell.json("gate", "policy.cose", "corpus")
+
+
+def test_a_kept_reading_that_does_not_count_is_told_in_one_line_and_made_anew(shell, corpus):
+    corpus()
+    shell.run("gate", "policy.cose", "corpus", "--for", "run.db")
+    path = shell.directory / "run.db.reading"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    shown = shell.run("gate", "policy.cose", "corpus", "--for", "run.db").stdout
+    assert "does not count, since something changed it, or another key wrote it: all signatures were verified" in shown
+    assert path.read_bytes() == data
+    shell.run("registry", "add", "registry.cbor", "--pub", "owner.pub", "--class", "public")
+    told = shell.json("plan", "policy.cose", "corpus", "--for", "run.db")["kept_reading"]
+    assert told["spared"] == 0 and "made under another state of the registry" in told["told"]
+
+
+def test_a_contribution_that_expired_since_is_refused_although_its_signature_was_kept(shell, corpus):
+    corpus()
+    shell.run("gate", "policy.cose", "corpus", "--for", "run.db")
+    answer = shell.json("gate", "policy.cose", "corpus", "--for", "run.db", "--now", "+400d", code=1)
+    assert answer["refused"] == {"EXPIRED": 5}
+
+
+def test_a_ledger_that_is_not_there_is_still_refused_where_its_withdrawals_are_asked_for(shell, corpus):
+    """A slip of the pen must not leave withdrawals out."""
+    corpus()
+    assert shell.json("gate", "policy.cose", "corpus", "--ledger", "run.db", code=2)["error"]["code"] == "USAGE"
+    assert not (shell.directory / "run.key").exists()
+    assert shell.json("gate", "policy.cose", "corpus", "--ledger", "policy.cose", "--for", "run.db", code=2)["error"]
+
+
 def test_plan_gives_every_block_the_largest_sigma_c_of_its_classes(shell, corpus):
     answer = shell.json("plan", "policy.toml", "--layers", "4")
     std = {block["name"]: block["std"] for block in answer["blocks"]}

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from attest.keys import save_private_key
-from dptrain.cli import progress
-from dptrain.cli.progress import contributions_in, progress_bar
+from dptrain import progress
+from dptrain.progress import contributions_in, progress_bar
 from tests.cli.terminals import on_terminal
 from tests.ledger.ledger_runs import LOG_KEY, SIGNER
 from tests.ledger.retained_runs import grown
@@ -40,10 +40,13 @@ def test_what_reads_a_whole_ledger_says_on_a_terminal_what_it_is_at(shell):
     for arguments, said in (
         (("ledger", "verify", "export", "--key", SIGNER.vkey), "auditing export"),
         (("ledger", "fsck", "ledger.db"), "checking ledger.db"),
+        (("ledger", "retain", "ledger.db"), "summarising ledger.db"),
     ):
         code, shown = on_terminal(shell.directory, arguments)
         assert code == 0 and said in shown
         assert shell.run(*arguments).stderr == ""
+    code, shown = on_terminal(shell.directory, ("ledger", "export", "ledger.db", "again"))
+    assert code == 0 and shown.index("reading ledger.db") < shown.index("exporting ledger.db")
 
 
 def test_the_bar_is_drawn_at_most_every_fifth_of_a_second(monkeypatch):

@@ -4,11 +4,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from dptrain.errors import ContentChanged, NotPrivateUse, ResumeRefused  # noqa: E402
+from dptrain import PrivateTraining  # noqa: E402
+from dptrain.errors import ConfigError, ContentChanged, NotPrivateUse, ResumeRefused  # noqa: E402
 from dptrain.noise.keystream import KeyStream  # noqa: E402
 from dptrain.pool import Pool, in_ledger_order  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
-from tests.worlds import make_world, token_record  # noqa: E402
+from tests.worlds import DAY, make_world, token_record  # noqa: E402
 
 
 @pytest.fixture
@@ -116,3 +117,32 @@ def test_a_gradient_that_was_put_in_the_place_of_a_released_one_is_refused(tmp_p
         with pytest.raises(NotPrivateUse, match="GRADIENT_REPLACED"):
             trainer.optimizer.step()
         trainer.close()
+
+
+def test_a_run_spares_the_signatures_that_an_earlier_opening_verified_and_judges_all_else_again(tmp_path) -> None:
+    """Opened again before its first step, and when it is resumed; the second time one attestation has ended."""
+    world = make_world(tmp_path, per_class=2, steps=4)
+    people = len(world.contributor_keys) * 2
+    first = PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger)
+    assert (first.reading.spared, first.reading.checked, len(first.gate.admitted)) == (0, people, people)
+    first.close()
+    trainer = Trainer(world).begin()
+    assert (trainer.private.reading.spared, trainer.private.reading.checked) == (people, 0)
+    assert trainer.private.gate.admitted == first.gate.admitted
+    trainer.close()
+    resumed = PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, resume=True)
+    assert resumed.reading.spared == people and not resumed.reading.told
+    resumed.close()
+    late = {"ledger": tmp_path / "other.db", "clock": lambda: world.now + 250 * DAY}
+    (tmp_path / "other.db.reading").write_bytes((tmp_path / "ledger.db.reading").read_bytes())
+    (tmp_path / "other.key").write_bytes((tmp_path / "ledger.key").read_bytes())
+    (tmp_path / "other.key").chmod(0o600)
+    with pytest.raises(ConfigError, match=f"NOTHING_ADMITTED.*EXPIRED {people}"):
+        PrivateTraining.open(world.policy, world.corpus, **late)
+
+
+def test_a_run_that_is_told_so_verifies_every_signature_and_keeps_nothing(tmp_path) -> None:
+    world = make_world(tmp_path, per_class=1, steps=2)
+    private = PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, kept_reading=False)
+    assert private.reading is None and not (tmp_path / "ledger.db.reading").exists()
+    private.close()

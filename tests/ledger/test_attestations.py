@@ -1,12 +1,14 @@
 """What a ledger keeps of what contributors signed: refused where it does not fit, stored with the leaf, gone with its body, and
 written into exports from which every attestation is made again, byte for byte."""
 
+import hashlib
 import os
 import secrets
 import tracemalloc
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -18,10 +20,13 @@ from ledger.attestations import pack, unpack
 from ledger.errors import ExportRefused, LeafRefused, LedgerCorrupt
 from ledger.export import _Attestations
 from ledger.handles import AdmitSpec
-from ledger.leaves import Admit, decode_leaf
+from ledger.leaves import Admit, decode_leaf, encode_leaf
 from ledger.log import Ledger
+from ledger.merkle import Frontier, leaf_hash
+from ledger.storage.place import Place
 from ledger.storage.signed import check_attestations
-from ledger.storage.store import Row
+from ledger.storage.sqlite import SqliteStore
+from ledger.storage.store import Attested, Row
 from tests.ledger.attested import (
     OWNER_KEY,
     attestation,
@@ -497,7 +502,7 @@ def test_exporting_attestations_takes_no_memory_for_those_that_were_written(tmp_
         writer = _Attestations(directory, Many(people))
         tracemalloc.start()
         for n in range(people // 256):
-            rows = [Row(seq, Admit.KIND, bytes(32), bytes(32), b"body") for seq in range(n * 256, n * 256 + 256)]
+            rows = [Row(seq, Admit.KIND, None, bytes(32), b"body") for seq in range(n * 256, n * 256 + 256)]
             assert writer.add(n, rows)
         writer.write_terms()
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -517,3 +522,23 @@ class Many:
 
     def terms_at(self, numbers):
         return [b"terms %d" % number for number in numbers]
+
+
+MOST_BYTES = 300
+"""Bytes of `ledger.db` that a contribution takes at most, with what its contributor signed."""
+
+
+def test_a_contribution_takes_at_most_300_bytes_of_the_database(tmp_path):
+    """Body, leaf hash and attestation are stored once each, and no index beside them; 16,384 contributions of one form."""
+    people, place = 16_384, Place.of(tmp_path / "ledger.db")
+    with closing(SqliteStore.create(place)) as store:
+        frontier, rows, attested = Frontier(), [], []
+        for seq in range(people):
+            names = [hashlib.sha256(b"%d %d" % (seq, which)).digest() for which in range(3)]
+            leaf = Admit(10**6 + seq, START, names[0], "sensitive", 1, 10**6, 10**6, 100, names[1], bytes(8), names[2], 0, 0, 0)
+            rows.append(Row(seq, Admit.KIND, None, leaf_hash(encode_leaf(leaf)), encode_leaf(leaf)))
+            frontier.append(rows[-1].leaf_hash)
+            attested.append(Attested(seq, b"terms", secrets.token_bytes(64)))
+        store.append(rows, frontier, attested=attested)
+    assert not Path(f"{place.target}-wal").exists(), "what is in the log would not be counted"
+    assert Path(place.target).stat().st_size <= MOST_BYTES * people

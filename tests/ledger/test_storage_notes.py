@@ -9,7 +9,7 @@ from storage_backends import SqliteBackend
 
 from ledger.audit import verify_export
 from ledger.errors import LedgerBusy, LedgerClosed, LedgerCorrupt, LedgerError, LedgerForked, LedgerWrongRun, NoteError
-from ledger.leaves import Admit, Epoch, Settle, Spend, Withdraw
+from ledger.leaves import Admit, Epoch, Settle, Spend, Withdraw, decode_leaf
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, sign_note
@@ -150,16 +150,27 @@ def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     for kind in (0, 2, Settle.KIND, Spend.KIND, Withdraw.KIND, Epoch.KIND):
         with pytest.raises(closed.refused):
             closed.execute(f"UPDATE entry SET body = NULL WHERE kind = {kind}")
-    for column, value in (("leaf", "x'" + "00" * 32 + "'"), ("dhash", "NULL"), ("kind", "5"), ("seq", "1000")):
+    admits = closed.fetch(f"SELECT seq, body FROM entry WHERE kind = {Admit.KIND} AND seq < {limit}")
+    names = {seq: decode_leaf(body).descriptor_hash for seq, body in admits}
+    first, other = kinds[Admit.KIND], "x'" + "00" * 32 + "'"
+    named = f"dhash = x'{names[first].hex()}'"
+    names_wrong = ("dhash = NULL", f"dhash = {other}")
+    for change in (*names_wrong, f"{named}, leaf = {other}", f"{named}, kind = 5", f"{named}, seq = 1000"):
         with pytest.raises(closed.refused):
-            closed.execute(f"UPDATE entry SET body = NULL, {column} = {value} WHERE seq = {kinds[Admit.KIND]}")
+            closed.execute(f"UPDATE entry SET body = NULL, {change} WHERE seq = {first}")
     for kind in PRUNABLE_KINDS:
         with pytest.raises(closed.refused):
             closed.execute(f"UPDATE entry SET body = NULL WHERE kind = {kind} AND seq >= {limit}")
+    drop = "UPDATE entry SET body = NULL, dhash = x'{}' WHERE seq = {}"
     with pytest.raises(closed.refused):
-        closed.execute(f"UPDATE entry SET body = NULL WHERE seq = {kinds[Admit.KIND]}")  # its anchor must be there before
-    closed.execute(f"INSERT INTO anchor SELECT dhash, 9, x'01' FROM entry WHERE kind = {Admit.KIND} AND seq < {limit}")
-    closed.execute(f"UPDATE entry SET body = NULL WHERE seq < {limit} AND kind = 1")
+        closed.execute(drop.format(names[first].hex(), first))  # its anchor must be there before
+    for name in names.values():
+        closed.execute(f"INSERT INTO anchor VALUES (x'{name.hex()}', 9, x'01')")
+    second = next(seq for seq in names if seq != first)
+    with pytest.raises(closed.refused):
+        closed.execute(drop.format(names[second].hex(), first))  # another's name, whose anchor is there
+    for seq, name in names.items():
+        closed.execute(drop.format(name.hex(), seq))
     assert closed.fetch("SELECT count(*) FROM entry WHERE body IS NULL")[0][0] > 3
     with pytest.raises(closed.refused):
         closed.execute(f"UPDATE entry SET body = x'00' WHERE seq = {kinds[Admit.KIND]}")
@@ -168,54 +179,56 @@ def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     assert (found.value.code, found.value.seq) == ("LEAF", kinds[Admit.KIND]), "what stands for it is no anchor record"
 
 
-def summarised(backend) -> tuple[int, int, list[int], list[Anchor]]:
+def summarised(backend) -> tuple[int, int, dict[int, bytes], list[Anchor]]:
     """A closed ledger with a row where a SUMMARY would be: its size, the first epoch's end, what may go before that, and
     what must stand for it."""
     (size,) = backend.fetch("SELECT size FROM head")[0]
     backend.execute(f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, NULL, leaf, body, 0 FROM entry WHERE seq = 0")
     (end,) = backend.fetch(f"SELECT min(seq) FROM entry WHERE kind = {Epoch.KIND}")[0]
     kinds = ", ".join(map(str, PRUNABLE_KINDS))
-    seqs = [seq for (seq,) in backend.fetch(f"SELECT seq FROM entry WHERE seq < {end} AND kind IN ({kinds}) ORDER BY seq")]
-    admitted = backend.fetch(f"SELECT dhash FROM entry WHERE seq < {end} AND kind = {Admit.KIND} ORDER BY dhash")
-    return size + 1, end, seqs, [Anchor(hash_, size, b"record of " + hash_) for (hash_,) in admitted]
+    bodies = backend.fetch(f"SELECT seq, body FROM entry WHERE seq < {end} AND kind IN ({kinds}) ORDER BY seq")
+    gone = {seq: decode_leaf(body).descriptor_hash for seq, body in bodies}
+    return size + 1, end, gone, [Anchor(hash_, size, b"record of " + hash_) for hash_ in sorted(gone.values())]
 
 
 def test_pruning_drops_bodies_and_keeps_hashes_and_anchors(closed):
-    size, end, seqs, anchors = summarised(closed)
-    before = closed.fetch("SELECT seq, kind, dhash, leaf FROM entry ORDER BY seq")
+    size, end, gone, anchors = summarised(closed)
+    before = closed.fetch("SELECT seq, kind, leaf FROM entry ORDER BY seq")
     with closing(open_store(closed.place, read_only=False)) as store:
-        store.prune(size, end, seqs, anchors[::-1])
-        store.prune(size, end, seqs, [])  # once more changes nothing
+        store.prune(size, end, gone, anchors[::-1])
+        store.prune(size, end, gone, [])  # once more changes nothing
         with store.snapshot() as snapshot:
             assert snapshot.pruned_before() == end and list(snapshot.anchors()) == anchors
             rows = list(snapshot.rows())
-        assert [(row.seq, row.kind, row.descriptor_hash, row.leaf_hash) for row in rows] == before
-        assert [row.seq for row in rows if not row.body] == seqs
+        assert [(row.seq, row.kind, row.leaf_hash) for row in rows] == before
+        assert {row.seq: row.descriptor_hash for row in rows if not row.body} == gone
+        assert not any(row.descriptor_hash for row in rows if row.body), "a body says the name of its leaf by itself"
         assert all(leaf_hash(row.body) == row.leaf_hash for row in rows[1:-1] if row.body)
 
 
 def test_what_may_not_be_pruned_is_refused_whole(closed):
-    size, end, seqs, anchors = summarised(closed)
+    size, end, gone, anchors = summarised(closed)
     (charge,) = closed.fetch("SELECT min(seq) FROM entry WHERE kind = 2")[0]
     with closing(open_store(closed.place, read_only=False)) as store:
         for wrong in (
-            (size, end, [*seqs, charge], anchors),
-            (size, end, [*seqs, end], anchors),
-            (size, end, [*seqs, size + 5], anchors),
-            (size, size, seqs, anchors),
-            (size, end, seqs, [*anchors, anchors[0]]),
-            (size, end, seqs, [*anchors, Anchor(b"short", size - 1, b"record")]),
-            (size, end, seqs, anchors[1:]),
-            (size, end, seqs, []),
+            (size, end, gone | {charge: bytes(32)}, anchors),
+            (size, end, gone | {end: bytes(32)}, anchors),
+            (size, end, gone | {size + 5: bytes(32)}, anchors),
+            (size, end, dict(zip(gone, [*gone.values()][::-1], strict=True)), anchors),
+            (size, size, gone, anchors),
+            (size, end, gone, [*anchors, anchors[0]]),
+            (size, end, gone, [*anchors, Anchor(b"short", size - 1, b"record")]),
+            (size, end, gone, anchors[1:]),
+            (size, end, gone, []),
         ):
             with pytest.raises(LedgerCorrupt):
                 store.prune(*wrong)
         with pytest.raises(LedgerBusy) as found:
-            store.prune(size - 1, end, seqs, anchors)
+            store.prune(size - 1, end, gone, anchors)
         assert found.value.code == "HEAD_MOVED"
         closed.execute("UPDATE lease SET fence = fence + 1")
         with pytest.raises(LedgerBusy) as found:
-            store.prune(size, end, seqs, anchors)
+            store.prune(size, end, gone, anchors)
         assert found.value.code == "FENCED"
         with store.snapshot() as snapshot:
             assert snapshot.pruned_before() == 0 and not list(snapshot.anchors())
@@ -226,12 +239,12 @@ def test_pruned_bytes_are_gone_from_the_file(run, path):
     backend = SqliteBackend(path.parent)
     run.whole_run()
     run.ledger.close()
-    size, end, seqs, anchors = summarised(backend)
-    bodies = [body for (body,) in backend.fetch(f"SELECT body FROM entry WHERE seq IN ({', '.join(map(str, seqs))})")]
+    size, end, gone, anchors = summarised(backend)
+    bodies = [body for (body,) in backend.fetch(f"SELECT body FROM entry WHERE seq IN ({', '.join(map(str, gone))})")]
     held = path.read_bytes()
     assert all(body in held for body in bodies) and len(bodies) > 3
     with closing(open_store(backend.place, read_only=False)) as store:
-        store.prune(size, end, seqs, anchors)
+        store.prune(size, end, gone, anchors)
     held = path.read_bytes()
     assert not any(body in held for body in bodies) and not path.with_name(f"{path.name}-wal").exists()
 
@@ -251,10 +264,10 @@ def test_an_anchor_is_written_once(closed):
 
 def pruned(backend) -> tuple[int, int, list[int]]:
     """A closed ledger whose first epoch has lost its bodies: size, where hashes may go, and which leaves go."""
-    size, end, seqs, anchors = summarised(backend)
+    size, end, gone, anchors = summarised(backend)
     with closing(open_store(backend.place, read_only=False)) as store:
-        store.prune(size, end, seqs, anchors)
-    return size, end, seqs
+        store.prune(size, end, gone, anchors)
+    return size, end, list(gone)
 
 
 def leaves(backend) -> list[tuple]:
@@ -288,7 +301,8 @@ def test_hashes_go_into_subtrees_of_pruned_leaves_and_nowhere_else(closed):
         f"UPDATE entry SET leaf = {some}, level = 63 WHERE seq = {first}",
         f"UPDATE entry SET leaf = x'00', level = 1 WHERE seq = {first}",
         f"UPDATE entry SET leaf = {some}, level = 1, body = x'00' WHERE seq = {first}",
-        f"UPDATE entry SET leaf = {some}, level = 1, dhash = NULL, kind = 2 WHERE seq = {first}",
+        f"UPDATE entry SET leaf = {some}, level = 1, dhash = NULL WHERE seq = {first}",
+        f"UPDATE entry SET leaf = {some}, level = 1, kind = 2 WHERE seq = {first}",
         f"UPDATE entry SET leaf = {some}, level = 1 WHERE seq = {alone & -2}",  # over a leaf that is there
     ):
         with pytest.raises(closed.refused):

@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from attest.records import JSONL
+from attest.attestation import read_sequence
+from attest.errors import AttestError
+from attest.records import JSONL, SUFFIX, open_beneath
 
 _REFRESH = 0.2
 """Seconds between two pictures."""
@@ -27,19 +29,22 @@ class _Rate(ProgressColumn):
 
 
 @contextlib.contextmanager
-def progress_bar(what: str, total: Callable[[], int], screen: Console | None = None) -> Iterator[Callable[[int], None] | None]:
+def progress_bar(
+    what: str, total: Callable[[], int], screen: Console | None = None, *, shown: bool = True
+) -> Iterator[Callable[[int], None] | None]:
     """A callback that takes the number done so far and draws a bar with rate and time left on standard error.
 
     Args:
         what: What is being done.
         total: About how many there are; asked on a terminal alone, so a pipe costs nothing.
         screen: Where to draw; default: standard error.
+        shown: False to draw nothing, whatever the screen is.
 
     Yields:
         The callback; None where standard error is no terminal.
     """
     screen = screen or Console(stderr=True)
-    if not screen.is_terminal:
+    if not (shown and screen.is_terminal):
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
@@ -71,3 +76,22 @@ def contributions_in(data: Path) -> int:
         while more := stream.read(_CHUNK):
             lines, chunk = lines + more.count(b"\n"), more
     return lines + (not chunk.endswith(b"\n"))
+
+
+def attestations_in(corpus: Path) -> int:
+    """About how many attestations a corpus holds, for a progress bar: sizes of files over the size of their first item."""
+    beside = Path(os.path.abspath(corpus) + SUFFIX)
+    if beside.is_file():
+        return _attestations_of(beside)
+    return sum(
+        _attestations_of(Path(folder, name)) for folder, _, names in os.walk(corpus) for name in names if name.endswith(SUFFIX)
+    )
+
+
+def _attestations_of(path: Path) -> int:
+    try:
+        with open_beneath(path.parent, path.name) as stream:
+            first = next(read_sequence(stream), None)
+            return 0 if first is None else round(os.fstat(stream.fileno()).st_size / len(first.to_cbor()))
+    except (OSError, AttestError):
+        return 0
