@@ -84,11 +84,10 @@ class Retaining:
         run = self._file.replay
         before = self._prunable()
         anchors = {}
-        if not run.header.occurrences_public:
-            for end, record in run.tally.summarised.values():
-                if end <= before:
-                    seq = next(leaf.seq for leaf in run.tally.summaries if leaf.end == end)
-                    anchors[record.first_seq] = Anchor(record.descriptor_hash, seq, record.to_bytes())
+        for end, record in run.tally.summarised.values():
+            if end <= before:
+                seq = next(leaf.seq for leaf in run.tally.summaries if leaf.end == end)
+                anchors[record.first_seq] = Anchor(record.descriptor_hash, seq, record.to_bytes())
         return self._file.prune(before, anchors)
 
     def drop_hashes(self, *, keep: Iterable[int] = ()) -> int:

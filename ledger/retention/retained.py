@@ -4,8 +4,8 @@ One kind of bodies goes: an ADMIT leaf, when its contribution has left the run a
 is its anchor record, from which the replay restores it at its place. So of a pruned ledger too every pool, group, charge,
 withdrawal and epsilon is recomputed, for those who left and for those who stay; what rests on the auditors' word is that the
 stand-ins are what the leaves under the signed root said. ADMIT leaves of whoever is active are kept (later charges and epsilons
-need them), and all of them where occurrences are public (DRAW leaves name contributions by the order of admission, and the
-variance is made of their bounds).
+need them). DRAW leaves name contributions by the order of admission, in which stand-ins keep their places, and are never pruned: so
+where occurrences are public everybody's are counted again from them.
 """
 
 from array import array
@@ -86,8 +86,6 @@ class RetainedReplay(Replay):
         classes = self.header.policy.classes
         if record.first_seq != self.size or record.class_index >= len(classes):
             raise LeafRefused("ANCHOR", f"an anchor of leaf {record.first_seq} stands for leaf {self.size}")
-        if self.header.occurrences_public:
-            raise LeafRefused("ANCHOR", "where occurrences are public no ADMIT leaf is ever pruned")
         leaf = record.admission(classes[record.class_index].name, self.last_time)
         problems = self.apply(leaf)
         self._restored[record.descriptor_hash] = record

@@ -91,7 +91,6 @@ class Tally:
         self.summarised: dict[bytes, tuple[int, AnchorRecord]] = {}
         self._horizon = header.policy.retention_epochs
         self._public = [rule.public for rule in header.policy.classes]
-        self._anchors = not header.occurrences_public  # there no ADMIT leaf is ever pruned, so nothing needs a record
         self._closed: list[_Segment] = []
         self._open = _Segment(len(self._public))
         self._leaving: list[tuple[Contribution, int]] = []
@@ -205,9 +204,8 @@ class Tally:
         contribution = run.contributions.get(leaf.descriptor_hash)
         if contribution is not None and contribution.seq == leaf.seq:
             self._open.classes[contribution.class_index].admitted += 1
-            if self._anchors:
-                self._admitted.append(leaf.seq)
-                self._content_anchors += leaf.anchor
+            self._admitted.append(leaf.seq)
+            self._content_anchors += leaf.anchor
 
     def _epoch(self, leaf: Epoch, run: "Replay") -> None:
         segment = self._open
@@ -217,8 +215,7 @@ class Tally:
             if group is not None:
                 tally = segment.classes[contribution.class_index]
                 tally.see_group(group, tally.left, 1)
-            if self._anchors:
-                segment.records.append(self._record(contribution, seq, None if group is None else group.epsilon_micro))
+            segment.records.append(self._record(contribution, seq, None if group is None else group.epsilon_micro))
         for group in run.register.groups.present():
             if group.active:
                 tally = segment.classes[group.class_index]

@@ -1,6 +1,7 @@
 """Pruning on both databases: what goes, what stays, and that nothing which anybody may ask changes."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -23,14 +24,14 @@ KEYS = [SIGNER.vkey]
 EVERYBODY = range(1, 7)
 
 
-def told(ledger: Ledger) -> dict:
+def told(ledger: Ledger, numbers: Iterable[int] = EVERYBODY) -> dict:
     """All that a ledger says of its run."""
     run = ledger.state
     return {
-        "epsilons": {n: ledger.epsilon(descriptor(n)) for n in EVERYBODY},
-        "steps": {n: run.expenditure.steps(run.contributions[descriptor(n)], run.charged_phases) for n in EVERYBODY},
-        "terms": {n: (run.contributions[descriptor(n)].seq, run.contributions[descriptor(n)].active) for n in EVERYBODY},
-        "bounds": {n: run.contributions[descriptor(n)].terms.clip_micro for n in EVERYBODY},
+        "epsilons": {n: ledger.epsilon(descriptor(n)) for n in numbers},
+        "steps": {n: run.expenditure.steps(run.contributions[descriptor(n)], run.charged_phases) for n in numbers},
+        "terms": {n: (run.contributions[descriptor(n)].seq, run.contributions[descriptor(n)].active) for n in numbers},
+        "bounds": {n: run.contributions[descriptor(n)].terms.clip_micro for n in numbers},
         "pools": [run.register.pool(place) for place in range(2)],
         "next": run.charge_classes(),
         "totals": run.totals(),
@@ -240,27 +241,40 @@ def test_pruning_waits_for_one_more_epoch_or_the_close(path):
         assert ledger.prune() == 3
 
 
-def test_a_ledger_of_public_occurrences_keeps_its_admissions(path, tmp_path):
-    """DRAW leaves name contributions by the order of admission, and what was spent is kept: nothing goes."""
+def test_public_occurrences_are_counted_again_from_draws_where_admissions_are_gone(backend, tmp_path):
+    """DRAW leaves name contributions by the order of admission, in which what stands for a pruned one keeps its place."""
     policy = {"disclosure": "occurrences_public", "retention_epochs": 1, "auditors": AUDITORS, "auditor_quorum": 2}
-    driver = Driver(Ledger.create(path, header_spec(signed_policy(**policy)), SIGNER, now=START))
+    driver = Driver(Ledger.create(backend.place, header_spec(signed_policy(**policy)), SIGNER, now=START))
     driver.admit(admission(0), admission(1), admission(2, "sensitive"))
     with driver.ledger as ledger:
         for epoch in range(3):
-            window = driver.charge(2)
-            for step in (window.first_step, window.first_step + 1):
-                ledger.draw(step, (0, 2) if epoch else (1, 2), now=driver.tick())
-            ledger.settle(window, 2, now=driver.tick())
+            drawn(driver, (0, 2) if epoch else (1, 2))
             if not epoch:
                 driver.withdraw(1)
             driver.epoch()
         ledger.summarise(now=driver.tick())
         vouched_for(driver, ANNA, CLEO)
+        drawn(driver, (0,))
+        driver.epoch()
+        before = told(ledger, range(3))
+        assert ledger.prune() == 1 and bodies_gone(ledger) == [(2, Admit.KIND)]
+        assert told(ledger, range(3)) == before and ledger.state.contributions[descriptor(1)].occurrences == 2
+        drawn(driver, (0, 2))
+        with pytest.raises(LeafRefused, match="WITHDRAWN"):
+            drawn(driver, (0, 1))
+    with Ledger.open(backend.place, SIGNER, recompute=True) as ledger:
+        ledger.resume(ledger.state.position, ledger.pin(), now=driver.tick())
+        driver = Driver(ledger, now=driver.now + 1, streams=900)
+        drawn(driver, (2,))
+        driver.epoch()
         ledger.finish(now=driver.tick())
-        before = {n: ledger.epsilon(descriptor(n)) for n in range(3)}
-        assert ledger.prune() == 0 and bodies_gone(ledger) == []
-        assert {n: ledger.epsilon(descriptor(n)) for n in range(3)} == before
-        export = ledger.export(tmp_path / "lean")
-    with Ledger.open(path, SIGNER, recompute=True):
-        report = verify_export(export, KEYS)
-        assert report.findings == () and not is_pruned(report)
+        report = verify_export(ledger.export(tmp_path / "lean"), KEYS)
+        assert report.findings == () and is_pruned(report)
+
+
+def drawn(driver: Driver, numbers: tuple[int, ...]) -> None:
+    """A window of two steps in which these take part."""
+    window = driver.charge(2)
+    for step in (window.first_step, window.first_step + 1):
+        driver.ledger.draw(step, numbers, now=driver.tick())
+    driver.ledger.settle(window, 2, now=driver.tick())
