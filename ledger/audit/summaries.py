@@ -50,8 +50,7 @@ def judge_summaries(
     for leaf in summaries:
         gone = bisect_left(run.pruned, leaf.end) - bisect_left(run.pruned, leaf.first)
         hashes = 0 if nodes is None else nodes.count_gone(leaf.first, leaf.end)
-        whole = not gone and not run.restored(leaf)
-        rows.append(SummaryRow(leaf.seq, leaf.first, leaf.end, names[leaf.seq], gone, hashes, whole))
+        rows.append(SummaryRow(leaf.seq, leaf.first, leaf.end, names[leaf.seq], gone, hashes, not gone))
         if gone:
             remarks.qualify(
                 "PRUNED",

@@ -3,7 +3,7 @@
 Life of a range: (1) `Retaining.summarise` appends its SUMMARY leaf under a signed checkpoint; (2) auditors audit an export that
 has every body of the range, and a quorum of those whom the signed policy names vouches (`ledger.retention.statements`); (3) one
 more epoch closes, or the run did; (4) `Retaining.prune` drops the bodies of the ADMIT leaves of contributions that left, whose
-anchor records stay (`ledger.retention.retained`); (5) where the policy has a second horizon,
+aggregates stay (`ledger.retention.retained`); (5) where the policy has a second horizon,
 `Retaining.drop_hashes` drops the leaf hashes of pruned leaves past it, but for the roots of the subtrees that they fill
 (`ledger.subtrees`). Nothing else is ever dropped: no leaf that was not pruned, nothing of a withdrawal.
 """
@@ -14,10 +14,11 @@ from attest.clock import machine_time
 from ledger.errors import RetentionRefused
 from ledger.export import Pruned
 from ledger.leaves import Summary
+from ledger.retention.aggregates import Aggregate
 from ledger.retention.horizons import hashes_end, waited
 from ledger.retention.statements import statements, vouched_end, vouchers
 from ledger.storage.appender import Appender
-from ledger.storage.store import Anchor
+from ledger.storage.store import Aggregated
 
 
 class Retaining:
@@ -46,9 +47,9 @@ class Retaining:
         if not self.pruned_before:
             return None
         with self._file.store.snapshot() as snapshot:
-            anchors = {anchor.descriptor_hash: anchor.record for anchor in snapshot.anchors()}
+            aggregates = [Aggregate.from_bytes(kept.record) for kept in snapshot.aggregates()]
         notes = [note for _, note in sorted(self._file.checkpoints.items()) if statements(self._file.replay.header, note)]
-        return Pruned(self.pruned_before, anchors, notes)
+        return Pruned(self.pruned_before, aggregates, notes)
 
     def summarise(self, *, now: int) -> Summary:
         """Appends the SUMMARY leaf over all epochs past the policy's horizon, under a signed checkpoint; also after the close.
@@ -70,9 +71,9 @@ class Retaining:
         """Drops the bodies that vouched summaries speak for; returns how many went.
 
         Guarantee:
-            A body goes only if it is of the ADMIT leaf of a contribution that has left and whose record stays; if it lies below
-            the end of a summary for which a quorum of the auditors of the signed policy vouches, in signatures that this ledger
-            keeps; and if the ledger without it replays to the same state. All go, or none.
+            A body goes only if it is of an ADMIT leaf whose aggregate stays, and of a contribution that has left; if this leaf
+            and the WITHDRAW leaf lie below the end of a summary for which a quorum of the auditors of the signed policy vouches,
+            in signatures that this ledger keeps; and if the ledger without it replays to the same state. All go, or none.
 
         Raises:
             RetentionRefused: code RETENTION if the policy keeps everything, NO_AUDITORS if it names nobody who could vouch,
@@ -83,12 +84,14 @@ class Retaining:
         """
         run = self._file.replay
         before = self._prunable()
-        anchors = {}
-        for end, record in run.tally.summarised.values():
-            if end <= before:
-                seq = next(leaf.seq for leaf in run.tally.summaries if leaf.end == end)
-                anchors[record.first_seq] = Anchor(record.descriptor_hash, seq, record.to_bytes())
-        return self._file.prune(before, anchors)
+        left = (run.contributions[name].seq for name, seq in run.withdrawals.items() if seq < before and name in run.contributions)
+        gone = set(left)
+        aggregates = (
+            Aggregated(aggregate.first, aggregate.end, seq, aggregate.to_bytes())
+            for aggregate, seq in run.tally.summarised
+            if not gone.isdisjoint(range(aggregate.first, aggregate.end))
+        )
+        return self._file.prune(before, gone, aggregates)
 
     def drop_hashes(self, *, keep: Iterable[int] = ()) -> int:
         """Drops hashes of leaves that were pruned long ago, but for the roots of their subtrees; returns how many went.

@@ -28,7 +28,7 @@ from ledger.storage.place import Place
 from ledger.storage.postgres_connection import engine_of
 from ledger.storage.postgres_errors import translated
 from ledger.storage.postgres_schema import FUNCTIONS, TABLES, Tables, statements, tables, writer_grants
-from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Anchor, Attested, Head, Row, check_head, found_terms
+from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Aggregated, Attested, Head, Row, check_head, found_terms
 from ledger.subtrees import Subtree
 
 READ_BATCH: Final = 4_096
@@ -88,12 +88,12 @@ class PostgresSnapshot:
         """Returns the position below which leaf hashes of pruned leaves may be gone."""
         return self._connection.scalar(sa.select(self._tables.head.c.hashes_before)) or 0
 
-    def anchors(self) -> Iterator[Anchor]:
-        """Yields all anchors in order of their descriptor hashes."""
-        anchor = self._tables.anchor
-        query = sa.select(anchor.c.dhash, anchor.c.summary_seq, anchor.c.record).order_by(anchor.c.dhash)
+    def aggregates(self) -> Iterator[Aggregated]:
+        """Yields all aggregates in order of their leaves."""
+        kept = self._tables.aggregate
+        query = sa.select(kept.c.first, kept.c.past, kept.c.summary_seq, kept.c.record).order_by(kept.c.first)
         for row in self._connection.execute(query, execution_options=_STREAMED):
-            yield Anchor(*row)
+            yield Aggregated(*row)
 
     def terms(self) -> Iterator[tuple[int, bytes]]:
         """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
@@ -223,21 +223,22 @@ class PostgresStore:
             if connection.execute(changed).rowcount != 1:
                 raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {size} leaves")
 
-    def prune(self, size: int, before: int, seqs: Sequence[int], anchors: Sequence[Anchor]) -> None:
+    def prune(self, size: int, before: int, seqs: Sequence[int], aggregates: Sequence[Aggregated]) -> None:
         """Drops bodies and stores what stands for them; the bytes are gone from disk once the table is vacuumed."""
         known = self._tables
         with self._transaction("pruning") as connection:
             self._check_fence(connection, size)
             connection.execute(sa.update(known.head).values(pruned_before=before))
-            if anchors:
-                connection.execute(
-                    sa.insert(known.anchor),
-                    [{"dhash": a.descriptor_hash, "summary_seq": a.summary_seq, "record": a.record} for a in anchors],
-                )
+            if aggregates:
+                values = [
+                    {"first": kept.first, "past": kept.end, "summary_seq": kept.summary_seq, "record": kept.record}
+                    for kept in aggregates
+                ]
+                connection.execute(sa.insert(known.aggregate), values)
             dropped = forgotten = 0
             for at in range(0, len(seqs), READ_BATCH):
                 batch = sa.any_(sa.cast(list(seqs[at : at + READ_BATCH]), sa.ARRAY(sa.BigInteger)))
-                bodies = sa.update(known.entry).where(known.entry.c.seq == batch).values(body=None)
+                bodies = sa.update(known.entry).where(known.entry.c.seq == batch).values(body=None, dhash=None)
                 dropped += connection.execute(bodies).rowcount
                 forgotten += connection.execute(sa.delete(known.attestation).where(known.attestation.c.seq == batch)).rowcount
             snapshot = PostgresSnapshot(connection, known)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from ledger.storage.store import ADMIT_KIND, PRUNABLE_KINDS, SUMMARY_KIND
 
-TABLES: Final = ("meta", "entry", "head", "checkpoint", "anchor", "lease", "terms", "attestation")
+TABLES: Final = ("meta", "entry", "head", "checkpoint", "aggregate", "lease", "terms", "attestation")
 
 _APPENDED: Final = ("entry", "checkpoint", "terms", "attestation")
 """Tables that a run appends rows to."""
@@ -30,7 +30,7 @@ class Tables:
     entry: sa.Table
     head: sa.Table
     checkpoint: sa.Table
-    anchor: sa.Table
+    aggregate: sa.Table
     lease: sa.Table
     terms: sa.Table
     attestation: sa.Table
@@ -63,7 +63,9 @@ def tables(schema: str) -> Tables:
             hashes_before=sa.BigInteger,
         ),
         checkpoint=table("checkpoint", size=sa.BigInteger, note=sa.LargeBinary),
-        anchor=table("anchor", dhash=sa.LargeBinary, summary_seq=sa.BigInteger, record=sa.LargeBinary),
+        aggregate=table(
+            "aggregate", first=sa.BigInteger, past=sa.BigInteger, summary_seq=sa.BigInteger, record=sa.LargeBinary
+        ),
         lease=table("lease", id=sa.Integer, holder=sa.Text, fence=sa.BigInteger),
         terms=table("terms", number=sa.BigInteger, data=sa.LargeBinary),
         attestation=table("attestation", seq=sa.BigInteger, data=sa.LargeBinary),
@@ -78,8 +80,8 @@ CREATE INDEX entry_dhash ON {s}.entry (dhash) WHERE dhash IS NOT NULL;
 CREATE TABLE {s}.head (id integer PRIMARY KEY CHECK (id = 0), size bigint NOT NULL, frontier bytea NOT NULL,
     pruned_before bigint NOT NULL, hashes_before bigint NOT NULL);
 CREATE TABLE {s}.checkpoint (size bigint PRIMARY KEY, note bytea NOT NULL);
-CREATE TABLE {s}.anchor (dhash bytea PRIMARY KEY CHECK (octet_length(dhash) = 32), summary_seq bigint NOT NULL,
-    record bytea NOT NULL);
+CREATE TABLE {s}.aggregate (first bigint PRIMARY KEY, past bigint NOT NULL CHECK (past > first), summary_seq bigint NOT NULL,
+    record bytea NOT NULL, EXCLUDE USING gist (int8range(first, past) WITH &&));
 CREATE TABLE {s}.lease (id integer PRIMARY KEY CHECK (id = 0), holder text NOT NULL, fence bigint NOT NULL);
 CREATE TABLE {s}.terms (number bigint PRIMARY KEY, data bytea);
 CREATE UNIQUE INDEX terms_data ON {s}.terms (sha256(data));
@@ -125,11 +127,11 @@ _BELONGS = """
 
 
 _BODY_GOES = """(OLD.kind IN ({kinds}) AND OLD.seq < (SELECT pruned_before FROM {s}.head)
-            AND (NEW.leaf, NEW.level) IS NOT DISTINCT FROM (OLD.leaf, OLD.level)
-            AND (OLD.kind <> {admit} OR EXISTS (SELECT 1 FROM {s}.anchor a WHERE a.dhash = OLD.dhash)))"""
+            AND (NEW.leaf, NEW.level) IS NOT DISTINCT FROM (OLD.leaf, OLD.level) AND NEW.dhash IS NULL
+            AND (OLD.kind <> {admit} OR EXISTS (SELECT 1 FROM {s}.aggregate a WHERE a.first <= OLD.seq AND OLD.seq < a.past)))"""
 
 # The first row of a subtree is set before the others, which find it by their own level.
-_HASH_GOES = """(OLD.body IS NULL AND NEW.level > OLD.level AND CASE WHEN NEW.level > 62 THEN false WHEN NEW.leaf IS NOT NULL
+_HASH_GOES = """(OLD.body IS NULL AND NEW.dhash IS NOT DISTINCT FROM OLD.dhash AND NEW.level > OLD.level AND CASE WHEN NEW.level > 62 THEN false WHEN NEW.leaf IS NOT NULL
             THEN NEW.seq & ((1::bigint << NEW.level) - 1) = 0
                 AND NEW.seq + (1::bigint << NEW.level) <= (SELECT hashes_before FROM {s}.head)
                 AND (SELECT count(*) FROM {s}.entry e WHERE e.seq >= NEW.seq AND e.seq < NEW.seq + (1::bigint << NEW.level)
@@ -162,7 +164,7 @@ def statements(schema: str) -> list[str]:
     kinds = ", ".join(map(str, PRUNABLE_KINDS))
     guards = {
         "entry": _guard(
-            f"""NEW.body IS NOT NULL OR (NEW.seq, NEW.kind, NEW.dhash) IS DISTINCT FROM (OLD.seq, OLD.kind, OLD.dhash)
+            f"""NEW.body IS NOT NULL OR (NEW.seq, NEW.kind) IS DISTINCT FROM (OLD.seq, OLD.kind)
             OR NOT coalesce({_BODY_GOES.format(s=schema, kinds=kinds, admit=ADMIT_KIND)}, false)
             AND NOT coalesce({_HASH_GOES.format(s=schema)}, false)""",
             "entry rows never change; only bodies below pruned_before may go, and hashes below hashes_before into subtrees",

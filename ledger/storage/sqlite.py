@@ -29,7 +29,7 @@ from ledger.storage.disks import is_there, require_local
 from ledger.storage.in_place import FILES, OpenFiles
 from ledger.storage.place import Place
 from ledger.storage.sqlite_schema import (
-    ANCHOR,
+    AGGREGATE,
     ATTESTATION,
     CHECKPOINT,
     ENTRY,
@@ -45,7 +45,7 @@ from ledger.storage.store import (
     LOCK_TIMEOUT_SECONDS,
     MAX_WRONG,
     SCHEMA_VERSION,
-    Anchor,
+    Aggregated,
     Attested,
     Head,
     Row,
@@ -60,10 +60,10 @@ READ_BATCH: Final = 4_096
 _STREAMED: Final = {"yield_per": READ_BATCH}
 """Options of one statement: set on the connection, they would turn a later UPDATE into a cursor."""
 
-_DROP_BODY: Final = "UPDATE entry SET body = NULL WHERE seq = ?"
+_DROP_BODY: Final = "UPDATE entry SET body = NULL, dhash = NULL WHERE seq = ?"
 _PUT_ROOT: Final = "UPDATE entry SET leaf = ?, level = ? WHERE seq = ?"
 _DROP_HASHES: Final = "UPDATE entry SET leaf = NULL, level = ? WHERE seq > ? AND seq < ?"
-_INSERT_ANCHOR: Final = "INSERT INTO anchor (dhash, summary_seq, record) VALUES (?, ?, ?)"
+_INSERT_AGGREGATE: Final = "INSERT INTO aggregate (first, past, summary_seq, record) VALUES (?, ?, ?, ?)"
 _FIND_TERMS: Final = "SELECT number FROM terms WHERE data = ?"
 _INSERT_TERMS: Final = "INSERT INTO terms (number, data) VALUES (?, ?)"
 _INSERT_ATTESTATION: Final = "INSERT INTO attestation (seq, data) VALUES (?, ?)"
@@ -124,11 +124,12 @@ class SqliteSnapshot:
         """Returns the position below which leaf hashes of pruned leaves may be gone."""
         return _stored(int, self._connection.scalar(sa.select(HEAD.c.hashes_before)) or 0)
 
-    def anchors(self) -> Iterator[Anchor]:
-        """Yields all anchors in order of their descriptor hashes."""
-        query = sa.select(ANCHOR.c.dhash, ANCHOR.c.summary_seq, ANCHOR.c.record).order_by(ANCHOR.c.dhash)
-        for dhash, seq, record in self._connection.execute(query, execution_options=_STREAMED):
-            yield Anchor(_stored(bytes, dhash), _stored(int, seq), _stored(bytes, record))
+    def aggregates(self) -> Iterator[Aggregated]:
+        """Yields all aggregates in order of their leaves."""
+        columns = (AGGREGATE.c.first, AGGREGATE.c.past, AGGREGATE.c.summary_seq, AGGREGATE.c.record)
+        query = sa.select(*columns).order_by(AGGREGATE.c.first)
+        for first, past, seq, record in self._connection.execute(query, execution_options=_STREAMED):
+            yield Aggregated(_stored(int, first), _stored(int, past), _stored(int, seq), _stored(bytes, record))
 
     def terms(self) -> Iterator[tuple[int, bytes]]:
         """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
@@ -275,14 +276,14 @@ class SqliteStore:
             if connection.execute(changed).rowcount != 1:
                 raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {size} leaves")
 
-    def prune(self, size: int, before: int, seqs: Sequence[int], anchors: Sequence[Anchor]) -> None:
+    def prune(self, size: int, before: int, seqs: Sequence[int], aggregates: Sequence[Aggregated]) -> None:
         """Drops bodies and stores what stands for them; SQLite zeroes the bytes that are gone (``secure_delete``)."""
         with self._writing("pruning") as connection:
             self._check_fence(connection, size)
             connection.execute(sa.update(HEAD).values(pruned_before=before))
-            if anchors:
-                values = [(anchor.descriptor_hash, anchor.summary_seq, anchor.record) for anchor in anchors]
-                connection.exec_driver_sql(_INSERT_ANCHOR, values)
+            if aggregates:
+                values = [(kept.first, kept.end, kept.summary_seq, kept.record) for kept in aggregates]
+                connection.exec_driver_sql(_INSERT_AGGREGATE, values)
             dropped = forgotten = 0
             for at in range(0, len(seqs), READ_BATCH):
                 batch = [(seq,) for seq in seqs[at : at + READ_BATCH]]

@@ -57,10 +57,11 @@ CHECKPOINT: Final = sa.Table(
     sa.Column("note", sa.LargeBinary, nullable=False),
     sqlite_strict=True,
 )
-ANCHOR: Final = sa.Table(
-    "anchor",
+AGGREGATE: Final = sa.Table(
+    "aggregate",
     METADATA,
-    sa.Column("dhash", sa.LargeBinary, sa.CheckConstraint("length(dhash) = 32"), primary_key=True),
+    _position("first"),
+    sa.Column("past", sa.Integer, sa.CheckConstraint("past > first"), nullable=False),
     sa.Column("summary_seq", sa.Integer, nullable=False),
     sa.Column("record", sa.LargeBinary, nullable=False),
     sqlite_strict=True,
@@ -96,10 +97,10 @@ def _refuse(name: str, before: str, when: str, sentence: str) -> str:
 
 _KINDS = ", ".join(map(str, PRUNABLE_KINDS))
 _BODY_GOES = f"""(OLD.kind IN ({_KINDS}) AND OLD.seq < (SELECT pruned_before FROM head WHERE id = 0)
-        AND NEW.leaf IS OLD.leaf AND NEW.level = OLD.level
-        AND (OLD.kind <> {ADMIT_KIND} OR EXISTS (SELECT 1 FROM anchor WHERE dhash = OLD.dhash)))"""
+        AND NEW.leaf IS OLD.leaf AND NEW.level = OLD.level AND NEW.dhash IS NULL
+        AND (OLD.kind <> {ADMIT_KIND} OR EXISTS (SELECT 1 FROM aggregate WHERE first <= OLD.seq AND OLD.seq < past)))"""
 # The first row of a subtree is set before the others, which find it by their own level.
-_HASH_GOES = """(OLD.body IS NULL AND NEW.level > OLD.level AND CASE WHEN NEW.level > 62 THEN 0 WHEN NEW.leaf IS NOT NULL
+_HASH_GOES = """(OLD.body IS NULL AND NEW.dhash IS OLD.dhash AND NEW.level > OLD.level AND CASE WHEN NEW.level > 62 THEN 0 WHEN NEW.leaf IS NOT NULL
         THEN NEW.seq & ((1 << NEW.level) - 1) = 0
             AND NEW.seq + (1 << NEW.level) <= (SELECT hashes_before FROM head WHERE id = 0)
             AND (SELECT count(*) FROM entry WHERE seq >= NEW.seq AND seq < NEW.seq + (1 << NEW.level) AND body IS NULL)
@@ -108,7 +109,7 @@ _HASH_GOES = """(OLD.body IS NULL AND NEW.level > OLD.level AND CASE WHEN NEW.le
             AND level = NEW.level AND leaf IS NOT NULL) END)"""
 _BODY_THERE = "NOT EXISTS (SELECT 1 FROM entry WHERE seq = OLD.seq AND body IS NULL)"
 _SAME_TABLE_KEYS = {"meta": "key = NEW.key", "head": "id = NEW.id", "lease": "id = NEW.id", "checkpoint": "size = NEW.size",
-                    "anchor": "dhash = NEW.dhash", "attestation": "seq = NEW.seq"}  # fmt: skip
+                    "aggregate": "first < NEW.past AND NEW.first < past", "attestation": "seq = NEW.seq"}  # fmt: skip
 
 TRIGGERS: Final = (
     _refuse(
@@ -121,7 +122,7 @@ TRIGGERS: Final = (
     _refuse(
         "entry_only_pruned",
         "UPDATE ON entry",
-        f"""NEW.body IS NOT NULL OR NEW.seq IS NOT OLD.seq OR NEW.kind IS NOT OLD.kind OR NEW.dhash IS NOT OLD.dhash
+        f"""NEW.body IS NOT NULL OR NEW.seq IS NOT OLD.seq OR NEW.kind IS NOT OLD.kind
         OR NOT ifnull({_BODY_GOES}, 0) AND NOT ifnull({_HASH_GOES}, 0)""",
         "entry rows never change; only bodies below pruned_before may go, and hashes below hashes_before into subtrees",
     ),
@@ -180,6 +181,6 @@ TRIGGERS: Final = (
     _refuse("entry_no_delete", "DELETE ON entry", "1", "entry rows are never changed or removed"),
     *(
         _refuse(f"{table}_no_update", f"UPDATE ON {table}", "1", f"{table} rows are never changed or removed")
-        for table in ("meta", "anchor", "attestation")
+        for table in ("meta", "aggregate", "attestation")
     ),
 )

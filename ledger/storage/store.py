@@ -25,7 +25,7 @@ PRUNABLE_KINDS: Final = (Admit.KIND,)
 """Leaves whose bodies retention may drop; all others are kept for ever."""
 
 ADMIT_KIND: Final = Admit.KIND
-"""Of such a leaf an anchor must be there before its body goes."""
+"""Of such a leaf an aggregate must be there before its body goes."""
 
 SUMMARY_KIND: Final = 6
 """A SUMMARY leaf speaks for a pruned range; ``pruned_before`` never passes the last one."""
@@ -42,7 +42,7 @@ EMPTY_HEAD: Final[Mapping[str, object]] = {"id": 0, "size": 0, "frontier": b"", 
 class Row:
     """One leaf as stored: the body is what counts, the other columns are an index over it.
 
-    A pruned leaf has the body b"". Where leaf hashes are gone too, the first leaf of every aligned subtree that stands for them
+    A pruned leaf has the body b"", and no descriptor hash. Where leaf hashes are gone too, the first leaf of every aligned subtree that stands for them
     has its root in place of a leaf hash, the others have b"", and all have its level.
     """
 
@@ -55,10 +55,18 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
-    """What stays of a contribution whose leaves were pruned: an encoded `ledger.retention.anchors.AnchorRecord`."""
+class Aggregated:
+    """What stays of ADMIT leaves that were pruned.
 
-    descriptor_hash: bytes
+    Attributes:
+        first: position of the first leaf of the aggregate.
+        end: position behind the last of them.
+        summary_seq: the SUMMARY leaf that commits to it.
+        record: the `ledger.retention.aggregates.Aggregate`, encoded.
+    """
+
+    first: int
+    end: int
     summary_seq: int
     record: bytes
 
@@ -133,8 +141,8 @@ class Snapshot(Protocol):
     def hashes_before(self) -> int:
         """Returns the position below which leaf hashes of pruned leaves may be gone."""
 
-    def anchors(self) -> Iterator[Anchor]:
-        """Yields all anchors in order of their descriptor hashes."""
+    def aggregates(self) -> Iterator[Aggregated]:
+        """Yields all aggregates in order of their leaves."""
 
 
 class WholeSnapshot(Snapshot, Protocol):
@@ -234,19 +242,19 @@ class Store(Protocol):
             LedgerBusy, StorageFailed: as `append`.
         """
 
-    def prune(self, size: int, before: int, seqs: Sequence[int], anchors: Sequence[Anchor]) -> None:
+    def prune(self, size: int, before: int, seqs: Sequence[int], aggregates: Sequence[Aggregated]) -> None:
         """Drops bodies, stores what stands for them, and moves ``pruned_before``; all or nothing, durable as `append`.
 
-        The attestation of a leaf goes with its body. Terms that no attestation is left of are emptied; they keep their number.
+        Attestation and descriptor hash of a leaf go with its body. Terms that no attestation is left of are emptied; they keep their number.
         Leaf hashes stay. The triggers let bodies of `PRUNABLE_KINDS` go, below ``before``, and that no further than the
-        last SUMMARY leaf, those of ADMIT leaves only beside their anchor; whether the summary was vouched for is the caller's
+        last SUMMARY leaf, those of ADMIT leaves only beside their aggregate; whether the summary was vouched for is the caller's
         to know.
 
         Args:
             size: number of leaves that the caller knows of.
             before: the new ``pruned_before``.
             seqs: leaves whose bodies go.
-            anchors: records of contributions that have none yet.
+            aggregates: those of these leaves that are not stored yet.
 
         Raises:
             LedgerCorrupt: a trigger refused, or a leaf is not there.

@@ -14,7 +14,7 @@ from ledger.log import Ledger
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
 from ledger.proofs.reader import ExportReader
-from ledger.retention.anchors import AnchorRecord
+from ledger.retention.aggregates import Aggregate
 from ledger.retention.statements import summary_keys
 from ledger.views.trace import Wanted, trace
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
@@ -72,12 +72,8 @@ def test_the_admissions_of_who_left_go_and_nothing_else(ready):
     assert bodies_gone(ready.ledger) == expected
     with ready.ledger.rows() as rows:
         for old, new in zip(before, rows, strict=True):
-            assert (old.seq, old.kind, old.descriptor_hash, old.leaf_hash) == (
-                new.seq,
-                new.kind,
-                new.descriptor_hash,
-                new.leaf_hash,
-            )
+            assert (old.seq, old.kind, old.leaf_hash) == (new.seq, new.kind, new.leaf_hash)
+            assert new.descriptor_hash == (old.descriptor_hash if new.body else None)
 
 
 def test_nothing_that_the_ledger_says_changes(ready, backend):
@@ -171,8 +167,8 @@ def test_an_auditor_of_a_pruned_ledger_vouches_for_what_is_still_whole(ready, tm
     assert ready.ledger.vouchers == {ready.leaf.seq: (ANNA.name, BEN.name), second.seq: (CLEO.name,)}
 
 
-def test_who_has_content_and_nonce_finds_a_contribution_whose_leaves_are_gone(place, backend):
-    """The anchor record keeps the content anchor, under the root that the summary commits to."""
+def test_who_has_the_descriptor_finds_a_contribution_whose_leaves_are_gone(place, backend):
+    """The commitment to the content went with the leaf: content and nonce alone lead nowhere, and the refusal says why."""
     content, nonce = hashlib.sha256(b"a scan").digest(), b"n" * 16
     driver = Driver(Ledger.create(place, retaining_spec(), SIGNER, now=START))
     driver.admit(admission(1), admission(2, "sensitive", anchor=commit_content(content, nonce)))
@@ -185,25 +181,25 @@ def test_who_has_content_and_nonce_finds_a_contribution_whose_leaves_are_gone(pl
     vouched_for(driver, ANNA, BEN)
     driver.epoch()
 
-    def traced(ledger: Ledger, nonce: bytes):
+    def traced(ledger: Ledger, wanted: Wanted):
         pruned = ledger.pruned()
         with ledger.rows() as rows:
-            bodies = (row.body if row.body or pruned is None else pruned.stand_in(row) for row in rows)
-            return trace(ledger.state, bodies, Wanted.of_content(content, nonce))
+            return trace(ledger.state, (row.body for row in rows) if pruned is None else pruned.entries(rows), wanted)
 
-    before = traced(driver.ledger, nonce)
+    by_content, by_both = Wanted.of_content(content, nonce), Wanted(commit_content(content, nonce), descriptor(2))
+    before = traced(driver.ledger, by_content)
     driver.ledger.prune()
-    after = traced(driver.ledger, nonce)
+    after = traced(driver.ledger, by_both)
     assert (before.pruned, after.pruned) == (False, True)
     assert replace(after, admit=before.admit, pruned=False) == before
-    blank = {"attestation_hash": bytes(32), "key_id": bytes(8), "time": after.admit.time}
+    blank = {"attestation_hash": bytes(32), "key_id": bytes(8), "anchor": bytes(32), "time": after.admit.time}
     assert after.admit == replace(before.admit, **blank) != before.admit
-    with pytest.raises(LedgerError, match="NOT_FOUND"):
-        traced(driver.ledger, b"m" * 16)
+    with pytest.raises(LedgerError, match="NOT_FOUND.*ask by the descriptor hash"):
+        traced(driver.ledger, by_content)
     driver.ledger.close()
-    (record,) = backend.fetch("SELECT record FROM anchor")[0]
-    forged = replace(AnchorRecord.from_bytes(bytes(record)), content_anchor=bytes(32)).to_bytes()
-    backend.edit(f"UPDATE anchor SET record = x'{forged.hex()}'")
+    (record,) = backend.fetch("SELECT record FROM aggregate")[0]
+    forged = replace(Aggregate.from_bytes(bytes(record)), members_root=bytes(32)).to_bytes()
+    backend.edit(f"UPDATE aggregate SET record = x'{forged.hex()}'")
     with pytest.raises(LedgerCorrupt, match="set_root"):
         Ledger.open(place, SIGNER)
 
