@@ -407,7 +407,8 @@ def _in_ledger(place: Place, wanted: _Wanted) -> _Found:
         with log.rows() as rows:
             under = islice(rows, size)
             bodies = (row.body for row in under) if pruned is None else pruned.entries(under)
-            names = {log.state.contributions[name].seq: name for name in log.state.withdrawals if name in log.state.contributions}
+            admitted = log.state.contributions
+            names = {admitted[name].seq: name for name in log.state.withdrawals if name in admitted}
             return _checked(_Found(*_spent(bodies, wanted.spent, names, signed)))
 
 

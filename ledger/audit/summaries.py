@@ -50,7 +50,8 @@ def judge_summaries(
     for leaf in summaries:
         gone = bisect_left(run.pruned, leaf.end) - bisect_left(run.pruned, leaf.first)
         hashes = 0 if nodes is None else nodes.count_gone(leaf.first, leaf.end)
-        rows.append(SummaryRow(leaf.seq, leaf.first, leaf.end, names[leaf.seq], gone, hashes, not gone))
+        whole = not gone and not run.restored(leaf)
+        rows.append(SummaryRow(leaf.seq, leaf.first, leaf.end, names[leaf.seq], gone, hashes, whole))
         if gone:
             remarks.qualify(
                 "PRUNED",

@@ -72,8 +72,8 @@ class Retaining:
 
         Guarantee:
             A body goes only if it is of an ADMIT leaf whose aggregate stays, and of a contribution that has left; if this leaf
-            and the WITHDRAW leaf lie below the end of a summary for which a quorum of the auditors of the signed policy vouches,
-            in signatures that this ledger keeps; and if the ledger without it replays to the same state. All go, or none.
+            and the WITHDRAW leaf lie below the end of a summary for which a quorum of the policy's auditors vouches, in
+            signatures that this ledger keeps; and if the ledger without it replays to the same state. All go, or none.
 
         Raises:
             RetentionRefused: code RETENTION if the policy keeps everything, NO_AUDITORS if it names nobody who could vouch,
@@ -84,8 +84,8 @@ class Retaining:
         """
         run = self._file.replay
         before = self._prunable()
-        left = (run.contributions[name].seq for name, seq in run.withdrawals.items() if seq < before and name in run.contributions)
-        gone = set(left)
+        admitted = run.contributions
+        gone = {admitted[name].seq for name, seq in run.withdrawals.items() if seq < before and name in admitted}
         aggregates = (
             Aggregated(aggregate.first, aggregate.end, seq, aggregate.to_bytes())
             for aggregate, seq in run.tally.summarised

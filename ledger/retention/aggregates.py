@@ -1,9 +1,9 @@
 """Aggregates: what stays of ADMIT leaves whose bodies are gone, a row for all that follow one another under equal terms.
 
-An aggregate holds what later leaves can be judged by, and the root over its members: nothing that leads to a person, and nothing
-that grows with their number. From it the replay restores bounds and class at the place of every ADMIT leaf, and so every count,
-charge and epsilon, exactly as from the leaves. SUMMARY leaves commit to the aggregates of their range by one root. Whoever has
-a member record and its path can show that it was among the members.
+An aggregate holds what later leaves can be judged by, and the root over its members: nothing that leads to a person, and
+nothing that grows with their number. From it the replay restores bounds and class at the place of every ADMIT leaf, and so
+every count, charge and epsilon, exactly as from the leaves. SUMMARY leaves commit to the aggregates of their range by one root.
+Whoever has a member record and its path can show that it was among the members.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,11 +1,11 @@
 """Replaying a pruned ledger: what stands in for the leaves whose bodies are gone, and what must then be vouched for.
 
-One kind of bodies goes: an ADMIT leaf, when its contribution has left the run. What stands for all that followed one another under
-equal terms is their aggregate, from which the replay restores each at its place; whom it admitted the WITHDRAW leaf says, which is
-never pruned. So of a pruned ledger too every pool, group, charge, withdrawal and epsilon is recomputed, for those who left and for
-those who stay; what rests on the auditors' word is that the aggregates are what the leaves under the signed root said. ADMIT leaves
-of whoever is active are kept (later charges and epsilons need them). DRAW leaves name contributions by the order of admission, in
-which stand-ins keep their places, and are never pruned: so where occurrences are public everybody's are counted again from them.
+One kind of bodies goes: an ADMIT leaf, when its contribution has left the run. What stands for all that followed one another
+under equal terms is their aggregate, from which the replay restores each at its place; whom it admitted the WITHDRAW leaf says,
+which is never pruned. So of a pruned ledger too every pool, group, charge, withdrawal and epsilon is recomputed, for those who
+left and for those who stay; what rests on the auditors' word is that the aggregates are what the leaves under the signed root
+said. ADMIT leaves of whoever is active are kept (later charges and epsilons need them). DRAW leaves name contributions by the
+order of admission, in which stand-ins keep their places, and are never pruned: so public occurrences are counted again.
 """
 
 from array import array
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from ledger.errors import LeafRefused
-from ledger.leaves import Admit, Header, Withdraw, decode_leaf, peek_kind
+from ledger.leaves import Admit, Header, Summary, Withdraw, decode_leaf, peek_kind
 from ledger.replay import Replay
 from ledger.retention.aggregates import Aggregate
 from ledger.retention.horizons import waited
@@ -47,7 +47,7 @@ def named_by_withdrawals(entries: Iterable[bytes]) -> dict[int, bytes]:
 
 
 class StandIns:
-    """What stands in for pruned leaves, asked for in their order: each aggregate once, at the first of its leaves that is gone."""
+    """What stands in for pruned leaves, in their order: each aggregate once, at the first of its leaves that is gone."""
 
     def __init__(self, aggregates: Iterable[Aggregate]) -> None:
         """Takes the aggregates."""
@@ -129,8 +129,12 @@ class RetainedReplay(Replay):
         for seq, left in self._gone():
             if left is None or left >= end:
                 when = "has not left" if left is None else f"left with leaf {left}"
-                return f"the ADMIT leaf {seq} is gone; whom it admitted {when}, and auditors vouch for the leaves below {end} only"
+                return f"leaf {seq} is gone; whom it admitted {when}, and auditors vouch for what lies below {end} only"
         return None
+
+    def restored(self, leaf: Summary) -> int:
+        """Returns how many ADMIT leaves are gone whose WITHDRAW leaves a summary speaks for; they may lie in earlier ranges."""
+        return sum(1 for _, left in self._gone() if left is not None and leaf.first <= left < leaf.end)
 
     def too_early(self) -> str | None:
         """Says which pruned range had to wait for another epoch, or None when none had."""
@@ -138,8 +142,8 @@ class RetainedReplay(Replay):
         for leaf in self.tally.summaries:
             gone = bisect_left(needed, leaf.end) - bisect_left(needed, leaf.first)
             if gone and not waited(leaf, self.epochs, self.closed):
-                sentence = f"{gone} bodies are gone for which the summary of leaves {leaf.first} to {leaf.end - 1}, leaf {leaf.seq},"
-                return f"{sentence} speaks, and no EPOCH leaf follows it, nor is the run closed: nothing may be pruned before"
+                sentence = f"{gone} bodies of leaves {leaf.first} to {leaf.end - 1}, or of who left in them, are gone; their"
+                return f"{sentence} summary, leaf {leaf.seq}, is followed by no EPOCH leaf, nor is the run closed"
         return None
 
     def _gone(self) -> Iterator[tuple[int, int | None]]:

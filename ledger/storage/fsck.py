@@ -166,8 +166,10 @@ class _Kept:
         self.before, self.hashes_before = snapshot.pruned_before(), snapshot.hashes_before()
         self._aggregates = list(snapshot.aggregates())
         self._stand_ins = StandIns(map(_read, self._aggregates))
-        withdrawals = (row.body for row in snapshot.rows() if row.kind == Withdraw.KIND) if self.before else ()
-        self.names = named_by_withdrawals(withdrawals)
+        withdrawn = [row for row in snapshot.rows() if row.kind == Withdraw.KIND] if self.before else []
+        if gone := [row.seq for row in withdrawn if not row.body]:
+            raise LedgerCorrupt("PRUNED", f"the body of leaf {gone[0]} is gone, and no pruning can have taken it", seq=gone[0])
+        self.names = named_by_withdrawals(row.body for row in withdrawn)
 
     def of(self, row: Row) -> bytes:
         """Returns what stands in for a leaf without a body."""
@@ -220,7 +222,7 @@ def _read(kept: Aggregated) -> Aggregate:
     except LeafRefused as error:
         raise LedgerCorrupt("AGGREGATE", f"the aggregate of leaves from {kept.first} on: {error.sentence}") from error
     if (found.first, found.end) != (kept.first, kept.end):
-        raise LedgerCorrupt("INDEX", f"the index columns of the aggregate of leaves from {kept.first} on differ from its record")
+        raise LedgerCorrupt("INDEX", f"the index columns of the aggregate of leaves from {kept.first} differ from its record")
     return found
 
 

@@ -128,10 +128,12 @@ _BELONGS = """
 
 _BODY_GOES = """(OLD.kind IN ({kinds}) AND OLD.seq < (SELECT pruned_before FROM {s}.head)
             AND (NEW.leaf, NEW.level) IS NOT DISTINCT FROM (OLD.leaf, OLD.level) AND NEW.dhash IS NULL
-            AND (OLD.kind <> {admit} OR EXISTS (SELECT 1 FROM {s}.aggregate a WHERE a.first <= OLD.seq AND OLD.seq < a.past)))"""
+            AND (OLD.kind <> {admit}
+                OR EXISTS (SELECT 1 FROM {s}.aggregate a WHERE a.first <= OLD.seq AND OLD.seq < a.past)))"""
 
 # The first row of a subtree is set before the others, which find it by their own level.
-_HASH_GOES = """(OLD.body IS NULL AND NEW.dhash IS NOT DISTINCT FROM OLD.dhash AND NEW.level > OLD.level AND CASE WHEN NEW.level > 62 THEN false WHEN NEW.leaf IS NOT NULL
+_HASH_GOES = """(OLD.body IS NULL AND NEW.dhash IS NOT DISTINCT FROM OLD.dhash AND NEW.level > OLD.level
+            AND CASE WHEN NEW.level > 62 THEN false WHEN NEW.leaf IS NOT NULL
             THEN NEW.seq & ((1::bigint << NEW.level) - 1) = 0
                 AND NEW.seq + (1::bigint << NEW.level) <= (SELECT hashes_before FROM {s}.head)
                 AND (SELECT count(*) FROM {s}.entry e WHERE e.seq >= NEW.seq AND e.seq < NEW.seq + (1::bigint << NEW.level)

@@ -100,7 +100,8 @@ _BODY_GOES = f"""(OLD.kind IN ({_KINDS}) AND OLD.seq < (SELECT pruned_before FRO
         AND NEW.leaf IS OLD.leaf AND NEW.level = OLD.level AND NEW.dhash IS NULL
         AND (OLD.kind <> {ADMIT_KIND} OR EXISTS (SELECT 1 FROM aggregate WHERE first <= OLD.seq AND OLD.seq < past)))"""
 # The first row of a subtree is set before the others, which find it by their own level.
-_HASH_GOES = """(OLD.body IS NULL AND NEW.dhash IS OLD.dhash AND NEW.level > OLD.level AND CASE WHEN NEW.level > 62 THEN 0 WHEN NEW.leaf IS NOT NULL
+_HASH_GOES = """(OLD.body IS NULL AND NEW.dhash IS OLD.dhash AND NEW.level > OLD.level
+        AND CASE WHEN NEW.level > 62 THEN 0 WHEN NEW.leaf IS NOT NULL
         THEN NEW.seq & ((1 << NEW.level) - 1) = 0
             AND NEW.seq + (1 << NEW.level) <= (SELECT hashes_before FROM head WHERE id = 0)
             AND (SELECT count(*) FROM entry WHERE seq >= NEW.seq AND seq < NEW.seq + (1 << NEW.level) AND body IS NULL)

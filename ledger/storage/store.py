@@ -42,8 +42,8 @@ EMPTY_HEAD: Final[Mapping[str, object]] = {"id": 0, "size": 0, "frontier": b"", 
 class Row:
     """One leaf as stored: the body is what counts, the other columns are an index over it.
 
-    A pruned leaf has the body b"", and no descriptor hash. Where leaf hashes are gone too, the first leaf of every aligned subtree that stands for them
-    has its root in place of a leaf hash, the others have b"", and all have its level.
+    A pruned leaf has the body b"", and no descriptor hash. Where leaf hashes are gone too, the first leaf of every aligned
+    subtree that stands for them has its root in place of a leaf hash, the others have b"", and all have its level.
     """
 
     seq: int
@@ -245,10 +245,10 @@ class Store(Protocol):
     def prune(self, size: int, before: int, seqs: Sequence[int], aggregates: Sequence[Aggregated]) -> None:
         """Drops bodies, stores what stands for them, and moves ``pruned_before``; all or nothing, durable as `append`.
 
-        Attestation and descriptor hash of a leaf go with its body. Terms that no attestation is left of are emptied; they keep their number.
-        Leaf hashes stay. The triggers let bodies of `PRUNABLE_KINDS` go, below ``before``, and that no further than the
-        last SUMMARY leaf, those of ADMIT leaves only beside their aggregate; whether the summary was vouched for is the caller's
-        to know.
+        Attestation and descriptor hash of a leaf go with its body. Terms that no attestation is left of are emptied; they keep
+        their number. Leaf hashes stay. The triggers let bodies of `PRUNABLE_KINDS` go, below ``before``, and that no further
+        than the last SUMMARY leaf, those of ADMIT leaves only beside their aggregate; whether the summary was vouched for is
+        the caller's to know.
 
         Args:
             size: number of leaves that the caller knows of.

@@ -194,7 +194,7 @@ def test_who_has_the_descriptor_finds_a_contribution_whose_leaves_are_gone(place
     assert replace(after, admit=before.admit, pruned=False) == before
     blank = {"attestation_hash": bytes(32), "key_id": bytes(8), "anchor": bytes(32), "time": after.admit.time}
     assert after.admit == replace(before.admit, **blank) != before.admit
-    with pytest.raises(LedgerError, match="NOT_FOUND.*ask by the descriptor hash"):
+    with pytest.raises(LedgerError, match=r"NOT_FOUND.*ask by the descriptor hash"):
         traced(driver.ledger, by_content)
     driver.ledger.close()
     (record,) = backend.fetch("SELECT record FROM aggregate")[0]

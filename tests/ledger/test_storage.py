@@ -57,7 +57,7 @@ from ledger.storage.store import Row
         "DELETE FROM meta",
         "UPDATE lease SET fence = fence - 1",
         "DELETE FROM lease",
-        "INSERT INTO anchor VALUES (x'00', 1, x'00')",
+        "INSERT INTO aggregate VALUES (5, 5, 1, x'00')",
     ],
 )
 def test_triggers_refuse_every_way_to_rewrite_the_past(closed, statement):
