@@ -51,6 +51,19 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownMember:
+    """A member record with what shows that it is one; nothing of it is verified.
+
+    Attributes:
+        member: the record.
+        path: hashes to the root over the members of its aggregate, member side first (RFC 6962, 2.1.1).
+    """
+
+    member: Member
+    path: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Aggregate:
     """ADMIT leaves that follow one another without another leaf between them, all under the same terms.
 

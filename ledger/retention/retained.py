@@ -1,11 +1,13 @@
 """Replaying a pruned ledger: what stands in for the leaves whose bodies are gone, and what must then be vouched for.
 
-One kind of bodies goes: an ADMIT leaf, when its contribution has left the run. What stands for all that followed one another
-under equal terms is their aggregate, from which the replay restores each at its place; whom it admitted the WITHDRAW leaf says,
-which is never pruned. So of a pruned ledger too every pool, group, charge, withdrawal and epsilon is recomputed, for those who
-left and for those who stay; what rests on the auditors' word is that the aggregates are what the leaves under the signed root
-said. ADMIT leaves of whoever is active are kept (later charges and epsilons need them). DRAW leaves name contributions by the
-order of admission, in which stand-ins keep their places, and are never pruned: so public occurrences are counted again.
+One kind of bodies goes: an ADMIT leaf, when its contribution has left the run, or once the run is closed. What stands for all
+that followed one another under equal terms is their aggregate, from which the replay restores each at its place. Whom it
+admitted the WITHDRAW leaf says, which is never pruned; of who stays nothing says it any more. So of a pruned ledger too every
+charge, withdrawal and epsilon is recomputed, for those who left and for those who stay, and the number of members of every
+pool and group; what rests on the auditors' word is that the aggregates are what the leaves under the signed root said, and
+roots over members whose names are gone. While a run goes on, ADMIT leaves of whoever is active are kept: roots of pools to
+come, and that nobody is admitted twice, need the names. DRAW leaves tell contributions by the order of admission, in which
+stand-ins keep their places, and are never pruned: so public occurrences are counted again.
 """
 
 from array import array
@@ -18,6 +20,7 @@ from ledger.leaves import Admit, Header, Summary, Withdraw, decode_leaf, peek_ki
 from ledger.replay import Replay
 from ledger.retention.aggregates import Aggregate
 from ledger.retention.horizons import waited
+from ledger.rules.groups import stand_in_name
 
 MEMBER: Final = b"\x80"
 """What stands in for a pruned leaf behind the first one of its aggregate: an empty CBOR array."""
@@ -92,7 +95,7 @@ class RetainedReplay(Replay):
             header: leaf 0.
             root_at: as for `Replay`.
             recompute: as for `Replay`.
-            names: whom pruned ADMIT leaves admitted (`named_by_withdrawals`); may be left out where nothing is pruned.
+            names: whom pruned ADMIT leaves admitted (`named_by_withdrawals`); of the others nothing says it.
         """
         super().__init__(header, root_at, recompute=recompute)
         self.pruned: array[int] = array("q")
@@ -120,6 +123,10 @@ class RetainedReplay(Replay):
     def unvouched(self, end: int) -> str | None:
         """Says what is pruned beyond the ranges that auditors vouch for, or None when nothing is.
 
+        Guarantee:
+            On None whoever a pruned ADMIT leaf admitted left with a leaf for which auditors vouch, or left later and was shown
+            to be a member, or stays in a run that is closed.
+
         Args:
             end: where these ranges end.
         """
@@ -127,9 +134,11 @@ class RetainedReplay(Replay):
             last = self.pruned[-1]
             return f"the body of leaf {last} is gone, and auditors vouch for summaries of the leaves below {end} only"
         for seq, left in self._gone():
-            if left is None or left >= end:
-                when = "has not left" if left is None else f"left with leaf {left}"
-                return f"leaf {seq} is gone; whom it admitted {when}, and auditors vouch for what lies below {end} only"
+            if left is None and not self.closed:
+                return f"leaf {seq} is gone, no WITHDRAW leaf says whom it admitted, and the run is not closed"
+            if left is not None and left >= end and seq not in self.shown_members:
+                said = f"auditors vouch for what lies below {end} only"
+                return f"leaf {seq} is gone; whom it admitted left with leaf {left}, which does not show it, and {said}"
         return None
 
     def restored(self, leaf: Summary) -> int:
@@ -138,7 +147,8 @@ class RetainedReplay(Replay):
 
     def too_early(self) -> str | None:
         """Says which pruned range had to wait for another epoch, or None when none had."""
-        needed = sorted(seq if left is None else max(seq, left) for seq, left in self._gone())
+        shown = self.shown_members
+        needed = sorted(seq if left is None or seq in shown else max(seq, left) for seq, left in self._gone())
         for leaf in self.tally.summaries:
             gone = bisect_left(needed, leaf.end) - bisect_left(needed, leaf.first)
             if gone and not waited(leaf, self.epochs, self.closed):
@@ -159,5 +169,6 @@ class RetainedReplay(Replay):
             raise LeafRefused("AGGREGATE", f"{where} stands for leaf {self.size}")
         name = self._names.get(self.size)
         if name is None:
-            raise LeafRefused("AGGREGATE", f"the body of leaf {self.size} is gone, and no WITHDRAW leaf says whom it admitted")
+            name = stand_in_name(self.size)
+            self._unnamed.add(self.size)
         return aggregate.admission(self.size, name, classes[aggregate.class_index].name, self.last_time)

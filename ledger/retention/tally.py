@@ -4,6 +4,7 @@ Ranges begin with leaf 1 or where the range before ended, and end behind an EPOC
 back: no gap, no overlap, no second summary of a range, no open window in one. A policy with ``retention_epochs = 0`` has none.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -140,6 +141,12 @@ class Tally:
         self._closed = self._closed[len(segments) :]
         self.start = leaf.end
         self.summaries.append(leaf)
+
+    def aggregate_of(self, seq: int) -> Aggregate | None:
+        """Returns the aggregate to which a SUMMARY leaf commits and which has an ADMIT leaf; None where none has it."""
+        place = bisect_right(self.summarised, seq, key=lambda item: item[0].first) - 1
+        found = self.summarised[place][0] if place >= 0 else None
+        return found if found is not None and found.covers(seq) else None
 
     def propose(self, seq: int, time: int) -> tuple[Summary, list[Aggregate]]:
         """Returns the SUMMARY leaf over all epochs past the horizon, and the aggregates that it commits to.
