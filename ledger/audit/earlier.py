@@ -290,7 +290,7 @@ def _judge_uncited(run: Replay, digest: bytes, given: Given, report: AuditReport
     mine = ((name, item.terms) for name, item in run.contributions.items() if not item.unnamed)
     shared = sum(1 for name, terms in mine if (found := accounts.of(name, terms)) is not None and found.spent)
     if any(run.register.unnamed):
-        yield f"{origin} is not cited: whether contributions whose ADMIT leaves are gone here spent anything there nothing shows"
+        yield f"{origin} is not cited: whether contributions whose ADMIT leaves are gone spent anything there nothing shows"
     if digest in {before.header_digest for before in other.header.previous}:
         yield f"{origin} is a later run, which counts this one: audit it with --earlier of this"
     elif not shared:
@@ -367,8 +367,8 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault) -> Iterator
         most[contribution.terms.class_name] = max(most.get(contribution.terms.class_name, 0.0), total)
     if unnamed:
         yield (
-            f"the ADMIT leaves of {unnamed} contributions that stayed are gone: what they are said to have spent before, and their "
-            "limits over runs, rest on the auditors who vouch for their summaries; totals count them with the most of their class"
+            f"the ADMIT leaves of {unnamed} contributions that stayed are gone: what they are said to have spent before, and "
+            "their limits over runs, rest on the auditors who vouch for their summaries; totals count the most of their class"
         )
     for class_name, total in most.items():
         spent = f"a contribution has spent epsilon {total:.6f} at most, at delta {delta:g}"

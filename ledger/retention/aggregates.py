@@ -17,6 +17,9 @@ from ledger.leaves import Admit, checks
 from ledger.merkle import Frontier, leaf_hash, verify_inclusion
 from ledger.merkle import root as merkle_root
 
+SharedTerms = tuple[int, int, int, int, int, int, int]
+"""Class, clip norm, noise multiplier, cap, carried epsilon, and the limit over runs with its delta."""
+
 MAX_AGGREGATE_SIZE: Final = 192
 """Longest encoded aggregate, in bytes."""
 
@@ -107,7 +110,7 @@ class Aggregate:
         return self.first + self.count
 
     @property
-    def terms(self) -> tuple[int, ...]:
+    def terms(self) -> SharedTerms:
         """What they share: class, bounds, what was spent before, and the limit."""
         bounds = (self.class_index, self.clip_micro, self.sigma_micro, self.max_occurrences)
         return *bounds, self.carried_micro, self.max_epsilon_micro, self.max_delta_pico
@@ -179,7 +182,7 @@ class Aggregating:
         """Begins without a leaf."""
         self._made: list[Aggregate] = []
         self._first = self._count = 0
-        self._terms: tuple[int, ...] = ()
+        self._terms: SharedTerms = (-1, 0, 0, 0, 0, 0, 0)
         self._members, self._known = Frontier(), b""
 
     def take(self, leaf: Admit, place: int, known: Aggregate | None) -> None:
@@ -196,7 +199,7 @@ class Aggregating:
             known: the aggregate that stands for it, where its body is gone.
         """
         bounds = (place, leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
-        terms = (*bounds, leaf.carried_micro, leaf.max_epsilon_micro, leaf.max_delta_pico)
+        terms: SharedTerms = (*bounds, leaf.carried_micro, leaf.max_epsilon_micro, leaf.max_delta_pico)
         if leaf.seq != self._first + self._count or terms != self._terms:
             self._finish()
             self._first, self._terms = leaf.seq, terms

@@ -72,10 +72,10 @@ def test_nothing_goes_for_which_nobody_vouches(summarised):
 
 
 def test_no_admission_of_who_stays_goes(summarised):
-    """An aggregate has its bounds as those of any other, and no WITHDRAW leaf says whom it admitted."""
+    """An aggregate has its bounds as those of any other; the run is not closed."""
     vouched_for_twice(summarised)
     stays = summarised.state.contributions[descriptor(1)].seq
-    refused(summarised, "LEAF", lambda: prune(summarised, left(summarised) | {stays}))
+    refused(summarised, "UNVOUCHED", lambda: prune(summarised, left(summarised) | {stays}))
 
 
 @pytest.mark.parametrize(

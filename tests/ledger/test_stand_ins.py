@@ -13,6 +13,7 @@ from ledger.merkle import SlotTree, leaf_hash
 from ledger.retention.aggregates import MAX_AGGREGATE_SIZE, Aggregate, Member
 from ledger.retention.retained import MEMBER, RetainedReplay, StandIns
 from ledger.retention.statements import vouched_end
+from ledger.rules.groups import stand_in_name
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
 from tests.ledger.retained_runs import grown, leaves_of, retaining_spec
 from tests.ledger.spends import rows_of, told
@@ -76,10 +77,19 @@ def test_an_aggregate_stands_for_its_own_leaves_in_a_class_that_there_is():
     replay().stand_in(RECORD.to_bytes())
 
 
-def test_nothing_stands_for_an_admission_of_somebody_whom_no_withdrawal_names():
+def test_whom_no_withdrawal_names_is_restored_without_a_name_and_only_a_closed_run_may_have_such():
     run = replay()
     run._names = {}
-    assert code(run.stand_in, RECORD.to_bytes()) == "AGGREGATE"
+    leaf, problems = run.stand_in(RECORD.to_bytes())
+    assert (leaf.descriptor_hash, problems, run.register.unnamed) == (stand_in_name(1), [], [1, 0])
+    assert "the run is not closed" in (run.unvouched(9) or "") and "leaf 1 is gone" in (run.unvouched(1) or "")
+    run.closed = True
+    assert run.unvouched(9) is None
+    run.register.name(run.contributions[stand_in_name(1)], descriptor(1))
+    known = replay()
+    known.stand_in(RECORD.to_bytes())
+    assert run.register.pool(0) == known.register.pool(0) and run.register.unnamed == [0, 0]
+    assert run.contributions.keys() == known.contributions.keys()
 
 
 def test_each_aggregate_is_given_once_and_the_rest_is_said_in_a_byte():
@@ -96,8 +106,10 @@ def test_a_body_is_vouched_for_below_the_end_and_not_at_it():
     run.withdrawals[descriptor(1)] = 5
     assert run.unvouched(6) is None and "left with leaf 5" in (run.unvouched(5) or "")
     assert "leaf 1 is gone" in (run.unvouched(1) or "")
+    run.shown_members.add(1)
+    assert run.unvouched(5) is None, "it was shown to be a member"
     del run.withdrawals[descriptor(1)]
-    assert "has not left" in (run.unvouched(6) or "")
+    assert "the run is not closed" in (run.unvouched(6) or "")
 
 
 def test_a_member_is_shown_by_its_path_at_its_own_place_and_nobody_else():
