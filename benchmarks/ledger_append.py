@@ -56,7 +56,7 @@ def rows_of(first: int, bodies: list[bytes], frontier: Frontier) -> list[Row]:
     rows = []
     for seq, body in enumerate(bodies, start=first):
         hashed = leaf_hash(body)
-        rows.append(Row(seq, Withdraw.KIND, None, hashed, body))
+        rows.append(Row(seq, Withdraw.KIND, hashed, body))
         frontier.append(hashed)
     return rows
 

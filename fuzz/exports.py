@@ -20,7 +20,7 @@ from ledger.pinned import open_pinned
 from ledger.release.create import release
 from ledger.release.manifest import Manifest, open_manifest
 from ledger.release.tensors import digest_tensors
-from ledger.retention.anchors import AnchorRecord
+from ledger.retention.aggregates import Aggregate
 from ledger.retention.nodes import KeptNodes, nodes_file
 from ledger.rules.rotation import KeyChain
 from ledger.subtrees import Subtree
@@ -36,7 +36,7 @@ KIND = "dptrain.fuzz/1"
 
 
 def _bodies() -> tuple[dict[int, bytes], list[bytes], bytes, list[bytes], KeyChain]:
-    """Makes a leaf of every kind that a run with retention writes, anchor records, a signed manifest, pinned files and keys."""
+    """Makes a leaf of every kind that a run with retention writes, aggregates, a signed manifest, pinned files and keys."""
     with tempfile.TemporaryDirectory() as folder:
         driver: Driver = grown(Path(folder) / "ledger.db")
         with driver.ledger as ledger:
@@ -82,15 +82,15 @@ def run_bundle(data: bytes) -> None:
     require(tiles.entry_bundle(entries) == data, "an accepted bundle is written otherwise")
 
 
-def run_anchor(data: bytes) -> None:
-    """What stands for a pruned ADMIT leaf."""
+def run_aggregate(data: bytes) -> None:
+    """What stands for pruned ADMIT leaves."""
     try:
-        record = AnchorRecord.from_bytes(data)
-        require(record.to_bytes() == data, "an accepted anchor record is written otherwise")
-        restored = record.admission("open", START)
+        record = Aggregate.from_bytes(data)
+        require(record.to_bytes() == data, "an accepted aggregate is written otherwise")
+        restored = record.admission(record.first, bytes(32), "open", START)
     except LedgerError:
         return
-    require(restored.seq == record.first_seq and restored.descriptor_hash == record.descriptor_hash, "another one is restored")
+    require(restored.seq == record.first and restored.clip_micro == record.clip_micro, "another one is restored")
 
 
 def run_nodes(data: bytes) -> None:
@@ -149,7 +149,7 @@ _WEIGHTS += b'"b":{"dtype":"BOOL","shape":[],"data_offsets":[8,9]}}'
 EXPORT_TARGETS: dict[str, Target] = {
     "leaf": Target(run_leaf, list(LEAVES.values())),
     "bundle": Target(run_bundle, [tiles.entry_bundle(list(LEAVES.values())[1:6]), tiles.entry_bundle([b"", b"x"])]),
-    "anchor": Target(run_anchor, RECORDS, 300),
+    "aggregate": Target(run_aggregate, RECORDS, 300),
     "nodes": Target(run_nodes, [b"".join(nodes_file([node])[:-HASH_SIZE] for node in _NODES)]),
     "manifest": Target(run_manifest, [MANIFEST, _PAYLOAD]),
     "pinned": Target(run_pinned, PINNED, 1_000),

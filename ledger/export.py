@@ -10,9 +10,9 @@ import os
 import secrets
 import shutil
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice, takewhile, tee
 from pathlib import Path
 
 from attest.errors import AttestError, FileRefused
@@ -23,7 +23,9 @@ from ledger.attestations import pack, unpack
 from ledger.errors import ExportRefused, LedgerCorrupt, StorageFailed
 from ledger.leaves import Admit, Header
 from ledger.merkle import leaf_hash
+from ledger.retention.aggregates import Aggregate
 from ledger.retention.nodes import KeptNodes, nodes_file
+from ledger.retention.retained import StandIns
 from ledger.rules.rotation import KeyChain
 from ledger.storage.store import Row, WholeSnapshot
 from ledger.subtrees import Subtree, Subtrees
@@ -35,17 +37,23 @@ class Pruned:
 
     Attributes:
         before: position below which bodies may be gone.
-        anchors: records of pruned ADMIT leaves by descriptor hash; no other kind is pruned.
+        aggregates: of pruned ADMIT leaves; no other kind is pruned.
         notes: the checkpoints below which auditors vouch for summaries.
     """
 
     before: int
-    anchors: Mapping[bytes, bytes]
+    aggregates: Sequence[Aggregate]
     notes: Sequence[bytes]
 
-    def stand_in(self, row: Row) -> bytes:
-        """Returns what stands in for a pruned leaf."""
-        return self.anchors[row.descriptor_hash or b""]
+    def entries(self, rows: Iterable[Row]) -> Iterator[bytes]:
+        """Yields the body of each leaf, or what stands in for it; empty where nothing does.
+
+        Args:
+            rows: the leaves in order, from the first one on.
+        """
+        stand_ins = StandIns(self.aggregates)
+        for row in rows:
+            yield row.body or stand_ins.at(row.seq) or b""
 
 
 def read_registry(header: Header, path: Path) -> bytes:
@@ -127,12 +135,14 @@ def write_export(
             _put(temporary, layout.REGISTRY, registry)
         attestations = None if snapshot is None else _Attestations(temporary, snapshot)
         roots, kept = Subtrees(), list[Subtree]()
-        n, size, stream = 0, 0, iter(rows)
+        n, size = 0, 0
+        stream, copied = tee(rows)
+        entries = (row.body for row in copied) if pruned is None else pruned.entries(copied)
         retained = 0 if pruned is None else -(-pruned.before // layout.TILE_WIDTH)
         if pruned is not None and retained:
             _put(temporary, layout.RETAINED_NOTES, tiles.entry_bundle(pruned.notes))
         while batch := list(islice(stream, layout.TILE_WIDTH)):
-            bodies = [row.body if row.body or pruned is None else pruned.stand_in(row) for row in batch]
+            bodies = list(islice(entries, len(batch)))
             _put(temporary, layout.bundle_path(n, len(bodies), retained), tiles.entry_bundle(bodies))
             if attestations is not None and not attestations.add(n, batch):
                 attestations = None

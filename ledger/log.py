@@ -47,6 +47,7 @@ from ledger.operating.releasing import Releasing
 from ledger.operating.retaining import Retaining
 from ledger.operating.signing import Signing
 from ledger.pinned import open_pinned, sign_pinned
+from ledger.retention.aggregates import ShownMember
 from ledger.storage import highwater
 from ledger.storage.appender import Appender
 from ledger.storage.opening import create_store, open_store
@@ -109,7 +110,7 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
             frontier = Frontier()
             frontier.append(leaf_hash(body))
             note = sign_note(checkpoint_text(leaf.origin, 1, frontier.root()), signer)
-            store.append([Row(0, Header.KIND, None, leaf_hash(body), body)], frontier, note)
+            store.append([Row(0, Header.KIND, leaf_hash(body), body)], frontier, note)
             highwater.write(place, signer, 1, frontier.root())
             return cls(Appender(store, signer))
         except BaseException:
@@ -308,31 +309,41 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
             realised = self.state.settle_variances() if variances is None else tuple(variances)
             self._file.stage(Settle(self.size, time, window.id, steps_released, realised))
 
-    def withdraw(self, descriptor_hash: bytes, reason: str, evidence_hash: bytes, *, now: int) -> int:
+    def withdraw(
+        self, descriptor_hash: bytes, reason: str, evidence_hash: bytes, *, now: int, member: ShownMember | None = None
+    ) -> int:
         """Takes a contribution out of its pool from the next charge on; also after the run was closed.
 
         A hash that was never admitted is recorded as matching nothing, and bars a later admission. Repeating a
-        withdrawal changes nothing.
+        withdrawal changes nothing. Where the ADMIT leaf of a contribution is gone, the leaf shows by a member record that it
+        was there; without one it is recorded as a hash that matches nothing, and takes effect as any other.
 
         Args:
             descriptor_hash: the contribution.
             reason: reason code, such as ``contributor`` or ``expired``.
             evidence_hash: SHA-256 of the signed withdrawal, or of the operator's record.
             now: POSIX seconds.
+            member: its member record, where its ADMIT leaf is gone; by default that of the members file beside the ledger.
 
         Returns:
             The position of its first WITHDRAW leaf: from there on it was in no pool.
+
+        Raises:
+            LeafRefused: code MEMBER, the record is none of this contribution, or of no member.
         """
-        self.withdraw_all([(descriptor_hash, reason, evidence_hash)], now=now)
+        self.withdraw_all([(descriptor_hash, reason, evidence_hash)], now=now, member=member)
         return self.state.withdrawals[descriptor_hash]
 
-    def withdraw_all(self, withdrawn: Iterable[tuple[bytes, str, bytes]], *, now: int) -> None:
+    def withdraw_all(
+        self, withdrawn: Iterable[tuple[bytes, str, bytes]], *, now: int, member: ShownMember | None = None
+    ) -> None:
         """Takes contributions out as `withdraw` does, all of them in one transaction.
 
         Args:
             withdrawn: descriptor hash, reason code and evidence hash of each; the first for a contribution stands, but that one
                 which somebody signed follows one of `attest.withdrawal.PASSING`.
             now: POSIX seconds.
+            member: as for `withdraw`, of one of them.
 
         Raises:
             LeafRefused: code CLOCK_JUMP, something is said to have expired by a clock that `require_clock` refuses.
@@ -353,7 +364,11 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
             for seq, (descriptor_hash, reason, evidence_hash) in enumerate(fresh.values(), start=self.size):
                 contribution = self.state.contributions.get(descriptor_hash)
                 admit_seq = None if contribution is None else contribution.seq
-                self._file.stage(Withdraw(seq, time, descriptor_hash, admit_seq, reason, evidence_hash))
+                shown = (member or self.member(descriptor_hash)) if contribution is None else None
+                told = None
+                if shown is not None:
+                    admit_seq, told = shown.member.seq, (shown.member.content_anchor, *shown.path)
+                self._file.stage(Withdraw(seq, time, descriptor_hash, admit_seq, reason, evidence_hash, told))
 
     def close_epoch(
         self, step: int, model_digest: bytes, *, isolation: str, now: int, frozen_digest: bytes | None = None

@@ -4,11 +4,12 @@ Writer and auditor run the same replay. The writer refuses to append a leaf that
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from attest.withdrawal import PASSING
 from ledger.accountants import MICRO, leeway, to_micro_up
-from ledger.errors import LeafRefused
+from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import (
     Admit,
     Charge,
@@ -30,11 +31,12 @@ from ledger.leaves import (
     Summary,
     Withdraw,
 )
+from ledger.retention.aggregates import Member
 from ledger.retention.tally import Tally
 from ledger.rules.budgets import Plans, budget_problems
 from ledger.rules.contributions import Register
 from ledger.rules.expenditure import Expenditure
-from ledger.rules.groups import Contribution, Group, order
+from ledger.rules.groups import Contribution, Group, order, stand_in_name
 from ledger.rules.isolation import Isolation
 from ledger.rules.limits import Reached, admission_problems, window_problems
 from ledger.rules.orders import OrderWatch
@@ -72,6 +74,7 @@ class Replay:
         spends: number of rows of SPEND leaves.
         register: all admitted contributions, and the pools of those that are active.
         withdrawals: position of the first WITHDRAW leaf by descriptor hash, unknown hashes included.
+        shown_members: positions of ADMIT leaves of whom a WITHDRAW leaf shows whom they admitted.
         passing: of these hashes those whose only WITHDRAW leaf has a reason of `attest.withdrawal.PASSING`: a later run may
             admit such a contribution again, until somebody signs its withdrawal.
         charged_steps: the farthest step that was charged.
@@ -102,6 +105,7 @@ class Replay:
         self.spends = self._drawn_to = 0
         self.register = Register(header.policy.classes, occurrences_public=header.occurrences_public)
         self.withdrawals: dict[bytes, int] = {}
+        self.shown_members: set[int] = set()
         self.passing: set[bytes] = set()
         self.closed = self._attempt_ended = False
         self.keys, self.releases = KeyChain(header), Releases(root_at)
@@ -113,6 +117,7 @@ class Replay:
         )
         self._root_at, self.charged_steps, self._drawn_steps = root_at, Reached(), Reached()
         self._window_variances: list[tuple[float, ...]] = []
+        self._unnamed: set[int] = set()  # ADMIT leaves of whom nothing says any more whom they admitted
         self._noise_streams: set[bytes] = set()
         self._max_epsilon: list[int | None] = [None if rule.public else 0 for rule in header.policy.classes]
         self._spending: list[tuple[Group, SpendFacts]] | None = None  # what rows are still missing, the next one last
@@ -232,7 +237,8 @@ class Replay:
             yield LeafRefused("REPLAYED", f"{leaf.descriptor_hash.hex()} is admitted already")
             return
         yield from self.order.admit()
-        self.register.admit(leaf, place, Moment(len(self.windows), self.attempt, self.charged_phases))
+        moment = Moment(len(self.windows), self.attempt, self.charged_phases)
+        self.register.admit(leaf, place, moment, unnamed=leaf.seq in self._unnamed)
 
     def _charge(self, leaf: Charge) -> Problems:
         if leaf.window != len(self.windows) + 1:
@@ -253,8 +259,10 @@ class Replay:
             yield LeafRefused("NOISE_REUSED", sentence)
         if self.windows and leaf.fence < self.windows[-1].fence:
             yield LeafRefused("FENCE", f"writer {leaf.fence} had lost the ledger to writer {self.windows[-1].fence}")
-        for found, expected in zip(leaf.classes, self.charge_classes(), strict=False):
-            if found != expected:
+        for place, (found, expected) in enumerate(zip(leaf.classes, self.charge_classes(), strict=False)):
+            # Of a pool with members whose names are gone the number is known, and the root is what auditors vouch for.
+            told = replace(expected, pool_root=found.pool_root) if self.register.unnamed[place] else expected
+            if found != told:
                 yield LeafRefused("CHARGE_CLASS", f"expected {expected}, got {found}")
         if len(leaf.classes) != len(self._places):
             yield LeafRefused("CHARGE_CLASS", f"{len(leaf.classes)} class rows, the policy has {len(self._places)}")
@@ -340,7 +348,8 @@ class Replay:
             if row.key != group.key:
                 yield LeafRefused("SPEND_ORDER", f"expected the row of the group {group.key}, got {row.key}")
                 return
-            if row.facts != facts:
+            count, root, steps, variance = facts
+            if row.facts != (count, row.members_root if group.unnamed else root, steps, variance):
                 sentence = f"group {row.key}: expected (members, root, steps, variance) {_told(facts)}, got {_told(row.facts)}"
                 yield LeafRefused("SPEND", sentence)
             least = self._least_micro(group)
@@ -387,6 +396,8 @@ class Replay:
         self.register.groups.close_epoch()
 
     def _withdraw(self, leaf: Withdraw) -> Problems:
+        if leaf.member is not None:
+            yield from self._show_member(leaf)
         contribution = self.contributions.get(leaf.descriptor_hash)
         expected = None if contribution is None else contribution.seq
         if leaf.admit_seq != expected:
@@ -402,6 +413,23 @@ class Replay:
         self.releases.withdrawn(leaf.descriptor_hash)
         if contribution is not None:
             self.register.withdraw(contribution, Moment(len(self.windows), self.charged_attempt, self.charged_phases))
+
+    def _show_member(self, leaf: Withdraw) -> Problems:
+        """Holds what a leaf says of an admission that is gone against its aggregate, and takes the name from it."""
+        seq, (anchor, *path) = leaf.admit_seq or 0, leaf.member or (b"",)
+        aggregate = self.tally.aggregate_of(seq)
+        try:
+            if aggregate is None:
+                raise LeafRefused("MEMBER", f"no summary speaks for an ADMIT leaf {seq}")
+            aggregate.require_member(Member(leaf.descriptor_hash, seq, anchor), path)
+        except (LeafRefused, ProofError) as error:
+            sentence = f"it does not show that leaf {seq} admitted {leaf.descriptor_hash.hex()}: {error.sentence}"
+            yield LeafRefused("MEMBER", f"{sentence}; bring the member record that was handed out for it")
+            return
+        contribution = self.contributions.get(stand_in_name(seq))
+        if contribution is not None and contribution.unnamed:
+            self.register.name(contribution, leaf.descriptor_hash)
+        self.shown_members.add(seq)
 
     def _resume(self, leaf: Resume) -> Problems:
         if leaf.attempt != self.attempt + 1:

@@ -328,7 +328,7 @@ def _reading(
 
     with Ledger.open(place_of(ledger, state), read_only=True) as log, log.rows() as rows:
         pruned = log.pruned()
-        yield log.state, log.root, (row.body if row.body or pruned is None else pruned.stand_in(row) for row in rows)
+        yield log.state, log.root, ((row.body for row in rows) if pruned is None else pruned.entries(rows))
 
 
 def _audit(

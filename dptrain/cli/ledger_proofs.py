@@ -1,6 +1,6 @@
 """`dptrain ledger prove` and `verify-proof`: one file that shows, offline, that a leaf is in a ledger."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from itertools import islice
@@ -355,6 +355,7 @@ def _in_export(base: Path, wanted: _Wanted) -> _Found:
     from ledger.layout import POLICY
     from ledger.note import open_note, parse_checkpoint
     from ledger.proofs.reader import ExportReader
+    from ledger.retention.retained import named_by_withdrawals
     from ledger.trust import parse_policy
 
     reader = ExportReader(base)
@@ -363,7 +364,8 @@ def _in_export(base: Path, wanted: _Wanted) -> _Found:
     size = parse_checkpoint(open_note(reader.checkpoint, [vkey]).text).size
     signed = (reader.node, size, reader.checkpoint, vkey)
     if wanted.spent is not None:
-        return _checked(_Found(*_spent(islice(reader.entries(), size), wanted.spent, signed)))
+        names = named_by_withdrawals(reader.entries())
+        return _checked(_Found(*_spent(islice(reader.entries(), size), wanted.spent, names, signed)))
     if wanted.leaf is None:
         seq, data = next(((seq, data) for seq, data in reader.backwards() if wanted.names(data)), (-1, b""))
     else:
@@ -371,11 +373,11 @@ def _in_export(base: Path, wanted: _Wanted) -> _Found:
     return _checked(_Found(seq, data, *signed))
 
 
-def _spent(entries: Iterable[bytes], name: bytes, signed: tuple[Any, ...]) -> tuple[Any, ...]:
+def _spent(entries: Iterable[bytes], name: bytes, names: Mapping[int, bytes], signed: tuple[Any, ...]) -> tuple[Any, ...]:
     """The fields of what was found of the last row of a contribution's group."""
     from ledger.proofs.membership import find_membership
 
-    found = find_membership(entries, name)
+    found = find_membership(entries, name, names)
     return (-1, b"", *signed) if found is None else (found[1].leaf, found[0], *signed, found[1])
 
 
@@ -403,8 +405,11 @@ def _in_ledger(place: Place, wanted: _Wanted) -> _Found:
             return _checked(_Found(*found, *signed))
         pruned = log.pruned()
         with log.rows() as rows:
-            bodies = (row.body if row.body or pruned is None else pruned.stand_in(row) for row in islice(rows, size))
-            return _checked(_Found(*_spent(bodies, wanted.spent, signed)))
+            under = islice(rows, size)
+            bodies = (row.body for row in under) if pruned is None else pruned.entries(under)
+            admitted = log.state.contributions
+            names = {admitted[name].seq: name for name in log.state.withdrawals if name in admitted}
+            return _checked(_Found(*_spent(bodies, wanted.spent, names, signed)))
 
 
 def _checked(found: _Found) -> _Found:

@@ -202,6 +202,8 @@ def _remark_apart(runs: Sequence[Earlier], remarks: Remarks) -> None:
     for one, other in combinations(runs, 2):
         counted = {before.header_digest for run in (one.run, other.run) for before in run.header.previous}
         shared = sum(name in other.run.contributions for name in one.run.contributions)
+        shared += min(sum(one.run.register.unnamed), sum(other.run.register.active))  # they may be the same
+        shared += min(sum(other.run.register.unnamed), sum(one.run.register.active))
         if shared and counted.isdisjoint((one.cited.header_digest, other.cited.header_digest)):
             told = f"{one.cited.origin} and {other.cited.origin} share {shared} contributions and neither counts the other"
             sentence = f"{told}: what is said of limits over runs holds if neither was chosen by looking at the other's model"
@@ -285,7 +287,10 @@ def _judge_uncited(run: Replay, digest: bytes, given: Given, report: AuditReport
         return
     other = _replay(given.leaves, given.leaves.size)
     accounts, origin = Accounts(other), other.header.origin
-    shared = sum(1 for name in run.contributions if (found := accounts.of(name)) is not None and found.spent)
+    mine = ((name, item.terms) for name, item in run.contributions.items() if not item.unnamed)
+    shared = sum(1 for name, terms in mine if (found := accounts.of(name, terms)) is not None and found.spent)
+    if any(run.register.unnamed):
+        yield f"{origin} is not cited: whether contributions whose ADMIT leaves are gone spent anything there nothing shows"
     if digest in {before.header_digest for before in other.header.previous}:
         yield f"{origin} is a later run, which counts this one: audit it with --earlier of this"
     elif not shared:
@@ -320,7 +325,7 @@ def _judge_plans(runs: Sequence[Earlier], fault: Fault) -> None:
             continue  # its own plan was judged as its export was verified
         registry = SpentRegistry([other for other in runs if other.cited.header_digest in counted])
         for name, contribution in earlier.run.contributions.items():
-            if own.of(name) is None:
+            if contribution.unnamed or own.of(name) is None:
                 continue
             use = registry.worst(registry.accounts(name, contribution.terms), own.planned(contribution), header.delta)
             if use is not None and use.too_much(TOLERANCE_MICRO):
@@ -334,7 +339,7 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault) -> Iterator
 
     Contributions with equal histories share one computation, so that this takes seconds for 10^5 of them.
     """
-    own, delta = Accounts(run), run.header.delta
+    own, delta, unnamed = Accounts(run), run.header.delta, sum(run.register.unnamed)
     most: dict[str, float] = {}
     for name, contribution in run.contributions.items():
         if name in registry.withdrawn and run.expenditure.steps(contribution, run.charged_phases):
@@ -343,6 +348,10 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault) -> Iterator
             fault("EARLIER_WITHDRAWN", f"seq {contribution.seq}", f"{sentence}, and was in the pool of charged steps here")
         account = own.of(name)
         if account is None:
+            continue
+        if contribution.unnamed:  # who it is, and so what it carries, is what auditors vouch for
+            total = registry.composed((*registry.of_anybody(contribution.terms), account), delta)
+            most[contribution.terms.class_name] = max(most.get(contribution.terms.class_name, 0.0), total)
             continue
         before = registry.accounts(name, contribution.terms)
         _judge_admission(contribution, registry.composed(before, delta), fault)
@@ -356,6 +365,11 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault) -> Iterator
             fault("LIMIT", f"seq {contribution.seq}", f"{name.hex()}: {said}; one descriptor has one limit")
         total = registry.composed((*before, account), delta)
         most[contribution.terms.class_name] = max(most.get(contribution.terms.class_name, 0.0), total)
+    if unnamed:
+        yield (
+            f"the ADMIT leaves of {unnamed} contributions that stayed are gone: what they are said to have spent before, and "
+            "their limits over runs, rest on the auditors who vouch for their summaries; totals count the most of their class"
+        )
     for class_name, total in most.items():
         spent = f"a contribution has spent epsilon {total:.6f} at most, at delta {delta:g}"
         yield f"class {class_name}: over all runs counted, {spent}, if none was chosen by looking at another one's model"

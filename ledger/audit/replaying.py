@@ -8,7 +8,7 @@ from ledger.audit.files import Leaves
 from ledger.errors import LeafRefused
 from ledger.layout import TILE_WIDTH
 from ledger.leaves import Header, Leaf, decode_leaf
-from ledger.retention.retained import RetainedReplay, is_stand_in
+from ledger.retention.retained import RetainedReplay, is_stand_in, named_by_withdrawals
 
 
 def begin(leaves: Leaves, *, recompute: bool = True) -> RetainedReplay:
@@ -19,12 +19,13 @@ def begin(leaves: Leaves, *, recompute: bool = True) -> RetainedReplay:
         recompute: whether recorded epsilons are to be computed again; not where an audit did that before.
 
     Raises:
-        LeafRefused: code HEADER, the first leaf is none.
+        LeafRefused: code HEADER, the first leaf is none; or a WITHDRAW leaf cannot be read.
     """
     header = decode_leaf(next(iter(leaves)))
     if not isinstance(header, Header):
         raise LeafRefused("HEADER", "the first leaf is not a header", seq=0)
-    run = RetainedReplay(header, Roots(leaves).at, recompute=recompute)
+    names = named_by_withdrawals(leaves) if leaves.retained else {}
+    run = RetainedReplay(header, Roots(leaves).at, recompute=recompute, names=names)
     run.tally.pieces = leaves.between
     return run
 

@@ -64,4 +64,9 @@ def judge_summaries(
                 f"the hashes of {hashes} of these are gone too, but for the roots of their subtrees: that such a leaf was "
                 "there can be shown only by a proof file made before; every other proof is as good as ever"
             )
+    if unnamed := sum(run.register.unnamed):
+        remarks.note(
+            f"of {unnamed} contributions that stayed nothing says any more who they are: whether one is among them only its "
+            "member record shows, and roots over them are what auditors vouch for"
+        )
     return tuple(rows)

@@ -5,7 +5,7 @@ contributor or carries a contributor's free text. Unless the policy makes occurr
 which step: the amplification by sampling that the accountant counts on assumes that the draw stays secret.
 """
 
-from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf, spend_leaves
+from ledger.leaves.codec import MAX_LEAF_SIZE, Leaf, decode_leaf, encode_leaf, peek_kind, spend_leaves
 from ledger.leaves.header import HELD, AccountantInfo, Header, HeaderBlock, HeaderSpec, Profile
 from ledger.leaves.previous import Previous
 from ledger.leaves.records import (
@@ -58,5 +58,6 @@ __all__ = [
     "Withdraw",
     "decode_leaf",
     "encode_leaf",
+    "peek_kind",
     "spend_leaves",
 ]

@@ -94,6 +94,15 @@ def spend_leaves(seq: int, time: int, rows: Iterable[records.SpendRow]) -> Itera
         yield records.Spend(seq, time, tuple(taken))
 
 
+def peek_kind(data: bytes) -> int | None:
+    """Returns the kind that a leaf other than the header says, without reading all of it; None for what is too short.
+
+    Of a leaf that `decode_leaf` accepts it is the kind. Anything else may give any number.
+    """
+    at = 3 + (0 if len(data) < 3 or data[2] & 31 < 24 else 1 << (data[2] & 31) - 24)
+    return data[at + 1] if at + 1 < len(data) else None
+
+
 def decode_leaf(data: bytes) -> Leaf:
     """Reads a leaf.
 

@@ -12,6 +12,9 @@ from ledger.leaves import checks
 
 HASH = 32
 
+MAX_MEMBER = 64
+"""Most hashes of a member in a WITHDRAW leaf: a content anchor, and a path in a tree of less than 2^63 leaves."""
+
 SpendKey = tuple[int, int, int, int, int, int, int, int, int, int | None, int, float]
 """What sets a group of contributions apart: the first twelve fields of `SpendRow`."""
 
@@ -283,9 +286,11 @@ class Withdraw:
         seq: position in the ledger.
         time: POSIX seconds.
         descriptor_hash: the contribution.
-        admit_seq: where it was admitted, or None when no such contribution was ever admitted.
+        admit_seq: where it was admitted, or None when no such contribution was ever admitted, or none that can be shown.
         reason: reason code.
         evidence_hash: SHA-256 of the signed withdrawal, or of the operator's record.
+        member: what shows that it was admitted there, where its ADMIT leaf is gone while it stayed: the content anchor of its
+            member record, and the path to the root over the members of its aggregate; else None.
     """
 
     KIND: ClassVar = 5
@@ -295,6 +300,7 @@ class Withdraw:
     admit_seq: int | None
     reason: str
     evidence_hash: bytes
+    member: tuple[bytes, ...] | None = None
 
     def __post_init__(self) -> None:
         checks.place(self.seq, self.time)
@@ -303,6 +309,12 @@ class Withdraw:
             checks.uint(self.admit_seq, "admit seq", low=1)
         checks.identifier(self.reason, "reason")
         checks.octets(self.evidence_hash, "evidence hash", HASH)
+        if self.member is not None:
+            checks.rows(self.member, "member", bytes, least=1)
+            for hash_ in self.member:
+                checks.octets(hash_, "hash of a member", HASH)
+            if self.admit_seq is None or len(self.member) > MAX_MEMBER:
+                raise LeafRefused("RANGE", f"a member has a position, and {MAX_MEMBER} hashes at most")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,22 +2,24 @@
 
 Life of a range: (1) `Retaining.summarise` appends its SUMMARY leaf under a signed checkpoint; (2) auditors audit an export that
 has every body of the range, and a quorum of those whom the signed policy names vouches (`ledger.retention.statements`); (3) one
-more epoch closes, or the run did; (4) `Retaining.prune` drops the bodies of the ADMIT leaves of contributions that left, whose
-anchor records stay (`ledger.retention.retained`); (5) where the policy has a second horizon,
-`Retaining.drop_hashes` drops the leaf hashes of pruned leaves past it, but for the roots of the subtrees that they fill
-(`ledger.subtrees`). Nothing else is ever dropped: no leaf that was not pruned, nothing of a withdrawal.
+more epoch closes, or the run did; (4) `Retaining.prune` drops the bodies of the ADMIT leaves of contributions that left, and if
+that is asked for, once the run is closed, of all others, whose aggregates stay (`ledger.retention.retained`); (5) where the
+policy has a second horizon, `Retaining.drop_hashes` drops the leaf hashes of pruned leaves past it, but for the roots of the
+subtrees that they fill (`ledger.subtrees`). Nothing else is ever dropped: no leaf that was not pruned, nothing of a withdrawal.
 """
 
 from collections.abc import Iterable
 
 from attest.clock import machine_time
-from ledger.errors import RetentionRefused
+from ledger.errors import RetentionRefused, StorageFailed
 from ledger.export import Pruned
-from ledger.leaves import Summary
+from ledger.leaves import Admit, Summary, decode_leaf
+from ledger.retention.aggregates import Aggregate, Member, ShownMember
 from ledger.retention.horizons import hashes_end, waited
 from ledger.retention.statements import statements, vouched_end, vouchers
 from ledger.storage.appender import Appender
-from ledger.storage.store import Anchor
+from ledger.storage.members import MEMBERS, read_members, write_members
+from ledger.storage.store import Aggregated
 
 
 class Retaining:
@@ -46,9 +48,9 @@ class Retaining:
         if not self.pruned_before:
             return None
         with self._file.store.snapshot() as snapshot:
-            anchors = {anchor.descriptor_hash: anchor.record for anchor in snapshot.anchors()}
+            aggregates = [Aggregate.from_bytes(kept.record) for kept in snapshot.aggregates()]
         notes = [note for _, note in sorted(self._file.checkpoints.items()) if statements(self._file.replay.header, note)]
-        return Pruned(self.pruned_before, anchors, notes)
+        return Pruned(self.pruned_before, aggregates, notes)
 
     def summarise(self, *, now: int) -> Summary:
         """Appends the SUMMARY leaf over all epochs past the policy's horizon, under a signed checkpoint; also after the close.
@@ -66,30 +68,42 @@ class Retaining:
             self._file.stage(leaf)
         return leaf
 
-    def prune(self) -> int:
+    def prune(self, *, who_stays: bool = False) -> int:
         """Drops the bodies that vouched summaries speak for; returns how many went.
 
         Guarantee:
-            A body goes only if it is of the ADMIT leaf of a contribution that has left and whose record stays; if it lies below
-            the end of a summary for which a quorum of the auditors of the signed policy vouches, in signatures that this ledger
-            keeps; and if the ledger without it replays to the same state. All go, or none.
+            A body goes only if it is of an ADMIT leaf whose aggregate stays, and of a contribution that has left, or that never
+            did in a run that is closed; if this leaf and the WITHDRAW leaf lie below the end of a summary for which a quorum of
+            the policy's auditors vouches, in signatures that this ledger keeps; and if the ledger without it replays to the
+            same figures. All go, or none. Who stayed is in the members file beside the ledger before its leaf goes.
+
+        Args:
+            who_stays: whether the ADMIT leaves of who never left go too, once the run is closed.
 
         Raises:
             RetentionRefused: code RETENTION if the policy keeps everything, NO_AUDITORS if it names nobody who could vouch,
                 NO_SUMMARY without one that is not pruned yet, UNVOUCHED if too few vouch for it, TOO_EARLY if no epoch closed
-                since.
+                since, RUNNING if who stays in a run that is not closed is to go.
+            LedgerError: code STATE, who stays is to go and there is no place for the members file.
             LedgerCorrupt: the ledger could not do without the bodies; nothing is gone.
             LedgerClosed, LedgerBusy, StorageFailed: as for appending.
         """
         run = self._file.replay
-        before = self._prunable()
-        anchors = {}
-        if not run.header.occurrences_public:
-            for end, record in run.tally.summarised.values():
-                if end <= before:
-                    seq = next(leaf.seq for leaf in run.tally.summaries if leaf.end == end)
-                    anchors[record.first_seq] = Anchor(record.descriptor_hash, seq, record.to_bytes())
-        return self._file.prune(before, anchors)
+        if who_stays and not run.closed:
+            sentence = "the run is not closed: charges to come need to know who is in the pools"
+            raise RetentionRefused("RUNNING", f"{sentence}; close it first, or let only those go who left")
+        before = self._prunable(who_stays)
+        admitted = run.contributions
+        gone = {admitted[name].seq for name, seq in run.withdrawals.items() if seq < before and name in admitted}
+        stay = {item.seq for item in admitted.values() if who_stays and item.active and not item.unnamed and item.seq < before}
+        self._remember(stay, gone)
+        gone |= stay
+        aggregates = (
+            Aggregated(aggregate.first, aggregate.end, seq, aggregate.to_bytes())
+            for aggregate, seq in run.tally.summarised
+            if not gone.isdisjoint(range(aggregate.first, aggregate.end))
+        )
+        return self._file.prune(before, gone, aggregates)
 
     def drop_hashes(self, *, keep: Iterable[int] = ()) -> int:
         """Drops hashes of leaves that were pruned long ago, but for the roots of their subtrees; returns how many went.
@@ -130,7 +144,38 @@ class Retaining:
             raise RetentionRefused("TOO_EARLY", f"{sentence}; {horizon - follow} more must close first")
         return old[-1]
 
-    def _prunable(self) -> int:
+    def _remember(self, stay: set[int], left: set[int]) -> None:
+        """Writes into the members file whom these ADMIT leaves admitted, as far as they are there."""
+        place = self._file.store.place
+        if place.beside is None and not stay:
+            return
+        path = place.side(MEMBERS)
+        with self._file.store.snapshot() as snapshot:
+            leaves = [decode_leaf(row.body) for row in snapshot.rows() if row.body and (row.seq in stay or row.seq in left)]
+        records = [Member.of(leaf) for leaf in leaves if isinstance(leaf, Admit)]
+        stayed = (record for record in records if record.seq in stay)
+        found = read_members(path).joined(stayed, (record for record in records if record.seq in left))
+        try:
+            write_members(path, found)
+        except OSError as error:
+            raise StorageFailed("IO", f"cannot write {path}: {error.strerror or error}; nothing was pruned") from error
+
+    def member(self, descriptor_hash: bytes) -> ShownMember | None:
+        """Returns what the members file has of a contribution whose ADMIT leaf is gone; None where it has nothing.
+
+        Raises:
+            LedgerCorrupt: code MEMBERS, the file cannot be read.
+        """
+        place = self._file.store.place
+        if place.beside is None or not any(self._file.replay.register.unnamed):
+            return None
+        members = read_members(place.side(MEMBERS))
+        member = members.of(descriptor_hash)
+        aggregate = None if member is None else self._file.replay.tally.aggregate_of(member.seq)
+        path = None if member is None or aggregate is None else members.path(member, aggregate)
+        return None if member is None or path is None else ShownMember(member, tuple(path))
+
+    def _prunable(self, who_stays: bool) -> int:
         """Where the leaves end whose bodies may go now."""
         run = self._file.replay
         policy, summaries = run.header.policy, run.tally.summaries
@@ -140,7 +185,10 @@ class Retaining:
             sentence = "the policy names no auditors, so that nobody can vouch for a summary and nothing may be pruned"
             how = "sign the policy of the next run with 'auditors' and 'auditor_quorum' under [ledger]"
             raise RetentionRefused("NO_AUDITORS", f"{sentence}; {how}")
-        due = [leaf for leaf in summaries if leaf.end > self.pruned_before]
+        there = any(
+            item.active and not item.unnamed and item.seq < self.pruned_before for item in run.contributions.values()
+        )
+        due = [leaf for leaf in summaries if leaf.end > self.pruned_before or (who_stays and there)]
         if not due:
             raise RetentionRefused("NO_SUMMARY", "no summary speaks for bodies that are still there; summarise first")
         names = self.vouchers

@@ -12,7 +12,7 @@ of ASCII::
 """
 
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -112,7 +112,9 @@ def verify_membership(proof: Membership, leaf: Leaf) -> SpendRow:
     return row
 
 
-def find_membership(entries: Iterable[bytes], descriptor_hash: bytes) -> tuple[bytes, Membership] | None:
+def find_membership(
+    entries: Iterable[bytes], descriptor_hash: bytes, names: Mapping[int, bytes] | None = None
+) -> tuple[bytes, Membership] | None:
     """Finds the last row of the group of a contribution; returns its SPEND leaf, and the proof of membership.
 
     The row is the last one that was written while the contribution was a member.
@@ -121,6 +123,7 @@ def find_membership(entries: Iterable[bytes], descriptor_hash: bytes) -> tuple[b
         entries: the leaves in order, or what stands in for pruned ones. They are replayed, and not judged: a proof of what a
             faulty ledger says is as good as that ledger.
         descriptor_hash: the contribution.
+        names: whom pruned ADMIT leaves admitted (`ledger.retention.retained.named_by_withdrawals`).
 
     Returns:
         None if no row tells of it: it is not there, its class is public, or no epoch has closed since its admission.
@@ -129,7 +132,7 @@ def find_membership(entries: Iterable[bytes], descriptor_hash: bytes) -> tuple[b
         LeafRefused: a leaf cannot be read.
     """
     found = None
-    for data, leaf, run in _replayed(entries):
+    for data, leaf, run in _replayed(entries, names):
         if not isinstance(leaf, Spend):
             continue
         contribution = run.contributions.get(descriptor_hash)
@@ -143,13 +146,15 @@ def find_membership(entries: Iterable[bytes], descriptor_hash: bytes) -> tuple[b
     return found
 
 
-def _replayed(entries: Iterable[bytes]) -> Iterator[tuple[bytes, Leaf, RetainedReplay]]:
+def _replayed(
+    entries: Iterable[bytes], names: Mapping[int, bytes] | None
+) -> Iterator[tuple[bytes, Leaf, RetainedReplay]]:
     """Yields every leaf behind the header with its bytes, and the run behind it."""
     leaves = iter(entries)
     header = decode_leaf(next(leaves, b""))
     if not isinstance(header, Header):
         raise LeafRefused("HEADER", "the first leaf is not a header", seq=0)
-    run = RetainedReplay(header, lambda size: bytes(HASH_SIZE), recompute=False)
+    run = RetainedReplay(header, lambda size: bytes(HASH_SIZE), recompute=False, names=names)
     for data in leaves:
         if is_stand_in(data):
             run.stand_in(data)

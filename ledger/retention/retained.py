@@ -1,27 +1,77 @@
 """Replaying a pruned ledger: what stands in for the leaves whose bodies are gone, and what must then be vouched for.
 
-One kind of bodies goes: an ADMIT leaf, when its contribution has left the run and an epoch told what it had spent. Its stand-in
-is its anchor record, from which the replay restores it at its place. So of a pruned ledger too every pool, group, charge,
-withdrawal and epsilon is recomputed, for those who left and for those who stay; what rests on the auditors' word is that the
-stand-ins are what the leaves under the signed root said. ADMIT leaves of whoever is active are kept (later charges and epsilons
-need them), and all of them where occurrences are public (DRAW leaves name contributions by the order of admission, and the
-variance is made of their bounds).
+One kind of bodies goes: an ADMIT leaf, when its contribution has left the run, or once the run is closed. What stands for all
+that followed one another under equal terms is their aggregate, from which the replay restores each at its place. Whom it
+admitted the WITHDRAW leaf says, which is never pruned; of who stays nothing says it any more. So of a pruned ledger too every
+charge, withdrawal and epsilon is recomputed, for those who left and for those who stay, and the number of members of every
+pool and group; what rests on the auditors' word is that the aggregates are what the leaves under the signed root said, and
+roots over members whose names are gone. While a run goes on, ADMIT leaves of whoever is active are kept: roots of pools to
+come, and that nobody is admitted twice, need the names. DRAW leaves tell contributions by the order of admission, in which
+stand-ins keep their places, and are never pruned: so public occurrences are counted again.
 """
 
 from array import array
-from bisect import bisect_left
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
 from ledger.errors import LeafRefused
-from ledger.leaves import Admit, Header, Summary
+from ledger.leaves import Admit, Header, Summary, Withdraw, decode_leaf, peek_kind
 from ledger.replay import Replay
-from ledger.retention.anchors import AnchorRecord
+from ledger.retention.aggregates import Aggregate
 from ledger.retention.horizons import waited
+from ledger.rules.groups import stand_in_name
+
+MEMBER: Final = b"\x80"
+"""What stands in for a pruned leaf behind the first one of its aggregate: an empty CBOR array."""
 
 
 def is_stand_in(data: bytes) -> bool:
     """Tells a stand-in, which is a CBOR array, from a leaf, which is a CBOR map."""
     return bool(data) and data[0] >> 5 == 4
+
+
+def named_by_withdrawals(entries: Iterable[bytes]) -> dict[int, bytes]:
+    """Returns whom pruned ADMIT leaves admitted, as WITHDRAW leaves say it: descriptor hashes by position.
+
+    Args:
+        entries: the leaves in order, or what stands in for pruned ones; empty ones are left out.
+
+    Raises:
+        LeafRefused: a WITHDRAW leaf cannot be read.
+    """
+    found: dict[int, bytes] = {}
+    for data in entries:
+        if data and peek_kind(data) == Withdraw.KIND:
+            leaf = decode_leaf(data)
+            if isinstance(leaf, Withdraw) and leaf.admit_seq is not None:
+                found.setdefault(leaf.admit_seq, leaf.descriptor_hash)
+    return found
+
+
+class StandIns:
+    """What stands in for pruned leaves, in their order: each aggregate once, at the first of its leaves that is gone."""
+
+    def __init__(self, aggregates: Iterable[Aggregate]) -> None:
+        """Takes the aggregates."""
+        self._aggregates = sorted(aggregates, key=lambda aggregate: aggregate.first)
+        self._firsts = [aggregate.first for aggregate in self._aggregates]
+        self._given: set[int] = set()
+
+    def at(self, seq: int) -> bytes | None:
+        """Returns what stands in for the leaf at a position; None where nothing does."""
+        place = bisect_right(self._firsts, seq) - 1
+        if place < 0 or not self._aggregates[place].covers(seq):
+            return None
+        if place in self._given:
+            return MEMBER
+        self._given.add(place)
+        return self._aggregates[place].to_bytes()
+
+    @property
+    def unused(self) -> int:
+        """How many aggregates stood for nothing that was asked for."""
+        return len(self._aggregates) - len(self._given)
 
 
 class RetainedReplay(Replay):
@@ -31,11 +81,26 @@ class RetainedReplay(Replay):
         pruned: positions of pruned leaves.
     """
 
-    def __init__(self, header: Header, root_at: Callable[[int], bytes], *, recompute: bool = True) -> None:
-        """Starts after leaf 0, as `Replay`."""
+    def __init__(
+        self,
+        header: Header,
+        root_at: Callable[[int], bytes],
+        *,
+        recompute: bool = True,
+        names: Mapping[int, bytes] | None = None,
+    ) -> None:
+        """Starts after leaf 0, as `Replay`.
+
+        Args:
+            header: leaf 0.
+            root_at: as for `Replay`.
+            recompute: as for `Replay`.
+            names: whom pruned ADMIT leaves admitted (`named_by_withdrawals`); of the others nothing says it.
+        """
         super().__init__(header, root_at, recompute=recompute)
         self.pruned: array[int] = array("q")
-        self._restored: dict[bytes, AnchorRecord] = {}
+        self._names = names or {}
+        self._aggregate: Aggregate | None = None
 
     def stand_in(self, data: bytes) -> tuple[Admit, list[LeafRefused]]:
         """Applies what stands in for a pruned leaf.
@@ -46,7 +111,11 @@ class RetainedReplay(Replay):
         Raises:
             LeafRefused: no leaf can have been here whose stand-in this is.
         """
-        leaf, problems = self._restore(AnchorRecord.from_bytes(data))
+        if data != MEMBER:
+            self._aggregate = Aggregate.from_bytes(data)
+        leaf = self._restored(self._aggregate)
+        self.tally.known = self._aggregate
+        problems = self.apply(leaf)
         self.pruned.append(leaf.seq)
         self.timeline.loose = True
         return leaf, problems
@@ -54,41 +123,52 @@ class RetainedReplay(Replay):
     def unvouched(self, end: int) -> str | None:
         """Says what is pruned beyond the ranges that auditors vouch for, or None when nothing is.
 
+        Guarantee:
+            On None whoever a pruned ADMIT leaf admitted left with a leaf for which auditors vouch, or left later and was shown
+            to be a member, or stays in a run that is closed.
+
         Args:
             end: where these ranges end.
         """
         if self.pruned and self.pruned[-1] >= end:
             last = self.pruned[-1]
             return f"the body of leaf {last} is gone, and auditors vouch for summaries of the leaves below {end} only"
-        for hash_, record in self._restored.items():
-            covered, committed = self.tally.summarised.get(hash_, (None, None))
-            if covered is None or covered > end:
-                return f"the ADMIT leaf of {hash_.hex()} is gone, and no summary that auditors vouch for has its record"
-            if record != committed:
-                return f"what stands for the ADMIT leaf of {hash_.hex()} is not the record that its summary commits to"
+        for seq, left in self._gone():
+            if left is None and not self.closed:
+                return f"leaf {seq} is gone, no WITHDRAW leaf says whom it admitted, and the run is not closed"
+            if left is not None and left >= end and seq not in self.shown_members:
+                said = f"auditors vouch for what lies below {end} only"
+                return f"leaf {seq} is gone; whom it admitted left with leaf {left}, which does not show it, and {said}"
         return None
 
     def restored(self, leaf: Summary) -> int:
-        """Returns how many ADMIT leaves are gone to whose anchor records a summary commits; they may lie in earlier ranges."""
-        covered = (self.tally.summarised.get(hash_) for hash_ in self._restored)
-        return sum(1 for found in covered if found is not None and found[0] == leaf.end)
+        """Returns how many ADMIT leaves are gone whose WITHDRAW leaves a summary speaks for; they may lie in earlier ranges."""
+        return sum(1 for _, left in self._gone() if left is not None and leaf.first <= left < leaf.end)
 
     def too_early(self) -> str | None:
         """Says which pruned range had to wait for another epoch, or None when none had."""
+        shown = self.shown_members
+        needed = sorted(seq if left is None or seq in shown else max(seq, left) for seq, left in self._gone())
         for leaf in self.tally.summaries:
-            gone = bisect_left(self.pruned, leaf.end) - bisect_left(self.pruned, leaf.first)
+            gone = bisect_left(needed, leaf.end) - bisect_left(needed, leaf.first)
             if gone and not waited(leaf, self.epochs, self.closed):
-                sentence = f"{gone} bodies of leaves {leaf.first} to {leaf.end - 1} are gone, and the summary, leaf {leaf.seq},"
-                return f"{sentence} is followed by no EPOCH leaf, nor is the run closed: nothing may be pruned before"
+                sentence = f"{gone} bodies of leaves {leaf.first} to {leaf.end - 1}, or of who left in them, are gone; their"
+                return f"{sentence} summary, leaf {leaf.seq}, is followed by no EPOCH leaf, nor is the run closed"
         return None
 
-    def _restore(self, record: AnchorRecord) -> tuple[Admit, list[LeafRefused]]:
+    def _gone(self) -> Iterator[tuple[int, int | None]]:
+        """Yields the position of every pruned leaf, and that of the WITHDRAW leaf of whom it admitted."""
+        for seq in self.pruned:
+            name = self._names.get(seq)
+            yield seq, None if name is None else self.withdrawals.get(name)
+
+    def _restored(self, aggregate: Aggregate | None) -> Admit:
         classes = self.header.policy.classes
-        if record.first_seq != self.size or record.class_index >= len(classes):
-            raise LeafRefused("ANCHOR", f"an anchor of leaf {record.first_seq} stands for leaf {self.size}")
-        if self.header.occurrences_public:
-            raise LeafRefused("ANCHOR", "where occurrences are public no ADMIT leaf is ever pruned")
-        leaf = record.admission(classes[record.class_index].name, self.last_time)
-        problems = self.apply(leaf)
-        self._restored[record.descriptor_hash] = record
-        return leaf, problems
+        if aggregate is None or not aggregate.covers(self.size) or aggregate.class_index >= len(classes):
+            where = "nothing" if aggregate is None else f"an aggregate of leaves {aggregate.first} to {aggregate.end - 1}"
+            raise LeafRefused("AGGREGATE", f"{where} stands for leaf {self.size}")
+        name = self._names.get(self.size)
+        if name is None:
+            name = stand_in_name(self.size)
+            self._unnamed.add(self.size)
+        return aggregate.admission(self.size, name, classes[aggregate.class_index].name, self.last_time)

@@ -4,8 +4,7 @@ Ranges begin with leaf 1 or where the range before ended, and end behind an EPOC
 back: no gap, no overlap, no second summary of a range, no open window in one. A policy with ``retention_epochs = 0`` has none.
 """
 
-from array import array
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Charge, Epoch, Header, Leaf, Settle, Summary, SummaryClass, SummaryKind, Withdraw
-from ledger.retention.anchors import AnchorRecord, set_root
+from ledger.retention.aggregates import Aggregate, Aggregating, set_root
 from ledger.rules.groups import Contribution, Group
 from ledger.subtrees import Pieces, joined
 
@@ -70,7 +69,7 @@ class _Segment:
         self.kinds: Counter[int] = Counter()
         self.charged = 0
         self.classes = [_ClassTally() for _ in range(classes)]
-        self.records: list[AnchorRecord] = []
+        self.admissions = Aggregating()
 
 
 class Tally:
@@ -80,7 +79,8 @@ class Tally:
         pieces: gives subtrees; None unless whoever holds them sets it, and then no summary can be judged.
         start: where the next range begins.
         summaries: all SUMMARY leaves.
-        summarised: by descriptor hash, the end of the range in whose summary the record of a contribution is, and the record.
+        summarised: the aggregates to which SUMMARY leaves commit, in order, each with the position of that leaf.
+        known: the aggregate that stands for the ADMIT leaf which the run applies next, where its body is gone.
     """
 
     def __init__(self, header: Header) -> None:
@@ -88,15 +88,13 @@ class Tally:
         self.pieces: Pieces | None = None
         self.start = FIRST_LEAF
         self.summaries: list[Summary] = []
-        self.summarised: dict[bytes, tuple[int, AnchorRecord]] = {}
+        self.summarised: list[tuple[Aggregate, int]] = []
+        self.known: Aggregate | None = None
         self._horizon = header.policy.retention_epochs
         self._public = [rule.public for rule in header.policy.classes]
-        self._anchors = not header.occurrences_public  # there no ADMIT leaf is ever pruned, so nothing needs a record
         self._closed: list[_Segment] = []
         self._open = _Segment(len(self._public))
-        self._leaving: list[tuple[Contribution, int]] = []
-        self._admitted = array("q")  # positions of ADMIT leaves, and their content anchors one after the other
-        self._content_anchors = bytearray()
+        self._leaving: list[Contribution] = []
 
     def see(self, leaf: Leaf, run: "Replay") -> None:
         """Counts a leaf that the run has applied; nothing where the policy keeps everything."""
@@ -114,7 +112,7 @@ class Tally:
             case Withdraw():
                 contribution = run.contributions.get(leaf.descriptor_hash)
                 if contribution is not None and run.withdrawals[leaf.descriptor_hash] == leaf.seq:
-                    self._leaving.append((contribution, leaf.seq))
+                    self._leaving.append(contribution)
             case Epoch():
                 self._epoch(leaf, run)
 
@@ -139,14 +137,19 @@ class Tally:
         if wrong:
             yield LeafRefused("SUMMARY", f"leaves {leaf.first} to {leaf.end - 1} give another {', '.join(wrong)} than it says")
         else:
-            records = (record for segment in segments for record in segment.records)
-            self.summarised |= {record.descriptor_hash: (leaf.end, record) for record in records}
+            self.summarised += [(aggregate, leaf.seq) for aggregate in _aggregates(segments)]
         self._closed = self._closed[len(segments) :]
         self.start = leaf.end
         self.summaries.append(leaf)
 
-    def propose(self, seq: int, time: int) -> tuple[Summary, list[AnchorRecord]]:
-        """Returns the SUMMARY leaf over all epochs past the horizon, and the records that it commits to.
+    def aggregate_of(self, seq: int) -> Aggregate | None:
+        """Returns the aggregate to which a SUMMARY leaf commits and which has an ADMIT leaf; None where none has it."""
+        place = bisect_right(self.summarised, seq, key=lambda item: item[0].first) - 1
+        found = self.summarised[place][0] if place >= 0 else None
+        return found if found is not None and found.covers(seq) else None
+
+    def propose(self, seq: int, time: int) -> tuple[Summary, list[Aggregate]]:
+        """Returns the SUMMARY leaf over all epochs past the horizon, and the aggregates that it commits to.
 
         Raises:
             LeafRefused: code RETENTION if the policy keeps everything, NOTHING_DUE if no epoch is past the horizon.
@@ -157,7 +160,7 @@ class Tally:
             sentence = f"{len(self._closed)} epochs are closed and not summarised, the policy keeps the last {self._horizon}"
             raise LeafRefused("NOTHING_DUE", f"{sentence}; {1 - due} more must close first")
         segments = self._closed[:due]
-        return self._summary(seq, time, segments), [record for segment in segments for record in segment.records]
+        return self._summary(seq, time, segments), _aggregates(segments)
 
     def _check_policy(self) -> None:
         if not self._horizon:
@@ -188,7 +191,6 @@ class Tally:
             _class_row([segment.classes[place] for segment in segments], public, charged)
             for place, public in enumerate(self._public)
         ]
-        records = [record for segment in segments for record in segment.records]
         return Summary(
             seq,
             time,
@@ -197,28 +199,24 @@ class Tally:
             tuple(SummaryKind(kind, kinds[kind]) for kind in sorted(kinds)),
             tuple(rows),
             tuple(piece.hash for piece in joined(pieces(self.start, end))),
-            set_root(records),
+            set_root(_aggregates(segments)),
             self.summaries[-1].seq if self.summaries else None,
         )
 
     def _admit(self, leaf: Admit, run: "Replay") -> None:
+        known, self.known = self.known, None
         contribution = run.contributions.get(leaf.descriptor_hash)
         if contribution is not None and contribution.seq == leaf.seq:
             self._open.classes[contribution.class_index].admitted += 1
-            if self._anchors:
-                self._admitted.append(leaf.seq)
-                self._content_anchors += leaf.anchor
+            self._open.admissions.take(leaf, contribution.class_index, known)
 
     def _epoch(self, leaf: Epoch, run: "Replay") -> None:
         segment = self._open
         segment.end = leaf.seq + 1
-        for contribution, seq in self._leaving:
-            group = contribution.group
-            if group is not None:
+        for contribution in self._leaving:
+            if contribution.group is not None:
                 tally = segment.classes[contribution.class_index]
-                tally.see_group(group, tally.left, 1)
-            if self._anchors:
-                segment.records.append(self._record(contribution, seq, None if group is None else group.epsilon_micro))
+                tally.see_group(contribution.group, tally.left, 1)
         for group in run.register.groups.present():
             if group.active:
                 tally = segment.classes[group.class_index]
@@ -229,13 +227,9 @@ class Tally:
         self._closed.append(segment)
         self._open = _Segment(len(self._public))
 
-    def _record(self, contribution: Contribution, seq: int, micro: int | None) -> AnchorRecord:
-        terms, hash_ = contribution.terms, contribution.descriptor_hash
-        bounds = (terms.clip_micro, terms.sigma_micro, terms.max_occurrences)
-        limit = (terms.carried_micro, terms.max_epsilon_micro, terms.max_delta_pico)
-        place = 32 * bisect_left(self._admitted, contribution.seq)
-        anchor = bytes(self._content_anchors[place : place + 32])
-        return AnchorRecord(hash_, terms.class_index, contribution.seq, seq, micro, *bounds, *limit, anchor)
+
+def _aggregates(segments: Sequence[_Segment]) -> list[Aggregate]:
+    return [aggregate for segment in segments for aggregate in segment.admissions.made()]
 
 
 def _class_row(tallies: Sequence[_ClassTally], public: bool, charged: int) -> SummaryClass:

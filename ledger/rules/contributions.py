@@ -19,6 +19,7 @@ class Register:
         active: contributions in the pool, per class.
         withdrawn: contributions that were withdrawn, per class.
         groups: those of private classes in groups.
+        unnamed: active contributions per class of which nothing says who they are (`Contribution.unnamed`).
     """
 
     def __init__(self, classes: Sequence[ClassRule], *, occurrences_public: bool = False) -> None:
@@ -26,13 +27,21 @@ class Register:
         self.by_number: list[Contribution] = []
         self.active = [0] * len(classes)
         self.withdrawn = [0] * len(classes)
+        self.unnamed = [0] * len(classes)
         self._public = [rule.public for rule in classes]
         self._terms: dict[tuple[object, ...], Terms] = {}
         self._pools = [SlotTree() for _ in classes]
         self.groups: Groups = DrawnGroups() if occurrences_public else Groups()
 
-    def admit(self, leaf: Admit, place: int, moment: Moment) -> None:
-        """Adds the contribution of an ADMIT leaf to the pool of the class at ``place``."""
+    def admit(self, leaf: Admit, place: int, moment: Moment, *, unnamed: bool = False) -> None:
+        """Adds the contribution of an ADMIT leaf to the pool of the class at ``place``.
+
+        Args:
+            leaf: the leaf.
+            place: of its class.
+            moment: how far the run has been charged.
+            unnamed: whether its descriptor hash only stands for one.
+        """
         bounds = (leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
         limits = (leaf.carried_micro, leaf.max_epsilon_micro, leaf.max_delta_pico)
         key = (place, bounds, limits, moment)
@@ -40,17 +49,33 @@ class Register:
         if terms is None:
             terms = self._terms[key] = Terms(place, leaf.class_name, *bounds, *limits, moment)
         slot = self._pools[place].append(leaf_hash(leaf.descriptor_hash))
-        contribution = Contribution(descriptor_hash=leaf.descriptor_hash, seq=leaf.seq, terms=terms, slot=slot)
+        contribution = Contribution(
+            descriptor_hash=leaf.descriptor_hash, seq=leaf.seq, terms=terms, slot=slot, unnamed=unnamed
+        )
+        self.unnamed[place] += unnamed
         self.by_hash[leaf.descriptor_hash] = contribution
         self.by_number.append(contribution)
         self.active[place] += 1
         if not self._public[place]:
             self.groups.admit(contribution)
 
+    def name(self, contribution: Contribution, descriptor_hash: bytes) -> None:
+        """Says who an unnamed contribution is; pool and group are then as if it had been known from the start."""
+        place, hashed = contribution.class_index, leaf_hash(descriptor_hash)
+        del self.by_hash[contribution.descriptor_hash]
+        contribution.descriptor_hash, contribution.unnamed = descriptor_hash, False
+        self.by_hash[descriptor_hash] = contribution
+        self.unnamed[place] -= 1
+        self._pools[place].replace(contribution.slot, hashed)
+        if contribution.group is not None:
+            contribution.group.members.replace(contribution.place, hashed)
+            contribution.group.unnamed -= 1
+
     def withdraw(self, contribution: Contribution, moment: Moment) -> None:
         """Takes a contribution out of its pool."""
         contribution.until = moment
         place = contribution.class_index
+        self.unnamed[place] -= contribution.unnamed
         self.active[place] -= 1
         self.withdrawn[place] += 1
         self._pools[place].replace(contribution.slot, EMPTY_SLOT)

@@ -28,6 +28,8 @@ class Contribution(Standing):
         slot: its place among all contributions of its class, from 0, in the order of admission.
         group: those with whom it shares a row of SPEND leaves; None in a public class.
         place: its place in the tree of the group.
+        unnamed: whether nothing says who it is: its ADMIT leaf is gone, and it has not left. Its descriptor hash is then
+            `stand_in_name`, and roots over it are not the recorded ones.
     """
 
     descriptor_hash: bytes
@@ -35,6 +37,12 @@ class Contribution(Standing):
     slot: int
     group: "Group | None" = None
     place: int = 0
+    unnamed: bool = False
+
+
+def stand_in_name(seq: int) -> bytes:
+    """Returns what stands for the descriptor hash of whom a pruned ADMIT leaf admitted, where nothing says it."""
+    return seq.to_bytes(32, "big")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -44,12 +52,14 @@ class Group(Standing):
     Attributes:
         members: tree with a leaf for everybody who joined, in that order: the descriptor hash, or nothing once it left.
         count: how many members there are.
+        unnamed: how many of them are unnamed.
         told: what the last row of the group says of them, None before the first.
         epsilon_micro: the epsilon of that row, in 1e-6.
     """
 
     members: SlotTree = field(default_factory=SlotTree)
     count: int = 0
+    unnamed: int = 0
     told: SpendFacts | None = None
     epsilon_micro: int = 0
 
@@ -57,11 +67,13 @@ class Group(Standing):
         """Makes a contribution the last member."""
         contribution.group, contribution.place = self, self.members.append(leaf_hash(contribution.descriptor_hash))
         self.count += 1
+        self.unnamed += contribution.unnamed
 
     def leave(self, contribution: Contribution) -> None:
         """Empties the place of a member."""
         self.members.replace(contribution.place, EMPTY_SLOT)
         self.count -= 1
+        self.unnamed -= contribution.unnamed
 
     @property
     def key(self) -> SpendKey:

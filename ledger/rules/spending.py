@@ -101,6 +101,29 @@ def of_run(run: "Replay", contribution: Contribution) -> Spending:
     return _spending(policy, phases, cap=spent.occurrences(contribution, steps, run.charged_attempt))
 
 
+def most_of_run(run: "Replay", contributions: Iterable[Contribution]) -> Spending:
+    """Returns what is no less than any of these contributions of one class spent in a run so far.
+
+    Guarantee:
+        In each phase of the noise it counts the least multiplier and the most steps of any of them, the largest cap, and none
+        where one of them has none; where occurrences are public the largest loss. Each of these only adds to an epsilon.
+
+    Args:
+        run: the run.
+        contributions: one at least, all of one private class.
+    """
+    policy, spent = run.header.policy, run.expenditure
+    if run.header.occurrences_public:
+        return _spending(policy, loss=max(contribution.loss for contribution in contributions))
+    alike = {contribution.terms: contribution for contribution in contributions}.values()
+    steps = [spent.phase_steps(contribution, run.charged_phases) for contribution in alike]
+    multipliers = (spent.of_contribution(contribution) for contribution in alike)
+    caps = [spent.occurrences(contribution, own, run.charged_attempt) for contribution, own in zip(alike, steps, strict=True)]
+    least, most = tuple(map(min, zip(*multipliers, strict=True))), tuple(map(max, zip(*steps, strict=True)))
+    place = next(iter(alike)).class_index
+    return _spending(policy, spent.charged_phases(place, least, most), cap=max(caps) if all(caps) else 0)
+
+
 def of_plan(policy: Policy, place: int, multipliers: Sequence[float], steps: int | None = None) -> Spending:
     """Returns the most that a contribution can spend in a run of a policy, or in its first steps.
 

@@ -20,7 +20,7 @@ from ledger.leaves.previous import COMPROMISED
 from ledger.replay import Replay
 from ledger.rules.budgets import Account, Plans, Use, limits_over, reached
 from ledger.rules.groups import Contribution
-from ledger.rules.spending import composed, of_run
+from ledger.rules.spending import Spending, composed, most_of_run, of_run
 
 
 class Signed(Protocol):
@@ -91,6 +91,7 @@ class Accounts:
         self.run = run
         self._lost = lost
         self._groups: dict[tuple[object, ...], Account] = {}
+        self._most: dict[tuple[int, bool], Spending | None] = {}
 
     def of(self, descriptor_hash: bytes, signed: Signed | None = None) -> Account | None:
         """Returns the account of a contribution; None if the run has none of it, or only as a public one.
@@ -98,15 +99,18 @@ class Accounts:
         Guarantee:
             Of a run that was lost the account is what the whole plan could have spent, for everybody whose class its policy
             has: whoever was not admitted in the cited leaves may have been admitted behind them. So it does not matter at
-            which size its operator says that the key was lost.
+            which size its operator says that the key was lost. Of a run whose ADMIT leaves of who stayed are gone, the account
+            of whom no leaf names is no less than that of any unnamed contribution of its class: it may be one of them.
 
         Args:
             descriptor_hash: of the contribution.
-            signed: what it signed; needed of a run that was lost.
+            signed: what it signed; needed of a run that was lost, or of which nothing says any more who stayed.
         """
         if self._lost:
             return self._whole(signed)
         contribution = self.run.contributions.get(descriptor_hash)
+        if any(self.run.register.unnamed) and (contribution is None or (contribution.unnamed and signed is not None)):
+            return self.anybody(signed, unnamed=True)
         if contribution is None or self.run.header.policy.classes[contribution.class_index].public:
             return None
         key = (contribution.terms, contribution.until, contribution.loss)
@@ -128,6 +132,30 @@ class Accounts:
         rules = self.run.header.policy.classes
         place = next((place for place, rule in enumerate(rules) if rule.name == signed.class_name and not rule.public), None)
         return None if place is None else self._plan(place, signed)
+
+    def anybody(self, signed: Signed | None, *, unnamed: bool = False) -> Account | None:
+        """Returns an account that is no less than that of anybody in the class of a contribution; None where nobody is in it.
+
+        Args:
+            signed: what the contribution signed.
+            unnamed: whether to take only those of whom nothing says any more who they are.
+        """
+        if signed is None:
+            raise TypeError("of this run nothing says any more who stayed: give what the contribution signed")
+        run, rules = self.run, self.run.header.policy.classes
+        place = next((place for place, rule in enumerate(rules) if rule.name == signed.class_name and not rule.public), None)
+        if place is None:
+            return None
+        if (place, unnamed) not in self._most:
+            members = [item for item in run.contributions.values() if item.class_index == place and unnamed <= item.unnamed]
+            self._most[place, unnamed] = most_of_run(run, members) if members else None
+        most, planned = self._most[place, unnamed], self._plan(place, signed)
+        if most is None:
+            return None
+        key = (most, planned)
+        if key not in self._groups:
+            self._groups[key] = Account(planned.order, most, planned.planned, planned.limits)
+        return self._groups[key]
 
     def _plan(self, place: int, signed: Signed) -> Account:
         bounds = (place, signed.sigma_micro, signed.clip_micro)
@@ -173,6 +201,11 @@ class SpentRegistry:
     def accounts(self, descriptor_hash: bytes, signed: Signed | None = None) -> tuple[Account, ...]:
         """Returns the accounts of a contribution in the runs that admitted it, or were lost (`Accounts.of`)."""
         found = (ledger.of(descriptor_hash, signed) for ledger in self._ledgers)
+        return tuple(account for account in found if account is not None)
+
+    def of_anybody(self, signed: Signed) -> tuple[Account, ...]:
+        """Returns accounts that are no less than those of anybody who signed a class of that name, run by run."""
+        found = (ledger.anybody(signed) for ledger in self._ledgers)
         return tuple(account for account in found if account is not None)
 
     def carried(self, descriptor_hash: bytes, delta: float, signed: Signed | None = None) -> float:

@@ -3,7 +3,7 @@
 The mechanics under `ledger.log.Ledger`: it decides what to append, this decides whether and how.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from attest.clock import BACK_SECONDS
@@ -25,7 +25,7 @@ from ledger.proofs.evidence import Evidence
 from ledger.proofs.prover import consistency_proof
 from ledger.storage import fsck, highwater
 from ledger.storage.lean import WithoutBodies, WithoutHashes, droppable
-from ledger.storage.store import Anchor, Attested, Row, Store
+from ledger.storage.store import Aggregated, Attested, Row, Store
 
 
 class Appender:
@@ -156,7 +156,7 @@ class Appender:
             self.checkpoints[found.size] = merged
         return merged
 
-    def prune(self, before: int, anchors: Mapping[int, Anchor]) -> int:
+    def prune(self, before: int, seqs: Container[int], aggregates: Iterable[Aggregated]) -> int:
         """Drops bodies for good, having tried first that the ledger can do without them.
 
         Guarantee:
@@ -166,19 +166,19 @@ class Appender:
 
         Args:
             before: position below which bodies go.
-            anchors: what stands in for the ADMIT leaves that go, by their position.
+            seqs: positions of the ADMIT leaves that go; those whose bodies are gone already are passed over.
+            aggregates: what stands in for them; those that are stored already are passed over.
 
         Returns:
             How many bodies went.
         """
         self.require_signer()
         with self.store.snapshot() as snapshot:
-            lean = WithoutBodies(snapshot, before, anchors)
+            lean = WithoutBodies(snapshot, before, seqs, aggregates)
             fsck.check(lean)
-        fresh = [anchor for anchor in anchors.values() if anchor.descriptor_hash not in lean.stored]
         self._broken = True
         with self._told():
-            self.store.prune(self.size, before, {seq: anchors[seq].descriptor_hash for seq in lean.dropped}, fresh)
+            self.store.prune(self.size, before, lean.dropped, lean.fresh)
         self._take(fsck.load(self.store, recompute=False))
         self._broken = False
         return len(lean.dropped)
@@ -307,7 +307,7 @@ class Appender:
         for leaf in self._staged:
             body = encode_leaf(leaf)
             hashed = leaf_hash(body)
-            rows.append(Row(leaf.seq, leaf.KIND, None, hashed, body))
+            rows.append(Row(leaf.seq, leaf.KIND, hashed, body))
             frontier.append(hashed)
         return rows, frontier
 

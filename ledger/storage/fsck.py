@@ -4,13 +4,14 @@ import hashlib
 from dataclasses import dataclass
 
 from ledger.errors import LeafRefused, LedgerBehind, LedgerCorrupt, NoteError, ProofError
-from ledger.leaves import Header, Leaf, decode_leaf
+from ledger.leaves import Header, Leaf, Withdraw, decode_leaf
 from ledger.merkle import HASH_SIZE, Frontier, leaf_hash
 from ledger.replay import Replay
+from ledger.retention.aggregates import Aggregate
 from ledger.retention.horizons import hashes_end
-from ledger.retention.retained import RetainedReplay
+from ledger.retention.retained import RetainedReplay, StandIns, named_by_withdrawals
 from ledger.retention.statements import vouched_end, vouchers
-from ledger.storage.store import PRUNABLE_KINDS, Row, Snapshot, Store
+from ledger.storage.store import PRUNABLE_KINDS, Aggregated, Row, Snapshot, Store
 from ledger.subtrees import MAX_LEVEL, Subtree, Subtrees
 
 
@@ -82,11 +83,10 @@ def _load(snapshot: Snapshot, recompute: bool) -> Loaded:
             if not isinstance(leaf, Header):
                 raise LedgerCorrupt("HEADER", "leaf 0 is not a header", seq=0)
             digest = hashlib.sha256(row.body).digest()
-            replay = RetainedReplay(leaf, tree.subtrees.root, recompute=recompute)
+            replay = RetainedReplay(leaf, tree.subtrees.root, recompute=recompute, names=kept.names)
             replay.tally.pieces = tree.subtrees.between
-        named = None if row.body else getattr(leaf, "descriptor_hash", None)
-        if (row.kind, row.descriptor_hash) != (leaf.KIND, named):
-            raise LedgerCorrupt("INDEX", f"the index columns of leaf {seq} differ from its body", seq=seq)
+        if row.kind != leaf.KIND:
+            raise LedgerCorrupt("INDEX", f"the index column of leaf {seq} differs from its body", seq=seq)
         if seq + 1 in notes:
             if not whole:
                 sentence = f"the checkpoint at size {seq + 1} lies inside a subtree whose hashes are gone; it cannot be checked"
@@ -164,18 +164,21 @@ class _Kept:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.before, self.hashes_before = snapshot.pruned_before(), snapshot.hashes_before()
-        self._anchors = {anchor.descriptor_hash: anchor for anchor in snapshot.anchors()}
-        self._summaries: list[tuple[bytes, int]] = []
+        self._aggregates = list(snapshot.aggregates())
+        self._stand_ins = StandIns(map(_read, self._aggregates))
+        withdrawn = [row for row in snapshot.rows() if row.kind == Withdraw.KIND] if self.before else []
+        if gone := [row.seq for row in withdrawn if not row.body]:
+            raise LedgerCorrupt("PRUNED", f"the body of leaf {gone[0]} is gone, and no pruning can have taken it", seq=gone[0])
+        self.names = named_by_withdrawals(row.body for row in withdrawn)
 
     def of(self, row: Row) -> bytes:
         """Returns what stands in for a leaf without a body."""
         if row.seq >= self.before or row.kind not in PRUNABLE_KINDS:
             raise LedgerCorrupt("PRUNED", f"the body of leaf {row.seq} is gone, and no pruning can have taken it", seq=row.seq)
-        anchor = self._anchors.pop(row.descriptor_hash or b"", None)
-        if anchor is None:
-            raise LedgerCorrupt("ANCHOR", f"leaf {row.seq} was pruned, and its anchor is gone", seq=row.seq)
-        self._summaries.append((anchor.descriptor_hash, anchor.summary_seq))
-        return anchor.record
+        found = self._stand_ins.at(row.seq)
+        if found is None:
+            raise LedgerCorrupt("AGGREGATE", f"leaf {row.seq} was pruned, and its aggregate is gone", seq=row.seq)
+        return found
 
     def check(self, replay: RetainedReplay, notes: dict[int, bytes]) -> None:
         """Checks that auditors vouch for all that is gone; raises LedgerCorrupt."""
@@ -189,8 +192,8 @@ class _Kept:
         wrong = replay.unvouched(end)
         if wrong is None and self.before > end:
             wrong = f"bodies below {self.before} may be gone, and auditors vouch for summaries of the leaves below {end} only"
-        if wrong is None and self._anchors:
-            wrong = f"{len(self._anchors)} anchors stand for leaves that were not pruned"
+        if wrong is None and self._stand_ins.unused:
+            wrong = f"{self._stand_ins.unused} aggregates stand for leaves that were not pruned"
         if wrong is not None:
             raise LedgerCorrupt("UNVOUCHED", wrong)
         early = replay.too_early()
@@ -203,12 +206,24 @@ class _Kept:
             raise LedgerCorrupt("HORIZON", f"{sentence}; bodies are pruned below {self.before}")
 
     def _check_index(self, replay: RetainedReplay) -> None:
-        summaries = {leaf.end: leaf.seq for leaf in replay.tally.summaries}
-        for name, said in self._summaries:
-            seq = summaries[replay.tally.summarised[name][0]]
-            if said != seq:
-                sentence = f"leaf {seq} commits to the anchor of {name.hex()}, which is said to belong to leaf {said}"
+        committed = {aggregate.first: seq for aggregate, seq in replay.tally.summarised}
+        for kept in self._aggregates:
+            seq = committed.get(kept.first)
+            if seq != kept.summary_seq:
+                which = f"the aggregate of leaves {kept.first} to {kept.end - 1}"
+                sentence = f"leaf {seq} commits to {which}, which is said to belong to leaf {kept.summary_seq}"
                 raise LedgerCorrupt("INDEX", sentence, seq=seq)
+
+
+def _read(kept: Aggregated) -> Aggregate:
+    """Reads an aggregate; raises LedgerCorrupt."""
+    try:
+        found = Aggregate.from_bytes(kept.record)
+    except LeafRefused as error:
+        raise LedgerCorrupt("AGGREGATE", f"the aggregate of leaves from {kept.first} on: {error.sentence}") from error
+    if (found.first, found.end) != (kept.first, kept.end):
+        raise LedgerCorrupt("INDEX", f"the index columns of the aggregate of leaves from {kept.first} differ from its record")
+    return found
 
 
 def _check_row(row: Row, seq: int) -> None:

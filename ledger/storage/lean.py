@@ -1,12 +1,12 @@
 """A database as it would be, were bodies or hashes of it gone: it is read and checked whole before anything is dropped."""
 
 from array import array
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
 from ledger.leaves import Resume, decode_leaf
 from ledger.merkle import Frontier
-from ledger.storage.store import Anchor, Row, Snapshot
+from ledger.storage.store import Aggregated, Row, Snapshot
 from ledger.subtrees import Subtree, joined
 
 
@@ -36,9 +36,9 @@ class _AsItIs:
         """As it is."""
         return self._snapshot.hashes_before()
 
-    def anchors(self) -> Iterator[Anchor]:
+    def aggregates(self) -> Iterator[Aggregated]:
         """As they are."""
-        return self._snapshot.anchors()
+        return self._snapshot.aggregates()
 
 
 class WithoutBodies(_AsItIs):
@@ -46,23 +46,24 @@ class WithoutBodies(_AsItIs):
 
     Attributes:
         dropped: positions of the bodies that would go, once its rows were read.
-        stored: descriptor hashes whose anchors are in the database already.
+        fresh: the aggregates that would come into the database.
     """
 
-    def __init__(self, snapshot: Snapshot, before: int, anchors: Mapping[int, Anchor]) -> None:
-        """Takes the database as it is, and what would stand for the leaves that go, by their positions."""
+    def __init__(self, snapshot: Snapshot, before: int, seqs: Container[int], aggregates: Iterable[Aggregated]) -> None:
+        """Takes the database as it is, the leaves whose bodies go, and what would stand for them."""
         super().__init__(snapshot)
         self.dropped = array("q")
-        self.stored = {anchor.descriptor_hash for anchor in snapshot.anchors()}
-        self._before, self._added = before, anchors
+        stored = {aggregate.first for aggregate in snapshot.aggregates()}
+        self.fresh = [aggregate for aggregate in aggregates if aggregate.first not in stored]
+        self._before, self._seqs = before, seqs
 
     def rows(self) -> Iterator[Row]:
         """Yields the rows without the bodies that would go."""
         self.dropped = array("q")
         for row in self._snapshot.rows():
-            if row.body and row.seq < self._before and row.seq in self._added:
+            if row.body and row.seq < self._before and row.seq in self._seqs:
                 self.dropped.append(row.seq)
-                yield replace(row, body=b"", descriptor_hash=self._added[row.seq].descriptor_hash)
+                yield replace(row, body=b"")
             else:
                 yield row
 
@@ -70,10 +71,10 @@ class WithoutBodies(_AsItIs):
         """As it would be."""
         return self._before
 
-    def anchors(self) -> Iterator[Anchor]:
+    def aggregates(self) -> Iterator[Aggregated]:
         """Yields what is there and what would come."""
-        yield from self._snapshot.anchors()
-        yield from (anchor for anchor in self._added.values() if anchor.descriptor_hash not in self.stored)
+        yield from self._snapshot.aggregates()
+        yield from self.fresh
 
 
 class WithoutHashes(_AsItIs):

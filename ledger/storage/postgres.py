@@ -15,7 +15,7 @@ is behind the signer's record, and refused.
 import hashlib
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
@@ -28,7 +28,7 @@ from ledger.storage.place import Place
 from ledger.storage.postgres_connection import engine_of
 from ledger.storage.postgres_errors import translated
 from ledger.storage.postgres_schema import FUNCTIONS, TABLES, Tables, statements, tables, writer_grants
-from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Anchor, Attested, Head, Row, check_head, found_terms
+from ledger.storage.store import EMPTY_HEAD, SCHEMA_VERSION, Aggregated, Attested, Head, Row, check_head, found_terms
 from ledger.subtrees import Subtree
 
 READ_BATCH: Final = 4_096
@@ -41,9 +41,6 @@ _COPY: Final = "COPY {schema}.entry (seq, kind, leaf, body) FROM STDIN (FORMAT B
 _COPY_TYPES: Final = ("int8", "int4", "bytea", "bytea")
 _COPY_ATTESTATIONS: Final = "COPY {schema}.attestation (seq, data) FROM STDIN (FORMAT BINARY)"
 _COPY_ATTESTATIONS_TYPES: Final = ("int8", "bytea")
-_DROP_BODIES: Final = """
-    UPDATE {schema}.entry SET body = NULL, dhash = gone.dhash
-    FROM unnest(CAST(:seqs AS bigint[]), CAST(:names AS bytea[])) AS gone(seq, dhash) WHERE entry.seq = gone.seq"""
 _MISSING: Final = ("42P01", "3F000")
 """SQLSTATE of a table and of a schema that is not there."""
 
@@ -72,10 +69,10 @@ class PostgresSnapshot:
     def rows(self) -> Iterator[Row]:
         """Yields all rows in order of seq."""
         entry = self._tables.entry
-        columns = (entry.c.seq, entry.c.kind, entry.c.dhash, entry.c.leaf, entry.c.body, entry.c.level)
+        columns = (entry.c.seq, entry.c.kind, entry.c.leaf, entry.c.body, entry.c.level)
         query = sa.select(*columns).order_by(entry.c.seq)
-        for seq, kind, dhash, leaf, body, level in self._connection.execute(query, execution_options=_STREAMED):
-            yield Row(seq, kind, dhash, leaf or b"", body or b"", level)
+        for seq, kind, leaf, body, level in self._connection.execute(query, execution_options=_STREAMED):
+            yield Row(seq, kind, leaf or b"", body or b"", level)
 
     def checkpoints(self) -> dict[int, bytes]:
         """Returns all stored checkpoint notes by size."""
@@ -91,12 +88,12 @@ class PostgresSnapshot:
         """Returns the position below which leaf hashes of pruned leaves may be gone."""
         return self._connection.scalar(sa.select(self._tables.head.c.hashes_before)) or 0
 
-    def anchors(self) -> Iterator[Anchor]:
-        """Yields all anchors in order of their descriptor hashes."""
-        anchor = self._tables.anchor
-        query = sa.select(anchor.c.dhash, anchor.c.summary_seq, anchor.c.record).order_by(anchor.c.dhash)
+    def aggregates(self) -> Iterator[Aggregated]:
+        """Yields all aggregates in order of their leaves."""
+        kept = self._tables.aggregate
+        query = sa.select(kept.c.first, kept.c.past, kept.c.summary_seq, kept.c.record).order_by(kept.c.first)
         for row in self._connection.execute(query, execution_options=_STREAMED):
-            yield Anchor(*row)
+            yield Aggregated(*row)
 
     def terms(self) -> Iterator[tuple[int, bytes]]:
         """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
@@ -226,31 +223,30 @@ class PostgresStore:
             if connection.execute(changed).rowcount != 1:
                 raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {size} leaves")
 
-    def prune(self, size: int, before: int, gone: Mapping[int, bytes], anchors: Sequence[Anchor]) -> None:
+    def prune(self, size: int, before: int, seqs: Sequence[int], aggregates: Sequence[Aggregated]) -> None:
         """Drops bodies and stores what stands for them; the bytes are gone from disk once the table is vacuumed."""
         known = self._tables
         with self._transaction("pruning") as connection:
             self._check_fence(connection, size)
             connection.execute(sa.update(known.head).values(pruned_before=before))
-            if anchors:
-                connection.execute(
-                    sa.insert(known.anchor),
-                    [{"dhash": a.descriptor_hash, "summary_seq": a.summary_seq, "record": a.record} for a in anchors],
-                )
+            if aggregates:
+                values = [
+                    {"first": kept.first, "past": kept.end, "summary_seq": kept.summary_seq, "record": kept.record}
+                    for kept in aggregates
+                ]
+                connection.execute(sa.insert(known.aggregate), values)
             dropped = forgotten = 0
-            seqs = list(gone)
             for at in range(0, len(seqs), READ_BATCH):
-                batch = seqs[at : at + READ_BATCH]
-                values = {"seqs": batch, "names": [gone[seq] for seq in batch]}
-                dropped += connection.execute(sa.text(_DROP_BODIES.format(schema=self.place.schema)), values).rowcount
-                which = known.attestation.c.seq == sa.any_(sa.cast(batch, sa.ARRAY(sa.BigInteger)))
-                forgotten += connection.execute(sa.delete(known.attestation).where(which)).rowcount
+                batch = sa.any_(sa.cast(list(seqs[at : at + READ_BATCH]), sa.ARRAY(sa.BigInteger)))
+                bodies = sa.update(known.entry).where(known.entry.c.seq == batch).values(body=None)
+                dropped += connection.execute(bodies).rowcount
+                forgotten += connection.execute(sa.delete(known.attestation).where(known.attestation.c.seq == batch)).rowcount
             snapshot = PostgresSnapshot(connection, known)
             if forgotten and (unused := orphans(snapshot.terms(), snapshot.attestations())):
                 empty = sa.update(known.terms).where(known.terms.c.number == sa.bindparam("orphan")).values(data=None)
                 connection.execute(empty, [{"orphan": number} for number in unused])
-            if dropped != len(gone):
-                raise LedgerCorrupt("PRUNE", f"of {len(gone)} leaves to prune, {dropped} are there")
+            if dropped != len(seqs):
+                raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
 
     def drop_hashes(self, size: int, before: int, subtrees: Sequence[Subtree]) -> None:
         """Puts roots of subtrees in the place of leaf hashes; the bytes are gone from disk once the table is vacuumed."""

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from ledger.storage.store import ADMIT_KIND, PRUNABLE_KINDS, SUMMARY_KIND
 
-TABLES: Final = ("meta", "entry", "head", "checkpoint", "anchor", "lease", "terms", "attestation")
+TABLES: Final = ("meta", "entry", "head", "checkpoint", "aggregate", "lease", "terms", "attestation")
 
 _APPENDED: Final = ("entry", "checkpoint", "terms", "attestation")
 """Tables that a run appends rows to."""
@@ -30,7 +30,7 @@ class Tables:
     entry: sa.Table
     head: sa.Table
     checkpoint: sa.Table
-    anchor: sa.Table
+    aggregate: sa.Table
     lease: sa.Table
     terms: sa.Table
     attestation: sa.Table
@@ -49,7 +49,6 @@ def tables(schema: str) -> Tables:
             "entry",
             seq=sa.BigInteger,
             kind=sa.Integer,
-            dhash=sa.LargeBinary,
             leaf=sa.LargeBinary,
             body=sa.LargeBinary,
             level=sa.Integer,
@@ -63,7 +62,9 @@ def tables(schema: str) -> Tables:
             hashes_before=sa.BigInteger,
         ),
         checkpoint=table("checkpoint", size=sa.BigInteger, note=sa.LargeBinary),
-        anchor=table("anchor", dhash=sa.LargeBinary, summary_seq=sa.BigInteger, record=sa.LargeBinary),
+        aggregate=table(
+            "aggregate", first=sa.BigInteger, past=sa.BigInteger, summary_seq=sa.BigInteger, record=sa.LargeBinary
+        ),
         lease=table("lease", id=sa.Integer, holder=sa.Text, fence=sa.BigInteger),
         terms=table("terms", number=sa.BigInteger, data=sa.LargeBinary),
         attestation=table("attestation", seq=sa.BigInteger, data=sa.LargeBinary),
@@ -72,13 +73,13 @@ def tables(schema: str) -> Tables:
 
 _TABLES = """
 CREATE TABLE {s}.meta (key text PRIMARY KEY, value text NOT NULL);
-CREATE TABLE {s}.entry (seq bigint PRIMARY KEY, kind integer NOT NULL, dhash bytea CHECK (octet_length(dhash) = 32),
+CREATE TABLE {s}.entry (seq bigint PRIMARY KEY, kind integer NOT NULL,
     leaf bytea CHECK (octet_length(leaf) = 32), body bytea, level integer NOT NULL DEFAULT 0 CHECK (level BETWEEN 0 AND 62));
 CREATE TABLE {s}.head (id integer PRIMARY KEY CHECK (id = 0), size bigint NOT NULL, frontier bytea NOT NULL,
     pruned_before bigint NOT NULL, hashes_before bigint NOT NULL);
 CREATE TABLE {s}.checkpoint (size bigint PRIMARY KEY, note bytea NOT NULL);
-CREATE TABLE {s}.anchor (dhash bytea PRIMARY KEY CHECK (octet_length(dhash) = 32), summary_seq bigint NOT NULL,
-    record bytea NOT NULL);
+CREATE TABLE {s}.aggregate (first bigint PRIMARY KEY, past bigint NOT NULL CHECK (past > first), summary_seq bigint NOT NULL,
+    record bytea NOT NULL, EXCLUDE USING gist (int8range(first, past) WITH &&));
 CREATE TABLE {s}.lease (id integer PRIMARY KEY CHECK (id = 0), holder text NOT NULL, fence bigint NOT NULL);
 CREATE TABLE {s}.terms (number bigint PRIMARY KEY, data bytea);
 CREATE UNIQUE INDEX terms_data ON {s}.terms (sha256(data));
@@ -97,9 +98,9 @@ _REFUSE = "RAISE EXCEPTION '{sentence}' USING ERRCODE = 'integrity_constraint_vi
 _DENSE = """
     UPDATE {s}.head SET size = size + (SELECT count(*) FROM fresh) WHERE id = 0
         AND (SELECT min(f.seq) = size AND max(f.seq) = size + count(*) - 1 AND count(f.body) = count(*)
-            AND count(f.leaf) = count(*) AND count(f.dhash) = 0 AND max(f.level) = 0 FROM fresh f);
+            AND count(f.leaf) = count(*) AND max(f.level) = 0 FROM fresh f);
     IF NOT FOUND AND EXISTS (SELECT 1 FROM fresh) THEN
-        RAISE EXCEPTION 'entry.seq must be the size of the ledger, its body and hash there, and no dhash'
+        RAISE EXCEPTION 'entry.seq must be the size of the ledger, and its body and hash there'
             USING ERRCODE = 'integrity_constraint_violation';
     END IF;
     RETURN NULL;"""
@@ -125,11 +126,11 @@ _BELONGS = """
 
 _BODY_GOES = """(OLD.kind IN ({kinds}) AND OLD.seq < (SELECT pruned_before FROM {s}.head)
             AND (NEW.leaf, NEW.level) IS NOT DISTINCT FROM (OLD.leaf, OLD.level)
-            AND (position(NEW.dhash IN OLD.body) > 0 OR OLD.body IS NULL AND NEW.dhash IS NOT DISTINCT FROM OLD.dhash)
-            AND (OLD.kind <> {admit} OR EXISTS (SELECT 1 FROM {s}.anchor a WHERE a.dhash = NEW.dhash)))"""
+            AND (OLD.kind <> {admit}
+                OR EXISTS (SELECT 1 FROM {s}.aggregate a WHERE a.first <= OLD.seq AND OLD.seq < a.past)))"""
 
 # The first row of a subtree is set before the others, which find it by their own level.
-_HASH_GOES = """(OLD.body IS NULL AND NEW.dhash IS NOT DISTINCT FROM OLD.dhash AND NEW.level > OLD.level
+_HASH_GOES = """(OLD.body IS NULL AND NEW.level > OLD.level
             AND CASE WHEN NEW.level > 62 THEN false WHEN NEW.leaf IS NOT NULL
             THEN NEW.seq & ((1::bigint << NEW.level) - 1) = 0
                 AND NEW.seq + (1::bigint << NEW.level) <= (SELECT hashes_before FROM {s}.head)

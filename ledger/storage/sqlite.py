@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ from ledger.storage.disks import is_there, require_local
 from ledger.storage.in_place import FILES, OpenFiles
 from ledger.storage.place import Place
 from ledger.storage.sqlite_schema import (
-    ANCHOR,
+    AGGREGATE,
     ATTESTATION,
     CHECKPOINT,
     ENTRY,
@@ -45,7 +45,7 @@ from ledger.storage.store import (
     LOCK_TIMEOUT_SECONDS,
     MAX_WRONG,
     SCHEMA_VERSION,
-    Anchor,
+    Aggregated,
     Attested,
     Head,
     Row,
@@ -60,10 +60,10 @@ READ_BATCH: Final = 4_096
 _STREAMED: Final = {"yield_per": READ_BATCH}
 """Options of one statement: set on the connection, they would turn a later UPDATE into a cursor."""
 
-_DROP_BODY: Final = "UPDATE entry SET body = NULL, dhash = ? WHERE seq = ?"
+_DROP_BODY: Final = "UPDATE entry SET body = NULL WHERE seq = ?"
 _PUT_ROOT: Final = "UPDATE entry SET leaf = ?, level = ? WHERE seq = ?"
 _DROP_HASHES: Final = "UPDATE entry SET leaf = NULL, level = ? WHERE seq > ? AND seq < ?"
-_INSERT_ANCHOR: Final = "INSERT INTO anchor (dhash, summary_seq, record) VALUES (?, ?, ?)"
+_INSERT_AGGREGATE: Final = "INSERT INTO aggregate (first, past, summary_seq, record) VALUES (?, ?, ?, ?)"
 _FIND_TERMS: Final = "SELECT number FROM terms WHERE data = ?"
 _INSERT_TERMS: Final = "INSERT INTO terms (number, data) VALUES (?, ?)"
 _INSERT_ATTESTATION: Final = "INSERT INTO attestation (seq, data) VALUES (?, ?)"
@@ -104,12 +104,12 @@ class SqliteSnapshot:
 
     def rows(self) -> Iterator[Row]:
         """Yields all rows in order of seq."""
-        columns = (ENTRY.c.seq, ENTRY.c.kind, ENTRY.c.dhash, ENTRY.c.leaf, ENTRY.c.body, ENTRY.c.level)
+        columns = (ENTRY.c.seq, ENTRY.c.kind, ENTRY.c.leaf, ENTRY.c.body, ENTRY.c.level)
         query = sa.select(*columns).order_by(ENTRY.c.seq)
-        for seq, kind, dhash, leaf, body, level in self._connection.execute(query, execution_options=_STREAMED):
-            if any(type(blob) not in _BLOBS for blob in (dhash, leaf, body)) or type(level) is not int:
+        for seq, kind, leaf, body, level in self._connection.execute(query, execution_options=_STREAMED):
+            if any(type(blob) not in _BLOBS for blob in (leaf, body)) or type(level) is not int:
                 raise LedgerCorrupt("DATABASE", f"row {seq!r:.40} of the leaves has values of other types than a ledger has")
-            yield Row(seq, kind, dhash, leaf or b"", body or b"", level)
+            yield Row(seq, kind, leaf or b"", body or b"", level)
 
     def checkpoints(self) -> dict[int, bytes]:
         """Returns all stored checkpoint notes by size."""
@@ -124,11 +124,12 @@ class SqliteSnapshot:
         """Returns the position below which leaf hashes of pruned leaves may be gone."""
         return _stored(int, self._connection.scalar(sa.select(HEAD.c.hashes_before)) or 0)
 
-    def anchors(self) -> Iterator[Anchor]:
-        """Yields all anchors in order of their descriptor hashes."""
-        query = sa.select(ANCHOR.c.dhash, ANCHOR.c.summary_seq, ANCHOR.c.record).order_by(ANCHOR.c.dhash)
-        for dhash, seq, record in self._connection.execute(query, execution_options=_STREAMED):
-            yield Anchor(_stored(bytes, dhash), _stored(int, seq), _stored(bytes, record))
+    def aggregates(self) -> Iterator[Aggregated]:
+        """Yields all aggregates in order of their leaves."""
+        columns = (AGGREGATE.c.first, AGGREGATE.c.past, AGGREGATE.c.summary_seq, AGGREGATE.c.record)
+        query = sa.select(*columns).order_by(AGGREGATE.c.first)
+        for first, past, seq, record in self._connection.execute(query, execution_options=_STREAMED):
+            yield Aggregated(_stored(int, first), _stored(int, past), _stored(int, seq), _stored(bytes, record))
 
     def terms(self) -> Iterator[tuple[int, bytes]]:
         """Yields numbers and bytes of all common terms, in order; b"" where pruning has emptied them."""
@@ -275,25 +276,24 @@ class SqliteStore:
             if connection.execute(changed).rowcount != 1:
                 raise LedgerError("NO_CHECKPOINT", f"the ledger has no checkpoint of {size} leaves")
 
-    def prune(self, size: int, before: int, gone: Mapping[int, bytes], anchors: Sequence[Anchor]) -> None:
+    def prune(self, size: int, before: int, seqs: Sequence[int], aggregates: Sequence[Aggregated]) -> None:
         """Drops bodies and stores what stands for them; SQLite zeroes the bytes that are gone (``secure_delete``)."""
         with self._writing("pruning") as connection:
             self._check_fence(connection, size)
             connection.execute(sa.update(HEAD).values(pruned_before=before))
-            if anchors:
-                values = [(anchor.descriptor_hash, anchor.summary_seq, anchor.record) for anchor in anchors]
-                connection.exec_driver_sql(_INSERT_ANCHOR, values)
+            if aggregates:
+                values = [(kept.first, kept.end, kept.summary_seq, kept.record) for kept in aggregates]
+                connection.exec_driver_sql(_INSERT_AGGREGATE, values)
             dropped = forgotten = 0
-            seqs = list(gone)
             for at in range(0, len(seqs), READ_BATCH):
                 batch = seqs[at : at + READ_BATCH]
-                dropped += connection.exec_driver_sql(_DROP_BODY, [(gone[seq], seq) for seq in batch]).rowcount
+                dropped += connection.exec_driver_sql(_DROP_BODY, [(seq,) for seq in batch]).rowcount
                 forgotten += connection.exec_driver_sql(_DROP_ATTESTATION, [(seq,) for seq in batch]).rowcount
             snapshot = SqliteSnapshot(connection)
             if forgotten and (unused := orphans(snapshot.terms(), snapshot.attestations())):
                 connection.exec_driver_sql(_EMPTY_TERMS, [(number,) for number in unused])
-            if dropped != len(gone):
-                raise LedgerCorrupt("PRUNE", f"of {len(gone)} leaves to prune, {dropped} are there")
+            if dropped != len(seqs):
+                raise LedgerCorrupt("PRUNE", f"of {len(seqs)} leaves to prune, {dropped} are there")
 
     def drop_hashes(self, size: int, before: int, subtrees: Sequence[Subtree]) -> None:
         """Puts roots of subtrees in the place of leaf hashes; SQLite zeroes the bytes that are gone (``secure_delete``)."""

@@ -33,7 +33,6 @@ ENTRY: Final = sa.Table(
     METADATA,
     _position("seq"),
     sa.Column("kind", sa.Integer, nullable=False),
-    sa.Column("dhash", sa.LargeBinary, sa.CheckConstraint("length(dhash) = 32")),
     sa.Column("leaf", sa.LargeBinary, sa.CheckConstraint("length(leaf) = 32")),
     sa.Column("body", sa.LargeBinary),
     sa.Column("level", sa.Integer, sa.CheckConstraint("level BETWEEN 0 AND 62"), nullable=False, server_default="0"),
@@ -56,10 +55,11 @@ CHECKPOINT: Final = sa.Table(
     sa.Column("note", sa.LargeBinary, nullable=False),
     sqlite_strict=True,
 )
-ANCHOR: Final = sa.Table(
-    "anchor",
+AGGREGATE: Final = sa.Table(
+    "aggregate",
     METADATA,
-    sa.Column("dhash", sa.LargeBinary, sa.CheckConstraint("length(dhash) = 32"), primary_key=True),
+    _position("first"),
+    sa.Column("past", sa.Integer, sa.CheckConstraint("past > first"), nullable=False),
     sa.Column("summary_seq", sa.Integer, nullable=False),
     sa.Column("record", sa.LargeBinary, nullable=False),
     sqlite_strict=True,
@@ -96,10 +96,9 @@ def _refuse(name: str, before: str, when: str, sentence: str) -> str:
 _KINDS = ", ".join(map(str, PRUNABLE_KINDS))
 _BODY_GOES = f"""(OLD.kind IN ({_KINDS}) AND OLD.seq < (SELECT pruned_before FROM head WHERE id = 0)
         AND NEW.leaf IS OLD.leaf AND NEW.level = OLD.level
-        AND (instr(OLD.body, NEW.dhash) > 0 OR OLD.body IS NULL AND NEW.dhash IS OLD.dhash)
-        AND (OLD.kind <> {ADMIT_KIND} OR EXISTS (SELECT 1 FROM anchor WHERE dhash = NEW.dhash)))"""
+        AND (OLD.kind <> {ADMIT_KIND} OR EXISTS (SELECT 1 FROM aggregate WHERE first <= OLD.seq AND OLD.seq < past)))"""
 # The first row of a subtree is set before the others, which find it by their own level.
-_HASH_GOES = """(OLD.body IS NULL AND NEW.dhash IS OLD.dhash AND NEW.level > OLD.level
+_HASH_GOES = """(OLD.body IS NULL AND NEW.level > OLD.level
         AND CASE WHEN NEW.level > 62 THEN 0 WHEN NEW.leaf IS NOT NULL
         THEN NEW.seq & ((1 << NEW.level) - 1) = 0
             AND NEW.seq + (1 << NEW.level) <= (SELECT hashes_before FROM head WHERE id = 0)
@@ -109,15 +108,14 @@ _HASH_GOES = """(OLD.body IS NULL AND NEW.dhash IS OLD.dhash AND NEW.level > OLD
             AND level = NEW.level AND leaf IS NOT NULL) END)"""
 _BODY_THERE = "NOT EXISTS (SELECT 1 FROM entry WHERE seq = OLD.seq AND body IS NULL)"
 _SAME_TABLE_KEYS = {"meta": "key = NEW.key", "head": "id = NEW.id", "lease": "id = NEW.id", "checkpoint": "size = NEW.size",
-                    "anchor": "dhash = NEW.dhash", "attestation": "seq = NEW.seq"}  # fmt: skip
+                    "aggregate": "first < NEW.past AND NEW.first < past", "attestation": "seq = NEW.seq"}  # fmt: skip
 
 TRIGGERS: Final = (
     _refuse(
         "entry_dense",
         "INSERT ON entry",
-        """NEW.seq IS NOT (SELECT size FROM head WHERE id = 0) OR NEW.body IS NULL OR NEW.leaf IS NULL OR NEW.level <> 0
-        OR NEW.dhash IS NOT NULL""",
-        "entry.seq must be the size of the ledger, its body and hash there, and no dhash",
+        "NEW.seq IS NOT (SELECT size FROM head WHERE id = 0) OR NEW.body IS NULL OR NEW.leaf IS NULL OR NEW.level <> 0",
+        "entry.seq must be the size of the ledger, and its body and hash there",
     ),
     "CREATE TRIGGER entry_bump AFTER INSERT ON entry BEGIN UPDATE head SET size = size + 1 WHERE id = 0; END",
     _refuse(
@@ -182,6 +180,6 @@ TRIGGERS: Final = (
     _refuse("entry_no_delete", "DELETE ON entry", "1", "entry rows are never changed or removed"),
     *(
         _refuse(f"{table}_no_update", f"UPDATE ON {table}", "1", f"{table} rows are never changed or removed")
-        for table in ("meta", "anchor", "attestation")
+        for table in ("meta", "aggregate", "attestation")
     ),
 )

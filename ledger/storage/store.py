@@ -25,7 +25,7 @@ PRUNABLE_KINDS: Final = (Admit.KIND,)
 """Leaves whose bodies retention may drop; all others are kept for ever."""
 
 ADMIT_KIND: Final = Admit.KIND
-"""Of such a leaf an anchor must be there before its body goes."""
+"""Of such a leaf an aggregate must be there before its body goes."""
 
 SUMMARY_KIND: Final = 6
 """A SUMMARY leaf speaks for a pruned range; ``pruned_before`` never passes the last one."""
@@ -42,24 +42,30 @@ EMPTY_HEAD: Final[Mapping[str, object]] = {"id": 0, "size": 0, "frontier": b"", 
 class Row:
     """One leaf as stored: the body is what counts, the other columns are an index over it.
 
-    A pruned leaf has the body b"", and its descriptor hash, under which its anchor is found; beside a body there is none.
-    Where leaf hashes are gone too, the first leaf of every aligned subtree that stands for them has its root in place of a leaf
-    hash, the others have b"", and all have its level.
+    A pruned leaf has the body b"". Where leaf hashes are gone too, the first leaf of every aligned subtree that stands for
+    them has its root in place of a leaf hash, the others have b"", and all have its level.
     """
 
     seq: int
     kind: int
-    descriptor_hash: bytes | None
     leaf_hash: bytes
     body: bytes
     level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
-    """What stays of a contribution whose leaves were pruned: an encoded `ledger.retention.anchors.AnchorRecord`."""
+class Aggregated:
+    """What stays of ADMIT leaves that were pruned.
 
-    descriptor_hash: bytes
+    Attributes:
+        first: position of the first leaf of the aggregate.
+        end: position behind the last of them.
+        summary_seq: the SUMMARY leaf that commits to it.
+        record: the `ledger.retention.aggregates.Aggregate`, encoded.
+    """
+
+    first: int
+    end: int
     summary_seq: int
     record: bytes
 
@@ -134,8 +140,8 @@ class Snapshot(Protocol):
     def hashes_before(self) -> int:
         """Returns the position below which leaf hashes of pruned leaves may be gone."""
 
-    def anchors(self) -> Iterator[Anchor]:
-        """Yields all anchors in order of their descriptor hashes."""
+    def aggregates(self) -> Iterator[Aggregated]:
+        """Yields all aggregates in order of their leaves."""
 
 
 class WholeSnapshot(Snapshot, Protocol):
@@ -235,19 +241,19 @@ class Store(Protocol):
             LedgerBusy, StorageFailed: as `append`.
         """
 
-    def prune(self, size: int, before: int, gone: Mapping[int, bytes], anchors: Sequence[Anchor]) -> None:
+    def prune(self, size: int, before: int, seqs: Sequence[int], aggregates: Sequence[Aggregated]) -> None:
         """Drops bodies, stores what stands for them, and moves ``pruned_before``; all or nothing, durable as `append`.
 
-        The attestation of a leaf goes with its body. Terms that no attestation is left of are emptied; they keep their number.
-        Leaf hashes stay. The triggers let bodies of `PRUNABLE_KINDS` go, below ``before``, and that no further than the
-        last SUMMARY leaf, those of ADMIT leaves only beside their anchor; whether the summary was vouched for is the caller's
-        to know.
+        The attestation of a leaf goes with its body. Terms that no attestation is left of are emptied; they keep
+        their number. Leaf hashes stay. The triggers let bodies of `PRUNABLE_KINDS` go, below ``before``, and that no further
+        than the last SUMMARY leaf, those of ADMIT leaves only beside their aggregate; whether the summary was vouched for is
+        the caller's to know.
 
         Args:
             size: number of leaves that the caller knows of.
             before: the new ``pruned_before``.
-            gone: positions of the leaves whose bodies go, each with the descriptor hash that its row says from then on.
-            anchors: records of contributions that have none yet.
+            seqs: leaves whose bodies go.
+            aggregates: those of these leaves that are not stored yet.
 
         Raises:
             LedgerCorrupt: a trigger refused, or a leaf is not there.

@@ -9,8 +9,8 @@ from attest.withdrawal import PASSING
 from ledger.errors import AnchorRefused, LedgerError
 from ledger.leaves import Admit, Charge, Withdraw, decode_leaf
 from ledger.replay import Replay
-from ledger.retention.anchors import AnchorRecord
 from ledger.retention.retained import is_stand_in
+from ledger.rules.groups import Contribution
 from ledger.rules.influence import artifacts
 
 
@@ -84,7 +84,7 @@ class Trace:
     """A contribution in a ledger.
 
     Attributes:
-        admit: its ADMIT leaf; where that was pruned what its anchor record says of it, blank in the rest.
+        admit: its ADMIT leaf; where that was pruned what its aggregate says of it, blank in the rest.
         pruned: whether it was: then neither attestation, key id nor time of the admission are known.
         withdraw: its first WITHDRAW leaf, with which it left its pool; None while it is there.
         signed: the WITHDRAW leaf that stands for a withdrawal that somebody signed: the same, or a later one; None without.
@@ -136,23 +136,24 @@ def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
 
     Args:
         run: the replayed ledger.
-        bodies: its leaves in order; of pruned ones what stands in for them (`ledger.export.Pruned.stand_in`), or nothing.
+        bodies: its leaves in order; of pruned ones what stands in for them (`ledger.export.Pruned.entries`), or nothing. These
+            have no commitment to a content any more: who looks for one of them needs its descriptor hash.
         wanted: which.
 
     Raises:
         LedgerError: code NOT_FOUND; it was not admitted.
         AnchorRefused: as for `Wanted.is_of`.
     """
-    admit, pruned = None, False
+    admit, pruned, lean = None, False, False
     left: list[Withdraw] = []
-    for body in bodies:
-        if not body or not (wanted.within(body) if admit is None else admit.descriptor_hash in body):
+    known = None if wanted.descriptor_hash is None else run.contributions.get(wanted.descriptor_hash)
+    for seq, body in enumerate(bodies):
+        if not body or is_stand_in(body):
+            lean = True
+            if known is not None and known.seq == seq:
+                admit, pruned = _restored(known, run.header.time), True
             continue
-        if is_stand_in(body):
-            record = AnchorRecord.from_bytes(body)
-            found = record.admission(run.header.policy.classes[record.class_index].name, run.header.time)
-            if admit is None and wanted.is_of(found):
-                admit, pruned = found, True
+        if not (wanted.within(body) if admit is None else admit.descriptor_hash in body):
             continue
         leaf = decode_leaf(body)
         if admit is None and isinstance(leaf, Admit) and wanted.is_of(leaf):
@@ -160,13 +161,23 @@ def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
         elif admit is not None and isinstance(leaf, Withdraw) and leaf.descriptor_hash == admit.descriptor_hash:
             left.append(leaf)
     if admit is None:
-        known = "anchor of this content and nonce" if wanted.descriptor_hash is None else "descriptor"
+        name = "anchor of this content and nonce" if wanted.descriptor_hash is None else "descriptor"
+        gone = "; or its ADMIT leaf was pruned, with the commitment to its content: ask by the descriptor hash" if lean else ""
         raise LedgerError(
             "NOT_FOUND",
-            f"no admission has the {known}: never admitted here, or the content was signed again, with another nonce, and "
-            "admitted as that",
+            f"no admission has the {name}: never admitted here, or the content was signed again, with another nonce, and "
+            f"admitted as that{gone}",
         )
     return _trace(run, admit, left, pruned)
+
+
+def _restored(known: Contribution, time: int) -> Admit:
+    """An ADMIT leaf that was pruned, blank in what is gone."""
+    terms = known.terms
+    head = (known.seq, time, known.descriptor_hash, terms.class_name, terms.class_index)
+    bounds = (terms.clip_micro, terms.sigma_micro, terms.max_occurrences)
+    limit = (terms.carried_micro, terms.max_epsilon_micro, terms.max_delta_pico)
+    return Admit(*head, *bounds, bytes(32), bytes(8), bytes(32), *limit)
 
 
 def _trace(run: Replay, admit: Admit, left: Sequence[Withdraw], pruned: bool) -> Trace:

@@ -64,7 +64,7 @@ def stored(leaves: list[Leaf], path: Path) -> LedgerCorrupt:
     store, frontier, rows = create_store(Place.of(path)), Frontier(), []
     for seq, leaf in enumerate(leaves):
         body = encode_leaf(leaf)
-        rows.append(Row(seq, leaf.KIND, None, leaf_hash(body), body))
+        rows.append(Row(seq, leaf.KIND, leaf_hash(body), body))
         frontier.append(leaf_hash(body))
     store.append(rows, frontier, sign_note(checkpoint_text(SIGNER.name, frontier.size, frontier.root()), SIGNER))
     store.close()
@@ -288,7 +288,7 @@ def with_header(leaves: list[Leaf], directory: Path, key: int, value: Callable[[
     fields = cbor.decode(bodies[0], max_size=MAX_LEAF_SIZE)
     bodies[0] = cbor.encode(fields | {key: value(fields[key])})
     note = sign_note(checkpoint_text(SIGNER.name, len(bodies), root(bodies)), SIGNER)
-    rows = [Row(seq, 0, None, leaf_hash(body), body) for seq, body in enumerate(bodies)]
+    rows = [Row(seq, 0, leaf_hash(body), body) for seq, body in enumerate(bodies)]
     return write_export(leaves[0], rows, note, directory, keys=KeyChain(leaves[0]))
 
 

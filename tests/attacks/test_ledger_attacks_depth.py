@@ -65,7 +65,7 @@ def exported(leaves: Sequence[Leaf], first: bytes, directory: Path) -> Path:
     """The leaves behind another leaf 0, signed with the log's own key."""
     bodies = [first, *map(encode_leaf, leaves[1:])]
     note = sign_note(checkpoint_text(SIGNER.name, len(bodies), root(bodies)), SIGNER)
-    rows = [Row(seq, 0, None, leaf_hash(body), body) for seq, body in enumerate(bodies)]
+    rows = [Row(seq, 0, leaf_hash(body), body) for seq, body in enumerate(bodies)]
     return write_export(leaves[0], rows, note, directory, keys=KeyChain(leaves[0]))
 
 

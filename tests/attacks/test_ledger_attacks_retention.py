@@ -14,10 +14,12 @@ import pytest
 from ledger import tiles
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused, LedgerCorrupt, RetentionRefused
-from ledger.leaves import Charge, Epoch, Leaf, Spend, Summary, SummaryKind, Withdraw
+from ledger.export import write_export
+from ledger.leaves import Charge, Epoch, Leaf, Spend, Summary, SummaryKind, Withdraw, decode_leaf, encode_leaf
 from ledger.log import Ledger
+from ledger.merkle import Frontier, leaf_hash
 from ledger.note import checkpoint_text, sign_note
-from ledger.retention.anchors import AnchorRecord
+from ledger.retention.aggregates import set_root
 from tests.ledger.ledger_runs import SIGNER, Driver, admission, descriptor
 from tests.ledger.retained_runs import (
     ANNA,
@@ -201,7 +203,7 @@ def test_B24_a_withdrawal_is_not_erased_by_pruning(pruned, tmp_path):
     """Every WITHDRAW leaf stays, for those whose ADMIT leaf went too; neither database nor auditor takes less."""
     ledger = pruned.ledger
     with ledger.rows() as rows:
-        kept = {row.descriptor_hash for row in rows if row.kind == Withdraw.KIND and row.body}
+        kept = {decode_leaf(row.body).descriptor_hash for row in rows if row.kind == Withdraw.KIND and row.body}
     assert kept == {descriptor(n) for n in (2, 4, 6, 99)}
     assert [row.seq for row in verify_export(export_of(pruned, tmp_path / "e"), KEYS).withdrawals] == sorted(
         ledger.state.withdrawals.values()
@@ -225,7 +227,7 @@ def test_B24_a_withdrawal_that_stands_as_pruned_in_an_export_fails_the_audit(pru
     assert verdict_with(export, entries) == ("TOLD", set())
 
 
-def test_a_withdrawal_after_pruning_is_answered_from_the_anchor(pruned):
+def test_a_withdrawal_after_pruning_is_answered_as_before(pruned):
     """Whoever left is known as before: repeated withdrawals change nothing, and what was spent is still told."""
     ledger, spent = pruned.ledger, pruned.ledger.epsilon(descriptor(4))
     size = ledger.size
@@ -281,52 +283,105 @@ def test_B26_a_boundary_past_what_was_vouched_for_is_corrupt(pruned):
 
 
 def test_B26_the_body_of_who_is_active_is_missed(pruned):
-    """An ADMIT leaf below P of a contribution that stays: its bounds are needed by every charge to come."""
+    """An ADMIT leaf below P of a contribution that stays, in an aggregate that is there: the run goes on."""
     seq = pruned.ledger.state.contributions[descriptor(1)].seq
-    assert tampered(pruned, f"UPDATE entry SET body = NULL WHERE seq = {seq}").code == "ANCHOR"
+    error = tampered(pruned, f"UPDATE entry SET body = NULL WHERE seq = {seq}")
+    assert error.code == "UNVOUCHED" and "is not closed" in error.sentence
 
 
-def test_B26_a_forged_anchor_for_who_is_active_is_refused(pruned):
-    contribution = pruned.ledger.state.contributions[descriptor(1)]
-    first, bounds = contribution.seq, (1_000_000, 1_000_000, 0, 0, 0, 0)
-    record = AnchorRecord(descriptor(1), 0, first, first + 5, 1, *bounds, bytes(32))
+def test_B26_a_forged_aggregate_for_who_is_active_is_refused(pruned):
+    """Also where the aggregate is the very one to which the summary commits."""
+    seq = pruned.ledger.state.contributions[descriptor(3)].seq
+    found, said = next(item for item in pruned.ledger.state.tally.summarised if item[0].covers(seq))
     error = tampered(
         pruned,
-        f"UPDATE entry SET body = NULL WHERE seq = {contribution.seq}",
-        f"INSERT INTO anchor (dhash, summary_seq, record) VALUES (x'{descriptor(1).hex()}', 9, x'{record.to_bytes().hex()}')",
+        f"UPDATE entry SET body = NULL WHERE seq = {seq}",
+        f"INSERT INTO aggregate VALUES ({found.first}, {found.end}, {said}, x'{found.to_bytes().hex()}')",
     )
-    assert error.code == "UNVOUCHED"
+    assert error.code == "UNVOUCHED" and "is not closed" in error.sentence
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"spent_micro": 1},
+        {"members_root": bytes(32)},
         {"class_index": 0},
         {"clip_micro": 500_000},
+        {"clip_micro": 250_001},
         {"sigma_micro": 5_000_000},
         {"max_occurrences": 0},
-        {"last_seq": 9},
         {"carried_micro": 5},
         {"max_epsilon_micro": 5, "max_delta_pico": 1},
-        {"descriptor_hash": descriptor(77)},
-        {"first_seq": 3},
+        {"first": 3},
+        {"first": 3, "count": 2},
+        {"count": 2},
     ],
-    ids=lambda change: next(iter(change)),
+    ids=str,
 )
 @pytest.mark.one_in(3)
-def test_an_anchor_row_altered_is_found_by_writer_and_auditor(pruned, tmp_path, change):
-    (found,) = (
-        record for _, record in pruned.ledger.state.tally.summarised.values() if record.descriptor_hash == descriptor(4)
-    )
+def test_an_aggregate_altered_is_found_by_writer_and_auditor(pruned, tmp_path, change):
+    """Bounds lowered or raised, another class, more leaves than there are, others as members."""
+    seq = pruned.ledger.state.contributions[descriptor(4)].seq
+    found = next(aggregate for aggregate, _ in pruned.ledger.state.tally.summarised if aggregate.covers(seq))
+    assert (found.first, found.count, found.class_index) == (4, 1, 1)
     forged = replace(found, **change)
     export = export_of(pruned, tmp_path / "e")
     entries = retained(export)[1]
-    assert entries[found.first_seq] == found.to_bytes()
-    entries[found.first_seq] = forged.to_bytes()
-    assert verdict_with(export, entries)[0] == "FAILED"
-    record = f"UPDATE anchor SET record = x'{forged.to_bytes().hex()}' WHERE dhash = x'{descriptor(4).hex()}'"
-    assert tampered(pruned, record).code in ("REPLAY", "LEAF", "INDEX", "UNVOUCHED")
+    assert entries[seq] == found.to_bytes()
+    entries[seq] = forged.to_bytes()
+    verdict, codes = verdict_with(export, entries)
+    record = f"UPDATE aggregate SET record = x'{forged.to_bytes().hex()}' WHERE first = {seq}"
+    if change == {"count": 2}:  # what is restored is one leaf: the other is there, and not of its terms
+        assert (verdict, codes) == ("TOLD", set()) and tampered(pruned, record).code == "INDEX"
+        return
+    assert verdict == "FAILED" and codes
+    assert tampered(pruned, record).code in ("REPLAY", "LEAF", "INDEX")
+
+
+def test_the_logs_key_cannot_lower_an_aggregate_once_auditors_vouched(pruned, tmp_path):
+    """A summary that commits to other terms is another leaf, under another root, and what auditors said is of the first one."""
+    ledger, pruned_parts = pruned.ledger, pruned.ledger.pruned()
+    with ledger.rows() as rows:
+        kept = list(rows)
+    wrong = [
+        replace(found, clip_micro=found.clip_micro // 2) if found.covers(4) else found
+        for found, _ in ledger.state.tally.summarised
+    ]
+    said = ledger.state.tally.summaries[0]
+    body = encode_leaf(replace(said, set_root=set_root(wrong)))
+    kept[said.seq] = replace(kept[said.seq], body=body, leaf_hash=leaf_hash(body))
+    frontier = Frontier()
+    for row in kept:
+        frontier.append(row.leaf_hash)
+    note = sign_note(checkpoint_text(SIGNER.name, len(kept), frontier.root()), SIGNER)
+    forged = replace(pruned_parts, aggregates=[found for found in wrong if any(map(found.covers, ledger.state.pruned))])
+    for name, notes in (("stale", pruned_parts.notes), ("none", [])):
+        export = write_export(
+            ledger.header, kept, note, tmp_path / name, keys=ledger.state.keys, pruned=replace(forged, notes=notes)
+        )
+        report = verify_export(export, KEYS)
+        assert report.verdict == "FAILED" and "UNVOUCHED" in {found.code for found in report.findings}
+
+
+def test_a_pruned_admission_is_not_given_to_another_by_a_forged_withdrawal(pruned, tmp_path):
+    """The log's key may sign that somebody else had been admitted there: the pools that were charged tell who it was."""
+    with pruned.ledger.rows() as rows:
+        kept = list(rows)
+    gone = next(row for row in kept if row.kind == Withdraw.KIND and decode_leaf(row.body).descriptor_hash == descriptor(4))
+    leaf = decode_leaf(gone.body)
+    assert isinstance(leaf, Withdraw) and leaf.admit_seq == 4
+    body = encode_leaf(replace(leaf, descriptor_hash=descriptor(77)))
+    kept[gone.seq] = replace(gone, body=body, leaf_hash=leaf_hash(body))
+    frontier = Frontier()
+    for row in kept:
+        frontier.append(row.leaf_hash)
+    note = sign_note(checkpoint_text(SIGNER.name, len(kept), frontier.root()), SIGNER)
+    export = write_export(
+        pruned.ledger.header, kept, note, tmp_path / "e", keys=pruned.ledger.state.keys, pruned=pruned.ledger.pruned()
+    )
+    report = verify_export(export, KEYS)
+    assert report.verdict == "FAILED"
+    assert "CHARGE_CLASS" in {found.code for found in report.findings}, "the pools before tell who was in them"
 
 
 def test_every_changed_byte_of_what_is_retained_fails_the_audit(pruned, tmp_path):
@@ -343,14 +398,14 @@ def test_every_changed_byte_of_what_is_retained_fails_the_audit(pruned, tmp_path
 
 
 def test_B27_what_stays_of_who_left_leads_to_nobody(pruned, tmp_path):
-    """No key id and no hash of an attestation; with the nonce gone neither descriptor hash nor content anchor is of anybody."""
+    """No key id, attestation or commitment to a content; with the nonce gone no descriptor hash is of anybody."""
     export = export_of(pruned, tmp_path / "e")
     pruned.ledger.close()
     files = [*sorted(export.rglob("*")), *tmp_path.glob("pruned.db*")]
     data = b"".join(path.read_bytes() for path in files if path.is_file())
     for n in (2, 4, 6):
         gone = admission(n)
-        assert gone.key_id not in data and gone.attestation_hash not in data
+        assert gone.key_id not in data and gone.attestation_hash not in data and gone.anchor not in data
     assert admission(1).key_id in data
 
 

@@ -14,7 +14,7 @@ from ledger.audit.findings import AuditReport
 from ledger.errors import LedgerCorrupt, LedgerError
 from ledger.log import Ledger
 from ledger.proofs.reader import ExportReader
-from ledger.retention.anchors import AnchorRecord
+from ledger.retention.aggregates import Aggregate
 from ledger.retention.retained import is_stand_in
 from tests.ledger.ledger_runs import SIGNER
 from tests.ledger.retained_runs import export_of, hashes_gone, is_pruned, pruned_run
@@ -62,19 +62,18 @@ def test_kept_notes_without_content_are_one_fault_and_not_one_each(lean):
     assert codes(verify_export(lean, KEYS)) == [("NOTE", "retained/notes")]
 
 
-@pytest.mark.parametrize("change", [{"last_seq": 9}, {"spent_micro": None}, {"content_anchor": bytes(32)}], ids=str)
-def test_an_anchor_that_its_summary_does_not_commit_to_is_refused_whatever_it_leads_to(tmp_path, change):
-    """The replay needs none of these fields of a record, and all figures fit."""
+def test_an_aggregate_that_its_summary_does_not_commit_to_is_refused_whatever_it_leads_to(tmp_path):
+    """The replay does not need the root over the members, and all figures fit."""
     driver = pruned_run(tmp_path / "ledger.db")
     export = export_of(driver, tmp_path / "export")
     driver.ledger.close()
     (path,) = (path for path in (export / "retained").rglob("*") if path.is_file() and path.name != "notes")
     entries = tiles.split_bundle(path.read_bytes(), None)
     place = next(seq for seq, entry in enumerate(entries) if entry and is_stand_in(entry))
-    entries[place] = replace(AnchorRecord.from_bytes(entries[place]), **change).to_bytes()
+    entries[place] = replace(Aggregate.from_bytes(entries[place]), members_root=bytes(32)).to_bytes()
     assert is_pruned(verify_export(export, KEYS))
     path.write_bytes(tiles.entry_bundle(entries))
-    assert ("UNVOUCHED", "retained/notes") in codes(verify_export(export, KEYS))
+    assert [code for code, _ in codes(verify_export(export, KEYS))] == ["SUMMARY"]
 
 
 @pytest.mark.parametrize("size", [1 << 40, 1 << 62])
@@ -117,7 +116,7 @@ def loosened(path: Path, table: str, statement: str) -> None:
         ("entry", "level = 1099511627776 WHERE level > 0"), ("entry", "body = 'abc' WHERE seq = 2"),
         ("entry", "body = 7 WHERE seq = 2"), ("entry", "leaf = 'abc' WHERE seq = 2"), ("entry", "seq = 'a' WHERE seq = 2"),
         ("entry", "leaf = 7 WHERE level > 0 AND leaf IS NOT NULL"), ("entry", "kind = 'a' WHERE seq = 2"),
-        ("anchor", "record = 'a'"), ("anchor", "record = 5"), ("anchor", "dhash = 'a' || hex(dhash)"),
+        ("aggregate", "record = 'a'"), ("aggregate", "record = 5"), ("aggregate", "first = 'a' || first"),
         ("head", "pruned_before = 'a'"), ("head", "hashes_before = 'a'"), ("head", "size = 'a'"), ("head", "frontier = 5"),
         ("checkpoint", "note = 'a'"), ("checkpoint", "size = 'a' WHERE size = (SELECT min(size) FROM checkpoint)"),
     ],
@@ -132,9 +131,9 @@ def test_values_of_other_types_in_a_database_are_LedgerCorrupt(dropped, tmp_path
             Ledger.open(place, signer)
 
 
-def test_an_anchor_under_another_summary_is_LedgerCorrupt(dropped, tmp_path):
+def test_an_aggregate_under_another_summary_is_LedgerCorrupt(dropped, tmp_path):
     """The column is an index over what the leaves say, and compared as every other."""
     place = Path(shutil.copytree(dropped, tmp_path / "ledger")) / "ledger.db"
-    loosened(place, "anchor", "UPDATE anchor SET summary_seq = summary_seq + 1 WHERE dhash = (SELECT min(dhash) FROM anchor)")
-    with pytest.raises(LedgerCorrupt, match=r"INDEX: leaf \d+ commits to the anchor"):
+    loosened(place, "aggregate", "UPDATE aggregate SET summary_seq = summary_seq + 1 WHERE rowid = 1")
+    with pytest.raises(LedgerCorrupt, match=r"INDEX: leaf \d+ commits to the aggregate"):
         Ledger.open(place)

@@ -164,7 +164,7 @@ def test_B2_a_row_put_in_between_is_LedgerCorrupt(path):
         path,
         "UPDATE entry SET seq = -seq - 1 WHERE seq >= 5",
         "UPDATE entry SET seq = -seq WHERE seq < 0",
-        "INSERT INTO entry SELECT 5, kind, dhash, leaf, body, 0 FROM entry WHERE seq = 4",
+        "INSERT INTO entry SELECT 5, kind, leaf, body, 0 FROM entry WHERE seq = 4",
         "UPDATE head SET size = size + 1",
     )
     assert corrupt(path).seq == 5

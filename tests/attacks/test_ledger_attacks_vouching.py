@@ -12,7 +12,7 @@ from ledger.leaves import Admit, decode_leaf
 from ledger.log import Ledger
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
-from ledger.retention.anchors import AnchorRecord
+from ledger.retention.retained import MEMBER
 from ledger.retention.statements import statements, summary_keys
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
 from tests.ledger.retained_runs import ANNA, BEN, CLEO, export_of, is_pruned, retaining_spec, vouched_for
@@ -66,8 +66,8 @@ def test_an_auditor_vouches_for_no_range_whose_bodies_it_never_saw_though_an_ear
     assert driver.ledger.vouchers == {first: (ANNA.name, BEN.name), second: (ANNA.name, BEN.name), third: (CLEO.name,)}
 
 
-def test_an_auditor_vouches_for_no_record_whose_admission_is_hidden_in_an_earlier_range(tmp_path):
-    """The second summary commits to the record of who was admitted in the first range: that ADMIT leaf is one of its bodies."""
+def test_an_auditor_vouches_for_no_withdrawal_whose_admission_is_hidden_in_an_earlier_range(tmp_path):
+    """A WITHDRAW leaf of the second range names an ADMIT leaf of the first: that leaf is one of the bodies it speaks for."""
     driver = Driver(Ledger.create(tmp_path / "ledger.db", retaining_spec(), SIGNER, now=START))
     driver.admit(admission(1), admission(2), admission(3))
     driver.steps(1)
@@ -81,20 +81,20 @@ def test_an_auditor_vouches_for_no_record_whose_admission_is_hidden_in_an_earlie
     second = summarised(driver, ANNA, BEN)
     honest = export_of(driver, tmp_path / "honest")
     hidden = export_of(driver, tmp_path / "hidden")
-    record = driver.ledger.state.tally.summarised[descriptor(2)][1]
+    record, place = driver.ledger.state.tally.summarised[0][0], driver.ledger.state.contributions[descriptor(2)].seq
+    assert (record.first, record.count, place) == (1, 3, 2)
     driver.ledger.close()
     assert statements(driver.ledger.header, vouched_by(CLEO, honest, tmp_path / "one").note)[CLEO.name] == second
     (path,) = (path for path in (hidden / "retained").rglob("*") if path.is_file() and path.name != "notes")
     entries = tiles.split_bundle(path.read_bytes(), None)
-    assert isinstance(decode_leaf(entries[record.first_seq]), Admit) and second > record.first_seq
-    entries[record.first_seq] = record.to_bytes()
+    assert isinstance(decode_leaf(entries[place]), Admit) and entries[place + 1] == record.to_bytes()
+    entries[place : place + 2] = [record.to_bytes(), MEMBER]
     path.write_bytes(tiles.entry_bundle(entries))
     report = verify_export(hidden, KEYS)
-    assert is_pruned(report), "a quorum vouches for the record, so this much of it may be left out"
+    assert is_pruned(report), "a quorum vouches for the withdrawal, so this much may be left out"
     assert [(row.pruned > 0, row.whole) for row in report.summaries] == [(True, False), (False, False)]
     with pytest.raises(CosignRefused, match="NO_SUMMARY"):
         vouched_by(CLEO, hidden, tmp_path / "two")
-    entries[record.first_seq] = replace(record, clip_micro=record.clip_micro + 1).to_bytes()
+    entries[place] = replace(record, clip_micro=record.clip_micro + 1).to_bytes()
     path.write_bytes(tiles.entry_bundle(entries))
-    assert AnchorRecord.from_bytes(entries[record.first_seq]) != record
     assert verify_export(hidden, KEYS).verdict == "FAILED"

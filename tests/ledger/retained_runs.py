@@ -150,7 +150,7 @@ def forged_export(leaves: list, directory: Path) -> Path:
     """Any leaves, exported under a checkpoint that the log's own key signs: what only the meaning can refuse."""
     bodies = [encode_leaf(leaf) for leaf in leaves]
     note = sign_note(checkpoint_text(SIGNER.name, len(bodies), root(bodies)), SIGNER)
-    rows = [Row(seq, 0, None, leaf_hash(body), body) for seq, body in enumerate(bodies)]
+    rows = [Row(seq, 0, leaf_hash(body), body) for seq, body in enumerate(bodies)]
     return write_export(leaves[0], rows, note, directory, keys=KeyChain(leaves[0]))
 
 

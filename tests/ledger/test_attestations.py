@@ -502,7 +502,7 @@ def test_exporting_attestations_takes_no_memory_for_those_that_were_written(tmp_
         writer = _Attestations(directory, Many(people))
         tracemalloc.start()
         for n in range(people // 256):
-            rows = [Row(seq, Admit.KIND, None, bytes(32), b"body") for seq in range(n * 256, n * 256 + 256)]
+            rows = [Row(seq, Admit.KIND, bytes(32), b"body") for seq in range(n * 256, n * 256 + 256)]
             assert writer.add(n, rows)
         writer.write_terms()
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -536,7 +536,7 @@ def test_a_contribution_takes_at_most_300_bytes_of_the_database(tmp_path):
         for seq in range(people):
             names = [hashlib.sha256(b"%d %d" % (seq, which)).digest() for which in range(3)]
             leaf = Admit(10**6 + seq, START, names[0], "sensitive", 1, 10**6, 10**6, 100, names[1], bytes(8), names[2], 0, 0, 0)
-            rows.append(Row(seq, Admit.KIND, None, leaf_hash(encode_leaf(leaf)), encode_leaf(leaf)))
+            rows.append(Row(seq, Admit.KIND, leaf_hash(encode_leaf(leaf)), encode_leaf(leaf)))
             frontier.append(rows[-1].leaf_hash)
             attested.append(Attested(seq, b"terms", secrets.token_bytes(64)))
         store.append(rows, frontier, attested=attested)

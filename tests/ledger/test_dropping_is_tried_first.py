@@ -13,8 +13,9 @@ import pytest
 
 from ledger.errors import LedgerCorrupt
 from ledger.log import Ledger
-from ledger.storage.store import Anchor
-from tests.ledger.ledger_runs import SIGNER, Driver, admission, descriptor
+from ledger.retention.aggregates import Aggregate
+from ledger.storage.store import Aggregated
+from tests.ledger.ledger_runs import SIGNER, Driver, descriptor
 from tests.ledger.retained_runs import ANNA, BEN, grown, vouched_and_older, vouched_for
 
 
@@ -45,11 +46,21 @@ def refused(ledger: Ledger, code: str, drop) -> None:
         assert contents(again) == before
 
 
-def anchors(ledger: Ledger) -> dict[int, Anchor]:
-    """What stands for the ADMIT leaves that the summary lets go."""
-    seq = ledger.state.tally.summaries[0].seq
-    records = (record for _, record in ledger.state.tally.summarised.values())
-    return {record.first_seq: Anchor(record.descriptor_hash, seq, record.to_bytes()) for record in records}
+def left(ledger: Ledger) -> set[int]:
+    """The ADMIT leaves that the summary lets go."""
+    return {ledger.state.contributions[descriptor(n)].seq for n in (2, 4, 6)}
+
+
+def standing(ledger: Ledger, seqs: set[int]) -> list[Aggregated]:
+    """What stands for ADMIT leaves."""
+    kept = ((aggregate, seq) for aggregate, seq in ledger.state.tally.summarised if any(map(aggregate.covers, seqs)))
+    return [Aggregated(aggregate.first, aggregate.end, seq, aggregate.to_bytes()) for aggregate, seq in kept]
+
+
+def prune(ledger: Ledger, seqs: set[int], aggregates: list[Aggregated] | None = None) -> int:
+    """Asks the appender itself."""
+    end = ledger.state.tally.summaries[0].end
+    return ledger._file.prune(end, seqs, standing(ledger, seqs) if aggregates is None else aggregates)
 
 
 def vouched_for_twice(ledger: Ledger) -> None:
@@ -57,27 +68,34 @@ def vouched_for_twice(ledger: Ledger) -> None:
 
 
 def test_nothing_goes_for_which_nobody_vouches(summarised):
-    end = summarised.state.tally.summaries[0].end
-    refused(summarised, "UNVOUCHED", lambda: summarised._file.prune(end, anchors(summarised)))
+    refused(summarised, "UNVOUCHED", lambda: prune(summarised, left(summarised)))
 
 
 def test_no_admission_of_who_stays_goes(summarised):
-    """A record can be made of it as of any other; no summary commits to one."""
+    """An aggregate has its bounds as those of any other; the run is not closed."""
     vouched_for_twice(summarised)
-    right, stays = anchors(summarised), summarised.state.contributions[descriptor(1)]
-    like = next(record for _, record in summarised.state.tally.summarised.values() if record.descriptor_hash == descriptor(2))
-    record = replace(like, descriptor_hash=descriptor(1), first_seq=stays.seq, content_anchor=admission(1).anchor)
-    end, seq = summarised.state.tally.summaries[0].end, next(iter(right.values())).summary_seq
-    wrong = right | {stays.seq: Anchor(descriptor(1), seq, record.to_bytes())}
-    refused(summarised, "UNVOUCHED", lambda: summarised._file.prune(end, wrong))
+    stays = summarised.state.contributions[descriptor(1)].seq
+    refused(summarised, "UNVOUCHED", lambda: prune(summarised, left(summarised) | {stays}))
 
 
-def test_no_admission_goes_for_which_another_stands(summarised):
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"first": 2}, "INDEX"),
+        ({"members_root": bytes(32)}, "REPLAY"),
+        ({"clip_micro": 999_999}, "REPLAY"),
+        ({"sigma_micro": 1_000_001}, "REPLAY"),
+        ({"class_index": 1}, "REPLAY"),
+        ({"max_occurrences": 5}, "REPLAY"),
+        ({"carried_micro": 5}, "REPLAY"),
+    ],
+    ids=str,
+)
+def test_no_admission_goes_for_which_an_aggregate_of_others_stands(summarised, changes, code):
     vouched_for_twice(summarised)
-    end, right = summarised.state.tally.summaries[0].end, anchors(summarised)
-    (first, one), (_, other) = sorted(right.items())[:2]
-    crossed = right | {first: Anchor(one.descriptor_hash, one.summary_seq, other.record)}
-    refused(summarised, "LEAF", lambda: summarised._file.prune(end, crossed))
+    one, *rest = standing(summarised, left(summarised))
+    forged = replace(one, record=replace(Aggregate.from_bytes(one.record), **changes).to_bytes())
+    refused(summarised, code, lambda: prune(summarised, left(summarised), [forged, *rest]))
 
 
 def test_no_hash_goes_before_the_policy_lets_it(tmp_path):
@@ -87,17 +105,17 @@ def test_no_hash_goes_before_the_policy_lets_it(tmp_path):
     refused(driver.ledger, "HORIZON", lambda: driver.ledger._file.drop_hashes(end))
 
 
-def test_an_anchor_that_stands_for_nothing_is_found(summarised):
-    """Who can write the database could else leave records there that no summary commits to."""
+def test_an_aggregate_that_stands_for_nothing_is_found(summarised):
+    """Who can write the database could else leave rows there that no summary commits to."""
     vouched_for_twice(summarised)
     driver = Driver(summarised, now=summarised.state.last_time + 1, streams=500)
     driver.steps(1)
     driver.epoch()
-    end, place = summarised.state.tally.summaries[0].end, summarised.place
-    summarised._file.prune(end, anchors(summarised))
+    place, forged = summarised.place, Aggregate(900, 1, 0, 1, 1, 0, 0, 0, 0, bytes(32)).to_bytes()
+    prune(summarised, left(summarised))
     summarised.close()
     with closing(sqlite3.connect(place.target)) as connection, connection:
-        connection.execute("INSERT INTO anchor SELECT zeroblob(32), summary_seq, record FROM anchor LIMIT 1")
-    with pytest.raises(LedgerCorrupt, match="1 anchors stand for leaves that were not pruned") as found:
+        connection.execute("INSERT INTO aggregate SELECT 900, 901, summary_seq, ? FROM aggregate LIMIT 1", (forged,))
+    with pytest.raises(LedgerCorrupt, match="1 aggregates stand for leaves that were not pruned") as found:
         Ledger.open(place, SIGNER)
     assert found.value.code == "UNVOUCHED"

@@ -8,6 +8,7 @@ from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import Spend, decode_leaf
 from ledger.log import Ledger
 from ledger.proofs.membership import MAX_MEMBER_SIZE, Membership, find_membership, parse_membership, verify_membership
+from ledger.retention.retained import named_by_withdrawals
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import pruned_run
 from tests.ledger.spends import told
@@ -16,7 +17,7 @@ from tests.ledger.spends import told
 def bodies(ledger: Ledger) -> list[bytes]:
     pruned = ledger.pruned()
     with ledger.rows() as rows:
-        return [row.body if row.body or pruned is None else pruned.stand_in(row) for row in rows]
+        return [row.body for row in rows] if pruned is None else list(pruned.entries(rows))
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def run(path):
 
 
 def shown(entries: list[bytes], n: int) -> tuple[Spend, Membership]:
-    found = find_membership(entries, descriptor(n))
+    found = find_membership(entries, descriptor(n), named_by_withdrawals(entries))
     assert found is not None
     leaf = decode_leaf(found[0])
     assert isinstance(leaf, Spend)

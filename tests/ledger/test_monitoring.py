@@ -203,7 +203,7 @@ def test_the_gravest_of_several_alarms_is_the_exit_code(tmp_path):
 
 
 def test_of_a_pruned_admission_bounds_are_compared_and_what_is_gone_is_not(tmp_path):
-    """The anchor record keeps the bounds; key and attestation are gone, and no alarm."""
+    """The aggregate keeps the bounds; key and attestation are gone, and no alarm."""
     for name, lie, alarms in (("honest", {}, []), ("lie", {"max_occurrences": 6}, ["BOUNDS"])):
         driver = Driver(Ledger.create(tmp_path / f"{name}.db", retaining_spec(), SIGNER, now=START))
         driver.admit(admitted(ONE, **lie), admitted(TWO))

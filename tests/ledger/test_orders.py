@@ -276,7 +276,7 @@ def retold(driver, path, change=lambda leaf: leaf):
         run.apply(leaf)
     hashes = [leaf_hash(body) for body in told]
     checkpoint = sign_note(checkpoint_text(SIGNER.name, len(told), root_of_hashes(hashes)), SIGNER)
-    rows = [Row(row.seq, row.kind, None, own, body) for row, own, body in zip(stored, hashes, told, strict=True)]
+    rows = [Row(row.seq, row.kind, own, body) for row, own, body in zip(stored, hashes, told, strict=True)]
     return verify_export(write_export(driver.ledger.header, rows, checkpoint, path), [SIGNER.vkey])
 
 

@@ -1,6 +1,7 @@
 """Pruning on both databases: what goes, what stays, and that nothing which anybody may ask changes."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -8,12 +9,12 @@ import pytest
 from attest.commitments import commit_content
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused, LedgerCorrupt, LedgerError, ProofError, RetentionRefused
-from ledger.leaves import Admit
+from ledger.leaves import Admit, decode_leaf
 from ledger.log import Ledger
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
 from ledger.proofs.reader import ExportReader
-from ledger.retention.anchors import AnchorRecord
+from ledger.retention.aggregates import Aggregate
 from ledger.retention.statements import summary_keys
 from ledger.views.trace import Wanted, trace
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
@@ -23,14 +24,14 @@ KEYS = [SIGNER.vkey]
 EVERYBODY = range(1, 7)
 
 
-def told(ledger: Ledger) -> dict:
+def told(ledger: Ledger, numbers: Iterable[int] = EVERYBODY) -> dict:
     """All that a ledger says of its run."""
     run = ledger.state
     return {
-        "epsilons": {n: ledger.epsilon(descriptor(n)) for n in EVERYBODY},
-        "steps": {n: run.expenditure.steps(run.contributions[descriptor(n)], run.charged_phases) for n in EVERYBODY},
-        "terms": {n: (run.contributions[descriptor(n)].seq, run.contributions[descriptor(n)].active) for n in EVERYBODY},
-        "bounds": {n: run.contributions[descriptor(n)].terms.clip_micro for n in EVERYBODY},
+        "epsilons": {n: ledger.epsilon(descriptor(n)) for n in numbers},
+        "steps": {n: run.expenditure.steps(run.contributions[descriptor(n)], run.charged_phases) for n in numbers},
+        "terms": {n: (run.contributions[descriptor(n)].seq, run.contributions[descriptor(n)].active) for n in numbers},
+        "bounds": {n: run.contributions[descriptor(n)].terms.clip_micro for n in numbers},
         "pools": [run.register.pool(place) for place in range(2)],
         "next": run.charge_classes(),
         "totals": run.totals(),
@@ -65,18 +66,13 @@ def test_the_admissions_of_who_left_go_and_nothing_else(ready):
     expected = [
         (row.seq, row.kind)
         for row in before
-        if row.seq < ready.leaf.end and row.kind == Admit.KIND and row.descriptor_hash in left
+        if row.seq < ready.leaf.end and row.kind == Admit.KIND and decode_leaf(row.body).descriptor_hash in left
     ]
     assert ready.ledger.prune() == len(expected) == 3
     assert bodies_gone(ready.ledger) == expected
     with ready.ledger.rows() as rows:
         for old, new in zip(before, rows, strict=True):
-            assert (old.seq, old.kind, old.descriptor_hash, old.leaf_hash) == (
-                new.seq,
-                new.kind,
-                new.descriptor_hash,
-                new.leaf_hash,
-            )
+            assert (old.seq, old.kind, old.leaf_hash) == (new.seq, new.kind, new.leaf_hash)
 
 
 def test_nothing_that_the_ledger_says_changes(ready, backend):
@@ -170,8 +166,8 @@ def test_an_auditor_of_a_pruned_ledger_vouches_for_what_is_still_whole(ready, tm
     assert ready.ledger.vouchers == {ready.leaf.seq: (ANNA.name, BEN.name), second.seq: (CLEO.name,)}
 
 
-def test_who_has_content_and_nonce_finds_a_contribution_whose_leaves_are_gone(place, backend):
-    """The anchor record keeps the content anchor, under the root that the summary commits to."""
+def test_who_has_the_descriptor_finds_a_contribution_whose_leaves_are_gone(place, backend):
+    """The commitment to the content went with the leaf: content and nonce alone lead nowhere, and the refusal says why."""
     content, nonce = hashlib.sha256(b"a scan").digest(), b"n" * 16
     driver = Driver(Ledger.create(place, retaining_spec(), SIGNER, now=START))
     driver.admit(admission(1), admission(2, "sensitive", anchor=commit_content(content, nonce)))
@@ -184,25 +180,25 @@ def test_who_has_content_and_nonce_finds_a_contribution_whose_leaves_are_gone(pl
     vouched_for(driver, ANNA, BEN)
     driver.epoch()
 
-    def traced(ledger: Ledger, nonce: bytes):
+    def traced(ledger: Ledger, wanted: Wanted):
         pruned = ledger.pruned()
         with ledger.rows() as rows:
-            bodies = (row.body if row.body or pruned is None else pruned.stand_in(row) for row in rows)
-            return trace(ledger.state, bodies, Wanted.of_content(content, nonce))
+            return trace(ledger.state, (row.body for row in rows) if pruned is None else pruned.entries(rows), wanted)
 
-    before = traced(driver.ledger, nonce)
+    by_content, by_both = Wanted.of_content(content, nonce), Wanted(commit_content(content, nonce), descriptor(2))
+    before = traced(driver.ledger, by_content)
     driver.ledger.prune()
-    after = traced(driver.ledger, nonce)
+    after = traced(driver.ledger, by_both)
     assert (before.pruned, after.pruned) == (False, True)
     assert replace(after, admit=before.admit, pruned=False) == before
-    blank = {"attestation_hash": bytes(32), "key_id": bytes(8), "time": after.admit.time}
+    blank = {"attestation_hash": bytes(32), "key_id": bytes(8), "anchor": bytes(32), "time": after.admit.time}
     assert after.admit == replace(before.admit, **blank) != before.admit
-    with pytest.raises(LedgerError, match="NOT_FOUND"):
-        traced(driver.ledger, b"m" * 16)
+    with pytest.raises(LedgerError, match=r"NOT_FOUND.*ask by the descriptor hash"):
+        traced(driver.ledger, by_content)
     driver.ledger.close()
-    (record,) = backend.fetch("SELECT record FROM anchor")[0]
-    forged = replace(AnchorRecord.from_bytes(bytes(record)), content_anchor=bytes(32)).to_bytes()
-    backend.edit(f"UPDATE anchor SET record = x'{forged.hex()}'")
+    (record,) = backend.fetch("SELECT record FROM aggregate")[0]
+    forged = replace(Aggregate.from_bytes(bytes(record)), members_root=bytes(32)).to_bytes()
+    backend.edit(f"UPDATE aggregate SET record = x'{forged.hex()}'")
     with pytest.raises(LedgerCorrupt, match="set_root"):
         Ledger.open(place, SIGNER)
 
@@ -240,27 +236,40 @@ def test_pruning_waits_for_one_more_epoch_or_the_close(path):
         assert ledger.prune() == 3
 
 
-def test_a_ledger_of_public_occurrences_keeps_its_admissions(path, tmp_path):
-    """DRAW leaves name contributions by the order of admission, and what was spent is kept: nothing goes."""
+def test_public_occurrences_are_counted_again_from_draws_where_admissions_are_gone(backend, tmp_path):
+    """DRAW leaves name contributions by the order of admission, in which what stands for a pruned one keeps its place."""
     policy = {"disclosure": "occurrences_public", "retention_epochs": 1, "auditors": AUDITORS, "auditor_quorum": 2}
-    driver = Driver(Ledger.create(path, header_spec(signed_policy(**policy)), SIGNER, now=START))
+    driver = Driver(Ledger.create(backend.place, header_spec(signed_policy(**policy)), SIGNER, now=START))
     driver.admit(admission(0), admission(1), admission(2, "sensitive"))
     with driver.ledger as ledger:
         for epoch in range(3):
-            window = driver.charge(2)
-            for step in (window.first_step, window.first_step + 1):
-                ledger.draw(step, (0, 2) if epoch else (1, 2), now=driver.tick())
-            ledger.settle(window, 2, now=driver.tick())
+            drawn(driver, (0, 2) if epoch else (1, 2))
             if not epoch:
                 driver.withdraw(1)
             driver.epoch()
         ledger.summarise(now=driver.tick())
         vouched_for(driver, ANNA, CLEO)
+        drawn(driver, (0,))
+        driver.epoch()
+        before = told(ledger, range(3))
+        assert ledger.prune() == 1 and bodies_gone(ledger) == [(2, Admit.KIND)]
+        assert told(ledger, range(3)) == before and ledger.state.contributions[descriptor(1)].occurrences == 2
+        drawn(driver, (0, 2))
+        with pytest.raises(LeafRefused, match="WITHDRAWN"):
+            drawn(driver, (0, 1))
+    with Ledger.open(backend.place, SIGNER, recompute=True) as ledger:
+        ledger.resume(ledger.state.position, ledger.pin(), now=driver.tick())
+        driver = Driver(ledger, now=driver.now + 1, streams=900)
+        drawn(driver, (2,))
+        driver.epoch()
         ledger.finish(now=driver.tick())
-        before = {n: ledger.epsilon(descriptor(n)) for n in range(3)}
-        assert ledger.prune() == 0 and bodies_gone(ledger) == []
-        assert {n: ledger.epsilon(descriptor(n)) for n in range(3)} == before
-        export = ledger.export(tmp_path / "lean")
-    with Ledger.open(path, SIGNER, recompute=True):
-        report = verify_export(export, KEYS)
-        assert report.findings == () and not is_pruned(report)
+        report = verify_export(ledger.export(tmp_path / "lean"), KEYS)
+        assert report.findings == () and is_pruned(report)
+
+
+def drawn(driver: Driver, numbers: tuple[int, ...]) -> None:
+    """A window of two steps in which these take part."""
+    window = driver.charge(2)
+    for step in (window.first_step, window.first_step + 1):
+        driver.ledger.draw(step, numbers, now=driver.tick())
+    driver.ledger.settle(window, 2, now=driver.tick())

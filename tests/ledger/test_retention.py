@@ -9,7 +9,8 @@ from ledger.audit import verify_export
 from ledger.errors import LeafRefused
 from ledger.leaves import Epoch, SummaryKind, encode_leaf
 from ledger.log import Ledger
-from ledger.retention.anchors import AnchorRecord, set_root
+from ledger.merkle import root as merkle_root
+from ledger.retention.aggregates import Aggregate, Member, set_root
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import export_of, forged_export, grown, leaves_of, retaining_spec
 from tests.ledger.spends import told
@@ -52,16 +53,21 @@ def test_a_summary_adds_up_every_member_of_a_group(path):
     assert row.sum_epsilon_micro == 5 * each == 5 * row.max_epsilon_micro > 0
 
 
-def test_the_set_root_is_over_those_who_left(run):
+def test_the_set_root_is_over_all_who_were_admitted_those_alike_and_side_by_side_in_one(run):
     leaf = run.ledger.summarise(now=run.tick())
-    last, left = told(leaves_of(run.ledger)[: leaf.end]), run.ledger.state.withdrawals
-    bounds = {2: (1_000_000, 1_000_000, 0), 4: (250_000, 4_000_000, 7), 6: (1_000_000, 1_000_000, 0)}
-    records = []
-    for n, signed in bounds.items():
-        admitted = run.ledger.state.contributions[descriptor(n)].seq
-        place = (descriptor(n), int(n == 4), admitted, left[descriptor(n)], last[descriptor(n)].epsilon_micro)
-        records.append(AnchorRecord(*place, *signed, 0, 0, 0, admission(n).anchor))
-    assert leaf.set_root == set_root(records)
+    alike = {
+        (1, 2): (0, 1_000_000, 1_000_000, 0),
+        (3,): (1, 500_000, 3_000_000, 0),
+        (4,): (1, 250_000, 4_000_000, 7),
+        (5, 6): (0, 1_000_000, 1_000_000, 0),
+    }
+    aggregates = []
+    for numbers, signed in alike.items():
+        first = run.ledger.state.contributions[descriptor(numbers[0])].seq
+        members = [Member(descriptor(n), first + place, admission(n).anchor) for place, n in enumerate(numbers)]
+        root = merkle_root([member.to_bytes() for member in members])
+        aggregates.append(Aggregate(first, len(numbers), *signed, 0, 0, 0, root))
+    assert leaf.set_root == set_root(aggregates)
 
 
 def test_summaries_follow_one_another(run):
@@ -112,7 +118,7 @@ def test_opening_recomputes_a_summary(run, path):
 
 
 def test_public_classes_and_early_leavers(path):
-    """Nobody's epsilon is summed in a public class; its records say null, and where the WITHDRAW leaf stands."""
+    """Nobody's epsilon is summed in a public class; its members are in aggregates as any others."""
     rules = signed_policy().policy.classes
     public = replace(rules[0], clip_norm_micro=PUBLIC_CLIP_MICRO, noise_multiplier_micro=PUBLIC_NOISE_MICRO, public=True)
     policy = signed_policy(classes=(public, rules[1]), retention_epochs=1)
@@ -120,7 +126,7 @@ def test_public_classes_and_early_leavers(path):
     signed = {"clip_micro": PUBLIC_CLIP_MICRO, "sigma_micro": PUBLIC_NOISE_MICRO}
     driver.admit(admission(1, **signed), admission(2, **signed), admission(3, "sensitive"))
     driver.steps(1)
-    gone = driver.withdraw(2)
+    driver.withdraw(2)
     driver.epoch()
     driver.steps(1)
     driver.epoch()
@@ -128,17 +134,18 @@ def test_public_classes_and_early_leavers(path):
         leaf = ledger.summarise(now=driver.tick())
         row = leaf.classes[0]
         assert (row.contributions, row.active, row.sum_epsilon_micro, row.max_epsilon_micro) == (2, 1, None, None)
-        bounds = (PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO, 0, 0, 0, 0)
-        record = AnchorRecord(descriptor(2), 0, 2, gone, None, *bounds, admission(2).anchor)
-        assert leaf.set_root == set_root([record])
+        assert [found.terms[:3] for found, _ in ledger.state.tally.summarised] == [
+            (0, PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO),
+            (1, 500_000, 3_000_000),
+        ]
 
 
-def test_anchor_records_round_trip_and_nothing_else_does():
-    record = AnchorRecord(descriptor(1), 0, 3, 9, None, 5, 6, 0, 0, 0, 0, bytes(32))
-    assert AnchorRecord.from_bytes(record.to_bytes()) == record
+def test_aggregates_round_trip_and_nothing_else_does():
+    record = Aggregate(3, 9, 0, 5, 6, 0, 0, 0, 0, bytes(32))
+    assert Aggregate.from_bytes(record.to_bytes()) == record
     for data in (b"", b"\x80", b"\xa0", record.to_bytes() + b"\x00", record.to_bytes()[:-1], bytes(300)):
         with pytest.raises(LeafRefused):
-            AnchorRecord.from_bytes(data)
+            Aggregate.from_bytes(data)
 
 
 def test_a_forged_summary_is_refused_by_the_auditor(run, tmp_path):

@@ -84,7 +84,7 @@ def test_a_run_that_counts_a_pruned_one_is_summarised_and_every_lie_is_found_as_
 
 
 def test_a_pruned_run_may_itself_count_earlier_ones(exports, tmp_path):
-    """The run under audit is the pruned one, and what it says was carried is in its anchor records."""
+    """The run under audit is the pruned one, and what it says was carried is in its aggregates."""
     first = later(tmp_path, SpentRegistry(), "first", admission(2), admission(1))
     registry = SpentRegistry([earlier_run(first, KEYS)])
     carried = {n: to_micro_up(registry.carried(descriptor(n), 1e-6)) for n in (1, 2)}

@@ -1,23 +1,25 @@
 """What stands for leaves whose bodies are gone: which records there can be, where one may stand, and what vouches for it."""
 
-from array import array
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from attest.policy import NoisePhase
-from ledger.errors import LeafRefused
+from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import Header
 from ledger.log import Ledger
-from ledger.retention.anchors import MAX_RECORD_SIZE, AnchorRecord, set_root
-from ledger.retention.retained import RetainedReplay
+from ledger.merkle import SlotTree, leaf_hash
+from ledger.retention.aggregates import MAX_AGGREGATE_SIZE, Aggregate, Member
+from ledger.retention.retained import MEMBER, RetainedReplay, StandIns
 from ledger.retention.statements import vouched_end
+from ledger.rules.groups import stand_in_name
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
 from tests.ledger.retained_runs import grown, leaves_of, retaining_spec
 from tests.ledger.spends import rows_of, told
 
-RECORD = AnchorRecord(descriptor(1), 0, 1, 9, 5, 1_000_000, 1_000_000, 0, 0, 0, 0, bytes(32))
+RECORD = Aggregate(1, 3, 0, 1_000_000, 1_000_000, 0, 0, 0, 0, bytes(32))
+NAMES = {n: descriptor(n) for n in (1, 2, 3)}
 
 
 def header(**changes: object) -> Header:
@@ -25,7 +27,7 @@ def header(**changes: object) -> Header:
 
 
 def replay(**changes: object) -> RetainedReplay:
-    return RetainedReplay(header(**changes), lambda size: bytes(32), recompute=False)
+    return RetainedReplay(header(**changes), lambda size: bytes(32), recompute=False, names=NAMES)
 
 
 def code(call, *arguments) -> str:
@@ -37,59 +39,97 @@ def code(call, *arguments) -> str:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"first_seq": 0},
-        {"first_seq": 9},
-        {"last_seq": 1},
+        {"first": 0},
+        {"count": 0},
         {"class_index": -1},
         {"clip_micro": -1},
-        {"spent_micro": -1},
+        {"sigma_micro": True},
+        {"carried_micro": 1.0},
         {"max_epsilon_micro": 1},
         {"max_delta_pico": 1},
-        {"content_anchor": bytes(31)},
+        {"members_root": bytes(31)},
     ],
 )
-def test_a_record_is_of_an_admission_behind_the_header_and_an_expenditure_behind_that(changes):
+def test_an_aggregate_is_of_admissions_behind_the_header_under_terms_that_there_are(changes):
     assert code(lambda: replace(RECORD, **changes)) in ("RANGE", "TYPE", "LENGTH", "SIZE")
-    replace(RECORD, first_seq=8), replace(RECORD, last_seq=2), replace(RECORD, max_epsilon_micro=1, max_delta_pico=1)
+    replace(RECORD, first=8), replace(RECORD, count=1), replace(RECORD, max_epsilon_micro=1, max_delta_pico=1)
 
 
 def test_longer_bytes_are_not_even_read():
-    assert code(AnchorRecord.from_bytes, bytes(MAX_RECORD_SIZE + 1)) == "SIZE"
-    assert code(AnchorRecord.from_bytes, bytes(MAX_RECORD_SIZE)) != "SIZE"
-    assert len(replace(RECORD, spent_micro=2**63 - 1, last_seq=2**63 - 1, clip_micro=2**63 - 1).to_bytes()) < MAX_RECORD_SIZE
+    assert code(Aggregate.from_bytes, bytes(MAX_AGGREGATE_SIZE + 1)) == "SIZE"
+    assert code(Aggregate.from_bytes, bytes(MAX_AGGREGATE_SIZE)) != "SIZE"
+    most = 2**63 - 1
+    assert len(Aggregate(most, most, most, most, most, most, most, most, 10**12 - 1, bytes(32)).to_bytes()) < MAX_AGGREGATE_SIZE
 
 
-def test_the_root_over_records_does_not_depend_on_the_order_in_which_they_came():
-    records = [replace(RECORD, descriptor_hash=descriptor(n), first_seq=n) for n in range(1, 8)]
-    assert set_root(records) == set_root(reversed(records)) != set_root(records[:-1])
+def test_every_leaf_of_an_aggregate_is_restored_at_its_place():
+    run = replay()
+    found = [run.stand_in(data) for data in (RECORD.to_bytes(), MEMBER, MEMBER)]
+    assert [(leaf.seq, leaf.class_name, leaf.descriptor_hash) for leaf, _ in found] == [(n, "open", NAMES[n]) for n in NAMES]
+    assert [problems for _, problems in found] == [[]] * 3 and list(run.pruned) == [1, 2, 3]
+    assert code(run.stand_in, MEMBER) == "AGGREGATE", "it is of three leaves"
 
 
-def test_a_record_stands_at_its_own_place_in_a_class_that_there_is():
-    leaf, problems = replay().stand_in(RECORD.to_bytes())
-    assert (leaf.seq, leaf.class_name, leaf.descriptor_hash, problems) == (1, "open", descriptor(1), [])
-    for changes in ({"first_seq": 2}, {"class_index": 2}, {"class_index": 3}):
-        assert code(replay().stand_in, replace(RECORD, **changes).to_bytes()) == "ANCHOR"
+def test_an_aggregate_stands_for_its_own_leaves_in_a_class_that_there_is():
+    for changes in ({"first": 2}, {"class_index": 2}, {"class_index": 3}):
+        assert code(replay().stand_in, replace(RECORD, **changes).to_bytes()) == "AGGREGATE"
+    assert code(replay().stand_in, MEMBER) == "AGGREGATE", "none went before"
+    replay().stand_in(RECORD.to_bytes())
 
 
-def test_no_record_stands_where_occurrences_are_public():
-    assert code(replay(disclosure="occurrences_public").stand_in, RECORD.to_bytes()) == "ANCHOR"
+def test_whom_no_withdrawal_names_is_restored_without_a_name_and_only_a_closed_run_may_have_such():
+    run = replay()
+    run._names = {}
+    leaf, problems = run.stand_in(RECORD.to_bytes())
+    assert (leaf.descriptor_hash, problems, run.register.unnamed) == (stand_in_name(1), [], [1, 0])
+    assert "the run is not closed" in (run.unvouched(9) or "") and "leaf 1 is gone" in (run.unvouched(1) or "")
+    run.closed = True
+    assert run.unvouched(9) is None
+    run.register.name(run.contributions[stand_in_name(1)], descriptor(1))
+    known = replay()
+    known.stand_in(RECORD.to_bytes())
+    assert run.register.pool(0) == known.register.pool(0) and run.register.unnamed == [0, 0]
+    assert run.contributions.keys() == known.contributions.keys()
+
+
+def test_each_aggregate_is_given_once_and_the_rest_is_said_in_a_byte():
+    stand_ins = StandIns([replace(RECORD, first=9), RECORD])
+    assert [stand_ins.at(seq) for seq in (0, 2, 3, 4, 11, 12)] == [
+        None, RECORD.to_bytes(), MEMBER, None, replace(RECORD, first=9).to_bytes(), None
+    ]  # fmt: skip
+    assert stand_ins.unused == 0 and StandIns([RECORD]).unused == 1
 
 
 def test_a_body_is_vouched_for_below_the_end_and_not_at_it():
     run = replay()
-    run.pruned = array("q", [3, 5])
-    assert run.unvouched(6) is None and "leaf 5" in (run.unvouched(5) or "")
-
-
-def test_a_record_is_vouched_for_by_a_summary_below_the_end_that_has_just_this_one():
-    run = replay()
     run.stand_in(RECORD.to_bytes())
-    assert "no summary" in (run.unvouched(9) or "")
-    run.tally.summarised[descriptor(1)] = (9, RECORD)
-    assert run.unvouched(9) is None
-    assert "no summary" in (run.unvouched(8) or "")
-    run.tally.summarised[descriptor(1)] = (9, replace(RECORD, clip_micro=999_999))
-    assert "not the record" in (run.unvouched(9) or "")
+    run.withdrawals[descriptor(1)] = 5
+    assert run.unvouched(6) is None and "left with leaf 5" in (run.unvouched(5) or "")
+    assert "leaf 1 is gone" in (run.unvouched(1) or "")
+    run.shown_members.add(1)
+    assert run.unvouched(5) is None, "it was shown to be a member"
+    del run.withdrawals[descriptor(1)]
+    assert "the run is not closed" in (run.unvouched(6) or "")
+
+
+def test_a_member_is_shown_by_its_path_at_its_own_place_and_nobody_else():
+    members = [Member(descriptor(n), n + 1, bytes([n]) * 32) for n in range(5)]
+    tree = SlotTree()
+    for member in members:
+        tree.append(leaf_hash(member.to_bytes()))
+    made = Aggregate(1, 5, 0, 1, 1, 0, 0, 0, 0, tree.root())
+    for place, member in enumerate(members):
+        path = tree.inclusion_proof(place)
+        made.require_member(member, path)
+        for wrong in (
+            replace(member, descriptor_hash=descriptor(9)), replace(member, content_anchor=bytes([9]) * 32),
+            replace(member, seq=member.seq % 5 + 1),
+        ):  # fmt: skip
+            with pytest.raises(ProofError):
+                made.require_member(wrong, path)
+        with pytest.raises(ProofError):
+            replace(made, members_root=bytes(32)).require_member(member, path)
+        assert code(made.require_member, replace(member, seq=6), path) == "MEMBER"
 
 
 def test_the_variances_of_an_epoch_without_a_settled_window_are_those_that_were_spent(tmp_path):

@@ -37,16 +37,16 @@ from ledger.storage.store import Row
         "DELETE FROM entry WHERE seq = (SELECT max(seq) FROM entry)",
         "DELETE FROM entry",
         "INSERT INTO entry SELECT * FROM entry WHERE seq = 2",
-        "INSERT INTO entry SELECT 1000, kind, dhash, leaf, body, 0 FROM entry WHERE seq = 1",
-        "INSERT INTO entry SELECT -1, kind, dhash, leaf, body, 0 FROM entry WHERE seq = 1",
-        "INSERT INTO entry SELECT s, kind, dhash, leaf, body, 0 FROM entry,"
+        "INSERT INTO entry SELECT 1000, kind, leaf, body, 0 FROM entry WHERE seq = 1",
+        "INSERT INTO entry SELECT -1, kind, leaf, body, 0 FROM entry WHERE seq = 1",
+        "INSERT INTO entry SELECT s, kind, leaf, body, 0 FROM entry,"
         " (SELECT -1 AS s UNION SELECT size + 1 FROM head) AS v WHERE seq = 1",
-        "INSERT INTO entry SELECT size + 1, kind, dhash, leaf, body, 0 FROM entry, head WHERE seq = 1",
-        "INSERT INTO entry SELECT size, kind, dhash, leaf, NULL, 0 FROM entry, head WHERE seq = 1",
+        "INSERT INTO entry SELECT size + 1, kind, leaf, body, 0 FROM entry, head WHERE seq = 1",
+        "INSERT INTO entry SELECT size, kind, leaf, NULL, 0 FROM entry, head WHERE seq = 1",
         "INSERT INTO entry (seq, kind, leaf, body) SELECT size, 1, x'00', x'00' FROM head",
         "INSERT INTO entry (seq, kind, leaf, body) SELECT size, 1, NULL, x'00' FROM head",
-        "INSERT INTO entry SELECT size, kind, leaf, leaf, body, 0 FROM entry, head WHERE seq = 1",
-        "UPDATE entry SET dhash = leaf WHERE seq = 1",
+        "INSERT INTO entry SELECT size, kind, NULL, body, 0 FROM entry, head WHERE seq = 1",
+        "UPDATE entry SET leaf = body WHERE seq = 1",
         "UPDATE head SET size = size - 1",
         "UPDATE head SET pruned_before = 2",
         "UPDATE head SET pruned_before = -1",
@@ -59,7 +59,7 @@ from ledger.storage.store import Row
         "DELETE FROM meta",
         "UPDATE lease SET fence = fence - 1",
         "DELETE FROM lease",
-        "INSERT INTO anchor VALUES (x'00', 1, x'00')",
+        "INSERT INTO aggregate VALUES (5, 5, 1, x'00')",
     ],
 )
 def test_triggers_refuse_every_way_to_rewrite_the_past(closed, statement):
@@ -100,7 +100,6 @@ def test_an_edited_body_with_its_leaf_hash_contradicts_the_signed_root(closed):
         "DELETE FROM entry WHERE seq = 4",
         "UPDATE entry SET seq = seq + 1000 WHERE seq = 4",
         "UPDATE entry SET kind = 5 WHERE seq = 4",
-        "UPDATE entry SET dhash = leaf WHERE seq = 4",
         "UPDATE entry SET body = NULL WHERE seq = 4",
         "UPDATE head SET frontier = x''",
         "UPDATE head SET size = size - 1",
@@ -314,7 +313,7 @@ def test_a_moved_head_is_seen_before_anything_is_written(place):
     store = create_store(place)
     frontier = Frontier()
     frontier.append(leaf_hash(b"x"))
-    row = Row(0, 0, None, leaf_hash(b"x"), b"x")
+    row = Row(0, 0, leaf_hash(b"x"), b"x")
     store.append([row], frontier)
     with pytest.raises(LedgerBusy) as found:
         store.append([row], frontier)
@@ -328,8 +327,8 @@ def test_rows_out_of_order_are_refused_whole(place):
     store = create_store(place)
     frontier = Frontier()
     frontier.extend([leaf_hash(b"x")] * 3)
-    rows = [Row(seq, 0, None, leaf_hash(b"x"), b"x") for seq in (0, 2, 1)]
-    for wrong in (rows[:2] + rows[:1], [rows[0], rows[1], Row(3, 0, None, leaf_hash(b"x"), b"x")]):
+    rows = [Row(seq, 0, leaf_hash(b"x"), b"x") for seq in (0, 2, 1)]
+    for wrong in (rows[:2] + rows[:1], [rows[0], rows[1], Row(3, 0, leaf_hash(b"x"), b"x")]):
         with pytest.raises(LedgerCorrupt):
             store.append(wrong, frontier)
         with store.snapshot() as snapshot:

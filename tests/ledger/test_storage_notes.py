@@ -9,12 +9,12 @@ from storage_backends import SqliteBackend
 
 from ledger.audit import verify_export
 from ledger.errors import LedgerBusy, LedgerClosed, LedgerCorrupt, LedgerError, LedgerForked, LedgerWrongRun, NoteError
-from ledger.leaves import Admit, Epoch, Settle, Spend, Withdraw, decode_leaf
+from ledger.leaves import Admit, Epoch, Settle, Spend, Withdraw
 from ledger.log import Ledger
 from ledger.merkle import leaf_hash
 from ledger.note import Cosigner, NoteSigner, checkpoint_text, cosign, sign_note
 from ledger.storage.opening import open_store
-from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND, Anchor
+from ledger.storage.store import PRUNABLE_KINDS, SUMMARY_KIND, Aggregated
 from ledger.subtrees import Subtree
 
 ANNE = Cosigner("anne.example", OTHER_KEY)
@@ -136,7 +136,7 @@ def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     assert set(PRUNABLE_KINDS) == {Admit.KIND}
     size = closed.fetch("SELECT size FROM head")[0][0]
     kinds = dict(closed.fetch("SELECT kind, min(seq) FROM entry GROUP BY kind"))
-    summary = f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, NULL, leaf, body, 0 FROM entry WHERE seq = 0"
+    summary = f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, leaf, body, 0 FROM entry WHERE seq = 0"
     for statement in ("UPDATE head SET pruned_before = 1", f"UPDATE head SET pruned_before = {size}"):
         with pytest.raises(closed.refused):
             closed.execute(statement)
@@ -150,88 +150,80 @@ def test_bodies_go_only_below_the_last_summary_and_only_of_some_kinds(closed):
     for kind in (0, 2, Settle.KIND, Spend.KIND, Withdraw.KIND, Epoch.KIND):
         with pytest.raises(closed.refused):
             closed.execute(f"UPDATE entry SET body = NULL WHERE kind = {kind}")
-    admits = closed.fetch(f"SELECT seq, body FROM entry WHERE kind = {Admit.KIND} AND seq < {limit}")
-    names = {seq: decode_leaf(body).descriptor_hash for seq, body in admits}
-    first, other = kinds[Admit.KIND], "x'" + "00" * 32 + "'"
-    named = f"dhash = x'{names[first].hex()}'"
-    names_wrong = ("dhash = NULL", f"dhash = {other}")
-    for change in (*names_wrong, f"{named}, leaf = {other}", f"{named}, kind = 5", f"{named}, seq = 1000"):
+    for column, value in (("leaf", "x'" + "00" * 32 + "'"), ("kind", "5"), ("seq", "1000")):
         with pytest.raises(closed.refused):
-            closed.execute(f"UPDATE entry SET body = NULL, {change} WHERE seq = {first}")
+            closed.execute(f"UPDATE entry SET body = NULL, {column} = {value} WHERE seq = {kinds[Admit.KIND]}")
+        with pytest.raises(closed.refused):
+            closed.execute(f"UPDATE entry SET {column} = NULL WHERE seq = {kinds[Admit.KIND]}")
     for kind in PRUNABLE_KINDS:
         with pytest.raises(closed.refused):
             closed.execute(f"UPDATE entry SET body = NULL WHERE kind = {kind} AND seq >= {limit}")
-    drop = "UPDATE entry SET body = NULL, dhash = x'{}' WHERE seq = {}"
     with pytest.raises(closed.refused):
-        closed.execute(drop.format(names[first].hex(), first))  # its anchor must be there before
-    for name in names.values():
-        closed.execute(f"INSERT INTO anchor VALUES (x'{name.hex()}', 9, x'01')")
-    second = next(seq for seq in names if seq != first)
-    with pytest.raises(closed.refused):
-        closed.execute(drop.format(names[second].hex(), first))  # another's name, whose anchor is there
-    for seq, name in names.items():
-        closed.execute(drop.format(name.hex(), seq))
+        closed.execute(f"UPDATE entry SET body = NULL WHERE seq = {kinds[Admit.KIND]}")  # its aggregate must be there before
+    closed.execute(f"INSERT INTO aggregate SELECT seq, seq + 1, 9, x'01' FROM entry WHERE kind = 1 AND seq < {limit}")
+    for column, value in (("leaf", "x'" + "00" * 32 + "'"), ("kind", "5"), ("seq", "1000")):
+        with pytest.raises(closed.refused):
+            closed.execute(f"UPDATE entry SET body = NULL, {column} = {value} WHERE seq = {kinds[Admit.KIND]}")
+    closed.execute(f"UPDATE entry SET body = NULL WHERE seq < {limit} AND kind = 1")
     assert closed.fetch("SELECT count(*) FROM entry WHERE body IS NULL")[0][0] > 3
     with pytest.raises(closed.refused):
         closed.execute(f"UPDATE entry SET body = x'00' WHERE seq = {kinds[Admit.KIND]}")
     with pytest.raises(LedgerCorrupt) as found:
         closed.open()
-    assert (found.value.code, found.value.seq) == ("LEAF", kinds[Admit.KIND]), "what stands for it is no anchor record"
+    assert found.value.code == "AGGREGATE", "what stands for it is no aggregate"
 
 
-def summarised(backend) -> tuple[int, int, dict[int, bytes], list[Anchor]]:
+def summarised(backend) -> tuple[int, int, list[int], list[Aggregated]]:
     """A closed ledger with a row where a SUMMARY would be: its size, the first epoch's end, what may go before that, and
     what must stand for it."""
     (size,) = backend.fetch("SELECT size FROM head")[0]
-    backend.execute(f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, NULL, leaf, body, 0 FROM entry WHERE seq = 0")
+    backend.execute(f"INSERT INTO entry SELECT {size}, {SUMMARY_KIND}, leaf, body, 0 FROM entry WHERE seq = 0")
     (end,) = backend.fetch(f"SELECT min(seq) FROM entry WHERE kind = {Epoch.KIND}")[0]
     kinds = ", ".join(map(str, PRUNABLE_KINDS))
-    bodies = backend.fetch(f"SELECT seq, body FROM entry WHERE seq < {end} AND kind IN ({kinds}) ORDER BY seq")
-    gone = {seq: decode_leaf(body).descriptor_hash for seq, body in bodies}
-    return size + 1, end, gone, [Anchor(hash_, size, b"record of " + hash_) for hash_ in sorted(gone.values())]
+    seqs = [seq for (seq,) in backend.fetch(f"SELECT seq FROM entry WHERE seq < {end} AND kind IN ({kinds}) ORDER BY seq")]
+    return size + 1, end, seqs, [Aggregated(seq, seq + 1, size, b"record of %d" % seq) for seq in seqs]
 
 
-def test_pruning_drops_bodies_and_keeps_hashes_and_anchors(closed):
-    size, end, gone, anchors = summarised(closed)
+def test_pruning_drops_bodies_and_keeps_hashes_and_aggregates(closed):
+    size, end, seqs, kept = summarised(closed)
     before = closed.fetch("SELECT seq, kind, leaf FROM entry ORDER BY seq")
     with closing(open_store(closed.place, read_only=False)) as store:
-        store.prune(size, end, gone, anchors[::-1])
-        store.prune(size, end, gone, [])  # once more changes nothing
+        store.prune(size, end, seqs, kept[::-1])
+        store.prune(size, end, seqs, [])  # once more changes nothing
         with store.snapshot() as snapshot:
-            assert snapshot.pruned_before() == end and list(snapshot.anchors()) == anchors
+            assert snapshot.pruned_before() == end and list(snapshot.aggregates()) == kept
             rows = list(snapshot.rows())
         assert [(row.seq, row.kind, row.leaf_hash) for row in rows] == before
-        assert {row.seq: row.descriptor_hash for row in rows if not row.body} == gone
-        assert not any(row.descriptor_hash for row in rows if row.body), "a body says the name of its leaf by itself"
+        assert [row.seq for row in rows if not row.body] == seqs
         assert all(leaf_hash(row.body) == row.leaf_hash for row in rows[1:-1] if row.body)
 
 
 def test_what_may_not_be_pruned_is_refused_whole(closed):
-    size, end, gone, anchors = summarised(closed)
+    size, end, seqs, kept = summarised(closed)
     (charge,) = closed.fetch("SELECT min(seq) FROM entry WHERE kind = 2")[0]
     with closing(open_store(closed.place, read_only=False)) as store:
         for wrong in (
-            (size, end, gone | {charge: bytes(32)}, anchors),
-            (size, end, gone | {end: bytes(32)}, anchors),
-            (size, end, gone | {size + 5: bytes(32)}, anchors),
-            (size, end, dict(zip(gone, [*gone.values()][::-1], strict=True)), anchors),
-            (size, size, gone, anchors),
-            (size, end, gone, [*anchors, anchors[0]]),
-            (size, end, gone, [*anchors, Anchor(b"short", size - 1, b"record")]),
-            (size, end, gone, anchors[1:]),
-            (size, end, gone, []),
+            (size, end, [*seqs, charge], kept),
+            (size, end, [*seqs, end], kept),
+            (size, end, [*seqs, size + 5], kept),
+            (size, size, seqs, kept),
+            (size, end, seqs, [*kept, kept[0]]),
+            (size, end, seqs, [*kept, Aggregated(900, 900, size - 1, b"record")]),
+            (size, end, seqs, [*kept, Aggregated(0, seqs[0] + 1, size - 1, b"overlaps")]),
+            (size, end, seqs, kept[1:]),
+            (size, end, seqs, []),
         ):
             with pytest.raises(LedgerCorrupt):
                 store.prune(*wrong)
         with pytest.raises(LedgerBusy) as found:
-            store.prune(size - 1, end, gone, anchors)
+            store.prune(size - 1, end, seqs, kept)
         assert found.value.code == "HEAD_MOVED"
         closed.execute("UPDATE lease SET fence = fence + 1")
         with pytest.raises(LedgerBusy) as found:
-            store.prune(size, end, gone, anchors)
+            store.prune(size, end, seqs, kept)
         assert found.value.code == "FENCED"
         with store.snapshot() as snapshot:
-            assert snapshot.pruned_before() == 0 and not list(snapshot.anchors())
+            assert snapshot.pruned_before() == 0 and not list(snapshot.aggregates())
             assert all(row.body for row in snapshot.rows())
 
 
@@ -239,35 +231,35 @@ def test_pruned_bytes_are_gone_from_the_file(run, path):
     backend = SqliteBackend(path.parent)
     run.whole_run()
     run.ledger.close()
-    size, end, gone, anchors = summarised(backend)
-    bodies = [body for (body,) in backend.fetch(f"SELECT body FROM entry WHERE seq IN ({', '.join(map(str, gone))})")]
+    size, end, seqs, kept = summarised(backend)
+    bodies = [body for (body,) in backend.fetch(f"SELECT body FROM entry WHERE seq IN ({', '.join(map(str, seqs))})")]
     held = path.read_bytes()
     assert all(body in held for body in bodies) and len(bodies) > 3
     with closing(open_store(backend.place, read_only=False)) as store:
-        store.prune(size, end, gone, anchors)
+        store.prune(size, end, seqs, kept)
     held = path.read_bytes()
     assert not any(body in held for body in bodies) and not path.with_name(f"{path.name}-wal").exists()
 
 
-def test_an_anchor_is_written_once(closed):
-    row = "x'" + "ab" * 32 + "'"
-    closed.execute(f"INSERT INTO anchor VALUES ({row}, 9, x'01')")
+def test_an_aggregate_is_written_once(closed):
+    closed.execute("INSERT INTO aggregate VALUES (3, 6, 9, x'01')")
     for statement in (
-        "UPDATE anchor SET record = x'02'",
-        "DELETE FROM anchor",
-        f"INSERT INTO anchor VALUES ({row}, 9, x'02')",
+        "UPDATE aggregate SET record = x'02'",
+        "DELETE FROM aggregate",
+        "INSERT INTO aggregate VALUES (3, 6, 9, x'02')",
+        "INSERT INTO aggregate VALUES (5, 7, 9, x'02')",
     ):
         with pytest.raises(closed.refused):
             closed.execute(statement)
-    assert closed.fetch("SELECT record FROM anchor") == [(b"\x01",)]
+    assert closed.fetch("SELECT record FROM aggregate") == [(b"\x01",)]
 
 
 def pruned(backend) -> tuple[int, int, list[int]]:
     """A closed ledger whose first epoch has lost its bodies: size, where hashes may go, and which leaves go."""
-    size, end, gone, anchors = summarised(backend)
+    size, end, seqs, kept = summarised(backend)
     with closing(open_store(backend.place, read_only=False)) as store:
-        store.prune(size, end, gone, anchors)
-    return size, end, list(gone)
+        store.prune(size, end, seqs, kept)
+    return size, end, seqs
 
 
 def leaves(backend) -> list[tuple]:
@@ -301,7 +293,6 @@ def test_hashes_go_into_subtrees_of_pruned_leaves_and_nowhere_else(closed):
         f"UPDATE entry SET leaf = {some}, level = 63 WHERE seq = {first}",
         f"UPDATE entry SET leaf = x'00', level = 1 WHERE seq = {first}",
         f"UPDATE entry SET leaf = {some}, level = 1, body = x'00' WHERE seq = {first}",
-        f"UPDATE entry SET leaf = {some}, level = 1, dhash = NULL WHERE seq = {first}",
         f"UPDATE entry SET leaf = {some}, level = 1, kind = 2 WHERE seq = {first}",
         f"UPDATE entry SET leaf = {some}, level = 1 WHERE seq = {alone & -2}",  # over a leaf that is there
     ):

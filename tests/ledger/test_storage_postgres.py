@@ -39,7 +39,7 @@ def test_no_table_is_truncated(closed, table):
 
 
 def test_inserting_over_a_conflict_changes_nothing(closed):
-    over = "INSERT INTO entry SELECT seq, kind, dhash, leaf, x'00', 0 FROM entry ON CONFLICT"
+    over = "INSERT INTO entry SELECT seq, kind, leaf, x'00', 0 FROM entry ON CONFLICT"
     closed.execute(f"{over} DO NOTHING")
     with pytest.raises(closed.refused):
         closed.execute(f"{over} (seq) DO UPDATE SET body = excluded.body")

@@ -30,7 +30,7 @@ def closed_file(run, path):
 @pytest.mark.parametrize(
     "statement",
     [
-        "INSERT OR REPLACE INTO entry SELECT seq, kind, dhash, leaf, x'00', 0 FROM entry WHERE seq = 1",
+        "INSERT OR REPLACE INTO entry SELECT seq, kind, leaf, x'00', 0 FROM entry WHERE seq = 1",
         "REPLACE INTO entry SELECT * FROM entry WHERE seq = 2",
         "UPDATE OR REPLACE entry SET seq = 2 WHERE seq = 1",
         "REPLACE INTO head VALUES (0, 0, x'', 0, 0)",

@@ -19,8 +19,6 @@ from ledger.audit.earlier import earlier_run
 from ledger.errors import AnchorRefused, ExportRefused, LedgerBehind, LedgerError, LedgerForked
 from ledger.log import Ledger
 from ledger.note import NoteSigner
-from ledger.retention.anchors import AnchorRecord
-from ledger.retention.retained import is_stand_in
 from ledger.rules.spent import SpentRegistry
 from ledger.tracing import ANEW, DRAWS, OTHERS, open_exports, trace_over
 from ledger.views.trace import Wanted, trace
@@ -332,8 +330,9 @@ def test_of_a_pruned_contribution_a_trace_says_what_is_left_and_on_whose_word(tm
         made.ledger.export(tmp_path / "export")
         key = made.ledger.state.keys.current
     exports = open_exports([tmp_path / "export"], [key])
-    record = next(AnchorRecord.from_bytes(body) for body in exports[0].opened.leaves if body and is_stand_in(body))
-    found = trace_over(exports, Wanted(record.content_anchor, record.descriptor_hash), lambda header: ())
+    opened = exports[0].opened.run
+    left = next(item for item in opened.contributions.values() if item.seq == opened.pruned[0])
+    found = trace_over(exports, Wanted(None, left.descriptor_hash), lambda header: ())
     (run,) = found.found
     assert run.trace.pruned and run.trace.withdraw is not None and "PRUNED" in found.qualifiers
-    assert 0 <= record.spent_micro - run.trace.epsilon * 1e6 <= 2 and found.epsilon == run.trace.epsilon
+    assert 0 <= left.group.epsilon_micro - run.trace.epsilon * 1e6 <= 2 and found.epsilon == run.trace.epsilon

@@ -1,0 +1,331 @@
+"""Closed runs of which nothing says any more who stayed: what is recomputed, who can still be shown, and what it costs."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ledger.accountants import to_micro_up
+from ledger.audit import verify_export
+from ledger.audit.earlier import earlier_run, verify_with_earlier
+from ledger.errors import BudgetExceeded, LeafRefused, LedgerCorrupt, ProofError, RetentionRefused
+from ledger.leaves import Admit, decode_leaf
+from ledger.log import Ledger
+from ledger.note import NoteSigner
+from ledger.proofs.membership import find_membership
+from ledger.retention.aggregates import Member, ShownMember
+from ledger.retention.retained import named_by_withdrawals
+from ledger.rules.spent import SpentRegistry
+from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
+from tests.ledger.retained_runs import ANNA, BEN, grown, is_pruned, retaining_spec, vouched_for
+
+KEYS = [SIGNER.vkey, NoteSigner("ledger.example/run2", OTHER_KEY).vkey]
+SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
+STAYED, LEFT = (1, 3, 5), (2, 4, 6)
+
+
+def closed(place, **changes: object) -> Driver:
+    """`grown`, summarised, vouched for, an epoch older, and closed."""
+    driver = grown(place, **changes)
+    driver.ledger.summarise(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
+    driver.steps(1)
+    driver.epoch()
+    driver.ledger.finish(now=driver.tick())
+    return driver
+
+
+def folded(place, **changes: object) -> Driver:
+    """Such a run, without the ADMIT leaves of anybody whom the summary speaks for."""
+    driver = closed(place, **changes)
+    driver.ledger.prune(who_stays=True)
+    return driver
+
+
+def figures(ledger: Ledger) -> dict:
+    """All that a ledger says of its run but names."""
+    run = ledger.state
+    return {
+        "epsilons": [run.epsilon(item) for item in run.contributions.values()],
+        "terms": [(item.seq, item.active, item.terms.clip_micro) for item in run.contributions.values()],
+        "pools": [run.register.pool(place)[0] for place in range(2)],
+        "totals": run.totals(),
+        "charged": (run.charged_phases, run.position, run.attempt, run.spends),
+        "epochs": run.epochs,
+        "withdrawals": run.withdrawals,
+        "tree": (ledger.size, ledger.root, ledger.checkpoint),
+    }
+
+
+@pytest.fixture
+def run(place):
+    driver = closed(place)
+    yield driver
+    driver.ledger.close()
+
+
+def admissions(ledger: Ledger) -> list:
+    with ledger.rows() as rows:
+        return [row for row in rows if row.kind == Admit.KIND]
+
+
+def test_everybody_goes_and_every_figure_stays(run, backend):
+    before = figures(run.ledger)
+    assert run.ledger.prune(who_stays=True) == 6
+    assert all(not row.body for row in admissions(run.ledger))
+    assert figures(run.ledger) == before
+    run.ledger.close()
+    with Ledger.open(backend.place, SIGNER, recompute=True) as ledger:
+        assert figures(ledger) == before and ledger.state.register.unnamed == [2, 1]
+
+
+def test_who_left_may_go_first_and_who_stayed_later(run):
+    before = figures(run.ledger)
+    assert run.ledger.prune() == 3 and run.ledger.state.register.unnamed == [0, 0]
+    assert run.ledger.prune(who_stays=True) == 3 and figures(run.ledger) == before
+    for again in (False, True):
+        with pytest.raises(RetentionRefused, match="NO_SUMMARY"):
+            run.ledger.prune(who_stays=again)
+
+
+def test_while_a_run_goes_on_nobody_goes_who_stays(path):
+    driver = grown(path)
+    with driver.ledger as ledger:
+        ledger.summarise(now=driver.tick())
+        vouched_for(driver, ANNA, BEN)
+        driver.steps(1)
+        driver.epoch()
+        with pytest.raises(RetentionRefused, match="RUNNING"):
+            ledger.prune(who_stays=True)
+        assert all(row.body for row in admissions(ledger))
+
+
+def test_an_auditor_recomputes_every_figure_and_says_what_rests_on_others(run, tmp_path):
+    whole = verify_export(run.ledger.export(tmp_path / "whole"), KEYS)
+    run.ledger.prune(who_stays=True)
+    lean = verify_export(run.ledger.export(tmp_path / "lean"), KEYS)
+    assert is_pruned(lean) and lean.findings == () and lean.root_hex == whole.root_hex
+    assert (lean.classes, lean.epochs, lean.withdrawals) == (whole.classes, whole.epochs, whole.withdrawals)
+    assert any("of 3 contributions that stayed nothing says any more who they are" in note for note in lean.notes)
+
+
+def test_what_stays_of_a_crowd_does_not_grow_with_it(tmp_path):
+    """Under one set of terms four times as many leave four bytes each in the export: the entries that say nothing."""
+    sizes = {}
+    for count in (40, 160):
+        spec = retaining_spec(retention_hash_epochs=1)
+        driver = Driver(Ledger.create(tmp_path / f"{count}.db", spec, SIGNER, now=START))
+        driver.admit(*map(admission, range(count)))
+        for _ in range(2):
+            driver.steps(1)
+            driver.epoch()
+        driver.ledger.summarise(now=driver.tick())
+        vouched_for(driver, ANNA, BEN)
+        driver.epoch()
+        driver.ledger.finish(now=driver.tick())
+        driver.ledger.prune(who_stays=True)
+        driver.ledger.drop_hashes()
+        export = driver.ledger.export(tmp_path / str(count))
+        driver.ledger.close()
+        assert is_pruned(verify_export(export, KEYS))
+        files = {path.relative_to(export): path for path in export.rglob("*") if path.is_file()}
+        sizes[count] = sum(path.stat().st_size for path in files.values())
+        assert sum(path.stat().st_size for name, path in files.items() if "retained" in name.parts) < 30_000
+    assert sizes[160] - sizes[40] < 120 * 8
+
+
+def test_nothing_that_leads_to_who_stayed_is_left(run, tmp_path, backend):
+    run.ledger.prune(who_stays=True)
+    export = run.ledger.export(tmp_path / "lean")
+    data = b"".join(path.read_bytes() for path in export.rglob("*") if path.is_file())
+    for n in STAYED:
+        gone = admission(n)
+        for told in (gone.key_id, gone.attestation_hash, gone.anchor, gone.descriptor_hash):
+            assert told not in data
+    for table, column in (("entry", "body"), ("aggregate", "record")):
+        held = b"".join(bytes(value) for (value,) in backend.fetch(f"SELECT {column} FROM {table}") if value)
+        assert not any(descriptor(n) in held for n in STAYED)
+
+
+def test_a_withdrawal_finds_its_member_in_the_file_beside_the_ledger(run, tmp_path, backend):
+    run.ledger.prune(who_stays=True)
+    seq = run.ledger.withdraw(descriptor(1), "contributor", bytes(32), now=run.tick())
+    leaf = run.ledger.withdrawal_leaves()[-1]
+    assert (leaf.seq, leaf.admit_seq) == (seq, 1) and leaf.member is not None and leaf.member[0] == admission(1).anchor
+    known = run.ledger.state.contributions[descriptor(1)]
+    assert not known.active and not known.unnamed and run.ledger.state.register.unnamed == [1, 1]
+    size = run.ledger.size
+    assert run.ledger.withdraw(descriptor(1), "contributor", bytes(32), now=run.tick()) == seq and run.ledger.size == size
+    report = verify_export(run.ledger.export(tmp_path / "lean"), KEYS)
+    assert is_pruned(report) and report.withdrawals[-1].class_name == "open" and report.withdrawals[-1].epsilon
+    run.ledger.close()
+    with Ledger.open(backend.place, SIGNER, recompute=True) as ledger:
+        assert ledger.state.contributions[descriptor(1)].seq == 1 and ledger.state.register.unnamed == [1, 1]
+
+
+def brought(ledger: Ledger, n: int) -> ShownMember:
+    """What a contributor was handed before the leaves went."""
+    found = ledger.member(descriptor(n))
+    assert found is not None
+    return found
+
+
+def test_without_the_file_the_withdrawer_brings_the_record(run):
+    run.ledger.prune(who_stays=True)
+    shown = brought(run.ledger, 5)
+    members = run.ledger.place.side(".members")
+    assert members.stat().st_mode & 0o777 == 0o600
+    members.unlink()
+    assert run.ledger.member(descriptor(5)) is None
+    run.ledger.withdraw(descriptor(5), "contributor", bytes(32), now=run.tick(), member=shown)
+    assert run.ledger.withdrawal_leaves()[-1].admit_seq == shown.member.seq
+    run.ledger.withdraw(descriptor(1), "contributor", bytes(32), now=run.tick())
+    leaf = run.ledger.withdrawal_leaves()[-1]
+    assert (leaf.admit_seq, leaf.member) == (None, None), "nobody shows that it was there; the withdrawal stands all the same"
+    assert descriptor(1) in run.ledger.state.withdrawals
+
+
+def test_a_members_file_that_is_none_is_refused_and_nothing_is_written(run):
+    run.ledger.prune(who_stays=True)
+    size, members = run.ledger.size, run.ledger.place.side(".members")
+    head = b"dptrain-members-v1"
+    for data in (b"", head, members.read_bytes()[:-1], head + b"\n1 ab\n", head + b"\nx\n"):
+        members.write_bytes(data)
+        with pytest.raises(LedgerCorrupt, match="MEMBERS"):
+            run.ledger.withdraw(descriptor(1), "contributor", bytes(32), now=run.tick())
+    assert run.ledger.size == size
+
+
+def test_what_was_spent_by_who_cannot_be_told_apart_is_never_less_than_the_truth(run, tmp_path):
+    whole = run.ledger.export(tmp_path / "whole")
+    run.ledger.prune(who_stays=True)
+    lean = run.ledger.export(tmp_path / "lean")
+    exact, bound = (SpentRegistry([earlier_run(export, KEYS)]) for export in (whole, lean))
+    for n in (*STAYED, *LEFT):
+        signed = admission(n, "sensitive" if n in (3, 4) else "open")
+        for delta in (1e-9, 1e-6, 1e-2):
+            least, most = (registry.carried(descriptor(n), delta, signed) for registry in (exact, bound))
+            assert least <= most and (n in STAYED or least == most)
+    assert bound.carried(descriptor(77), 1e-6, admission(77)) == bound.carried(descriptor(1), 1e-6, admission(1)) > 0
+    assert exact.carried(descriptor(77), 1e-6, admission(77)) == 0
+
+
+def test_a_later_run_cannot_pass_a_limit_by_letting_who_stayed_go(run, tmp_path):
+    run.ledger.prune(who_stays=True)
+    registry = SpentRegistry([earlier_run(run.ledger.export(tmp_path / "lean"), KEYS)])
+    spent = to_micro_up(registry.carried(descriptor(1), 1e-6, admission(1)))
+    header = header_spec(signed_policy(), previous=registry.previous).header(
+        origin=SECOND.name, log_vkey=SECOND.vkey, time=START + 500
+    )
+    limited = admission(1, max_epsilon_micro=spent + 1, max_delta_pico=10**6)
+    with pytest.raises(BudgetExceeded):
+        registry.require_within(header, [limited])
+
+
+def later(base: Path, registry: SpentRegistry, name: str, *specs) -> Path:
+    spec = header_spec(previous=registry.previous)
+    with Ledger.create(base / f"{name}.db", spec, SECOND, now=START + 500) as ledger:
+        driver = Driver(ledger, now=START + 500)
+        driver.admit(*specs)
+        driver.steps(1)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        return ledger.export(base / name)
+
+
+def test_an_auditor_finds_a_later_run_that_says_less_than_who_stayed_may_have_spent(run, tmp_path):
+    run.ledger.prune(who_stays=True)
+    lean = run.ledger.export(tmp_path / "lean")
+    registry = SpentRegistry([earlier_run(lean, KEYS)])
+    right = to_micro_up(registry.carried(descriptor(1), 1e-6, admission(1)))
+    honest = later(tmp_path, registry, "honest", admission(1, carried_micro=right))
+    lie = later(tmp_path, registry, "lie", admission(1, carried_micro=right - 4))
+    assert is_pruned(verify_with_earlier(honest, KEYS, [lean]))
+    assert [found.code for found in verify_with_earlier(lie, KEYS, [lean]).findings] == ["CARRIED"]
+
+
+def test_a_folded_run_may_itself_count_earlier_ones_and_totals_are_no_less(tmp_path):
+    first = later(tmp_path, SpentRegistry(), "first", admission(1), admission(5))
+    registry = SpentRegistry([earlier_run(first, KEYS)])
+    carried = to_micro_up(registry.carried(descriptor(1), 1e-6))
+    policy = signed_policy(retention_epochs=1, auditors=(ANNA.vkey, BEN.vkey), auditor_quorum=2)
+    spec = header_spec(policy, previous=registry.previous)
+    driver = Driver(Ledger.create(tmp_path / "l.db", spec, SIGNER, now=START + 900), now=START + 900)
+    driver.admit(admission(1, carried_micro=carried), admission(2))
+    for _ in range(3):
+        driver.steps(1)
+        driver.epoch()
+    driver.ledger.summarise(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
+    driver.ledger.finish(now=driver.tick())
+    whole = verify_with_earlier(driver.ledger.export(tmp_path / "whole"), KEYS, [first])
+    driver.ledger.prune(who_stays=True)
+    lean = verify_with_earlier(driver.ledger.export(tmp_path / "lean"), KEYS, [first])
+    driver.ledger.close()
+    assert whole.findings == lean.findings == () and is_pruned(lean)
+    totals = [[note for note in report.notes if note.startswith("class")] for report in (whole, lean)]
+    assert totals[0] == totals[1] and len(totals[0]) == 1
+    assert any("2 contributions that stayed are gone" in note for note in lean.notes)
+
+
+def test_public_occurrences_are_counted_again_from_draws_though_nobody_has_a_name(tmp_path):
+    spec = retaining_spec(disclosure="occurrences_public")
+    driver = Driver(Ledger.create(tmp_path / "l.db", spec, SIGNER, now=START))
+    driver.admit(admission(0), admission(1), admission(2, "sensitive"))
+    with driver.ledger as ledger:
+        for drawn in ((1, 2), (0, 2), (0, 1), (1,)):
+            window = driver.charge(2)
+            for step in (window.first_step, window.first_step + 1):
+                ledger.draw(step, drawn, now=driver.tick())
+            ledger.settle(window, 2, now=driver.tick())
+            driver.epoch()
+        ledger.summarise(now=driver.tick())
+        vouched_for(driver, ANNA, BEN)
+        ledger.finish(now=driver.tick())
+        before = [(item.occurrences, item.loss) for item in ledger.state.contributions.values()]
+        assert ledger.prune(who_stays=True) == 3
+        assert [(item.occurrences, item.loss) for item in ledger.state.contributions.values()] == before
+        export = ledger.export(tmp_path / "lean")
+    assert is_pruned(verify_export(export, KEYS))
+
+
+def test_membership_in_a_row_is_shown_of_who_left_alone(run):
+    """Who stayed keeps the file that was handed out before: paths to the row need the names of the others."""
+    run.ledger.prune(who_stays=True)
+    pruned = run.ledger.pruned()
+    assert pruned is not None
+    with run.ledger.rows() as rows:
+        entries = list(pruned.entries(rows))
+    names = named_by_withdrawals(entries)
+    assert find_membership(entries, descriptor(1), names) is None
+    assert find_membership(entries, descriptor(4), names) is not None
+    assert all(isinstance(decode_leaf(entry), Admit) is False for entry in entries if entry and entry[0] >> 5 == 5)
+
+
+def test_a_release_and_a_change_of_key_may_follow(run, tmp_path):
+    run.ledger.prune(who_stays=True)
+    run.ledger.rotate_key(NoteSigner(SIGNER.name, OTHER_KEY), now=run.tick())
+    report = verify_export(run.ledger.export(tmp_path / "lean"), KEYS)
+    assert report.findings == ()
+    shutil.rmtree(tmp_path / "lean")
+
+
+@pytest.mark.parametrize("wrong", ["other", "class", "place", "anchor", "path", "short"])
+def test_a_wrong_member_record_is_refused(run, wrong):
+    """Of somebody else, of another aggregate, at another place, with another content, or with another path."""
+    run.ledger.prune(who_stays=True)
+    one, other, size = brought(run.ledger, 1), brought(run.ledger, 3), run.ledger.size
+    member, path, n = one.member, one.path, 1
+    forged = {
+        "other": ShownMember(member, path),
+        "class": ShownMember(Member(descriptor(1), other.member.seq, member.content_anchor), other.path),
+        "place": ShownMember(Member(descriptor(1), 2, member.content_anchor), path),
+        "anchor": ShownMember(Member(descriptor(1), 1, bytes(32)), path),
+        "path": ShownMember(member, (bytes(32),)),
+        "short": ShownMember(member, ()),
+    }[wrong]
+    n = 99_999 if wrong == "other" else n
+    with pytest.raises((LeafRefused, ProofError), match="MEMBER"):
+        run.ledger.withdraw(descriptor(n), "contributor", bytes(32), now=run.tick(), member=forged)
+    assert run.ledger.size == size
+    run.ledger.withdraw(descriptor(1), "contributor", bytes(32), now=run.tick(), member=one)
