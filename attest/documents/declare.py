@@ -45,7 +45,7 @@ class Declared:
 
     @property
     def required(self) -> bool:
-        """Whether a person has to write it."""
+        """Tells whether a person has to write it."""
         return self.default is MISSING
 
     def at_default(self, value: Any) -> bool:

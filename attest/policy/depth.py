@@ -101,7 +101,7 @@ class DepthRule:
 
     @property
     def kind(self) -> Literal["band", "layers", "set", "adapter"]:
-        """Which of the four forms this is."""
+        """Tells which of the four forms this is."""
         if self.band is not None:
             return "band"
         if self.layers is not None:

@@ -12,9 +12,10 @@ from typing import Final
 from attest.documents import declarations
 from attest.documents.groups import Many, Named
 from attest.documents.pages import bytes_table, cddl_map, cddl_named, cddl_row, settings_table, table
+from attest.policy.classes import ClassRule
 from attest.policy.depth import DepthRule
 from attest.policy.noise import NoisePhase
-from attest.policy.rules import SCHEMA, ClassRule, Policy
+from attest.policy.rules import SCHEMA, Policy
 from attest.policy.unbuilt import ANY, UNBUILT
 from attest.policy.uses import DecodingRule, ReadRule
 

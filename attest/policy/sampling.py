@@ -146,7 +146,7 @@ class SamplingRule:
 
     @property
     def turns(self) -> bool:
-        """Whether contributions take turns, in an order that everybody may know."""
+        """Tells whether contributions take turns, in an order that everybody may know."""
         return self.name in self.TURNS
 
     def check_beside(self, disclosure: str, rates: Iterable[tuple[str, Fraction]]) -> None:

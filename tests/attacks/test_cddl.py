@@ -236,9 +236,9 @@ def test_bad_messages_policies_and_entries_are_no_instances():
 def test_the_limits_of_the_schema_are_those_of_the_code():
     from attest.clock import MAX_TIME
     from attest.descriptor import MAX_COUNT, MAX_MICRO
+    from attest.policy.classes import MAX_WINDOW
     from attest.policy.mechanism import GRID_BITS
     from attest.policy.noise import MAX_BUDGET_MICRO, MAX_STEPS
-    from attest.policy.rules import MAX_WINDOW
 
     for name, low, high in (
         ("micro", 1, MAX_MICRO),

@@ -210,7 +210,7 @@ def _descriptor(data: bytes) -> dict[int, Any]:
     purposes, length = fields.get(16), fields.get(17)
     if purposes is not None:
         require(type(purposes) is list and all(type(word) is str for word in purposes), "TYPE")
-        require(purposes in (["generate"], ["generate", "train"], ["train"]), "RANGE")
+        require(purposes != [] and purposes == [word for word in ("generate", "query", "train") if word in purposes], "RANGE")
         require(purposes == ["train"], "PURPOSE")
     if length is not None:
         _int(length, 1, COUNT[1])
