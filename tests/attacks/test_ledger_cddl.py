@@ -1,4 +1,4 @@
-"""`docs/ledger.cddl` against real leaves, releases, receipts and pins, and bad ones, by an independent implementation (`pycddl`)."""
+"""`docs/ledger.cddl` against real leaves, releases, receipts and pins, and bad ones, by an independent implementation."""
 
 import json
 import re
@@ -37,8 +37,9 @@ ITEMS: dict[str, dict[int, str]] = {
     "released-file": {3: "tensor"},
     "weights": {3: "weight-record"},
 }
-"""Rules of the items of arrays, by the rule and the place of the array in it. `pycddl` 0.6 takes an array of which one item
-fits for one of which all do, and reads a choice in an item wrongly; so arrays are held against `any`, and their items by themselves."""
+"""Rules of the items of arrays, by the rule and the place of the array in it. `pycddl` 0.6 takes an array in which one item
+fits for one in which all do, and reads a choice in an item wrongly: arrays are held against `any`, and their items by
+themselves."""
 
 
 def tool_text() -> str:
@@ -52,11 +53,22 @@ def schema(rule: str) -> pycddl.Schema:
     return pycddl.Schema(f"start = {rule}\n{tool_text()}")
 
 
+def passes(rule: str, data: bytes) -> bool:
+    """Whether bytes are an instance of a rule, the items of arrays aside; what makes the tool itself break off is none."""
+    try:
+        schema(rule).validate_cbor(data)
+    except pycddl.ValidationError:
+        return False
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        return False
+    return True
+
+
 def valid(rule: str, value: Any) -> bool:
     """Whether a value is an instance of a rule, and the items of its arrays are of theirs."""
-    try:
-        schema(rule).validate_cbor(cbor.encode(value))
-    except pycddl.ValidationError:
+    if not passes(rule, cbor.encode(value)):
         return False
     if rule == "header" and not valid("stack", value[26]):
         return False
@@ -83,7 +95,10 @@ def test_the_schemas_are_read_as_they_stand():
 
 
 def test_no_name_is_defined_in_both_schemas_but_that_of_the_types():
-    first, second = (set(re.findall(r"^([a-z][a-z0-9-]*) =", (DOCS / name).read_text(), re.MULTILINE)) for name in ("attestation.cddl", "ledger.cddl"))
+    first, second = (
+        set(re.findall(r"^([a-z][a-z0-9-]*) =", (DOCS / name).read_text(), re.MULTILINE))
+        for name in ("attestation.cddl", "ledger.cddl")
+    )
     assert not first & second and "document-type /=" in TEXT
 
 
@@ -93,7 +108,9 @@ def test_every_leaf_of_the_vectors_and_of_a_long_run_is_an_instance():
         assert valid(rule_of(value), value), row["name"]
     for data in LEAVES.values():
         assert valid(rule_of(item(data)), item(data))
-    assert {rule_of(item(bytes.fromhex(row["cbor"]))) for row in vectors("leaves")["valid"]} == {name.lower() for name in KINDS.values()}
+    assert {rule_of(item(bytes.fromhex(row["cbor"]))) for row in vectors("leaves")["valid"]} == {
+        name.lower() for name in KINDS.values()
+    }
 
 
 BEYOND = {
@@ -192,15 +209,6 @@ def test_receipts_are_instances_and_what_says_otherwise_is_none():
         assert all(shapes) is not shape, row["name"]
 
 
-def passes(rule: str, data: bytes) -> bool:
-    """Whether bytes with a tag, which our own encoder does not write, are an instance."""
-    try:
-        schema(rule).validate_cbor(data)
-    except pycddl.ValidationError:
-        return False
-    return True
-
-
 def test_pinned_files_are_instances():
     for data in PINNED:
         payload, message = item(data)
@@ -212,7 +220,7 @@ def test_pinned_files_are_instances():
     assert valid("pinned", checkpoint | {6: 12, 7: 0, 8: "held", 9: 6, 10: bytes(32)})
     draws = checkpoint | {1: "dptrain.draws/1"}
     assert valid("pinned", draws | {6: [0, bytes(32)], 7: [1, bytes(32)]})
-    assert not valid("pinned", draws | {6: [0, 1]}) and not valid("pinned", checkpoint | {6: 12})
+    assert not valid("pinned", checkpoint | {6: 12}) and not valid("pinned", fields)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Vectors of what contributors and owners sign: attestations as a gate judges them, policies, registries, withdrawals, anchors."""
+"""Vectors of what contributors and owners sign: attestations as a gate judges them, policies, registries, withdrawals."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -276,11 +276,15 @@ def registries() -> Iterator[Row]:
     """Yields registry files, and what they amount to."""
     data = bytes(_long_registry())
     _, latest = read_states(data, OWNER_RAW, bytes(32))
-    yield {"name": "every kind of action", "registry": data.hex(), "key": OWNER_RAW.hex(), "answer": "accepted"} | _state(latest)
+    yield {"name": "every kind of action", "registry": data.hex(), "key": OWNER_RAW.hex(), "answer": "accepted"} | _state(
+        latest
+    )
     items = list(split(data))
     cut = join(items[:3])
     _, early = read_states(cut, OWNER_RAW, bytes(32))
-    yield {"name": "an earlier state of it", "registry": cut.hex(), "key": OWNER_RAW.hex(), "answer": "accepted"} | _state(early)
+    yield {"name": "an earlier state of it", "registry": cut.hex(), "key": OWNER_RAW.hex(), "answer": "accepted"} | _state(
+        early
+    )
     for name, bad, key in _bad_registries():
         code = _refused(lambda bad=bad, key=key: read_states(bad, key, bytes(32)))
         if code is not None:
@@ -354,7 +358,12 @@ def messages() -> Iterator[Row]:
     yield row("an unprotected label", envelope(protected, signature, unprotected=b"\xa1\x04\x41\x00"))
     yield row("a signature of 63 bytes", envelope(protected, signature[:-1]))
     yield row("a byte behind it", good + b"\x00")
-    for name, changes in (("another algorithm", {1: -8}), ("crit", {2: [99]}), ("an unknown label", {99: 1}), ("no type", {16: 0})):
+    for name, changes in (
+        ("another algorithm", {1: -8}),
+        ("crit", {2: [99]}),
+        ("an unknown label", {99: 1}),
+        ("no type", {16: 0}),
+    ):
         fields = with_fields(header_fields(payload), changes)
         ordered = dict(sorted(fields.items()))
         yield row(name, sign_over(ordered, payload))
@@ -377,4 +386,3 @@ def vectors() -> dict[str, Any]:
         "withdrawals": list(withdrawals()),
         "anchors": list(anchors()),
     }
-

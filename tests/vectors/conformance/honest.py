@@ -15,7 +15,6 @@ from attest.order import Order
 from attest.policy import NoisePhase
 from attest.withdrawal import EXPIRED
 from ledger import layout
-from ledger.handles import AdmitSpec
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
 from tests.ledger.attested import (
@@ -27,7 +26,7 @@ from tests.ledger.attested import (
     put_registry,
     spec_of,
 )
-from tests.ledger.ledger_runs import LOG_KEY, OWNER_KEY, SIGNER, START, signed_policy
+from tests.ledger.ledger_runs import OWNER_KEY, SIGNER, START, signed_policy
 from tests.ledger.retained_runs import ANNA, BEN, CLEO, crowded_and_pruned, hashes_gone
 from tests.vectors.conformance.written import Files, read
 
@@ -366,9 +365,7 @@ RUNS: dict[str, Run] = {
     ),
     "limit": Run("a limit of epsilon over all runs", limited),
     "phases": Run("noise in three phases", three_windows, {"noise_phases": PHASES}),
-    "phases and stricter bounds": Run(
-        "bounds of their own in three phases", stricter_in_phases, {"noise_phases": PHASES}
-    ),
+    "phases and stricter bounds": Run("bounds of their own in three phases", stricter_in_phases, {"noise_phases": PHASES}),
     "everybody in every step": Run(
         "sampling rates of 1 and of 9/10", plain, rules({"sampling_rate": Fraction(1)}, {"sampling_rate": Fraction(9, 10)})
     ),
@@ -382,7 +379,9 @@ RUNS: dict[str, Run] = {
         "discrete Gaussian noise", plain, {"noise_family": "discrete_gaussian", "exactness": "certified", "accountant": "rdp"}
     ),
     "skellam": Run("Skellam noise", plain, {"noise_family": "skellam", "exactness": "certified", "accountant": "rdp"}),
-    "budgets": Run("clip norms divided among embeddings, layers and head", plain, {"noise_budgets": (1_000_000, 2_000_000, 500_000)}),
+    "budgets": Run(
+        "clip norms divided among embeddings, layers and head", plain, {"noise_budgets": (1_000_000, 2_000_000, 500_000)}
+    ),
     "public class": Run("a public class beside a private one", public_class, {"classes": _public_classes()}),
     "public draws": Run("draws that the ledger tells, without an order", drawing(some), {"disclosure": "occurrences_public"}),
     "noise per sample": Run(
@@ -392,7 +391,9 @@ RUNS: dict[str, Run] = {
     ),
     "cyclic order": Run("turns in a cyclic order", drawing(due, 3), ordered("cyclic")),
     "shuffled order": Run("turns in a shuffled order", drawing(due, 3), ordered("shuffled")),
-    "order and withdrawal": Run("turns in a shuffled order, of which one is given up", turns_and_a_withdrawal, ordered("shuffled")),
+    "order and withdrawal": Run(
+        "turns in a shuffled order, of which one is given up", turns_and_a_withdrawal, ordered("shuffled")
+    ),
     "rdp": Run("the accountant rdp", plain, {"accountant": "rdp"}),
     "moments": Run("the accountant moments", plain, {"accountant": "moments"}),
     "key changed": Run("the ledger passes to another key; the first one is pinned", key_changed),
@@ -402,7 +403,11 @@ RUNS: dict[str, Run] = {
     "two bundles": Run("more than 256 leaves, so that one tile is full", many_leaves),
     "auditors": Run("two of three auditors have cosigned", plain, AUDITED, pins=QUORUM, cosigners=(ANNA, BEN)),
     "auditors and witness": Run(
-        "two of three auditors and a witness have cosigned", plain, AUDITED | WITNESSED, pins=QUORUM, cosigners=(ANNA, CLEO, WANDA)
+        "two of three auditors and a witness have cosigned",
+        plain,
+        AUDITED | WITNESSED,
+        pins=QUORUM,
+        cosigners=(ANNA, CLEO, WANDA),
     ),
     "one auditor": Run("one of three auditors has cosigned, and nobody asks for two", plain, AUDITED, cosigners=(ANNA,)),
     "no attestations": Run("bounds without what contributors signed", plain, beside=(False, True), verdict="TOLD"),
@@ -412,4 +417,3 @@ RUNS: dict[str, Run] = {
     "hashes gone": PrunedRun("their hashes too", plain, {"retention_hash_epochs": 1}, verdict="SUMMARISED", grow=hashes_gone),
 }
 """Honest exports by name."""
-

@@ -61,7 +61,9 @@ def _headers() -> Iterator[tuple[str, HeaderSpec]]:
     adapters = policy(open=DepthRule(adapter="one"), sensitive=DepthRule(adapter="two"))
     earlier = NoteSigner("ledger.example/run0", OTHER_KEY)
     cited = Previous(earlier.name, 12, bytes(32), hashlib.sha256(b"leaf 0").digest(), earlier.vkey, "spent")
-    lost = Previous("ledger.example/lost", 3, bytes(32), bytes(32), NoteSigner("ledger.example/lost", OTHER_KEY).vkey, "compromised")
+    lost = Previous(
+        "ledger.example/lost", 3, bytes(32), bytes(32), NoteSigner("ledger.example/lost", OTHER_KEY).vkey, "compromised"
+    )
     yield "the smallest model", header_spec(stack=SMALL)
     yield "heads and experts", header_spec(masked, stack=ATTENTION)
     yield "adapters", header_spec(adapters, stack=ADAPTERS)
@@ -75,7 +77,17 @@ def valid() -> Iterator[dict[str, Any]]:
     for name, spec in _headers():
         yield _row(f"header: {name}", encode_leaf(spec.header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)))
     seen: set[str] = set()
-    for run in ("withdrawal", "resumed", "budgets", "public class", "noise per sample", "limit", "key changed", "clock set back", "pruned"):
+    for run in (
+        "withdrawal",
+        "resumed",
+        "budgets",
+        "public class",
+        "noise per sample",
+        "limit",
+        "key changed",
+        "clock set back",
+        "pruned",
+    ):
         for path, data in RUNS[run].files().items():
             if not path.startswith(("tile/entries/", "retained/0")):
                 continue
@@ -84,7 +96,8 @@ def valid() -> Iterator[dict[str, Any]]:
                 if type(fields) is list:
                     continue  # what stands in for a pruned leaf
                 # One of each kind from each run, and for each form of it: what is null, and how long lists are.
-                form = f"{fields[1]} {[i for i, v in fields.items() if v is None]} {[len(v) for v in fields.values() if type(v) is list]}"
+                gone = [key for key, value in fields.items() if value is None]
+                form = f"{fields[1]} {gone} {[len(value) for value in fields.values() if type(value) is list]}"
                 if form not in seen and (fields[1] or run == "budgets"):
                     seen.add(form)
                     yield _row(f"{KINDS[fields[1]].lower()}: {run}, leaf {fields[0]}", body)
@@ -223,7 +236,12 @@ def _other_bytes() -> Iterator[tuple[str, bytes]]:
     settle = {0: 6, 1: 3, 2: START, 3: 1, 4: 4}
     start = _head(5, 6) + b"".join(cbor.encode(key) + cbor.encode(value) for key, value in settle.items()) + b"\x05\x82"
     half, single, double = b"\xf9\x3c\x00", b"\xfa" + struct.pack(">f", 1.0), b"\xfb" + struct.pack(">d", 1.0)
-    for name, float_ in (("a float in 32 bits", single), ("a float in 64 bits", double), ("infinity", b"\xf9\x7c\x00"), ("NaN", b"\xf9\x7e\x00")):
+    for name, float_ in (
+        ("a float in 32 bits", single),
+        ("a float in 64 bits", double),
+        ("infinity", b"\xf9\x7c\x00"),
+        ("NaN", b"\xf9\x7e\x00"),
+    ):
         yield f"settle: {name}", start + half + float_
     close = {0: 11, 1: 11, 2: START, 3: 8, 4: 8}
     for kind in (14, -1, 255, "11", True):
@@ -291,5 +309,3 @@ def vectors() -> dict[str, Any]:
     """Returns all vectors of leaves."""
     rows = list(valid())
     return {"valid": rows, "invalid": list(invalid(rows))}
-
-

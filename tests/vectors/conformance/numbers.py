@@ -61,7 +61,13 @@ def multipliers() -> Iterator[Row]:
         (10**15, 1, 1e-12),
     ):
         z = schedule.effective_multiplier(sigma, clip, [std])
-        yield {"sigma": sigma, "clip": clip, "effective": {"float": std}, "multiplier": {"float": z}, "loss": {"float": 1.0 / (z * z)}}
+        yield {
+            "sigma": sigma,
+            "clip": clip,
+            "effective": {"float": std},
+            "multiplier": {"float": z},
+            "loss": {"float": 1.0 / (z * z)},
+        }
 
 
 def per_sample() -> Iterator[Row]:
@@ -74,7 +80,12 @@ def per_sample() -> Iterator[Row]:
         variance = schedule.realised_variance(bounds)
         std = schedule.realised_std(variance)
         told = {"variance": str(variance), "recorded": {"float": std * std}}
-        yield {"sigma_and_clip": [list(pair) for pair in bounds], **told, "clip": clip, "loss": {"float": schedule.occurrence_loss(clip, variance)}}
+        yield {
+            "sigma_and_clip": [list(pair) for pair in bounds],
+            **told,
+            "clip": clip,
+            "loss": {"float": schedule.occurrence_loss(clip, variance)},
+        }
 
 
 def turns() -> Iterator[Row]:
@@ -90,7 +101,12 @@ def turns() -> Iterator[Row]:
 
 def permutations() -> Iterator[Row]:
     """Yields the order of the members of a class in a period."""
-    for run_id, place, number, count in ((bytes(16), 0, 0, 5), (bytes(16), 1, 0, 5), (bytes(16), 0, 1, 5), (bytes(range(16)), 2, 70_000, 9)):
+    for run_id, place, number, count in (
+        (bytes(16), 0, 0, 5),
+        (bytes(16), 1, 0, 5),
+        (bytes(16), 0, 1, 5),
+        (bytes(range(16)), 2, 70_000, 9),
+    ):
         found = permutation(run_id, place, number, count)
         yield {"run_id": run_id.hex(), "class": place, "period": number, "members": count, "sorted": found}
 

@@ -1,4 +1,4 @@
-"""Vectors of what is shown of a ledger piece by piece: notes, cosignatures, proof files, memberships, receipts, releases, pins."""
+"""Vectors of what is shown of a ledger piece by piece: notes, cosignatures, proofs, receipts, releases, pins."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -345,7 +345,12 @@ def pins() -> Iterator[Row]:
     """Yields files that a ledger's key signs for its own run, with what they hold."""
     for number, data in enumerate(PINNED):
         payload, message = cbor.decode(data)
-        yield {"name": f"file {number}", "file": data.hex(), "fields": told(cbor.decode(payload)), "kid": parsed_signer(message).hex()}
+        yield {
+            "name": f"file {number}",
+            "file": data.hex(),
+            "fields": told(cbor.decode(payload)),
+            "kid": parsed_signer(message).hex(),
+        }
 
 
 def vectors() -> dict[str, Any]:

@@ -149,19 +149,21 @@ def test_every_attestation_is_judged_as_its_vector_says(tmp_path):
 
 def test_every_policy_registry_and_message_is_judged_as_its_vector_says():
     for row in vectors("documents")["policies"]:
-        payload, message, key = (bytes.fromhex(row[name]) for name in ("payload", "sign1", "key"))
-        answered(row, lambda: verify_policy(payload, message, key))
+        answered(row, verify_policy, *parts(row, "payload", "sign1", "key"))
     for row in vectors("documents")["registries"]:
-        data, key = bytes.fromhex(row["registry"]), bytes.fromhex(row["key"])
-        answered(row, lambda: read_states(data, key, bytes(32)))
+        answered(row, read_states, *parts(row, "registry", "key"), bytes(32))
     for row in vectors("documents")["messages"]:
-        payload, message, key = (bytes.fromhex(row[name]) for name in ("payload", "sign1", "key"))
-        answered(row, lambda: sign1.verify(message, payload, key, typ=sign1.TYP_ATTESTATION))
+        payload, message, key = parts(row, "payload", "sign1", "key")
+        answered(row, sign1.verify, message, payload, key, typ=sign1.TYP_ATTESTATION)
 
 
-def answered(row, call) -> None:
+def parts(row, *names) -> list[bytes]:
+    return [bytes.fromhex(row[name]) for name in names]
+
+
+def answered(row, call, *arguments, **named) -> None:
     try:
-        call()
+        call(*arguments, **named)
     except (AttestError, LedgerError) as error:
         assert (row["answer"], row["code"]) == ("refused", error.code), row["name"]
     else:

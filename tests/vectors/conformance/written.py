@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,9 @@ FileChange = str | dict[str, Any] | None
 
 def changes(files: Files, base: Files) -> dict[str, FileChange]:
     """Returns what has to be done to the files of a base to get others."""
-    told: dict[str, FileChange] = {name: _change(data, base.get(name)) for name, data in files.items() if base.get(name) != data}
+    told: dict[str, FileChange] = {
+        name: _change(data, base.get(name)) for name, data in files.items() if base.get(name) != data
+    }
     told.update((name, None) for name in base if name not in files)
     return dict(sorted(told.items()))
 
@@ -57,11 +58,16 @@ def _change(data: bytes, before: bytes | None) -> FileChange:
     whole = base64.b64encode(data).decode("ascii")
     if before is None:
         return whole
-    start = len(commonprefix([data, before]))
+    start = _alike(data, before)
     tail, old = data[start:], before[start:]
-    end = len(commonprefix([tail[::-1], old[::-1]]))
+    end = _alike(tail[::-1], old[::-1])
     put = base64.b64encode(tail[: len(tail) - end]).decode("ascii")
     return {"at": start, "cut": len(old) - end, "put": put} if len(put) + 40 < len(whole) else whole
+
+
+def _alike(one: bytes, other: bytes) -> int:
+    """Returns with how many equal bytes both begin."""
+    return next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other)))
 
 
 def changed(base: Files, told: dict[str, FileChange]) -> Files:
@@ -130,7 +136,9 @@ class Pieces:
     def without(self, *places: int) -> "Pieces":
         """Leaves out some leaves; those behind move up."""
         kept = [place for place in range(len(self.bodies)) if place not in places]
-        return replace(self._renumbered([self.leaves[place] for place in kept]), entries=[self.entries[place] for place in kept])
+        return replace(
+            self._renumbered([self.leaves[place] for place in kept]), entries=[self.entries[place] for place in kept]
+        )
 
     def inserted(self, seq: int, leaf: Leaf) -> "Pieces":
         """Puts a leaf before another one; those behind move down."""
