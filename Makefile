@@ -81,6 +81,7 @@ gpu: $(STAMP)
 # The gate beside bare signature checks, and signing beside bare signatures; benchmarks must have the machine to themselves.
 bench-gate: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gate $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.opening
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.signing
 
 # Audits of 10^4, 10^5 and 10^6 leaves with their growth, about ten minutes; then appending, windows and opening.

@@ -44,7 +44,7 @@ AHEAD = 6
 """Batches for each worker that may be read before the first of them is answered, so that one slow worker costs no memory."""
 
 PARALLEL_FROM = 2048
-"""Contributions of a corpus from which on workers are started; fewer are judged sooner than a worker starts."""
+"""Signatures to verify from which on workers are started; fewer are verified sooner than a worker starts."""
 
 
 def decide(

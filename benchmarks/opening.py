@@ -55,9 +55,21 @@ def opened(root: Path, *, kept: bool) -> dict[str, float]:
         digests = [hashlib.sha256(example["text"].encode()).digest()[:8] for example in examples]
         return {"x": torch.tensor([list(digest) for digest in digests], dtype=torch.float32) / 256}
 
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    class Model(torch.nn.Module):
+        """Two layers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Returns logits."""
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model.forward = lambda x: model[1](model[0](x))
     start, cpu = time.perf_counter(), time.process_time()
     run = PrivateTraining.open(
         root / "policy.cose", root / "corpus", ledger=root / "ledger.db", kept_reading=kept, progress=False
@@ -65,7 +77,7 @@ def opened(root: Path, *, kept: bool) -> dict[str, float]:
     middle, middle_cpu = time.perf_counter(), time.process_time()
     found = {"open": middle - start, "open_cpu": middle_cpu - cpu, "spared": run.reading.spared if run.reading else 0}
     if kept:
-        run.prepare(model, optimizer, collate, layers=["0"])
+        run.prepare(model, optimizer, collate, layers="layers")
         found |= {"prepare": time.perf_counter() - middle, "prepare_cpu": time.process_time() - middle_cpu}
     run.close()
     return found | {"peak_mib": peak_mib()}

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from attest.admission import Admission
 from attest.corpus import Corpus
@@ -132,7 +132,7 @@ def slots_for(admitted: Iterable[Admitted], schedule: Schedule) -> list[Slot]:
     return slots
 
 
-_bounds = attrgetter(
+BOUNDS: Final = (
     "admissibility_class",
     "clip_norm_micro",
     "noise_multiplier_micro",
@@ -141,7 +141,9 @@ _bounds = attrgetter(
     "max_epsilon_micro",
     "max_delta_pico",
 )
-"""All of a descriptor that `Schedule.resolve` looks at."""
+"""All fields of a descriptor that `Schedule.resolve` looks at."""
+
+_bounds = attrgetter(*BOUNDS)
 
 
 def in_ledger_order(slots: Sequence[Slot], recorded: Sequence[bytes]) -> list[Slot]:

@@ -1,13 +1,18 @@
 """What a pool refuses to hand out, and which keys and draws the streams of an attempt are made of."""
 
+from dataclasses import fields, replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from attest.attestation import Attestation  # noqa: E402
+from attest.descriptor import Terms  # noqa: E402
+from attest.gate import Admission, Admitted  # noqa: E402
 from dptrain import PrivateTraining  # noqa: E402
 from dptrain.errors import ConfigError, ContentChanged, NotPrivateUse, ResumeRefused  # noqa: E402
 from dptrain.noise.keystream import KeyStream  # noqa: E402
-from dptrain.pool import Pool, in_ledger_order  # noqa: E402
+from dptrain.pool import BOUNDS, Pool, in_ledger_order, slots_for  # noqa: E402
 from tests.trainers import Trainer  # noqa: E402
 from tests.worlds import DAY, make_world, token_record  # noqa: E402
 
@@ -146,3 +151,22 @@ def test_a_run_that_is_told_so_verifies_every_signature_and_keeps_nothing(tmp_pa
     private = PrivateTraining.open(world.policy, world.corpus, ledger=world.ledger, kept_reading=False)
     assert private.reading is None and not (tmp_path / "ledger.db.reading").exists()
     private.close()
+
+
+def test_contributions_share_a_resolution_only_where_all_that_is_looked_at_is_the_same(tmp_path) -> None:
+    """A field of signed bounds that is new to descriptors must be looked at, or be named here."""
+    others = {"not_before", "not_after", "corpus", "schema", "purposes", "public_length"}
+    assert {item.name for item in fields(Terms)} == {*BOUNDS, *others}
+    softer = {"noise_multiplier_micro": 3_000_000, "max_occurrences": 3}
+    trainer = Trainer(make_world(tmp_path, per_class=2, steps=2))
+    schedule, slots = trainer.private.schedule, trainer.private.pool.slots
+    assert all(slot.resolution == schedule.resolve(slot.admitted.admission) for slot in slots)
+    assert len({id(slot.resolution) for slot in slots}) == len(schedule.profiles) < len(slots)
+    entry = slots[0].admitted
+    changed = Attestation(b"", bytes(64))
+    other = Admission(changed, entry.admission._passed, entry.admission.holder)
+    other._descriptor = replace(entry.admission.descriptor, **softer)
+    both = slots_for([entry, Admitted(other, entry.locator)], schedule)
+    assert [slot.resolution for slot in both] == [schedule.resolve(entry.admission), schedule.resolve(other)]
+    assert both[0].resolution != both[1].resolution
+    trainer.close()
