@@ -14,6 +14,7 @@ from attest import signed_file
 from attest.attestation import read_sequence
 from attest.descriptor import ContributionDescriptor
 from attest.errors import SignatureRefused
+from attest.files import read_limited
 from attest.registry import Registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli import (
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from ledger.leaves import Header
     from ledger.log import Ledger
     from ledger.replay import Replay
+    from ledger.retention.aggregates import ShownMember
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -237,6 +239,16 @@ def withdraw(
     registry: Annotated[
         Path | None, typer.Option(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry with the signers' keys.")
     ] = None,
+    members: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--member",
+            metavar="PROOF.member",
+            exists=True,
+            dir_okay=False,
+            help="Where ADMIT leaves are gone: what 'ledger prove --kind summary' wrote for a contribution; repeat.",
+        ),
+    ] = None,
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
@@ -259,7 +271,8 @@ def withdraw(
             if known is not None:
                 known.require_names()
             checked = [_check_withdrawal(path, log.header, descriptors, known, now) for path in withdrawals]
-            entered = [_enter(log, found, evidence, now) for found, evidence in checked]
+            shown = {item.member.descriptor_hash: item for item in map(_shown, members or [])}
+            entered = [_enter(log, found, evidence, now, shown.get(found.descriptor_hash)) for found, evidence in checked]
     except LedgerBusy as error:
         raise ConfigError(
             error.code,
@@ -358,8 +371,17 @@ def _audit(
     return hold_against_memory(report, export, remember, vkeys)
 
 
-def _enter(log: "Ledger", found: Withdrawal, evidence: bytes, now: int) -> dict[str, Any]:
-    seq = log.withdraw(found.descriptor_hash, found.reason_code, evidence, now=now)
+def _shown(path: Path) -> "ShownMember":
+    """Reads the member record that a withdrawer brings; the ledger holds it against its summary."""
+    from ledger.proofs.admitted import MAX_ADMITTED_SIZE, parse_admitted
+
+    return parse_admitted(read_limited(path, MAX_ADMITTED_SIZE, "member record")).shown
+
+
+def _enter(
+    log: "Ledger", found: Withdrawal, evidence: bytes, now: int, member: "ShownMember | None" = None
+) -> dict[str, Any]:
+    seq = log.withdraw(found.descriptor_hash, found.reason_code, evidence, now=now, member=member)
     matched = found.descriptor_hash in log.admitted
     return {"descriptor_hash": found.descriptor_hash.hex(), "seq": seq, "matched": matched}
 

@@ -23,7 +23,9 @@ from ledger.storage.place import Place
 if TYPE_CHECKING:
     # Loaded where they are used, as in `dptrain.cli.ledger`: help and completion need none of them.
     from ledger.leaves import Leaf, SpendRow
+    from ledger.log import Ledger
     from ledger.note import Checkpoint, Signature
+    from ledger.proofs.admitted import Admitted
     from ledger.proofs.membership import Membership
     from ledger.proofs.prover import Node
     from ledger.proofs.tlog_proof import ProvenLeaf
@@ -49,6 +51,7 @@ class LeafKind(StrEnum):
     ADMIT = "admit"
     SPEND = "spend"
     WITHDRAW = "withdraw"
+    SUMMARY = "summary"
 
 
 Keys = Annotated[
@@ -80,7 +83,7 @@ class _Found:
     size: int
     checkpoint: bytes
     log_vkey: str
-    member: "Membership | None" = None
+    member: "Membership | Admitted | None" = None
 
 
 def register(app: typer.Typer) -> None:
@@ -100,7 +103,8 @@ def prove(
         LeafKind | None,
         typer.Option(
             help="With --contribution: the last leaf of this kind. spend names nobody: it is the leaf with the last row of the "
-            "contribution's group, and PROOF.member is written too, which shows whose row it is."
+            "contribution's group, and PROOF.member is written too, which shows whose row it is. Nor does summary: it is the "
+            "leaf that speaks for its ADMIT leaf, and PROOF.member shows where and under which terms it was admitted."
         ),
     ] = None,
     receipt: Annotated[
@@ -122,12 +126,14 @@ def prove(
     from ledger.proofs.tlog_proof import verify_proof as verify
     from ledger.trust import auditors_policy
 
-    beside = proof.with_name(proof.name + MEMBER_SUFFIX) if kind is LeafKind.SPEND else None
+    beside = proof.with_name(proof.name + MEMBER_SUFFIX) if kind in (LeafKind.SPEND, LeafKind.SUMMARY) else None
     for path in (proof, receipt, beside):
         if path is not None:
             refuse_to_overwrite(path)
     wanted = _wanted(leaf, contribution, kind)
     place = None if Path(ledger).is_dir() else place_of(ledger, state)
+    if place is None and kind is LeafKind.SUMMARY:
+        raise typer.BadParameter("--kind summary asks for the ledger itself: an export has no members file")
     found = _in_export(Path(ledger), wanted) if place is None else _in_ledger(place, wanted)
     data = make_proof(found.node, found.seq, found.size, found.checkpoint, found.data).to_bytes()
     # What is handed out was verified as its reader will verify it.
@@ -164,7 +170,10 @@ def verify_proof(
     member: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, help="For a SPEND leaf: PROOF.member, which shows whose row it is."
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="For a SPEND or SUMMARY leaf: PROOF.member, which shows whose row it is, or who was admitted.",
         ),
     ] = None,
     now: Now = None,
@@ -196,7 +205,7 @@ def verify_proof(
         return
     _print_leaf(proven.leaf, proven.trusted.checkpoint, proven.trusted.cosigned)
     if told is not None:
-        console().print("in it, of a group with this member:")
+        console().print("in it, of a group or an aggregate with this member:")
         for name, value in told.items():
             console().print(f"  {_in_units(name, value)}")
     for item in proven.trusted.misdated:
@@ -222,10 +231,16 @@ def _receipt(found: _Found, checkpoint: "Checkpoint", key: Ed25519PrivateKey) ->
 
 
 def _told_of_member(path: Path, leaf: "Leaf") -> dict[str, Any]:
-    """The row of a contribution in a SPEND leaf, for reading, once it was verified that it is its own."""
-    from ledger.proofs.membership import MAX_MEMBER_SIZE, parse_membership, verify_membership
+    """What a leaf says of a contribution, for reading, once it was verified that it is of this one."""
+    from ledger.proofs.admitted import HEADER, MAX_ADMITTED_SIZE, parse_admitted, verify_admitted
+    from ledger.proofs.membership import parse_membership, verify_membership
 
-    member = parse_membership(read_limited(path, MAX_MEMBER_SIZE, "membership"))
+    data = read_limited(path, MAX_ADMITTED_SIZE, "membership")
+    if data.startswith(HEADER.encode()):
+        admitted = parse_admitted(data)
+        terms, member_of = verify_admitted(admitted, leaf), admitted.shown.member
+        return {"contribution": member_of.descriptor_hash.hex(), "admitted": member_of.seq, **_fields_of(terms)}
+    member = parse_membership(data)
     row = verify_membership(member, leaf)
     return {"contribution": member.descriptor_hash.hex(), "row": member.row, **_fields_of(row)}
 
@@ -324,6 +339,7 @@ class _Wanted:
     leaf: int | None
     names: Callable[[bytes], bool] = lambda data: False
     spent: bytes | None = None
+    admitted: bytes | None = None
 
 
 def _wanted(leaf: int | None, contribution: str | None, kind: LeafKind | None) -> _Wanted:
@@ -348,6 +364,8 @@ def _wanted(leaf: int | None, contribution: str | None, kind: LeafKind | None) -
         found = decode_leaf(data)
         return getattr(found, "descriptor_hash", None) == hash_ and kind in (None, _kind_of(found))
 
+    if kind is LeafKind.SUMMARY:
+        return _Wanted(None, admitted=hash_)
     return _Wanted(None, spent=hash_) if kind is LeafKind.SPEND else _Wanted(None, matches)
 
 
@@ -390,6 +408,8 @@ def _in_ledger(place: Place, wanted: _Wanted) -> _Found:
         note, keys = log.checkpoint, log.state.keys
         size = keys.open_note(note)[1].size
         vkey = keys.at(size)
+        admitted = None if wanted.admitted is None else _admitted(log, wanted.admitted)
+        leaf = leaf if admitted is None else admitted.leaf
         if leaf is not None and size <= leaf < log.size:
             raise ProofError("NOT_SIGNED", f"the last checkpoint signs {size} leaves, and leaf {leaf} came later; export signs")
         with log.rows() as rows:
@@ -402,7 +422,7 @@ def _in_ledger(place: Place, wanted: _Wanted) -> _Found:
                     found = (row.seq, row.body)
         signed = (tree.node, size, note, vkey)
         if wanted.spent is None:
-            return _checked(_Found(*found, *signed))
+            return _checked(_Found(*found, *signed, admitted))
         pruned = log.pruned()
         with log.rows() as rows:
             under = islice(rows, size)
@@ -410,6 +430,18 @@ def _in_ledger(place: Place, wanted: _Wanted) -> _Found:
             admitted = log.state.contributions
             names = {admitted[name].seq: name for name in log.state.withdrawals if name in admitted}
             return _checked(_Found(*_spent(bodies, wanted.spent, names, signed)))
+
+
+def _admitted(log: "Ledger", name: bytes) -> "Admitted":
+    """Returns what shows that a contribution was admitted, under a SUMMARY leaf."""
+    from ledger.proofs.admitted import prove_admitted
+
+    shown, summarised = log.member(name), log.state.tally.summarised
+    found = next((seq for aggregate, seq in summarised if shown is not None and aggregate.covers(shown.member.seq)), None)
+    if shown is None or found is None:
+        sentence = f"no summary speaks for the admission of {name.hex()}, or nothing beside the ledger says whom it admitted"
+        raise ProofError("NO_LEAF", f"{sentence}; who was handed a member record keeps it")
+    return prove_admitted(found, [aggregate for aggregate, seq in summarised if seq == found], shown)
 
 
 def _checked(found: _Found) -> _Found:

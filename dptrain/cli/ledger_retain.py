@@ -30,6 +30,9 @@ def retain(
     drop_hashes: Annotated[
         bool, typer.Option("--drop-hashes", help="Delete for good the hashes of leaves that were pruned long ago.")
     ] = False,
+    who_stays: Annotated[
+        bool, typer.Option("--who-stays", help="With --prune, of a closed run: also the admissions of those who never left.")
+    ] = False,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,
     state: StateDirectory = None,
@@ -43,6 +46,11 @@ def retain(
     hash stay, and all figures are recomputed from these as before; audits of the ledger say SUMMARISED from then on. No run
     may hold the ledger.
 
+    Once the run is closed, --prune --who-stays lets the admissions of everybody go. Then nothing says any more who was in it:
+    hand contributors their proofs first (`ledger prove --kind spend` and `--kind summary`). LEDGER.db.members, for your eyes
+    alone, still finds whom a withdrawal is of, for as long as you keep it. A later run counts everybody of the class as having
+    spent what the one who spent most did.
+
     Where the policy has a second horizon, `retention_hash_epochs`, --drop-hashes then deletes the hashes of pruned leaves past
     it, but for the roots of the subtrees that they fill. Every root and every proof of a leaf that stays can still be made;
     that a pruned leaf was there is shown by a proof file made earlier, and by nothing else. Model checkpoints beside the ledger
@@ -52,11 +60,13 @@ def retain(
     """
     if prune and drop_hashes:
         raise typer.BadParameter("give --prune or --drop-hashes, not both: bodies go first, and hashes epochs later")
+    if who_stays and not prune:
+        raise typer.BadParameter("--who-stays goes with --prune")
     place = place_of(ledger, state)
     with opened_to_sign(place, ledger_key, passphrase_file) as log:
         doing = "pruning" if prune else "dropping hashes of" if drop_hashes else "summarising"
         with counting(f"{doing} {place.shown}"):
-            gone = log.prune() if prune else None
+            gone = log.prune(who_stays=who_stays) if prune else None
             hashes = log.drop_hashes(keep=_pinned(log, place)) if drop_hashes else None
             summary = None if prune or drop_hashes else _summarise(log)
         told: dict[str, Any] = {

@@ -18,7 +18,7 @@ from ledger.retention.aggregates import Aggregate, Member, ShownMember
 from ledger.retention.horizons import hashes_end, waited
 from ledger.retention.statements import statements, vouched_end, vouchers
 from ledger.storage.appender import Appender
-from ledger.storage.members import MEMBERS, read_members, write_members
+from ledger.storage.members import MEMBERS, Members, read_members, write_members
 from ledger.storage.store import Aggregated
 
 
@@ -161,18 +161,28 @@ class Retaining:
             raise StorageFailed("IO", f"cannot write {path}: {error.strerror or error}; nothing was pruned") from error
 
     def member(self, descriptor_hash: bytes) -> ShownMember | None:
-        """Returns what the members file has of a contribution whose ADMIT leaf is gone; None where it has nothing.
+        """Returns what shows that a contribution is a member of an aggregate, from its leaves or from the members file.
+
+        None where neither has it, or no SUMMARY leaf speaks for its ADMIT leaf yet.
 
         Raises:
             LedgerCorrupt: code MEMBERS, the file cannot be read.
         """
-        place = self._file.store.place
-        if place.beside is None or not any(self._file.replay.register.unnamed):
+        run, place = self._file.replay, self._file.store.place
+        known = run.contributions.get(descriptor_hash)
+        if known is None and not any(run.register.unnamed):
             return None
-        members = read_members(place.side(MEMBERS))
+        members = Members() if place.beside is None else read_members(place.side(MEMBERS))
+        filed = members.of(descriptor_hash)
+        seq = known.seq if known is not None else filed.seq if filed is not None else 0
+        aggregate = run.tally.aggregate_of(seq)
+        if aggregate is None:
+            return None
+        with self._file.store.snapshot() as snapshot:
+            leaves = [decode_leaf(row.body) for row in snapshot.rows() if row.body and aggregate.covers(row.seq)]
+        members = members.joined((Member.of(leaf) for leaf in leaves if isinstance(leaf, Admit)), ())
         member = members.of(descriptor_hash)
-        aggregate = None if member is None else self._file.replay.tally.aggregate_of(member.seq)
-        path = None if member is None or aggregate is None else members.path(member, aggregate)
+        path = None if member is None else members.path(member, aggregate)
         return None if member is None or path is None else ShownMember(member, tuple(path))
 
     def _prunable(self, who_stays: bool) -> int:

@@ -10,7 +10,7 @@ from dptrain.pin import KIND, PIN
 from ledger.handles import Pin
 from ledger.log import Ledger
 from ledger.pinned import sign_pinned
-from tests.ledger.ledger_runs import LOG_KEY, SIGNER, Driver
+from tests.ledger.ledger_runs import LOG_KEY, SIGNER, Driver, descriptor
 from tests.ledger.retained_runs import ANNA, BEN, crowded_and_pruned, grown
 from tests.pins import checkpoint_of
 
@@ -143,3 +143,26 @@ def test_hashes_stay_where_the_policy_says_so(shell, files):
     crowded_and_pruned(files / "ledger.db", files, people=24, retention_hash_epochs=0).ledger.close()
     refused = shell.json(*RETAIN, "--drop-hashes", code=1)["error"]
     assert refused["code"] == "RETENTION" and "kept for ever" in str(refused)
+
+
+def test_who_stayed_goes_from_a_closed_run_and_is_still_shown_and_withdrawn(shell, run):
+    """Proofs are handed out first; what they show is verified after, offline, and a withdrawal brings one."""
+    shell.json(*RETAIN)
+    shell.run("ledger", "export", "ledger.db", "whole")
+    for who in ("anna", "ben"):
+        cosign(shell, "whole", who)
+        shell.run("ledger", "merge", "ledger.db", f"{who}-whole.note")
+    assert "goes with --prune" in shell.run(*RETAIN, "--who-stays", code=2).output
+    assert "RUNNING" in shell.run(*RETAIN, "--prune", "--who-stays", code=1).output
+    with Ledger.open(run / "ledger.db", SIGNER) as ledger:
+        ledger.finish(now=ledger.state.last_time + 1)
+    name = descriptor(1).hex()
+    shell.run("ledger", "prove", "ledger.db", "one.tlog-proof", "--contribution", name, "--kind", "summary")
+    assert shell.json(*RETAIN, "--prune", "--who-stays")["pruned"] == 6
+    verify = ("ledger", "verify-proof", "one.tlog-proof", "--key", SIGNER.vkey, "--member", "one.tlog-proof.member")
+    told = shell.json(*verify)
+    assert told["member"]["contribution"] == name and told["member"]["clip_micro"] == 1_000_000
+    shell.run("ledger", "prove", "ledger.db", "again.tlog-proof", "--contribution", name, "--kind", "summary")
+    assert (run / "again.tlog-proof.member").read_bytes() == (run / "one.tlog-proof.member").read_bytes()
+    (run / "ledger.db.members").unlink()
+    shell.run("ledger", "prove", "ledger.db", "no.tlog-proof", "--contribution", name, "--kind", "summary", code=1)
