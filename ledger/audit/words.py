@@ -60,6 +60,11 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "a leaf set the ledger's clock back, so its times are not the order of what happened",
         "ask the operator why; the note names the leaf",
     ),
+    "CODE_BESIDE": Word(
+        "files beside the weights can carry code for a loader to run, or name such code: what it makes of the weights has no "
+        "epsilon",
+        "read the files that the check names, or load the weights without running anything",
+    ),
     "EARLIER_APART": Word(
         "earlier runs share contributions and do not count each other: limits over runs hold only if neither was chosen by "
         "looking at the other's model",
@@ -131,7 +136,8 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "ask the trainer for a run whose probes reach these tensors",
     ),
     "WEIGHTS_NOT_TIED": Word(
-        "not every tensor of the files is shown to be, bit for bit, one that the run committed to: others have no epsilon",
+        "a loader of these files is not shown to get every trained tensor of the run, bit for bit, and none in its place: "
+        "others have no epsilon",
         "ask for the files as the run saved them",
     ),
     "WITHDRAWAL_UNENTERED": Word(
