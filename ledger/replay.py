@@ -75,6 +75,7 @@ class Replay:
         passing: of these hashes those whose only WITHDRAW leaf has a reason of `attest.withdrawal.PASSING`: a later run may
             admit such a contribution again, until somebody signs its withdrawal.
         charged_steps: the farthest step that was charged.
+        draws: number of DRAW leaves.
         closed: whether CLOSE has been seen.
         plans: what contributions could spend over its whole horizon, and their limits over all runs.
         tally: the summaries, and what the next one must say.
@@ -99,7 +100,7 @@ class Replay:
         self.open_window: Charge | None = None
         self.unsettled: list[Charge] = []
         self.epochs: list[Epoch] = []
-        self.spends = self._drawn_to = 0
+        self.spends = self.draws = self._drawn_to = 0
         self.register = Register(header.policy.classes, occurrences_public=header.occurrences_public)
         self.withdrawals: dict[bytes, int] = {}
         self.passing: set[bytes] = set()
@@ -288,6 +289,7 @@ class Replay:
             if window is None:
                 return
         self._drawn_to = leaf.step
+        self.draws += 1
         self._drawn_steps.take(self.size, leaf.step)
         try:
             drawn = self.register.numbered(leaf.drawn)

@@ -152,6 +152,7 @@ def _remark_noise(run: Replay, remarks: Remarks) -> None:
     header, policy = run.header, run.header.policy
     if header.occurrences_public:
         remarks.note("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
+        _remark_draws(run, remarks)
     if policy.sampling_order != POISSON:
         remarks.note(
             f"contributions take turns in {policy.sampling_order} order, once in each period of 1/q steps: every recorded draw "
@@ -173,6 +174,21 @@ def _remark_noise(run: Replay, remarks: Remarks) -> None:
                 f"class {rule.name} is public: its contributions are neither clipped nor noised and no epsilon is claimed for "
                 f"them; {alone} blocks that it may touch carry no noise, since no private class may touch them"
             )
+
+
+def _remark_draws(run: Replay, remarks: Remarks) -> None:
+    """Says what of public draws is the trainer's record alone: who was drawn at random, and steps of which nobody is recorded.
+
+    Under a signed order those due are derived, and a DRAW leaf with others is a finding; a charged step without any is none,
+    since a run that was interrupted leaves such steps behind.
+    """
+    if run.header.policy.sampling_order == POISSON:
+        remarks.qualify("DRAWS_TOLD")
+    missing = run.charged - run.draws
+    if missing:
+        steps = "1 charged step has" if missing == 1 else f"{missing} charged steps have"
+        told = "were they run, whoever took part has an occurrence that no epsilon counts"
+        remarks.qualify("DRAWS_TOLD", f"{steps} no DRAW leaf, as after an interruption: {told}")
 
 
 def charged_noise_phases(run: Replay) -> tuple[tuple[int, float, int], ...]:

@@ -65,6 +65,11 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "epsilon",
         "read the files that the check names, or load the weights without running anything",
     ),
+    "DRAWS_TOLD": Word(
+        "who took part in which step is the trainer's record, which no contributor signs and no order decides: an occurrence "
+        "that was left out of it is in no epsilon, and where noise follows the draw, one that was put in lowers everybody's",
+        "decide whether you trust the trainer's record, or ask the owner for a policy with a signed order of turns",
+    ),
     "EARLIER_APART": Word(
         "earlier runs share contributions and do not count each other: limits over runs hold only if neither was chosen by "
         "looking at the other's model",
