@@ -21,6 +21,7 @@ from ledger.leaves import (
     Header,
     Key,
     Leaf,
+    Registry,
     Release,
     Resume,
     Settle,
@@ -82,6 +83,8 @@ class Replay:
         keys: the keys of the ledger's signer.
         isolation: how statement A stands, as the trainer recorded it.
         releases: the RELEASE leaves.
+        registry_roots: the states of the contributor registry by which the run went: that of the header, then those of REGISTRY
+            leaves; the last one is in force.
     """
 
     def __init__(self, header: Header, root_at: Callable[[int], bytes], *, recompute: bool = True) -> None:
@@ -106,6 +109,7 @@ class Replay:
         self.passing: set[bytes] = set()
         self.closed = self._attempt_ended = False
         self.keys, self.releases = KeyChain(header), Releases(root_at)
+        self.registry_roots: list[bytes] = [header.registry_root]
         self.expenditure, self.plans = Expenditure(header), Plans(header)
         self.order, self.tally, self.isolation = OrderWatch(header), Tally(header), Isolation(header)
         self._least = Expenditure(header, "pld") if header.accountant.name == "prv" else self.expenditure
@@ -216,6 +220,8 @@ class Replay:
                 yield from self.releases.take(leaf, self)
             case Header():
                 yield LeafRefused("KIND", "a second header")
+            case Registry():
+                yield from self._registry(leaf)
             case Clock():
                 pass  # the timeline took it
 
@@ -234,6 +240,14 @@ class Replay:
             return
         yield from self.order.admit()
         self.register.admit(leaf, place, Moment(len(self.windows), self.attempt, self.charged_phases))
+
+    def _registry(self, leaf: Registry) -> Problems:
+        if leaf.before != self.registry_roots[-1]:
+            told = f"the run went by the registry root {self.registry_roots[-1].hex()}, the leaf says {leaf.before.hex()}"
+            yield LeafRefused("REGISTRY", told)
+        if leaf.after in self.registry_roots:
+            yield LeafRefused("REGISTRY", f"the run went by the registry root {leaf.after.hex()} before; a registry only grows")
+        self.registry_roots.append(leaf.after)
 
     def _charge(self, leaf: Charge) -> Problems:
         if leaf.window != len(self.windows) + 1:

@@ -76,6 +76,10 @@ def remark_run(run: Replay, remarks: Remarks) -> None:
         remarks.qualify("OPEN")
     for sentence in clock_set_back(run):
         remarks.qualify("CLOCK_SET", sentence)
+    later = len(run.registry_roots) - 1
+    if later:
+        told = f"the run took in {later} later states of the contributor registry, and went by each from its REGISTRY leaf on"
+        remarks.note(told)
     _remark_counting(run, remarks)
     _remark_blocks(run.header, remarks)
     _remark_forward(run, remarks)

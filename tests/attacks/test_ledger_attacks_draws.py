@@ -184,7 +184,7 @@ LIES: list[tuple[Callable[[], Drawn], Callable[[Drawn], None], str, str]] = [
     (Drawn.in_turns, cap_raised, "FAILED", "QUOTED"),
     (Drawn.in_turns, turns_ended_as_expired, "FAILED", "NOT_EXPIRED"),
     (Drawn.in_turns, turns_ended_by_an_invented_withdrawal, "FULL", "WITHDRAWALS_TOLD"),
-    (Drawn.in_turns, turns_ended_by_a_key_that_nobody_revoked, "FULL", "WITHDRAWALS_TOLD"),
+    (Drawn.in_turns, turns_ended_by_a_key_that_nobody_revoked, "FAILED", "NOT_BARRED"),
     (Drawn.in_turns, window_charged_and_never_drawn, "FULL", "DRAWS_TOLD"),
     (Drawn.at_random, window_charged_and_never_drawn, "FULL", "DRAWS_TOLD"),
     (Drawn.at_random, occurrence_left_out, "FULL", "DRAWS_TOLD"),
