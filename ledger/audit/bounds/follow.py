@@ -77,6 +77,7 @@ class Bounds:
             if gone:
                 self._gone += 1
                 self._stray(seq)
+                self._commits_once(seq, leaf)
             else:
                 number = self._admit(seq, leaf)
             contribution = run.contributions.get(leaf.descriptor_hash)
@@ -136,10 +137,7 @@ class Bounds:
         """Holds an ADMIT leaf against its attestation; returns the number of its terms if they are known."""
         self.admits += 1
         where = f"seq {seq}"
-        earlier = self._anchors.setdefault(leaf.anchor, seq)
-        if earlier is not None:
-            told = f"the content was admitted already, by leaf {earlier}: both commit to {leaf.anchor.hex()}"
-            self._fault("DUPLICATE_CONTENT", where, told)
+        self._commits_once(seq, leaf)
         entry = self._shown.entry(seq, admit=True)
         if not entry:
             if entry is not None and self._export.attested:
@@ -161,6 +159,13 @@ class Bounds:
             self._fault(wrong[0], where, wrong[1])
         self._count(agreed, where)
         return number
+
+    def _commits_once(self, seq: int, leaf: Admit) -> None:
+        """Finds a content that is committed to twice; of a pruned leaf as far as what stands in for it has the commitment."""
+        earlier = self._anchors.setdefault(leaf.anchor, seq) if any(leaf.anchor) else None
+        if earlier is not None:
+            told = f"the content was admitted already, by leaf {earlier}: both commit to {leaf.anchor.hex()}"
+            self._fault("DUPLICATE_CONTENT", f"seq {seq}", told)
 
     def _once(self, seq: int, leaf: Admit) -> None:
         """Finds an attestation that is quoted twice; where it is shown, that of another descriptor has another hash."""
