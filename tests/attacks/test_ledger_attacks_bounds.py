@@ -665,20 +665,22 @@ def test_a_registry_that_an_auditor_brings_extends_the_one_in_the_export(tmp_pat
 
 def test_a_key_that_was_revoked_while_contributions_stayed_in_the_pool_is_a_qualifier(tmp_path):
     told = Told.honest()
-    later(told, lambda log: log.revoke("alice", at=START + 6, now=START + 6), since=True)
+    made = later(told, lambda log: log.revoke("alice", at=START + 6, now=START + 6), since=True)
     report = audit(told.export(tmp_path / "stayed"))
     assert report.verdict == "FULL" and "KEY_REVOKED" in report.qualifiers
     (note,) = (note for note in report.notes if "revoked" in note)
     assert note.startswith("1 windows were charged with contributions in the pool (2 at most)")
 
     def life(driver) -> None:
+        driver.ledger.take_registry(load(made, OWNER_KEY).root(), now=driver.tick())
         for spec in told.specs:
             if spec.key_id == key_id(public_bytes(CONTRIBUTORS["alice"])):
                 driver.ledger.withdraw(spec.descriptor_hash, "key-revoked", bytes(32), now=driver.tick())
         two_windows(driver)
 
     told.life = life
-    assert "KEY_REVOKED" not in audit(told.export(tmp_path / "left")).qualifiers
+    report = audit(told.export(tmp_path / "left"))
+    assert report.verdict == "FULL" and "KEY_REVOKED" not in report.qualifiers, report.findings
 
 
 @pytest.mark.parametrize("since", [START + 6, START + 1_000])

@@ -1,6 +1,6 @@
 """Contributions of several runs that do not fit each other: one content twice, and one descriptor that says two things.
 
-The liar signs both ledgers. What a run carries it carries by descriptor hash, so a content under another hash begins at nothing.
+The liar signs both ledgers. What a run carries it carries by descriptor hash: a content under another hash begins at nothing.
 """
 
 from dataclasses import replace
@@ -22,8 +22,8 @@ def two_runs(base: Path, spec: AdmitSpec, *, cited: bool = True) -> list[str]:
     if not cited:
         return codes(finished(base, "two", SECOND, spec, streams=10), first)
     registry = counting(first)
-    carried = carrying(registry).carried_micro
-    return codes(finished(base, "two", SECOND, replace(spec, carried_micro=carried), streams=10, previous=registry.previous), first)
+    spec = replace(spec, carried_micro=carrying(registry).carried_micro)
+    return codes(finished(base, "two", SECOND, spec, streams=10, previous=registry.previous), first)
 
 
 def test_the_same_contribution_in_two_runs_is_in_order(tmp_path):
