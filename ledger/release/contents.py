@@ -12,6 +12,7 @@ import io
 import json
 import pickletools
 import re
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -58,6 +59,9 @@ LOOKED: Final = 1 << 26
 MAX_NAMES: Final = 10_000
 """Names that are kept of one file."""
 
+MAX_PARSED: Final = 1 << 24
+"""Bytes of an index of shards, or of a sentencepiece model: these are parsed, which takes memory."""
+
 _OPCODES: Final = 1 << 16
 _TAIL: Final = 65_557  # the longest end of a zip file: 22 bytes and a comment of 65 535
 _CONTROLS: Final = bytes(set(range(32)) - {9, 10, 12, 13}) + b"\x7f"
@@ -74,7 +78,8 @@ _ARCHIVES: Final = (b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"BZh", b"\xfd7zX
 _WEIGHTS: Final = (b"GGUF", b"ggml", b"ggjt", b"\x89HDF\r\n\x1a\n", b"\x93NUMPY")
 _PICTURES: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"%PDF-")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]* [A-Za-z_][A-Za-z0-9_.]*")
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"(\s*:)?', re.DOTALL)
+# Possessive, and to the end of the bytes where a string has none: whoever made a file cannot make a look at it take longer.
+_STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"(\s*+:)?|\\?\Z)', re.DOTALL)
 
 
 class Looker:
@@ -176,21 +181,23 @@ def is_pickle(head: bytes, *, whole: bool) -> bool:
 
 def is_pieces(data: bytes) -> bool:
     """Returns whether bytes are a sentencepiece ModelProto to the last one: pieces with scores, settings, and nothing else."""
-    fields = _fields(data)
-    if fields is None or not any(number == 1 for number, _, _ in fields):
-        return False
-    for number, wire, value in fields:
-        if wire != 2 or not 1 <= number <= 5:
-            return False
-        if number == 1:
-            inner = _fields(value)
-            if inner is None or any((part[0], part[1]) not in ((1, 2), (2, 5), (3, 0)) for part in inner):
+    pieces = 0
+    try:
+        for number, wire, value in _fields(data[: MAX_PARSED + 1]):
+            if wire != 2 or not 1 <= number <= 5:
                 return False
-    return True
+            pieces += number == 1
+            if number == 1 and any((part[0], part[1]) not in ((1, 2), (2, 5), (3, 0)) for part in _fields(value)):
+                return False
+    except ValueError:
+        return False
+    return pieces > 0 and len(data) <= MAX_PARSED
 
 
 def shards_of(data: bytes) -> tuple[str, ...] | None:
     """Returns the files that an index of shards names, in order; None where it is none that a loader reads in one way."""
+    if len(data) > MAX_PARSED:
+        return None
     try:
         value = json.loads(data, object_pairs_hook=_unique)
         names = sorted(set(value["weight_map"].values()))
@@ -204,20 +211,20 @@ def _keys(data: bytes) -> set[str]:
     """The keys of a JSON document that matter here, at any depth, however they are spelled."""
     found = set()
     for match in _STRING.finditer(data):
-        if match[1] is None:
+        if match[2] is None:
             continue
-        text = match[0][: -len(match[1])]
-        if b"\\" in text or text[1:-1].decode("utf-8", "replace") in (*_NAMING, "chat_template"):
+        text = match[1]
+        if b"\\" in text or text.decode("utf-8", "replace") in (*_NAMING, "chat_template"):
             try:
-                found.add(json.loads(text))
+                found.add(json.loads(b'"' + text + b'"'))
             except ValueError:
                 continue
     return found
 
 
-def _fields(data: bytes) -> list[tuple[int, int, bytes]] | None:
-    """The fields of a protobuf message, as number, wire type and bytes; None where it is none."""
-    found, at = [], 0
+def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yields the fields of a protobuf message, as number, wire type and bytes; raises ValueError where it is none."""
+    at = 0
     while at < len(data):
         tag, at = _varint(data, at)
         number, wire = tag >> 3, tag & 7
@@ -230,9 +237,8 @@ def _fields(data: bytes) -> list[tuple[int, int, bytes]] | None:
         else:
             at += {1: 8, 5: 4}.get(wire, len(data) + 1)
         if at > len(data) or not number:
-            return None
-        found.append((number, wire, data[start:at]))
-    return found
+            raise ValueError("no protobuf message")
+        yield number, wire, data[start:at]
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import json
 import pickle
 import struct
 import tarfile
+import time
 import zipfile
 import zlib
 from dataclasses import replace
@@ -244,6 +245,28 @@ def test_E4_a_manifest_that_calls_a_pickle_text_is_refused_by_who_looks_at_the_f
     report = check_release(directory, KEYS)
     assert [(item.code, item.where) for item in report.findings] == [("CHANGED_FILE", "weights.txt")]
     assert report.verdict == "FAILED" and "the manifest says text" in report.findings[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.json", b'"' + b'\\"' * 2_000_000),
+        ("a.json", b'"' + b'\\"' * 2_000_000 + b"\\"),
+        ("a.json", b'"" ' * 1_500_000),
+        ("a.json", b"[" * 4_000_000),
+        ("a.index.json", b"[" * 4_000_000),
+        ("a.model", b"\x12\x00" * 2_000_000),
+        ("a.model", b"\x0a\x82\xea\x30" + b"\x18\x01" * 400_001),
+        ("a.txt", b"(" * 4_000_000),
+        ("a.txt", b"I" + b"9" * 4_000_000),
+        ("a.txt", b"\x80"),
+    ],
+)
+def test_no_file_makes_a_look_at_it_take_more_than_its_share_of_time(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    began = time.process_time()
+    assert digested(tmp_path, name).form in FORMS
+    assert time.process_time() - began < 5
 
 
 def test_every_form_has_its_words_and_weights_and_unknown_are_never_harmless():
