@@ -110,6 +110,7 @@ class Replay:
         self.closed = self._attempt_ended = False
         self.keys, self.releases = KeyChain(header), Releases(root_at)
         self.registry_roots: list[bytes] = [header.registry_root]
+        self._went_by = {header.registry_root}
         self.expenditure, self.plans = Expenditure(header), Plans(header)
         self.order, self.tally, self.isolation = OrderWatch(header), Tally(header), Isolation(header)
         self._least = Expenditure(header, "pld") if header.accountant.name == "prv" else self.expenditure
@@ -245,9 +246,10 @@ class Replay:
         if leaf.before != self.registry_roots[-1]:
             told = f"the run went by the registry root {self.registry_roots[-1].hex()}, the leaf says {leaf.before.hex()}"
             yield LeafRefused("REGISTRY", told)
-        if leaf.after in self.registry_roots:
+        if leaf.after in self._went_by:
             yield LeafRefused("REGISTRY", f"the run went by the registry root {leaf.after.hex()} before; a registry only grows")
         self.registry_roots.append(leaf.after)
+        self._went_by.add(leaf.after)
 
     def _charge(self, leaf: Charge) -> Problems:
         if leaf.window != len(self.windows) + 1:

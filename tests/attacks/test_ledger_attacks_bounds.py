@@ -27,7 +27,7 @@ from ledger.audit import AuditReport, verify_export
 from ledger.audit.bounds import follow, shown
 from ledger.audit.bounds.agreed import Agreed
 from ledger.audit.files import Export
-from ledger.audit.registered import registered
+from ledger.audit.registered import Known, registered
 from tests.attacks.scene import compress
 from tests.ledger.attested import (
     CLASSES,
@@ -629,7 +629,7 @@ def test_an_unsound_key_that_the_owner_enrolled_signs_nothing(tmp_path):
 def test_of_two_keys_with_one_id_that_one_counts_under_which_the_attestation_verifies(tmp_path):
     """Whoever makes two keys of one id gains nothing by it."""
     header = attested_header().header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
-    known = registered(header, *_shown_registry(tmp_path))
+    known = Known.of(registered(header, *_shown_registry(tmp_path)).admitted)
     (bob,), (alice,) = (known.by_key[key_id(public_bytes(CONTRIBUTORS[name]))] for name in ("bob", "alice"))
     told = Told.honest()
     leaf, (terms, signature) = told.specs[0], told.shown[0]
