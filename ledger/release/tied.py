@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from ledger.release.contents import CODE_FORMS, HARMLESS, INDEX, TEMPLATE
 from ledger.release.files import Digested
@@ -174,7 +174,7 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
         commitment: the tensors of the epoch, whose digest the caller has compared with the EPOCH leaf.
         files: the files of the release, digested.
     """
-    beside = {
+    beside: dict[str, Any] = {
         "opaque": tuple(file.path for file in files if file.tensors is None and not _is_companion(file)),
         "astray": tuple(file.path for file in files if file.form == INDEX and not _leads_here(file, files)),
         "code": tuple(file.path for file in files if file.form in CODE_FORMS),

@@ -272,10 +272,10 @@ LEAVES: dict[str, tuple[Callable[[list[Leaf]], Sequence[Leaf]], str]] = {
     "an admission left out": (left_out(Admit, 0), "CHARGE_CLASS"),
     "a withdrawal left out": (left_out(Withdraw, 0), "CHARGE_CLASS"),
     "rows of an epoch left out": (left_out(Spend, 0), "EPOCH_ORDER"),
-    "an epoch left out": (left_out(Epoch, 0), ""),
-    "fewer steps charged": (changed(Charge, 0, said(n_steps=3)), ""),
+    "an epoch left out": (left_out(Epoch, 0), "EPOCH"),
+    "fewer steps charged": (changed(Charge, 0, said(n_steps=3)), "TILE"),
     "steps charged that were skipped": (changed(Charge, 1, said(first_step=6)), "TILE"),
-    "a smaller sampling rate": (changed(Charge, 0, first_row(q_denominator=100)), "CHARGE_CLASS"),
+    "a smaller sampling rate": (changed(Charge, 0, first_row(q_den=100)), "CHARGE_CLASS"),
     "more noise charged": (changed(Charge, 0, first_row(sigma_micro=2_000_000)), "CHARGE_CLASS"),
     "a smaller pool": (changed(Charge, 0, first_row(pool_count=1)), "CHARGE_CLASS"),
     "another pool": (changed(Charge, 0, first_row(pool_root=bytes(32))), "CHARGE_CLASS"),
@@ -292,11 +292,11 @@ LEAVES: dict[str, tuple[Callable[[list[Leaf]], Sequence[Leaf]], str]] = {
     "frozen parameters that changed": (changed(Epoch, 1, said(frozen_digest=bytes(32))), "FROZEN"),
     "isolation that is taken back": (changed(Epoch, 0, said(isolation="an optimizer")), "ISOLATION"),
     "a close after fewer steps": (changed(Close, 0, said(charged=4)), "CLOSE"),
-    "a charge that stands twice": (repeated(Charge), ""),
+    "a charge that stands twice": (repeated(Charge), "NOISE_REUSED"),
     "an admission that stands twice": (repeated(Admit), "REPLAYED"),
     "a time that runs back": (dated(-1_000), "CLOCK"),
     "a time of the next century": (dated(CENTURY), "CLOCK"),
-    "a withdrawal of another leaf": (changed(Withdraw, 0, said(admit_seq=1)), ""),
+    "a withdrawal of another leaf": (changed(Withdraw, 0, said(admit_seq=1)), "WITHDRAW"),
 }
 
 
@@ -389,7 +389,7 @@ PRUNED = [
     Lie("pruned", "honest, pruned", partial(_of_pruned, as_it_is), "SUMMARISED", "PRUNED"),
     Lie("pruned", "attestations left out", partial(_of_pruned, attestations_left_out), "TOLD", "PRUNED"),
     Lie("pruned", "registry left out", partial(_of_pruned, registry_left_out), "TOLD", "PRUNED"),
-    Lie("pruned", "nobody vouches", partial(_of_pruned, nobody_vouches), "FAILED"),
+    Lie("pruned", "nobody vouches", partial(_of_pruned, nobody_vouches), "FAILED", "UNVOUCHED"),
     Lie("pruned", "a byte of a stand-in", partial(_of_pruned, a_byte_of_a_stand_in), "FAILED"),
     Lie("summaries", "honest", partial(_of_summary, None), "FULL"),
     *(Lie("summaries", name.replace("_", " "), partial(_of_summary, name), "FAILED", "SUMMARY") for name in retention.FORGED),
@@ -437,7 +437,7 @@ RUNS = [
         ("less carried", "FAILED", "CARRIED"),
         ("the content under another descriptor", "FAILED", "EARLIER_ANCHOR"),
         ("noise used again", "FAILED", "NOISE_REUSED"),
-        ("cited before its end", "FAILED", ""),
+        ("cited before its end", "FAILED", "EARLIER_FORKED"),
     )
 ]
 
