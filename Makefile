@@ -20,7 +20,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types bench bench-scaling bench-start bench-gate bench-ledger gpu fuzz faults mutations mutants interop zoo man clean
+.PHONY: help install demo test slow lint types bench bench-scaling bench-start bench-gate bench-ledger gpu fuzz faults lies mutations mutants interop zoo man clean
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
@@ -31,6 +31,7 @@ help:
 	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
 	@echo "make faults  fail and kill every system call of a ledger's writers, and lose power after each"
 	@echo "make zoo     hundreds of model families through the start of a run, held to what is expected of each"
+	@echo "make lies    tell every lie that the log's key can sign, and print the verdict that each gets"
 	@echo "make mutants   break every promise of the private step once, and demand that the test named for it fails"
 	@echo "make mutations   judge a million mutations of valid attestations; make interop: against cwt, pycose, Node, Go and others"
 
@@ -102,6 +103,9 @@ faults: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -s -m "slow or not slow" tests/fault/test_syscall_faults.py \
 		tests/fault/test_prune_faults.py tests/fault/test_power_loss.py tests/fault/test_postgres_faults.py \
 		tests/fault/test_server_silence.py $(ARGS)
+
+lies: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "slow or not slow" tests/attacks -k lies $(ARGS)
 
 mutations: $(STAMP)
 	$(BIN)/python -m tests.attacks.mutations --count 1000000 --seed $(SEED)

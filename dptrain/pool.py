@@ -164,7 +164,7 @@ def in_ledger_order(slots: Sequence[Slot], recorded: Sequence[bytes]) -> list[Sl
 
 
 def settle_pool(pool: Pool, registry: "RegistryWatch", inbox: "Inbox", recorder: "Recorder", now: int) -> None:
-    """Records, before a charge, what was withdrawn, has expired, or lost the support of the registry.
+    """Records, before a charge, a later registry, and what was withdrawn, has expired, or lost the support of the registry.
 
     Raises:
         LeafRefused: code CLOCK_JUMP, the clock ran so far ahead since the last leaf that it may be wrong: what a false clock
@@ -175,11 +175,12 @@ def settle_pool(pool: Pool, registry: "RegistryWatch", inbox: "Inbox", recorder:
     recorder.require_clock(now)
     registry.refresh(now)
     known = registry.current
+    recorder.take_registry(known.root(), now)
     inbox.take(pool.descriptors, known, lambda *what: recorder.withdraw(*what, now=now), now)
     # Where the clock stepped back the charge is dated as the last leaf: nothing may have ended by then.
     charged_at = max(now, recorder.ledger.state.last_time)
     recorder.expire(pool.expired(charged_at), now)
-    recorder.bar(registry.barred(pool.admissions, now), known.root(), now)
+    recorder.bar(registry.barred(pool.admissions, charged_at), known.root(), now)
     gone = recorder.withdrawn()
     early = [admission for admission in pool.not_yet_valid(charged_at) if admission.descriptor_hash not in gone]
     if early:

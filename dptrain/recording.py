@@ -273,6 +273,10 @@ class Recorder:
         """Withdraws contributions whose validity has ended, with the attestation that says so as evidence."""
         self.ledger.withdraw_all(((a.descriptor_hash, EXPIRED, a.attestation_hash) for a in admissions), now=now)
 
+    def take_registry(self, root: bytes, now: int) -> None:
+        """Records that the run goes by another state of the registry from here on, if it does."""
+        self.ledger.take_registry(root, now=now)
+
     def bar(self, found: Iterable[tuple[Admission, str]], registry_root: bytes, now: int) -> None:
         """Withdraws contributions that the registry no longer supports, with its root as evidence."""
         self.ledger.withdraw_all(((a.descriptor_hash, reason, registry_root) for a, reason in found), now=now)

@@ -48,9 +48,9 @@ def registry_of_run(place: Place) -> Path | None:
 
 
 def cited_roots(ledger: "Ledger") -> list[bytes]:
-    """Returns the registry roots that a ledger cites: the header's first, then the evidence of withdrawals."""
+    """Returns the registry roots that a ledger cites: the header's first, then its REGISTRY leaves', then those of evidence."""
     cited = [leaf.evidence_hash for leaf in ledger.withdrawal_leaves() if leaf.reason in REGISTRY_REASONS]
-    return [ledger.header.registry_root, *dict.fromkeys(cited)]
+    return list(dict.fromkeys((*ledger.state.registry_roots, *cited)))
 
 
 class RegistryWatch:

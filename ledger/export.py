@@ -56,14 +56,15 @@ class Pruned:
             yield row.body or stand_ins.at(row.seq) or b""
 
 
-def read_registry(header: Header, path: Path) -> bytes:
+def read_registry(header: Header, path: Path, roots: Iterable[bytes] = ()) -> bytes:
     """Reads the contributor registry of a run, to go into its export.
 
-    Guarantee: the owner whose key the header has signed every entry, and the state under which the run admitted is among them.
+    Guarantee: the owner whose key the header has signed every entry, and every state by which the run went is among them.
 
     Args:
         header: leaf 0 of the run.
         path: the registry file; the names beside it are not read.
+        roots: of the later states that the run took in.
 
     Raises:
         ExportRefused: code REGISTRY.
@@ -73,13 +74,13 @@ def read_registry(header: Header, path: Path) -> bytes:
     except FileRefused as error:
         raise ExportRefused("REGISTRY", f"{error.sentence}; name the registry under which the run admitted") from error
     try:
-        roots = RegistryReader(path, header.owner_key).advance(data).roots
+        found = RegistryReader(path, header.owner_key).advance(data).roots
     except AttestError as error:
         sentence = f"{path} does not verify under the owner's key in the header: {error.sentence}"
         raise ExportRefused("REGISTRY", f"{sentence}; name the registry under which the run admitted") from error
-    if header.registry_root not in roots:
-        wanted = header.registry_root.hex()
-        sentence = f"{path} has the root {roots[-1].hex()} and no state {wanted}, under which the run admitted"
+    missing = [root.hex() for root in (header.registry_root, *roots) if root not in found]
+    if missing:
+        sentence = f"{path} has the root {found[-1].hex()} and no state {missing[0]}, by which the run went"
         raise ExportRefused("REGISTRY", f"{sentence}: it is another registry, or was cut back; get the latest from its owner")
     return data
 

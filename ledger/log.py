@@ -32,6 +32,7 @@ from ledger.leaves import (
     Epoch,
     Header,
     HeaderSpec,
+    Registry,
     Resume,
     Settle,
     Withdraw,
@@ -370,6 +371,30 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
                     admit_seq, told = shown.member.seq, (shown.member.content_anchor, *shown.path)
                 self._file.stage(Withdraw(seq, time, descriptor_hash, admit_seq, reason, evidence_hash, told))
 
+    def take_registry(self, root: bytes, *, now: int) -> bool:
+        """Records that the run goes by a later state of the contributor registry from here on.
+
+        Guarantee: when this returns, the REGISTRY leaf is durable, before whatever the run does by that state. Whether the
+            state extends the one before is for the caller to know, who read the registry, and for auditors, who have it.
+
+        Args:
+            root: of the state; nothing is written for that which is in force.
+            now: POSIX seconds.
+
+        Returns:
+            Whether a leaf was written.
+
+        Raises:
+            LeafRefused: code REGISTRY, the run went by this state before a later one; CLOSED, the run is over.
+            LedgerClosed, LedgerBusy, StorageFailed: as for appending.
+        """
+        known = self.state.registry_roots[-1]
+        if root == known:
+            return False
+        with self._file.appending(now) as time:
+            self._file.stage(Registry(self.size, time, known, root))
+        return True
+
     def close_epoch(
         self, step: int, model_digest: bytes, *, isolation: str, now: int, frozen_digest: bytes | None = None
     ) -> bytes:
@@ -494,7 +519,7 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
             LedgerCorrupt, StorageFailed: as `write_export`.
         """
         self.require_in_place()
-        known = None if registry is None else read_registry(self.header, Path(registry))
+        known = None if registry is None else read_registry(self.header, Path(registry), self.state.registry_roots)
         if self.size not in self._file.checkpoints:
             if self._file.signer is None:
                 raise ExportRefused("UNSIGNED", "leaves follow the last checkpoint; open the ledger with its key")

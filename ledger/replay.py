@@ -22,6 +22,7 @@ from ledger.leaves import (
     Header,
     Key,
     Leaf,
+    Registry,
     Release,
     Resume,
     Settle,
@@ -78,12 +79,15 @@ class Replay:
         passing: of these hashes those whose only WITHDRAW leaf has a reason of `attest.withdrawal.PASSING`: a later run may
             admit such a contribution again, until somebody signs its withdrawal.
         charged_steps: the farthest step that was charged.
+        draws: number of DRAW leaves.
         closed: whether CLOSE has been seen.
         plans: what contributions could spend over its whole horizon, and their limits over all runs.
         tally: the summaries, and what the next one must say.
         keys: the keys of the ledger's signer.
         isolation: how statement A stands, as the trainer recorded it.
         releases: the RELEASE leaves.
+        registry_roots: the states of the contributor registry by which the run went: that of the header, then those of REGISTRY
+            leaves; the last one is in force.
     """
 
     def __init__(self, header: Header, root_at: Callable[[int], bytes], *, recompute: bool = True) -> None:
@@ -102,13 +106,15 @@ class Replay:
         self.open_window: Charge | None = None
         self.unsettled: list[Charge] = []
         self.epochs: list[Epoch] = []
-        self.spends = self._drawn_to = 0
+        self.spends = self.draws = self._drawn_to = 0
         self.register = Register(header.policy.classes, occurrences_public=header.occurrences_public)
         self.withdrawals: dict[bytes, int] = {}
         self.shown_members: set[int] = set()
         self.passing: set[bytes] = set()
         self.closed = self._attempt_ended = False
         self.keys, self.releases = KeyChain(header), Releases(root_at)
+        self.registry_roots: list[bytes] = [header.registry_root]
+        self._went_by = {header.registry_root}
         self.expenditure, self.plans = Expenditure(header), Plans(header)
         self.order, self.tally, self.isolation = OrderWatch(header), Tally(header), Isolation(header)
         self._least = Expenditure(header, "pld") if header.accountant.name == "prv" else self.expenditure
@@ -220,6 +226,8 @@ class Replay:
                 yield from self.releases.take(leaf, self)
             case Header():
                 yield LeafRefused("KIND", "a second header")
+            case Registry():
+                yield from self._registry(leaf)
             case Clock():
                 pass  # the timeline took it
 
@@ -239,6 +247,15 @@ class Replay:
         yield from self.order.admit()
         moment = Moment(len(self.windows), self.attempt, self.charged_phases)
         self.register.admit(leaf, place, moment, unnamed=leaf.seq in self._unnamed)
+
+    def _registry(self, leaf: Registry) -> Problems:
+        if leaf.before != self.registry_roots[-1]:
+            told = f"the run went by the registry root {self.registry_roots[-1].hex()}, the leaf says {leaf.before.hex()}"
+            yield LeafRefused("REGISTRY", told)
+        if leaf.after in self._went_by:
+            yield LeafRefused("REGISTRY", f"the run went by the registry root {leaf.after.hex()} before; a registry only grows")
+        self.registry_roots.append(leaf.after)
+        self._went_by.add(leaf.after)
 
     def _charge(self, leaf: Charge) -> Problems:
         if leaf.window != len(self.windows) + 1:
@@ -296,6 +313,7 @@ class Replay:
             if window is None:
                 return
         self._drawn_to = leaf.step
+        self.draws += 1
         self._drawn_steps.take(self.size, leaf.step)
         try:
             drawn = self.register.numbered(leaf.drawn)

@@ -12,7 +12,7 @@
 
 from attest.registry.actions import Action, Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate, SetClock
 from attest.registry.entries import MAX_ENTRY, MAX_SIZE, Entry
-from attest.registry.log import Peek, RegistryLog, RegistryReader, open_registry, peek, read_states
+from attest.registry.log import Peek, RegistryLog, RegistryReader, RegistryWalk, open_registry, peek, read_states
 from attest.registry.records import Contributor, KeyRecord
 from attest.registry.statements import KeyStatement
 from attest.registry.view import Registry
@@ -33,6 +33,7 @@ __all__ = [
     "Registry",
     "RegistryLog",
     "RegistryReader",
+    "RegistryWalk",
     "Revoke",
     "RevokeOwn",
     "Rotate",

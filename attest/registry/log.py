@@ -90,6 +90,39 @@ def read_states(
     return (earlier[0] if earlier else None), latest
 
 
+class RegistryWalk:
+    """Goes through the states of a registry, from one to a later one; every entry is verified once.
+
+    Args:
+        data: The file.
+        owner_public_key: 32 raw bytes of the owner's key.
+        names: What opens the commitments; None where only these are known, as in an export.
+        place: Where names were looked for, for the error that says that some are missing.
+    """
+
+    def __init__(
+        self, data: bytes, owner_public_key: bytes, *, names: Names | None = None, place: str = "registry.names"
+    ) -> None:
+        self._entries, self._owner_key, self._names, self._place = split(data), owner_public_key, names, place
+        self._state = State()
+
+    def to(self, root: bytes) -> Registry | None:
+        """Goes on to the state with a root.
+
+        Returns:
+            The state; None if no state from here on has that root, and then the walk is at its end.
+
+        Raises:
+            RegistryRefused: As `open_registry`, for an entry on the way.
+        """
+        while not self._state.roots or self._state.roots[-1] != root:
+            item = next(self._entries, None)
+            if item is None:
+                return None
+            self._state.accept(*item, self._owner_key)
+        return self._state.view(self._owner_key, self._names, self._place)
+
+
 class RegistryReader:
     """Reads a registry file again and again, and verifies only what is new.
 

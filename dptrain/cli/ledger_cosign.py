@@ -48,10 +48,14 @@ def cosign(
         bool, typer.Option("--first", help="This is the first checkpoint of this ledger that you cosign.")
     ] = False,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Vouch for the summaries too: what they speak for may then be deleted.")
+        bool,
+        typer.Option("--summary", help="Vouch for the summaries too: what they speak for may then be deleted. Not if TOLD."),
     ] = False,
     owner_key: Annotated[
         Path | None, existing_file("--owner-key", "PUB", "Require a policy signed by this corpus owner.")
+    ] = None,
+    registry: Annotated[
+        Path | None, existing_file("--registry", "REGISTRY", "Contributor registry, in place of the one in the export.")
     ] = None,
     passphrase_file: PassphraseFile = None,
     json: JsonFlag = False,
@@ -81,6 +85,7 @@ def cosign(
             owner_key=owner,
             first=first,
             summary=summary,
+            registry=registry,
         )
     atomic_write(note, done.note)
     before = None if done.before is None else done.before.checkpoint.size

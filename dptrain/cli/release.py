@@ -82,7 +82,7 @@ def release(
 
     Writes the manifest release.cose and the export of the ledger into the directory, with what contributors signed and the
     registry of their keys, and a leaf about it into the ledger. Says of every tensor whether it is the run's: weights TIED,
-    CONVERTED, UNTIED, or UNRECORDED.
+    PART, CONVERTED, UNTIED, or UNRECORDED.
 
     With --check, everything is held against each other, offline: FULL, SUMMARISED, TOLD, SIGNED (no export to check the
     numbers against; exit code 1, unless you say --signature-only) or FAILED (exit code 1). docs/auditors.md explains them,
@@ -191,8 +191,12 @@ def _weights(found: "Tie") -> dict[str, Any]:
         "trained": found.trained,
         "trained_in_files": found.present,
         "untrained_in_files": found.untrained,
+        "untrained_elsewhere": found.elsewhere,
         "left_out": list(found.left_out),
         "not_compared": list(found.opaque),
+        "astray": list(found.astray),
+        "code": list(found.code),
+        "templates": list(found.templates),
         "files": [
             {
                 "path": file.path,
@@ -232,6 +236,8 @@ def _told(manifest: "Manifest") -> dict[str, Any]:
                     {"name": item.name, "dtype": item.dtype, "shape": list(item.shape), "sha256": item.sha256.hex()}
                     for item in file.tensors
                 ],
+                "form": file.form,
+                "names": list(file.names),
             }
             for file in manifest.files
         ],
@@ -280,7 +286,7 @@ def _print_report(report: "ReleaseReport") -> None:
 
 def _print_weights(found: "Tie") -> None:
     out, at = console(), found.commitment
-    colour = {"TIED": "green", "CONVERTED": "yellow"}.get(found.status, "red")
+    colour = {"TIED": "green", "PART": "yellow", "CONVERTED": "yellow"}.get(found.status, "red")
     share = "" if at is None else (
         f"  epoch {at.number}, step {at.step}, leaf {at.seq}: {found.present} of {found.trained} trained tensors and "
         f"{found.untrained} others"
@@ -296,8 +302,16 @@ def _print_weights(found: "Tie") -> None:
             if names:
                 more = f" and {len(names) - 10} more" if len(names) > 10 else ""
                 out.print(styled("yellow" if what == "converted" else "red", f"    {what}", f" {_listed(names[:10])}{more}"))
-    if found.opaque:
-        out.print(styled("red", "    NOT COMPARED", f" {_listed(found.opaque[:10])}"))
+    for what, names in (
+        ("LEFT OUT", found.left_out),
+        ("NOT COMPARED", found.opaque),
+        ("LEADS ELSEWHERE", found.astray),
+        ("CODE", found.code),
+        ("TEMPLATES", found.templates),
+    ):
+        if names:
+            more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+            out.print(styled("yellow" if what == "TEMPLATES" else "red", f"    {what}", f" {_listed(names[:10])}{more}"))
 
 
 def _listed(names: Sequence[str]) -> str:

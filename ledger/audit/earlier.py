@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from attest.clock import machine_time
 from ledger.accountants import MICRO
+from ledger.audit.crossing import Anchors, judge_crossing
 from ledger.audit.files import Leaves
 from ledger.audit.findings import AuditReport, Finding
 from ledger.audit.histories import Fault, Given, judge_citations, longest, read_export
@@ -108,7 +109,8 @@ def verify_with_earlier(
         that cites it began; a compromised one is no longer than cited, and is counted with its whole plan unless it was closed,
         for whoever was admitted in it and whoever may have been; all exports given, and all that the runs in them counted, tell
         one history of each ledger; no noise stream of one was used in another; no admission says less than what its
-        contribution had spent in them together, or another signed limit than they did; nobody took part who was withdrawn in
+        contribution had spent in them together, or another signed limit than they did; one descriptor has one class, one set of
+        bounds and one content in all exports given, and one content one descriptor; nobody took part who was withdrawn in
         one of them; and with this run as planned nobody exceeds a limit of epsilon over all runs, its own or one of any policy
         for its class; nor could anybody with a cited run as that was planned, and the runs that it counted.
 
@@ -153,7 +155,8 @@ def verify_with_earlier(
     try:
         own = read_export(Path(path))
         own.require(report.size, report.root_hex)
-        run = _replay(own.leaves, own.leaves.size)
+        anchors = Anchors()
+        run = _replay(own.leaves, own.leaves.size, anchors=anchors)
         shown = longest([own, *(read_export(Path(item)) for item in earlier)], fault)
         given = [found for found in shown if found.digest != own.digest]
         judge_citations(given, own, fault)
@@ -178,6 +181,7 @@ def verify_with_earlier(
             _remark_apart(runs, remarks)
             _judge_plans(runs, fault)
             remarks.note(*_judge_spent(run, SpentRegistry(runs), fault))
+            judge_crossing([*map(_with_anchors, given), (run, anchors)], fault)
     except (LeafRefused, ExportChanged, ProofError) as error:
         fault(error.code, str(path), error.sentence)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
@@ -382,15 +386,26 @@ def _judge_admission(contribution: Contribution, before: float, fault: Fault) ->
         fault("CARRIED", f"seq {contribution.seq}", sentence)
 
 
-def _replay(leaves: Leaves, size: int, withdrawn: list[Withdraw] | None = None) -> Replay:
+def _with_anchors(given: Given) -> tuple[Replay, Anchors]:
+    """A run at its whole size, with the content commitments of its contributions."""
+    anchors = Anchors()
+    return _replay(given.leaves, given.leaves.size, anchors=anchors), anchors
+
+
+def _replay(
+    leaves: Leaves, size: int, withdrawn: list[Withdraw] | None = None, anchors: Anchors | None = None
+) -> Replay:
     """A run as its first leaves tell it; it was verified before, so recorded epsilons are not computed again.
 
     Args:
         leaves: of the export. size: how many of them.
         withdrawn: takes the WITHDRAW leaves.
+        anchors: takes the content commitments.
     """
     run = begin(leaves, recompute=False)
     for leaf, _ in follow(run, leaves, size):
         if withdrawn is not None and isinstance(leaf, Withdraw):
             withdrawn.append(leaf)
+        if anchors is not None:
+            anchors.see(leaf, run)
     return run

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from attest.errors import FileRefused, RegistryRefused
 from attest.files import read_limited
-from attest.registry import MAX_SIZE, Contributor, KeyRecord, Registry, open_registry, read_states
+from attest.registry import MAX_SIZE, Contributor, KeyRecord, Registry, RegistryWalk, open_registry, read_states
 from attest.registry.names import beside, names_of
 from ledger import layout
 from ledger.audit.files import Export
@@ -29,12 +29,34 @@ class Registered:
     Attributes:
         admitted: the state that the header names.
         latest: the last state.
-        by_key: keys of that state by key id, each with the contributor for whom it is enrolled.
+        walk: stands at the state that the header names, and goes on to later ones.
     """
 
     admitted: Registry
     latest: Registry
+    walk: RegistryWalk
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A state of a registry by which a run goes, and its keys.
+
+    Attributes:
+        state: the state.
+        by_key: its keys by key id, each with the contributor for whom it is enrolled.
+    """
+
+    state: Registry
     by_key: dict[bytes, list[tuple[Contributor, KeyRecord]]]
+
+    @classmethod
+    def of(cls, state: Registry) -> "Known":
+        """Returns a state with its keys in order."""
+        by_key: dict[bytes, list[tuple[Contributor, KeyRecord]]] = {}
+        for contributor in state.by_name.values():
+            for record in contributor.keys:
+                by_key.setdefault(record.key_id, []).append((contributor, record))
+        return cls(state, by_key)
 
 
 def registry_of(header: Header, path: Path) -> Registry:
@@ -62,7 +84,8 @@ def registered(header: Header, export: Export, brought: Path | None, fault: Repo
     try:
         data = export.read(layout.REGISTRY)
         if data is not None:
-            found = read_states(data, header.owner_key, header.registry_root)
+            walk = RegistryWalk(data, header.owner_key)
+            found = (*read_states(data, header.owner_key, header.registry_root), walk)
         if brought is not None:
             exported, where = found, str(brought)
             found = _brought(header, brought)
@@ -75,16 +98,18 @@ def registered(header: Header, export: Export, brought: Path | None, fault: Repo
     return None
 
 
-def _brought(header: Header, path: Path) -> tuple[Registry | None, Registry]:
-    """Both states of a registry in a file, with the names that lie beside it."""
+def _brought(header: Header, path: Path) -> tuple[Registry | None, Registry, RegistryWalk]:
+    """Both states of a registry in a file, with the names that lie beside it, and a walk through all of them."""
     try:
         data = read_limited(path, MAX_SIZE, "contributor registry")
     except FileRefused as error:
         raise RegistryRefused(error.code, error.sentence) from error
-    return read_states(data, header.owner_key, header.registry_root, names=names_of(path), place=str(beside(path)))
+    named: dict[str, Any] = {"names": names_of(path), "place": str(beside(path))}
+    walk = RegistryWalk(data, header.owner_key, **named)
+    return *read_states(data, header.owner_key, header.registry_root, **named), walk
 
 
-def _checked(header: Header, admitted: Registry | None, latest: Registry) -> Registered:
+def _checked(header: Header, admitted: Registry | None, latest: Registry, walk: RegistryWalk) -> Registered:
     if admitted is None:
         raise RegistryRefused("REGISTRY_ROOT", _not_there(latest, header.registry_root, "the run began"))
     root = header.policy.registry_root
@@ -92,11 +117,8 @@ def _checked(header: Header, admitted: Registry | None, latest: Registry) -> Reg
         named = "none" if root is None else root.hex()
         told = f"the run began with the root {header.registry_root.hex()}, which does not extend {named}"
         raise RegistryRefused("REGISTRY_ROOT", f"{told}, the one that the policy names: another registry, or an earlier state")
-    by_key: dict[bytes, list[tuple[Contributor, KeyRecord]]] = {}
-    for contributor in admitted.by_name.values():
-        for record in contributor.keys:
-            by_key.setdefault(record.key_id, []).append((contributor, record))
-    return Registered(admitted, latest, by_key)
+    walk.to(header.registry_root)
+    return Registered(admitted, latest, walk)
 
 
 def _not_there(registry: Registry, root: bytes, what: str) -> str:

@@ -76,6 +76,10 @@ def remark_run(run: Replay, remarks: Remarks) -> None:
         remarks.qualify("OPEN")
     for sentence in clock_set_back(run):
         remarks.qualify("CLOCK_SET", sentence)
+    later = len(run.registry_roots) - 1
+    if later:
+        told = f"the run took in {later} later states of the contributor registry, and went by each from its REGISTRY leaf on"
+        remarks.note(told)
     _remark_counting(run, remarks)
     _remark_blocks(run.header, remarks)
     _remark_forward(run, remarks)
@@ -152,6 +156,7 @@ def _remark_noise(run: Replay, remarks: Remarks) -> None:
     header, policy = run.header, run.header.policy
     if header.occurrences_public:
         remarks.note("who was drawn is public in this ledger: every occurrence is counted in full, nothing by sampling")
+        _remark_draws(run, remarks)
     if policy.sampling.name != POISSON:
         remarks.note(
             f"contributions take turns in {policy.sampling.name} order, once in each period of 1/q steps: every recorded draw "
@@ -173,6 +178,21 @@ def _remark_noise(run: Replay, remarks: Remarks) -> None:
                 f"class {rule.name} is public: its contributions are neither clipped nor noised and no epsilon is claimed for "
                 f"them; {alone} blocks that it may touch carry no noise, since no private class may touch them"
             )
+
+
+def _remark_draws(run: Replay, remarks: Remarks) -> None:
+    """Says what of public draws is the trainer's record alone: who was drawn at random, and steps of which nobody is recorded.
+
+    Under a signed order those due are derived, and a DRAW leaf with others is a finding; a charged step without any is none,
+    since a run that was interrupted leaves such steps behind.
+    """
+    if run.header.policy.sampling.name == POISSON:
+        remarks.qualify("DRAWS_TOLD")
+    missing = run.charged - run.draws
+    if missing:
+        steps = "1 charged step has" if missing == 1 else f"{missing} charged steps have"
+        told = "were they run, whoever took part has an occurrence that no epsilon counts"
+        remarks.qualify("DRAWS_TOLD", f"{steps} no DRAW leaf, as after an interruption: {told}")
 
 
 def charged_noise_phases(run: Replay) -> tuple[tuple[int, float, int], ...]:

@@ -60,6 +60,16 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "a leaf set the ledger's clock back, so its times are not the order of what happened",
         "ask the operator why; the note names the leaf",
     ),
+    "CODE_BESIDE": Word(
+        "files beside the weights can carry code for a loader to run, or name such code: what it makes of the weights has no "
+        "epsilon",
+        "read the files that the check names, or load the weights without running anything",
+    ),
+    "DRAWS_TOLD": Word(
+        "who took part in which step is the trainer's record, which no contributor signs and no order decides: an occurrence "
+        "that was left out of it is in no epsilon, and where noise follows the draw, one that was put in lowers everybody's",
+        "decide whether you trust the trainer's record, or ask the owner for a policy with a signed order of turns",
+    ),
     "EARLIER_APART": Word(
         "earlier runs share contributions and do not count each other: limits over runs hold only if neither was chosen by "
         "looking at the other's model",
@@ -131,7 +141,8 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "ask the trainer for a run whose probes reach these tensors",
     ),
     "WEIGHTS_NOT_TIED": Word(
-        "not every tensor of the files is shown to be, bit for bit, one that the run committed to: others have no epsilon",
+        "a loader of these files is not shown to get every trained tensor of the run, bit for bit, and none in its place: "
+        "others have no epsilon",
         "ask for the files as the run saved them",
     ),
     "WITHDRAWAL_UNENTERED": Word(

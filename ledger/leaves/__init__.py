@@ -24,7 +24,7 @@ from ledger.leaves.records import (
     SpendRow,
     Withdraw,
 )
-from ledger.leaves.upkeep import Clock, Key, Release, Summary, SummaryClass, SummaryKind
+from ledger.leaves.upkeep import Clock, Key, Registry, Release, Summary, SummaryClass, SummaryKind
 
 __all__ = [
     "HELD",
@@ -45,6 +45,7 @@ __all__ = [
     "Leaf",
     "Previous",
     "Profile",
+    "Registry",
     "Release",
     "Resume",
     "Settle",

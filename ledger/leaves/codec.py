@@ -28,6 +28,7 @@ Record = (
     | upkeep.Key
     | upkeep.Release
     | upkeep.Clock
+    | upkeep.Registry
 )
 Leaf = Header | Record
 
@@ -53,6 +54,7 @@ _RECORDS: Final[dict[int, type[Any]]] = {
         upkeep.Key,
         upkeep.Release,
         upkeep.Clock,
+        upkeep.Registry,
     )
 }
 _ROWS: Final[dict[tuple[int, str], type[Any]]] = {

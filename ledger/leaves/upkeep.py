@@ -1,4 +1,4 @@
-"""Leaves about the ledger itself: its signer's keys and clock, what of it may be pruned, and what was released from it.
+"""Leaves about the ledger itself: its signer's keys and clock, its registry, what of it may be pruned, and its releases.
 
 The order of the fields of each class is its wire format, as in `ledger.leaves.records`.
 """
@@ -196,3 +196,28 @@ class Clock:
         checks.text(self.reason, "reason", longest=checks.REASON)
         if self.time >= self.before:
             raise LeafRefused("RANGE", f"a CLOCK leaf steps back: expected a time before {self.before}, got {self.time}")
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """The run takes in a later state of the contributor registry, and goes by it from here on.
+
+    Attributes:
+        seq: position in the ledger.
+        time: POSIX seconds.
+        before: root of the state by which it went until now: that of the header, or of the REGISTRY leaf before.
+        after: root of the later state.
+    """
+
+    KIND: ClassVar = 14
+    seq: int
+    time: int
+    before: bytes
+    after: bytes
+
+    def __post_init__(self) -> None:
+        checks.place(self.seq, self.time)
+        checks.octets(self.before, "registry root before", HASH)
+        checks.octets(self.after, "registry root after", HASH)
+        if self.before == self.after:
+            raise LeafRefused("RANGE", "a REGISTRY leaf tells of another state: its two roots are equal")

@@ -1,9 +1,9 @@
 """Cosigning as an auditor: everything is verified, nothing that was ever cosigned may be taken back or contradicted.
 
 By a cosignature this auditor says: the export under this checkpoint was audited without a finding (the verdict was not FAILED;
-bounds that are TOLD are not vouched for), and its tree extends every tree of that log which was cosigned before (C2SP
-tlog-cosignature; the audit is the additional statement that the key stands for). So two auditors' quorums that overlap in one
-honest auditor never sign two histories of one ledger.
+bounds that are TOLD are not vouched for, and nobody vouches for a summary over them), and its tree extends every tree of that
+log which was cosigned before (C2SP tlog-cosignature; the audit is the additional statement that the key stands for). So two
+auditors' quorums that overlap in one honest auditor never sign two histories of one ledger.
 
 Life of a cosignature: (1) the export is audited; (2) the memory is locked, so that two runs of one auditor do not cross;
 (3) the note remembered for this origin is read, and verified as the auditor's own; (4) a consistency proof leads from it to
@@ -52,6 +52,7 @@ def cosign_export(
     owner_key: bytes | None = None,
     first: bool = False,
     summary: bool = False,
+    registry: Path | None = None,
 ) -> Cosigned:
     """Audits an export and cosigns its checkpoint.
 
@@ -59,7 +60,8 @@ def cosign_export(
         A note is returned only if the audit does not say FAILED, and the tree extends the one remembered of that log; and then
         it is what is remembered, on disk. A checkpoint that contradicts the memory is never cosigned, and both notes are kept
         as evidence that anybody can check. With ``summary`` it vouches for those SUMMARY leaves alone of which this export has
-        every body that they speak for, and so has every later one.
+        every body that they speak for, and so has every later one; and only if the bounds of every ADMIT leaf whose body is
+        there were derived from signed attestations. So those that will go say what their contributors signed.
 
     Args:
         export: directory of the export.
@@ -73,19 +75,23 @@ def cosign_export(
             a new log.
         summary: whether to vouch for the last summaries too, as many as the export has whole (`ledger.retention.statements`).
             Once a quorum of auditors does, the ledger's operator may delete what they speak for.
+        registry: file of the contributor registry, as for the audit.
 
     Raises:
         CosignRefused: the audit failed, nothing is remembered of the log though it is not the first time, or the reverse;
-            code NO_SUMMARY, there is no summary to vouch for; code CITED, the header cites an earlier ledger otherwise than
+            code BOUNDS_TOLD, bounds are the operator's word and a summary is to be vouched for; code NO_SUMMARY, there is no
+            summary to vouch for; code CITED, the header cites an earlier ledger otherwise than
             this auditor cosigned it.
         LedgerForked: the log signed another history than the one remembered; the sentence names the evidence file.
         LedgerBehind: the tree is smaller than the one remembered; likewise.
         LedgerCorrupt, StorageFailed: the memory cannot be read or written.
         ExportChanged: files changed while they were read.
     """
-    report = verify_export(export, log_keys, owner_key=owner_key, now=now)
+    report = verify_export(export, log_keys, owner_key=owner_key, registry=registry, now=now)
     if report.verdict == "FAILED":
         raise CosignRefused("AUDIT_FAILED", _why(report))
+    if summary and report.verdict == "TOLD":
+        raise CosignRefused("BOUNDS_TOLD", _told(report))
     whole = _whole(report) if summary else ()
     # The audit followed every change of the key from one that was pinned, and the current key must have signed.
     log_keys = list(dict.fromkeys([*log_keys, *report.log_keys]))
@@ -110,6 +116,14 @@ def _why(report: AuditReport) -> str:
     first = report.findings[0]
     count = "one finding" if len(report.findings) == 1 else f"{len(report.findings)} findings, the first"
     return f"the audit {report.verdict} with {count} in {first.where}: {first.sentence}"
+
+
+def _told(report: AuditReport) -> str:
+    """Says why nobody vouches for summaries of this export: what goes must have been held against what was signed."""
+    bounds = report.bounds
+    lacks = "attestations" if bounds is None or not bounds.attested else "registry for them"
+    sentence = f"the audit is TOLD: the export has no {lacks}, so that ADMIT leaves which may go once you vouch say what the"
+    return f"{sentence} operator wrote; ask for an export with attestations and registry, or give the registry with --registry"
 
 
 def _whole(report: AuditReport) -> tuple[int, ...]:

@@ -100,9 +100,10 @@ def check_release(
         most 2e-6 more (accountants as in `verify_export`); and the tree has at least ``minimum_size`` leaves. And what the
         manifest says of the weights is true: the records of their tensors fold to the model digest of the epoch that it
         names, and the tensors of the files are those, or not, as ``weights`` tells: FULL does not mean that they are, and
-        WEIGHTS_NOT_TIED says that they are not. Names, sizes and which were trained are as the stack of the header says, and
-        what was frozen is, tensor by tensor, what the header committed to before the first step (FROZEN_TOLD where that could
-        not be compared whole, with files that are TIED). TOLD and SUMMARISED mean the same of an export that is no more.
+        WEIGHTS_NOT_TIED says that they are not, or not all. CODE_BESIDE says that files can carry code. Names, sizes and
+        which were trained are as the stack of the header says, and what was frozen is, tensor by tensor, what the header
+        committed to before the first step (FROZEN_TOLD where that could not be compared whole, with files that are TIED).
+        TOLD and SUMMARISED mean the same of an export that is no more.
         Whether the ledger's operator committed to what was trained, no check can tell.
 
     Args:
@@ -130,6 +131,8 @@ def check_release(
     weights = None if manifest is None else tie(manifest.weights, manifest.files)
     if weights is not None and weights.status != "TIED":
         check.words.add("WEIGHTS_NOT_TIED")
+    if weights is not None and weights.code:
+        check.words.add("CODE_BESIDE")
     if minimum_size > 1:
         check.words.discard("UNCOMPARED")
     return ReleaseReport(

@@ -67,7 +67,7 @@ def release(
     """
     _check_run(log)
     if registry is not None:
-        read_registry(log.header, registry)
+        read_registry(log.header, registry, log.state.registry_roots)
     for name in (MANIFEST, EXPORT):
         if os.path.lexists(directory / name):
             raise ReleaseRefused("EXISTS", f"{directory / name} exists: it was released already; move it away to do so again")

@@ -44,6 +44,9 @@ def _difference(directory: Path, expected: Digested) -> str | None:
     if found == expected:
         return None
     if (found.size, found.sha256) == (expected.size, expected.sha256):
+        if (found.form, found.names) != (expected.form, expected.names):
+            named = [f"{file.form} that names {', '.join(file.names) or 'nothing'}" for file in (expected, found)]
+            return f"the manifest says {named[0]:.200}, its bytes are {named[1]:.200}"
         return "the manifest says other tensors of this very file"
     told = (
         f"it has {found.size} bytes with SHA-256 {found.sha256.hex()}, the manifest says {expected.size} bytes with "

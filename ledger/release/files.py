@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from ledger.errors import ReleaseRefused
+from ledger.release.contents import TENSORS, Looker
 from ledger.release.tensors import SUFFIX, Tensor, digest_tensors
 
 CHUNK: Final = 1 << 20
@@ -35,12 +36,16 @@ class Digested:
         size: bytes.
         sha256: digest of all of them.
         tensors: of a safetensors file its tensors in order of name, else None.
+        form: what it is by its bytes, of `ledger.release.contents.FORMS`.
+        names: what it names: the shards of an index, the keys by which settings name code.
     """
 
     path: str
     size: int
     sha256: bytes
     tensors: tuple[Tensor, ...] | None
+    form: str
+    names: tuple[str, ...] = ()
 
 
 def check_path(path: object) -> str:
@@ -121,7 +126,7 @@ def listed(base: Path, left_out: Iterable[str] = ()) -> list[str]:
 
 
 def digested(base: Path, path: str) -> Digested:
-    """Digests one file of a directory, and each tensor in it if it is a safetensors file, reading it once.
+    """Digests one file of a directory, and each tensor in it if it is a safetensors file, or finds its form; reads it once.
 
     Raises:
         ReleaseRefused: code UNREADABLE or NOT_A_FILE; SAFETENSORS if a file of that name is of another form.
@@ -129,17 +134,21 @@ def digested(base: Path, path: str) -> Digested:
     with opened(base, path) as stream:
         whole = hashlib.sha256()
         size = 0
+        looker = None if path.endswith(SUFFIX) else Looker(path)
 
         def read(count: int) -> bytes:
             nonlocal size
             data = stream.read(count)
             whole.update(data)
             size += len(data)
+            if looker is not None:
+                looker.take(data)
             return data
 
-        tensors = digest_tensors(read, os.fstat(stream.fileno()).st_size, path) if path.endswith(SUFFIX) else None
+        tensors = digest_tensors(read, os.fstat(stream.fileno()).st_size, path) if looker is None else None
         _drain(read)
-        return Digested(path, size, whole.digest(), tensors)
+        form, names = (TENSORS, ()) if looker is None else looker.form()
+        return Digested(path, size, whole.digest(), tensors, form, names)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from attest.vkeys import SIGNATURE_ED25519, VerifierKey
 from ledger.errors import LedgerError, ReleaseRefused
 from ledger.leaves import checks
 from ledger.note import NoteSigner, parse_verifier_key
+from ledger.release.contents import FORMS, MAX_NAMES, TENSORS
 from ledger.release.files import MAX_FILES, Digested, check_distinct, check_path
 from ledger.release.tensors import Tensor
 from ledger.release.tied import Commitment
@@ -177,6 +178,11 @@ class Manifest:
         for file in self.files:
             checks.uint(file.size, f"size of {file.path}")
             checks.octets(file.sha256, f"digest of {file.path}", _HASH)
+            if file.form not in FORMS or (file.form == TENSORS) != (file.tensors is not None):
+                raise ReleaseRefused("MANIFEST", f"the form of {file.path} is {file.form!a:.40}; known are {', '.join(FORMS)}")
+            checks.rows(file.names, f"names in {file.path}", str)
+            if len(file.names) > MAX_NAMES:
+                raise ReleaseRefused("MANIFEST", f"{file.path} names {len(file.names)} things, at most {MAX_NAMES} are kept")
             if file.path.split("/")[0].casefold() in (MANIFEST, EXPORT):
                 raise ReleaseRefused("MANIFEST", f"{file.path} is no file of a release: the name is taken")
 
@@ -294,15 +300,18 @@ def _read(name: str, item: Any) -> Any:
 
 
 def _file(row: Any) -> ReleasedFile:
-    path, size, digest, tensors = _array(row)
+    path, size, digest, tensors, form, named = _array(row)
+    names = _tuple(named)
+    if type(form) is not str:
+        raise ReleaseRefused("MANIFEST", f"the form of {path!a:.100} is no text")
     if tensors is None:
-        return ReleasedFile(path, size, digest, None)
+        return ReleasedFile(path, size, digest, None, form, names)
     found = tuple(Tensor(*map(_tuple, _array(tensor))) for tensor in _array(tensors))
     for tensor in found:
         if type(tensor.name) is not str or type(tensor.dtype) is not str or type(tensor.shape) is not tuple:
             raise ReleaseRefused("MANIFEST", f"a tensor of {path!a} has no name, dtype and shape")
         checks.octets(tensor.sha256, "digest of a tensor", _HASH)
-    return ReleasedFile(path, size, digest, found)
+    return ReleasedFile(path, size, digest, found, form, names)
 
 
 def _weights(row: Any) -> Commitment:

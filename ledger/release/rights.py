@@ -12,6 +12,7 @@ from ledger.audit.words import headline
 from ledger.errors import ReleaseRefused
 from ledger.release.check import ReleaseReport
 from ledger.release.manifest import Manifest
+from ledger.release.tied import few
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,14 @@ class Rights:
         untied: whether weights may answer that are not, bit for bit, those that the run committed to: they have no epsilon.
         told: whether a release may answer whose verdict is TOLD: every epsilon in it rests on the bounds that the ledger's
             operator wrote.
+        code: whether files may lie beside the weights that can carry code, or name some, for a loader to run.
     """
 
     classes: Mapping[str, float | None] = field(default_factory=dict)
     withdrawn: bool = False
     untied: bool = False
     told: bool = False
+    code: bool = False
 
 
 def choose_artifact(
@@ -43,9 +46,9 @@ def choose_artifact(
     """Returns the artifact that may answer, of those that can be served: the first that the rights admit.
 
     Guarantee: fails closed. An artifact is returned only if the release was checked in full against its ledger, of which no
-    leaf was pruned (with bounds that are TOLD only where the rights say so), its weights are those that the run committed to
-    (unless the rights say otherwise), and every class from which a path leads to the artifact is allowed, at no less than the
-    epsilon that the manifest states.
+    leaf was pruned (with bounds that are TOLD only where the rights say so), its weights are those that the run committed to,
+    all of them or all of the adapter, without code beside them (unless the rights say otherwise), and every class from which a
+    path leads to the artifact is allowed, at no less than the epsilon that the manifest states.
 
     Args:
         report: the check of the release (`check_release`); None where there is none.
@@ -54,7 +57,7 @@ def choose_artifact(
         withdrawn_classes: classes of the contributions withdrawn since the release; None where that is not known.
 
     Raises:
-        ReleaseRefused: code NO_RELEASE, NOT_CHECKED, NOT_TIED, or of the last artifact CLASS, EPSILON or WITHDRAWN.
+        ReleaseRefused: code NO_RELEASE, NOT_CHECKED, or of the last artifact NOT_TIED, CODE, CLASS, EPSILON or WITHDRAWN.
     """
     if report is None or report.manifest is None:
         raise ReleaseRefused("NO_RELEASE", "there is no manifest that a pinned key signed; nothing is served without one")
@@ -65,10 +68,6 @@ def choose_artifact(
         if report.verdict == "TOLD":
             sentence += "; rights with told=True take the operator's word for the bounds"
         raise ReleaseRefused("NOT_CHECKED", sentence)
-    if not rights.untied and (report.weights is None or report.weights.status != "TIED"):
-        status = "not judged" if report.weights is None else report.weights.status
-        sentence = f"the weights are {status}, not TIED: what these files learned from is not what the ledger counts"
-        raise ReleaseRefused("NOT_TIED", f"{sentence}; serve the files as the run saved them")
     refusal = ReleaseRefused("ARTIFACT", "no artifact was offered")
     for name in artifacts:
         found = _refusal(report, report.manifest, rights, name, withdrawn_classes)
@@ -82,6 +81,14 @@ def _refusal(
     report: ReleaseReport, manifest: Manifest, rights: Rights, artifact: str, withdrawn: Collection[str] | None
 ) -> ReleaseRefused | None:
     """Why an artifact may not answer, None if it may."""
+    if not rights.untied and (report.weights is None or not report.weights.serves(artifact)):
+        status = "not judged" if report.weights is None else report.weights.status
+        sentence = f"the weights are {status}, not TIED: what these files learned from is not what the ledger counts"
+        return ReleaseRefused("NOT_TIED", f"{sentence}; serve the files as the run saved them")
+    if not rights.code and report.weights is not None and report.weights.code:
+        named = few(report.weights.code)
+        sentence = f"files beside the weights can carry code, or name some ({named}), to which the ledger does not commit"
+        return ReleaseRefused("CODE", f"{sentence}; read them, and give rights with code=True, or serve without them")
     part = next((part for part in manifest.artifacts if part.name == artifact), None)
     if part is None:
         return ReleaseRefused("ARTIFACT", f"the release has no artifact {artifact!a:.80}")

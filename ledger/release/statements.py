@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from ledger.release.tied import Tie, told
+from ledger.release.tied import Tie, told, told_beside
 from ledger.rules.influence import Artifact
 from ledger.rules.isolation import Isolation
 
@@ -43,8 +43,8 @@ PATHS: Final = (
 )
 NOT_SAID: Final = (
     "Not said: that blocks outside those of its class are independent of a contribution after a whole run; that the weights to "
-    "which the ledger commits are what training gave, which is its operator's word; and anything of contributions of public "
-    "classes."
+    "which the ledger commits are what training gave, which is its operator's word; what settings, tokenizer and code make of "
+    "them when they are loaded, to which no leaf commits; and anything of contributions of public classes."
 )
 
 
@@ -65,7 +65,7 @@ def statements(
     said = [direct(isolation, step), INDIRECT.format(delta=delta)]
     said += [HORIZON] if horizon else []
     said += [NO_PATH.format(name=name) for name in free]
-    return (*said, PATHS, told(weights), NOT_SAID)
+    return (*said, PATHS, told(weights), *told_beside(weights), NOT_SAID)
 
 
 def direct(isolation: Isolation, step: int) -> str:

@@ -1,9 +1,12 @@
-"""Which tensors of released files are those that the run committed to: tensor by tensor, by what the files' own headers say.
+"""Which tensors of released files are those that the run committed to, and what a loader would take from the others.
 
 A file may hold a part of the model, and name its tensors from there: the encoder alone, or one adapter, whose name the library
 that saves it leaves out. So each file is read in one *view*: one prefix that its names lack or have too much, and one adapter
 where a name could be of several; the same for all its tensors, so that no two can trade places. The view is the one in which
 most of its tensors are the run's; it is told with the result, and whoever checks finds it again.
+
+Weights are TIED only if a loader that takes these files gets the trained tensors of the run and nothing in their place: none is
+left out, no file hides its tensors behind names that no loader looks for, no other file may hold weights, whatever its name.
 """
 
 from collections import Counter
@@ -11,23 +14,27 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+from ledger.release.contents import CODE_FORMS, HARMLESS, INDEX, TEMPLATE
 from ledger.release.files import Digested
 from ledger.release.tensors import Tensor
 from ledger.rules.weights import WeightRecord
 
-Status = Literal["TIED", "CONVERTED", "UNTIED", "UNRECORDED"]
+Status = Literal["TIED", "PART", "CONVERTED", "UNTIED", "UNRECORDED"]
 
 COMPANIONS: Final = frozenset(
     (".json", ".jsonl", ".txt", ".md", ".rst", ".html", ".jinja", ".py", ".toml", ".yaml", ".yml", ".ini", ".cfg", ".csv",
      ".tsv", ".model", ".vocab", ".bpe", ".spm", ".merges", ".png", ".jpg", ".jpeg",
      ".svg", ".gif", ".webp", ".css", ".js", ".pdf", ".cff", ".log", ".lock", ".sha256", ".sig")
 )  # fmt: skip
-"""Endings of files that lie beside weights and hold none: settings, tokenizers, code, papers. Any other may hold some."""
+"""Endings of files that lie beside weights, and hold none if their bytes are of a form that holds none; others may."""
 
 PLAIN: Final = frozenset(("license", "notice", "readme", "copying", "authors", "changelog", ".gitattributes", ".gitignore"))
 """Names of such files without an ending."""
+
+WRAPPERS: Final = ("model.", "base_model.model.", "module.", "_orig_mod.")
+"""Prefixes that transformers, peft, data parallelism and torch.compile put before all names, and that loaders take away."""
 
 MAX_ADAPTERS: Final = 256
 """Adapters whose tensors may share a name; those of more are told to be changed."""
@@ -67,6 +74,11 @@ class View:
     add: str
     adapter: str | None
 
+    @property
+    def known(self) -> bool:
+        """Whether a loader finds the tensors: under their own names, behind a known wrapper, or as one module of the model."""
+        return self.drop in ("", *WRAPPERS) and (self.add in ("", *WRAPPERS) or self.add.count(".") == 1)
+
     def name(self, found: str) -> str | None:
         """The run's name of a tensor of the file, None if it has none in this view."""
         return self.add + found.removeprefix(self.drop) if found.startswith(self.drop) else None
@@ -104,7 +116,12 @@ class Tie:
         trained: how many tensors the run trained.
         present: how many of them are in the files, bit for bit or converted.
         untrained: how many of the others are in the files, bit for bit.
+        elsewhere: how many of the others are in no file: a loader takes them from somewhere else.
         left_out: first names of trained tensors that are in no file.
+        adapters: names of the adapters of which every trained tensor is in the files.
+        astray: paths of indices of shards by which a loader would read other files than the safetensors files beside them.
+        code: paths of files that can carry code, or are settings that name some, for a loader to run.
+        templates: paths of files that hold templates of prompts.
     """
 
     commitment: Commitment | None
@@ -113,16 +130,31 @@ class Tie:
     trained: int = 0
     present: int = 0
     untrained: int = 0
+    elsewhere: int = 0
     left_out: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    astray: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()
 
     @property
     def status(self) -> Status:
-        """TIED: every tensor is the run's, bit for bit; CONVERTED: but for dtypes; UNTIED: something is not; UNRECORDED."""
+        """TIED: a loader gets every trained tensor of the run, bit for bit, and none in its place; PART: some of them are left
+        out, all others are the run's; CONVERTED: but for dtypes; UNTIED: something is not the run's; UNRECORDED."""
         if self.commitment is None:
             return "UNRECORDED"
-        if self.opaque or self.empty or any(file.changed or file.foreign for file in self.files):
+        if self.opaque or self.empty or self.astray or any(file.changed or file.foreign for file in self.files):
             return "UNTIED"
-        return "CONVERTED" if any(file.converted for file in self.files) else "TIED"
+        if any(not file.view.known for file in self.files):
+            return "UNTIED"
+        if any(file.converted for file in self.files):
+            return "CONVERTED"
+        return "PART" if self.left_out else "TIED"
+
+    def serves(self, artifact: str) -> bool:
+        """Returns whether an artifact of the manifest can be loaded from these files, all of it the run's, bit for bit."""
+        adapter = artifact.removeprefix("adapter:")
+        return self.status == "TIED" or (self.status == "PART" and adapter != artifact and adapter in self.adapters)
 
     @property
     def empty(self) -> bool:
@@ -134,15 +166,22 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
     """Holds released files against the weights of an epoch.
 
     Guarantee: a tensor counts as tied only if the record that has its name, in the view told with the result, has its dtype,
-        shape and SHA-256; nothing else is asked of whoever made the file.
+        shape and SHA-256; nothing else is asked of whoever made the file. Where the status is TIED every trained tensor of the
+        epoch is in a safetensors file, under names that a loader looks for, and no file beside them is of a form that may hold
+        weights (`ledger.release.contents`). What code and settings make of the tensors nothing here says; `code` names them.
 
     Args:
         commitment: the tensors of the epoch, whose digest the caller has compared with the EPOCH leaf.
         files: the files of the release, digested.
     """
-    opaque = tuple(file.path for file in files if file.tensors is None and not _is_companion(file.path))
+    beside: dict[str, Any] = {
+        "opaque": tuple(file.path for file in files if file.tensors is None and not _is_companion(file)),
+        "astray": tuple(file.path for file in files if file.form == INDEX and not _leads_here(file, files)),
+        "code": tuple(file.path for file in files if file.form in CODE_FORMS),
+        "templates": tuple(file.path for file in files if file.form == TEMPLATE),
+    }
     if commitment is None:
-        return Tie(None, opaque=opaque)
+        return Tie(None, **beside)
     index = _Index(commitment.records)
     found, seen = [], set()
     for file in files:
@@ -154,21 +193,37 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
     whole = _whole(commitment.records, seen)
     trained = [record.names[0] for record in commitment.records if record.trained and not record.sources]
     present = [name for name in trained if name in whole]
+    left_out = {name for name in trained if name not in whole}
+    own = [record for record in commitment.records if record.adapter is not None and record.trained and not record.sources]
+    missing = {record.adapter for record in own if record.names[0] in left_out}
+    tensors = sum(not record.sources for record in commitment.records)
     return Tie(
         commitment,
         tuple(found),
-        opaque,
         trained=len(trained),
         present=len(present),
         untrained=len(whole) - len(present),
-        left_out=tuple(name for name in trained if name not in whole),
+        elsewhere=tensors - len(trained) - (len(whole) - len(present)),
+        left_out=tuple(name for name in trained if name in left_out),
+        adapters=tuple(sorted({record.adapter or "" for record in own} - missing)),
+        **beside,
     )
 
 
-def _is_companion(path: str) -> bool:
-    name = PurePosixPath(path).name.lower()
+def _is_companion(file: Digested) -> bool:
+    """Whether a file is called as one that comes beside weights, and is by its bytes one that holds none."""
+    name = PurePosixPath(file.path).name.lower()
     ending = PurePosixPath(name).suffix
-    return ending in COMPANIONS or (not ending and name in PLAIN)
+    return file.form in HARMLESS and (ending in COMPANIONS or (not ending and name in PLAIN))
+
+
+def _leads_here(index: Digested, files: Sequence[Digested]) -> bool:
+    """Whether a loader that follows an index reads safetensors files beside it, and every shard of theirs that lies there."""
+    folder = index.path.rpartition("/")[0]
+    tensors = (file.path for file in files if file.tensors is not None)
+    beside = {path.rpartition("/")[2] for path in tensors if path.rpartition("/")[0] == folder}
+    shards = {name for name in beside if "-of-" in name}
+    return beside.issuperset(index.names) and shards.issubset(index.names)
 
 
 def _whole(records: Sequence[WeightRecord], seen: Collection[int]) -> frozenset[str]:
@@ -189,7 +244,9 @@ def told(found: Tie) -> str:
     share = f"{found.present} of its {found.trained} trained tensors"
     match found.status:
         case "TIED":
-            return TIED.format(at=at, share=share, untrained=found.untrained)
+            return TIED.format(at=at, share=share, untrained=found.untrained, elsewhere=found.elsewhere)
+        case "PART":
+            return PART.format(at=at, share=share, untrained=found.untrained, names=few(found.left_out))
         case "CONVERTED":
             names = [name for file in found.files for name in file.converted]
             return CONVERTED.format(at=at, count=len(names), names=few(names))
@@ -198,8 +255,13 @@ def told(found: Tie) -> str:
 
 TIED: Final = (
     "W (weights tied): every tensor of these files is, bit for bit, one to which the ledger commits {at}: {share}, and "
-    "{untrained} that it did not train. Behind that leaf nobody could choose others; that these are what training gave is the "
-    "word of the ledger's operator."
+    "{untrained} that it did not train; {elsewhere} that it did not train are in no file, and come from elsewhere. Behind that "
+    "leaf nobody could choose others; that these are what training gave is the word of the ledger's operator."
+)
+PART: Final = (
+    "W (weights in part): every tensor of these files is, bit for bit, one to which the ledger commits {at}: {share}, and "
+    "{untrained} that it did not train. Others that it trained are in no file ({names}): what a loader puts in their place is "
+    "not the run's."
 )
 CONVERTED: Final = (
     "W (weights converted): {count} tensors have another type than those to which the ledger commits {at} ({names}); all "
@@ -225,8 +287,33 @@ def _reasons(found: Tie) -> Iterator[str]:
         yield f"{len(foreign)} are of no name that its model had ({few(foreign)})"
     if found.opaque:
         yield f"files that are not compared may hold weights ({few(found.opaque)})"
+    if found.astray:
+        yield f"an index leads a loader to other files than the shards beside it ({few(found.astray)})"
+    hidden = [f"{file.path}: {file.view.drop or file.view.add}" for file in found.files if not file.view.known]
+    if hidden:
+        yield f"names are such as no loader looks for ({few(hidden)})"
     if found.empty:
         yield "there is no tensor in a safetensors file"
+
+
+def told_beside(found: Tie) -> tuple[str, ...]:
+    """Returns what is said of files beside the weights that can carry code, or shape prompts; nothing where there are none."""
+    said = []
+    if found.code:
+        said.append(CODE.format(count=len(found.code), names=few(found.code)))
+    if found.templates:
+        said.append(TEMPLATES.format(count=len(found.templates), names=few(found.templates)))
+    return tuple(said)
+
+
+CODE: Final = (
+    "C (code beside the weights): {count} files can carry code for a loader to run, or are settings that name such code "
+    "({names}). They are as they were released; what they make of the weights is in no leaf of the ledger, and has no epsilon."
+)
+TEMPLATES: Final = (
+    "C (templates): {count} files hold templates by which prompts are made ({names}), as they were released; no leaf commits "
+    "to them."
+)
 
 
 def few(names: Sequence[str]) -> str:

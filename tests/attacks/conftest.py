@@ -1,5 +1,6 @@
 """The scene of the attacks, and the runs that liars start from."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,8 +9,22 @@ import pytest
 from ledger.leaves import Leaf
 from ledger.log import Ledger
 from tests.attacks.scene import Scene, make_scene
+from tests.attacks.telling import TOLD_LIES
 from tests.ledger.ledger_runs import SIGNER, START, Driver, header_spec
 from tests.ledger.retained_runs import leaves_of
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Prints the table of lies where tests were chosen by that word, as `make lies` does."""
+    told = config.stash.get(TOLD_LIES, [])
+    if not told or "lies" not in config.option.keyword:
+        return
+    terminalreporter.section("lies")
+    width = max(len(name) for _, name, _, _ in told)
+    for kind, name, verdict, why in told:
+        terminalreporter.write_line(f"{kind:16} {name:{width}} {verdict:10} {why}")
+    counts = Counter(verdict for _, name, verdict, _ in told if not name.startswith("honest"))
+    terminalreporter.write_line(f"{sum(counts.values())} lies: " + ", ".join(f"{n} {word}" for word, n in counts.most_common()))
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from attest.signed_file import MAX_PAYLOAD
 from ledger.leaves import Spend, SpendRow, decode_leaf, encode_leaf
 from ledger.merkle import root
 from tests.attacks import (
+    test_anchor_attacks,
     test_attacks_on_training,
     test_attestation_attacks,
     test_dictionary_attacks,
@@ -193,6 +194,7 @@ ATTACKS = rows(section("Attacks and defences"))[1:]
 MODULES = (
     test_attestation_attacks,
     test_attacks_on_training,
+    test_anchor_attacks,
     test_opening_attacks,
     test_dictionary_attacks,
     test_registry_during_training,
@@ -202,7 +204,7 @@ MODULES = (
 
 
 def test_the_table_has_every_row():
-    assert [row[0] for row in ATTACKS] == [f"A{number}" for number in range(1, 28)]
+    assert [row[0] for row in ATTACKS] == [f"A{number}" for number in range(1, 29)]
 
 
 @pytest.mark.parametrize("row", ATTACKS, ids=lambda row: row[0])

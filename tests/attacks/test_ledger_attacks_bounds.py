@@ -27,7 +27,7 @@ from ledger.audit import AuditReport, verify_export
 from ledger.audit.bounds import follow, shown
 from ledger.audit.bounds.agreed import Agreed
 from ledger.audit.files import Export
-from ledger.audit.registered import registered
+from ledger.audit.registered import Known, registered
 from tests.attacks.scene import compress
 from tests.ledger.attested import (
     CLASSES,
@@ -629,7 +629,7 @@ def test_an_unsound_key_that_the_owner_enrolled_signs_nothing(tmp_path):
 def test_of_two_keys_with_one_id_that_one_counts_under_which_the_attestation_verifies(tmp_path):
     """Whoever makes two keys of one id gains nothing by it."""
     header = attested_header().header(origin=SIGNER.name, log_vkey=SIGNER.vkey, time=START)
-    known = registered(header, *_shown_registry(tmp_path))
+    known = Known.of(registered(header, *_shown_registry(tmp_path)).admitted)
     (bob,), (alice,) = (known.by_key[key_id(public_bytes(CONTRIBUTORS[name]))] for name in ("bob", "alice"))
     told = Told.honest()
     leaf, (terms, signature) = told.specs[0], told.shown[0]
@@ -665,20 +665,22 @@ def test_a_registry_that_an_auditor_brings_extends_the_one_in_the_export(tmp_pat
 
 def test_a_key_that_was_revoked_while_contributions_stayed_in_the_pool_is_a_qualifier(tmp_path):
     told = Told.honest()
-    later(told, lambda log: log.revoke("alice", at=START + 6, now=START + 6), since=True)
+    made = later(told, lambda log: log.revoke("alice", at=START + 6, now=START + 6), since=True)
     report = audit(told.export(tmp_path / "stayed"))
     assert report.verdict == "FULL" and "KEY_REVOKED" in report.qualifiers
     (note,) = (note for note in report.notes if "revoked" in note)
     assert note.startswith("1 windows were charged with contributions in the pool (2 at most)")
 
     def life(driver) -> None:
+        driver.ledger.take_registry(load(made, OWNER_KEY).root(), now=driver.tick())
         for spec in told.specs:
             if spec.key_id == key_id(public_bytes(CONTRIBUTORS["alice"])):
                 driver.ledger.withdraw(spec.descriptor_hash, "key-revoked", bytes(32), now=driver.tick())
         two_windows(driver)
 
     told.life = life
-    assert "KEY_REVOKED" not in audit(told.export(tmp_path / "left")).qualifiers
+    report = audit(told.export(tmp_path / "left"))
+    assert report.verdict == "FULL" and "KEY_REVOKED" not in report.qualifiers, report.findings
 
 
 @pytest.mark.parametrize("since", [START + 6, START + 1_000])

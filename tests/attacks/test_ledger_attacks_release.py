@@ -332,5 +332,5 @@ def test_E4_a_release_cannot_be_dated_otherwise_than_the_ledger_dates_it(scene, 
 
 def test_a_name_in_a_signed_sentence_is_cut(scene):
     """A tensor may be named by anybody, at any length; the sentence about it is not its own."""
-    file = Digested("x.safetensors", 1, bytes(32), (Tensor("n" * 5000, "F32", (2,), bytes(32)),))
+    file = Digested("x.safetensors", 1, bytes(32), (Tensor("n" * 5000, "F32", (2,), bytes(32)),), "tensors")
     assert len(told(tie(Commitment(1, 9, 4, (WEIGHTS,)), [file]))) < 700

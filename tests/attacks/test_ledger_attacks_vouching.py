@@ -14,10 +14,16 @@ from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
 from ledger.retention.retained import MEMBER
 from ledger.retention.statements import statements, summary_keys
-from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor
-from tests.ledger.retained_runs import ANNA, BEN, CLEO, export_of, is_pruned, retaining_spec, vouched_for
+from tests.ledger.attested import AttestedDriver, attested_admission
+from tests.ledger.ledger_runs import SIGNER, START, Driver
+from tests.ledger.retained_runs import ANNA, BEN, CLEO, export_of, retaining_spec, vouched_for
 
 KEYS = [SIGNER.vkey]
+
+
+def of_bob(n: int):
+    """An admission under terms that all of these share, so that none are without a use where one is hidden."""
+    return attested_admission(n, contributor="bob")
 
 
 def vouched_by(who, export: Path, base: Path):
@@ -37,9 +43,9 @@ def summarised(driver: Driver, *who) -> int:
 @pytest.fixture
 def empty_first(tmp_path) -> tuple[Driver, int, int]:
     """A run whose first summarised range has no body that may go; the second range is pruned."""
-    driver = Driver(Ledger.create(tmp_path / "ledger.db", retaining_spec(), SIGNER, now=START))
+    driver = AttestedDriver(Ledger.create(tmp_path / "ledger.db", retaining_spec(attested=True), SIGNER, now=START))
     driver.epoch()
-    driver.admit(admission(1), admission(2), admission(3))
+    driver.admit(*map(attested_admission, (1, 2, 3)))
     driver.steps(1)
     driver.withdraw(2)
     driver.epoch()
@@ -55,7 +61,7 @@ def test_an_auditor_vouches_for_no_range_whose_bodies_it_never_saw_though_an_ear
     driver, first, second = empty_first
     export = export_of(driver, tmp_path / "lean")
     report = verify_export(export, KEYS)
-    assert is_pruned(report) and [row.pruned > 0 for row in report.summaries] == [False, True]
+    assert report.verdict == "SUMMARISED" and [row.pruned > 0 for row in report.summaries] == [False, True]
     assert [row.whole for row in report.summaries] == [True, False]
     with pytest.raises(CosignRefused, match="NO_SUMMARY"):
         vouched_by(CLEO, export, tmp_path)
@@ -68,8 +74,8 @@ def test_an_auditor_vouches_for_no_range_whose_bodies_it_never_saw_though_an_ear
 
 def test_an_auditor_vouches_for_no_withdrawal_whose_admission_is_hidden_in_an_earlier_range(tmp_path):
     """A WITHDRAW leaf of the second range names an ADMIT leaf of the first: that leaf is one of the bodies it speaks for."""
-    driver = Driver(Ledger.create(tmp_path / "ledger.db", retaining_spec(), SIGNER, now=START))
-    driver.admit(admission(1), admission(2), admission(3))
+    driver = AttestedDriver(Ledger.create(tmp_path / "ledger.db", retaining_spec(attested=True), SIGNER, now=START))
+    driver.admit(*map(of_bob, (1, 2, 3)))
     driver.steps(1)
     driver.withdraw(3)
     driver.epoch()
@@ -81,7 +87,7 @@ def test_an_auditor_vouches_for_no_withdrawal_whose_admission_is_hidden_in_an_ea
     second = summarised(driver, ANNA, BEN)
     honest = export_of(driver, tmp_path / "honest")
     hidden = export_of(driver, tmp_path / "hidden")
-    record, place = driver.ledger.state.tally.summarised[0][0], driver.ledger.state.contributions[descriptor(2)].seq
+    record, place = driver.ledger.state.tally.summarised[0][0], driver.ledger.state.contributions[of_bob(2).descriptor_hash].seq
     assert (record.first, record.count, place) == (1, 3, 2)
     driver.ledger.close()
     assert statements(driver.ledger.header, vouched_by(CLEO, honest, tmp_path / "one").note)[CLEO.name] == second
@@ -90,8 +96,12 @@ def test_an_auditor_vouches_for_no_withdrawal_whose_admission_is_hidden_in_an_ea
     assert isinstance(decode_leaf(entries[place]), Admit) and entries[place + 1] == record.to_bytes()
     entries[place : place + 2] = [record.to_bytes(), MEMBER]
     path.write_bytes(tiles.entry_bundle(entries))
+    (signed,) = (path for path in (hidden / "attestations" / "signed").rglob("*") if path.is_file())
+    shown = tiles.split_bundle(signed.read_bytes(), None)
+    shown[place : place + 2] = [b"", b""]
+    signed.write_bytes(tiles.entry_bundle(shown))
     report = verify_export(hidden, KEYS)
-    assert is_pruned(report), "a quorum vouches for the withdrawal, so this much may be left out"
+    assert report.verdict == "SUMMARISED", "a quorum vouches for the withdrawal, so this much of it may be left out"
     assert [(row.pruned > 0, row.whole) for row in report.summaries] == [(True, False), (False, False)]
     with pytest.raises(CosignRefused, match="NO_SUMMARY"):
         vouched_by(CLEO, hidden, tmp_path / "two")

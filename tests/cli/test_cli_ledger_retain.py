@@ -10,11 +10,14 @@ from dptrain.pin import KIND, PIN
 from ledger.handles import Pin
 from ledger.log import Ledger
 from ledger.pinned import sign_pinned
+from tests.ledger.attested import put_registry
 from tests.ledger.ledger_runs import LOG_KEY, SIGNER, Driver, descriptor
 from tests.ledger.retained_runs import ANNA, BEN, crowded_and_pruned, grown
 from tests.pins import checkpoint_of
 
 RETAIN = ("ledger", "retain", "ledger.db")
+EXPORT = ("ledger", "export", "ledger.db")
+REGISTRY = ("--registry", "registry.cbor")
 LONG_AGO = 1_700_000_000
 
 
@@ -29,18 +32,21 @@ def files(shell):
 
 @pytest.fixture
 def run(files):
-    """Three closed epochs of a run whose policy keeps one."""
-    grown(files / "ledger.db", start=LONG_AGO).ledger.close()
+    """Three closed epochs of a run whose policy keeps one, over signed admissions."""
+    grown(files / "ledger.db", attested=True).ledger.close()
+    put_registry(files)
     return files
 
 
-def cosign(shell, export: str, who: str, *options: str) -> str:
+def cosign(shell, export: str, who: str, *options: str, code: int = 0) -> str:
+    """The file of the note, or what is said where nothing is cosigned."""
     note = f"{who}-{export}.note"
-    shell.run(
+    done = shell.run(
         *("ledger", "cosign", export, note, "--key", f"{who}.key", "--name", f"auditor.example/{who}"),
         *("--log-key", SIGNER.vkey, "--first", "--summary", *options),
+        code=code,
     )
-    return note
+    return done.stderr if code else note
 
 
 def grow(directory) -> None:
@@ -58,7 +64,9 @@ def test_summarise_vouch_and_prune(shell, run):
     assert [(row["leaf"], row["first"], row["state"]) for row in told["summaries"]] == [(told["summary"], 1, "waiting")]
     again = shell.run(*RETAIN).stdout
     assert "no epoch is past the horizon" in again and "waiting, vouched for by nobody" in again
-    shell.run("ledger", "export", "ledger.db", "export")
+    shell.run(*EXPORT, "told")
+    assert "BOUNDS_TOLD" in cosign(shell, "told", "anna", code=1)
+    shell.run(*EXPORT, "export", *REGISTRY)
     notes = [cosign(shell, "export", who) for who in ("anna", "ben")]
     assert "has 2 cosignatures" in shell.run("ledger", "merge", "export", *notes).stdout
     shell.run("ledger", "prove", "export", "early.proof", "--leaf", "1")
@@ -80,9 +88,9 @@ def test_summarise_vouch_and_prune(shell, run):
     assert lean["verdict"] == "OK" and (lean["pruned"], lean["pruned_before"]) == (3, done["pruned_before"])
     assert lean["epsilons"] == whole["epsilons"] + 3 > 3, "three groups had a row in the last epoch, and no row is gone"
     assert "the bodies of 3 leaves below" in shell.run("ledger", "fsck", "ledger.db").stdout
-    shell.run("ledger", "export", "ledger.db", "lean")
+    shell.run(*EXPORT, "lean", *REGISTRY)
     found = shell.json("ledger", "verify", "lean", "--key", SIGNER.vkey)
-    assert found["verdict"] == "TOLD" and "PRUNED" in found["qualifiers"] and found["summaries"][0]["pruned"] == 3
+    assert found["verdict"] == "SUMMARISED" and "PRUNED" in found["qualifiers"] and found["summaries"][0]["pruned"] == 3
     assert "PRUNED" in shell.run("ledger", "verify", "lean", "--key", SIGNER.vkey).stdout
     assert shell.json("ledger", "prove", "lean", "x.proof", "--leaf", "2", code=1)["error"]["code"] == "PRUNED"
     assert shell.json("ledger", "prove", "ledger.db", "x.proof", "--leaf", "2", code=1)["error"]["code"] == "PRUNED"

@@ -18,12 +18,13 @@ from recorded import record
 from terminals import on_terminal
 
 from attest.keys import public_bytes, save_private_key, save_public_key
+from attest.registry.memory import SUFFIX, RegistryMemory
 from attest.template import SigningTemplate
 from dptrain.runconfig import DataConfig, ImageModel, MachineConfig, OptimizerConfig, TextModel
 from ledger.log import Ledger
 from tests.agents import needs_openssh, openssh_agent, ssh_add
 from tests.ledger.attested import put_registry, registry
-from tests.ledger.ledger_runs import LOG_KEY, OWNER_KEY, SIGNER, Driver
+from tests.ledger.ledger_runs import LOG_KEY, OWNER_KEY, SIGNER, START, Driver
 from tests.ledger.retained_runs import grown
 from tests.ledger.tlog_witness import Witness
 
@@ -77,7 +78,7 @@ def auditors_key(shell, name: str) -> str:
 def fork(directory: Path, **policy) -> None:
     """Another history of the same ledger, of the same size, in `fork/`."""
     (directory / "fork").mkdir()
-    grown(directory / "fork" / "ledger.db", start=LONG_AGO + 1, **policy).ledger.close()
+    grown(directory / "fork" / "ledger.db", start=START + 1, attested=True, **policy).ledger.close()
     save_private_key(directory / "fork" / "ledger.key", LOG_KEY)
 
 
@@ -106,8 +107,9 @@ def test_the_page_for_auditors(shell):
         vkeys = [auditors_key(shell, name) for name in ("anna", "ben")]
         shell.write("auditors.pub", "".join(f"{vkey}\n" for vkey in vkeys))
         policy = {"auditors": tuple(vkeys), "auditor_quorum": 2, "witnesses": (witness.vkey,), "witness_quorum": 1}
-        grown(here / "ledger.db", start=LONG_AGO, **policy).ledger.close()
+        grown(here / "ledger.db", attested=True, **policy).ledger.close()
         fork(here, **policy)
+        RegistryMemory(here / f"ledger.db{SUFFIX}", "the ledger").keep(registry(), put_registry(here))
         shell.run("ledger", "export", "ledger.db", "export")
         cosign("export", "ben", "ben.note", "--first")
 
@@ -143,7 +145,7 @@ def test_the_page_for_auditors(shell):
     )
     shell.run("ledger", "export", "ledger.db", "export-3")
     told = shell.json("ledger", "verify", "export-3", "--key", "ledger.pub")
-    assert told["verdict"] == "TOLD" and "PRUNED" in told["qualifiers"]
+    assert told["verdict"] == "SUMMARISED" and "PRUNED" in told["qualifiers"]
     assert witness.name in Path("witnessed/checkpoint").read_text(), "what the witness answered is in later exports"
 
 

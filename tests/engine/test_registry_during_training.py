@@ -60,6 +60,7 @@ def test_A24_a_key_revoked_while_training_stops_the_draws_from_the_next_charge(w
     assert {leaf.descriptor_hash for leaf in found} == {trainer.private.pool.slots[i].descriptor_hash for i in gone}
     assert {(leaf.reason, leaf.evidence_hash) for leaf in found} == {("key-revoked", log_of(world).registry.root())}
     ledger, slots = trainer.private.recorder.ledger, trainer.private.pool.slots
+    assert ledger.state.registry_roots == [ledger.header.registry_root, log_of(world).registry.root()]
     kept = next(index for index in range(6) if index not in gone)
     assert 0 < ledger.epsilon(slots[gone[0]].descriptor_hash) < ledger.epsilon(slots[kept].descriptor_hash)
     trainer.close()
@@ -114,6 +115,8 @@ def test_enrolments_rotations_and_other_grants_disturb_nothing(world: World) -> 
 
     trainer, draws = interrupted(world, change)
     assert draws.tolist() == [6] * 6 and not withdrawals(trainer)
+    state = trainer.private.recorder.ledger.state
+    assert state.registry_roots[1:] == [log_of(world).registry.root()], "one leaf, for the state that the next charge found"
     trainer.close()
 
 

@@ -1,6 +1,7 @@
 """Runs long enough to have something to retain, for the tests of summaries and pruning."""
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -14,7 +15,7 @@ from ledger.note import Cosigner, checkpoint_text, sign_note
 from ledger.retention.statements import summary_keys, vouch
 from ledger.rules.rotation import KeyChain
 from ledger.storage.store import Row
-from tests.ledger.attested import AttestedDriver, attested_admission, attested_header, attested_policy
+from tests.ledger.attested import AttestedDriver, attested_admission, attested_header, attested_policy, put_registry
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, header_spec, signed_policy
 
 ANNA, BEN, CLEO = (
@@ -24,25 +25,33 @@ ANNA, BEN, CLEO = (
 AUDITORS = (ANNA.vkey, BEN.vkey, CLEO.vkey)
 
 
+_LASTING = 90 * 365 * 86400
 _RETAINING: dict = {"retention_epochs": 1, "auditors": AUDITORS, "auditor_quorum": 2}
 
 
-def retaining_spec(**changes: object):
+def retaining_spec(*, attested: bool = False, **changes: object):
     """A header whose policy keeps one epoch and names three auditors, of whom two are a quorum."""
+    if attested:
+        return attested_header(attested_policy(**_RETAINING | changes))
     return header_spec(signed_policy(**_RETAINING | changes), registry_root=changes.get("registry_root", bytes(32)))
 
 
-def grown(place, *, start: int = START, **changes: object) -> Driver:
-    """Three closed epochs: contributions 2 and 6 left in the first and second, 1, 3 and 5 stay, 99 never came."""
-    driver = Driver(Ledger.create(place, retaining_spec(**changes), SIGNER, now=start), now=start)
-    driver.admit(admission(1), admission(2), admission(3, "sensitive"))
-    driver.admit(admission(4, "sensitive", clip_micro=250_000, sigma_micro=4_000_000, max_occurrences=7))
+def grown(place, *, start: int = START, attested: bool = False, **changes: object) -> Driver:
+    """Three closed epochs: contributions 2 and 6 left in the first and second, 1, 3 and 5 stay, 99 never came.
+
+    With ``attested`` contributors signed them for ninety years, and whoever vouches for summaries can, by today's clock too.
+    """
+    spec = retaining_spec(attested=attested, **(changes | {"max_window": _LASTING + 86400} if attested else changes))
+    one = partial(attested_admission, not_after=START + _LASTING) if attested else admission
+    driver = (AttestedDriver if attested else Driver)(Ledger.create(place, spec, SIGNER, now=start), now=start)
+    driver.admit(one(1), one(2), one(3, "sensitive"))
+    driver.admit(one(4, "sensitive", clip_micro=250_000, sigma_micro=4_000_000, max_occurrences=7))
     driver.steps(1)
     driver.withdraw(2)
     driver.withdraw(99)
     driver.steps(1)
     driver.epoch()
-    driver.admit(admission(5), admission(6))
+    driver.admit(one(5), one(6))
     driver.steps(1)
     driver.withdraw(4)
     driver.withdraw(6)
@@ -70,7 +79,7 @@ def crowded(
     under terms of its own.
     """
     fields = {"retention_hash_epochs": 3} | changes
-    spec = attested_header(attested_policy(**_RETAINING | fields)) if attested else retaining_spec(**fields)
+    spec = retaining_spec(attested=attested, **fields)
     driver = (AttestedDriver if attested else Driver)(Ledger.create(place, spec, SIGNER, now=START), now=START)
     one = _attested if attested else admission
     driver.admit(*map(one, range(10)))
@@ -136,8 +145,12 @@ def is_pruned(report) -> bool:
 
 
 def export_of(driver: Driver, directory: Path) -> Path:
-    """The ledger as it stands, exported."""
-    return driver.ledger.export(directory)
+    """The ledger as it stands, exported; of signed admissions with their registry."""
+    if not isinstance(driver, AttestedDriver):
+        return driver.ledger.export(directory)
+    beside = directory.with_name(f"{directory.name}.registry")
+    beside.mkdir(exist_ok=True)
+    return driver.ledger.export(directory, registry=put_registry(beside))
 
 
 def leaves_of(ledger: Ledger) -> list:

@@ -26,6 +26,7 @@ from ledger.leaves import (
     HeaderBlock,
     Key,
     Previous,
+    Registry,
     Release,
     Resume,
     Settle,
@@ -114,6 +115,7 @@ RECORDS = st.one_of(
     st.builds(Key, positive, times, printable, printable, octets[64], octets[64]),
     st.builds(Release, positive, times, uints, positive, hashes, hashes, hashes, hashes),
     clocks(),
+    st.builds(Registry, positive, times, st.just(bytes(32)), hashes.filter(any)),
 )
 
 
@@ -162,13 +164,13 @@ def test_missing_and_unknown_fields_are_refused(leaf):
             decode_leaf(cbor.encode(bad))
 
 
-@pytest.mark.parametrize("kind", [-1, 6, 7, 10, 12, 13, 14, 2**40, None, "1", True])
+@pytest.mark.parametrize("kind", [-1, 6, 7, 10, 12, 13, 14, 15, 2**40, None, "1", True])
 def test_reserved_and_unknown_kinds_are_refused(kind):
     with pytest.raises(LeafRefused):
         decode_leaf(cbor.encode({0: 1, 1: kind, 2: START}))
 
 
-WIRE = (Admit, Charge, Settle, Spend, SpendRow, Epoch, Summary, SummaryClass, Key, Release, Clock, Previous)
+WIRE = (Admit, Charge, Settle, Spend, SpendRow, Epoch, Summary, SummaryClass, Key, Release, Clock, Registry, Previous)
 
 
 def test_the_wire_order_of_fields_is_what_it_was():
@@ -188,6 +190,7 @@ def test_the_wire_order_of_fields_is_what_it_was():
         "Key": "seq time old_vkey new_vkey old_signature new_signature",
         "Release": "seq time step size root manifest_digest artifacts_digest withdrawals_root",
         "Clock": "seq time before reason",
+        "Registry": "seq time before after",
         "Previous": "origin size root header_digest log_vkey reason",
     }
     row = SpendRow(1, 500_000, 3_000_000, 0, 0, 0, 0, 2, 0, None, 0, 0.0, 5, b"\x01" * 32, 16, 2.25, 123_456)

@@ -18,7 +18,7 @@ from ledger.retention.aggregates import Aggregate
 from ledger.retention.statements import summary_keys
 from ledger.views.trace import Wanted, trace
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
-from tests.ledger.retained_runs import ANNA, AUDITORS, BEN, CLEO, grown, is_pruned, retaining_spec, vouched_for
+from tests.ledger.retained_runs import ANNA, AUDITORS, BEN, CLEO, export_of, grown, is_pruned, retaining_spec, vouched_for
 
 KEYS = [SIGNER.vkey]
 EVERYBODY = range(1, 7)
@@ -154,16 +154,21 @@ def test_single_leaves_of_a_pruned_export(ready, tmp_path):
     assert len(list(reader.backwards())) == reader.size - 3
 
 
-def test_an_auditor_of_a_pruned_ledger_vouches_for_what_is_still_whole(ready, tmp_path):
-    ready.ledger.prune()
-    export = ready.ledger.export(tmp_path / "lean")
+def test_an_auditor_of_a_pruned_ledger_vouches_for_what_is_still_whole(place, tmp_path):
+    driver = grown(place, attested=True)
+    first = driver.ledger.summarise(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
+    driver.steps(1)
+    driver.epoch()
+    driver.ledger.prune()
     memory = Memory(tmp_path / "memory", CLEO.vkey)
-    assert is_pruned(cosign_export(export, KEYS, CLEO, memory, now=START + 500, first=True).report)
-    second = ready.ledger.summarise(now=ready.tick())
-    export = ready.ledger.export(tmp_path / "second")
-    done = cosign_export(export, KEYS, CLEO, memory, now=START + 600, summary=True)
-    ready.ledger.add_signatures(done.note, [CLEO.vkey, *summary_keys(ready.ledger.header)])
-    assert ready.ledger.vouchers == {ready.leaf.seq: (ANNA.name, BEN.name), second.seq: (CLEO.name,)}
+    report = cosign_export(export_of(driver, tmp_path / "lean"), KEYS, CLEO, memory, now=START + 500, first=True).report
+    assert report.verdict == "SUMMARISED"
+    second = driver.ledger.summarise(now=driver.tick())
+    done = cosign_export(export_of(driver, tmp_path / "second"), KEYS, CLEO, memory, now=START + 600, summary=True)
+    driver.ledger.add_signatures(done.note, [CLEO.vkey, *summary_keys(driver.ledger.header)])
+    assert driver.ledger.vouchers == {first.seq: (ANNA.name, BEN.name), second.seq: (CLEO.name,)}
+    driver.ledger.close()
 
 
 def test_who_has_the_descriptor_finds_a_contribution_whose_leaves_are_gone(place, backend):

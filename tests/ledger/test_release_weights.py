@@ -34,7 +34,7 @@ def file(path: str = "model.safetensors", **tensors: str) -> Digested:
         return Tensor(name.replace("__", "."), "F32", (2, 2), hashlib.sha256(value.encode()).digest())
 
     found = sorted(map(tensor, tensors, tensors.values()), key=lambda item: item.name)
-    return Digested(path, 1, bytes(32), tuple(found))
+    return Digested(path, 1, bytes(32), tuple(found), "tensors")
 
 
 def against(files: list[Digested], *found: WeightRecord):
@@ -81,7 +81,9 @@ def test_tensors_are_tied_converted_changed_or_foreign_each_by_itself():
     assert (found.tied, found.changed, found.converted, found.foreign) == (("a", "frozen"), ("b",), ("c",), ("e",))
     assert (told.status, told.trained, told.present, told.untrained, told.left_out) == ("UNTIED", 4, 2, 1, ("b", "d"))
     assert against([file(a="a", c="c")], *run).status == "CONVERTED"
-    assert against([file(a="a", frozen="frozen")], *run).status == "TIED"
+    part = against([file(a="a", frozen="frozen")], *run)
+    assert (part.status, part.left_out) == ("PART", ("b", "c", "d"))
+    assert against([file(a="a", b="b", d="d")], run[0], run[1], run[4]).status == "TIED"
     assert tie(None, [file(a="a")]).status == "UNRECORDED"
 
 
@@ -104,7 +106,7 @@ def test_a_tensor_of_another_shape_is_changed_and_never_converted():
     ],
 )
 def test_a_file_that_may_hold_weights_unread_keeps_a_release_from_being_tied(path):
-    told = against([file(a="a"), Digested(path, 1, bytes(32), None)], record("a"))
+    told = against([file(a="a"), Digested(path, 1, bytes(32), None, "text")], record("a"))
     assert (told.status, told.opaque) == ("UNTIED", (path,))
 
 
@@ -112,11 +114,15 @@ def test_a_file_that_may_hold_weights_unread_keeps_a_release_from_being_tied(pat
     "path", ["config.json", "README.md", "LICENSE", ".gitattributes", "tokenizer.model", "a/chat_template.jinja"]
 )
 def test_files_that_come_beside_weights_leave_a_release_tied(path):
-    assert against([file(a="a"), Digested(path, 1, bytes(32), None)], record("a")).status == "TIED"
+    beside = [Digested(path, 1, bytes(32), None, form) for form in ("text", "pieces", "template", "picture")]
+    assert all(against([file(a="a"), one], record("a")).status == "TIED" for one in beside)
+    for form in ("pickle", "archive", "weights", "unknown"):
+        told = against([file(a="a"), Digested(path, 1, bytes(32), None, form)], record("a"))
+        assert (told.status, told.opaque) == ("UNTIED", (path,)), form
 
 
 @pytest.mark.parametrize(
-    "files", [[], [Digested("config.json", 1, bytes(32), None)], [file()], [file("a.safetensors"), file()]]
+    "files", [[], [Digested("config.json", 1, bytes(32), None, "text")], [file()], [file("a.safetensors"), file()]]
 )
 def test_files_without_any_tensor_are_not_tied(files):
     told = against(files, record("a"))
@@ -177,10 +183,14 @@ def test_a_file_of_a_part_is_read_from_there_and_all_of_it_from_one_place():
         record("decoder.1.w"),
         record("classifier.weight"),
     )
-    told = against([file("encoder.safetensors", **{"0__w": "encoder.0.w", "1__w": "encoder.1.w"})], *run)
-    assert (told.status, told.files[0].view.add) == ("TIED", "encoder.")
+    encoder = file("encoder.safetensors", **{"0__w": "encoder.0.w", "1__w": "encoder.1.w"})
+    told = against([encoder], *run)
+    assert (told.status, told.files[0].view.add) == ("PART", "encoder.")
+    assert told.left_out == ("classifier.weight", "decoder.0.w", "decoder.1.w")
     head = against([file(weight="classifier.weight")], *run)
-    assert (head.status, head.files[0].view.add) == ("TIED", "classifier.")
+    assert (head.status, head.files[0].view.add) == ("PART", "classifier.")
+    decoder = file("decoder.safetensors", **{"0__w": "decoder.0.w", "1__w": "decoder.1.w"})
+    assert against([encoder, decoder, file("head.safetensors", weight="classifier.weight")], *run).status == "TIED"
     mixed = against([file(**{"0__w": "encoder.0.w", "1__w": "decoder.1.w"})], *run)
     assert mixed.status == "UNTIED" and len(mixed.files[0].tied) == len(mixed.files[0].changed) == 1
 
@@ -214,7 +224,8 @@ def test_one_of_many_adapters_is_found_by_what_is_in_its_file_and_a_converted_on
     names = [f"lab-{number:02}" for number in range(40)]
     run = tuple(record(f"q.A.{name}.w", "q.A.w", adapter=name) for name in names)
     told = against([file("any.safetensors", q__A__w="q.A.lab-33.w")], *run)
-    assert (told.status, told.files[0].view.adapter) == ("TIED", "lab-33")
+    assert (told.status, told.files[0].view.adapter, told.adapters) == ("PART", "lab-33", ("lab-33",))
+    assert told.serves("adapter:lab-33") and not any(map(told.serves, ("adapter:lab-34", "full", "base", "lab-33")))
     converted = tuple(replace(item, dtype="BF16") for item in run)
     told = against([file("lab-37/any.safetensors", q__A__w="")], *converted)
     assert (told.status, told.files[0].view.adapter) == ("CONVERTED", "lab-37")

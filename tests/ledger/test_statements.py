@@ -12,6 +12,7 @@ from ledger.note import Cosigner, cosign, open_note, parse_verifier_key
 from ledger.proofs.cosigning import cosign_export
 from ledger.proofs.memory import Memory
 from ledger.retention.statements import NAME_SUFFIX, statements, summary_key, summary_keys, vouch, vouched_end, vouchers
+from tests.ledger.attested import put_registry
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
 from tests.ledger.retained_runs import ANNA, BEN, CLEO, export_of, grown
 
@@ -20,7 +21,7 @@ KEYS = [SIGNER.vkey]
 
 @pytest.fixture
 def run(path):
-    driver = grown(path)
+    driver = grown(path, attested=True)
     yield driver
     driver.ledger.close()
 
@@ -54,6 +55,22 @@ def test_without_a_summary_there_is_nothing_to_vouch_for(run, tmp_path):
         vouched(export_of(run, tmp_path / "export"), ANNA, tmp_path)
 
 
+@pytest.mark.parametrize("lacking", ["attestations", "registry"])
+def test_nobody_vouches_for_a_summary_over_bounds_that_are_told(summarised, tmp_path, lacking):
+    """What goes must have been held against what contributors signed; a cosignature by itself promises less, and is given."""
+    export = summarised.ledger.export(tmp_path / "export", attestations=lacking != "attestations")
+    registry = put_registry(tmp_path)
+    with pytest.raises(CosignRefused, match="BOUNDS_TOLD") as caught:
+        vouched(export, ANNA, tmp_path)
+    assert f"has no {lacking}" in caught.value.sentence
+    memory = Memory(tmp_path / "auditor.example-anna", ANNA.vkey)
+    assert memory.read(SIGNER.name) is None, "nothing is remembered of what was not cosigned"
+    done = cosign_export(export, KEYS, BEN, Memory(tmp_path / "ben", BEN.vkey), now=START + 1000, first=True)
+    assert done.report.verdict == "TOLD" and statements(summarised.ledger.header, done.note) == {}
+    if lacking == "registry":
+        assert vouched(export, ANNA, tmp_path, registry=registry).vouched == (summarised.leaf.seq,)
+
+
 def test_a_faulty_export_is_not_vouched_for(summarised, tmp_path):
     export = export_of(summarised, tmp_path / "export")
     (export / "tile" / "extra").write_bytes(b"")
@@ -72,7 +89,7 @@ def test_a_quorum_vouches_and_the_audit_names_it(summarised, tmp_path):
         assert len(names[summarised.leaf.seq]) == count
         assert vouched_end(header, summaries, names) == (summarised.leaf.end if count == 2 else 0)
     report = verify_export(export_of(summarised, tmp_path / "again"), KEYS)
-    assert report.verdict == "TOLD"
+    assert report.verdict == "FULL"
     assert [(row.first, row.end, row.vouchers, row.pruned) for row in report.summaries] == [
         (1, summarised.leaf.end, (ANNA.name, BEN.name), 0)
     ]

@@ -4,7 +4,7 @@ A liar begins with an honest run and changes a part of it; what is written is ha
 its meaning can refuse it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class Told:
         header: changes of the header.
         life: what happens after the admissions.
         begun: what the clock says at the header.
+        place: where the ledger lies, from the directory that it is written under.
         numbers: number of the terms of each contribution, None for that of their first use.
         terms: the terms in their order, None for that of their first use.
         attestations: whether anything is written of them.
@@ -70,6 +71,7 @@ class Told:
     header: dict = field(default_factory=dict)
     life: Callable[[AttestedDriver], None] = two_windows
     begun: int = START
+    place: Callable[[Path], object] = lambda directory: directory / "ledger.db"
     numbers: Callable[[int], int] = lambda number: number
     terms: Callable[[list[bytes]], list[bytes]] = lambda terms: terms
     attestations: bool = True
@@ -98,7 +100,7 @@ class Told:
     def export(self, directory: Path) -> Path:
         """Writes it all under a directory, and returns the export."""
         directory.mkdir(exist_ok=True)
-        with Ledger.create(directory / "ledger.db", attested_header(**self.header), SIGNER, now=self.begun) as ledger:
+        with Ledger.create(self.place(directory), attested_header(**self.header), SIGNER, now=self.begun) as ledger:
             driver = AttestedDriver(ledger, now=self.begun)
             for spec in self.specs:
                 ledger.admit([replace(spec, attestation=None)], now=driver.tick())
@@ -107,27 +109,34 @@ class Told:
             export = ledger.export(directory / "export")
             size = ledger.size
         if self.attestations:
-            self._attest(export, size, dict(zip(admitted, self.shown, strict=True)))
+            attest(export, size, dict(zip(admitted, self.shown, strict=True)), self.numbers, self.terms)
         if self.registry is not None:
             (export / layout.REGISTRY).write_bytes(self.registry)
         return export
 
-    def _attest(self, export: Path, size: int, shown: dict[int, Shown | None]) -> None:
-        """Writes the attestations, as `ledger.export` does."""
-        order: dict[bytes, int] = {}
-        for n, width in layout.tile_widths(size):
-            entries = [b""] * width
-            for within in range(width):
-                one = shown.get(n * layout.TILE_WIDTH + within)
-                if one is not None:
-                    number = order.setdefault(one[0].to_cbor(), len(order))
-                    entries[within] = pack(self.numbers(number), one[1])
-            if any(entries):
-                write(export / layout.signed_path(n, width), tiles.entry_bundle(entries))
-        terms = self.terms(list(order))
-        for n, width in layout.tile_widths(len(terms)):
-            some = terms[n * layout.TILE_WIDTH : n * layout.TILE_WIDTH + width]
-            write(export / layout.terms_path(n, width), tiles.entry_bundle(some))
+
+def attest(
+    export: Path,
+    size: int,
+    shown: Mapping[int, Shown | None],
+    numbers: Callable[[int], int] = lambda number: number,
+    terms: Callable[[list[bytes]], list[bytes]] = lambda terms: terms,
+) -> None:
+    """Writes what stands beside ADMIT leaves, by their positions, as `ledger.export` does; or with other numbers and terms."""
+    order: dict[bytes, int] = {}
+    for n, width in layout.tile_widths(size):
+        entries = [b""] * width
+        for within in range(width):
+            one = shown.get(n * layout.TILE_WIDTH + within)
+            if one is not None:
+                number = order.setdefault(one[0].to_cbor(), len(order))
+                entries[within] = pack(numbers(number), one[1])
+        if any(entries):
+            write(export / layout.signed_path(n, width), tiles.entry_bundle(entries))
+    found = terms(list(order))
+    for n, width in layout.tile_widths(len(found)):
+        some = found[n * layout.TILE_WIDTH : n * layout.TILE_WIDTH + width]
+        write(export / layout.terms_path(n, width), tiles.entry_bundle(some))
 
 
 def write(path: Path, data: bytes) -> None:

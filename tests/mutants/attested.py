@@ -60,7 +60,7 @@ ATTESTED = (
     ),
     Mutant(
         "the registry of an export has the state that admitted", EXPORT,
-        "if header.registry_root not in roots:", "if not roots:",
+        "    if missing:\n        sentence", "    if not found:\n        sentence",
         T + "test_a_registry_that_is_not_that_of_the_run_is_refused_and_nothing_is_written",
     ),
     Mutant(

@@ -1,6 +1,7 @@
 """Mutants of what a private microbatch may do: every promise of the sandbox, the probes and statement A, broken once."""
 
 from tests.mutants.attested import ATTESTED
+from tests.mutants.audited import BOUNDS, FIGURES, RELEASES
 from tests.mutants.beside import BESIDE, IN_THEIR_PLACE
 from tests.mutants.mutant import Mutant
 
@@ -737,5 +738,8 @@ GROUPS = {
     "beside the ledger": BESIDE,
     "what contributors signed": ATTESTED,
     "the ledger in its place": IN_THEIR_PLACE,
+    "bounds in an audit": BOUNDS,
+    "figures of an audit": FIGURES,
+    "releases": RELEASES,
 }
 """Mutants by what they break."""

@@ -200,7 +200,7 @@ def test_a_file_that_is_swapped_for_that_of_the_other_adapter_is_told_to_be_it(
     model.save_pretrained(directory)
     shutil.copy(directory / "lab-b" / WEIGHTS, directory / WEIGHTS)
     report = released(world, directory)
-    assert (report.verdict, report.weights.status) == ("TOLD", "TIED")
+    assert (report.verdict, report.weights.status, report.weights.adapters) == ("TOLD", "PART", ("lab-b",))
     assert {file.view.adapter for file in report.weights.files} == {"lab-b"}
     assert len(report.weights.left_out) == 20 and all(".default." in name for name in report.weights.left_out)
 

@@ -18,7 +18,7 @@ from attest.policy import Policy
 from attest.registry import Contributor, KeyRecord
 from attest.shown import utc
 from ledger.attestations import misfit
-from ledger.audit.registered import Registered
+from ledger.audit.registered import Known
 from ledger.leaves import Admit
 
 _QUOTED: Final = ("class", "profile", "clip norm", "noise multiplier", "max occurrences", "key", "epsilon limit", "its delta")
@@ -58,13 +58,13 @@ class Agreed:
         share: how many admissions the contributor of the key has by now, and may have; shared by all terms of one contributor.
     """
 
-    def __init__(self, terms: CommonTerms, policy: Policy, registry: Registered | None) -> None:
+    def __init__(self, terms: CommonTerms, policy: Policy, registry: Known | None) -> None:
         """Takes terms.
 
         Args:
             terms: as the export has them.
             policy: the signed policy.
-            registry: None where only the leaves can be held against the terms.
+            registry: the state by which the run goes then; None where only the leaves can be held against the terms.
         """
         self.signed: SignedDescriptor = terms.signed
         self.signing: Signing | None = None
@@ -107,7 +107,7 @@ class Agreed:
         if self._registry is None:
             return
         if self.signing is None:
-            told = f"key {self._key_id.hex()} is not in the registry that the run admitted by"
+            told = f"key {self._key_id.hex()} is not in the state of the registry that the run admitted by"
             yield "KEY_UNKNOWN", f"its attestation is signed by nobody who is enrolled: {told}"
             return
         try:

@@ -6,20 +6,21 @@ from typing import Final
 
 from attest.clock import MAX_TIME
 from attest.digests import DigestTable
-from attest.errors import AttestError
+from attest.errors import AttestError, RegistryRefused
 from attest.framing import SIGNATURE_SIZE, CommonTerms
 from attest.history import Share
+from attest.keys import key_id
 from attest.shown import utc
-from attest.withdrawal import EXPIRED
+from attest.withdrawal import EXPIRED, REGISTRY_REASONS
 from ledger import layout
 from ledger.audit.bounds.agreed import Agreed
 from ledger.audit.bounds.pool import AttestedPool
 from ledger.audit.bounds.shown import Shown
 from ledger.audit.files import Export
 from ledger.audit.findings import BoundsEvidence
-from ledger.audit.registered import Registered
+from ledger.audit.registered import Known, Registered
 from ledger.audit.remarks import Remarks
-from ledger.leaves import Admit, Charge, Header, Leaf, Withdraw
+from ledger.leaves import Admit, Charge, Header, Leaf, Registry, Withdraw
 from ledger.retention.retained import RetainedReplay
 
 Report = Callable[[str, str, str], None]
@@ -35,8 +36,10 @@ class Bounds:
         Without a finding, no content commitment was admitted twice; and where the export holds attestations, each ADMIT leaf
         whose body is there, private or public, holds against one (`ledger.audit.bounds.agreed.Agreed`), no contributor has
         more admissions than its cap, no contribution was in the pool of a charge before its attestation began or after it
-        ended, and none was withdrawn as expired before. Which contributors are one person no export shows: caps count by
-        contributor.
+        ended, and none was withdrawn as expired before. By the state of the registry that was in force then (of the header, or
+        of the last REGISTRY leaf) every admission holds, no contribution was in the pool of a charge whose key was revoked or
+        whose class was not granted, and none was withdrawn for such a reason which that state supports. Which contributors are
+        one person no export shows: caps count by contributor.
 
     Attributes:
         admits: ADMIT leaves whose bodies are there.
@@ -49,10 +52,12 @@ class Bounds:
         Args:
             header: leaf 0.
             export: the directory, its names checked.
-            registry: by which the run admitted; None where that is not known.
+            registry: by which the run went; None where that is not known.
             fault: takes (code, where, sentence) of everything wrong.
         """
         self._policy, self._export, self._registry, self._fault = header.policy, export, registry, fault
+        self._state = None if registry is None else Known.of(registry.admitted)
+        self._signers: list[tuple[bytes, str] | None] = []  # key and class of every terms, None where the key is not known
         self._shown = Shown(export, fault)
         self._pool = AttestedPool(len(header.policy.classes))
         self._known: dict[int, Agreed] = {}
@@ -72,6 +77,7 @@ class Bounds:
             if gone:
                 self._gone += 1
                 self._stray(seq)
+                self._commits_once(seq, leaf)
             else:
                 number = self._admit(seq, leaf)
             contribution = run.contributions.get(leaf.descriptor_hash)
@@ -83,6 +89,8 @@ class Bounds:
             self._charge(seq, leaf, run)
         elif isinstance(leaf, Withdraw):
             self._withdraw(seq, leaf, run)
+        elif isinstance(leaf, Registry):
+            self._take_registry(seq, leaf)
 
     def judge(self, run: RetainedReplay, remarks: Remarks) -> BoundsEvidence:
         """Says what became of the attestations, once every leaf was seen.
@@ -129,10 +137,7 @@ class Bounds:
         """Holds an ADMIT leaf against its attestation; returns the number of its terms if they are known."""
         self.admits += 1
         where = f"seq {seq}"
-        earlier = self._anchors.setdefault(leaf.anchor, seq)
-        if earlier is not None:
-            told = f"the content was admitted already, by leaf {earlier}: both commit to {leaf.anchor.hex()}"
-            self._fault("DUPLICATE_CONTENT", where, told)
+        self._commits_once(seq, leaf)
         entry = self._shown.entry(seq, admit=True)
         if not entry:
             if entry is not None and self._export.attested:
@@ -154,6 +159,13 @@ class Bounds:
             self._fault(wrong[0], where, wrong[1])
         self._count(agreed, where)
         return number
+
+    def _commits_once(self, seq: int, leaf: Admit) -> None:
+        """Finds a content that is committed to twice; of a pruned leaf as far as what stands in for it has the commitment."""
+        earlier = self._anchors.setdefault(leaf.anchor, seq) if any(leaf.anchor) else None
+        if earlier is not None:
+            told = f"the content was admitted already, by leaf {earlier}: both commit to {leaf.anchor.hex()}"
+            self._fault("DUPLICATE_CONTENT", f"seq {seq}", told)
 
     def _once(self, seq: int, leaf: Admit) -> None:
         """Finds an attestation that is quoted twice; where it is shown, that of another descriptor has another hash."""
@@ -178,19 +190,52 @@ class Bounds:
         if first and known is not None:
             self._fault("TERMS", where, f"terms {number} are terms {known} again; the same terms stand once")
         try:
-            agreed = Agreed(CommonTerms.from_cbor(data), self._policy, self._registry)
+            agreed = Agreed(CommonTerms.from_cbor(data), self._policy, self._state)
         except AttestError as error:
             self._fault(error.code, where, f"the terms of its attestation cannot be read: {error.sentence}")
             if first:
                 self._pool.add_terms(0, MAX_TIME)
+                self._signers.append(None)
             return None
         agreed.find_key(leaf.anchor, signature)
         if first:
             self._pool.add_terms(agreed.signed.not_before, agreed.signed.not_after, self._revoked_at(agreed))
+            signing = agreed.signing
+            self._signers.append(None if signing is None else (signing.record.raw, agreed.signed.admissibility_class))
+            self._bar(number, leaf.time)
         for code, sentence in agreed.problems(leaf.time):
             self._fault(code, where, sentence)
         self._keep(number, agreed)
         return agreed
+
+    def _take_registry(self, seq: int, leaf: Registry) -> None:
+        """Goes by a later state from here on: who signed under which key, for which class, and up to which cap."""
+        if self._registry is None:
+            return
+        try:
+            state = self._registry.walk.to(leaf.after)
+        except RegistryRefused:  # told already, when the registry was opened
+            return
+        if state is None:
+            told = f"the registry has no state {leaf.after.hex()} behind that by which the run went until then"
+            self._fault("REGISTRY_ROOT", f"seq {seq}", f"{told}; get the latest registry from the corpus owner")
+            return
+        self._state = Known.of(state)
+        self._known.clear()
+        for number in range(len(self._signers)):
+            self._bar(number, leaf.time)
+
+    def _bar(self, number: int, now: int) -> None:
+        """Finds from when on the state in force supports some terms no more."""
+        signer = self._signers[number]
+        if signer is None or self._state is None:
+            return
+        raw, class_name = signer
+        found = next((item for item in self._state.by_key.get(key_id(raw), []) if item[1].raw == raw), None)
+        if found is None:
+            return
+        contributor, record = found
+        self._pool.bar(number, record.revoked_at if class_name in contributor.classes else now)
 
     def _revoked_at(self, agreed: Agreed) -> int:
         if self._registry is None or agreed.signing is None:
@@ -198,9 +243,10 @@ class Bounds:
         return self._registry.latest.revocations.get(agreed.signing.record.raw, MAX_TIME)
 
     def _keep(self, number: int, agreed: Agreed) -> None:
-        if self._registry is not None and agreed.signing is not None:
-            share = Share.of(agreed.signing.contributor.name, self._policy, self._registry.admitted)
+        if self._state is not None and agreed.signing is not None:
+            share = Share.of(agreed.signing.contributor.name, self._policy, self._state.state)
             agreed.share = self._shares.setdefault(share.holder, [0, share.cap])
+            agreed.share[1] = share.cap
             self._keys.add(agreed.signing.record.key_id)
         if len(self._known) >= _KNOWN:
             del self._known[next(iter(self._known))]
@@ -229,8 +275,12 @@ class Bounds:
         for not_after, count in self._pool.ended(leaf.time):
             told = f"{count} contributions are in the pool at {utc(leaf.time)} whose attestations ended at {utc(not_after)}"
             self._fault("EXPIRED", f"seq {seq}", f"{told}; they should have been withdrawn before the charge")
-        late = self._pool.revoked(leaf.time)
-        if late:
+        if barred := self._pool.barred(leaf.time):
+            told = f"{barred} contributions are in the pool at {utc(leaf.time)} that the registry supports no more"
+            why = "by the state that the run had taken in a key is revoked, or a class is not granted"
+            self._fault("BARRED", f"seq {seq}", f"{told}: {why}")
+        late = self._pool.revoked(leaf.time) - barred
+        if late > 0:
             self._late.append(seq)
             self._most_late = max(self._most_late, late)
 
@@ -238,7 +288,11 @@ class Bounds:
         contribution = run.contributions.get(leaf.descriptor_hash)
         if contribution is None or run.withdrawals.get(leaf.descriptor_hash) != seq:
             return
+        barred = self._pool.is_barred(contribution, leaf.time)
         not_after = self._pool.leave(contribution)
+        if leaf.reason in REGISTRY_REASONS and self._registry is not None and barred is False:
+            told = f"it says {leaf.reason}, and the state of the registry by which the run went supports the contribution"
+            self._fault("NOT_BARRED", f"seq {seq}", f"{told} at {utc(leaf.time)}; ask the operator why it was withdrawn")
         if leaf.reason == EXPIRED and not_after is not None and leaf.time < not_after:
             told = f"it says at {utc(leaf.time)} that the attestation has expired, which is valid until {utc(not_after)}"
             self._fault("NOT_EXPIRED", f"seq {seq}", f"{told}; ask the operator why the contribution was withdrawn")

@@ -24,6 +24,7 @@ class AttestedPool:
         self._ends: list[tuple[int, int]] = []
         self._revocations: list[tuple[int, int]] = []
         self._late: set[int] = set()
+        self._barred: dict[int, int] = {}
         self._terms_of = [array("i") for _ in range(classes)]  # by the slot of a contribution in its class
 
     @property
@@ -44,6 +45,22 @@ class AttestedPool:
         self._not_after.append(not_after)
         self._revoked_at.append(revoked_at)
 
+    def bar(self, number: int, since: int | None) -> None:
+        """Takes from when on the state of the registry by which the run goes supports some terms no more; None for never."""
+        if since is None:
+            self._barred.pop(number, None)
+        else:
+            self._barred[number] = since
+
+    def barred(self, time: int) -> int:
+        """Returns how many contributions are in the pool that the state in force supports no more; takes time in such terms."""
+        return sum(self._active[number] for number, since in self._barred.items() if since <= time)
+
+    def is_barred(self, contribution: Contribution, time: int) -> bool | None:
+        """Returns whether the state in force supports a contribution no more; None where its terms are not known."""
+        number = self._number(contribution)
+        return None if number < 0 else self._barred.get(number, time + 1) <= time
+
     def enter(self, contribution: Contribution, number: int | None) -> None:
         """Takes an admitted contribution; number of its terms, None where these are not known."""
         terms_of = self._terms_of[contribution.class_index]
@@ -59,12 +76,15 @@ class AttestedPool:
 
     def leave(self, contribution: Contribution) -> int | None:
         """Takes a contribution out; returns the first second after its attestation, None where that is not known."""
-        terms_of = self._terms_of[contribution.class_index]
-        number = terms_of[contribution.slot] if contribution.slot < len(terms_of) else -1
+        number = self._number(contribution)
         if number < 0:
             return None
         self._active[number] -= 1
         return self._not_after[number]
+
+    def _number(self, contribution: Contribution) -> int:
+        terms_of = self._terms_of[contribution.class_index]
+        return terms_of[contribution.slot] if contribution.slot < len(terms_of) else -1
 
     def ended(self, time: int) -> Iterator[tuple[int, int]]:
         """Yields first second after validity, and number of contributions, of terms that ended by a time; each once."""

@@ -12,7 +12,7 @@ from attest.anchor import ContentAnchor, sign_anchor, verify_anchor
 from attest.attestation import Attestation
 from attest.errors import AttestError
 from attest.gate import Refusal
-from attest.policy import NoisePhase, Policy, sign_policy, verify_policy
+from attest.policy import NoisePhase, Policy, SamplingRule, sign_policy, verify_policy
 from attest.registry import Create, Entry, KeyStatement, Registry
 from attest.registry.entries import join, split
 from attest.registry.log import read_states
@@ -158,7 +158,7 @@ def _policies() -> Iterator[tuple[str, Policy]]:
     yield "budgets", replace(policy, noise_budgets=(1, 10**9, MICRO))
     yield "statement A", replace(policy, isolation_required=True)
     for order in ("cyclic", "shuffled"):
-        yield f"{order} order", replace(policy, disclosure="occurrences_public", sampling_order=order, classes=turns)
+        yield f"{order} order", replace(policy, disclosure="occurrences_public", sampling=SamplingRule(order), classes=turns)
 
 
 def policies() -> Iterator[Row]:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.keys import public_bytes
 from attest.order import Order
-from attest.policy import NoisePhase
+from attest.policy import NoisePhase, SamplingRule
 from attest.withdrawal import EXPIRED
 from ledger import layout
 from ledger.log import Ledger
@@ -340,7 +340,7 @@ def _public_classes() -> tuple[Any, ...]:
 def ordered(order: str, **fields: object) -> dict[str, Any]:
     """Returns changes of the policy that make it sign an order: turns every four steps, and every three."""
     turns = rules({"sampling_rate": Fraction(1, 4)}, {"sampling_rate": Fraction(1, 3)})
-    told = turns | {"disclosure": "occurrences_public", "sampling_order": order, "steps": 12, "redo_steps": 3}
+    told = turns | {"disclosure": "occurrences_public", "sampling": SamplingRule(order), "steps": 12, "redo_steps": 3}
     return {**told, "epoch_steps": 12, **fields}
 
 

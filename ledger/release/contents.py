@@ -1,0 +1,262 @@
+"""What kind of thing a released file is, by its bytes: its name is what somebody calls it, and no loader has to believe it.
+
+Only what is recognised here counts as a file that holds no weights. Whatever is not recognised may hold some, and keeps a
+release from being TIED. Nothing is run or unpickled: opcodes, magic numbers and strings are read, and no more.
+
+Sources: Python's `pickletools` (opcodes of all protocols); the first bytes of the formats as their specifications have them;
+the protobuf encoding and `sentencepiece_model.proto` (ModelProto); RFC 8259 (JSON).
+"""
+
+import codecs
+import io
+import json
+import pickletools
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Final
+
+TENSORS: Final = "tensors"
+TEXT: Final = "text"
+TEMPLATE: Final = "template"
+CODE: Final = "code"
+NAMES_CODE: Final = "names-code"
+PICKLE: Final = "pickle"
+ARCHIVE: Final = "archive"
+WEIGHTS: Final = "weights"
+INDEX: Final = "index"
+PIECES: Final = "pieces"
+PICTURE: Final = "picture"
+LONG: Final = "long"
+UNKNOWN: Final = "unknown"
+
+FORMS: Final = {
+    TENSORS: "a whole safetensors file",
+    TEXT: "text in UTF-8; settings in JSON that name no code",
+    TEMPLATE: "a template by which prompts are made, or settings with one",
+    CODE: "source, script or machine code",
+    NAMES_CODE: "settings that name code for a loader to run",
+    PICKLE: "a pickle, which runs code when it is read",
+    ARCHIVE: "an archive or something compressed, which may hold pickles: torch.save and joblib write such",
+    WEIGHTS: "weights in a format that is not compared: GGUF, ONNX, HDF5, NumPy, TFLite",
+    INDEX: "an index of shards",
+    PIECES: "a sentencepiece tokenizer",
+    PICTURE: "a picture or a PDF",
+    LONG: "settings too long to be looked into",
+    UNKNOWN: "none of these",
+}
+"""What a file can be, each in words."""
+
+CODE_FORMS: Final = frozenset((CODE, NAMES_CODE, PICKLE, ARCHIVE, LONG))
+"""Forms of files that can carry code, or name some, for a loader to run."""
+
+HARMLESS: Final = frozenset((TEXT, TEMPLATE, CODE, NAMES_CODE, LONG, INDEX, PIECES, PICTURE))
+"""Forms of files that hold no weights, as far as any loader reads them."""
+
+LOOKED: Final = 1 << 26
+"""Bytes of a file, from its beginning, that are looked into; all of it where only text, zip ends or nothing is looked for."""
+
+MAX_NAMES: Final = 10_000
+"""Names that are kept of one file."""
+
+MAX_PARSED: Final = 1 << 24
+"""Bytes of an index of shards, or of a sentencepiece model: these are parsed, which takes memory."""
+
+_OPCODES: Final = 1 << 16
+_TAIL: Final = 65_557  # the longest end of a zip file: 22 bytes and a comment of 65 535
+_CONTROLS: Final = bytes(set(range(32)) - {9, 10, 12, 13}) + b"\x7f"
+_NAMING: Final = frozenset(("auto_map", "custom_pipelines", "trust_remote_code", "parent_library", "_target_"))
+_CODE_ENDINGS: Final = frozenset(
+    (".py", ".pyc", ".pyd", ".pyx", ".so", ".dll", ".dylib", ".exe", ".sh", ".bat", ".ps1", ".js", ".mjs", ".wasm", ".ipynb",
+     ".cu", ".cpp", ".c", ".rb", ".pl", ".lua", ".jar", ".class", ".pt2", ".engine", ".mar")
+)  # fmt: skip
+_MACHINE_CODE: Final = (b"\x7fELF", b"MZ", b"\xfe\xed\xfa", b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe",
+                        b"\0asm", b"#!")  # fmt: skip
+_ARCHIVES: Final = (b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18",
+                    b"7z\xbc\xaf\x27\x1c", b"Rar!", b"ZF", b"\x5d\0\0", b"\x78\x01", b"\x78\x5e", b"\x78\x9c",
+                    b"\x78\xda")  # fmt: skip
+_WEIGHTS: Final = (b"GGUF", b"ggml", b"ggjt", b"\x89HDF\r\n\x1a\n", b"\x93NUMPY")
+_PICTURES: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"%PDF-")
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]* [A-Za-z_][A-Za-z0-9_.]*")
+# Possessive, and to the end of the bytes where a string has none: whoever made a file cannot make a look at it take longer.
+_STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"(\s*+:)?|\\?\Z)', re.DOTALL)
+
+
+class Looker:
+    """Takes the bytes of a file from front to back, and tells its form; memory does not grow beyond what is looked into."""
+
+    def __init__(self, path: str) -> None:
+        """Begins before the first byte.
+
+        Args:
+            path: of the file; its ending decides only which of two readings of the bytes a loader takes.
+        """
+        self._name = PurePosixPath(path).name.lower()
+        self._head, self._tail, self._size = bytearray(), b"", 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._text = True
+
+    def take(self, data: bytes) -> None:
+        """Takes the next bytes."""
+        self._size += len(data)
+        if len(self._head) < LOOKED:
+            self._head += data[: LOOKED - len(self._head)]
+        self._tail = (self._tail + data)[-_TAIL:]
+        if self._text:
+            self._text = self._decodes(data)
+
+    def form(self) -> tuple[str, tuple[str, ...]]:
+        """Returns the form of the file, and what it names: the shards of an index, the keys of settings that name code.
+
+        Guarantee: a file of one of the forms of `HARMLESS` is, all of it, text without control characters that is no pickle; or
+            it begins as a picture or a PDF does, or is a sentencepiece model to the last byte, and ends as no zip file does.
+        """
+        head, ending = bytes(self._head), PurePosixPath(self._name).suffix
+        self._text = self._text and self._decodes(b"", last=True)
+        if is_pickle(head[:_OPCODES], whole=self._size <= _OPCODES):
+            return PICKLE, ()
+        if ending in _CODE_ENDINGS or head.startswith(_MACHINE_CODE):
+            return CODE, ()
+        if not self._text:
+            return self._binary(head, ending), ()
+        return self._readable(head, ending)
+
+    def _decodes(self, data: bytes, *, last: bool = False) -> bool:
+        try:
+            self._decoder.decode(data, last)
+        except UnicodeDecodeError:
+            return False
+        return len(data.translate(None, _CONTROLS)) == len(data)
+
+    def _binary(self, head: bytes, ending: str) -> str:
+        if b"PK\x05\x06" in self._tail or head.startswith(_ARCHIVES) or head[257:262] == b"ustar":
+            return ARCHIVE
+        if head.startswith(_WEIGHTS) or head[4:8] == b"TFL3" or ending == ".onnx":
+            return WEIGHTS
+        webp = head.startswith(b"RIFF") and head[8:12] == b"WEBP"
+        if head.startswith(_PICTURES) or webp:
+            return PICTURE
+        return PIECES if self._size == len(head) and is_pieces(head) else UNKNOWN
+
+    def _readable(self, head: bytes, ending: str) -> tuple[str, tuple[str, ...]]:
+        if ending in (".jinja", ".jinja2", ".j2"):
+            return TEMPLATE, ()
+        if ending != ".json":
+            return TEXT, ()
+        if self._size > len(head):
+            return LONG, ()
+        if self._name.endswith(".index.json"):
+            shards = shards_of(head)
+            return (UNKNOWN, ()) if shards is None else (INDEX, shards)
+        keys = _keys(head)
+        naming = sorted(keys & _NAMING) or (["type"] if self._name == "modules.json" else [])
+        if naming:
+            return NAMES_CODE, tuple(naming)
+        return (TEMPLATE if "chat_template" in keys else TEXT), ()
+
+
+def is_pickle(head: bytes, *, whole: bool) -> bool:
+    """Returns whether bytes are read as a pickle by whoever unpickles them.
+
+    Protocols 2 and above say so in their first byte. Older ones are text: these bytes are one if all of them are opcodes with
+    their arguments, up to a STOP at the very end or as far as the bytes go, or up to a STOP behind an opcode that imports
+    something. Prose and settings are not: they would have to begin every line as an opcode does.
+
+    Args:
+        head: the first bytes of a file.
+        whole: whether these are all.
+    """
+    if head[:1] == b"\x80":
+        return len(head) < 2 or head[1] < 32
+    stream, imports, count = io.BytesIO(head), False, 0
+    try:
+        for opcode, argument, _ in pickletools.genops(stream):
+            count += 1
+            imports |= opcode.name in ("GLOBAL", "INST") and _IDENTIFIER.fullmatch(str(argument)) is not None
+            imports |= opcode.name in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4")
+    except Exception:  # whatever an argument that is none makes of the reader
+        return not whole and stream.tell() == len(head)
+    return imports or (count > 1 and stream.tell() == len(head.rstrip(b"\n")))
+
+
+def is_pieces(data: bytes) -> bool:
+    """Returns whether bytes are a sentencepiece ModelProto to the last one: pieces with scores, settings, and nothing else."""
+    pieces = 0
+    try:
+        for number, wire, value in _fields(data[: MAX_PARSED + 1]):
+            if wire != 2 or not 1 <= number <= 5:
+                return False
+            pieces += number == 1
+            if number == 1 and any((part[0], part[1]) not in ((1, 2), (2, 5), (3, 0)) for part in _fields(value)):
+                return False
+    except ValueError:
+        return False
+    return pieces > 0 and len(data) <= MAX_PARSED
+
+
+def shards_of(data: bytes) -> tuple[str, ...] | None:
+    """Returns the files that an index of shards names, in order; None where it is none that a loader reads in one way."""
+    if len(data) > MAX_PARSED:
+        return None
+    try:
+        value = json.loads(data, object_pairs_hook=_unique)
+        names = sorted(set(value["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    plain = all(type(name) is str and name and name.isprintable() and len(name) <= 200 for name in names)
+    return tuple(names) if plain and 0 < len(names) <= MAX_NAMES else None
+
+
+def _keys(data: bytes) -> set[str]:
+    """The keys of a JSON document that matter here, at any depth, however they are spelled."""
+    found = set()
+    for match in _STRING.finditer(data):
+        if match[2] is None:
+            continue
+        text = match[1]
+        if b"\\" in text or text.decode("utf-8", "replace") in (*_NAMING, "chat_template"):
+            try:
+                found.add(json.loads(b'"' + text + b'"'))
+            except ValueError:
+                continue
+    return found
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yields the fields of a protobuf message, as number, wire type and bytes; raises ValueError where it is none."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        number, wire = tag >> 3, tag & 7
+        start = at
+        if wire == 0:
+            _, at = _varint(data, at)
+        elif wire == 2:
+            length, start = _varint(data, at)
+            at = start + length
+        else:
+            at += {1: 8, 5: 4}.get(wire, len(data) + 1)
+        if at > len(data) or not number:
+            raise ValueError("no protobuf message")
+        yield number, wire, data[start:at]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of at most nine bytes, and where the next item begins; beyond the end where there is none."""
+    value = 0
+    for place in range(9):
+        if at >= len(data):
+            break
+        byte = data[at]
+        value |= (byte & 127) << (7 * place)
+        at += 1
+        if byte < 128:
+            return value, at
+    return 0, len(data) + 1
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice")
+    return found

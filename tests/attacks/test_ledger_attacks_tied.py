@@ -1,0 +1,273 @@
+"""Row E4 of the attack list, what TIED may be said of: files beside the weights, parts, prefixes and indices."""
+
+import gzip
+import hashlib
+import io
+import json
+import pickle
+import struct
+import tarfile
+import time
+import zipfile
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ledger.errors import ReleaseRefused
+from ledger.release import MANIFEST, Rights, Tie, check_release, choose_artifact, release, tie
+from ledger.release.contents import FORMS, HARMLESS
+from ledger.release.create import describe
+from ledger.release.files import digested, listed
+from ledger.release.manifest import sign_manifest
+from tests.ledger.ledger_runs import SIGNER
+from tests.ledger.release_models import WEIGHTS, model, run_to_the_end, safetensors
+
+KEYS = [SIGNER.vkey]
+NAMES = list(WEIGHTS)
+
+
+class Runs:
+    """What unpickling this would do."""
+
+    def __reduce__(self):
+        return print, ("the loader ran this",)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    driver = run_to_the_end(tmp_path_factory.mktemp("tied") / "ledger.db")
+    with driver.ledger:
+        yield driver
+
+
+@pytest.fixture
+def directory(tmp_path) -> Path:
+    return model(tmp_path / "model")
+
+
+def tied(run, directory: Path) -> Tie:
+    """What a release of the directory would say, without a leaf about it."""
+    files = tuple(digested(directory, path) for path in listed(directory))
+    return tie(describe(run.ledger, files, now=run.now).weights, files)
+
+
+def zipped(*names: str) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"weights")
+    return data.getvalue()
+
+
+def tarred() -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("storages"))
+    return data.getvalue()
+
+
+PICKLES = {protocol: pickle.dumps([Runs(), 1.5, "x"], protocol) for protocol in range(6)}
+PIECE = b"\x0a\x03\x0a\x01a"  # ModelProto field 1: a piece "a" without a score
+
+HIDDEN = [
+    *((f"tokenizer.model of protocol {protocol}", "tokenizer.model", data, "pickle") for protocol, data in PICKLES.items()),
+    *((f"weights.txt of protocol {protocol}", "weights.txt", data, "pickle") for protocol, data in PICKLES.items()),
+    ("data alone, as text", "weights.txt", pickle.dumps([0.5] * 9, 0), "pickle"),
+    ("a text pickle longer than is looked at", "weights.txt", pickle.dumps([0.5] * 30_000, 0), "pickle"),
+    ("an import, and junk behind it", "README.md", pickle.dumps(Runs(), 0) + b"\nplain words\n", "pickle"),
+    ("one long line of a text pickle", "notes.txt", b"S'" + b"a" * 70_000 + b"'\n.", "pickle"),
+    ("signature", "x.safetensors.sig", PICKLES[4], "pickle"),
+    ("torch.save", "tokenizer.model", zipped("archive/data.pkl", "archive/data/0"), "archive"),
+    ("torch.save behind a picture", "logo.png", b"\x89PNG\r\n\x1a\n" + bytes(99) + zipped("data.pkl"), "archive"),
+    ("torch.save behind a sentencepiece model", "a.model", PIECE + zipped("data.pkl"), "archive"),
+    ("joblib, compressed", "scaler.txt", zlib.compress(PICKLES[3]), "archive"),
+    ("gzip", "vocab.txt", gzip.compress(b"x" * 99), "archive"),
+    ("tar", "notes.txt", tarred(), "archive"),
+    ("GGUF", "tokenizer.model", b"GGUF" + bytes(200), "weights"),
+    ("HDF5", "a.csv", b"\x89HDF\r\n\x1a\n" + bytes(200), "weights"),
+    ("NumPy", "a.tsv", b"\x93NUMPY" + bytes(200), "weights"),
+    ("TFLite", "a.spm", b"\x1c\0\0\0TFL3" + bytes(200), "weights"),
+    ("bare floats", "merges.txt", struct.pack("<64f", *range(64)), "unknown"),
+    ("text with control characters", "a.txt", b"a\0b", "unknown"),
+    ("UTF-16", "a.txt", "words".encode("utf-16"), "unknown"),
+    ("a protobuf that is no tokenizer", "tokenizer.model", b"\x3a\x05hello", "unknown"),
+    ("floats behind the last piece", "tokenizer.model", PIECE + bytes(64), "unknown"),
+    ("shared library", "a.txt", b"\x7fELF" + bytes(99), "code"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "form"), [row[1:] for row in HIDDEN], ids=[row[0] for row in HIDDEN])
+def test_E4_weights_and_code_under_the_name_of_a_companion_keep_a_release_from_being_tied_or_are_named(
+    run, directory, name, data, form
+):
+    (directory / name).write_bytes(data)
+    found = tied(run, directory)
+    assert digested(directory, name).form == form
+    if form != "code":
+        assert (found.status, found.opaque) == ("UNTIED", (name,))
+    assert (found.code == (name,)) == (form in ("pickle", "archive", "code"))
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("README.md", b"# A model\n\nTrained. See the card.\n"),
+        ("LICENSE", b"Copyright 2026\n\nGranted...\n"),
+        ("vocab.txt", "a\nb\nцз\n##c\n.\n".encode()),
+        ("merges.txt", b"#version: 0.2\nt h\na n\n"),
+        ("a.txt", b""),
+        ("a.txt", b"N.\n\n and so on"),
+        ("a.txt", "\ufeffwith a mark\r\n".encode()),
+        ("tokenizer.model", PIECE + b"\x0a\x0a\x0a\x01b\x15\0\0\x80\x3f\x18\x02" + b"\x12\x02\x08\x01"),
+        ("logo.png", b"\x89PNG\r\n\x1a\n" + bytes(99)),
+        ("tokenizer.json", json.dumps({"vocab": {'"auto_map": ': 1, "b": '"auto_map":', "c": "auto_map"}}).encode()),
+    ],
+)
+def test_plain_companions_are_no_code_and_leave_a_release_tied(run, directory, name, data):
+    (directory / name).write_bytes(data)
+    found = tied(run, directory)
+    assert (found.status, found.opaque, found.code) == ("TIED", (), ())
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "what"),
+    [
+        ("modeling.py", "import os\n", "code"),
+        ("run.txt", "#!/bin/sh\nrm -r .\n", "code"),
+        ("config.json", '{"auto_map": {"AutoModel": "modeling.Model"}}', "code"),
+        ("config.json", '{"a": [{"\\u0061uto_map": null}]}', "code"),
+        ("config.json", '{"vision": {"trust_remote_code" : true}}', "code"),
+        ("adapter_config.json", '{"auto_mapping": {"parent_library": "os"}}', "code"),
+        ("modules.json", '[{"type": "sentence_transformers.models.Pooling"}]', "code"),
+        ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}', "templates"),
+        ("chat_template.jinja", "{{ messages }}", "templates"),
+    ],
+)
+def test_E4_settings_and_code_that_were_changed_and_signed_along_are_named_under_signature(
+    tmp_path, directory, name, data, what
+):
+    """The weights are the run's; what a loader makes of them with such files is not, and nobody is served unasked."""
+    (directory / name).write_text(data)
+    driver = run_to_the_end(tmp_path / "ledger.db")
+    with driver.ledger:
+        release(driver.ledger, directory, now=driver.tick())
+    report = check_release(directory, KEYS)
+    assert (report.verdict, report.weights.status, getattr(report.weights, what)) == ("TOLD", "TIED", (name,))
+    assert ("CODE_BESIDE" in report.qualifiers) == (what == "code")
+    letter = {"code": "C (code beside the weights)", "templates": "C (templates)"}[what]
+    assert any(said.startswith(letter) and name in said for said in report.manifest.statements)
+    rights = {"classes": {"open": None, "sensitive": None}, "told": True}
+    if what == "code":
+        with pytest.raises(ReleaseRefused, match="CODE"):
+            choose_artifact(report, Rights(**rights), ["full"])
+    assert choose_artifact(report, Rights(**rights, code=True), ["full"]) == "full"
+
+
+def saved(directory: Path, tensors, name: str = "model.safetensors") -> None:
+    (directory / name).write_bytes(safetensors(tensors))
+
+
+def test_E4_one_tensor_of_two_is_a_part_and_serves_nobody_who_asks_for_the_whole(tmp_path, directory):
+    saved(directory, {NAMES[0]: WEIGHTS[NAMES[0]]})
+    driver = run_to_the_end(tmp_path / "ledger.db")
+    with driver.ledger:
+        release(driver.ledger, directory, now=driver.tick())
+    report = check_release(directory, KEYS)
+    assert (report.weights.status, report.weights.left_out) == ("PART", (NAMES[1],))
+    assert "WEIGHTS_NOT_TIED" in report.qualifiers
+    assert any(said.startswith("W (weights in part)") and NAMES[1] in said for said in report.manifest.statements)
+    with pytest.raises(ReleaseRefused, match="NOT_TIED"):
+        choose_artifact(report, Rights({"open": None, "sensitive": None}, told=True), ["full", "base"])
+
+
+@pytest.mark.parametrize(
+    ("rename", "status"),
+    [
+        (lambda name: f"nobody.knows.{name}", "UNTIED"),
+        (lambda name: f"x{name}", "UNTIED"),
+        (lambda name: f"hidden.{name}", "UNTIED"),
+        (lambda name: f"module.{name}", "TIED"),
+        (lambda name: f"_orig_mod.{name}", "TIED"),
+        (lambda name: f"base_model.model.{name}", "TIED"),
+        (lambda name: name.removeprefix("layers."), "TIED"),  # one module of the model, and all of it
+    ],
+)
+def test_E4_a_prefix_that_no_loader_looks_behind_is_not_tied(run, directory, rename, status):
+    """Such a file loads without an error, and the model keeps the random weights that it began with."""
+    saved(directory, {rename(name): value for name, value in WEIGHTS.items()})
+    assert tied(run, directory).status == status
+
+
+def test_E4_a_tensor_that_is_found_only_inside_an_inner_module_is_not_tied(run, directory):
+    saved(directory, {"weight": WEIGHTS[NAMES[0]]})
+    found = tied(run, directory)
+    assert (found.status, found.files[0].view.add) == ("UNTIED", "layers.0.")
+
+
+SHARDS = {f"model-0000{n}-of-00002.safetensors": NAMES[n - 1] for n in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("index", "status"),
+    [
+        ({"weight_map": {name: file for file, name in SHARDS.items()}}, "TIED"),
+        ({"weight_map": {NAMES[0]: "../other.safetensors", NAMES[1]: list(SHARDS)[1]}}, "UNTIED"),
+        ({"weight_map": dict.fromkeys(NAMES, "pytorch_model.bin")}, "UNTIED"),
+        ({"weight_map": {NAMES[0]: next(iter(SHARDS))}}, "UNTIED"),
+        ({"weight_map": {}}, "UNTIED"),
+        ({"weight_map": [1]}, "UNTIED"),
+        ([], "UNTIED"),
+    ],
+)
+def test_E4_an_index_that_leads_a_loader_elsewhere_is_not_tied(run, directory, index, status):
+    (directory / "model.safetensors").unlink()
+    for file, name in SHARDS.items():
+        saved(directory, {name: WEIGHTS[name]}, file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert tied(run, directory).status == status
+
+
+def test_E4_a_manifest_that_calls_a_pickle_text_is_refused_by_who_looks_at_the_file(tmp_path, directory):
+    """The releaser signs the form; whoever checks finds it again from the bytes."""
+    (directory / "weights.txt").write_bytes(PICKLES[4])
+    files = [digested(directory, path) for path in listed(directory)]
+    files = tuple(replace(file, form="text") if file.path == "weights.txt" else file for file in files)
+    driver = run_to_the_end(tmp_path / "ledger.db")
+    with driver.ledger:
+        manifest = describe(driver.ledger, files, now=driver.tick())
+        assert tie(manifest.weights, files).status == "TIED"
+        data = sign_manifest(manifest, SIGNER)
+        driver.ledger.record_release(hashlib.sha256(data).digest(), manifest.artifacts_digest, manifest.step, now=driver.now)
+        (directory / MANIFEST).write_bytes(data)
+        driver.ledger.export(directory / "export")
+    report = check_release(directory, KEYS)
+    assert [(item.code, item.where) for item in report.findings] == [("CHANGED_FILE", "weights.txt")]
+    assert report.verdict == "FAILED" and "the manifest says text" in report.findings[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.json", b'"' + b'\\"' * 2_000_000),
+        ("a.json", b'"' + b'\\"' * 2_000_000 + b"\\"),
+        ("a.json", b'"" ' * 1_500_000),
+        ("a.json", b"[" * 4_000_000),
+        ("a.index.json", b"[" * 4_000_000),
+        ("a.model", b"\x12\x00" * 2_000_000),
+        ("a.model", b"\x0a\x82\xea\x30" + b"\x18\x01" * 400_001),
+        ("a.txt", b"(" * 4_000_000),
+        ("a.txt", b"I" + b"9" * 4_000_000),
+        ("a.txt", b"\x80"),
+    ],
+)
+def test_no_file_makes_a_look_at_it_take_more_than_its_share_of_time(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    began = time.process_time()
+    assert digested(tmp_path, name).form in FORMS
+    assert time.process_time() - began < 5
+
+
+def test_every_form_has_its_words_and_weights_and_unknown_are_never_harmless():
+    assert set(FORMS) > HARMLESS and not HARMLESS & {"tensors", "pickle", "archive", "weights", "unknown"}
