@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from attest import cbor, keys, sign1
@@ -176,7 +177,7 @@ def policies() -> Iterator[Row]:
     yield row("another key pinned", payload, message, RAW["alice"])
     yield row("a bit of the signature", payload, message[:-1] + bytes([message[-1] ^ 1]))
     yield row("signed as a withdrawal", payload, sign1.sign(payload, OWNER, contributor="owner", typ=sign1.TYP_WITHDRAWAL))
-    for name, bad in mutations(cbor.decode(payload), each=1):
+    for name, bad in islice(mutations(cbor.decode(payload), each=1), 0, None, 2):
         found = row(name, bad, sign1.sign(bad, OWNER, contributor="owner", typ=sign1.TYP_POLICY))
         if found["answer"] == "refused":
             yield found
@@ -267,7 +268,7 @@ def _bad_registries() -> Iterator[tuple[str, bytes, bytes]]:
     yield "cut in the middle of an item", join(items)[:-1], OWNER_RAW
     yield "a byte behind it", join(items) + b"\x00", OWNER_RAW
     last = items[1][0]
-    for name, bad in mutations(cbor.decode(last), each=1):
+    for name, bad in islice(mutations(cbor.decode(last), each=1), 0, None, 2):
         message = sign1.sign(bad, OWNER, contributor="owner", typ=sign1.TYP_REGISTRY)
         yield f"entry 1: {name}", join([items[0], (bad, message)]), OWNER_RAW
 
