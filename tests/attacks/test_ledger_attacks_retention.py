@@ -14,7 +14,7 @@ import pytest
 from ledger import tiles
 from ledger.audit import verify_export
 from ledger.errors import LeafRefused, LedgerCorrupt, RetentionRefused
-from ledger.leaves import Charge, Epoch, Leaf, Spend, Summary, SummaryKind, Withdraw
+from ledger.leaves import Charge, Epoch, Leaf, Spend, Summary, SummaryKind, Withdraw, decode_leaf
 from ledger.log import Ledger
 from ledger.note import checkpoint_text, sign_note
 from ledger.retention.anchors import AnchorRecord
@@ -201,7 +201,7 @@ def test_B24_a_withdrawal_is_not_erased_by_pruning(pruned, tmp_path):
     """Every WITHDRAW leaf stays, for those whose ADMIT leaf went too; neither database nor auditor takes less."""
     ledger = pruned.ledger
     with ledger.rows() as rows:
-        kept = {row.descriptor_hash for row in rows if row.kind == Withdraw.KIND and row.body}
+        kept = {decode_leaf(row.body).descriptor_hash for row in rows if row.kind == Withdraw.KIND and row.body}
     assert kept == {descriptor(n) for n in (2, 4, 6, 99)}
     assert [row.seq for row in verify_export(export_of(pruned, tmp_path / "e"), KEYS).withdrawals] == sorted(
         ledger.state.withdrawals.values()
@@ -283,7 +283,8 @@ def test_B26_a_boundary_past_what_was_vouched_for_is_corrupt(pruned):
 def test_B26_the_body_of_who_is_active_is_missed(pruned):
     """An ADMIT leaf below P of a contribution that stays: its bounds are needed by every charge to come."""
     seq = pruned.ledger.state.contributions[descriptor(1)].seq
-    assert tampered(pruned, f"UPDATE entry SET body = NULL WHERE seq = {seq}").code == "ANCHOR"
+    for name in ("NULL", f"x'{descriptor(1).hex()}'"):
+        assert tampered(pruned, f"UPDATE entry SET body = NULL, dhash = {name} WHERE seq = {seq}").code == "ANCHOR"
 
 
 def test_B26_a_forged_anchor_for_who_is_active_is_refused(pruned):
@@ -292,7 +293,7 @@ def test_B26_a_forged_anchor_for_who_is_active_is_refused(pruned):
     record = AnchorRecord(descriptor(1), 0, first, first + 5, 1, *bounds, bytes(32))
     error = tampered(
         pruned,
-        f"UPDATE entry SET body = NULL WHERE seq = {contribution.seq}",
+        f"UPDATE entry SET body = NULL, dhash = x'{descriptor(1).hex()}' WHERE seq = {contribution.seq}",
         f"INSERT INTO anchor (dhash, summary_seq, record) VALUES (x'{descriptor(1).hex()}', 9, x'{record.to_bytes().hex()}')",
     )
     assert error.code == "UNVOUCHED"
