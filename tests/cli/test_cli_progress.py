@@ -7,6 +7,7 @@ from rich.console import Console
 
 from attest.keys import save_private_key
 from dptrain import progress
+from dptrain.cli.output import counting
 from dptrain.progress import contributions_in, progress_bar
 from tests.cli.terminals import on_terminal
 from tests.ledger.ledger_runs import LOG_KEY, SIGNER
@@ -40,13 +41,25 @@ def test_what_reads_a_whole_ledger_says_on_a_terminal_what_it_is_at(shell):
     for arguments, said in (
         (("ledger", "verify", "export", "--key", SIGNER.vkey), "auditing export"),
         (("ledger", "fsck", "ledger.db"), "checking ledger.db"),
-        (("ledger", "retain", "ledger.db"), "summarising ledger.db"),
     ):
         code, shown = on_terminal(shell.directory, arguments)
         assert code == 0 and said in shown
         assert shell.run(*arguments).stderr == ""
-    code, shown = on_terminal(shell.directory, ("ledger", "export", "ledger.db", "again"))
-    assert code == 0 and shown.index("reading ledger.db") < shown.index("exporting ledger.db")
+
+
+def test_an_export_says_that_it_reads_and_that_it_writes_and_says_nothing_in_a_pipe(shell, monkeypatch):
+    grown(shell.directory / "ledger.db", start=1_700_000_000).ledger.close()
+    save_private_key(shell.directory / "ledger.key", LOG_KEY)
+    said = []
+
+    def told(what):
+        said.append(what)
+        return counting(what)
+
+    for module in ("ledger", "ledger_place"):
+        monkeypatch.setattr(f"dptrain.cli.{module}.counting", told)
+    assert shell.run("ledger", "export", "ledger.db", "export").stderr == ""
+    assert said == ["reading ledger.db", "exporting ledger.db"]
 
 
 def test_the_bar_is_drawn_at_most_every_fifth_of_a_second(monkeypatch):
