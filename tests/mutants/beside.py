@@ -39,7 +39,7 @@ BESIDE = (
     ),
     Mutant(
         "the states are those that the pin names", PIN, "if found != record.state_sha256:", "if not found:",
-        T_BESIDE + "test_a_state_changed_between_stop_and_resume_is_refused_before_anything_is_charged_or_loaded",
+        T_CHECKPOINTS + "test_no_byte_of_changed_states_is_parsed",
     ),
     Mutant(
         "the file that is loaded is the one that was digested", CHECKPOINTS,
