@@ -53,7 +53,7 @@ BOUNDS = (
     Mutant(
         "an admission lies in the validity of attestation and key", AGREED,
         "return None if self._first <= leaf.time < self._end else", "return None if self._first <= self._end else",
-        T_BOUNDS + "test_what_nobody_signed_is_found[ended_before]",
+        T_BOUNDS + "test_who_is_admitted_under_known_terms_after_their_end_is_found",
     ),
     Mutant(
         "an attestation is valid at every charge", FOLLOW, "in self._pool.ended(leaf.time):", "in self._pool.ended(0):",

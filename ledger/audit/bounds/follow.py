@@ -57,7 +57,8 @@ class Bounds:
         """
         self._policy, self._export, self._registry, self._fault = header.policy, export, registry, fault
         self._state = None if registry is None else Known.of(registry.admitted)
-        self._signers: list[tuple[bytes, str] | None] = []  # key and class of every terms, None where the key is not known
+        # By key and class: numbers of the terms, and from when on the state in force supports them no more.
+        self._signers: dict[tuple[bytes, str], tuple[list[int], int | None]] = {}
         self._shown = Shown(export, fault)
         self._pool = AttestedPool(len(header.policy.classes))
         self._known: dict[int, Agreed] = {}
@@ -195,14 +196,17 @@ class Bounds:
             self._fault(error.code, where, f"the terms of its attestation cannot be read: {error.sentence}")
             if first:
                 self._pool.add_terms(0, MAX_TIME)
-                self._signers.append(None)
             return None
         agreed.find_key(leaf.anchor, signature)
         if first:
             self._pool.add_terms(agreed.signed.not_before, agreed.signed.not_after, self._revoked_at(agreed))
-            signing = agreed.signing
-            self._signers.append(None if signing is None else (signing.record.raw, agreed.signed.admissibility_class))
-            self._bar(number, leaf.time)
+            if agreed.signing is not None:
+                signer = agreed.signing.record.raw, agreed.signed.admissibility_class
+                numbers, _ = self._signers.setdefault(signer, ([], None))
+                numbers.append(number)
+                since = self._unsupported(*signer, leaf.time)
+                self._signers[signer] = numbers, since
+                self._pool.bar(number, since)
         for code, sentence in agreed.problems(leaf.time):
             self._fault(code, where, sentence)
         self._keep(number, agreed)
@@ -222,20 +226,21 @@ class Bounds:
             return
         self._state = Known.of(state)
         self._known.clear()
-        for number in range(len(self._signers)):
-            self._bar(number, leaf.time)
+        for signer, (numbers, before) in list(self._signers.items()):
+            since = self._unsupported(*signer, leaf.time)
+            if since != before:
+                self._signers[signer] = numbers, since
+                for number in numbers:
+                    self._pool.bar(number, since)
 
-    def _bar(self, number: int, now: int) -> None:
-        """Finds from when on the state in force supports some terms no more."""
-        signer = self._signers[number]
-        if signer is None or self._state is None:
-            return
-        raw, class_name = signer
-        found = next((item for item in self._state.by_key.get(key_id(raw), []) if item[1].raw == raw), None)
+    def _unsupported(self, raw: bytes, class_name: str, now: int) -> int | None:
+        """Returns from when on the state in force supports a key and a class no more; None for never."""
+        known = () if self._state is None else self._state.by_key.get(key_id(raw), ())
+        found = next((item for item in known if item[1].raw == raw), None)
         if found is None:
-            return
+            return None
         contributor, record = found
-        self._pool.bar(number, record.revoked_at if class_name in contributor.classes else now)
+        return record.revoked_at if class_name in contributor.classes else now
 
     def _revoked_at(self, agreed: Agreed) -> int:
         if self._registry is None or agreed.signing is None:
