@@ -7,7 +7,7 @@ Whoever has a member record and its path can show that it was among the members.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Final
 
 from attest import cbor
@@ -183,15 +183,16 @@ class Aggregating:
         self._made: list[Aggregate] = []
         self._first = self._count = 0
         self._terms: SharedTerms = (-1, 0, 0, 0, 0, 0, 0)
-        self._members, self._known = Frontier(), b""
+        self._members = Frontier()
+        self._known: list[Aggregate] = []
 
     def take(self, leaf: Admit, place: int, known: Aggregate | None) -> None:
         """Takes the next ADMIT leaf.
 
         Guarantee:
-            An aggregate that is known gives its root and nothing else, and only where it begins with the same leaf: a bound, a
-            class or a number of leaves in it that the leaves do not give changes what comes out here, and with it the root
-            that a SUMMARY leaf must have.
+            An aggregate that is known gives its root, and only where all else in it is what the leaves give: first leaf, number
+            of leaves, class and every bound. Where it says anything else, or two stand for leaves that belong to one, no root
+            comes out here that a SUMMARY leaf could have.
 
         Args:
             leaf: the leaf, or what was restored of it.
@@ -205,8 +206,8 @@ class Aggregating:
             self._first, self._terms = leaf.seq, terms
         self._count += 1
         self._members.append(leaf_hash(Member.of(leaf).to_bytes()))
-        if known is not None and known.first == self._first:
-            self._known = known.members_root
+        if known is not None and known not in self._known[-1:]:
+            self._known.append(known)
 
     def made(self) -> list[Aggregate]:
         """Returns the aggregates, once all leaves were taken."""
@@ -215,6 +216,8 @@ class Aggregating:
 
     def _finish(self) -> None:
         if self._count:
-            self._made.append(Aggregate(self._first, self._count, *self._terms, self._known or self._members.root()))
+            root = self._known[0].members_root if self._known else self._members.root()
+            made = Aggregate(self._first, self._count, *self._terms, root)
+            self._made.append(made if self._known in ([], [made]) else replace(made, members_root=bytes(32)))
             self._first = self._count = 0
-            self._members, self._known = Frontier(), b""
+            self._members, self._known = Frontier(), []
