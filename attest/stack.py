@@ -116,6 +116,29 @@ class StackTensor:
         return tuple(sorted({position for _, position in self.places}))
 
 
+class Layers:
+    """The layers of a model's towers, found by the names of parameters."""
+
+    def __init__(self, towers: Iterable[Tower]) -> None:
+        """Takes the towers, in the order of the stack."""
+        self._places = {layer: (tower.name, place) for tower in towers for place, layer in enumerate(tower.layers)}
+
+    def of(self, name: str) -> Place | None:
+        """Returns the layer that a parameter of this name lies in, None if it lies in none.
+
+        That is the first layer in order of depth whose name is that of the module that holds the parameter, or of one around.
+        The layer of the empty name is the model itself, which is around all.
+        """
+        found = self._places.get("")
+        end = name.find(".")
+        while end >= 0:
+            place = self._places.get(name[:end])
+            if place is not None and (found is None or place[1] < found[1]):
+                found = place
+            end = name.find(".", end + 1)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Stack:
     """The towers of a model and its parameters, ascending by name.
@@ -131,15 +154,11 @@ class Stack:
 
     towers: tuple[Tower, ...]
     tensors: tuple[StackTensor, ...]
-    _layers: dict[str, Place] = field(init=False, repr=False, compare=False)
+    _layers: "Layers" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         depths = self._check_towers()
-        object.__setattr__(
-            self,
-            "_layers",
-            {layer: (tower.name, place) for tower in self.towers for place, layer in enumerate(tower.layers)},
-        )
+        object.__setattr__(self, "_layers", Layers(self.towers))
         seen: set[str] = set()
         last = ""
         if not self.tensors:
@@ -162,18 +181,8 @@ class Stack:
         return frozenset(name for tensor in self.tensors for name in tensor.names)
 
     def layer_of(self, name: str) -> Place | None:
-        """Returns the layer that a parameter of this name lies in, None if it lies in none.
-
-        That is the first layer in order of depth whose name is that of the module that holds the parameter, or of one around.
-        """
-        found = None
-        end = name.find(".")
-        while end >= 0:
-            place = self._layers.get(name[:end])
-            if place is not None and (found is None or place[1] < found[1]):
-                found = place
-            end = name.find(".", end + 1)
-        return found
+        """Returns the layer that a parameter of this name lies in, None if it lies in none (`Layers.of`)."""
+        return self._layers.of(name)
 
     def _check_towers(self) -> dict[str, int]:
         if not self.towers or len({tower.name for tower in self.towers}) != len(self.towers):
@@ -184,8 +193,8 @@ class Stack:
         for name in (*layers, *(tower.name for tower in self.towers), *(tower.root for tower in self.towers)):
             if type(name) is not str or len(name) > MAX_NAME:
                 raise ValueRefused("STACK", f"a layer or tower is named {name!a:.80}, expected at most {MAX_NAME} characters")
-        if not all(layers):
-            raise ValueRefused("STACK", "a layer has no name")
+        if "" in layers and len(layers) > 1:
+            raise ValueRefused("STACK", "a layer has no name: such a one is the whole model, and stands alone")
         return self.depths
 
     def _check(self, tensor: StackTensor, depths: dict[str, int]) -> None:

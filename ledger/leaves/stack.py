@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from attest.errors import AttestError
-from attest.stack import EMBEDDINGS, HEAD, MAX_NAME, NO_TOWER, Division, Kind, Place, Stack, StackTensor, Tower
+from attest.stack import HEAD, MAX_NAME, NO_TOWER, Division, Kind, Layers, Place, Stack, StackTensor, Tower
 from ledger.errors import LeafRefused
 
 _KINDS: Final[tuple[Kind, ...]] = ("heads", "experts")
@@ -68,12 +68,11 @@ def read_stack(value: Any) -> Stack:
         if sum(item.count + sum(stop - first for first, stop, _ in item.owners) for item in divisions) > MAX_DIVIDED:
             raise LeafRefused("STACK", f"the stack has more than {MAX_DIVIDED} heads and experts")
         forms = [_form(row, towers, divisions) for row in _array(form_rows)]
-        # Layers are known by then, and places inside them follow from names.
-        bare = Stack(tuple(towers), (StackTensor(("-",), 1, ((NO_TOWER, EMBEDDINGS),)),))
+        layers = Layers(towers)  # places inside them follow from names
         tensors: list[StackTensor] = []
         placed = 0
         for row in _array(tensor_rows):
-            tensors.append(_tensor(row, names, forms, bare))
+            tensors.append(_tensor(row, names, forms, layers))
             placed += len(tensors[-1].places)
             if placed > MAX_PLACED:
                 raise LeafRefused("STACK", f"the parameters of the stack lie at more than {MAX_PLACED} places together")
@@ -102,13 +101,13 @@ def _place(row: Any, towers: list[Tower]) -> Place:
     return name, HEAD if position == _HEAD else position
 
 
-def _tensor(row: Any, names: "_Reader", forms: list[tuple[Any, ...]], stack: Stack) -> StackTensor:
+def _tensor(row: Any, names: "_Reader", forms: list[tuple[Any, ...]], layers: Layers) -> StackTensor:
     if not _array(row):
         raise LeafRefused("STACK", "expected a form and names of a parameter, got an empty array")
     form, *codes = row
     coordinates, trained, adapter, outside, divisions = forms[_index(form, len(forms))]
     own = tuple(names.name(code) for code in codes)
-    inside = {place for place in map(stack.layer_of, own) if place is not None}
+    inside = {place for place in map(layers.of, own) if place is not None}
     places = tuple(sorted({*outside, *inside})) if inside else outside
     return StackTensor(own, coordinates, places, adapter, divisions, trained)
 

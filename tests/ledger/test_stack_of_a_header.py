@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attest import cbor
-from attest.stack import EMBEDDINGS, HEAD
+from attest.errors import ValueRefused
+from attest.stack import EMBEDDINGS, HEAD, NO_TOWER, Stack, StackTensor, Tower
 from ledger.errors import LeafRefused
 from ledger.leaves import decode_leaf, encode_leaf
 from ledger.leaves.stack import MAX_DIVIDED, read_stack, stack_row
@@ -62,6 +63,17 @@ def test_a_header_has_one_stack_encoding():
         with pytest.raises(LeafRefused):
             decode_leaf(header_with(row))
             pytest.fail(what)
+
+
+def test_a_model_may_be_its_own_only_layer():
+    """As a bare ``nn.LSTM``, whose parameters lie in no module inside; beside other layers it would hold all of them."""
+    tensors = tuple(StackTensor((name,), 4, ((NO_TOWER, 0),)) for name in ("bias", "inner.weight", "weight"))
+    stack = Stack((Tower(NO_TOWER, "", ("",)),), tensors)
+    assert read_stack(stack_row(stack)) == stack
+    with pytest.raises(ValueRefused, match="stands alone"):
+        Stack((Tower(NO_TOWER, "", ("", "inner")),), tensors)
+    with pytest.raises(ValueRefused, match="lies in a layer"):
+        Stack(stack.towers, (StackTensor(("weight",), 4, ((NO_TOWER, HEAD),)),))
 
 
 def test_positions_of_the_wire_are_those_of_the_docs():

@@ -33,7 +33,7 @@ def places_of(names: list[str], form: list[Any], towers: list[Any], layers: list
             (place, towers[tower][0])
             for tower, own in enumerate(layers)
             for place, layer in enumerate(own)
-            if name.startswith(layer + ".")
+            if not layer or name.startswith(layer + ".")
         ]
         if hits:
             place, tower_name = min(hits, key=lambda hit: hit[0])
