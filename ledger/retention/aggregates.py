@@ -7,7 +7,7 @@ Whoever has a member record and its path can show that it was among the members.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Final
 
 from attest import cbor
@@ -183,7 +183,8 @@ class Aggregating:
         self._made: list[Aggregate] = []
         self._first = self._count = 0
         self._terms: SharedTerms = (-1, 0, 0, 0, 0, 0, 0)
-        self._members, self._known = Frontier(), b""
+        self._members = Frontier()
+        self._known: Aggregate | None = None
 
     def take(self, leaf: Admit, place: int, known: Aggregate | None) -> None:
         """Takes the next ADMIT leaf.
@@ -206,7 +207,7 @@ class Aggregating:
         self._count += 1
         self._members.append(leaf_hash(Member.of(leaf).to_bytes()))
         if known is not None and known.first == self._first:
-            self._known = known.members_root
+            self._known = known
 
     def made(self) -> list[Aggregate]:
         """Returns the aggregates, once all leaves were taken."""
@@ -215,6 +216,11 @@ class Aggregating:
 
     def _finish(self) -> None:
         if self._count:
-            self._made.append(Aggregate(self._first, self._count, *self._terms, self._known or self._members.root()))
+            made = Aggregate(self._first, self._count, *self._terms, self._members.root())
+            known = self._known
+            # One that says another number of leaves than follow one another gives no root: what was put together differs from it.
+            if known is not None and known == replace(made, members_root=known.members_root):
+                made = known
+            self._made.append(made)
             self._first = self._count = 0
-            self._members, self._known = Frontier(), b""
+            self._members, self._known = Frontier(), None

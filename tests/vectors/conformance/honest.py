@@ -311,12 +311,17 @@ ALICE_REVOKED = continued(registry_bytes(), OWNER_KEY, lambda log: log.revoke("a
 """The registry in which alice's key was revoked since the run began; she signed contributions 2 and 4."""
 
 
+def registered_later() -> bytes:
+    """Returns the root of that registry."""
+    return load(ALICE_REVOKED, OWNER_KEY).root()
+
+
 def key_revoked(driver: AttestedDriver) -> None:
     """The run takes a later state of the registry in, and goes by it: contributions whose key it revokes leave."""
     four(driver)
     driver.steps(1)
     driver.now = START + 10
-    later = load(ALICE_REVOKED, OWNER_KEY).root()
+    later = registered_later()
     driver.ledger.take_registry(later, now=driver.tick())
     for n, name in ((2, "open"), (4, "sensitive")):
         driver.ledger.withdraw(attested_admission(n, name).descriptor_hash, KEY_REVOKED, later, now=driver.tick())
