@@ -218,7 +218,7 @@ class Aggregating:
         if self._count:
             made = Aggregate(self._first, self._count, *self._terms, self._members.root())
             known = self._known
-            # One that says another number of leaves than follow one another gives no root: what was put together differs from it.
+            # Else it says another number of leaves than follow one another, and gives no root.
             if known is not None and known == replace(made, members_root=known.members_root):
                 made = known
             self._made.append(made)

@@ -347,7 +347,7 @@ def everybody_gone(place: Path, directory: Path, **changes: Any) -> AttestedDriv
 
 
 def member_withdrawn(place: Path, directory: Path, **changes: Any) -> AttestedDriver:
-    """One came after the last summary and keeps its leaf; one who stayed is withdrawn once its leaf is gone, one who never was."""
+    """One came after the last summary and keeps its leaf; one is withdrawn whose leaf is gone, and one who never was."""
     driver = vouched_and_older(place, directory, **changes)
     driver.admit(attested_admission(50))
     driver.steps(1)
@@ -437,7 +437,9 @@ RUNS: dict[str, Run] = {
         plain,
         {"mechanism": MechanismRule("discrete_gaussian"), "exactness": "certified", "accountant": "rdp"},
     ),
-    "skellam": Run("Skellam noise", plain, {"mechanism": MechanismRule("skellam"), "exactness": "certified", "accountant": "rdp"}),
+    "skellam": Run(
+        "Skellam noise", plain, {"mechanism": MechanismRule("skellam"), "exactness": "certified", "accountant": "rdp"}
+    ),
     "budgets": Run(
         "clip norms divided among embeddings, layers and head", plain, {"noise_budgets": (1_000_000, 2_000_000, 500_000)}
     ),

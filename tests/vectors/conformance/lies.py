@@ -428,7 +428,9 @@ LIES: dict[str, Lie] = dict(_of_bounds()) | {
     "an aggregate of others": Lie(
         "an aggregate has another root over its members", "everybody gone", aggregate_says(members_root=bytes(32)), "SUMMARY"
     ),
-    "an aggregate gone": Lie("nothing says what stood in the first pruned leaf", "everybody gone", first_stand_in_gone, "AGGREGATE"),
+    "an aggregate gone": Lie(
+        "nothing says what stood in the first pruned leaf", "everybody gone", first_stand_in_gone, "AGGREGATE"
+    ),
     "withdrawn by another's record": Lie(
         "a withdrawal shows the member record of somebody else",
         "a member withdrawn",

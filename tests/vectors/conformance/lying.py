@@ -31,10 +31,10 @@ from ledger.retention.retained import MEMBER, is_stand_in
 from tests.attacks.test_ledger_attacks_depth import lying as lying_header
 from tests.attacks.test_ledger_attacks_spend import less
 from tests.attacks.test_ledger_attacks_times import forged_cosignature, shifted
+from tests.ledger.attested import registry, registry_bytes
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, NoteSigner
 from tests.ledger.retained_runs import ANNA, BEN
 from tests.ledger.spends import with_rows
-from tests.ledger.attested import registry, registry_bytes
 from tests.vectors.conformance.honest import SUCCESSOR, registered_later
 from tests.vectors.conformance.written import Files, Pieces
 
@@ -374,9 +374,9 @@ def taken_in_and_ignored(pieces: Pieces) -> Pieces:
 
 def taken_back(pieces: Pieces) -> Pieces:
     """A second leaf goes back to the state by which the run began."""
-    return inserted(
-        Epoch, lambda pieces, seq: Registry(seq, pieces.leaves[seq].time, registered_later(), registry().root())
-    )(pieces)
+    return inserted(Epoch, lambda pieces, seq: Registry(seq, pieces.leaves[seq].time, registered_later(), registry().root()))(
+        pieces
+    )
 
 
 def empty_tree(files: Files) -> Files:

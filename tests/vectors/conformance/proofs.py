@@ -279,7 +279,7 @@ def _sealed(fields: dict[Any, Any], proof: list[Any], *, twice: bool = False) ->
     return b"\xd2" + cbor.encode([protected, {396: {-1: told_twice}}, None, signature])
 
 
-# --- releases, aggregates, pins ------------------------------------------------------------------------------------------------
+# --- releases, aggregates, pins ---------------------------------------------------------------------------------------------
 
 
 def manifests() -> Iterator[Row]:
@@ -334,7 +334,11 @@ def aggregates() -> Iterator[Row]:
         made = row(name, value)
         if made["answer"] == "refused":
             yield made
-    for name, limit in (("a limit without its delta", [1, 0]), ("a delta without its limit", [0, 1]), ("a delta of 1", [1, 10**12])):
+    for name, limit in (
+        ("a limit without its delta", [1, 0]),
+        ("a delta without its limit", [0, 1]),
+        ("a delta of 1", [1, 10**12]),
+    ):
         yield row(name, cbor.encode([*fields[:7], *limit, fields[9]]))
     yield row("no leaf", cbor.encode([fields[0], 0, *fields[2:]]))
     yield row("from leaf 0 on", cbor.encode([0, *fields[1:]]))
