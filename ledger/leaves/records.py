@@ -1,6 +1,6 @@
 """Leaves after the header. The order of the fields of each class is its wire format: keys 0, 2, 3, 4, ... of the map.
 
-Key 1 is the kind, ``KIND``. Kinds 6, 7, 10 and 13 are in `ledger.leaves.upkeep`.
+Key 1 is the kind, ``KIND``. Kinds 6, 7, 10, 13 and 14 are in `ledger.leaves.upkeep`.
 """
 
 from dataclasses import dataclass

@@ -76,7 +76,7 @@ class Summary:
         kinds: leaves per kind, ascending by kind.
         classes: totals per class of the policy, in its order.
         subtree_roots: roots of the maximal aligned subtrees that tile the range, from left to right.
-        set_root: RFC 6962 root over the sorted records of its contributions (docs/formats.md).
+        set_root: RFC 6962 root over the aggregates of its ADMIT leaves, in order (`ledger.retention.aggregates`).
         previous: position of the SUMMARY leaf before, None in the first.
     """
 

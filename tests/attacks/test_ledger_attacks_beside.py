@@ -28,7 +28,7 @@ from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission
 from tests.ledger.retained_runs import crowded, crowded_and_pruned
 
 FLIPS = 80
-TABLES = ("meta", "entry", "head", "checkpoint", "anchor", "lease")
+TABLES = ("meta", "entry", "head", "checkpoint", "aggregate", "lease")
 
 
 def records(epoch: int) -> tuple[WeightRecord, ...]:

@@ -12,8 +12,8 @@ from ledger.audit import verify_export
 from ledger.handles import AdmitSpec
 from ledger.leaves import Admit
 from tests.attacks.test_ledger_attacks_earlier import KEYS, SECOND, THIRD, carrying, codes, counting, finished
-from tests.ledger.ledger_runs import SIGNER, START, admission, descriptor
-from tests.ledger.retained_runs import crowded_and_pruned, export_of, forged_export, leaves_of
+from tests.ledger.ledger_runs import SIGNER, admission, descriptor
+from tests.ledger.retained_runs import forged_export, leaves_of
 
 
 def two_runs(base: Path, spec: AdmitSpec, *, cited: bool = True) -> list[str]:
@@ -87,14 +87,3 @@ def test_one_contribution_admitted_twice_under_two_names_is_found(tmp_path, run,
     leaves.append(Admit(len(leaves), run.tick(), **fields))
     report = verify_export(forged_export(leaves, tmp_path / "lie"), KEYS)
     assert report.verdict == "FAILED" and code in {item.code for item in report.findings}
-
-
-def test_a_content_that_was_pruned_is_not_admitted_again_under_another_name(tmp_path):
-    """What stands in for the pruned leaf has the commitment still."""
-    driver = crowded_and_pruned(tmp_path / "ledger.db", tmp_path, people=20)
-    gone = admission(5)
-    assert verify_export(export_of(driver, tmp_path / "honest"), KEYS).verdict == "TOLD"
-    driver.admit(replace(gone, descriptor_hash=descriptor(99), attestation_hash=b"\x09" * 32))
-    report = verify_export(export_of(driver, tmp_path / "lie"), KEYS)
-    driver.ledger.close()
-    assert {item.code for item in report.findings} == {"DUPLICATE_CONTENT"} and driver.now > START

@@ -59,7 +59,7 @@ def with_withdrawal(
     """Another WITHDRAW leaf at the end, whatever it says."""
     leaf = Withdraw(len(rows), ledger.state.last_time, name, seq, "contributor", bytes(32), member)
     body = encode_leaf(leaf)
-    return [*rows, Row(leaf.seq, leaf.KIND, name, leaf_hash(body), body)]
+    return [*rows, Row(leaf.seq, leaf.KIND, leaf_hash(body), body)]
 
 
 def test_the_logs_key_withdraws_nobody_as_another(run, tmp_path):
@@ -101,7 +101,7 @@ def test_a_member_is_withdrawn_once_and_does_not_stand_again(run, tmp_path):
     again = admission(1)
     admit = Admit(len(rows), ledger.state.last_time, *(getattr(again, name) for name in Admit.__slots__[2:]))
     data = encode_leaf(admit)
-    standing = [*rows, Row(admit.seq, admit.KIND, admit.descriptor_hash, leaf_hash(data), data)]
+    standing = [*rows, Row(admit.seq, admit.KIND, leaf_hash(data), data)]
     verdict, codes = judged(ledger, standing, pruned, tmp_path / "standing")
     assert verdict == "FAILED" and {"CLOSED", "WITHDRAWN"} <= codes and body
 

@@ -13,6 +13,7 @@ from attest import cbor
 from attest.errors import AttestError
 from fuzz.exports import LEAVES, MANIFEST, PINNED, RECORDS
 from ledger.leaves import checks, codec
+from ledger.retention.retained import MEMBER
 from ledger.rules.rotation import DOMAIN, statement
 from ledger.rules.weights import MAX_NAME
 from tests.attacks.test_cddl import for_the_tool
@@ -45,7 +46,8 @@ themselves."""
 def tool_text() -> str:
     """The schemas as `pycddl` reads them rightly."""
     names = "|".join(sorted({name for own in ITEMS.values() for name in own.values()}, key=len, reverse=True))
-    return re.sub(rf"\[(1?\*) (?:{names})\]", r"[\1 any]", for_the_tool(TEXT))
+    text = TEXT.replace(", file-form, names: [*10000 tstr]]", "]")
+    return re.sub(rf"\[(1?\*) (?:{names})\]", r"[\1 any]", for_the_tool(text))
 
 
 @cache
@@ -68,6 +70,12 @@ def passes(rule: str, data: bytes) -> bool:
 
 def valid(rule: str, value: Any) -> bool:
     """Whether a value is an instance of a rule, and the items of its arrays are of theirs."""
+    if rule == "released-file":  # it reads no array wrongly that has one choice in it, and this one has two
+        *value, form, names = value
+        if not (valid("file-form", form) and all(valid("tstr", name) for name in names)):
+            return False
+    if rule == "withdraw":  # the tool takes what fits one of two maps in some keys and the other in the rest
+        rule = "plain-withdraw" if value.get(7) is None else "shown-withdraw"
     if not passes(rule, cbor.encode(value)):
         return False
     if rule == "header" and not valid("stack", value[26]):
@@ -129,6 +137,7 @@ BEYOND = {
 BEYOND_RANGES = (
     r"is \{'float': -1.0\}$",
     r"^clock: takes nothing back$",
+    r"^registry: a state that is in force$",
     r"^admit: a (limit without its delta|delta without its limit)$",
     r"^summary: field 5 has one item (less|more)$",
     r"^summary: field (3|4) is ",
@@ -180,15 +189,21 @@ def test_releases_are_instances_and_changed_ones_are_none_where_a_schema_can_say
     assert told >= 3
 
 
-def test_anchor_records_and_what_both_keys_sign_are_instances():
+def test_aggregates_member_records_and_what_both_keys_sign_are_instances():
     for data in RECORDS:
-        assert valid("anchor-record", item(data))
-    for row in vectors("proofs")["records"]:
-        if row["answer"] == "refused" and row["code"] in ("TYPE", "RANGE"):
+        assert valid("aggregate", item(data))
+    told = 0
+    for row in vectors("proofs")["aggregates"]:
+        if row["answer"] == "refused" and row["name"] not in ("a limit without its delta", "a delta without its limit"):
             try:
-                assert not valid("anchor-record", item(bytes.fromhex(row["record"]))), row["name"]
+                assert not valid("aggregate", item(bytes.fromhex(row["aggregate"]))), row["name"]
             except AttestError:
                 continue
+            told += 1
+    assert told > 12 and valid("another-member", item(MEMBER))
+    for row in vectors("proofs")["members"]:
+        record = item(bytes.fromhex(row["member"]))
+        assert valid("member-record", record) and not valid("member-record", record[:2])
     header = next(item(bytes.fromhex(row["cbor"])) for row in vectors("leaves")["valid"] if row["kind"] == "HEADER")
     spoken = statement(codec.decode_leaf(cbor.encode(header)), 7, header[9], header[9])
     assert spoken.startswith(DOMAIN) and valid("key-change", item(spoken.removeprefix(DOMAIN)))

@@ -10,7 +10,7 @@ from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import Header
 from ledger.log import Ledger
 from ledger.merkle import SlotTree, leaf_hash
-from ledger.retention.aggregates import MAX_AGGREGATE_SIZE, Aggregate, Member
+from ledger.retention.aggregates import MAX_AGGREGATE_SIZE, Aggregate, Aggregating, Member
 from ledger.retention.retained import MEMBER, RetainedReplay, StandIns
 from ledger.retention.statements import vouched_end
 from ledger.rules.groups import stand_in_name
@@ -68,6 +68,16 @@ def test_every_leaf_of_an_aggregate_is_restored_at_its_place():
     assert [(leaf.seq, leaf.class_name, leaf.descriptor_hash) for leaf, _ in found] == [(n, "open", NAMES[n]) for n in NAMES]
     assert [problems for _, problems in found] == [[]] * 3 and list(run.pruned) == [1, 2, 3]
     assert code(run.stand_in, MEMBER) == "AGGREGATE", "it is of three leaves"
+
+
+@pytest.mark.parametrize("changes", [{}, {"count": 2}, {"count": 4}, {"clip_micro": 1}, {"class_index": 1}])
+def test_an_aggregate_gives_its_root_only_where_all_else_in_it_is_what_its_leaves_give(changes):
+    """Also where it says a leaf more than follow one another: nothing else would hold that number against anything."""
+    known, made = replace(RECORD, members_root=bytes([7]) * 32, **changes), Aggregating()
+    for seq in range(1, 4):
+        made.take(RECORD.admission(seq, descriptor(seq), "open", START), 0, known)
+    (found,) = made.made()
+    assert (found == known) is (not changes) and (found.members_root == known.members_root) is (not changes)
 
 
 def test_an_aggregate_stands_for_its_own_leaves_in_a_class_that_there_is():

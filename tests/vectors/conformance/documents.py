@@ -7,13 +7,14 @@ from fractions import Fraction
 from functools import cache
 from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 from attest import cbor, keys, sign1
 from attest.anchor import ContentAnchor, sign_anchor, verify_anchor
 from attest.attestation import Attestation
 from attest.errors import AttestError
 from attest.gate import Refusal
-from attest.policy import NoisePhase, Policy, SamplingRule, sign_policy, verify_policy
+from attest.policy import NoisePhase, Policy, SamplingRule, sign_policy, unbuilt, verify_policy
 from attest.registry import Create, Entry, KeyStatement, Registry
 from attest.registry.entries import join, split
 from attest.registry.log import read_states
@@ -45,6 +46,7 @@ from tests.attacks.scene import (
     with_fields,
 )
 from tests.attacks.test_attestation_attacks import BOUNDS, THROUGH_THE_COMMAND, VALIDITY
+from tests.attest.test_policy_words import PLAIN, WORDS
 from tests.registries import RegistryBytes, continued, load
 from tests.vectors.conformance.leaves import mutations
 from tests.vectors.conformance.values import told
@@ -177,10 +179,15 @@ def policies() -> Iterator[Row]:
     yield row("another key pinned", payload, message, RAW["alice"])
     yield row("a bit of the signature", payload, message[:-1] + bytes([message[-1] ^ 1]))
     yield row("signed as a withdrawal", payload, sign1.sign(payload, OWNER, contributor="owner", typ=sign1.TYP_WITHDRAWAL))
-    for name, bad in islice(mutations(cbor.decode(payload), each=1), 0, None, 2):
+    for name, bad in islice(mutations(cbor.decode(payload), each=1), 0, None, 3):
         found = row(name, bad, sign1.sign(bad, OWNER, contributor="owner", typ=sign1.TYP_POLICY))
         if found["answer"] == "refused":
             yield found
+    for (key, word), changes in WORDS.items():
+        with patch.object(unbuilt, "UNBUILT", {}):
+            payload = replace(PLAIN, registry_root=root, **changes).to_cbor()
+        message = sign1.sign(payload, OWNER, contributor="owner", typ=sign1.TYP_POLICY)
+        yield row(f"specified, not built: {key} {word}", payload, message)
 
 
 # --- registries -------------------------------------------------------------------------------------------------------------

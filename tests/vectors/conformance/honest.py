@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.keys import public_bytes
 from attest.order import Order
-from attest.policy import NoisePhase, SamplingRule
-from attest.withdrawal import EXPIRED
+from attest.policy import MechanismRule, NoisePhase, SamplingRule
+from attest.withdrawal import EXPIRED, KEY_REVOKED
 from ledger import layout
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
@@ -24,10 +24,12 @@ from tests.ledger.attested import (
     attested_header,
     attested_policy,
     put_registry,
+    registry_bytes,
     spec_of,
 )
 from tests.ledger.ledger_runs import OWNER_KEY, SIGNER, START, signed_policy
-from tests.ledger.retained_runs import ANNA, BEN, CLEO, crowded_and_pruned, hashes_gone
+from tests.ledger.retained_runs import ANNA, BEN, CLEO, crowded_and_pruned, hashes_gone, vouched_and_older
+from tests.registries import RegistryBytes, continued, load
 from tests.vectors.conformance.written import Files, read
 
 NOW = START + 86400
@@ -81,6 +83,7 @@ class Run:
         verdict: what an audit says.
         beside: whether attestations and registry are in the export.
         cosigners: who cosigns the checkpoint.
+        registry: what of the registry is in the export; by default all that there was when the run began.
     """
 
     title: str
@@ -91,6 +94,7 @@ class Run:
     verdict: str = "FULL"
     beside: tuple[bool, bool] = (True, True)
     cosigners: tuple[Cosigner, ...] = ()
+    registry: RegistryBytes | None = None
 
     def files(self) -> Files:
         """Runs it, and returns its export."""
@@ -103,7 +107,7 @@ class Run:
 
     def _exported(self, ledger: Ledger, base: Path) -> Files:
         attested, known = self.beside
-        registry = put_registry(base) if known else None
+        registry = put_registry(base, self.registry) if known else None
         files = read(ledger.export(base / "export", registry=registry, attestations=attested))
         note, last = files[layout.CHECKPOINT], ledger.state.last_time
         keys = [SIGNER.vkey, *(who.vkey for who in self.cosigners)]
@@ -120,6 +124,7 @@ class PrunedRun(Run):
     def files(self) -> Files:
         with tempfile.TemporaryDirectory() as folder:
             base = Path(folder)
+            (base / "beside").mkdir()
             driver = self.grow(base / "ledger.db", base / "beside", people=20, attested=True, **self.policy)
             with driver.ledger as ledger:
                 return self._exported(ledger, base)
@@ -302,6 +307,58 @@ def clock_set(driver: AttestedDriver) -> None:
     ended(driver)
 
 
+ALICE_REVOKED = continued(registry_bytes(), OWNER_KEY, lambda log: log.revoke("alice", at=START + 6, now=START + 6))
+"""The registry in which alice's key was revoked since the run began; she signed contributions 2 and 4."""
+
+
+def registered_later() -> bytes:
+    """Returns the root of that registry."""
+    return load(ALICE_REVOKED, OWNER_KEY).root()
+
+
+def key_revoked(driver: AttestedDriver) -> None:
+    """The run takes a later state of the registry in, and goes by it: contributions whose key it revokes leave."""
+    four(driver)
+    driver.steps(1)
+    driver.now = START + 10
+    later = registered_later()
+    driver.ledger.take_registry(later, now=driver.tick())
+    for n, name in ((2, "open"), (4, "sensitive")):
+        driver.ledger.withdraw(attested_admission(n, name).descriptor_hash, KEY_REVOKED, later, now=driver.tick())
+    driver.steps(1)
+    ended(driver)
+
+
+def key_revoked_unseen(driver: AttestedDriver) -> None:
+    """The registry revokes a key, and no leaf says that the run had it."""
+    four(driver)
+    driver.steps(1)
+    driver.now = START + 10
+    driver.steps(1)
+    ended(driver)
+
+
+def everybody_gone(place: Path, directory: Path, **changes: Any) -> AttestedDriver:
+    """A closed run of which all ADMIT leaves are gone, those of who stayed too."""
+    driver = vouched_and_older(place, directory, **changes)
+    driver.ledger.finish(now=driver.tick())
+    driver.ledger.prune(who_stays=True)
+    return driver
+
+
+def member_withdrawn(place: Path, directory: Path, **changes: Any) -> AttestedDriver:
+    """One came after the last summary and keeps its leaf; one is withdrawn whose leaf is gone, and one who never was."""
+    driver = vouched_and_older(place, directory, **changes)
+    driver.admit(attested_admission(50))
+    driver.steps(1)
+    driver.epoch()
+    driver.ledger.finish(now=driver.tick())
+    driver.ledger.prune(who_stays=True)
+    driver.withdraw(1)
+    driver.withdraw(99)
+    return driver
+
+
 def public_class(driver: AttestedDriver) -> None:
     """A class of which nothing is promised beside a private one."""
     driver.admit(attested_admission(1, clip_micro=PUBLIC_CLIP_MICRO, sigma_micro=PUBLIC_NOISE_MICRO))
@@ -376,9 +433,13 @@ RUNS: dict[str, Run] = {
     ),
     "certified": Run("the level certified", plain, {"exactness": "certified"}),
     "discrete gaussian": Run(
-        "discrete Gaussian noise", plain, {"noise_family": "discrete_gaussian", "exactness": "certified", "accountant": "rdp"}
+        "discrete Gaussian noise",
+        plain,
+        {"mechanism": MechanismRule("discrete_gaussian"), "exactness": "certified", "accountant": "rdp"},
     ),
-    "skellam": Run("Skellam noise", plain, {"noise_family": "skellam", "exactness": "certified", "accountant": "rdp"}),
+    "skellam": Run(
+        "Skellam noise", plain, {"mechanism": MechanismRule("skellam"), "exactness": "certified", "accountant": "rdp"}
+    ),
     "budgets": Run(
         "clip norms divided among embeddings, layers and head", plain, {"noise_budgets": (1_000_000, 2_000_000, 500_000)}
     ),
@@ -398,6 +459,10 @@ RUNS: dict[str, Run] = {
     "moments": Run("the accountant moments", plain, {"accountant": "moments"}),
     "key changed": Run("the ledger passes to another key; the first one is pinned", key_changed),
     "key changed, new pinned": Run("the second key is pinned", key_changed, pins=Pins(log=(SUCCESSOR.vkey,))),
+    "registry changed": Run(
+        "the run takes in that a key was revoked, and takes out what it signed", key_revoked, registry=ALICE_REVOKED
+    ),
+    "registry unseen": Run("the registry revokes a key, and no leaf says so", key_revoked_unseen, registry=ALICE_REVOKED),
     "clock set back": Run("a CLOCK leaf takes an hour back", clock_set),
     "open": Run("a run that goes on: the last window is charged and not settled", still_open),
     "two bundles": Run("more than 256 leaves, so that one tile is full", many_leaves),
@@ -415,5 +480,17 @@ RUNS: dict[str, Run] = {
     "size unknown": Run("the reader knows no least size", plain, pins=Pins(minimum_size=None)),
     "pruned": PrunedRun("ADMIT leaves of who left are gone", plain, verdict="SUMMARISED"),
     "hashes gone": PrunedRun("their hashes too", plain, {"retention_hash_epochs": 1}, verdict="SUMMARISED", grow=hashes_gone),
+    "everybody gone": PrunedRun(
+        "a closed run of which every ADMIT leaf is gone, so that nothing is there that was signed",
+        plain,
+        verdict="TOLD",
+        grow=everybody_gone,
+    ),
+    "a member withdrawn": PrunedRun(
+        "ADMIT leaves of who stayed are gone, and one of them is withdrawn by its member record",
+        plain,
+        verdict="SUMMARISED",
+        grow=member_withdrawn,
+    ),
 }
 """Honest exports by name."""

@@ -61,7 +61,7 @@ def _contributions(directory: Path, pins: Pins) -> Iterator[dict[str, Any]]:
     for name, one in run.contributions.items():
         public = run.header.policy.classes[one.class_index].public
         yield {
-            "descriptor": name.hex(),
+            "descriptor": None if one.unnamed else name.hex(),
             "class": one.terms.class_name,
             "active": one.active,
             "multipliers": None if public else list(run.expenditure.of_contribution(one)),

@@ -33,6 +33,7 @@ KINDS: Final = {
     11: "CLOSE",
     12: "DRAW",
     13: "CLOCK",
+    14: "REGISTRY",
 }
 MAX: Final = 2**63 - 1
 
@@ -86,7 +87,9 @@ def valid() -> Iterator[dict[str, Any]]:
         "limit",
         "key changed",
         "clock set back",
+        "registry changed",
         "pruned",
+        "a member withdrawn",
     ):
         for path, data in RUNS[run].files().items():
             if not path.startswith(("tile/entries/", "retained/0")):
@@ -244,7 +247,7 @@ def _other_bytes() -> Iterator[tuple[str, bytes]]:
     ):
         yield f"settle: {name}", start + half + float_
     close = {0: 11, 1: 11, 2: START, 3: 8, 4: 8}
-    for kind in (14, -1, 255, "11", True):
+    for kind in (15, -1, 255, "11", True):
         yield f"kind {kind!r}", cbor.encode(close | {1: kind})
     clock = {0: 6, 1: 13, 2: START, 3: START + 5, 4: "ahead"}
     yield "clock: takes nothing back", cbor.encode(clock | {3: START})
@@ -255,6 +258,12 @@ def _other_bytes() -> Iterator[tuple[str, bytes]]:
     yield "draw: out of order", cbor.encode(draw | {5: [2, 0]})
     yield "draw: somebody twice", cbor.encode(draw | {5: [0, 0]})
     yield "resume: a size without a root", cbor.encode({0: 6, 1: 9, 2: START, 3: 1, 4: 0, 5: 3, 6: None})
+    withdraw = {0: 6, 1: 5, 2: START, 3: bytes(32), 4: 1, 5: "contributor", 6: bytes(32), 7: [bytes(32)]}
+    yield "withdraw: a member at no position", cbor.encode(withdraw | {4: None})
+    yield "withdraw: a member without its content anchor", cbor.encode(withdraw | {7: []})
+    yield "withdraw: a member with 65 hashes", cbor.encode(withdraw | {7: [bytes(32)] * 65})
+    yield "withdraw: a hash of a member of 31 bytes", cbor.encode(withdraw | {7: [bytes(32), bytes(31)]})
+    yield "registry: a state that is in force", cbor.encode({0: 6, 1: 14, 2: START, 3: bytes(32), 4: bytes(32)})
     admit = _admit()
     yield "admit: a limit without its delta", cbor.encode(admit | {13: 1})
     yield "admit: a delta without its limit", cbor.encode(admit | {14: 1})

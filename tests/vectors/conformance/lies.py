@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attest.clock import EARLIEST, MAX_TIME
 from attest.keys import public_bytes
-from ledger.leaves import Admit, Charge, Close, Draw, Epoch, Resume, Spend, Withdraw
+from ledger.leaves import Admit, Charge, Close, Draw, Epoch, Registry, Resume, Spend, Withdraw
 from ledger.note import NoteSigner
 from tests.attacks import test_ledger_attacks_bounds as bounds
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
@@ -20,6 +20,7 @@ from tests.vectors.conformance.lying import (
     YEAR,
     admitted_twice,
     after_the_close,
+    aggregate_says,
     at,
     blocks,
     class_row,
@@ -32,9 +33,11 @@ from tests.vectors.conformance.lying import (
     encoding,
     file_cut,
     file_gone,
+    first_stand_in_gone,
     flipped,
     header_says,
     left_out,
+    member_says,
     no_draws,
     no_first_turn,
     on_leaves,
@@ -45,12 +48,15 @@ from tests.vectors.conformance.lying import (
     other_root,
     other_signer,
     pool_of_before,
+    registry_cut_back,
     rekeyed,
     row,
     same_stream,
     say,
     secret_draw,
     settled,
+    taken_back,
+    taken_in_and_ignored,
     told,
     too_high,
     too_low,
@@ -400,5 +406,84 @@ LIES: dict[str, Lie] = dict(_of_bounds()) | {
     # Pruned ledgers.
     "vouched by one": Lie(
         "one of the two auditors whom the policy asks for vouches for what is gone", "pruned", vouched_by_one, "UNVOUCHED"
+    ),
+    "vouched by one for everybody": Lie(
+        "one of two auditors vouches for a run of which every ADMIT leaf is gone", "everybody gone", vouched_by_one, "UNVOUCHED"
+    ),
+    "an aggregate with more noise": Lie(
+        "an aggregate says more noise than was signed", "pruned", aggregate_says(sigma_micro=2_000_000), "SUMMARY"
+    ),
+    "an aggregate with less clip norm": Lie(
+        "an aggregate says less clip norm than was signed", "everybody gone", aggregate_says(clip_micro=500_000), "SUMMARY"
+    ),
+    "an aggregate of another class": Lie(
+        "an aggregate says another class", "everybody gone", aggregate_says(class_index=1), "SUMMARY"
+    ),
+    "an aggregate of a member less": Lie(
+        "an aggregate stands for fewer leaves than are gone", "everybody gone", aggregate_says(2, count=15), "AGGREGATE"
+    ),
+    "an aggregate of a member more": Lie(
+        "an aggregate says a leaf more than it stands for", "everybody gone", aggregate_says(count=4), "SUMMARY"
+    ),
+    "an aggregate of others": Lie(
+        "an aggregate has another root over its members", "everybody gone", aggregate_says(members_root=bytes(32)), "SUMMARY"
+    ),
+    "an aggregate gone": Lie(
+        "nothing says what stood in the first pruned leaf", "everybody gone", first_stand_in_gone, "AGGREGATE"
+    ),
+    "withdrawn by another's record": Lie(
+        "a withdrawal shows the member record of somebody else",
+        "a member withdrawn",
+        member_says(lambda leaf: replace(leaf, descriptor_hash=bytes(32))),
+        "MEMBER",
+    ),
+    "withdrawn with another content": Lie(
+        "a withdrawal shows a member record with another content anchor",
+        "a member withdrawn",
+        member_says(lambda leaf: replace(leaf, member=(bytes(32), *(leaf.member or ())[1:]))),
+        "MEMBER",
+    ),
+    "withdrawn from another place": Lie(
+        "a withdrawal names another pruned ADMIT leaf",
+        "a member withdrawn",
+        member_says(lambda leaf: replace(leaf, admit_seq=3)),
+        "MEMBER",
+    ),
+    "withdrawn without a record": Lie(
+        "a withdrawal names a pruned ADMIT leaf and does not show the member",
+        "a member withdrawn",
+        member_says(lambda leaf: replace(leaf, member=None)),
+        "UNVOUCHED",
+    ),
+    # Registries.
+    "a revocation ignored": Lie(
+        "the run took in that a key was revoked, and goes on with what it signed",
+        "registry unseen",
+        on_leaves(taken_in_and_ignored),
+        "BARRED",
+    ),
+    "barred without a leaf": Lie(
+        "the run obeys a state of the registry that no leaf says it took in",
+        "registry changed",
+        on_leaves(left_out(Registry)),
+        "NOT_BARRED",
+    ),
+    "an invented state": Lie(
+        "a REGISTRY leaf names a root that the registry never had",
+        "registry changed",
+        on_leaves(say(Registry, after=bytes([0x77]) * 32)),
+        "REGISTRY_ROOT",
+    ),
+    "another state before": Lie(
+        "a REGISTRY leaf does not go on from the state in force",
+        "registry changed",
+        on_leaves(say(Registry, before=bytes([0x77]) * 32)),
+        "REGISTRY",
+    ),
+    "a state taken back": Lie(
+        "a second REGISTRY leaf goes back to the state of the header", "registry changed", on_leaves(taken_back), "REGISTRY"
+    ),
+    "the registry cut back": Lie(
+        "the registry in the export lacks the state that a leaf names", "registry changed", registry_cut_back, "REGISTRY_ROOT"
     ),
 }

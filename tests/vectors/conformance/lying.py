@@ -16,20 +16,26 @@ from ledger.leaves import (
     HeaderBlock,
     Key,
     Leaf,
+    Registry,
     Settle,
     Spend,
     Withdraw,
+    decode_leaf,
     encode_leaf,
 )
-from ledger.merkle import root
+from ledger.merkle import HASH_SIZE, leaf_hash, root
 from ledger.note import checkpoint_text, open_note, sign_note
+from ledger.proofs.prover import HashTree, tree_root
+from ledger.retention.aggregates import Aggregate
+from ledger.retention.retained import MEMBER, is_stand_in
 from tests.attacks.test_ledger_attacks_depth import lying as lying_header
 from tests.attacks.test_ledger_attacks_spend import less
 from tests.attacks.test_ledger_attacks_times import forged_cosignature, shifted
+from tests.ledger.attested import registry, registry_bytes
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, NoteSigner
 from tests.ledger.retained_runs import ANNA, BEN
 from tests.ledger.spends import with_rows
-from tests.vectors.conformance.honest import SUCCESSOR
+from tests.vectors.conformance.honest import SUCCESSOR, registered_later
 from tests.vectors.conformance.written import Files, Pieces
 
 YEAR = 365 * 86400
@@ -311,6 +317,68 @@ def vouched_by_one(files: Files) -> Files:
     return files | {layout.RETAINED_NOTES: tiles.entry_bundle(notes), layout.CHECKPOINT: note}
 
 
+def aggregate_says(nth: int = 0, **fields: Any) -> Callable[[Files], Files]:
+    """Returns what lets the n-th aggregate of an export say something else."""
+
+    def change(files: Files) -> Files:
+        name, entries = _retained(files)
+        place = [seq for seq, entry in enumerate(entries) if is_stand_in(entry) and entry != MEMBER][nth]
+        entries[place] = replace(Aggregate.from_bytes(entries[place]), **fields).to_bytes()
+        return files | {name: tiles.entry_bundle(entries)}
+
+    return change
+
+
+def first_stand_in_gone(files: Files) -> Files:
+    """The first aggregate is missing: the empty array stands in its place."""
+    name, entries = _retained(files)
+    entries[next(seq for seq, entry in enumerate(entries) if is_stand_in(entry))] = MEMBER
+    return files | {name: tiles.entry_bundle(entries)}
+
+
+def member_says(change: Callable[[Withdraw], Withdraw]) -> Callable[[Files], Files]:
+    """Returns what lets the WITHDRAW leaf that shows a member say something else, and signs the tree again."""
+
+    def apply(files: Files) -> Files:
+        name, entries = _retained(files)
+        read = {seq: decode_leaf(entry) for seq, entry in enumerate(entries) if not is_stand_in(entry)}
+        seq, leaf = next((seq, leaf) for seq, leaf in read.items() if isinstance(leaf, Withdraw) and leaf.member)
+        entries[seq] = encode_leaf(change(leaf))
+        tile = next(other for other in files if other.startswith("tile/0/"))
+        hashes = [files[tile][at : at + HASH_SIZE] for at in range(0, len(files[tile]), HASH_SIZE)]
+        hashes[seq] = leaf_hash(entries[seq])
+        note = checkpoint_text(SIGNER.name, len(hashes), tree_root(HashTree(hashes).node, len(hashes)))
+        made = {name: tiles.entry_bundle(entries), tile: b"".join(hashes), layout.CHECKPOINT: sign_note(note, SIGNER)}
+        return files | made
+
+    return apply
+
+
+def _retained(files: Files) -> tuple[str, list[bytes]]:
+    """Returns the name of the one bundle in which leaves are pruned, and its entries."""
+    (name,) = (name for name in files if name.startswith("retained/0"))
+    return name, list(tiles.split_bundle(files[name], None))
+
+
+def registry_cut_back(files: Files) -> Files:
+    """The registry as it was when the run began."""
+    return files | {layout.REGISTRY: bytes(registry_bytes())}
+
+
+def taken_in_and_ignored(pieces: Pieces) -> Pieces:
+    """A leaf says that the run took in that a key was revoked; what that key signed stays in the pools."""
+    return inserted(
+        Charge, lambda pieces, seq: Registry(seq, pieces.leaves[seq].time, registry().root(), registered_later()), 1
+    )(pieces)
+
+
+def taken_back(pieces: Pieces) -> Pieces:
+    """A second leaf goes back to the state by which the run began."""
+    return inserted(Epoch, lambda pieces, seq: Registry(seq, pieces.leaves[seq].time, registered_later(), registry().root()))(
+        pieces
+    )
+
+
 def empty_tree(files: Files) -> Files:
     """A checkpoint over no leaves, and no leaves."""
     note = sign_note(checkpoint_text(SIGNER.name, 0, root([])), SIGNER)
@@ -355,4 +423,4 @@ def no_first_turn(pieces: Pieces) -> Pieces:
 def other_kind(pieces: Pieces) -> Pieces:
     """The last leaf says a kind that is none."""
     last = len(pieces.bodies) - 1
-    return pieces.saying(last, cbor.encode(cbor.decode(pieces.bodies[last]) | {1: 14}))
+    return pieces.saying(last, cbor.encode(cbor.decode(pieces.bodies[last]) | {1: 15}))

@@ -1,8 +1,10 @@
-"""Vectors of what is shown of a ledger piece by piece: notes, cosignatures, proofs, receipts, releases, pins."""
+"""Vectors of what is shown of a ledger piece by piece: notes, cosignatures, proofs, receipts, releases, members, pins."""
 
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from attest import cbor, sign1
@@ -10,19 +12,20 @@ from attest.clock import AHEAD_SECONDS, MAX_TIME
 from attest.errors import AttestError
 from fuzz.exports import MANIFEST, PINNED, RECORDS
 from ledger.errors import LedgerError
-from ledger.leaves import decode_leaf
+from ledger.leaves import decode_leaf, encode_leaf
 from ledger.merkle import leaf_hash, root
 from ledger.note import Checkpoint, NoteSigner, checkpoint_text, open_note, parse_checkpoint, sign_note
+from ledger.proofs.admitted import Admitted, parse_admitted, prove_admitted, verify_admitted
 from ledger.proofs.membership import Membership, find_membership, parse_membership, verify_membership
 from ledger.proofs.prover import HashTree, tree_root
 from ledger.proofs.receipt import make_receipt, verify_receipt
 from ledger.proofs.tlog_proof import TlogProof, make_proof, verify_proof
 from ledger.release.manifest import Manifest, open_manifest
-from ledger.retention.anchors import AnchorRecord
+from ledger.retention.aggregates import Aggregate, Member
 from ledger.trust import TrustPolicy, auditors_policy
 from tests.attacks.test_ledger_attacks_times import forged_cosignature
-from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START
-from tests.ledger.retained_runs import ANNA, BEN, CLEO
+from tests.ledger.ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, descriptor
+from tests.ledger.retained_runs import ANNA, BEN, CLEO, grown
 from tests.vectors.conformance.honest import NOW, RUNS
 from tests.vectors.conformance.leaves import cbor_of, mutations
 from tests.vectors.conformance.values import told
@@ -276,7 +279,7 @@ def _sealed(fields: dict[Any, Any], proof: list[Any], *, twice: bool = False) ->
     return b"\xd2" + cbor.encode([protected, {396: {-1: told_twice}}, None, signature])
 
 
-# --- releases, records, pins ------------------------------------------------------------------------------------------------
+# --- releases, aggregates, pins ---------------------------------------------------------------------------------------------
 
 
 def manifests() -> Iterator[Row]:
@@ -313,24 +316,115 @@ def _unread(payload: bytes) -> bool:
     return False
 
 
-def records() -> Iterator[Row]:
-    """Yields anchor records, which stand in for pruned ADMIT leaves."""
+def aggregates() -> Iterator[Row]:
+    """Yields aggregates, which stand in for pruned ADMIT leaves."""
 
     def row(name: str, data: bytes) -> Row:
         def read() -> Row:
-            AnchorRecord.from_bytes(data)
+            Aggregate.from_bytes(data)
             return {"fields": told(cbor.decode(data))}
 
-        return _answer({"name": name, "record": data.hex()}, read)
+        return _answer({"name": name, "aggregate": data.hex()}, read)
 
     for number, data in enumerate(RECORDS):
-        yield row(f"record {number}", data)
+        yield row(f"aggregate {number}", data)
     fields = cbor.decode(RECORDS[0])
-    for name, bad in mutations(dict(enumerate(fields)), each=1):
-        value = cbor_of(list(cbor.decode(bad).values())) if _decodes(bad) else b"\x8c" + bad[1:]
+    for name, bad in mutations(dict(enumerate(fields)), each=2):
+        value = cbor_of(list(cbor.decode(bad).values())) if _decodes(bad) else _head(len(fields)) + bad[1:]
         made = row(name, value)
         if made["answer"] == "refused":
             yield made
+    for name, limit in (
+        ("a limit without its delta", [1, 0]),
+        ("a delta without its limit", [0, 1]),
+        ("a delta of 1", [1, 10**12]),
+    ):
+        yield row(name, cbor.encode([*fields[:7], *limit, fields[9]]))
+    yield row("no leaf", cbor.encode([fields[0], 0, *fields[2:]]))
+    yield row("from leaf 0 on", cbor.encode([0, *fields[1:]]))
+    yield row("the stand-in of the others", b"\x80")
+    yield row("a byte behind it", RECORDS[0] + b"\x00")
+
+
+def _head(count: int) -> bytes:
+    return bytes([0x80 | count])
+
+
+@cache
+def _admitted() -> tuple[bytes, dict[int, Admitted]]:
+    """A SUMMARY leaf, and the proofs of the contributions for which it speaks."""
+    with tempfile.TemporaryDirectory() as folder:
+        driver = grown(Path(folder) / "ledger.db")
+        with driver.ledger as ledger:
+            leaf = ledger.summarise(now=driver.tick())
+            of = [found for found, _ in ledger.state.tally.summarised]
+            shown = {n: ledger.member(descriptor(n)) for n in range(1, 7)}
+            return encode_leaf(leaf), {n: prove_admitted(leaf.seq, of, one) for n, one in shown.items() if one is not None}
+
+
+def members() -> Iterator[Row]:
+    """Yields member records with paths, held against an aggregate."""
+    _, proofs = _admitted()
+
+    def row(name: str, aggregate: Aggregate, member: Member, path: tuple[bytes, ...]) -> Row:
+        made = {"name": name, "aggregate": aggregate.to_bytes().hex(), "member": member.to_bytes().hex()}
+        made |= {"path": [hash_.hex() for hash_ in path]}
+
+        def held() -> Row:
+            aggregate.require_member(member, path)
+            return {}
+
+        return _answer(made, held)
+
+    for n, proof in proofs.items():
+        yield row(f"contribution {n}", proof.aggregate, proof.shown.member, proof.shown.path)
+    one, other = proofs[1], proofs[5]
+    aggregate, member, path = one.aggregate, one.shown.member, one.shown.path
+    yield row("another descriptor hash", aggregate, replace(member, descriptor_hash=bytes(32)), path)
+    yield row("another content", aggregate, replace(member, content_anchor=bytes(32)), path)
+    yield row("another position", aggregate, replace(member, seq=member.seq + 1), path)
+    yield row("a position that is no member's", aggregate, replace(member, seq=aggregate.end), path)
+    yield row("no path", aggregate, member, ())
+    yield row("a hash more", aggregate, member, (*path, bytes(32)))
+    yield row("another aggregate", other.aggregate, member, path)
+    yield row("an aggregate of more members", replace(aggregate, count=aggregate.count + 2), member, path)
+
+
+def admissions() -> Iterator[Row]:
+    """Yields SUMMARY leaves with files that show an admission."""
+    leaf, proofs = _admitted()
+
+    def row(name: str, data: bytes, of: bytes = leaf) -> Row:
+        made = {"name": name, "leaf": of.hex(), "admission": data.decode()}
+
+        def shown() -> Row:
+            proof = parse_admitted(data)
+            terms = verify_admitted(proof, decode_leaf(of))
+            member = proof.shown.member
+            said = {"contribution": member.descriptor_hash.hex(), "seq": member.seq, "content": member.content_anchor.hex()}
+            return said | {"class": terms.class_index, "clip_micro": terms.clip_micro, "sigma_micro": terms.sigma_micro}
+
+        return _answer(made, shown)
+
+    for n in (1, 3, 4, 5):
+        yield row(f"contribution {n}", proofs[n].to_bytes())
+    one, other = proofs[1], proofs[4]
+    lowered = replace(one.aggregate, clip_micro=one.aggregate.clip_micro // 2)
+    record = replace(one.shown, member=replace(one.shown.member, descriptor_hash=bytes(32)))
+    for name, bad in (
+        ("another contribution", replace(one, shown=record)),
+        ("less clip norm", replace(one, aggregate=lowered)),
+        ("another aggregate", replace(one, aggregate=other.aggregate, place=other.place, path=other.path)),
+        ("another place", replace(one, place=one.place + 1)),
+        ("more places", replace(one, places=one.places + 4)),
+        ("another leaf", replace(one, leaf=one.leaf + 1)),
+    ):
+        yield row(name, bad.to_bytes())
+    data, count = one.to_bytes(), len(one.shown.path)
+    yield row("a leaf that is no SUMMARY", data, leaves()[1])
+    yield row("paths divided elsewhere", data.replace(f"path {count}\n".encode(), f"path {count + 1}\n".encode()))
+    yield row("a line more", data + b"\n")
+    yield row("another first line", data.replace(b"-v1", b"-v2"))
 
 
 def _decodes(data: bytes) -> bool:
@@ -362,6 +456,8 @@ def vectors() -> dict[str, Any]:
         "memberships": list(memberships()),
         "receipts": list(receipts()),
         "releases": list(manifests()),
-        "records": list(records()),
+        "aggregates": list(aggregates()),
+        "members": list(members()),
+        "admissions": list(admissions()),
         "pinned": list(pins()),
     }
