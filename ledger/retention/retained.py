@@ -112,6 +112,9 @@ class RetainedReplay(Replay):
             LeafRefused: no leaf can have been here whose stand-in this is.
         """
         if data != MEMBER:
+            if self._aggregate is not None and self._aggregate.covers(self.size):
+                until = self._aggregate.end - 1
+                raise LeafRefused("AGGREGATE", f"an aggregate stands for leaf {self.size}; the one before goes on to {until}")
             self._aggregate = Aggregate.from_bytes(data)
         leaf = self._restored(self._aggregate)
         self.tally.known = self._aggregate

@@ -84,6 +84,10 @@ def test_an_aggregate_stands_for_its_own_leaves_in_a_class_that_there_is():
     for changes in ({"first": 2}, {"class_index": 2}, {"class_index": 3}):
         assert code(replay().stand_in, replace(RECORD, **changes).to_bytes()) == "AGGREGATE"
     assert code(replay().stand_in, MEMBER) == "AGGREGATE", "none went before"
+    run = replay()
+    run.stand_in(RECORD.to_bytes())
+    for again in (RECORD, replace(RECORD, first=2, count=2)):
+        assert code(run.stand_in, again.to_bytes()) == "AGGREGATE", "the one before goes on"
     replay().stand_in(RECORD.to_bytes())
 
 

@@ -20,6 +20,7 @@ from tests.vectors.conformance.lying import (
     YEAR,
     admitted_twice,
     after_the_close,
+    aggregate_repeated,
     aggregate_says,
     at,
     blocks,
@@ -423,7 +424,10 @@ LIES: dict[str, Lie] = dict(_of_bounds()) | {
         "an aggregate stands for fewer leaves than are gone", "everybody gone", aggregate_says(2, count=15), "AGGREGATE"
     ),
     "an aggregate of a member more": Lie(
-        "an aggregate says a leaf more than it stands for", "everybody gone", aggregate_says(count=4), "SUMMARY"
+        "an aggregate says a leaf more than it stands for", "everybody gone", aggregate_says(count=4), "AGGREGATE"
+    ),
+    "an aggregate twice": Lie(
+        "an aggregate stands at its second leaf again", "everybody gone", aggregate_repeated, "AGGREGATE"
     ),
     "an aggregate of others": Lie(
         "an aggregate has another root over its members", "everybody gone", aggregate_says(members_root=bytes(32)), "SUMMARY"
