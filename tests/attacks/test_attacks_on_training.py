@@ -371,20 +371,18 @@ def test_A24_an_older_registry_than_a_run_used_is_refused_by_its_ledgers_memory_
     trainer.one(next(steps))  # charges the second window, and sees the newer registry
     trainer.close()
     ledgers, corpora = world.root / "ledger.db.registry", world.root / ".corpus.registry"
-    assert ledgers.read_bytes() == corpora.read_bytes()
+    used = ledgers.read_bytes()
+    assert used == corpora.read_bytes()
     path.write_bytes(before)
-    for gone, what in ((corpora, "the ledger "), (ledgers, "this corpus ")):
-        kept = gone.read_bytes()
+    for gone in (corpora, ledgers):
         gone.unlink()
-        with pytest.raises(RegistryRefused) as refused:
-            Trainer(world, resume=True)
-        assert refused.value.code == "REGISTRY_OLDER" and f"for {what}" in refused.value.sentence
-        assert "has 4 entries" in refused.value.sentence and "one with 5 entries" in refused.value.sentence
-        gone.write_bytes(kept)
+        with pytest.raises(RegistryRefused, match="REGISTRY_ROOT.*rolled back"):
+            Trainer(world, resume=True)  # the ledger says it by itself, whatever lies beside it
+        gone.write_bytes(used)
     world.ledger.rename(world.root / "first.db")
     for suffix in (".registry", ".highwater", ".checkpoints"):
         (world.root / f"ledger.db{suffix}").rename(world.root / f"first.db{suffix}")
-    with pytest.raises(RegistryRefused, match="REGISTRY_OLDER"):
+    with pytest.raises(RegistryRefused, match="has 4 entries .*for this corpus one with 5 entries"):
         Trainer(world)  # another run over the same corpus
     path.write_bytes(after)
     Trainer(world).close()
