@@ -437,6 +437,8 @@ class Replay:
         seq, (anchor, *path) = leaf.admit_seq or 0, leaf.member or (b"",)
         aggregate = self.tally.aggregate_of(seq)
         try:
+            if not self.closed:
+                raise LeafRefused("MEMBER", "the run is not closed, and the ADMIT leaves of who stays are there")
             if aggregate is None:
                 raise LeafRefused("MEMBER", f"no summary speaks for an ADMIT leaf {seq}")
             aggregate.require_member(Member(leaf.descriptor_hash, seq, anchor), path)

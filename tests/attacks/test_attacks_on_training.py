@@ -376,13 +376,13 @@ def test_A24_an_older_registry_than_a_run_used_is_refused_by_its_ledgers_memory_
     path.write_bytes(before)
     for gone in (corpora, ledgers):
         gone.unlink()
-        with pytest.raises(RegistryRefused, match="REGISTRY_ROOT.*rolled back"):
+        with pytest.raises(RegistryRefused, match=r"REGISTRY_ROOT.*rolled back"):
             Trainer(world, resume=True)  # the ledger says it by itself, whatever lies beside it
         gone.write_bytes(used)
     world.ledger.rename(world.root / "first.db")
     for suffix in (".registry", ".highwater", ".checkpoints"):
         (world.root / f"ledger.db{suffix}").rename(world.root / f"first.db{suffix}")
-    with pytest.raises(RegistryRefused, match="has 4 entries .*for this corpus one with 5 entries"):
+    with pytest.raises(RegistryRefused, match=r"has 4 entries .*for this corpus one with 5 entries"):
         Trainer(world)  # another run over the same corpus
     path.write_bytes(after)
     Trainer(world).close()

@@ -9,7 +9,7 @@ from ledger.accountants import to_micro_up
 from ledger.audit import verify_export
 from ledger.audit.earlier import earlier_run, verify_with_earlier
 from ledger.errors import BudgetExceeded, LeafRefused, LedgerCorrupt, ProofError, RetentionRefused
-from ledger.leaves import Admit, decode_leaf
+from ledger.leaves import Admit, Withdraw, decode_leaf
 from ledger.log import Ledger
 from ledger.note import NoteSigner
 from ledger.proofs.membership import find_membership
@@ -98,6 +98,17 @@ def test_while_a_run_goes_on_nobody_goes_who_stays(path):
         with pytest.raises(RetentionRefused, match="RUNNING"):
             ledger.prune(who_stays=True)
         assert all(row.body for row in admissions(ledger))
+
+
+def test_nobody_is_shown_to_be_a_member_while_the_run_goes_on(path):
+    driver = grown(path)
+    with driver.ledger as ledger:
+        ledger.summarise(now=driver.tick())
+        shown = ledger.member(descriptor(1))
+        told = (shown.member.content_anchor, *shown.path)
+        leaf = Withdraw(ledger.size, driver.tick(), descriptor(1), shown.member.seq, "contributor", bytes(32), told)
+        (problem,) = ledger.state.apply(leaf)
+    assert problem.code == "MEMBER" and "not closed" in problem.sentence
 
 
 def test_an_auditor_recomputes_every_figure_and_says_what_rests_on_others(run, tmp_path):

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attest.keys import load_public_key
 from attest.reasons import ReasonCode
 from dptrain.demo import main
 from dptrain.demo.data import digits
 from dptrain.demo.strokes import draw_digits
 from ledger.audit import verify_export
 from ledger.release import check_release
+from tests.interop import second_verifier
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,9 @@ def test_the_record_verifies_and_its_tampered_copy_does_not(told: tuple[Path, di
     assert any(result["tampered"]["file"] in finding["where"] for finding in result["tampered"]["findings"])
     keys = (directory / "ledger.pub").read_text().split()
     assert verify_export(directory / "export", keys).verdict == "FULL"
+    owner = load_public_key(directory / "keys" / "owner.pub")
+    second = [second_verifier.verify(directory / name, keys, owner) for name in ("export", "export-tampered")]
+    assert [found["verdict"] for found in second] == ["FULL", "FAILED"]
 
 
 def test_the_released_weights_are_those_of_the_last_epoch_and_a_changed_one_is_named(told: tuple[Path, dict]) -> None:
