@@ -81,3 +81,9 @@ def test_private_training_without_torch_says_what_to_install() -> None:
     done = run_without_torch("from dptrain import PrivateTraining\n")
     assert done.returncode != 0
     assert "pip install 'dptrain[train]'" in done.stderr
+
+
+def test_no_file_of_the_tests_is_named_like_a_module_of_the_standard_library() -> None:
+    """Folders of tests come first on the path, of processes that are started from there too."""
+    named = {path.stem: path for path in Path(__file__).parent.rglob("*.py") if path.name not in ("__init__.py", "__main__.py")}
+    assert named.keys().isdisjoint(sys.stdlib_module_names), named.keys() & sys.stdlib_module_names

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tests.vectors.conformance import documents, exports, leaves, numbers, proofs
+from tests.vectors.conformance import documents, exports, figures, leaves, proofs
 from tests.vectors.conformance.text import text_of
 
 FILES: Final[dict[str, Callable[[], Any]]] = {
     "documents": documents.vectors,
     "exports": exports.vectors,
     "leaves": leaves.vectors,
-    "numbers": numbers.vectors,
+    "numbers": figures.vectors,
     "proofs": proofs.vectors,
 }
 

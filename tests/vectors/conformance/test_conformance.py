@@ -19,7 +19,7 @@ from attest.registry.names import Names
 from ledger.errors import LedgerError
 from ledger.leaves import decode_leaf, encode_leaf
 from ledger.merkle import leaf_hash
-from tests.vectors.conformance import documents, exports, leaves, numbers, proofs
+from tests.vectors.conformance import documents, exports, figures, leaves, proofs
 from tests.vectors.conformance.honest import RUNS, Pins
 from tests.vectors.conformance.judged import judged
 from tests.vectors.conformance.lies import LIES
@@ -78,13 +78,13 @@ def test_leaves_are_those_that_the_code_writes():
 
 @pytest.mark.parametrize("kind", ["stds", "effective", "multipliers", "per_sample", "turns", "permutations", "gaussian"])
 def test_numbers_are_those_that_the_code_computes(kind):
-    assert list(getattr(numbers, kind)()) == vectors("numbers")[kind]
+    assert list(getattr(figures, kind)()) == vectors("numbers")[kind]
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(None, marks=pytest.mark.slow)])
 def test_epsilons_are_those_that_the_code_computes(count):
     for name in ("pld", "rdp", "moments"):
-        for row, found in zip(vectors("numbers")[name][:count], islice(numbers.epsilons(name), count), strict=True):
+        for row, found in zip(vectors("numbers")[name][:count], islice(figures.epsilons(name), count), strict=True):
             assert found["epsilon"]["float"] == pytest.approx(row["epsilon"]["float"], abs=4e-7, rel=1e-9)
             assert abs(found["recorded"] - row["recorded"]) <= 1
 
