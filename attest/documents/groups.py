@@ -35,7 +35,7 @@ class Many(Kind):
     named: str = ""
 
     @property
-    def cddl(self) -> str:  # type: ignore[override]
+    def cddl(self) -> str:  # type: ignore[override]  # computed here, see Kind
         if self.named:
             return self.named
         inner = self.kind.cddl
@@ -209,7 +209,7 @@ class Band(Kind):
     cddl: str = "[fraction, fraction]"
 
     @property
-    def spread(self) -> tuple[str, ...]:  # type: ignore[override]
+    def spread(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here, see Kind
         return self.keys
 
     def check(self, value: Any, told: Told, error: Refused) -> None:
@@ -266,7 +266,7 @@ class Named(Kind):
     shown: str
 
     @property
-    def spread(self) -> tuple[str, ...]:  # type: ignore[override]
+    def spread(self) -> tuple[str, ...]:  # type: ignore[override]  # computed here, see Kind
         return (self.word, "parameters", *(item.key for item in declarations(self.cls)))
 
     def check(self, value: Any, told: Told, error: Refused) -> None:

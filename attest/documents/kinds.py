@@ -1,6 +1,7 @@
 """Kinds of single values: how each is checked, signed, written by a person, and shown."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
@@ -51,8 +52,10 @@ class Reading:
     places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-class Kind:
+class Kind(ABC):
     """Describes values of one kind. A subclass says `cddl`, checks, and reads and writes them.
+
+    Most subclasses are given these attributes and some compute them; a type checker knows no attribute that may be either.
 
     Attributes:
         cddl: The value in CDDL.
@@ -69,9 +72,9 @@ class Kind:
     def tables(self) -> type | None:
         return None
 
+    @abstractmethod
     def check(self, value: Any, told: Told, error: Refused) -> None:
         """Refuses what is no value of this kind, with code TYPE or RANGE."""
-        raise NotImplementedError
 
     def encode(self, value: Any) -> Any:
         """Returns the plain value that is signed."""
@@ -86,8 +89,8 @@ class Kind:
         return found
 
     def write(self, value: Any) -> str:
-        """Writes a value as TOML takes it on one line."""
-        raise NotImplementedError
+        """Writes a value as TOML takes it on one line; kinds of several keys or of tables write `pairs` or `sections` alone."""
+        raise NotImplementedError(f"{type(self).__name__} is not written on one line")
 
     def remark(self, value: Any) -> str:
         """Says what the written value does not; empty if it says all."""
@@ -102,8 +105,8 @@ class Kind:
         return []
 
     def lines(self, value: Any) -> list[str]:
-        """Writes a value as the lines of a table."""
-        raise NotImplementedError
+        """Writes a value as the lines of a table; asked of kinds that have `tables` alone."""
+        raise NotImplementedError(f"{type(self).__name__} is written behind its key")
 
     def json(self, value: Any) -> Any:
         """Returns the value as JSON shows it."""
@@ -142,7 +145,7 @@ class Word(Kind):
     words: Mapping[str, str]
 
     @property
-    def cddl(self) -> str:  # type: ignore[override]
+    def cddl(self) -> str:  # type: ignore[override]  # computed here, see Kind
         return " / ".join(f'"{word}"' for word in self.words)
 
     def check(self, value: Any, told: Told, error: Refused) -> None:
@@ -220,7 +223,7 @@ class Scaled(Kind):
     places: int = 6
 
     @property
-    def unit(self) -> str:  # type: ignore[override]
+    def unit(self) -> str:  # type: ignore[override]  # computed here, see Kind
         return f"1e-{self.places}"
 
     def check(self, value: Any, told: Told, error: Refused) -> None:
