@@ -87,11 +87,6 @@ BOUNDS = (
         T_BOUNDS + "test_what_nobody_signed_is_found[above_the_cap_of_the_policy]",
     ),
     Mutant(
-        "a content is admitted once, though the first leaf was pruned", FOLLOW,
-        "self._stray(seq)\n                self._commits_once(seq, leaf)\n", "self._stray(seq)\n",
-        T_CROSSING + "test_a_content_that_was_pruned_is_not_admitted_again_under_another_name",
-    ),
-    Mutant(
         "the registry has the state that the policy names", REGISTERED, "if root is None or not admitted.extends(root):",
         "if root is None:", T_BOUNDS + "test_what_nobody_signed_is_found[another_registry_of_the_owner]",
     ),

@@ -78,7 +78,6 @@ class Bounds:
             if gone:
                 self._gone += 1
                 self._stray(seq)
-                self._commits_once(seq, leaf)
             else:
                 number = self._admit(seq, leaf)
             contribution = run.contributions.get(leaf.descriptor_hash)
@@ -162,7 +161,7 @@ class Bounds:
         return number
 
     def _commits_once(self, seq: int, leaf: Admit) -> None:
-        """Finds a content that is committed to twice; of a pruned leaf as far as what stands in for it has the commitment."""
+        """Finds a content that is committed to twice, by leaves whose bodies are there; of others nothing says it."""
         earlier = self._anchors.setdefault(leaf.anchor, seq) if any(leaf.anchor) else None
         if earlier is not None:
             told = f"the content was admitted already, by leaf {earlier}: both commit to {leaf.anchor.hex()}"
