@@ -80,7 +80,7 @@ class Replay:
             admit such a contribution again, until somebody signs its withdrawal.
         charged_steps: the farthest step that was charged.
         draws: number of DRAW leaves.
-        closed: whether CLOSE has been seen.
+        closed_at: position of CLOSE; None before it.
         plans: what contributions could spend over its whole horizon, and their limits over all runs.
         tally: the summaries, and what the next one must say.
         keys: the keys of the ledger's signer.
@@ -111,7 +111,8 @@ class Replay:
         self.withdrawals: dict[bytes, int] = {}
         self.shown_members: set[int] = set()
         self.passing: set[bytes] = set()
-        self.closed = self._attempt_ended = False
+        self.closed_at: int | None = None
+        self._attempt_ended = False
         self.keys, self.releases = KeyChain(header), Releases(root_at)
         self.registry_roots: list[bytes] = [header.registry_root]
         self._went_by = {header.registry_root}
@@ -128,6 +129,11 @@ class Replay:
         self._max_epsilon: list[int | None] = [None if rule.public else 0 for rule in header.policy.classes]
         self._spending: list[tuple[Group, SpendFacts]] | None = None  # what rows are still missing, the next one last
         self._places = {rule.name: index for index, rule in enumerate(header.policy.classes)}
+
+    @property
+    def closed(self) -> bool:
+        """Whether CLOSE has been seen."""
+        return self.closed_at is not None
 
     @property
     def contributions(self) -> dict[bytes, Contribution]:
@@ -480,7 +486,7 @@ class Replay:
             yield LeafRefused("CLOSE", f"{self.charged - accounted} charged steps are in no epoch; close one first")
         if (leaf.step, leaf.charged) != (self.position, self.charged):
             yield LeafRefused("CLOSE", f"expected (step, charged) {(self.position, self.charged)}, got {leaf}")
-        self.closed = True
+        self.closed_at = self.size
 
 
 def _told(facts: SpendFacts) -> str:

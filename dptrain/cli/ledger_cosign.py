@@ -94,7 +94,7 @@ def cosign(
         told = {"path": str(note), "key": cosigner.vkey, "origin": done.report.origin, "size": done.report.size}
         told |= {"root": done.report.root_hex, "before": before, "named": cosigner.vkey in done.report.auditors}
         told |= {"verdict": done.report.verdict, "qualifiers": list(done.report.qualifiers)}
-        print_json({**told, "vouched": [row.seq for row in vouched]})
+        print_json({**told, "vouched": [row.seq for row in vouched], "stayed": done.stayed})
         return
     out = console()
     colour = COLOURS.get(done.report.verdict, "red")
@@ -105,6 +105,8 @@ def cosign(
     for row in vouched:
         gone = f"leaves {row.first} to {row.end - 1} may go"
         out.print(f"vouches for the summary at leaf {row.seq}: once enough auditors do, {gone}")
+    if done.stayed:
+        out.print("vouches for whoever stayed until the run was closed: once enough auditors do, they may go too")
     if cosigner.vkey in done.report.auditors:
         out.print(f"wrote {note}; its operator adds it with: dptrain ledger merge LEDGER {note}")
         return

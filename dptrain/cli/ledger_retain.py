@@ -46,7 +46,8 @@ def retain(
     hash stay, and all figures are recomputed from these as before; audits of the ledger say SUMMARISED from then on. No run
     may hold the ledger.
 
-    Once the run is closed, --prune --who-stays lets the admissions of everybody go. Then nothing says any more who was in it:
+    Once the run is closed, and its auditors have vouched behind the close too (`ledger export`, `ledger cosign --summary` and
+    `ledger merge` again), --prune --who-stays lets the admissions of everybody go. Then nothing says any more who was in it:
     hand contributors their proofs first (`ledger prove --kind spend` and `--kind summary`). LEDGER.db.members, for your eyes
     alone, still finds whom a withdrawal is of, for as long as you keep it. A later run counts everybody of the class as having
     spent what the one who spent most did.

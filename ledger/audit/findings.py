@@ -159,6 +159,7 @@ class BoundsEvidence:
 
     Attributes:
         admits: ADMIT leaves whose bodies are there.
+        pruned: ADMIT leaves whose bodies are gone.
         held: how many of them hold against an attestation; under a key of the registry, where that is known.
         attested: whether the export holds attestations at all.
         keys: under how many keys of the registry they verify.
@@ -166,6 +167,7 @@ class BoundsEvidence:
     """
 
     admits: int
+    pruned: int
     held: int
     attested: bool
     keys: int
@@ -282,6 +284,7 @@ class AuditReport:
         withdrawal_evidence: what became of their evidence, None where no signed withdrawals were given.
         bounds: what became of the attestations of the contributions; None where the leaves were not read.
         summaries: the SUMMARY leaves.
+        folded: number of ADMIT leaves that are gone of contributions that had not left when the run was closed.
         release_count: number of RELEASE leaves.
         releases: the last of them, at most `ledger.views.released.MAX_LISTED`, with what they cost each class.
     """
@@ -332,6 +335,7 @@ class AuditReport:
     withdrawal_evidence: WithdrawalEvidence | None = None
     bounds: BoundsEvidence | None = None
     summaries: tuple[SummaryRow, ...] = ()
+    folded: int = 0
     release_count: int = 0
     releases: tuple[ReleaseRow, ...] = ()
 

@@ -11,7 +11,7 @@ from ledger.errors import NoteError
 from ledger.retention.horizons import hashes_end
 from ledger.retention.nodes import KeptNodes
 from ledger.retention.retained import RetainedReplay
-from ledger.retention.statements import vouched_end, vouchers
+from ledger.retention.statements import vouched_end, vouchers, vouchers_of_close
 
 Report = Callable[[str, str, str], None]
 
@@ -31,12 +31,14 @@ def judge_summaries(
     """
     summaries = run.tally.summaries
     try:
-        said = [vouchers(run.header, {item.size: item.data}, summaries, run.timeline, now) for item in carried]
+        notes = [{item.size: item.data} for item in carried]
+        said = [vouchers(run.header, note, summaries, run.timeline, now) for note in notes]
+        at_close = [vouchers_of_close(run.header, note, run.closed_at, run.timeline, now) for note in notes]
     except NoteError:
         return ()  # told already, when the note was opened under all keys
     names = {leaf.seq: tuple(sorted({name for found in said for name in found[leaf.seq]})) for leaf in summaries}
     end = vouched_end(run.header, summaries, names)
-    wrong = run.unvouched(end)
+    wrong = run.unvouched(end, frozenset().union(*at_close))
     if wrong is not None:
         fault("UNVOUCHED", layout.RETAINED_NOTES, wrong)
     early = run.too_early()

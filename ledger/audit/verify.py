@@ -84,11 +84,11 @@ def verify_export(
         time lies between the last leaf that it covers and that clock. The audit cannot
         tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
-        SUMMARISED means the same of a ledger without the ADMIT leaves of contributions that left, which were pruned:
-        every figure was recomputed from what stays, a quorum of the auditors whom the signed policy names vouches for the
-        summaries of everything pruned, and each summary agrees with what stays. That the pruned leaves said no more than
-        their stand-ins is these auditors' word (`ledger.retention.retained`, `ledger.retention.statements`); the notes
-        name them and the ranges.
+        SUMMARISED means the same of a ledger without the ADMIT leaves of contributions that left, or, once the run was closed,
+        of all: every figure was recomputed from what stays, a quorum of the auditors whom the signed policy names vouches for
+        the summaries of everything pruned, and for who stayed through the close, and each summary agrees with what stays.
+        That the pruned leaves said no more than their stand-ins, and what was signed, is these auditors' word
+        (`ledger.retention.retained`, `ledger.retention.statements`); the notes name them and the ranges.
 
         TOLD means the same, pruned or not, but for the bounds: these are what the ledger's operator wrote into ADMIT leaves.
 
@@ -194,6 +194,7 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
         withdrawals=withdrawals.rows(run),
         withdrawal_evidence=evidence.judge(run.contributions.__contains__, remarks),
         summaries=summaries,
+        folded=sum(1 for _ in run.folded()),
         last_time=run.last_time,
         clock_sets=tuple(ClockRow(leaf.seq, leaf.before, leaf.time, leaf.reason) for leaf in run.timeline.sets),
         release_count=len(run.releases.recorded),

@@ -16,7 +16,7 @@ from ledger.export import Pruned
 from ledger.leaves import Admit, Summary, decode_leaf
 from ledger.retention.aggregates import Aggregate, Member, ShownMember
 from ledger.retention.horizons import hashes_end, waited
-from ledger.retention.statements import statements, vouched_end, vouchers
+from ledger.retention.statements import statements, vouched_end, vouchers, vouchers_of_close
 from ledger.storage.appender import Appender
 from ledger.storage.members import MEMBERS, Members, read_members, write_members
 from ledger.storage.store import Aggregated
@@ -78,7 +78,8 @@ class Retaining:
             same figures. All go, or none. Who stayed is in the members file beside the ledger before its leaf goes.
 
         Args:
-            who_stays: whether the ADMIT leaves of who never left go too, once the run is closed.
+            who_stays: whether the ADMIT leaves of who never left go too, once the run is closed and a quorum of the auditors
+                vouches below a checkpoint that covers the close.
 
         Raises:
             RetentionRefused: code RETENTION if the policy keeps everything, NO_AUDITORS if it names nobody who could vouch,
@@ -93,6 +94,8 @@ class Retaining:
             sentence = "the run is not closed: charges to come need to know who is in the pools"
             raise RetentionRefused("RUNNING", f"{sentence}; close it first, or let only those go who left")
         before = self._prunable(who_stays)
+        if who_stays:
+            self._check_close_is_vouched_for()
         admitted = run.contributions
         gone = {admitted[name].seq for name, seq in run.withdrawals.items() if seq < before and name in admitted}
         stay = {item.seq for item in admitted.values() if who_stays and item.active and not item.unnamed and item.seq < before}
@@ -184,6 +187,15 @@ class Retaining:
         member = members.of(descriptor_hash)
         path = None if member is None else members.path(member, aggregate)
         return None if member is None or path is None else ShownMember(member, tuple(path))
+
+    def _check_close_is_vouched_for(self) -> None:
+        """Refuses to let go who stayed before a quorum held them against what they signed, through the last charge."""
+        run, quorum = self._file.replay, self._file.replay.header.policy.auditor_quorum or 0
+        named = vouchers_of_close(run.header, self._file.checkpoints, run.closed_at, run.timeline, machine_time())
+        if len(named) < quorum:
+            sentence = f"{quorum} auditors must vouch for who stays behind the close, leaf {run.closed_at}"
+            how = "export the ledger, let them run 'dptrain ledger cosign --summary' on it, and merge what they write"
+            raise RetentionRefused("UNVOUCHED", f"{sentence}; {', '.join(sorted(named)) or 'nobody'} does; {how}")
 
     def _prunable(self, who_stays: bool) -> int:
         """Where the leaves end whose bodies may go now."""

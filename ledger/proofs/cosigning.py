@@ -34,12 +34,14 @@ class Cosigned:
         report: the audit.
         before: what was remembered; None at the first checkpoint of a log.
         vouched: positions of the SUMMARY leaves that the auditor vouches for in it.
+        stayed: whether it vouches for whoever stayed until the run was closed.
     """
 
     note: bytes
     report: AuditReport
     before: Remembered | None
     vouched: tuple[int, ...] = ()
+    stayed: bool = False
 
 
 def cosign_export(
@@ -60,8 +62,9 @@ def cosign_export(
         A note is returned only if the audit does not say FAILED, and the tree extends the one remembered of that log; and then
         it is what is remembered, on disk. A checkpoint that contradicts the memory is never cosigned, and both notes are kept
         as evidence that anybody can check. With ``summary`` it vouches for those SUMMARY leaves alone of which this export has
-        every body that they speak for, and so has every later one; and only if the bounds of every ADMIT leaf whose body is
-        there were derived from signed attestations. So those that will go say what their contributors signed.
+        every body that they speak for, and so has every later one; and only if the ADMIT leaf of everybody who has not left is
+        there, and the bounds of every one that is were derived from signed attestations. So those that will go say what their
+        contributors signed, and were charged for no longer than they signed.
 
     Args:
         export: directory of the export.
@@ -79,9 +82,9 @@ def cosign_export(
 
     Raises:
         CosignRefused: the audit failed, nothing is remembered of the log though it is not the first time, or the reverse;
-            code BOUNDS_TOLD, bounds are the operator's word and a summary is to be vouched for; code NO_SUMMARY, there is no
-            summary to vouch for; code CITED, the header cites an earlier ledger otherwise than
-            this auditor cosigned it.
+            code BOUNDS_TOLD, bounds are the operator's word and a summary is to be vouched for; code FOLDED, who stayed is gone
+            already; code NO_SUMMARY, there is no summary to vouch for; code CITED, the header cites an earlier ledger
+            otherwise than this auditor cosigned it.
         LedgerForked: the log signed another history than the one remembered; the sentence names the evidence file.
         LedgerBehind: the tree is smaller than the one remembered; likewise.
         LedgerCorrupt, StorageFailed: the memory cannot be read or written.
@@ -90,9 +93,7 @@ def cosign_export(
     report = verify_export(export, log_keys, owner_key=owner_key, registry=registry, now=now)
     if report.verdict == "FAILED":
         raise CosignRefused("AUDIT_FAILED", _why(report))
-    if summary and report.verdict == "TOLD":
-        raise CosignRefused("BOUNDS_TOLD", _told(report))
-    whole = _whole(report) if summary else ()
+    whole, since = _vouchable(report) if summary else ((), None)
     # The audit followed every change of the key from one that was pinned, and the current key must have signed.
     log_keys = list(dict.fromkeys([*log_keys, *report.log_keys]))
     reader = ExportReader(export)
@@ -106,10 +107,10 @@ def cosign_export(
         if wrong := contradicted(memory, report.cited):
             raise CosignRefused("CITED", f"{wrong}; ask the operator for an export of that ledger, and what became of it")
         note = cosign(reader.checkpoint, cosigner, log_keys, time=time)
-        if whole:
-            note = vouch(note, cosigner, log_keys, since=whole[0], time=time)
+        if since is not None:
+            note = vouch(note, cosigner, log_keys, since=since, time=time)
         memory.keep(offered.origin, note)
-    return Cosigned(note, report, before, whole)
+    return Cosigned(note, report, before, whole, stayed=since is not None and report.finished)
 
 
 def _why(report: AuditReport) -> str:
@@ -126,16 +127,25 @@ def _told(report: AuditReport) -> str:
     return f"{sentence} operator wrote; ask for an export with attestations and registry, or give the registry with --registry"
 
 
-def _whole(report: AuditReport) -> tuple[int, ...]:
-    """Returns the positions of the last SUMMARY leaves, as many as were audited with every body that they speak for.
+def _vouchable(report: AuditReport) -> tuple[tuple[int, ...], int]:
+    """Returns the positions of the last SUMMARY leaves that were audited with every body, and since when the statement speaks.
 
-    A statement speaks for every summary from its first one on: one that is whole does not count before one that is not.
+    A statement speaks for every summary from its first one on: one that is whole does not count before one that is not. Of a
+    closed run it speaks for who stayed too, even where no summary is whole any more because who left is gone.
     """
-    whole = tuple(row.seq for row in takewhile(lambda row: row.whole, reversed(report.summaries)))
-    if not whole:
-        sentence = "the last summary speaks for leaves that this export does not have, or there is none"
-        raise CosignRefused("NO_SUMMARY", f"{sentence}: nothing to vouch for; ask for an export from before leaves were pruned")
-    return whole[::-1]
+    if report.verdict == "TOLD":
+        raise CosignRefused("BOUNDS_TOLD", _told(report))
+    if report.folded:
+        sentence = f"the ADMIT leaves of {report.folded} contributions that stayed until the close are gone"
+        why = f"{sentence}, so that they cannot be held against what was signed"
+        raise CosignRefused("FOLDED", f"{why}; ask for an export from before, or cosign without --summary")
+    whole = tuple(row.seq for row in takewhile(lambda row: row.whole, reversed(report.summaries)))[::-1]
+    if whole:
+        return whole, whole[0]
+    if report.finished and report.summaries:
+        return (), report.summaries[-1].seq + 1
+    sentence = "the last summary speaks for leaves that this export does not have, or there is none"
+    raise CosignRefused("NO_SUMMARY", f"{sentence}: nothing to vouch for; ask for an export from before leaves were pruned")
 
 
 def _check_first(before: Remembered | None, origin: str, first: bool) -> None:

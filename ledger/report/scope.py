@@ -60,6 +60,8 @@ def _claims(report: AuditReport) -> list[tuple[str, str, str]]:
     ]
     if report.bounds is not None and report.verdict in ("FULL", "SUMMARISED"):
         how = f"{report.bounds.held:,} attestations verify under {report.bounds.keys:,} keys of the owner's registry and say so"
+        if not report.bounds.admits:
+            how = "the auditors who vouch for what was pruned had the attestations, and held each leaf against its own"
         found.append(("Bounds and limits are what each contributor signed", leaves("ADMIT"), how))
     optional = (
         ("Releases cite this ledger as it was", "RELEASE", "root and withdrawals of their moment computed again"),

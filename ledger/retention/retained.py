@@ -123,15 +123,16 @@ class RetainedReplay(Replay):
         self.timeline.loose = True
         return leaf, problems
 
-    def unvouched(self, end: int) -> str | None:
-        """Says what is pruned beyond the ranges that auditors vouch for, or None when nothing is.
+    def unvouched(self, end: int, at_close: frozenset[str]) -> str | None:
+        """Says what is pruned beyond what auditors vouch for, or None when nothing is.
 
         Guarantee:
-            On None whoever a pruned ADMIT leaf admitted left with a leaf for which auditors vouch, or left later and was shown
-            to be a member, or stays in a run that is closed.
+            On None whoever a pruned ADMIT leaf admitted left with a leaf for which auditors vouch, or was there when the run
+            was closed; and then a quorum of auditors held all who were against what they signed, through the last charge.
 
         Args:
-            end: where these ranges end.
+            end: where the ranges end for which a quorum of auditors vouches.
+            at_close: which auditors vouch below a checkpoint that covers CLOSE (`statements.vouchers_of_close`).
         """
         if self.pruned and self.pruned[-1] >= end:
             last = self.pruned[-1]
@@ -142,7 +143,19 @@ class RetainedReplay(Replay):
             if left is not None and left >= end and seq not in self.shown_members:
                 said = f"auditors vouch for what lies below {end} only"
                 return f"leaf {seq} is gone; whom it admitted left with leaf {left}, which does not show it, and {said}"
+        quorum = self.header.policy.auditor_quorum or 0
+        stayed = next(self.folded(), None)
+        if stayed is not None and len(at_close) < quorum:
+            named = ", ".join(sorted(at_close)) or "nobody"
+            said = f"{quorum} auditors must vouch below a checkpoint with the close, leaf {self.closed_at}, and {named} does"
+            return f"leaf {stayed} is gone, and whom it admitted was there until the run was closed; {said}"
         return None
+
+    def folded(self) -> Iterator[int]:
+        """Yields the positions of pruned ADMIT leaves of who had not left when the run was closed."""
+        for seq, left in self._gone():
+            if left is None or (self.closed_at is not None and left > self.closed_at):
+                yield seq
 
     def restored(self, leaf: Summary) -> int:
         """Returns how many ADMIT leaves are gone whose WITHDRAW leaves a summary speaks for; they may lie in earlier ranges."""

@@ -6,7 +6,9 @@ auditor, over a message that no cosignature begins with: cosignatures of C2SP do
 message anybody could pass an auditor's cosignature off as this statement.
 
 By it the auditor says: I had an export with every body for which the SUMMARY leaves from number ``since`` on speak, and
-recomputed every field of them. These bodies are those of their ranges, and the ADMIT leaves to whose records they commit.
+recomputed every field of them. These bodies are those of their ranges, and the ADMIT leaves to whose records they commit. I
+also had the ADMIT leaf of everybody who had not left, and held it against what its contributor signed, through every charge
+under this checkpoint. Below a checkpoint that covers CLOSE it says so of the whole run.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -110,9 +112,7 @@ def vouchers(
     Raises:
         NoteError: a line that claims to be an auditor's does not verify.
     """
-    said = {
-        size: statements(header, note, partial(timeline.counts, size=size, now=now)) for size, note in notes.items()
-    }
+    said = _said(header, notes, timeline, now)
     return {
         leaf.seq: tuple(
             sorted(
@@ -121,6 +121,36 @@ def vouchers(
         )
         for leaf in summaries
     }
+
+
+def vouchers_of_close(
+    header: Header, notes: Mapping[int, bytes], closed_at: int | None, timeline: Timeline, now: int | None
+) -> frozenset[str]:
+    """Returns the names of the policy's auditors who vouch below a checkpoint that covers CLOSE.
+
+    Guarantee:
+        Each of them held whoever stayed against what was signed, through the last charge of the run: so nobody who stayed was
+        charged for after their attestation had ended, or their key was revoked.
+
+    Args:
+        header: leaf 0.
+        notes: as for `vouchers`.
+        closed_at: position of CLOSE; None before it, and then there are none.
+        timeline: the times of the leaves.
+        now: as for `vouchers`.
+
+    Raises:
+        NoteError: a line that claims to be an auditor's does not verify.
+    """
+    if closed_at is None:
+        return frozenset()
+    said = _said(header, notes, timeline, now)
+    return frozenset(name for size, names in said.items() if size > closed_at for name in names)
+
+
+def _said(header: Header, notes: Mapping[int, bytes], timeline: Timeline, now: int | None) -> dict[int, dict[str, int]]:
+    """What auditors say under each checkpoint, at times that count: since which SUMMARY leaf, by name."""
+    return {size: statements(header, note, partial(timeline.counts, size=size, now=now)) for size, note in notes.items()}
 
 
 def vouched_end(header: Header, summaries: Iterable[Summary], names: Mapping[int, tuple[str, ...]]) -> int:

@@ -10,7 +10,7 @@ from ledger.replay import Replay
 from ledger.retention.aggregates import Aggregate
 from ledger.retention.horizons import hashes_end
 from ledger.retention.retained import RetainedReplay, StandIns, named_by_withdrawals
-from ledger.retention.statements import vouched_end, vouchers
+from ledger.retention.statements import vouched_end, vouchers, vouchers_of_close
 from ledger.storage.store import PRUNABLE_KINDS, Aggregated, Row, Snapshot, Store
 from ledger.subtrees import MAX_LEVEL, Subtree, Subtrees
 
@@ -186,10 +186,11 @@ class _Kept:
             return
         try:
             names = vouchers(replay.header, notes, replay.tally.summaries, replay.timeline, None)
+            at_close = vouchers_of_close(replay.header, notes, replay.closed_at, replay.timeline, None)
         except NoteError as error:
             raise LedgerCorrupt("VOUCHED", f"a statement of an auditor on summaries: {error.sentence}") from error
         end = vouched_end(replay.header, replay.tally.summaries, names)
-        wrong = replay.unvouched(end)
+        wrong = replay.unvouched(end, at_close)
         if wrong is None and self.before > end:
             wrong = f"bodies below {self.before} may be gone, and auditors vouch for summaries of the leaves below {end} only"
         if wrong is None and self._stand_ins.unused:

@@ -11,7 +11,7 @@ from ledger.export import Pruned, write_export
 from ledger.leaves import Admit, Withdraw, decode_leaf, encode_leaf
 from ledger.log import Ledger
 from ledger.merkle import Frontier, leaf_hash
-from ledger.note import checkpoint_text, sign_note
+from ledger.note import checkpoint_text, parse_checkpoint, sign_note
 from ledger.retention.aggregates import Aggregate
 from ledger.storage.store import Row
 from tests.ledger.ledger_runs import SIGNER, Driver, admission, descriptor
@@ -29,6 +29,7 @@ def run(tmp_path: Path):
     driver.steps(1)
     driver.epoch()
     driver.ledger.finish(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
     driver.ledger.prune(who_stays=True)
     yield driver
     driver.ledger.close()
@@ -83,9 +84,9 @@ def test_the_logs_key_withdraws_nobody_as_another(run, tmp_path):
         verdict, codes = judged(ledger, with_withdrawal(ledger, rows, name, seq, member), pruned, tmp_path / what)
         assert verdict == "FAILED" and codes & {"MEMBER", "UNVOUCHED", "WITHDRAW"}, (what, codes)
     right = with_withdrawal(ledger, rows, descriptor(1), 1, shown)
-    assert judged(ledger, right, pruned, tmp_path / "right") == ("TOLD", set())
+    assert judged(ledger, right, pruned, tmp_path / "right") == ("SUMMARISED", set())
     nothing = with_withdrawal(ledger, rows, descriptor(1), None, None)
-    assert judged(ledger, nothing, pruned, tmp_path / "nothing") == ("TOLD", set()), "the contributor's proof tells"
+    assert judged(ledger, nothing, pruned, tmp_path / "nothing") == ("SUMMARISED", set()), "the contributor's proof tells"
 
 
 def test_a_member_is_withdrawn_once_and_does_not_stand_again(run, tmp_path):
@@ -112,6 +113,17 @@ def test_the_logs_key_lets_nobody_go_who_stays_in_a_run_that_goes_on(run, tmp_pa
     assert ledger.finished
     verdict, codes = judged(ledger, rows[:-1], pruned, tmp_path / "open")
     assert verdict == "FAILED" and "UNVOUCHED" in codes
+
+
+def test_the_logs_key_lets_nobody_go_who_stayed_on_words_from_before_the_close(run, tmp_path):
+    """Such words say nothing of the last charges: attestations may have ended before these, and nobody could find that."""
+    ledger, (rows, pruned) = run.ledger, parts(run.ledger)
+    closed_at = ledger.state.closed_at
+    assert closed_at is not None and judged(ledger, rows, pruned, tmp_path / "whole") == ("SUMMARISED", set())
+    sizes = [parse_checkpoint(note.decode().partition("\n\n")[0] + "\n").size for note in pruned.notes]
+    early = [note for note, size in zip(pruned.notes, sizes, strict=True) if size <= closed_at]
+    assert 0 < len(early) < len(sizes)
+    assert judged(ledger, rows, replace(pruned, notes=early), tmp_path / "early") == ("FAILED", {"UNVOUCHED"})
 
 
 @pytest.mark.parametrize(
@@ -141,8 +153,8 @@ def test_a_failure_while_everybody_goes_leaves_all(tmp_path, monkeypatch):
     driver: Driver = grown(tmp_path / "ledger.db")
     ledger = driver.ledger
     ledger.summarise(now=driver.tick())
-    vouched_for(driver, ANNA, BEN)
     ledger.finish(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
 
     def fails(*_: object) -> None:
         raise StorageFailed("IO", "the disk is full")

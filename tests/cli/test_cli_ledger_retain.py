@@ -38,12 +38,12 @@ def run(files):
     return files
 
 
-def cosign(shell, export: str, who: str, *options: str, code: int = 0) -> str:
+def cosign(shell, export: str, who: str, *options: str, first: bool = True, code: int = 0) -> str:
     """The file of the note, or what is said where nothing is cosigned."""
     note = f"{who}-{export}.note"
     done = shell.run(
         *("ledger", "cosign", export, note, "--key", f"{who}.key", "--name", f"auditor.example/{who}"),
-        *("--log-key", SIGNER.vkey, "--first", "--summary", *options),
+        *("--log-key", SIGNER.vkey, *(["--first"] if first else []), "--summary", *options),
         code=code,
     )
     return done.stderr if code else note
@@ -165,6 +165,11 @@ def test_who_stayed_goes_from_a_closed_run_and_is_still_shown_and_withdrawn(shel
     with Ledger.open(run / "ledger.db", SIGNER) as ledger:
         ledger.finish(now=ledger.state.last_time + 1)
         name = next(iter(ledger.state.contributions)).hex()
+    assert "UNVOUCHED" in shell.run(*RETAIN, "--prune", "--who-stays", code=1).output
+    shell.run(*EXPORT, "closed", *REGISTRY)
+    for who in ("anna", "ben"):
+        cosign(shell, "closed", who, first=False)
+        shell.run("ledger", "merge", "ledger.db", f"{who}-closed.note")
     shell.run("ledger", "prove", "ledger.db", "one.tlog-proof", "--contribution", name, "--kind", "summary")
     assert shell.json(*RETAIN, "--prune", "--who-stays")["pruned"] == 6
     verify = ("ledger", "verify-proof", "one.tlog-proof", "--key", SIGNER.vkey, "--member", "one.tlog-proof.member")

@@ -139,9 +139,12 @@ def hashes_gone(place, directory: Path, **changes: object) -> Driver:
 def is_pruned(report) -> bool:
     """Whether an audit, or the check of a release, found nothing wrong with a ledger of which leaves were pruned.
 
-    Its bounds are told; with those that contributors signed, and a registry, the verdict would be SUMMARISED.
+    Its bounds are told where an ADMIT leaf is left; with those that contributors signed, and a registry, the verdict would be
+    SUMMARISED, as where no such leaf is left.
     """
-    return report.verdict == "TOLD" and "PRUNED" in report.qualifiers
+    bounds = getattr(report, "bounds", None)
+    told = bounds is None or bounds.admits > 0
+    return report.verdict == ("TOLD" if told else "SUMMARISED") and "PRUNED" in report.qualifiers
 
 
 def export_of(driver: Driver, directory: Path) -> Path:

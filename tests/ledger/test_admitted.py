@@ -18,8 +18,8 @@ def run(path):
     """Six of two classes, of whom three left; summarised, closed, and whole."""
     driver = grown(path)
     driver.leaf = driver.ledger.summarise(now=driver.tick())
-    vouched_for(driver, ANNA, BEN)
     driver.ledger.finish(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
     yield driver
     driver.ledger.close()
 

@@ -18,6 +18,9 @@ from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descripto
 from tests.ledger.retained_runs import grown, leaves_of, retaining_spec
 from tests.ledger.spends import rows_of, told
 
+QUORUM = frozenset({"anna", "ben"})
+"""As many auditors as the policy asks for."""
+
 RECORD = Aggregate(1, 3, 0, 1_000_000, 1_000_000, 0, 0, 0, 0, bytes(32))
 NAMES = {n: descriptor(n) for n in (1, 2, 3)}
 
@@ -96,9 +99,11 @@ def test_whom_no_withdrawal_names_is_restored_without_a_name_and_only_a_closed_r
     run._names = {}
     leaf, problems = run.stand_in(RECORD.to_bytes())
     assert (leaf.descriptor_hash, problems, run.register.unnamed) == (stand_in_name(1), [], [1, 0])
-    assert "the run is not closed" in (run.unvouched(9) or "") and "leaf 1 is gone" in (run.unvouched(1) or "")
-    run.closed = True
-    assert run.unvouched(9) is None
+    assert "the run is not closed" in (run.unvouched(9, QUORUM) or "") and "leaf 1 is gone" in (run.unvouched(1, QUORUM) or "")
+    run.closed_at = 5
+    assert run.unvouched(9, QUORUM) is None
+    for few in (frozenset(), frozenset({"anna"})):
+        assert "there until the run was closed" in (run.unvouched(9, few) or "")
     run.register.name(run.contributions[stand_in_name(1)], descriptor(1))
     known = replay()
     known.stand_in(RECORD.to_bytes())
@@ -118,12 +123,12 @@ def test_a_body_is_vouched_for_below_the_end_and_not_at_it():
     run = replay()
     run.stand_in(RECORD.to_bytes())
     run.withdrawals[descriptor(1)] = 5
-    assert run.unvouched(6) is None and "left with leaf 5" in (run.unvouched(5) or "")
-    assert "leaf 1 is gone" in (run.unvouched(1) or "")
+    assert run.unvouched(6, QUORUM) is None and "left with leaf 5" in (run.unvouched(5, QUORUM) or "")
+    assert "leaf 1 is gone" in (run.unvouched(1, QUORUM) or "")
     run.shown_members.add(1)
-    assert run.unvouched(5) is None, "it was shown to be a member"
+    assert run.unvouched(5, QUORUM) is None, "it was shown to be a member"
     del run.withdrawals[descriptor(1)]
-    assert "the run is not closed" in (run.unvouched(6) or "")
+    assert "the run is not closed" in (run.unvouched(6, QUORUM) or "")
 
 
 def test_a_member_is_shown_by_its_path_at_its_own_place_and_nobody_else():

@@ -104,25 +104,25 @@ class Bounds:
         if unused and run.size == export.size:
             last = layout.terms_path(*list(layout.tile_widths(export.terms))[-1])
             self._fault("TERMS", last, f"the last {unused} of {export.terms} terms are those of no admitted contribution")
-        if not export.attested:
+        if not export.attested and (self.admits or not self._gone):
             remarks.note(
                 "the export holds no attestations: the bounds of contributions are what the operator wrote into ADMIT leaves"
             )
-        elif self._registry is None:
+        elif self.admits and self._registry is None:
             remarks.note(
                 f"{self.held} of {self.admits} ADMIT leaves hold against attestations whose signatures nothing shows to be "
                 "contributors': the export holds no registry; get it from the corpus owner, and give it with --registry"
             )
-        else:
+        elif self._registry is not None and self.admits:
             hidden = ": which contributors are one person no export shows" if self._registry.admitted.names_missing else ""
             remarks.note(
                 f"{self.held} of {self.admits} ADMIT leaves hold against attestations that verify under {len(self._keys)} keys "
                 f"of the registry; caps count by contributor{hidden}"
             )
-        if self._gone and export.attested:
+        if self._gone:
             remarks.note(
-                f"{self._gone} ADMIT leaves were pruned with their attestations: that these said what was signed rests"
-                " on the auditors who vouch for their summaries, as far as these had attestations and a registry then"
+                f"{self._gone} ADMIT leaves were pruned with their attestations: that they said what was signed rests on the "
+                "auditors who vouch for their summaries, and who had these attestations"
             )
         if self._late:
             remarks.qualify(
@@ -131,7 +131,7 @@ class Bounds:
                 f"the registry said to be revoked by then; the first is leaf {self._late[0]}",
             )
         root = None if self._registry is None else self._registry.latest.root().hex()
-        return BoundsEvidence(self.admits, self.held, export.attested, len(self._keys), root)
+        return BoundsEvidence(self.admits, self._gone, self.held, export.attested, len(self._keys), root)
 
     def _admit(self, seq: int, leaf: Admit) -> int | None:
         """Holds an ADMIT leaf against its attestation; returns the number of its terms if they are known."""
@@ -307,9 +307,12 @@ def bounds_are_signed(bounds: BoundsEvidence) -> bool:
 
     Guarantee:
         True only if each ADMIT leaf whose body is there, of a run without findings, says what an attestation says that verifies
-        under a key of a registry; and there is one. The one place that decides between FULL and TOLD.
+        under a key of a registry; and there is one, or all are gone, for which a quorum of auditors then vouches (else the run
+        has a finding). The one place that decides whether a verdict is TOLD.
 
     Args:
         bounds: what `Bounds.judge` said of the run.
     """
-    return bounds.attested and bounds.registry_root is not None and 0 < bounds.held == bounds.admits
+    if not bounds.admits:
+        return bounds.pruned > 0
+    return bounds.attested and bounds.registry_root is not None and bounds.held == bounds.admits

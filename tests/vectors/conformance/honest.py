@@ -28,7 +28,7 @@ from tests.ledger.attested import (
     spec_of,
 )
 from tests.ledger.ledger_runs import OWNER_KEY, SIGNER, START, signed_policy
-from tests.ledger.retained_runs import ANNA, BEN, CLEO, crowded_and_pruned, hashes_gone, vouched_and_older
+from tests.ledger.retained_runs import ANNA, BEN, CLEO, crowded_and_pruned, hashes_gone, vouched_and_older, vouched_for
 from tests.registries import RegistryBytes, continued, load
 from tests.vectors.conformance.written import Files, read
 
@@ -342,6 +342,7 @@ def everybody_gone(place: Path, directory: Path, **changes: Any) -> AttestedDriv
     """A closed run of which all ADMIT leaves are gone, those of who stayed too."""
     driver = vouched_and_older(place, directory, **changes)
     driver.ledger.finish(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
     driver.ledger.prune(who_stays=True)
     return driver
 
@@ -353,6 +354,7 @@ def member_withdrawn(place: Path, directory: Path, **changes: Any) -> AttestedDr
     driver.steps(1)
     driver.epoch()
     driver.ledger.finish(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
     driver.ledger.prune(who_stays=True)
     driver.withdraw(1)
     driver.withdraw(99)
