@@ -2578,12 +2578,13 @@ def check_pruned(report, run, notes, times, now, gone):
         far = [(a, b) for _, a, b in run.summaries if sum(epoch >= b for epoch in run.epochs) >= run.policy.get(30, math.inf)]
         need(all(any(a <= at < b for a, b in far) for at in range(first, end)), "HORIZON", f"hashes of {first} to {end}")
     pruned = [person for person in run.people if person["pruned"]]
-    needed = set()
+    needed, stayed = set(), False
     for person in pruned:
         where = f"leaf {person['seq']}"
         places = [person["seq"]]
         if person["gone"] is None or person.get("shown"):
             need(run.closed is not None, "PRUNED", f"{where}: who stays is gone from a run that goes on")
+            stayed = True
         else:
             places.append(person["gone"])
         for at in places:
@@ -2595,16 +2596,20 @@ def check_pruned(report, run, notes, times, now, gone):
         need(later, "TOO_EARLY", f"summary at {seq}")
     if needed:
         report.qualify("PRUNED")
-        speaking = set()
+        needed = {seq for seq, _, _ in run.summaries if seq <= max(needed)}
+        if stayed:
+            needed.add(run.closed)
+        speaking = {seq: set() for seq in needed}
         for line in run.policy.get(27, []):
-            key, spoken = VerifierKey(line, COSIGNATURE), set()
+            key = VerifierKey(line, COSIGNATURE)
             for note, covered in notes:
                 statement = note.vouched(key)
                 if statement and times[covered - 1] <= statement[0] <= now + HOUR:
-                    spoken |= {seq for seq in needed if statement[1] <= seq < covered}
-            if spoken >= needed:
-                speaking.add(line)
-        need(27 in run.policy and len(speaking) >= run.policy[28], "UNVOUCHED", f"{len(speaking)} auditors vouch")
+                    for seq in needed:
+                        if seq < covered and (statement[1] <= seq or seq == run.closed):
+                            speaking[seq].add(line)
+        for seq, who in speaking.items():
+            need(27 in run.policy and len(who) >= run.policy[28], "UNVOUCHED", f"{len(who)} auditors vouch at {seq}")
 
 
 def check_withdrawals(report, run, folder, registry):
@@ -2853,6 +2858,8 @@ def audit_files(report, export, keys, owner_key, now, require_quorum, min_size, 
         report.find(Refused("FILES", f"unknown files {left[:5]}"), "export")
     if told:
         report.qualify("TOLD")
+    if run.people and all(person["pruned"] for person in run.people):
+        report.qualifiers = [name for name in report.qualifiers if name != "TOLD"]
     roots = registry.roots if registry else ()
     signed_away = {
         digest for digest, why, _, evidence in run.withdrawals

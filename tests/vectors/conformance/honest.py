@@ -483,9 +483,9 @@ RUNS: dict[str, Run] = {
     "pruned": PrunedRun("ADMIT leaves of who left are gone", plain, verdict="SUMMARISED"),
     "hashes gone": PrunedRun("their hashes too", plain, {"retention_hash_epochs": 1}, verdict="SUMMARISED", grow=hashes_gone),
     "everybody gone": PrunedRun(
-        "a closed run of which every ADMIT leaf is gone, so that nothing is there that was signed",
+        "a closed run of which every ADMIT leaf is gone, and auditors vouch that each said what was signed",
         plain,
-        verdict="TOLD",
+        verdict="SUMMARISED",
         grow=everybody_gone,
     ),
     "a member withdrawn": PrunedRun(

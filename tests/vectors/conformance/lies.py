@@ -62,6 +62,7 @@ from tests.vectors.conformance.lying import (
     too_high,
     too_low,
     total,
+    vouched_before_the_close,
     vouched_by_one,
     withdrawn_consistently,
     withdrawn_from_order,
@@ -410,6 +411,12 @@ LIES: dict[str, Lie] = dict(_of_bounds()) | {
     ),
     "vouched by one for everybody": Lie(
         "one of two auditors vouches for a run of which every ADMIT leaf is gone", "everybody gone", vouched_by_one, "UNVOUCHED"
+    ),
+    "vouched before the close": Lie(
+        "auditors vouch for the summary alone, below a checkpoint from before the run was closed, and who stayed is gone",
+        "everybody gone",
+        vouched_before_the_close,
+        "UNVOUCHED",
     ),
     "an aggregate with more noise": Lie(
         "an aggregate says more noise than was signed", "pruned", aggregate_says(sigma_micro=2_000_000), "SUMMARY"

@@ -317,6 +317,19 @@ def vouched_by_one(files: Files) -> Files:
     return files | {layout.RETAINED_NOTES: tiles.entry_bundle(notes), layout.CHECKPOINT: note}
 
 
+def vouched_before_the_close(files: Files) -> Files:
+    """The files with what auditors said before the run was closed, and nothing of what they said after."""
+    notes = tiles.split_bundle(files[layout.RETAINED_NOTES], None)
+    early = [note for note in notes if _size(note) < _size(files[layout.CHECKPOINT])]
+    lines = files[layout.CHECKPOINT].splitlines(keepends=True)
+    note = b"".join(line for line in lines if b"/summary-v1" not in line)
+    return files | {layout.RETAINED_NOTES: tiles.entry_bundle(early), layout.CHECKPOINT: note}
+
+
+def _size(note: bytes) -> int:
+    return int(note.splitlines()[1])
+
+
 def aggregate_says(nth: int = 0, **fields: Any) -> Callable[[Files], Files]:
     """Returns what lets the n-th aggregate of an export say something else."""
 
