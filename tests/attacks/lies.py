@@ -39,6 +39,7 @@ from tests.ledger.attested import (
 from tests.ledger.ledger_runs import OTHER_KEY, OWNER_KEY, SIGNER, START
 from tests.ledger.release_models import WEIGHTS, model, records, safetensors
 from tests.ledger.retained_runs import crowded_and_pruned, export_of, forged_export, grown, leaves_of, vouched_and_older
+from tests.ledger.spends import three_epochs
 from tests.ledger.told_runs import Shown, Told, attest
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
@@ -169,18 +170,9 @@ class Run:
 def _run(life: Callable[[AttestedDriver], None]) -> Run:
     with tempfile.TemporaryDirectory() as base:
         driver = attested_run(Path(base) / "ledger.db")
-        shown: dict[bytes, Shown] = {}
-        admit = driver.ledger.admit
-
-        def noted(specs, *, now: int) -> None:
-            kept = list(specs)
-            shown.update({spec.descriptor_hash: spec.attestation for spec in kept})
-            admit(kept, now=now)
-
-        driver.ledger.admit = noted  # type: ignore[method-assign]
         with driver.ledger:
             life(driver)
-            return Run(leaves_of(driver.ledger), shown)
+            return Run(leaves_of(driver.ledger), driver.shown)
 
 
 @cache
@@ -191,22 +183,8 @@ def whole() -> Run:
 
 @cache
 def in_groups() -> Run:
-    """Three epochs with rows: 2 leaves before the second, 5 comes; nothing is charged in the last one, and 3 leaves then."""
-
-    def life(driver: AttestedDriver) -> None:
-        one = attested_admission
-        driver.admit(one(1), one(2), one(3, "sensitive"), one(4, sigma_micro=4_000_000))
-        driver.steps(1)
-        driver.epoch()
-        driver.withdraw(2)
-        driver.admit(one(5))
-        driver.steps(1)
-        driver.epoch()
-        driver.admit(one(6))
-        driver.withdraw(3)
-        driver.epoch()
-
-    return _run(life)
+    """`three_epochs` of attested admissions."""
+    return _run(lambda driver: three_epochs(driver, attested_admission))
 
 
 def _of_leaves(run: Callable[[], Run], change: Callable[[list[Leaf]], Sequence[Leaf]], base: Path):

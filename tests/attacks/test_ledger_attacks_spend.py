@@ -19,7 +19,7 @@ from ledger.merkle import root
 from ledger.replay import Replay
 from tests.ledger.ledger_runs import SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import forged_export, leaves_of
-from tests.ledger.spends import rows_of
+from tests.ledger.spends import rows_of, three_epochs
 
 Rows = tuple[SpendRow, ...]
 ORDER = {"SPEND_ORDER", "EPOCH_ORDER"}
@@ -27,20 +27,10 @@ ORDER = {"SPEND_ORDER", "EPOCH_ORDER"}
 
 @pytest.fixture(scope="module")
 def leaves(tmp_path_factory) -> list[Leaf]:
-    """Three epochs with rows: 2 leaves before the second, 5 comes; nothing is charged in the last one, and 3 leaves then."""
+    """`three_epochs` of unattested admissions."""
     path = tmp_path_factory.mktemp("spend") / "ledger.db"
     with Ledger.create(path, header_spec(), SIGNER, now=START) as ledger:
-        run = Driver(ledger)
-        run.admit(admission(1), admission(2), admission(3, "sensitive"), admission(4, sigma_micro=4_000_000))
-        run.steps(1)
-        run.epoch()
-        run.withdraw(2)
-        run.admit(admission(5))
-        run.steps(1)
-        run.epoch()
-        run.admit(admission(6))
-        run.withdraw(3)
-        run.epoch()
+        three_epochs(Driver(ledger), admission)
         return leaves_of(ledger)
 
 

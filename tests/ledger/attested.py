@@ -138,13 +138,20 @@ def attested_admission(n: int, class_name: str = "open", **changes: object) -> A
 
 @dataclass
 class AttestedDriver(Driver):
-    """A driver whose admissions were signed; it withdraws by number what it admitted, under whatever terms."""
+    """A driver whose admissions were signed; it withdraws by number what it admitted, under whatever terms.
+
+    Attributes:
+        admitted: descriptor hashes by content anchor.
+        shown: what contributors signed, by descriptor hash.
+    """
 
     admitted: dict[bytes, bytes] = field(default_factory=dict)
+    shown: dict[bytes, tuple[CommonTerms, bytes]] = field(default_factory=dict)
 
     def admit(self, *specs: AdmitSpec) -> None:
         super().admit(*specs)
         self.admitted.update({spec.anchor: spec.descriptor_hash for spec in specs})
+        self.shown.update({spec.descriptor_hash: spec.attestation for spec in specs if spec.attestation is not None})
 
     def withdraw(self, n: int) -> int:
         spec = attested_admission(n)

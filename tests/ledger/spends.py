@@ -1,9 +1,28 @@
-"""What SPEND leaves say of each contribution, from the leaves alone: groups as docs/formats.md has them, plain and slow."""
+"""What SPEND leaves say of each contribution, from the leaves alone: groups as docs/formats.md has them, plain and slow.
+
+And a run whose leaves have many such rows.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from ledger.handles import AdmitSpec
 from ledger.leaves import Admit, Charge, Draw, Epoch, Leaf, Resume, Spend, SpendRow, Withdraw
+from tests.ledger.ledger_runs import Driver
+
+
+def three_epochs(run: Driver, one: Callable[..., AdmitSpec]) -> None:
+    """Three epochs with rows: 2 leaves before the second, 5 comes; nothing is charged in the last one, and 3 leaves then."""
+    run.admit(one(1), one(2), one(3, "sensitive"), one(4, sigma_micro=4_000_000))
+    run.steps(1)
+    run.epoch()
+    run.withdraw(2)
+    run.admit(one(5))
+    run.steps(1)
+    run.epoch()
+    run.admit(one(6))
+    run.withdraw(3)
+    run.epoch()
 
 
 def rows_of(leaves: Iterable[Leaf]) -> list[SpendRow]:

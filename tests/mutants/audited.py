@@ -18,6 +18,10 @@ TIED = "ledger/release/tied.py"
 CHECK = "ledger/release/check.py"
 RIGHTS = "ledger/release/rights.py"
 
+STATEMENTS = "ledger/retention/statements.py"
+RETAINING = "ledger/operating/retaining.py"
+
+T_FOLDED = "tests/ledger/test_folded.py::"
 T_BOUNDS = "tests/attacks/test_ledger_attacks_bounds.py::"
 T_REGISTRY = "tests/attacks/test_ledger_attacks_registry.py::"
 T_TIMES = "tests/attacks/test_ledger_attacks_times.py::"
@@ -154,9 +158,22 @@ FIGURES = (
         T_TIMES + "test_B26_what_was_pruned_before_another_epoch_closed_is_found",
     ),
     Mutant(
-        "nobody vouches for a summary over bounds that are told", COSIGNING, 'if summary and report.verdict == "TOLD":',
-        "if summary and not report.verdict:",
+        "nobody vouches for a summary over bounds that are told", COSIGNING, 'if report.verdict == "TOLD":',
+        "if not report.verdict:",
         "tests/ledger/test_statements.py::test_nobody_vouches_for_a_summary_over_bounds_that_are_told",
+    ),
+    Mutant(
+        "nobody vouches for who stayed where they are gone", COSIGNING, "if report.folded:", "if report.folded < 0:",
+        T_FOLDED + "test_auditors_vouch_for_who_stayed_though_who_left_is_gone_and_for_nobody_who_is_gone",
+    ),
+    Mutant(
+        "who stayed is gone on words from behind the close", STATEMENTS, "if size > closed_at for name", "if size for name",
+        "tests/attacks/test_ledger_attacks_members.py::"
+        "test_the_logs_key_lets_nobody_go_who_stayed_on_words_from_before_the_close",
+    ),
+    Mutant(
+        "who stayed goes on words from behind the close", RETAINING, "if len(named) < quorum:", "if len(named) < 0:",
+        T_FOLDED + "test_who_stayed_goes_only_where_auditors_vouch_behind_the_close",
     ),
     Mutant(
         "draws at random are told to be the trainer's word", REMARKS,
