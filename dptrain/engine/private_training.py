@@ -99,7 +99,7 @@ class PrivateTraining:
         self.accelerator = accelerator
         self.device: torch.device = accelerator.device if accelerator is not None else torch.device("cpu")
         self.mixed_precision = accelerator is not None and accelerator.mixed_precision not in (None, "no")
-        self.begun = False
+        self.begun = self._ended = False
         self.current: Microbatch | None = None
         self.start_step = 0
         self._corpus = corpus
@@ -577,8 +577,10 @@ class PrivateTraining:
         """Closes the ledger and destroys every key and what was sealed; the loop over ``steps`` calls it after the last step.
 
         Called earlier, it ends the run there: a window that is still open is settled with the steps that were released. Before
-        the first step of a new run there is nothing to end.
+        the first step of a new run there is nothing to end, and once it has ended, nothing more.
         """
+        if self._ended:
+            return
         if not self.begun:
             if not self.recorder.resuming:
                 return
@@ -590,6 +592,7 @@ class PrivateTraining:
         self.recorder.finish(self._step, self.weights.records, self.isolation.told, self._clock())
         self.streams.sealed.destroy()
         self.streams.noise.destroy()
+        self._ended = True
         self._require_unwritten()
 
     def _require_unwritten(self) -> None:

@@ -363,4 +363,7 @@ def test_an_early_finish_settles_and_closes(world: World) -> None:
     trainer.private.finish()
     ledger = trainer.private.recorder.ledger
     assert ledger.finished and ledger.charged_steps == 2
+    size = ledger.size
+    trainer.private.finish()
+    assert ledger.size == size, "there is nothing more to end"
     trainer.close()

@@ -17,7 +17,6 @@ CONTENTS = "ledger/release/contents.py"
 TIED = "ledger/release/tied.py"
 CHECK = "ledger/release/check.py"
 RIGHTS = "ledger/release/rights.py"
-
 STATEMENTS = "ledger/retention/statements.py"
 RETAINING = "ledger/operating/retaining.py"
 
