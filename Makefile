@@ -88,6 +88,7 @@ bench-gate: $(STAMP)
 # Audits of 10^4, 10^5 and 10^6 leaves with their growth, about ten minutes; then appending, windows and opening.
 bench-ledger: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_attested
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_append
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_proofs
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ledger_retain

@@ -38,7 +38,7 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SIGNER = NoteSigner("benchmark/run", KEY)
 
 
-def header(**rules: Any) -> HeaderSpec:
+def header(registry_root: bytes = bytes(32), **rules: Any) -> HeaderSpec:
     """Three classes over nested bands of twelve layers, five epochs of four windows; further rules of the policy by name."""
     names = ("whole", "upper", "head")
     classes = tuple(
@@ -53,14 +53,14 @@ def header(**rules: Any) -> HeaderSpec:
     )
     fields: dict[str, Any] = {"steps": 16 * 4 * EPOCHS, "normalizer": 64, "epoch_steps": 64, "classes": classes} | rules
     policy = Policy(corpus="benchmark", delta=Fraction(1, 10**7), **fields)
-    payload, message = sign_policy(policy, KEY, owner="owner", registry_root=bytes(32))
+    payload, message = sign_policy(policy, KEY, owner="owner", registry_root=registry_root)
     signed = verify_policy(payload, message, public_bytes(KEY))
     layers = tuple(f"layers.{layer}" for layer in range(12))
     tensors = [StackTensor((f"{name}.weight",), 1_000, ((NO_TOWER, place),)) for place, name in enumerate(layers)]
     return HeaderSpec(
         policy=signed,
         owner_key=public_bytes(KEY),
-        registry_root=bytes(32),
+        registry_root=registry_root,
         model_fingerprint=bytes(32),
         stack=Stack((Tower(NO_TOWER, "", layers),), tuple(sorted(tensors, key=lambda tensor: tensor.names))),
         isolation="held",
