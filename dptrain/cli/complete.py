@@ -80,7 +80,7 @@ def attach(group: TyperGroup) -> None:
             for parameter in command.params:
                 proposals = _proposals_for(parameter)
                 if proposals is not None:
-                    parameter.shell_complete = types.MethodType(_completer(proposals), parameter)  # type: ignore[method-assign]
+                    parameter.shell_complete = types.MethodType(_completer(proposals), parameter)
 
 
 def paths(incomplete: str, suffixes: tuple[str, ...]) -> Iterator[str]:

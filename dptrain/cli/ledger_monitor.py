@@ -52,7 +52,7 @@ def monitor(
     delay: Annotated[
         int,
         typer.Option(parser=parse_age, metavar="AGE", help="Until when a withdrawal must be entered, such as 36h."),
-    ] = "7d",  # type: ignore[assignment]
+    ] = "7d",
     remember: Annotated[
         Path | None,
         typer.Option(metavar="DIR", file_okay=False, help="Keep the largest checkpoint per ledger here: finds forks, cuts."),

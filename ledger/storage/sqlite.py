@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, Final, TypeVar
+from typing import IO, Final, TypeVar, cast
 
 import sqlalchemy as sa
 
@@ -387,8 +387,7 @@ class SqliteStore:
     def _driver(self) -> sqlite3.Connection:
         """Returns the one connection itself, for what SQLAlchemy has no words for."""
         with self._engine.connect() as connection:
-            driver: sqlite3.Connection = connection.connection.driver_connection  # type: ignore[assignment]
-            return driver
+            return cast(sqlite3.Connection, connection.connection.driver_connection)
 
     def _copy(self) -> Path | None:
         """Copies the database as this connection sees it; returns None, and leaves nothing, unless the copy is whole."""

@@ -232,7 +232,7 @@ def _centred(module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tens
 
 def _replaced_forward(layer: nn.Module) -> None:
     plain = layer.forward
-    layer.forward = lambda x: _centred(layer, (), plain(x))  # type: ignore[method-assign]
+    layer.forward = lambda x: _centred(layer, (), plain(x))
 
 
 class _Centring(nn.Linear):

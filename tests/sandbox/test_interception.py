@@ -38,7 +38,7 @@ def test_generators_stand_where_they_stood_whatever_was_drawn() -> None:
     scene.run(range(8))
     assert states() == before
     with pytest.raises(ZeroDivisionError):
-        scene.run(range(8), data=[X, 1 / 0])  # type: ignore[list-item]
+        scene.run(range(8), data=[X, 1 / 0])
     assert states() == before and not _get_current_dispatch_mode_stack()
 
 

@@ -158,7 +158,7 @@ class Party:
             _, _, steps = self.private.prepare(self.model, self.optimizer, scene.collate, layers=scene.layers)
             self._steps = iter(steps)
             self.loss: Any = self.private.compile(scene.loss) if scene.compiled else scene.loss
-            self._begin, self.private.begin = self.private.begin, self._begun  # type: ignore[method-assign]
+            self._begin, self.private.begin = self.private.begin, self._begun
         except BaseException:
             self.private.close()
             raise
@@ -247,7 +247,7 @@ class Party:
             self.chosen = self.draw(sampled(step))
             return self.chosen
 
-        sampler._chosen = chosen  # type: ignore[method-assign]
+        sampler._chosen = chosen
 
 
 class Lockstep:
