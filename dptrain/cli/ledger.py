@@ -14,7 +14,6 @@ from attest import signed_file
 from attest.attestation import read_sequence
 from attest.descriptor import ContributionDescriptor
 from attest.errors import SignatureRefused
-from attest.files import read_limited
 from attest.registry import Registry
 from attest.withdrawal import Withdrawal, verify_entitled_withdrawal
 from dptrain.cli import (
@@ -262,6 +261,7 @@ def withdraw(
     DIR/ledger.withdrawals/): the run takes them in by itself.
     """
     from ledger.audit.registered import registry_of
+    from ledger.proofs.admitted import read_admitted
 
     now, place = int(time.time()), place_of(ledger, state)
     descriptors = _descriptors(attestations or [])
@@ -271,7 +271,7 @@ def withdraw(
             if known is not None:
                 known.require_names()
             checked = [_check_withdrawal(path, log.header, descriptors, known, now) for path in withdrawals]
-            shown = {item.member.descriptor_hash: item for item in map(_shown, members or [])}
+            shown = {item.shown.member.descriptor_hash: item.shown for item in map(read_admitted, members or [])}
             entered = [_enter(log, found, evidence, now, shown.get(found.descriptor_hash)) for found, evidence in checked]
     except LedgerBusy as error:
         raise ConfigError(
@@ -369,13 +369,6 @@ def _audit(
     from ledger.proofs.remembering import hold_against_memory
 
     return hold_against_memory(report, export, remember, vkeys)
-
-
-def _shown(path: Path) -> "ShownMember":
-    """Reads the member record that a withdrawer brings; the ledger holds it against its summary."""
-    from ledger.proofs.admitted import MAX_ADMITTED_SIZE, parse_admitted
-
-    return parse_admitted(read_limited(path, MAX_ADMITTED_SIZE, "member record")).shown
 
 
 def _enter(

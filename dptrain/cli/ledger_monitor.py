@@ -49,6 +49,16 @@ def monitor(
         Path | None,
         typer.Option(metavar="DIR", exists=True, file_okay=False, help="Withdrawals that you sent, as attest withdraw wrote."),
     ] = None,
+    members: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--member",
+            metavar="PROOF.member",
+            exists=True,
+            dir_okay=False,
+            help="Where ADMIT leaves are gone: what 'ledger prove --kind summary' wrote for a contribution; repeat.",
+        ),
+    ] = None,
     delay: Annotated[
         int,
         typer.Option(parser=parse_age, metavar="AGE", help="Until when a withdrawal must be entered, such as 36h."),
@@ -71,17 +81,19 @@ def monitor(
     exit code says what to do, for a cron job; of several alarms the highest counts.
     """
     from ledger.audit.words import headline
+    from ledger.proofs.admitted import read_admitted
     from ledger.proofs.monitoring import watch
 
     at = int(time.time()) if now is None else now
     mine = [item for path in attestations for item in _mine(path)]
     ids = [keys.key_id(keys.load_public_key(path)) for path in pub or []]
     sent = [] if withdrawals is None else _withdrawals(withdrawals)
+    shown = [read_admitted(path) for path in members or []]
     owner = None if owner_key is None else keys.load_public_key(owner_key)
     trusted = [vkey for text in key for vkey in verifier_keys(text)]
     with counting(f"auditing {counted(len(exports), 'export')}"):
         found = watch(
-            exports, trusted, mine, sent, delay=delay, now=at, key_ids=ids, remember=remember, owner_key=owner
+            exports, trusted, mine, sent, shown, delay=delay, now=at, key_ids=ids, remember=remember, owner_key=owner
         )
     if json:
         print_json({**found.to_json(), "exit_code": found.exit_code})
@@ -133,6 +145,9 @@ def _print(row: "WatchedRow") -> None:
         when = "" if row.time is None else f" {utc(row.time)}"
         told = f"admitted in {row.origin}{when}, leaf {row.seq}"
     out.print(styled("bold", row.name, f"  {row.descriptor_hash[:16]}  {told}"))
+    if row.unnamed:
+        stayed = f"of {counted(row.unnamed, 'contribution')} that stayed no names are left; it may be one of them"
+        out.print(f"  {stayed}: give its member record with --member")
     if row.recorded is not None:
         same = row.signed == row.recorded
         out.print(f"  {'signed and recorded' if same else 'recorded'}: {_bounds(row.recorded)}")

@@ -18,8 +18,10 @@ withdrawal brings. Lines of ASCII::
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
+from attest.files import read_limited
 from attest.spelling import read_base64, read_decimal
 from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import Leaf, Summary
@@ -97,6 +99,16 @@ def parse_admitted(data: bytes) -> Admitted:
     if found.to_bytes() != data:
         raise ProofError("ADMITTED_FORMAT", "its lines are not those that are written of what they say")
     return found
+
+
+def read_admitted(path: Path) -> Admitted:
+    """Reads such a file from a place.
+
+    Raises:
+        FileRefused: it cannot be read, or is too long to be one.
+        ProofError: code ADMITTED_FORMAT, as `parse_admitted`.
+    """
+    return parse_admitted(read_limited(path, MAX_ADMITTED_SIZE, "member record"))
 
 
 def prove_admitted(summary_seq: int, aggregates: Sequence[Aggregate], shown: ShownMember) -> Admitted:

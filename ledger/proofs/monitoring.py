@@ -20,15 +20,19 @@ from attest.withdrawal import PASSING, Withdrawal
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.histories import read_export
 from ledger.audit.replaying import begin, follow
+from ledger.errors import ProofError
 from ledger.leaves import Admit, Withdraw
+from ledger.proofs.admitted import Admitted, verify_admitted
 from ledger.proofs.reader import ExportReader
 from ledger.proofs.remembering import hold_against_memory
 from ledger.retention.retained import RetainedReplay
+from ledger.rules.groups import stand_in_name
 
 ALARMS: Final = {
     "WITHDRAWAL_MISSING": 3,
     "WITHDRAWAL_REASON": 3,
     "BOUNDS": 4,
+    "MEMBER": 4,
     "UNSIGNED": 5,
     "BEHIND": 6,
     "FORKED": 6,
@@ -104,6 +108,8 @@ class WatchedRow:
         carried: what its ADMIT leaf says that it had spent in earlier runs.
         withdrawn: its WITHDRAW leaf, None where there is none.
         asked: POSIX seconds of the earliest signed withdrawal that was given, None without one.
+        unnamed: where it is not known to have been admitted, how many contributions stayed of whom the exports say no names any
+            more; it may be one of them, which its member record shows.
     """
 
     name: str
@@ -118,6 +124,7 @@ class WatchedRow:
     carried: float
     withdrawn: Terminus | None
     asked: int | None
+    unnamed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +183,7 @@ def watch(
     keys: Sequence[str],
     mine: Sequence[Mine],
     withdrawals: Sequence[tuple[str, Withdrawal]] = (),
+    members: Sequence[Admitted] = (),
     *,
     delay: int,
     now: int,
@@ -191,13 +199,14 @@ def watch(
         was admitted is recorded with the class, clip norm, noise multiplier, cap, limit, content and corpus that its
         contributor signed; and each signed withdrawal that is older than ``delay`` and names an admitted contribution is
         entered, with its own reason unless something else ended the contribution before it was signed. Of ADMIT leaves that
-        were pruned nothing tells the key.
+        were pruned nothing tells the key; and whom they admitted who stayed until a run was closed, the member record alone.
 
     Args:
         exports: directories; of several exports of one ledger the largest is told, and all must be one history.
         keys: verifier keys of the ledgers.
         mine: every contribution that the contributor signed.
         withdrawals: what the contributor withdrew, each behind the name of its file.
+        members: the member records of contributions, as `ledger prove --kind summary` hands them out.
         delay: seconds after its signing by which a withdrawal must be entered.
         now: the contributor's clock, POSIX seconds.
         key_ids: further keys of the contributor, by their short names, beside those that signed ``mine``.
@@ -223,9 +232,10 @@ def watch(
                 alarms.append(Alarm(found.code, str(path), None, f"{found.where}: {found.sentence}"))
             else:
                 latest[report.origin] = (path, report)
-    look = _Look(mine, withdrawals, {*key_ids, *(item.key_id for item in mine)}, delay, now, alarms)
+    look = _Look(mine, withdrawals, {*key_ids, *(item.key_id for item in mine)}, members, delay, now, alarms)
     for path, report in latest.values():
         look.at(path, report)
+    look.require_members(exports)
     return Watched(look.rows(), tuple(alarms), tuple(reports))
 
 
@@ -237,6 +247,7 @@ class _Look:
         mine: Sequence[Mine],
         withdrawals: Sequence[tuple[str, Withdrawal]],
         key_ids: set[bytes],
+        members: Sequence[Admitted],
         delay: int,
         now: int,
         alarms: list[Alarm],
@@ -247,6 +258,9 @@ class _Look:
             self._asked.setdefault(said.descriptor_hash, []).append((name, said))
         self._key_ids, self._delay, self._now, self._alarms = key_ids, delay, now, alarms
         self._rows: dict[bytes, list[WatchedRow]] = {name: [] for name in (*self._mine, *self._asked)}
+        self._members = {item.shown.member.descriptor_hash: item for item in members}
+        self._shown: set[bytes] = set()
+        self._unnamed = 0
 
     def rows(self) -> tuple[WatchedRow, ...]:
         """Returns all rows, those of one contribution together; what no ledger admitted has one that says so."""
@@ -267,6 +281,11 @@ class _Look:
                     self._unsigned(path, leaf)
             elif isinstance(leaf, Withdraw) and leaf.descriptor_hash in self._rows:
                 ended[leaf.descriptor_hash] = leaf  # a signed one may follow one of a passing reason
+        for name, member in self._members.items():
+            if name in self._rows and name not in admitted and (stayed := self._stayed(run, member)) is not None:
+                admitted[name] = stayed
+        self._shown |= admitted.keys()
+        self._unnamed += sum(run.register.unnamed)
         for name in self._rows:
             admit, end = admitted.get(name), ended.get(name)
             if admit is None and end is None:
@@ -275,6 +294,27 @@ class _Look:
                 self._compare(path, run, admit)
             self._withdrawal(path, run, name, admit, end)
             self._rows[name].append(self._row(name, run.header.origin, run, admit, end))
+
+    def _stayed(self, run: RetainedReplay, member: Admitted) -> Admit | None:
+        """Returns the admission of who stayed, whose leaf is gone, as its member record shows it; None if it does not."""
+        summary = next((leaf for leaf in run.tally.summaries if leaf.seq == member.leaf), None)
+        record = member.shown.member
+        found = run.contributions.get(stand_in_name(record.seq))
+        if summary is None or found is None:
+            return None
+        try:
+            aggregate = verify_admitted(member, summary)
+        except ProofError:
+            return None  # of another ledger, or of none: `require_members` tells
+        run.register.name(found, record.descriptor_hash)
+        return aggregate.admission(record.seq, record.descriptor_hash, found.terms.class_name, run.header.time)
+
+    def require_members(self, exports: Sequence[Path]) -> None:
+        """Raises an alarm for every member record that shows nothing in any export."""
+        for name in self._members.keys() - self._shown:
+            told = f"the member record of {name.hex()} shows it in none of these ledgers, nor does an ADMIT leaf"
+            how = "give the export of its ledger, and every attestation file; else ask the operator who stayed there"
+            self._alarm("MEMBER", exports[0], None, f"{told}; {how}")
 
     def _row(
         self, name: bytes, origin: str, run: RetainedReplay | None, admit: Admit | None, end: Withdraw | None
@@ -299,6 +339,7 @@ class _Look:
             carried=0.0 if admit is None else from_micro(admit.carried_micro),
             withdrawn=None if end is None else Terminus(end.seq, end.time, end.reason),
             asked=asked[0][1].time if asked else None,
+            unnamed=self._unnamed if admit is None and end is None else 0,
         )
 
     def _alarm(self, code: str, path: Path, seq: int | None, sentence: str) -> None:

@@ -38,9 +38,20 @@ from tests.ledger.attested import (
 )
 from tests.ledger.ledger_runs import OTHER_KEY, OWNER_KEY, SIGNER, START
 from tests.ledger.release_models import WEIGHTS, model, records, safetensors
-from tests.ledger.retained_runs import crowded_and_pruned, export_of, forged_export, grown, leaves_of, vouched_and_older
+from tests.ledger.retained_runs import (
+    ANNA,
+    BEN,
+    crowded_and_pruned,
+    export_of,
+    forged_export,
+    grown,
+    leaves_of,
+    vouched_and_older,
+    vouched_for,
+)
 from tests.ledger.spends import three_epochs
 from tests.ledger.told_runs import Shown, Told, attest
+from tests.vectors.conformance.lying import vouched_before_the_close
 
 SECOND = NoteSigner("ledger.example/run2", OTHER_KEY)
 KEYS = [SIGNER.vkey, SECOND.vkey]
@@ -333,6 +344,24 @@ def _of_pruned(lie: Callable[[Path], None], base: Path):
     return audit(export)
 
 
+def _of_folded(lie: Callable[[Path], None], base: Path):
+    driver = vouched_and_older(base / "ledger.db", base, people=20, attested=True)
+    with driver.ledger as ledger:
+        ledger.finish(now=driver.tick())
+        vouched_for(driver, ANNA, BEN)
+        ledger.prune(who_stays=True)
+        export = export_of(driver, base / "export")
+    lie(export)
+    return audit(export)
+
+
+def words_from_before_the_close(export: Path) -> None:
+    """Leaves of what auditors said only what stood below a checkpoint from before the run was closed."""
+    files = {str(path.relative_to(export)): path.read_bytes() for path in export.rglob("*") if path.is_file()}
+    for name, data in vouched_before_the_close(files).items():
+        (export / name).write_bytes(data)
+
+
 def _before_pruning(base: Path):
     driver = vouched_and_older(base / "ledger.db", base, people=20, attested=True)
     with driver.ledger:
@@ -369,6 +398,9 @@ PRUNED = [
     Lie("pruned", "registry left out", partial(_of_pruned, registry_left_out), "TOLD", "PRUNED"),
     Lie("pruned", "nobody vouches", partial(_of_pruned, nobody_vouches), "FAILED", "UNVOUCHED"),
     Lie("pruned", "a byte of a stand-in", partial(_of_pruned, a_byte_of_a_stand_in), "FAILED"),
+    Lie("pruned", "honest, everybody", partial(_of_folded, as_it_is), "SUMMARISED", "PRUNED"),
+    Lie("pruned", "everybody, registry left out", partial(_of_folded, registry_left_out), "SUMMARISED", "PRUNED"),
+    Lie("pruned", "everybody, words of before", partial(_of_folded, words_from_before_the_close), "FAILED", "UNVOUCHED"),
     Lie("summaries", "honest", partial(_of_summary, None), "FULL"),
     *(Lie("summaries", name.replace("_", " "), partial(_of_summary, name), "FAILED", "SUMMARY") for name in retention.FORGED),
 ]

@@ -11,6 +11,7 @@ from attest.descriptor import SignedDescriptor
 from attest.withdrawal import Withdrawal
 from ledger.handles import AdmitSpec
 from ledger.log import Ledger
+from ledger.proofs.admitted import Admitted, prove_admitted
 from ledger.proofs.monitoring import ALARMS, Mine, watch
 from tests.ledger.retained_runs import ANNA, BEN, retaining_spec, vouched_for
 
@@ -220,6 +221,40 @@ def test_of_a_pruned_admission_bounds_are_compared_and_what_is_gone_is_not(tmp_p
         assert codes(found) == alarms
         row = found.rows[0]
         assert row.time is None and row.withdrawn is not None and row.epsilon == driver.ledger.epsilon(ONE.descriptor_hash)
+
+
+def test_who_stayed_in_a_folded_run_is_shown_by_the_member_record_alone(tmp_path):
+    """Without it nobody can say whether they are in there; of another ledger, and of nobody, it is an alarm."""
+    driver = Driver(Ledger.create(tmp_path / "run.db", retaining_spec(), SIGNER, now=START))
+    driver.admit(admitted(ONE), admitted(TWO, max_occurrences=0), admitted(mine(3)))
+    for _ in range(2):
+        driver.steps(1)
+        driver.epoch()
+    summary = driver.ledger.summarise(now=driver.tick())
+    driver.ledger.finish(now=driver.tick())
+    vouched_for(driver, ANNA, BEN)
+    aggregates = [found for found, _ in driver.ledger.state.tally.summarised]
+
+    def record(own: Mine) -> Admitted:
+        shown = driver.ledger.member(own.descriptor_hash)
+        assert shown is not None
+        return prove_admitted(summary.seq, aggregates, shown)
+
+    records, epsilon = [record(own) for own in (ONE, TWO)], driver.ledger.epsilon(ONE.descriptor_hash)
+    driver.ledger.prune(who_stays=True)
+    export = driver.ledger.export(tmp_path / "run")
+    unseen = look(export)
+    assert codes(unseen) == [] and [(row.seq, row.unnamed) for row in unseen.rows] == [(None, 3), (None, 3)]
+    found = look(export, members=records)
+    assert codes(found) == ["BOUNDS"], "the cap of the second is not recorded"
+    assert [(row.seq, row.time, row.epsilon) for row in found.rows] == [(1, None, epsilon), (2, None, epsilon)]
+    late = look(export, own=(ONE,), members=records[:1], sent=[withdrawal(ONE)], now=START + 9 * DAY)
+    assert codes(late) == ["WITHDRAWAL_MISSING"]
+    driver.ledger.close()
+    _, other = run(tmp_path, admitted(mine(4)), name="other")
+    lied = replace(records[0], aggregate=replace(records[0].aggregate, clip_micro=1))
+    for elsewhere, shown in ((other, records[0]), (export, lied)):
+        assert codes(look(elsewhere, own=(ONE, TWO, mine(4)), members=[shown])) == ["MEMBER"]
 
 
 def test_in_a_public_class_no_epsilon_is_claimed(tmp_path):
