@@ -6,7 +6,7 @@ against each other only as far as an answer hangs on it: two histories of one le
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,8 +19,11 @@ from ledger.audit.replaying import begin, follow
 from ledger.audit.words import Verdict, weakest
 from ledger.errors import LedgerBehind, LedgerError, LedgerForked
 from ledger.leaves import Header, Previous, Withdraw
+from ledger.proofs.admitted import Admitted, name_member
 from ledger.replay import Replay
+from ledger.retention.aggregates import Member
 from ledger.rules.budgets import TOLERANCE_MICRO, Account, Limit, Use, limits_over, reached
+from ledger.rules.groups import stand_in_name
 from ledger.rules.spending import Spending, composed, of_run
 from ledger.rules.spent import Accounts
 from ledger.views.trace import Trace, Wanted, trace
@@ -75,6 +78,11 @@ class TracedRun:
     def origin(self) -> str:
         """Origin of its ledger."""
         return self.run.header.origin
+
+    @property
+    def unnamed(self) -> int:
+        """How many stayed there of whom nothing says who they are, if the contribution may be one of them."""
+        return sum(self.run.register.unnamed) if self.trace is None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,35 +185,34 @@ def open_exports(
     return tuple(AskedExport(one.path, opened[one.path], one.digest) for one in ordered)
 
 
-def trace_over(exports: Sequence[AskedExport], wanted: Wanted, signers: Signers | None = None) -> TracedOver:
+def trace_over(
+    exports: Sequence[AskedExport], wanted: Wanted, signers: Signers | None = None, members: Sequence[Admitted] = ()
+) -> TracedOver:
     """Finds a contribution in several runs, and composes what it spent.
 
     Guarantee:
         `epsilon` is an upper bound, at `delta` and under zero-out adjacency, of all that these runs released together, if none
         of them was chosen by looking at what another one released (`ledger.rules.spending.composed`; docs/mechanism.md,
         Accounting). A limit that is `LimitUse.held` holds without that condition (docs/mechanism.md, Theorem 13). Both rest on
-        the verdicts of the runs, and count these runs alone.
+        the verdicts of the runs, and count these runs alone; and of these not one of which nothing says whether it is among
+        those that stayed there (`TracedRun.unnamed`), which `unseen` says.
 
     Args:
         exports: as `open_exports` returns them.
         wanted: which contribution.
         signers: takes the header of a run that admitted it, and returns the ids of the keys that may have signed it; None for
             any. A contribution under another key is refused.
+        members: its member records, by which it is found in runs whose admissions are gone.
 
     Raises:
         LedgerError: code NOT_FOUND, none of them admitted it.
         AnchorRefused: one admitted it under another descriptor, content or key.
         AccountantError: there is no bound of these runs together.
     """
-    runs = tuple(TracedRun(asked, _trace(asked.opened, wanted)) for asked in exports)
+    runs = _traced(exports, wanted, members)
     result = [(item, item.trace) for item in runs if item.trace is not None]
     if not result:
-        origins = ", ".join(item.origin for item in runs)
-        raise LedgerError(
-            "NOT_FOUND",
-            f"none of {origins} admitted it: never admitted, or the content was signed again, with another nonce, and admitted "
-            "as that; give the attestation of that time, or the export of another run",
-        )
+        raise _not_found(runs)
     if signers is not None:
         for item, found in result:
             found.require_signer(signers(item.run.header))
@@ -223,8 +230,37 @@ def trace_over(exports: Sequence[AskedExport], wanted: Wanted, signers: Signers 
         withdrawal=_at_withdrawal(result, None if public else delta),
         not_given=not_given,
         descriptors=tuple(dict.fromkeys(found.admit.descriptor_hash for _, found in result)),
-        unseen=_unseen(result, not_given),
+        unseen=(*_unnamed(runs), *_unseen(result, not_given)),
     )
+
+
+def _traced(exports: Sequence[AskedExport], wanted: Wanted, members: Sequence[Admitted]) -> tuple[TracedRun, ...]:
+    """Returns what became of it in each run; where its leaf is gone it is looked for by the descriptor hash of elsewhere."""
+    names = {record.descriptor_hash for member in members if wanted.within(_names(record := member.shown.member))}
+    for asked in exports:
+        for member in members:
+            name_member(asked.opened.run, member)
+    runs = [TracedRun(asked, _trace(asked.opened, wanted)) for asked in exports]
+    names |= {item.trace.admit.descriptor_hash for item in runs if item.trace is not None}
+    for place, item in enumerate(runs):
+        again = (_trace(item.opened, Wanted(descriptor_hash=name)) for name in names if item.trace is None)
+        found = next((found for found in again if found is not None), None)
+        runs[place] = item if found is None else TracedRun(item.asked, found)
+    return tuple(runs)
+
+
+def _names(member: Member) -> bytes:
+    """Both names of a member, as `Wanted.within` looks for one."""
+    return member.descriptor_hash + member.content_anchor
+
+
+def _not_found(runs: Sequence[TracedRun]) -> LedgerError:
+    origins = ", ".join(item.origin for item in runs)
+    told = f"none of {origins} admitted it: never admitted, or the content was signed again, with another nonce, and admitted"
+    how = " as that; give the attestation of that time, or the export of another run"
+    if any(item.unnamed for item in runs):
+        how += "; or it stayed in one whose admissions are gone: give its member record"
+    return LedgerError("NOT_FOUND", told + how)
 
 
 def _accounts(result: Iterable[tuple[TracedRun, Trace]]) -> list[tuple[Account, Account]]:
@@ -280,6 +316,13 @@ def _qualifiers(runs: Sequence[TracedRun], not_given: Sequence[Previous]) -> tup
     return tuple(sorted(found if not_given else found - ANSWERED))
 
 
+def _unnamed(runs: Sequence[TracedRun]) -> Iterator[str]:
+    for item in runs:
+        if item.unnamed:
+            stayed = f"whether it is one of the {item.unnamed} contributions that stayed in {item.origin}, and what it spent"
+            yield f"{stayed} there: nothing says who they are, only a member record does"
+
+
 def _unseen(result: Sequence[tuple[TracedRun, Trace]], not_given: Sequence[Previous]) -> tuple[str, ...]:
     others = ", ".join(before.origin for before in not_given)
     secret = any(found.occurrences is None for _, found in result)
@@ -309,7 +352,7 @@ def _by(item: TracedRun, found: Trace, moment: int) -> tuple[Spending | None, in
     if first is not None:
         run = begin(item.opened.leaves, recompute=False)
         deque(follow(run, item.opened.leaves, first), maxlen=0)
-    contribution = run.contributions.get(name)
+    contribution = run.contributions.get(name) or run.contributions.get(stand_in_name(found.admit.seq))
     if contribution is None or run.header.policy.classes[contribution.class_index].public:
         return None, late
     return of_run(run, contribution), late

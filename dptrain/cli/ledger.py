@@ -36,6 +36,7 @@ from dptrain.cli import (
 from dptrain.cli.files import PassphraseFile, refuse_to_overwrite
 from dptrain.cli.ledger_pins import OwnersKey, VerifierKeys, trusted
 from dptrain.cli.ledger_place import LedgerKey, LedgerName, LedgerOrExport, Now, StateDirectory, opened_to_sign, place_of
+from dptrain.cli.options import MemberRecords
 from dptrain.cli.output import JsonFlag, console, counting, parse_age, print_json
 from dptrain.errors import ConfigError
 from ledger.errors import LedgerBusy
@@ -238,16 +239,7 @@ def withdraw(
     registry: Annotated[
         Path | None, typer.Option(metavar="REGISTRY", exists=True, dir_okay=False, help="Registry with the signers' keys.")
     ] = None,
-    members: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--member",
-            metavar="PROOF.member",
-            exists=True,
-            dir_okay=False,
-            help="Where ADMIT leaves are gone: what 'ledger prove --kind summary' wrote for a contribution; repeat.",
-        ),
-    ] = None,
+    members: MemberRecords = None,
     state: StateDirectory = None,
     ledger_key: LedgerKey = None,
     passphrase_file: PassphraseFile = None,

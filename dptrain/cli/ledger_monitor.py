@@ -13,7 +13,7 @@ from attest.shown import utc
 from dptrain.cli.ledger_place import Now
 from dptrain.cli.ledger_proofs import verifier_keys
 from dptrain.cli.ledger_show import COLOURS
-from dptrain.cli.options import existing_file
+from dptrain.cli.options import MemberRecords, existing_file
 from dptrain.cli.output import JsonFlag, console, counted, counting, number, parse_age, print_json, spent, styled
 
 if TYPE_CHECKING:
@@ -49,16 +49,7 @@ def monitor(
         Path | None,
         typer.Option(metavar="DIR", exists=True, file_okay=False, help="Withdrawals that you sent, as attest withdraw wrote."),
     ] = None,
-    members: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--member",
-            metavar="PROOF.member",
-            exists=True,
-            dir_okay=False,
-            help="Where ADMIT leaves are gone: what 'ledger prove --kind summary' wrote for a contribution; repeat.",
-        ),
-    ] = None,
+    members: MemberRecords = None,
     delay: Annotated[
         int,
         typer.Option(parser=parse_age, metavar="AGE", help="Until when a withdrawal must be entered, such as 36h."),

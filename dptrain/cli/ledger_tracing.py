@@ -12,6 +12,7 @@ from dptrain.cli.ledger_place import Now
 from dptrain.cli.ledger_show import COLOURS
 from dptrain.cli.ledger_trace import print_anchor, print_trace, trace_as_json
 from dptrain.cli.ledger_wanted import Asked, ContributorKey, ContributorRegistry, Nonce, by_name, check_keys, is_anchor
+from dptrain.cli.options import MemberRecords
 from dptrain.cli.output import JsonFlag, console, counted, counting, print_json, spent, styled
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def trace(
     ] = None,
     pub: ContributorKey = None,
     registry: ContributorRegistry = None,
+    members: MemberRecords = None,
     now: Now = None,
     json: JsonFlag = False,
 ) -> None:
@@ -53,6 +55,7 @@ def trace(
     run did not admit it is an answer; that none did is an error, and exit code 1.
     """
     check_keys(is_anchor(contribution), pub, registry)
+    from ledger.proofs.admitted import read_admitted
     from ledger.tracing import open_exports, trace_over
 
     owner, vkeys = trusted(key, owner_key)
@@ -64,7 +67,7 @@ def trace(
         opened = open_exports(exports, vkeys, owner_key=owner, now=now)
     if asked is None:
         asked = by_name(contribution, [item.opened.run.header for item in opened], **said)
-    found = trace_over(opened, asked.wanted, asked.signers)
+    found = trace_over(opened, asked.wanted, asked.signers, [read_admitted(path) for path in members or []])
     if json:
         print_json(_as_json(found, asked))
     else:
@@ -154,7 +157,8 @@ def _print(found: "TracedOver", asked: Asked) -> None:
         where = f"  {item.origin}, {visible(str(item.asked.path))}"
         out.print(styled(f"bold {COLOURS.get(verdict, 'red')}", _headline(item), where))
         if item.trace is None:
-            out.print("not admitted in this run\n")
+            stayed = f"not named in this run; {counted(item.unnamed, 'contribution')} that stayed in it have no names any more"
+            out.print(f"{stayed if item.unnamed else 'not admitted in this run'}\n")
             continue
         print_trace(item.trace, item.run, _headline(item))
         out.print("")

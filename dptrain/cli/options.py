@@ -18,6 +18,15 @@ def existing_file(flag: str, metavar: str, text: str, **settings: Any) -> Any:
     return typer.Option(flag, metavar=metavar, exists=True, dir_okay=False, help=text, **settings)
 
 
+MemberRecords = Annotated[
+    list[Path] | None,
+    existing_file(
+        "--member",
+        "PROOF.member",
+        "Where ADMIT leaves are gone: what 'ledger prove --kind summary' wrote for a contribution; repeat.",
+    ),
+]
+
 PlotFile = Annotated[
     Path | None,
     typer.Option("--plot", metavar="FIGURE", dir_okay=False, help="Draw it: FILE.svg, FILE.html with tables, or FILE.png."),

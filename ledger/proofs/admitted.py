@@ -27,7 +27,9 @@ from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import Leaf, Summary
 from ledger.merkle import HASH_SIZE, MAX_SIZE, inclusion_proof, verify_inclusion
 from ledger.proofs.tlog_proof import MAX_PATH
+from ledger.replay import Replay
 from ledger.retention.aggregates import Aggregate, Member, ShownMember
+from ledger.rules.groups import stand_in_name
 
 HEADER: Final = "dptrain-admitted-v1"
 """First line of such a file."""
@@ -151,6 +153,28 @@ def verify_admitted(proof: Admitted, leaf: Leaf) -> Aggregate:
     except LeafRefused as error:
         raise ProofError(error.code, error.sentence) from error
     return proof.aggregate
+
+
+def name_member(run: Replay, proof: Admitted) -> bool:
+    """Names who stayed in a run, and whose admission is gone, as its member record shows; tells whether it does.
+
+    Guarantee:
+        Nobody is named whom the record does not show under a SUMMARY leaf of this run. One of another run names nobody.
+
+    Args:
+        run: the replayed run; what it says of the contribution is from then on found under its descriptor hash.
+        proof: the record.
+    """
+    summary = next((leaf for leaf in run.tally.summaries if leaf.seq == proof.leaf), None)
+    found = run.contributions.get(stand_in_name(proof.shown.member.seq))
+    if summary is None or found is None:
+        return False
+    try:
+        verify_admitted(proof, summary)
+    except ProofError:
+        return False
+    run.register.name(found, proof.shown.member.descriptor_hash)
+    return True
 
 
 def _number(text: str) -> int:

@@ -20,13 +20,12 @@ from attest.withdrawal import PASSING, Withdrawal
 from ledger.audit import AuditReport, verify_export
 from ledger.audit.histories import read_export
 from ledger.audit.replaying import begin, follow
-from ledger.errors import ProofError
 from ledger.leaves import Admit, Withdraw
-from ledger.proofs.admitted import Admitted, verify_admitted
+from ledger.proofs.admitted import Admitted, name_member
 from ledger.proofs.reader import ExportReader
 from ledger.proofs.remembering import hold_against_memory
 from ledger.retention.retained import RetainedReplay
-from ledger.rules.groups import stand_in_name
+from ledger.views.trace import restored
 
 ALARMS: Final = {
     "WITHDRAWAL_MISSING": 3,
@@ -282,8 +281,8 @@ class _Look:
             elif isinstance(leaf, Withdraw) and leaf.descriptor_hash in self._rows:
                 ended[leaf.descriptor_hash] = leaf  # a signed one may follow one of a passing reason
         for name, member in self._members.items():
-            if name in self._rows and name not in admitted and (stayed := self._stayed(run, member)) is not None:
-                admitted[name] = stayed
+            if name in self._rows and name not in admitted and name_member(run, member):
+                admitted[name] = restored(run.contributions[name], run.header.time)
         self._shown |= admitted.keys()
         self._unnamed += sum(run.register.unnamed)
         for name in self._rows:
@@ -294,20 +293,6 @@ class _Look:
                 self._compare(path, run, admit)
             self._withdrawal(path, run, name, admit, end)
             self._rows[name].append(self._row(name, run.header.origin, run, admit, end))
-
-    def _stayed(self, run: RetainedReplay, member: Admitted) -> Admit | None:
-        """Returns the admission of who stayed, whose leaf is gone, as its member record shows it; None if it does not."""
-        summary = next((leaf for leaf in run.tally.summaries if leaf.seq == member.leaf), None)
-        record = member.shown.member
-        found = run.contributions.get(stand_in_name(record.seq))
-        if summary is None or found is None:
-            return None
-        try:
-            aggregate = verify_admitted(member, summary)
-        except ProofError:
-            return None  # of another ledger, or of none: `require_members` tells
-        run.register.name(found, record.descriptor_hash)
-        return aggregate.admission(record.seq, record.descriptor_hash, found.terms.class_name, run.header.time)
 
     def require_members(self, exports: Sequence[Path]) -> None:
         """Raises an alarm for every member record that shows nothing in any export."""

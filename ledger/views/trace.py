@@ -151,7 +151,7 @@ def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
         if not body or is_stand_in(body):
             lean = True
             if known is not None and known.seq == seq:
-                admit, pruned = _restored(known, run.header.time), True
+                admit, pruned = restored(known, run.header.time), True
             continue
         if not (wanted.within(body) if admit is None else admit.descriptor_hash in body):
             continue
@@ -171,8 +171,13 @@ def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
     return _trace(run, admit, left, pruned)
 
 
-def _restored(known: Contribution, time: int) -> Admit:
-    """An ADMIT leaf that was pruned, blank in what is gone."""
+def restored(known: Contribution, time: int) -> Admit:
+    """Returns an ADMIT leaf that was pruned, blank in what is gone.
+
+    Args:
+        known: the contribution.
+        time: POSIX seconds that stand in for the time of the leaf, which is gone too.
+    """
     terms = known.terms
     head = (known.seq, time, known.descriptor_hash, terms.class_name, terms.class_index)
     bounds = (terms.clip_micro, terms.sigma_micro, terms.max_occurrences)

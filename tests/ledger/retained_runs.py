@@ -175,7 +175,7 @@ def vouched_for(driver: Driver, *who: Cosigner) -> None:
     ledger = driver.ledger
     note, since = ledger.checkpoint, ledger.state.tally.summaries[-1].seq
     for cosigner in who:
-        note = vouch(note, cosigner, [SIGNER.vkey], since=since, time=driver.now)
+        note = vouch(note, cosigner, ledger.state.keys.vkeys, since=since, time=driver.now)
     ledger.add_signatures(note, summary_keys(ledger.header))
 
 

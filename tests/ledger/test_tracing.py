@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
-from retained_runs import crowded_and_pruned
+from retained_runs import ANNA, BEN, crowded_and_pruned, vouched_for
 
 from attest.commitments import commit_content
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
@@ -19,6 +19,7 @@ from ledger.audit.earlier import earlier_run
 from ledger.errors import AnchorRefused, ExportRefused, LedgerBehind, LedgerError, LedgerForked
 from ledger.log import Ledger
 from ledger.note import NoteSigner
+from ledger.proofs.admitted import prove_admitted
 from ledger.rules.spent import SpentRegistry
 from ledger.tracing import ANEW, DRAWS, OTHERS, open_exports, trace_over
 from ledger.views.trace import Wanted, trace
@@ -321,6 +322,35 @@ def test_a_ledger_and_its_export_say_one_thing(make):
     with made.driver.ledger.rows() as rows:
         own = trace(made.driver.ledger.state, (row.body for row in rows), WANTED)
     assert traced(export).found[0].trace == own
+
+
+def test_a_run_that_names_nobody_is_told_and_a_member_record_lets_it_count(make, first, tmp_path):
+    """The figure over both runs leaves out a run in which the contribution may have stayed: it says so, until it is shown."""
+    policy = signed_policy(retention_epochs=1, auditors=(ANNA.vkey, BEN.vkey), auditor_quorum=2)
+    spec = header_spec(policy, previous=SpentRegistry([earlier_run(first, KEYS)]).previous)
+    driver = Driver(Ledger.create(tmp_path / "two.db", spec, SECOND, now=START + 1000), now=START + 1000)
+    driver.admit(admission(1, anchor=ANCHOR, carried_micro=10**6), admission(3))
+    for _ in range(2):
+        driver.steps(1)
+        driver.epoch()
+    with driver.ledger as ledger:
+        summary = ledger.summarise(now=driver.tick())
+        ledger.finish(now=driver.tick())
+        vouched_for(driver, ANNA, BEN)
+        whole = traced(first, ledger.export(tmp_path / "whole"))
+        shown = ledger.member(descriptor(1))
+        record = prove_admitted(summary.seq, [found for found, _ in ledger.state.tally.summarised], shown)
+        ledger.prune(who_stays=True)
+        folded = ledger.export(tmp_path / "folded")
+    hidden = traced(first, folded)
+    assert hidden.epsilon < whole.epsilon and [item.unnamed for item in hidden.runs] == [0, 2]
+    assert "one of the 2 contributions that stayed in" in hidden.unseen[0]
+    for wanted in (WANTED, Wanted(descriptor_hash=descriptor(1))):
+        found = traced(first, folded, wanted=wanted, members=[record])
+        assert found.epsilon == whole.epsilon and not any(item.unnamed for item in found.runs)
+        assert found.found[1].trace.pruned and found.found[1].trace.steps == whole.found[1].trace.steps
+    with pytest.raises(LedgerError, match=r"NOT_FOUND.*give its member record"):
+        traced(folded, wanted=Wanted(descriptor_hash=descriptor(1)))
 
 
 def test_of_a_pruned_contribution_a_trace_says_what_is_left_and_on_whose_word(tmp_path):
