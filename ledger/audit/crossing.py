@@ -49,7 +49,8 @@ def judge_crossing(runs: Iterable[tuple[Replay, Anchors]], fault: Fault) -> None
     Guarantee: without a finding a descriptor hash that stands in two of these runs stands there with one class, clip norm,
         noise multiplier, cap and content commitment, and a content commitment stands in all of them under one descriptor hash.
         So nobody begins at nothing again but who signed anew, under a fresh nonce. (Limits are held against each other where
-        totals are: code LIMIT.)
+        totals are: code LIMIT.) Of an ADMIT leaf that was pruned the content commitment is gone, and of who stayed the
+        descriptor hash too: these are held against nothing.
 
     Args:
         runs: each with its commitments; the run under audit last.
@@ -65,8 +66,10 @@ def judge_crossing(runs: Iterable[tuple[Replay, Anchors]], fault: Fault) -> None
 def _judge_pair(run: Replay, anchors: Anchors, other: Replay, theirs: Anchors, fault: Fault) -> None:
     here, there = run.header.origin, other.header.origin
     terms, renamed = [], []
-    places = {contribution.descriptor_hash: number for number, contribution in enumerate(other.register.by_number)}
+    places = {item.descriptor_hash: number for number, item in enumerate(other.register.by_number) if not item.unnamed}
     for number, contribution in enumerate(run.register.by_number):
+        if contribution.unnamed:
+            continue
         name, anchor = contribution.descriptor_hash, anchors.of(number)
         place = places.get(name)
         if place is not None:

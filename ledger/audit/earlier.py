@@ -29,7 +29,8 @@ CARRIED_TOLERANCE_MICRO = 2
 
 
 ANSWERED: Final = frozenset({"EARLIER_TOLD", "LIMITS_ALONE"})
-"""Qualifiers of a run that no longer hold once the exports of other runs, among them all that it cites, were verified too."""
+"""Qualifiers of a run that no longer hold once the exports of other runs, among them all that it cites, were verified too, and
+everybody whom it admitted could be held against them."""
 
 INHERITED: Final = frozenset(
     {"CLOCK_SET", "FROZEN_TOLD", "NO_AUDITORS", "NO_QUORUM", "NO_WITNESS_QUORUM", "PRUNED", "UNADDRESSED", "UNPROBED"}
@@ -103,7 +104,8 @@ def verify_with_earlier(
     """Audits an export as `verify_export` does, and what it says of earlier runs against their exports.
 
     Guarantee:
-        FULL means besides: every cited earlier run was given, is FULL itself, of the same corpus, is no shorter than cited and
+        FULL means besides, and SUMMARISED of everybody whom a leaf names (what of the others is told, EARLIER_TOLD says): every
+        cited earlier run was given, is FULL itself (or SUMMARISED), of the same corpus, is no shorter than cited and
         has the cited root at that size, under the cited name and key, and was closed there; whatever one of them counted is
         cited too, and so is every run given that began before and shares a contribution; none has leaves dated after the run
         that cites it began; a compromised one is no longer than cited, and is counted with its whole plan unless it was closed,
@@ -174,13 +176,13 @@ def verify_with_earlier(
             fault("EARLIER_UNCITED", "seq 0", sentence)
         for item in given:
             if item.digest not in {before.header_digest for before in run.header.previous}:
-                remarks.note(*_judge_uncited(run, own.digest, item, audited(item), fault))
+                remarks.note(*_judge_uncited(run, own.digest, item, audited(item), fault, remarks))
         if not findings:
             _judge_streams([*(item.run for item in runs), run], fault)
             remarks.note(*map(_counted, runs))
             _remark_apart(runs, remarks)
-            _judge_plans(runs, fault)
-            remarks.note(*_judge_spent(run, SpentRegistry(runs), fault))
+            _judge_plans(runs, fault, remarks)
+            remarks.note(*_judge_spent(run, SpentRegistry(runs), fault, remarks))
             judge_crossing([*map(_with_anchors, given), (run, anchors)], fault)
     except (LeafRefused, ExportChanged, ProofError) as error:
         fault(error.code, str(path), error.sentence)
@@ -189,7 +191,9 @@ def verify_with_earlier(
     if findings:
         return replace(report, verdict="FAILED", findings=tuple(findings[:MAX_FINDINGS]))
     answered = ANSWERED if given else ANSWERED - {"LIMITS_ALONE"}  # the run itself says nothing of others
-    words = sorted({*report.qualifiers, *remarks.qualifiers} - answered)
+    if any(run.register.unnamed):
+        answered = frozenset()  # of these nothing shows what they spent elsewhere
+    words = sorted({*report.qualifiers} - answered | {*remarks.qualifiers})
     return replace(report, verdict=weakest(verdicts), qualifiers=tuple(words), notes=(*report.notes, *remarks.notes))
 
 
@@ -205,9 +209,9 @@ def _remark_apart(runs: Sequence[Earlier], remarks: Remarks) -> None:
     """Tells of cited runs that share contributions though neither counts the other, as if both had been first."""
     for one, other in combinations(runs, 2):
         counted = {before.header_digest for run in (one.run, other.run) for before in run.header.previous}
-        shared = sum(name in other.run.contributions for name in one.run.contributions)
-        shared += min(sum(one.run.register.unnamed), sum(other.run.register.active))  # they may be the same
-        shared += min(sum(other.run.register.unnamed), sum(one.run.register.active))
+        shared = sum(name in other.run.contributions for name, item in one.run.contributions.items() if not item.unnamed)
+        shared += min(sum(one.run.register.unnamed), len(other.run.contributions))  # they may be the same
+        shared += min(sum(other.run.register.unnamed), len(one.run.contributions))
         if shared and counted.isdisjoint((one.cited.header_digest, other.cited.header_digest)):
             told = f"{one.cited.origin} and {other.cited.origin} share {shared} contributions and neither counts the other"
             sentence = f"{told}: what is said of limits over runs holds if neither was chosen by looking at the other's model"
@@ -284,7 +288,9 @@ def _judge_cited(earlier: Earlier, header: Header, path: str, fault: Fault) -> N
         fault("EARLIER_OPEN", path, f"{sentence} counts nowhere")
 
 
-def _judge_uncited(run: Replay, digest: bytes, given: Given, report: AuditReport, fault: Fault) -> Iterator[str]:
+def _judge_uncited(
+    run: Replay, digest: bytes, given: Given, report: AuditReport, fault: Fault, remarks: Remarks
+) -> Iterator[str]:
     """Looks at an export that is not cited: what was spent in a run that began before this one must be counted."""
     if report.verdict == "FAILED":
         fault("EARLIER", str(given.path), f"it is not cited, and FAILED: {report.findings[0].sentence}")
@@ -292,14 +298,16 @@ def _judge_uncited(run: Replay, digest: bytes, given: Given, report: AuditReport
     other = _replay(given.leaves, given.leaves.size)
     accounts, origin = Accounts(other), other.header.origin
     mine = ((name, item.terms) for name, item in run.contributions.items() if not item.unnamed)
-    shared = sum(1 for name, terms in mine if (found := accounts.of(name, terms)) is not None and found.spent)
-    if any(run.register.unnamed):
-        yield f"{origin} is not cited: whether contributions whose ADMIT leaves are gone spent anything there nothing shows"
+    shared = sum(1 for name, terms in mine if (found := accounts.of(name, terms, named=True)) is not None and found.spent)
+    unnamed, before = (any(one.register.unnamed) for one in (run, other)), other.header.time <= run.header.time
+    if before and any(unnamed):
+        told = f"{origin} began before this run and is not cited: whether who stayed in one of the two spent anything there"
+        remarks.qualify("EARLIER_TOLD", f"{told}, nothing shows once their ADMIT leaves are gone")
     if digest in {before.header_digest for before in other.header.previous}:
         yield f"{origin} is a later run, which counts this one: audit it with --earlier of this"
     elif not shared:
-        yield f"{origin} is not cited, and nobody in this run spent anything there"
-    elif other.header.time <= run.header.time:
+        yield f"{origin} is not cited, and nobody whom leaves of both runs name spent anything there"
+    elif before:
         sentence = f"{origin} began before this run and is not cited: what {shared} contributions of this run spent there"
         fault("EARLIER_LEFT_OUT", str(given.path), f"{sentence} counts nowhere")
     else:
@@ -317,7 +325,7 @@ def _judge_streams(runs: Sequence[Replay], fault: Fault) -> None:
         seen |= own
 
 
-def _judge_plans(runs: Sequence[Earlier], fault: Fault) -> None:
+def _judge_plans(runs: Sequence[Earlier], fault: Fault, remarks: Remarks) -> None:
     """Holds every cited run, as it was planned, against limits with the runs that it counts itself.
 
     A filter lets through what it has room for beforehand: where a run without room stopped early may depend on what it saw.
@@ -328,22 +336,28 @@ def _judge_plans(runs: Sequence[Earlier], fault: Fault) -> None:
         if not counted:
             continue  # its own plan was judged as its export was verified
         registry = SpentRegistry([other for other in runs if other.cited.header_digest in counted])
+        if any(earlier.run.register.unnamed):
+            told = f"what contributions that stayed in {header.origin} had spent before it, and their limits"
+            remarks.qualify("EARLIER_TOLD", f"{told}, nothing shows any more")
         for name, contribution in earlier.run.contributions.items():
             if contribution.unnamed or own.of(name) is None:
                 continue
-            use = registry.worst(registry.accounts(name, contribution.terms), own.planned(contribution), header.delta)
+            known = registry.accounts(name, contribution.terms, named=True)
+            use = registry.worst(known, own.planned(contribution), header.delta)
             if use is not None and use.too_much(TOLERANCE_MICRO):
                 sentence = f"{name.hex()}: {use.limit} over all runs; as {header.origin} was planned that could have been"
                 fault("BUDGET", header.origin, f"{sentence} {use.epsilon:.6f}, wherever it stopped: it must not have begun")
                 break
 
 
-def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault) -> Iterator[str]:
+def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault, remarks: Remarks) -> Iterator[str]:
     """Holds what every admission says against what is recomputed, and yields the largest totals per class.
 
-    Contributions with equal histories share one computation, so that this takes seconds for 10^5 of them.
+    Wrong is what contradicts leaves that name the contribution. Where an earlier run names nobody any more who stayed, totals
+    count what it may have spent there, and that an admission says less is a qualifier. Contributions with equal histories share
+    one computation, so that this takes seconds for 10^5 of them.
     """
-    own, delta, unnamed = Accounts(run), run.header.delta, sum(run.register.unnamed)
+    own, delta, unnamed, untold = Accounts(run), run.header.delta, sum(run.register.unnamed), 0
     most: dict[str, float] = {}
     for name, contribution in run.contributions.items():
         if name in registry.withdrawn and run.expenditure.steps(contribution, run.charged_phases):
@@ -353,13 +367,14 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault) -> Iterator
         account = own.of(name)
         if account is None:
             continue
-        if contribution.unnamed:  # who it is, and so what it carries, is what auditors vouch for
+        if contribution.unnamed:  # nothing says who it is, and so what it spent elsewhere
             total = registry.composed((*registry.of_anybody(contribution.terms), account), delta)
             most[contribution.terms.class_name] = max(most.get(contribution.terms.class_name, 0.0), total)
             continue
-        before = registry.accounts(name, contribution.terms)
-        _judge_admission(contribution, registry.composed(before, delta), fault)
-        use = registry.worst(before, own.planned(contribution), delta)
+        before, known = registry.accounts(name, contribution.terms), registry.accounts(name, contribution.terms, named=True)
+        _judge_admission(contribution, registry.composed(known, delta), fault)
+        untold += before != known and _says_less(contribution, registry.composed(before, delta))
+        use = registry.worst(known, own.planned(contribution), delta)
         if use is not None and use.too_much(TOLERANCE_MICRO):
             sentence = f"{name.hex()}: {use.limit} over all runs; with this one as planned {use.epsilon:.6f} of it is used"
             fault("BUDGET", f"seq {contribution.seq}", sentence)
@@ -371,16 +386,25 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault) -> Iterator
         most[contribution.terms.class_name] = max(most.get(contribution.terms.class_name, 0.0), total)
     if unnamed:
         yield (
-            f"the ADMIT leaves of {unnamed} contributions that stayed are gone: what they are said to have spent before, and "
-            "their limits over runs, rest on the auditors who vouch for their summaries; totals count the most of their class"
+            f"the ADMIT leaves of {unnamed} contributions that stayed are gone: what they are said to have spent before, their "
+            "limits over runs, and whether they had withdrawn, can be held against no other run; totals count the most that "
+            "anybody of their class spent"
         )
+    if untold:
+        told = f"{untold} contributions are said to have spent less before than some did whom an earlier run names no more"
+        remarks.qualify("EARLIER_TOLD", f"{told}: whether they are among these nothing shows; totals count it")
     for class_name, total in most.items():
         spent = f"a contribution has spent epsilon {total:.6f} at most, at delta {delta:g}"
         yield f"class {class_name}: over all runs counted, {spent}, if none was chosen by looking at another one's model"
 
 
+def _says_less(contribution: Contribution, before: float) -> bool:
+    """Tells whether an admission says less than was spent before."""
+    return contribution.terms.carried_micro + CARRIED_TOLERANCE_MICRO < before * MICRO
+
+
 def _judge_admission(contribution: Contribution, before: float, fault: Fault) -> None:
-    if contribution.terms.carried_micro + CARRIED_TOLERANCE_MICRO < before * MICRO:
+    if _says_less(contribution, before):
         name, said = contribution.descriptor_hash.hex(), contribution.terms.carried_micro
         sentence = f"{name} had spent {before * MICRO:.3f} (1e-6) before, the leaf says {said}"
         fault("CARRIED", f"seq {contribution.seq}", sentence)

@@ -107,11 +107,12 @@ class SignedWithdrawals:
         elif isinstance(leaf, Withdraw):
             self._withdraw(leaf)
 
-    def judge(self, admitted: Callable[[bytes], bool], remarks: Remarks) -> WithdrawalEvidence | None:
+    def judge(self, admitted: Callable[[bytes], bool], unnamed: int, remarks: Remarks) -> WithdrawalEvidence | None:
         """Says what became of the evidence, once every leaf was seen.
 
         Args:
-            admitted: whether the run has ever admitted a contribution.
+            admitted: whether a leaf of the run names a contribution.
+            unnamed: how many the run has besides, of whom no leaf says any more who they are.
             remarks: takes what a reader should know.
         """
         missing = self._signed - self._shown
@@ -126,12 +127,18 @@ class SignedWithdrawals:
             remarks.qualify("WITHDRAWALS_TOLD", f"{told}; not shown: leaves {named}{why}")
         else:
             remarks.note(told)
-        late = [name for name in self._by_contribution if admitted(name) and name not in self._entered]
+        late = [
+            name
+            for name in self._by_contribution
+            if name not in self._entered and (admitted(name) or (unnamed and self._given_for(name)))
+        ]
         for seq, sentence in (found for name in late for found in self._overruled.get(name, ())):
             self._fault("WITHDRAWAL_REASON", f"seq {seq}", sentence)
         shown = list(filter(self._signed_for, late))
         if shown:
             told = f"{len(shown)} contributions have a signed withdrawal that no leaf enters, {min(shown).hex()} among them"
+            if hidden := sum(not admitted(name) for name in shown):
+                told += f"; whether {hidden} of these are among the {unnamed} that stayed nothing says any more"
             remarks.qualify("WITHDRAWAL_UNENTERED", told)
         if unproven := set(late).difference(shown):
             told = f"withdrawals of {len(unproven)} contributions were given that no leaf enters"
@@ -142,10 +149,13 @@ class SignedWithdrawals:
             remarks.note(f"{len(self._others)} files among the withdrawals are none that can be read: {names}")
         return WithdrawalEvidence(self._signed, self._shown, tuple(self._missing))
 
+    def _given_for(self, name: bytes) -> list[GivenWithdrawal]:
+        """Returns the withdrawals of a contribution from this corpus that were given."""
+        return [item for item in self._by_contribution[name] if item.withdrawal.corpus == self._corpus]
+
     def _signed_for(self, name: bytes) -> bool:
         """Tells whether a withdrawal of a contribution was given that holds by itself."""
-        given = (item for item in self._by_contribution[name] if item.withdrawal.corpus == self._corpus)
-        return any(self._proof(item, None) == _SHOWN for item in given)
+        return any(self._proof(item, None) == _SHOWN for item in self._given_for(name))
 
     def _withdraw(self, leaf: Withdraw) -> None:
         own = self._by_digest.get(leaf.evidence_hash)

@@ -192,7 +192,7 @@ def _verify(path: Path, asked: _Asked, findings: list[Finding], report: dict[str
         multipliers=block_multipliers(header),
         withdrawal_counts=withdrawals.counts(),
         withdrawals=withdrawals.rows(run),
-        withdrawal_evidence=evidence.judge(run.contributions.__contains__, remarks),
+        withdrawal_evidence=evidence.judge(run.contributions.__contains__, sum(run.register.unnamed), remarks),
         summaries=summaries,
         folded=sum(1 for _ in run.folded()),
         last_time=run.last_time,

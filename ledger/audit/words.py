@@ -76,8 +76,9 @@ QUALIFIERS: Final[dict[str, Word]] = {
         "ask the owner when and why each of them was planned",
     ),
     "EARLIER_TOLD": Word(
-        "earlier runs are counted, and their exports were not given: what was spent there is the operator's word",
-        "give their exports with --earlier",
+        "what contributions spent in earlier runs, and whether they withdrew there, is the operator's word: exports of counted "
+        "runs were not given, or nothing in one says any more who stayed",
+        "give the exports of earlier runs with --earlier, from before admissions went where you have them",
     ),
     "FROZEN_TOLD": Word(
         "that what no class may touch stayed frozen is the operator's word: such blocks carry no noise",

@@ -287,11 +287,13 @@ class _Look:
         self._unnamed += sum(run.register.unnamed)
         for name in self._rows:
             admit, end = admitted.get(name), ended.get(name)
-            if admit is None and end is None:
+            if admit is None and end is None and not any(run.register.unnamed):
                 continue
             if admit is not None:
                 self._compare(path, run, admit)
             self._withdrawal(path, run, name, admit, end)
+            if admit is None and end is None:
+                continue
             self._rows[name].append(self._row(name, run.header.origin, run, admit, end))
 
     def require_members(self, exports: Sequence[Path]) -> None:
@@ -369,7 +371,7 @@ class _Look:
         file, item = said
         told = f"{name.hex()} was withdrawn by {file}, signed {utc(item.time)},"
         if end is None or (end.reason in PASSING and end.time < item.time):
-            if admit is not None and self._now > item.time + self._delay:
+            if self._now > item.time + self._delay and (admit is not None or any(run.register.unnamed)):
                 last = f"the last leaf of this export is of {utc(run.last_time)}"
                 how = "hand it to the operator again, or ask for a newer export"
                 if end is not None:

@@ -93,7 +93,7 @@ class Accounts:
         self._groups: dict[tuple[object, ...], Account] = {}
         self._most: dict[tuple[int, bool], Spending | None] = {}
 
-    def of(self, descriptor_hash: bytes, signed: Signed | None = None) -> Account | None:
+    def of(self, descriptor_hash: bytes, signed: Signed | None = None, *, named: bool = False) -> Account | None:
         """Returns the account of a contribution; None if the run has none of it, or only as a public one.
 
         Guarantee:
@@ -105,12 +105,13 @@ class Accounts:
         Args:
             descriptor_hash: of the contribution.
             signed: what it signed; needed of a run that was lost, or of which nothing says any more who stayed.
+            named: whether to give the account only of whom a leaf names, and not what may have been spent besides.
         """
         if self._lost:
             return self._whole(signed)
         contribution = self.run.contributions.get(descriptor_hash)
         if any(self.run.register.unnamed) and (contribution is None or (contribution.unnamed and signed is not None)):
-            return self.anybody(signed, unnamed=True)
+            return None if named else self.anybody(signed, unnamed=True)
         if contribution is None or self.run.header.policy.classes[contribution.class_index].public:
             return None
         key = (contribution.terms, contribution.until, contribution.loss)
@@ -198,9 +199,11 @@ class SpentRegistry:
                 _, leaf = self.withdrawn[name]
                 yield name, leaf.reason, leaf.evidence_hash
 
-    def accounts(self, descriptor_hash: bytes, signed: Signed | None = None) -> tuple[Account, ...]:
-        """Returns the accounts of a contribution in the runs that admitted it, or were lost (`Accounts.of`)."""
-        found = (ledger.of(descriptor_hash, signed) for ledger in self._ledgers)
+    def accounts(
+        self, descriptor_hash: bytes, signed: Signed | None = None, *, named: bool = False
+    ) -> tuple[Account, ...]:
+        """Returns the accounts of a contribution in the runs that admitted it, may have, or were lost (`Accounts.of`)."""
+        found = (ledger.of(descriptor_hash, signed, named=named) for ledger in self._ledgers)
         return tuple(account for account in found if account is not None)
 
     def of_anybody(self, signed: Signed) -> tuple[Account, ...]:

@@ -19,6 +19,7 @@ from ledger.proofs.memory import Memory
 from ledger.retention.aggregates import Member, ShownMember
 from ledger.retention.retained import named_by_withdrawals
 from ledger.retention.statements import statements, summary_keys
+from ledger.rules.spending import composed, most_of_run, of_run
 from ledger.rules.spent import SpentRegistry
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from tests.ledger.retained_runs import ANNA, BEN, export_of, grown, is_pruned, retaining_spec, vouched_for
@@ -297,16 +298,34 @@ def later(base: Path, registry: SpentRegistry, name: str, *specs) -> Path:
         return ledger.export(base / name)
 
 
-def test_an_auditor_finds_a_later_run_that_says_less_than_who_stayed_may_have_spent(run, tmp_path):
+def test_an_auditor_says_so_where_a_later_run_says_less_than_who_stayed_may_have_spent(run, tmp_path):
+    """It may be true of a newcomer, so that nothing is wrong; and the figures over both runs count it."""
     run.ledger.prune(who_stays=True)
     lean = run.ledger.export(tmp_path / "lean")
     registry = SpentRegistry([earlier_run(lean, KEYS)])
     right = to_micro_up(registry.carried(descriptor(1), 1e-6, admission(1)))
     honest = later(tmp_path, registry, "honest", admission(1, carried_micro=right))
     lie = later(tmp_path, registry, "lie", admission(1, carried_micro=right - 4))
-    assert is_pruned(verify_with_earlier(honest, KEYS, [lean]))
-    assert [found.code for found in verify_with_earlier(lie, KEYS, [lean]).findings] == ["CARRIED"]
+    fine, told = (verify_with_earlier(export, KEYS, [lean]) for export in (honest, lie))
+    assert is_pruned(fine) and "EARLIER_TOLD" not in fine.qualifiers
+    assert is_pruned(told) and "EARLIER_TOLD" in told.qualifiers
+    totals = [[note for note in report.notes if note.startswith("class")] for report in (fine, told)]
+    assert totals[0] == totals[1] and len(totals[0]) == 1
 
+
+def test_the_most_that_anybody_spent_is_no_less_than_what_one_spent_who_stayed_longest(path):
+    """Of two under equal terms one left early; whoever is counted with both has spent as much as the other."""
+    with Driver(Ledger.create(path, header_spec(), SIGNER, now=START)).ledger as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1), admission(2))
+        driver.steps(1)
+        driver.withdraw(2)
+        driver.steps(3)
+        run = ledger.state
+        members = list(run.contributions.values())
+        own = composed([of_run(run, members[0])], 1e-6)
+        for known in (members, members[::-1]):
+            assert composed([most_of_run(run, known)], 1e-6) >= own > composed([of_run(run, members[1])], 1e-6)
 
 def test_a_folded_run_may_itself_count_earlier_ones_and_totals_are_no_less(tmp_path):
     first = later(tmp_path, SpentRegistry(), "first", admission(1), admission(5))

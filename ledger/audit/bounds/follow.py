@@ -203,7 +203,7 @@ class Bounds:
                 signer = agreed.signing.record.raw, agreed.signed.admissibility_class
                 numbers, _ = self._signers.setdefault(signer, ([], None))
                 numbers.append(number)
-                since = self._unsupported(*signer, leaf.time)
+                since = self._unsupported(*signer)
                 self._signers[signer] = numbers, since
                 self._pool.bar(number, since)
         for code, sentence in agreed.problems(leaf.time):
@@ -226,20 +226,23 @@ class Bounds:
         self._state = Known.of(state)
         self._known.clear()
         for signer, (numbers, before) in list(self._signers.items()):
-            since = self._unsupported(*signer, leaf.time)
+            since = self._unsupported(*signer)
             if since != before:
                 self._signers[signer] = numbers, since
                 for number in numbers:
                     self._pool.bar(number, since)
 
-    def _unsupported(self, raw: bytes, class_name: str, now: int) -> int | None:
-        """Returns from when on the state in force supports a key and a class no more; None for never."""
+    def _unsupported(self, raw: bytes, class_name: str) -> int | None:
+        """Returns from when on the state in force supports a key and a class no more; None for never.
+
+        Who may not sign for a class in that state may not at any time: a clock that was set back gives nothing back.
+        """
         known = () if self._state is None else self._state.by_key.get(key_id(raw), ())
         found = next((item for item in known if item[1].raw == raw), None)
         if found is None:
             return None
         contributor, record = found
-        return record.revoked_at if class_name in contributor.classes else now
+        return record.revoked_at if class_name in contributor.classes else 0
 
     def _revoked_at(self, agreed: Agreed) -> int:
         if self._registry is None or agreed.signing is None:
