@@ -46,10 +46,10 @@ def retain(
     hash stay, and all figures are recomputed from these as before; audits of the ledger say SUMMARISED from then on. No run
     may hold the ledger.
 
-    Once the run is closed, --prune --who-stays lets the admissions of everybody go. Then nothing says any more who was in it:
-    hand contributors their proofs first (`ledger prove --kind spend` and `--kind summary`). LEDGER.db.members, for your eyes
-    alone, still finds whom a withdrawal is of, for as long as you keep it. A later run counts everybody of the class as having
-    spent what the one who spent most did.
+    Once the run is closed, --prune --who-stays lets the admissions of those who stayed go too. Then nothing says any more who
+    they were, and where no admission is left audits say TOLD: hand contributors their proofs first (`ledger prove --kind spend`
+    and `--kind summary`). LEDGER.db.members, for your eyes alone, still finds whom a withdrawal is of, for as long as you keep
+    it. A later run counts everybody of the class as having spent what the one who spent most did.
 
     Where the policy has a second horizon, `retention_hash_epochs`, --drop-hashes then deletes the hashes of pruned leaves past
     it, but for the roots of the subtrees that they fill. Every root and every proof of a leaf that stays can still be made;
@@ -100,14 +100,14 @@ def retain(
 
 
 def _pinned(log: "Ledger", place: "Place") -> list[int]:
-    """Sizes that the model checkpoints beside the ledger pin, each held against it."""
+    """Returns the sizes that the model checkpoints beside the ledger pin, each held against it."""
     from dptrain.pin import read_record
 
     return [read_record(log, folder).pin.size for folder in checkpoints_beside(place)]
 
 
 def _summarise(log: "Ledger") -> int | None:
-    """Position of the new SUMMARY leaf; None when all that is due was summarised before."""
+    """Appends the SUMMARY leaf and returns its position; None when all that is due was summarised before."""
     try:
         return log.summarise(now=int(time.time())).seq
     except LeafRefused as error:

@@ -190,7 +190,7 @@ def _goals(texts: list[str], solve: Quantity | None, rules: Policy) -> dict[str,
 
 
 def _others(rules: Policy, texts: list[str]) -> list[tuple[str, Policy]]:
-    """The policies to compare with."""
+    """Returns the policies to compare with."""
     text_of_rules = rules.to_toml()
     return [(text, changes.changed(rules, tomllib.loads(text_of_rules, parse_float=Decimal), text)) for text in texts]
 
@@ -204,7 +204,7 @@ def _run_file(path: Path | None) -> Any:
 
 
 def _counts(report: GateReport | None, by_hand: Mapping[str, int]) -> dict[str, int] | None:
-    """Contributions per class: admitted ones, corrected by what was given by hand; None if nobody said."""
+    """Returns contributions per class: admitted ones, corrected by what was given by hand; None if nobody said."""
     if report is None and not by_hand:
         return None
     admitted = report.counts()["admitted"] if report is not None else {}

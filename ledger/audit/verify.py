@@ -72,7 +72,8 @@ def verify_export(
         blocks and their noise are those that the policy's rule makes of the stack that the header names, whose names, order and
         coordinates are the operator's word; every epoch says of the frozen parameters what the header says; class, bounds and
         limits of every contribution are those of an attestation that verifies under a key of its contributor in the state of
-        the owner's registry that the header names, within the policy and valid at every charge (`ledger.audit.bounds`);
+        the owner's registry in force then, of the header or of the last REGISTRY leaf, within the policy and valid at every
+        charge (`ledger.audit.bounds`);
         the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
         moment and under a fresh noise stream; draws are recorded step by step where
         the policy makes them public, with the variances that they give, of exactly those due where it signs an order, and
@@ -84,8 +85,9 @@ def verify_export(
         time lies between the last leaf that it covers and that clock. The audit cannot
         tell whether the trainer did what it recorded, or trained elsewhere on unlogged data.
 
-        SUMMARISED means the same of a ledger without the ADMIT leaves of contributions that left, which were pruned:
-        every figure was recomputed from what stays, a quorum of the auditors whom the signed policy names vouches for the
+        SUMMARISED means the same of a ledger without some of its ADMIT leaves, which were pruned: of contributions that left
+        and, once the run is closed, of others too. One at least is there with what was signed; without any the verdict is TOLD.
+        Every figure was recomputed from what stays, a quorum of the auditors whom the signed policy names vouches for the
         summaries of everything pruned, and each summary agrees with what stays. That the pruned leaves said no more than
         their stand-ins is these auditors' word (`ledger.retention.retained`, `ledger.retention.statements`); the notes
         name them and the ranges.

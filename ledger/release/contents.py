@@ -208,7 +208,7 @@ def shards_of(data: bytes) -> tuple[str, ...] | None:
 
 
 def _keys(data: bytes) -> set[str]:
-    """The keys of a JSON document that matter here, at any depth, however they are spelled."""
+    """Returns the keys of a JSON document that matter here, at any depth, however they are spelled."""
     found = set()
     for match in _STRING.finditer(data):
         if match[2] is None:
@@ -242,7 +242,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of at most nine bytes, and where the next item begins; beyond the end where there is none."""
+    """Reads a number of at most nine bytes, and where the next item begins; beyond the end where there is none."""
     value = 0
     for place in range(9):
         if at >= len(data):

@@ -410,7 +410,7 @@ class PostgresStore:
 
 @contextmanager
 def _alone(place: Place, doing: str, *, read_only: bool) -> Iterator[sa.Connection]:
-    """One transaction on a connection of its own."""
+    """Opens one transaction on a connection of its own."""
     engine = engine_of(place, read_only=read_only)
     try:
         with translated(doing), engine.begin() as connection:
@@ -420,7 +420,7 @@ def _alone(place: Place, doing: str, *, read_only: bool) -> Iterator[sa.Connecti
 
 
 def _found(connection: sa.Connection, schema: str) -> Literal["nothing", "empty", "begun"]:
-    """What a schema holds: none of a ledger's tables, all of them without a leaf, or anything else."""
+    """Tells what a schema holds: none of a ledger's tables, all of them without a leaf, or anything else."""
     query = "SELECT count(*) FROM pg_catalog.pg_tables WHERE schemaname = :schema AND tablename = ANY(:names)"
     count = connection.scalar(sa.text(query), {"schema": schema, "names": list(TABLES)})
     if count != len(TABLES):

@@ -172,7 +172,7 @@ def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
 
 
 def _restored(known: Contribution, time: int) -> Admit:
-    """An ADMIT leaf that was pruned, blank in what is gone."""
+    """Returns an ADMIT leaf that was pruned, blank in what is gone."""
     terms = known.terms
     head = (known.seq, time, known.descriptor_hash, terms.class_name, terms.class_index)
     bounds = (terms.clip_micro, terms.sigma_micro, terms.max_occurrences)
