@@ -98,7 +98,7 @@ class Admission:
 
 
 _OPENER = Opener()
-"""Of all admissions of this process: most of what they say they share."""
+"""Opens the commitments of all admissions of this process: most of what they say they share."""
 
 
 class SharedTerms:
