@@ -108,7 +108,7 @@ class Recorder:
         return self._ledger.header.time if self._ledger is not None else now
 
     def registry_roots(self) -> list[bytes]:
-        """Returns the registry roots that the ledger of a resumed run cites: the header's, then the evidence of withdrawals."""
+        """Returns the registry roots that a resumed run's ledger cites, the header's first; none where there is no ledger."""
         return [] if self._ledger is None else cited_roots(self._ledger)
 
     def plan(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> Header:

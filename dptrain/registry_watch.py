@@ -89,7 +89,7 @@ class RegistryWatch:
         """Returns the state under which the corpus is admitted: the newest one, of a resumed run the one that it began with.
 
         Args:
-            roots: what the ledger of a resumed run holds: the root of its header first, then those it cites as evidence.
+            roots: what the ledger of a resumed run holds: the root of its header first, then all others that it cites.
 
         Raises:
             RegistryRefused: code REGISTRY_ROOT if the registry lacks one of them: it was rolled back, or is another; code
