@@ -212,7 +212,7 @@ class Recorder:
         return sign_record(self.ledger, step, isolation, state_bytes, state_sha256)
 
     def commit_stream(self, commitment: bytes) -> None:
-        """Returns a hiding commitment to this attempt's noise key; windows derive their public stream ids from it."""
+        """Takes the hiding commitment to this attempt's noise key; windows derive their public stream ids from it."""
         self._commitment = commitment
 
     def needs_charge(self, step: int) -> bool:

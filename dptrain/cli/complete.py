@@ -137,7 +137,7 @@ def settings(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
 
 
 def contributors(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
-    """Returns the names in the registry on the line."""
+    """Yields the names in the registry on the line."""
     known = _registry(_given(ctx, "registry"))
     for count, item in enumerate(known.contributors if known else ()):
         if count >= _MOST:

@@ -222,7 +222,7 @@ def _cited_runs(
     remarks: Remarks,
     verdicts: list[Verdict],
 ) -> list[Earlier]:
-    """Yields the cited runs, each verified and replayed to the size at which it is cited; takes over their qualifiers."""
+    """Returns the cited runs, each verified and replayed to the size at which it is cited; takes over their qualifiers."""
     runs: list[Earlier] = []
     for cited in header.previous:
         match = next((item for item in given if item.digest == cited.header_digest), None)

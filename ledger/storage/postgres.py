@@ -391,7 +391,7 @@ class PostgresStore:
             self._left = PostgresSnapshot(connection, self._tables).head()
 
     def _identities(self) -> Iterator[sa.ColumnElement[int | None]]:
-        """Returns the object identifiers of the tables under their names now; NULL for one that is not there."""
+        """Yields the object identifiers of the tables under their names now; NULL for one that is not there."""
         for name in TABLES:
             yield sa.literal_column(f"to_regclass('{self.place.schema}.{name}')::oid::bigint")
 
