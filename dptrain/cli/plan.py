@@ -96,7 +96,8 @@ def plan(
     With a corpus, contributions are admitted as in training and their own signed bounds are accounted; the policy must
     be signed for that. Layers are counted without loading a model: blocks are embeddings, layer.0 ..., head.
 
-    Nothing is written but what `--plot` names and the reading that is kept with `--for`, and nothing is charged.
+    Nothing is charged, and nothing written but what `--plot` names, the reading that is kept with `--for` and, beside a corpus,
+    which state of the registry was used.
     """
     signed = read_signed_policy(policy, owner_key) if corpus else None
     rules = signed.policy if signed else read_policy(policy, owner_key)[0]
