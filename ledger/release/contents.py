@@ -108,8 +108,9 @@ class Looker:
     def form(self) -> tuple[str, tuple[str, ...]]:
         """Returns the form of the file, and what it names: the shards of an index, the keys of settings that name code.
 
-        Guarantee: a file of one of the forms of `HARMLESS` is, all of it, text without control characters that is no pickle; or
-            it begins as a picture or a PDF does, or is a sentencepiece model to the last byte, and ends as no zip file does.
+        Guarantee: a file of one of the forms of `HARMLESS` but `CODE` is, all of it, text without control characters that is no
+            pickle; or it begins as a picture or a PDF does, or is a sentencepiece model to the last byte, and ends as no zip
+            file does. One of form `CODE` begins as machine code does or is named like code, and may go on with anything.
         """
         head, ending = bytes(self._head), PurePosixPath(self._name).suffix
         self._text = self._text and self._decodes(b"", last=True)
