@@ -98,7 +98,7 @@ class Admission:
 
 
 _OPENER = Opener()
-"""Of all admissions of this process: most of what they say they share."""
+"""Opens the commitments of all admissions of this process: most of what they say they share."""
 
 
 class SharedTerms:
@@ -157,31 +157,31 @@ class Seen:
     _per_holder: Counter[str] = field(default_factory=Counter, repr=False)
 
     def note(self, admission: Admission, now: int | None = None) -> None:
-        """Remember an admission."""
+        """Remembers an admission."""
         self.claim(admission.descriptor.content_hash, admission.descriptor_hash)
         self.count_one(admission.holder, now)
 
     def claim(self, content_hash: bytes, descriptor_hash: bytes) -> int | None:
-        """Remember that a descriptor brought a content; the tag of the one that brought it before, None if it is new."""
+        """Remembers which descriptor brought a content; returns the tag of the one that did before, None if it is new."""
         return self._contents.setdefault(content_hash, descriptor_tag(descriptor_hash))
 
     def find(self, content_hash: bytes) -> int | None:
-        """Tag of the descriptor that brought a content, None if the content is new."""
+        """Returns the tag of the descriptor that brought a content, None if the content is new."""
         return self._contents.get(content_hash)
 
     def count_one(self, holder: str, now: int | None = None) -> None:
-        """Remember that one more contribution of a contributor, or of the person behind it, was admitted."""
+        """Remembers that one more contribution of a contributor, or of the person behind it, was admitted."""
         self._per_holder[holder] += 1
         if now is not None and now > self.latest:
             self.latest = now
 
     def count(self, holder: str) -> int:
-        """Contributions admitted from a contributor, or from the person behind it."""
+        """Returns how many contributions were admitted from a contributor, or from the person behind it."""
         return self._per_holder[holder]
 
 
 def descriptor_tag(descriptor_hash: bytes) -> int:
-    """A number that tells a repeated attestation from another one of the same content; it decides nothing else."""
+    """Returns a number that tells a repeated attestation from another one of the same content; it decides nothing else."""
     return int.from_bytes(descriptor_hash[:8], "big")
 
 
@@ -209,7 +209,7 @@ class GateReport:
     registry_root: bytes
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """`{"admitted": {class: n}, "refused": {code: n}}`, sorted by name."""
+        """Returns `{"admitted": {class: n}, "refused": {code: n}}`, sorted by name."""
         admitted = Counter(item.admission.admissibility_class for item in self.admitted)
         refused = Counter(str(item.refusal.code) for item in self.refused)
         return {"admitted": dict(sorted(admitted.items())), "refused": dict(sorted(refused.items()))}

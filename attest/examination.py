@@ -183,7 +183,7 @@ class _Form(NamedTuple):
         return cls(framing, verify, passed.key_id, passed.contributor, passed.admissibility_class)
 
     def match(self, descriptor: bytes, message: bytes, parts: Parts, verified: bool) -> Passed | None:
-        """`Passed` for a descriptor of this form whose message verifies; None leaves the judgement to `examine`."""
+        """Returns `Passed` for a descriptor of this form whose message verifies; None leaves the judgement to `examine`."""
         if commit_content(parts.content_hash, parts.nonce) != parts.content:
             return None
         digest, signature, framing = hashlib.sha256(descriptor).digest(), message[-SIGNATURE_SIZE:], self.framing
@@ -199,12 +199,12 @@ class _Form(NamedTuple):
 
 
 def code_of(error: AttestError) -> ReasonCode:
-    """The reason code of an error; what has none of its own means bytes that could not be read."""
+    """Returns the reason code of an error; what has none of its own means bytes that could not be read."""
     return ReasonCode[error.code] if error.code in ReasonCode.__members__ else ReasonCode.CBOR
 
 
 def refusal_of(error: AttestError, descriptor_hash: bytes | None = None, contributor: str | None = None) -> Refusal:
-    """An error as the refusal that it means."""
+    """Returns an error as the refusal that it means."""
     return Refusal(code_of(error), error.sentence, descriptor_hash, contributor)
 
 

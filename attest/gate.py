@@ -221,7 +221,7 @@ class Gate:
     def _conclude(
         self, item: Item, outcome: Passed | Refusal | None, seen: Seen, now: int, shares: dict[str, "Share"]
     ) -> Admitted | Refused:
-        """The outcome of one contribution, given what was admitted before it."""
+        """Returns the outcome of one contribution, given what was admitted before it."""
         locator, content_hash, attestation = item.locator, item.content_hash, item.attestation
         if isinstance(outcome, Refusal):
             return Refused(outcome, locator)
@@ -249,7 +249,7 @@ class Gate:
         return Admitted(Admission(attestation, outcome, share.holder), locator)
 
     def _examined(self, corpus: Iterable[Item], now: int, clock: Refusal | None) -> Iterator["_Batch"]:
-        """Batches with what examination found, in corpus order."""
+        """Yields batches with what examination found, in corpus order."""
         examiner = Examiner(self._policy, self._registry, now)
         waiting: deque[_Batch] = deque()
         count, processes = 0, self._workers
@@ -277,7 +277,7 @@ class Gate:
                     yield self._completed(waiting.popleft())
 
     def _started(self, stack: contextlib.ExitStack, processes: int, now: int) -> Workers | None:
-        """Workers; None where the system allows none and nobody insisted on a number of them."""
+        """Returns workers; None where the system allows none and nobody insisted on a number of them."""
         try:
             pool = Workers(processes, self._policy, self._registry, now, spare=not self._insisted)
             return stack.enter_context(pool)
@@ -287,7 +287,7 @@ class Gate:
             return None
 
     def _prepared(self, items: list[Item], examiner: Examiner, clock: Refusal | None) -> "_Batch":
-        """A batch with what can be said without a signature, and questions for the rest."""
+        """Returns a batch with what can be said without a signature, and questions for the rest."""
         outcomes: list[Passed | Refusal | None] = []
         questions: list[Question] = []
         tags: list[_Tag | None] = []
@@ -316,7 +316,7 @@ class Gate:
         return _Batch(items, outcomes, questions, tags)
 
     def _completed(self, batch: "_Batch") -> "_Batch":
-        """A batch with the answers in their places."""
+        """Returns a batch with the answers in their places."""
         answers = iter(batch.answer or ())
         for index, outcome in enumerate(batch.outcomes):
             if outcome is None:

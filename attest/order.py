@@ -52,7 +52,7 @@ class Order:
         self._now: dict[int, tuple[int, list[int]]] = {}
 
     def due(self, step: int) -> list[int]:
-        """Numbers of the contributions that are due in a step, ascending, counted from 0 in the order of admission."""
+        """Returns who is due in a step: numbers of contributions, ascending, from 0 in the order of admission."""
         found: list[int] = []
         for place, length in enumerate(self._periods):
             number, offset = divmod(step - 1, length)
@@ -60,7 +60,7 @@ class Order:
         return sorted(found)
 
     def _turns(self, place: int, number: int) -> list[int]:
-        """Members of a class in the order of their turns in a period, counted from 0."""
+        """Returns the members of a class in the order of their turns in a period, counted from 0."""
         if not self._shuffled:
             return self._members[place]
         known, turns = self._now.get(place, (-1, []))
@@ -72,7 +72,7 @@ class Order:
 
 
 def permutation(run_id: bytes, place: int, number: int, count: int) -> list[int]:
-    """The permutation of `count` contributions of a class in a period.
+    """Returns the permutation of `count` contributions of a class in a period.
 
     It sorts by 64-bit words, those of equal words by number: little-endian words of SHAKE-256 over the context, run id, place
     of the class in the policy (4 bytes) and number of the period, from 0 (8 bytes), both big-endian.
@@ -99,7 +99,7 @@ class Turns:
 
 
 def dearest_turns(order: str, length: int, steps: Sequence[int], multipliers: Sequence[float], cap: int = 0) -> Turns:
-    """The dearest turns of one contribution over phases of the noise.
+    """Returns the dearest turns of one contribution over phases of the noise.
 
     Guarantee: no contribution with these multipliers, or larger ones, and at most `cap` occurrences has turns of a larger loss.
     One turn per period that the run touches, the last one included if it is cut short: `cyclic` the same step of every period,
@@ -120,7 +120,7 @@ def dearest_turns(order: str, length: int, steps: Sequence[int], multipliers: Se
 
 
 def _of_offsets(spans: Sequence[tuple[int, int]], length: int) -> list[tuple[int, ...]]:
-    """How many turns lie in each span for whoever has the same step of every period, once for all who have as many.
+    """Returns how many turns lie in each span for whoever has the same step of every period, once for all who have as many.
 
     How many of start, ..., end - 1 are offset + m P changes only where the offset passes the start or the end modulo P.
     """
@@ -129,7 +129,7 @@ def _of_offsets(spans: Sequence[tuple[int, int]], length: int) -> list[tuple[int
 
 
 def _of_each(spans: Sequence[tuple[int, int]], length: int, losses: Sequence[float]) -> tuple[int, ...]:
-    """How many periods have their dearest step in each span."""
+    """Returns how many periods have their dearest step in each span."""
     touched = [(start // length, -(-end // length)) for start, end in spans]  # periods from 0, ends exclusive
     counts = [0] * len(spans)
     for low, high in itertools.pairwise(sorted({edge for pair in touched for edge in pair})):
@@ -139,7 +139,7 @@ def _of_each(spans: Sequence[tuple[int, int]], length: int, losses: Sequence[flo
 
 
 def _capped(counts: Sequence[int], losses: Sequence[float], cap: int) -> Turns:
-    """The dearest `cap` of these turns, all without a cap."""
+    """Returns the dearest `cap` of these turns, all without a cap."""
     most = left = min(cap, sum(counts)) if cap else sum(counts)
     loss = 0.0
     for value, count in sorted(zip(losses, counts, strict=True), reverse=True):

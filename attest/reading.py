@@ -1,4 +1,4 @@
-"""Which attestations a gate verified, remembered for its next reading of the corpus, or kept for that of another process.
+"""Readings: the attestations that a gate verified, remembered for its next reading, or kept for that of another process.
 
 Signatures take nearly all the time of a reading. What is remembered of an attestation is a tag: that its descriptor, message,
 opening and content passed once, signature included. It spares the signature and nothing else. The content is hashed again at
@@ -48,7 +48,7 @@ _MAX_HEAD: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a reading was made under; under anything else the whole corpus is verified again.
+    """Says what a reading was made under; under anything else the whole corpus is verified again.
 
     Args:
         policy: SHA-256 of the signed policy.

@@ -97,22 +97,22 @@ class Message:
 
 
 def subject_of(payload: bytes) -> str:
-    """The subject claim for a payload."""
+    """Returns the subject claim for a payload."""
     return "sha-256:" + hashlib.sha256(payload).hexdigest()
 
 
 def to_be_signed(protected: bytes, payload: bytes) -> bytes:
-    """The Sig_structure of RFC 9052 section 4.4, with empty external data."""
+    """Returns the Sig_structure of RFC 9052 section 4.4, with empty external data."""
     return cbor.encode(["Signature1", protected, b"", payload])
 
 
 def protected_header(payload: bytes, kid: bytes, contributor: str, typ: str) -> bytes:
-    """The header that is signed with a payload."""
+    """Returns the header that is signed with a payload."""
     return cbor.encode({1: _ALG_ED25519, 4: kid, 15: {1: contributor, 2: subject_of(payload)}, 16: typ})
 
 
 def assemble(protected: bytes, signature: bytes) -> bytes:
-    """The message of a header and a signature."""
+    """Returns the message of a header and a signature."""
     return _TAG_SIGN1 + cbor.encode([protected, {}, None, signature])
 
 
@@ -177,7 +177,7 @@ def parse(message: bytes) -> Headers:
 
 
 def peek_issuer(message: bytes) -> str:
-    """The issuer that a message claims, not verified: good for looking up a key, for nothing else."""
+    """Returns the issuer that a message claims, not verified: good for looking up a key, for nothing else."""
     return read(message).headers.issuer
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def header_for(engine: "PrivateTraining", test_key: bytes | None) -> HeaderSpec:
-    """What the ledger's first leaf says: policy, model structure, and the schedule of every block.
+    """Returns what the ledger's first leaf says: policy, model structure, and the schedule of every block.
 
     Scheduled blocks are those that the engine runs with; that they follow from policy and stack, the header itself checks. The
     digest of the frozen parameters is added when the run begins.
@@ -57,7 +57,7 @@ def block_rows(policy: Policy, schedule: Schedule) -> tuple[HeaderBlock, ...]:
 
 
 def fingerprint(model: nn.Module, schedule: Schedule) -> bytes:
-    """SHA-256 over names, shapes and types of all parameters and the block of each: the structure, not the values.
+    """Returns SHA-256 over names, shapes and types of all parameters and the block of each: the structure, not the values.
 
     Of a parameter that is split, the block of every part, with its slice.
     """
@@ -73,7 +73,7 @@ def fingerprint(model: nn.Module, schedule: Schedule) -> bytes:
 
 
 def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
-    """Public figures per class, for tables: epsilon of a contribution with the class's preset bounds.
+    """Returns the public figures per class, for tables: epsilon of a contribution with the class's preset bounds.
 
     ``isolation`` says of the whole run whether statement A has held so far, or why not.
 

@@ -268,5 +268,5 @@ def _shapes(collated: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def spread(count: int, wanted: int) -> list[int]:
-    """Up to ``wanted`` of ``count`` slots, evenly over the pool: fixed positions, not a draw."""
+    """Returns up to ``wanted`` of ``count`` slots, evenly over the pool: fixed positions, not a draw."""
     return sorted({round(k * (count - 1) / (wanted - 1)) for k in range(wanted)}) if count else []

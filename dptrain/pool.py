@@ -46,13 +46,13 @@ class Pool:
         self._begun = max((admission.descriptor.not_before for admission in self.admissions), default=0)
 
     def reordered(self, slots: Sequence[Slot]) -> "Pool":
-        """The same pool with its slots in another order; what was counted stays."""
+        """Returns the same pool with its slots in another order; what was counted stays."""
         other = Pool(self._corpus, self._decode, slots, self._max_examples)
         other._sizes = self._sizes
         return other
 
     def size(self, index: int) -> int:
-        """Number of examples of a slot, which is public; the content is read if it never was.
+        """Returns the number of examples of a slot, which is public; the content is read if it never was.
 
         Raises:
             ContentChanged: as :meth:`examples`.
@@ -64,7 +64,7 @@ class Pool:
         return len(self.slots)
 
     def indices(self, descriptor_hashes: Iterable[bytes]) -> list[int]:
-        """Slots of these descriptors; those that are not in the pool are left out."""
+        """Returns the slots of these descriptors; those that are not in the pool are left out."""
         return [self._by_hash[digest] for digest in descriptor_hashes if digest in self._by_hash]
 
     @property
@@ -78,17 +78,17 @@ class Pool:
         return (slot.admitted.admission for slot in self.slots)
 
     def expired(self, now: int) -> list[Admission]:
-        """Admissions whose attestation is no longer valid at ``now`` (validity is half-open)."""
+        """Returns the admissions whose attestation is no longer valid at ``now`` (validity is half-open)."""
         return [admission for admission in self.admissions if admission.descriptor.not_after <= now]
 
     def not_yet_valid(self, now: int) -> list[Admission]:
-        """Admissions whose attestation is not valid yet at ``now``: admitted by a clock that was ahead and was set back."""
+        """Returns admissions whose attestation is not valid yet at ``now``: a clock that was ahead let them in."""
         if now >= self._begun:
             return []
         return [admission for admission in self.admissions if admission.descriptor.not_before > now]
 
     def examples(self, index: int) -> list[Any]:
-        """Examples of a slot, at most as many as the policy and the contributor's own attestation allow.
+        """Returns the examples of a slot, at most as many as the policy and the contributor's own attestation allow.
 
         Raises:
             ContentChanged: the bytes are no longer those that were admitted.
@@ -147,7 +147,7 @@ _bounds = attrgetter(*BOUNDS)
 
 
 def in_ledger_order(slots: Sequence[Slot], recorded: Sequence[bytes]) -> list[Slot]:
-    """Slots in the order in which a ledger recorded them.
+    """Returns the slots in the order in which a ledger recorded them.
 
     Raises:
         ResumeRefused: a recorded contribution is no longer in the corpus.

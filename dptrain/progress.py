@@ -32,7 +32,7 @@ class _Rate(ProgressColumn):
 def progress_bar(
     what: str, total: Callable[[], int], screen: Console | None = None, *, shown: bool = True
 ) -> Iterator[Callable[[int], None] | None]:
-    """A callback that takes the number done so far and draws a bar with rate and time left on standard error.
+    """Yields a callback that takes the number done so far and draws a bar with rate and time left on standard error.
 
     Args:
         what: What is being done.
@@ -63,7 +63,7 @@ def progress_bar(
 
 
 def contributions_in(data: Path) -> int:
-    """About how many contributions a piece of data holds, for a progress bar: lines, files, or one.
+    """Estimates how many contributions a piece of data holds, for a progress bar: lines, files, or one.
 
     Empty lines and links are counted too; the numbers that matter are counted while signing.
     """
@@ -79,7 +79,7 @@ def contributions_in(data: Path) -> int:
 
 
 def attestations_in(corpus: Path) -> int:
-    """About how many attestations a corpus holds, for a progress bar: sizes of files over the size of their first item."""
+    """Estimates how many attestations a corpus holds, for a progress bar: sizes of files over the size of their first item."""
     beside = Path(os.path.abspath(corpus) + SUFFIX)
     if beside.is_file():
         return _attestations_of(beside)

@@ -104,15 +104,15 @@ class Recorder:
             self._ledger.require_clock(now)
 
     def admission_time(self, now: int) -> int:
-        """The gate's ``now``: that of the recorded admission when a run is resumed, so that verdicts repeat."""
+        """Returns the gate's ``now``: that of the recorded admission when a run is resumed, so that verdicts repeat."""
         return self._ledger.header.time if self._ledger is not None else now
 
     def registry_roots(self) -> list[bytes]:
-        """Roots of the registry that the ledger of a resumed run cites: the header's, then the evidence of withdrawals."""
+        """Returns the registry roots that a resumed run's ledger cites, the header's first; none where there is no ledger."""
         return [] if self._ledger is None else cited_roots(self._ledger)
 
     def plan(self, header: HeaderSpec, slots: Sequence[Slot], now: int) -> Header:
-        """The header leaf of a new run, held against what its contributions may spend over all runs; nothing is written.
+        """Returns the header leaf of a new run, held against what its contributions may spend over all runs; writes nothing.
 
         Raises:
             BudgetExceeded: the run could spend more of a contribution than it signed for all runs.
@@ -160,7 +160,7 @@ class Recorder:
         write_public(path, [vkey] if self._ledger is None else self._ledger.state.keys.vkeys)
 
     def _carried(self, admission: AdmitSpec) -> AdmitSpec:
-        """An admission with what its contribution spent before."""
+        """Returns an admission with what its contribution spent before."""
         if len(self._spent.previous) != len(self.ledger.header.previous):
             raise ResumeRefused("EARLIER", "the header cites earlier runs and nobody is admitted yet; name their ledgers again")
         if not self.ledger.header.previous or self._steps.classes[admission.profile_id].public:
@@ -169,15 +169,15 @@ class Recorder:
         return replace(admission, carried_micro=to_micro_up(before))
 
     def admitted(self) -> list[bytes]:
-        """Descriptor hashes in the order of their admission."""
+        """Returns the descriptor hashes in the order of their admission."""
         return [entry.descriptor_hash for entry in self.ledger.state.contributions.values()]
 
     def admitted_classes(self) -> list[int]:
-        """Place of its class in the policy, per contribution in the order of admission."""
+        """Returns the place of its class in the policy, per contribution in the order of admission."""
         return [entry.class_index for entry in self.ledger.state.contributions.values()]
 
     def occurrences(self) -> list[int]:
-        """How often each was drawn in all attempts, in the order of admission, where the ledger says so."""
+        """Returns how often each was drawn in all attempts, in the order of admission, where the ledger says so."""
         return [entry.occurrences for entry in self.ledger.state.contributions.values()]
 
     def resume(self, from_step: int, pin: PinRecord | None, now: int) -> int:
@@ -195,7 +195,7 @@ class Recorder:
         return attempt
 
     def _steps_left(self, step: int) -> int:
-        """How many steps the policy still pays for after `step`, over all attempts."""
+        """Returns how many steps the policy still pays for after `step`, over all attempts."""
         return self.ledger.state.order.steps_left(step, self.ledger.charged_steps)
 
     def read_pin(self, folder: Path) -> PinRecord:
@@ -212,7 +212,7 @@ class Recorder:
         return sign_record(self.ledger, step, isolation, state_bytes, state_sha256)
 
     def commit_stream(self, commitment: bytes) -> None:
-        """Hiding commitment to this attempt's noise key; windows derive their public stream ids from it."""
+        """Takes the hiding commitment to this attempt's noise key; windows derive their public stream ids from it."""
         self._commitment = commitment
 
     def needs_charge(self, step: int) -> bool:
@@ -289,7 +289,7 @@ class Recorder:
         return self.ledger.withdrawn
 
     def charged_in(self, attempt: int) -> Iterator[int]:
-        """Every step that was charged in an attempt, in order."""
+        """Yields every step that was charged in an attempt, in order."""
         for window in self.ledger.windows:
             if window.attempt == attempt:
                 yield from range(window.first_step, window.first_step + window.n_steps)
@@ -327,7 +327,7 @@ class Recorder:
 
 
 def _signer(key_path: Path, origin: str, place: Place, *, make: bool) -> NoteSigner:
-    """The signer of a run, whose key is made where it is not there; of one that began before only if its key is."""
+    """Returns the signer of a run, whose key is made where it is not there; of one that began before only if its key is."""
     if not make and not key_path.exists():
         raise ResumeRefused(
             "KEY_MISSING", f"{place.shown} holds a run, and its key is not at {key_path}; name its key, or its state directory"

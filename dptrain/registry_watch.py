@@ -86,10 +86,10 @@ class RegistryWatch:
         self._take(found)
 
     def at_admission(self, roots: Iterable[bytes]) -> Registry:
-        """The state under which the corpus is admitted: the newest one, or for a resumed run the one that it began with.
+        """Returns the state under which the corpus is admitted: the newest one, of a resumed run the one that it began with.
 
         Args:
-            roots: what the ledger of a resumed run holds: the root of its header first, then those it cites as evidence.
+            roots: what the ledger of a resumed run holds: the root of its header first, then all others that it cites.
 
         Raises:
             RegistryRefused: code REGISTRY_ROOT if the registry lacks one of them: it was rolled back, or is another; code
@@ -137,7 +137,7 @@ class RegistryWatch:
         self._take(found)
 
     def barred(self, admissions: Iterable[Admission], now: int) -> Iterator[tuple[Admission, str]]:
-        """Admissions that the registry no longer supports at ``now``, each with its reason code.
+        """Yields the admissions that the registry no longer supports at ``now``, each with its reason code.
 
         That is those whose key is revoked, and those whose contributor may no longer attest their class. A key that merely ran
         out or was followed by another bars nothing: it was valid when its contributions were admitted.
@@ -176,7 +176,7 @@ class RegistryWatch:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """What tells one content of a file from another without reading it; a file replaced by renaming has another inode."""
+    """Returns what tells one content of a file from another unread; a file replaced by renaming has another inode."""
     try:
         status = os.stat(path)
     except OSError as error:

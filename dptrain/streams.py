@@ -68,7 +68,7 @@ def open_streams(
 def _poisson_sampler(
     recorder: Recorder, sealed: SealedStore, attempt: int, key: bytes, rates: Sequence[Fraction], caps: Sequence[int]
 ) -> PoissonSampler:
-    """The sampler of an attempt, with the draws of those before counted where a cap asks for it, and its key sealed then."""
+    """Returns the sampler of an attempt; where a cap asks for it, with earlier draws counted and its key sealed."""
 
     def sampler_of(number: int, key: bytes) -> PoissonSampler:
         return PoissonSampler(KeyStream("sampling", recorder.run_id, number, key), rates, caps)
@@ -90,7 +90,7 @@ def _poisson_sampler(
 
 
 def noise_of(policy: Policy, run_id: bytes, attempt: int, key: bytes, generator: str = "host", *, bits: int) -> Noise:
-    """The noise that a policy asks for, from a key.
+    """Returns the noise that a policy asks for, from a key.
 
     Args:
         generator: ``host``, or ``device`` for Gaussian noise drawn where the sums are. bits: as for :func:`open_streams`.

@@ -1,4 +1,4 @@
-"""What is said once of a field of a document: its label, kind, default, key in TOML, and the sentence that explains it."""
+"""Declarations of the fields of a document: label, kind, default, key in TOML, and the sentence that explains it."""
 
 import dataclasses
 from dataclasses import MISSING, dataclass

@@ -1,4 +1,4 @@
-"""What the documentation says of declared documents: tables of settings, tables of bytes, and CDDL (RFC 8610)."""
+"""Parts of the documentation that follow from declared documents: tables of settings, tables of bytes, and CDDL (RFC 8610)."""
 
 from collections.abc import Iterable
 from typing import Any

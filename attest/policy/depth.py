@@ -1,4 +1,4 @@
-"""Which blocks of a stack of layers a class may touch."""
+"""Depths: the blocks of a stack of layers that a class may touch."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _INDEX: Final = Whole(0, 65535, "0..65535")
 
 @dataclass(frozen=True, slots=True)
 class DepthRule:
-    """Which blocks of the layer stack a class may touch; exactly one of `band`, `layers`, `patterns`, `adapter` is set.
+    """Says which blocks of the layer stack a class may touch; exactly one of `band`, `layers`, `patterns`, `adapter` is set.
 
     The sentences of the fields say what each means.
 

@@ -121,7 +121,7 @@ class MechanismRule:
         "banded": "always",
         "dense": "always",
     }
-    """Whether the digest is stated; of the other words exactly where the coefficients are not."""
+    """Says of a word whether the digest is stated; of other words it is exactly where the coefficients are not."""
 
     name: str = GAUSSIAN
     parameters: Any = None

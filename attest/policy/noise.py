@@ -1,4 +1,4 @@
-"""What a policy may say of its noise beyond one level: phases of the run, and clip budgets of blocks."""
+"""Noise of a policy beyond one level: phases of the run, and clip budgets of blocks."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -361,7 +361,7 @@ class Policy:
         refuse_unbuilt(self._asked())
 
     def class_rule(self, name: str) -> ClassRule:
-        """The rule of a class.
+        """Returns the rule of a class.
 
         Raises:
             PolicyRefused: Code CLASS_UNKNOWN.
@@ -373,11 +373,11 @@ class Policy:
         return rule
 
     def find_class(self, name: str) -> ClassRule | None:
-        """The rule of a class, or None."""
+        """Returns the rule of a class, or None."""
         return next((rule for rule in self.classes if rule.name == name), None)
 
     def to_cbor(self) -> bytes:
-        """The bytes that are signed."""
+        """Returns the bytes that are signed."""
         return encode_document(self, SCHEMA)
 
     @classmethod

@@ -190,7 +190,7 @@ class SamplingRule:
 
 
 def period(rate: Fraction) -> int:
-    """Steps P in which a contribution of this rate takes part once under an order.
+    """Returns the steps P in which a contribution of this rate takes part once under an order.
 
     Raises:
         PolicyRefused: Code RANGE, the rate is not 1/P.
@@ -201,6 +201,6 @@ def period(rate: Fraction) -> int:
 
 
 def _nearest(rate: Fraction) -> str:
-    """The rates 1/P below and above, as policy.toml takes them."""
+    """Returns the rates 1/P below and above, as policy.toml takes them."""
     less, more = Fraction(1, int(1 / rate) + 1), Fraction(1, int(1 / rate))
     return f'the nearest that have one are "{less}" and ' + (f'"{more}"' if more < 1 else "1")

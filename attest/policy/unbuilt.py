@@ -1,4 +1,4 @@
-"""What the format of a policy specifies and this version does not serve yet: refused by name, here and nowhere else.
+"""Words that the format of a policy specifies and this version does not serve yet: refused by name, here and nowhere else.
 
 Whoever makes or reads a policy (signer, gate, resolver, ledger, auditor) makes a `Policy`, which asks `refuse_unbuilt`. To
 build a capability, take its row out of `UNBUILT`: bytes, text and pages hold its words already.

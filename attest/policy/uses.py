@@ -1,4 +1,4 @@
-"""What contributions of a class are used for beside training, and what of the model their forward reads."""
+"""Uses of the contributions of a class beside training, and the part of the model that their forward reads."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -22,7 +22,7 @@ PURPOSE: Final = Word({word: _MEANINGS[word] for word in PURPOSES})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadRule:
-    """What the forward of a class reads: the model without its adapters, or a part of that, and some adapters."""
+    """Says what the forward of a class reads: the model without its adapters, or a part of that, and some adapters."""
 
     CDDL: ClassVar = "read-rule"
     PREFIX: ClassVar = "reads."
@@ -47,7 +47,7 @@ class ReadRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodingRule:
-    """How texts are made of contributions: a token is drawn from clipped differences of logits, averaged over references."""
+    """Says how contributions make texts: a token is drawn from clipped differences of logits, averaged over references."""
 
     CDDL: ClassVar = "decoding-rule"
     PREFIX: ClassVar = "generation or query: "

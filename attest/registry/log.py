@@ -139,7 +139,7 @@ class RegistryReader:
         self._digest = hashlib.sha256().digest()
 
     def read(self) -> Registry:
-        """The registry as the file holds it now; a file that is refused leaves this reader as it was.
+        """Returns the registry as the file holds it now; a file that is refused leaves this reader as it was.
 
         Raises:
             RegistryRefused: As `open_registry`.
@@ -148,7 +148,7 @@ class RegistryReader:
         return self.adopt(data, self.advance(data))
 
     def advance(self, data: bytes) -> State:
-        """The state after all entries of `data`; goes on from what was read before if `data` begins with it."""
+        """Returns the state after all entries of `data`; goes on from what was read before if `data` begins with it."""
         if self._size and self.holds(data[: self._size]):
             return _replay(self._state.copy(), data, self._size, self.owner_public_key)
         return _replay(State(), data, 0, self.owner_public_key)
@@ -159,7 +159,7 @@ class RegistryReader:
         return _view(state, self.owner_public_key, self.path)
 
     def holds(self, data: bytes) -> bool:
-        """Whether `data` is what was read last."""
+        """Tells whether `data` is what was read last."""
         return hashlib.sha256(data).digest() == self._digest
 
 
@@ -425,7 +425,7 @@ def _view(state: State, owner_key: bytes, path: str | os.PathLike[str]) -> Regis
 
 
 def _parts(actions: Sequence[Action]) -> Iterator[tuple[Action, ...]]:
-    """Actions in as few entries as they fit into, in order."""
+    """Yields actions in as few entries as they fit into, in order."""
     part: list[Action] = []
     room = _ROOM
     for action in actions:
@@ -454,7 +454,7 @@ def _read(path: Path) -> bytes:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time, by a lock on the directory: the file itself is replaced, and a lock file would be left over."""
+    """Lets one writer in at a time, by a lock on the directory: the file is replaced, and a lock file would be left over."""
     directory = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)

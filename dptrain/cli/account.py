@@ -47,7 +47,7 @@ def account(
     plot: PlotFile = None,
     json: JsonFlag = False,
 ) -> None:
-    """Epsilon of a run of Poisson-sampled noise, of one level or in phases.
+    """Compute epsilon of a run of Poisson-sampled noise, of one level or in phases.
 
     The first epsilon holds when one contribution is replaced by an empty one of the same public shape (zero-out), the
     second when its content is replaced by any other content. Epsilons are shown rounded up.

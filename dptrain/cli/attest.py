@@ -194,7 +194,7 @@ def sign(
 
 
 def _delta_of_limit(max_epsilon: str | None, max_delta: str | None, rules: Policy | None) -> int | None:
-    """The delta at which a limit of epsilon is signed, in 1e-12; None without a limit."""
+    """Returns the delta at which a limit of epsilon is signed, in 1e-12; None without a limit."""
     if max_epsilon is None:
         if max_delta is not None:
             raise typer.BadParameter("--max-delta is the delta of --max-epsilon; give both, or neither")
@@ -253,7 +253,7 @@ def withdraw(
 
 
 def _taken(source: Path) -> Ed25519PrivateKey | bytes:
-    """The private key of a file, or the raw public key of an OpenSSH `.pub` file."""
+    """Returns the private key of a file, or the raw public key of an OpenSSH `.pub` file."""
     with source.open("rb") as stream:
         public = stream.read(4) == b"ssh-"
     return keys.load_openssh_public_key(source) if public else read_private_key(source, None)

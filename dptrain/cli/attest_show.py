@@ -197,7 +197,7 @@ def _list(path: Path, limit: int, verifier: Verifier, json: bool) -> bool:
 
 
 def _until_broken(sequence: Iterator[Attestation], tally: _Tally) -> Iterator[Attestation]:
-    """Attestations up to a malformed item, which is remembered: what follows it cannot be found."""
+    """Yields attestations up to a malformed item, which is remembered: what follows it cannot be found."""
     try:
         yield from sequence
     except AttestError as error:
@@ -227,7 +227,7 @@ def _count_one(attestation: Attestation, verifier: Verifier, tally: _Tally) -> C
 
 
 def _estimated_count(path: Path) -> int:
-    """About how many attestations a file holds; they are nearly equally long when one command signed them."""
+    """Estimates how many attestations a file holds; they are nearly equally long when one command signed them."""
     try:
         with path.open("rb") as stream:
             first = next(read_sequence(stream), None)

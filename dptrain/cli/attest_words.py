@@ -46,7 +46,7 @@ class Check:
 
 
 def paragraphs(attestation: Attestation, now: int, policy: Policy | None, signed_policy: bool) -> list[str]:
-    """The attestation in words, one paragraph per thought."""
+    """Returns the attestation in words, one paragraph per thought."""
     signed = attestation.read()
     found = [permission(signed), meaning(signed), validity(signed, now)]
     if policy is not None:
@@ -74,7 +74,7 @@ def exported(signed: ContributionDescriptor | SignedDescriptor) -> str:
 
 
 def permission(signed: ContributionDescriptor | SignedDescriptor) -> str:
-    """Who lets whom do what with which data."""
+    """Says who lets whom do what with which data."""
     who, kind, principal = "A contributor who is not named here", "", None
     if isinstance(signed, ContributionDescriptor):
         who, kind, principal = signed.contributor, f" ({signed.data_class} data)", signed.principal
@@ -95,7 +95,7 @@ def permission(signed: ContributionDescriptor | SignedDescriptor) -> str:
 
 
 def meaning(signed: Terms) -> str:
-    """What the two signed bounds do in a step."""
+    """Says what the two signed bounds do in a step."""
     cap = (
         f"It may be drawn {_count(signed.max_occurrences, 'time')} at most."
         if signed.max_occurrences
@@ -115,7 +115,7 @@ def meaning(signed: Terms) -> str:
 
 
 def validity(signed: Terms, now: int) -> str:
-    """From when to when, and how long that is from now."""
+    """Says from when to when it is valid, and how long that is from now."""
     begin, end = in_words(signed.not_before), in_words(signed.not_after)
     if now < signed.not_before:
         return f"Not valid yet: from {begin} ({_days(signed.not_before - now)} from now) until {end}."
@@ -125,7 +125,7 @@ def validity(signed: Terms, now: int) -> str:
 
 
 def under(signed: Terms, policy: Policy, signed_policy: bool) -> str:
-    """What a policy makes of it: its epsilon, or why the policy says nothing about it."""
+    """Says what a policy makes of it: its epsilon, or why the policy says nothing about it."""
     if signed.corpus != policy.corpus:
         return f"The policy given is for the corpus {policy.corpus}: it says nothing about this contribution."
     if policy.find_class(signed.admissibility_class) is None:
@@ -162,7 +162,7 @@ def _own(signed: Terms, policy: Policy) -> str:
 
 
 def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
-    """What the signed bounds amount to under a policy: upper bounds that hold whatever the other classes ask for."""
+    """Says what the signed bounds amount to under a policy: upper bounds that hold whatever the other classes ask for."""
     rule = policy.class_rule(signed.admissibility_class)
     z, q, delta = signed.noise_multiplier, float(rule.sampling_rate), float(policy.delta)
     refused = refusal(policy)
@@ -188,7 +188,7 @@ def epsilon(signed: Terms, policy: Policy, signed_policy: bool) -> str:
 
 
 def _total(signed: Terms, policy: Policy) -> str:
-    """What the policy allows contributions of the class over all runs together."""
+    """Says what the policy allows contributions of the class over all runs together."""
     limit = policy.class_rule(signed.admissibility_class).max_epsilon_total_micro
     if limit is None:
         return ""
@@ -199,14 +199,14 @@ def _total(signed: Terms, policy: Policy) -> str:
 
 
 def _l1(policy: Policy) -> str:
-    """What the clip norm means under Laplace noise: less than elsewhere, since no vector is longer than its L1 norm."""
+    """Says what the clip norm means under Laplace noise: less than elsewhere, since no vector is longer than its L1 norm."""
     if policy.mechanism.name != "laplace":
         return ""
     return " Under it the clip norm bounds the sum of the magnitudes of the gradient, and so its length too."
 
 
 def _counted(signed: Terms, policy: Policy, signed_policy: bool) -> str:
-    """The same where the ledger publishes who was drawn: every occurrence counts in full."""
+    """Says what holds where the ledger publishes who was drawn: every occurrence counts in full."""
     z, delta = signed.noise_multiplier, float(policy.delta)
     rate = policy.class_rule(signed.admissibility_class).sampling_rate
     if policy.sampling.name == POISSON:
@@ -229,7 +229,7 @@ def _counted(signed: Terms, policy: Policy, signed_policy: bool) -> str:
 
 
 def identity(attestation: Attestation) -> list[tuple[str, str]]:
-    """The names under which keys, ledgers and withdrawals know it."""
+    """Names it as keys, ledgers and withdrawals know it."""
     headers = sign1.parse(attestation.sign1)
     signed = attestation.read()
     names = [("key id", headers.key_id.hex()), ("descriptor hash", signed.digest().hex())]
@@ -257,7 +257,7 @@ def commitments(signed: ContributionDescriptor | SignedDescriptor) -> dict[str, 
 
 
 def _exact(micro: int) -> str:
-    """A bound as it was signed, no digit rounded."""
+    """Returns a bound as it was signed, no digit rounded."""
     return f"{Decimal(micro).scaleb(-6).normalize():f}"
 
 

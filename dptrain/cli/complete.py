@@ -84,7 +84,7 @@ def attach(group: TyperGroup) -> None:
 
 
 def paths(incomplete: str, suffixes: tuple[str, ...]) -> Iterator[str]:
-    """Files with one of the suffixes, and the folders on the way to some; none if the shell's own completion knows better."""
+    """Yields files with one of the suffixes, and folders on the way to some; none where the shell's completion knows better."""
     beginning = incomplete.rpartition("/")[2]
     prefix = incomplete[: len(incomplete) - len(beginning)]
     found, folders = [], []
@@ -104,12 +104,12 @@ def paths(incomplete: str, suffixes: tuple[str, ...]) -> Iterator[str]:
 
 
 def suffixes_of(metavar: str) -> tuple[str, ...]:
-    """Suffixes of the files that a parameter with this metavar takes; () for folders and for what is no file."""
+    """Returns the suffixes of the files that a parameter with this metavar takes; () for folders and for what is no file."""
     return _SUFFIXES.get(metavar, ())
 
 
 def classes(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
-    """Classes of the policy on the line, or beside the registry or here; with a registry, what it grants too."""
+    """Returns classes of the policy on the line, or beside the registry or here; with a registry, what it grants too."""
     registry = _given(ctx, "registry")
     policy = _given(ctx, "policy")
     found: dict[str, str] = {}
@@ -124,12 +124,12 @@ def classes(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
 
 
 def class_counts(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
-    """CLASS= for every class."""
+    """Returns CLASS= for every class."""
     return ((f"{name}=", note) for name, note in classes(ctx, incomplete.partition("=")[0]))
 
 
 def settings(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
-    """The last assignment of a list of changes: settings of the policy, and of its classes."""
+    """Completes the last assignment of a list of changes: settings of the policy, and of its classes."""
     done, comma, last = incomplete.rpartition(",")
     of_class = changes.settings_of_classes()
     known = [*changes.settings(), *(f"class.{name}.{key}" for name, _ in classes(ctx, "") for key in of_class)]
@@ -137,7 +137,7 @@ def settings(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
 
 
 def contributors(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
-    """Names in the registry on the line."""
+    """Yields the names in the registry on the line."""
     known = _registry(_given(ctx, "registry"))
     for count, item in enumerate(known.contributors if known else ()):
         if count >= _MOST:
@@ -147,7 +147,7 @@ def contributors(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
 
 
 def key_ids(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
-    """Keys in the registry on the line, of the contributor on the line if there is one."""
+    """Yields keys in the registry on the line, of the contributor on the line if there is one."""
     known, wanted = _registry(_given(ctx, "registry")), ctx.params.get("contributor")
     for item in (known.contributors if known else ())[:_MOST]:
         if wanted in (None, item.name):
@@ -155,7 +155,7 @@ def key_ids(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
 
 
 def reasons(ctx: Any, incomplete: str) -> Iterator[tuple[str, str]]:
-    """Common reason codes of withdrawals."""
+    """Returns common reason codes of withdrawals."""
     return (item for item in WITHDRAWAL_REASONS.items() if item[0].startswith(incomplete))
 
 
@@ -192,7 +192,7 @@ def _completer(proposals: Proposals) -> Callable[[Any, Any, str], list[Any]]:
 
 
 def _given(ctx: Any, name: str) -> Path | None:
-    """The file that a parameter of the line names; an argument before an unfinished option is not parsed, so look for it."""
+    """Finds the file that a parameter of the line names; an argument before an unfinished option is not parsed."""
     value = ctx.params.get(name)
     if value is None and any(parameter.name == name for parameter in ctx.command.params):
         line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""

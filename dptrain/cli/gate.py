@@ -158,7 +158,7 @@ class _Tally:
 
 
 def _withdrawn(ledger: str | None, registry: Registry) -> frozenset[bytes]:
-    """What was withdrawn in a ledger, whose run must have begun with this registry or an earlier state of it."""
+    """Returns what was withdrawn in a ledger, whose run must have begun with this registry or an earlier state of it."""
     if ledger is None:
         return frozenset()
     # SQLAlchemy takes longer to load than everything else together; most commands never open a ledger.
@@ -223,7 +223,7 @@ def _lines(spool: BinaryIO) -> Iterator[bytes]:
 
 
 def _print_json(tally: _Tally, now: int, root: bytes, spool: BinaryIO, told: dict[str, Any]) -> None:
-    """One JSON object; the list of refusals comes last and is copied line by line, since it may be long."""
+    """Prints one JSON object; the list of refusals comes last and is copied line by line, since it may be long."""
     head = {
         "now": now,
         "registry_root": root.hex(),

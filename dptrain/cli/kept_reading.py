@@ -30,7 +30,7 @@ NoKeptReading = Annotated[
 
 @dataclass(frozen=True)
 class Keeping:
-    """Where the reading of a command is kept.
+    """Says where the reading of a command is kept.
 
     Args:
         ledger: Name of the ledger; None to keep nothing.

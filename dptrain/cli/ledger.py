@@ -81,7 +81,7 @@ def show(
     state: StateDirectory = None,
     json: JsonFlag = False,
 ) -> None:
-    """What the ledger says: steps charged, what every class has spent, releases; or of one contribution.
+    """Show what the ledger says: steps charged, what every class has spent, releases; or of one contribution.
 
     Takes the ledger, or an export and the ledger's public key: an export is audited first, and asked nothing if it FAILED.
     With --content and --nonce, or with --anchor: where that content was admitted, the windows in whose pool it was, the blocks
@@ -316,7 +316,7 @@ def report(
 def _reading(
     ledger: str, state: Path | None, key: list[str] | None, owner_key: Path | None, now: int | None
 ) -> Iterator[tuple["Replay", bytes, Iterable[bytes | None]]]:
-    """The run in a ledger or a verified export, its root, and its leaves."""
+    """Yields the run in a ledger or a verified export, its root, and its leaves."""
     if Path(ledger).is_dir():
         if not key or state is not None:
             raise typer.BadParameter(f"'{ledger}' is an export: give the ledger's public key with --key, and no --state")
@@ -378,7 +378,7 @@ def _check_withdrawal(
     registry: Registry | None,
     now: int,
 ) -> tuple[Withdrawal, bytes]:
-    """A withdrawal whose signer may withdraw that contribution, and the digest of its signature as evidence."""
+    """Returns a withdrawal whose signer may withdraw that contribution, and the digest of its signature as evidence."""
     payload, message = signed_file.read(path, what="withdrawal")
     evidence = hashlib.sha256(message).digest()
     try:

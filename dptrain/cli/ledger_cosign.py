@@ -179,7 +179,7 @@ def print_ignored(ignored: list[dict[str, str]]) -> None:
 
 
 def ignored_lines(paths: list[Path], given: list[bytes], trusted: list[str]) -> list[dict[str, str]]:
-    """The lines of the notes that are by none of the keys, and so were not taken over; the ledger's own are no news to it."""
+    """Returns the lines that are by none of the keys, and so were not taken over; the ledger's own are no news to it."""
     from ledger.note import open_note, peek_checkpoint
 
     found = []
@@ -190,7 +190,7 @@ def ignored_lines(paths: list[Path], given: list[bytes], trusted: list[str]) -> 
 
 
 def _merge_into_export(export: Path, given: list[bytes], named: list[str]) -> tuple[bytes, list[str]]:
-    """The merged note, written, and the keys whose lines count."""
+    """Returns the merged note, once it is written, and the keys whose lines count."""
     from ledger.layout import CHECKPOINT, POLICY
     from ledger.note import merge_notes
     from ledger.proofs.reader import ExportReader

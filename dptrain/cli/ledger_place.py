@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def checked(ledger: str | None) -> str | None:
-    """A ledger's name whose file, if it is one, is there; a callback of arguments and options.
+    """Returns a ledger's name whose file, if it is one, is there; a callback of arguments and options.
 
     Raises:
         typer.BadParameter: the file is missing, or the URL names no ledger.
@@ -58,7 +58,7 @@ StateDirectory = Annotated[
 
 
 def place_of(ledger: str, state: Path | None) -> Place:
-    """Where a ledger lies.
+    """Returns where a ledger lies.
 
     Raises:
         typer.BadParameter: a state directory where none belongs.
@@ -71,7 +71,7 @@ def place_of(ledger: str, state: Path | None) -> Place:
 
 @contextmanager
 def opened_to_sign(place: Place, key: Path | None, passphrase_file: Path | None) -> Iterator["Ledger"]:
-    """The ledger, opened with its signing key: the one given, or the one beside it.
+    """Yields the ledger, opened with its signing key: the one given, or the one beside it.
 
     Raises:
         typer.BadParameter: there is no key.
@@ -88,7 +88,7 @@ def opened_to_sign(place: Place, key: Path | None, passphrase_file: Path | None)
 
 
 def ledger_key(place: Place | None, key: Path | None, passphrase_file: Path | None) -> Ed25519PrivateKey:
-    """The private key of a ledger: the one given, or the one beside it.
+    """Returns the private key of a ledger: the one given, or the one beside it.
 
     Raises:
         typer.BadParameter: there is none.
@@ -101,7 +101,7 @@ def ledger_key(place: Place | None, key: Path | None, passphrase_file: Path | No
 
 
 def ledger_or_export(ledger: str) -> str:
-    """A directory that export wrote, or a name that `checked` takes; a callback.
+    """Returns a directory that export wrote, or a name that `checked` takes; a callback.
 
     Raises:
         typer.BadParameter: as `checked`.

@@ -231,7 +231,7 @@ def _receipt(found: _Found, checkpoint: "Checkpoint", key: Ed25519PrivateKey) ->
 
 
 def _told_of_member(path: Path, leaf: "Leaf") -> dict[str, Any]:
-    """What a leaf says of a contribution, for reading, once it was verified that it is of this one."""
+    """Returns what a leaf says of a contribution, for reading, once it was verified that it is of this one."""
     from ledger.proofs.admitted import HEADER, MAX_ADMITTED_SIZE, parse_admitted, verify_admitted
     from ledger.proofs.membership import parse_membership, verify_membership
 
@@ -246,7 +246,7 @@ def _told_of_member(path: Path, leaf: "Leaf") -> dict[str, Any]:
 
 
 def _leaf_of(path: Path) -> bytes:
-    """A leaf from a file of its bytes, or from a proof file that carries it."""
+    """Returns a leaf from a file of its bytes, or from a proof file that carries it."""
     from ledger.proofs.tlog_proof import HEADER, MAX_PROOF_SIZE, parse_proof
 
     data = read_limited(path, MAX_PROOF_SIZE, "leaf")
@@ -287,7 +287,7 @@ def _verify_evidence(data: bytes, policy: "TrustPolicy", json: bool) -> None:
 
 
 def read_trust(keys: list[str], trust: Path | None, quorum: int) -> "TrustPolicy":
-    """The policy under which checkpoints count: a file, or the keys given.
+    """Returns the policy under which checkpoints count: a file, or the keys given.
 
     Raises:
         typer.BadParameter: both or neither were given.
@@ -304,7 +304,7 @@ def read_trust(keys: list[str], trust: Path | None, quorum: int) -> "TrustPolicy
 
 
 def verifier_keys(text: str) -> list[str]:
-    """Verifier keys of a file, one a line, or the one given itself: `<name>+<key id>+<base64>`.
+    """Returns the verifier keys of a file, one a line, or the one given itself: `<name>+<key id>+<base64>`.
 
     Raises:
         typer.BadParameter: there is none. A wrong file is wrong use, and no verdict on what it was meant to verify.
@@ -327,7 +327,7 @@ def verifier_keys(text: str) -> list[str]:
 
 
 def print_cosigners(cosigned: "tuple[Signature, ...]") -> None:
-    """One line per auditor who cosigned."""
+    """Prints one line per auditor who cosigned."""
     for item in cosigned:
         console().print(f"cosigned by {visible(item.key.name)} at {utc(item.timestamp or 0)}")
 
@@ -392,7 +392,7 @@ def _in_export(base: Path, wanted: _Wanted) -> _Found:
 
 
 def _spent(entries: Iterable[bytes], name: bytes, names: Mapping[int, bytes], signed: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The fields of what was found of the last row of a contribution's group."""
+    """Returns the fields of what was found of the last row of a contribution's group."""
     from ledger.proofs.membership import find_membership
 
     found = find_membership(entries, name, names)
@@ -476,7 +476,7 @@ def _print_leaf(leaf: "Leaf", checkpoint: "Checkpoint", cosigned: "tuple[Signatu
 
 
 def _in_units(name: str, value: Any) -> str:
-    """A field for a person: `clip: 0.5` for `clip_micro` 500000, no underscores."""
+    """Returns a field for a person: `clip: 0.5` for `clip_micro` 500000, no underscores."""
     for ending, unit in (("_micro", 10**6), ("_pico", 10**12)):
         if name.endswith(ending) and isinstance(value, int):
             name, value = name.removesuffix(ending), number(value / unit, 7)
@@ -488,14 +488,14 @@ def _kind_of(leaf: "Leaf") -> str:
 
 
 def _fields(leaf: "Leaf") -> dict[str, Any]:
-    """The fields of a leaf for reading; of a header those that are short."""
+    """Returns the fields of a leaf for reading; of a header those that are short."""
     names = _HEADER_FIELDS if _kind_of(leaf) == "header" else [item.name for item in fields(leaf) if item.name != "seq"]
     plain = {name: _plain(getattr(leaf, name)) for name in names}
     return plain | {name: utc(getattr(leaf, name)) for name in _TIMES if name in plain}
 
 
 def _fields_of(row: "SpendRow") -> dict[str, Any]:
-    """The fields of a row for reading."""
+    """Returns the fields of a row for reading."""
     plain: dict[str, Any] = _plain(row)
     if isinstance(micro := plain.pop("epsilon_micro", None), int):
         plain["epsilon"] = micro / MICRO

@@ -101,14 +101,14 @@ def retain(
 
 
 def _pinned(log: "Ledger", place: "Place") -> list[int]:
-    """Sizes that the model checkpoints beside the ledger pin, each held against it."""
+    """Returns the sizes that the model checkpoints beside the ledger pin, each held against it."""
     from dptrain.pin import read_record
 
     return [read_record(log, folder).pin.size for folder in checkpoints_beside(place)]
 
 
 def _summarise(log: "Ledger") -> int | None:
-    """Position of the new SUMMARY leaf; None when all that is due was summarised before."""
+    """Appends the SUMMARY leaf and returns its position; None when all that is due was summarised before."""
     try:
         return log.summarise(now=int(time.time())).seq
     except LeafRefused as error:

@@ -205,7 +205,7 @@ def is_anchor(text: str) -> bool:
 
 
 def _content_hash(text: str) -> bytes:
-    """The hash itself, or that of a file."""
+    """Returns the hash itself, or that of a file."""
     path = Path(text)
     if re.fullmatch("[0-9a-f]{64}", text) or not path.is_file():
         return _octets(text, _HASH, "--content")

@@ -96,7 +96,8 @@ def plan(
     With a corpus, contributions are admitted as in training and their own signed bounds are accounted; the policy must
     be signed for that. Layers are counted without loading a model: blocks are embeddings, layer.0 ..., head.
 
-    Nothing is written but what `--plot` names and the reading that is kept with `--for`, and nothing is charged.
+    Nothing is charged, and nothing written but what `--plot` names, the reading that is kept with `--for` and, beside a corpus,
+    which state of the registry was used.
     """
     signed = read_signed_policy(policy, owner_key) if corpus else None
     rules = signed.policy if signed else read_policy(policy, owner_key)[0]
@@ -190,7 +191,7 @@ def _goals(texts: list[str], solve: Quantity | None, rules: Policy) -> dict[str,
 
 
 def _others(rules: Policy, texts: list[str]) -> list[tuple[str, Policy]]:
-    """The policies to compare with."""
+    """Returns the policies to compare with."""
     text_of_rules = rules.to_toml()
     return [(text, changes.changed(rules, tomllib.loads(text_of_rules, parse_float=Decimal), text)) for text in texts]
 
@@ -204,7 +205,7 @@ def _run_file(path: Path | None) -> Any:
 
 
 def _counts(report: GateReport | None, by_hand: Mapping[str, int]) -> dict[str, int] | None:
-    """Contributions per class: admitted ones, corrected by what was given by hand; None if nobody said."""
+    """Returns contributions per class: admitted ones, corrected by what was given by hand; None if nobody said."""
     if report is None and not by_hand:
         return None
     admitted = report.counts()["admitted"] if report is not None else {}

@@ -33,7 +33,7 @@ OWN = (
 
 
 def print_plan(policy: Policy, planned: Plan) -> None:
-    """The picture, the classes, the blocks, and what to know about either."""
+    """Prints the picture, the classes, the blocks, and what to know about either."""
     out = console()
     out.print(f"corpus {policy.corpus}, {policy.steps} steps, delta {float(policy.delta):g}, {policy.accountant}\n")
     print_picture(lambda glyphs: [*plan_picture(planned, glyphs), *phase_picture(planned.phases, glyphs)])
@@ -116,7 +116,7 @@ def print_plan(policy: Policy, planned: Plan) -> None:
 
 
 def print_corpus(policy: Policy, report: GateReport, groups: Mapping[str, Sequence[GroupPlan]]) -> None:
-    """What each group of admitted contributions with the same bounds gets."""
+    """Prints what each group of admitted contributions with the same bounds gets."""
     out = console()
     capped = any(item.bound.max_occurrences for found in groups.values() for item in found)
     rows = table(
@@ -151,7 +151,7 @@ def print_corpus(policy: Policy, report: GateReport, groups: Mapping[str, Sequen
 
 
 def print_signals(planned: Plan, found: Sequence[Signal]) -> None:
-    """Signal against noise, neighbouring layers with like figures as one row."""
+    """Prints signal against noise, neighbouring layers with like figures as one row."""
     out = console()
     rows = table("class", "block", "gradient", "after clip", "noise", "one", "a step", "the run")
     for _, same in groupby(found, key=lambda item: (item.name, _kind(item.block), item.norm, item.std)):
@@ -177,7 +177,7 @@ def print_signals(planned: Plan, found: Sequence[Signal]) -> None:
 
 
 def print_cost(policy: Policy, planned: Plan, cost: "Measured") -> None:
-    """Time and memory, per class by the depth of its band."""
+    """Prints time and memory, per class by the depth of its band."""
     out = console()
     rows = table("class", "layers", "parameters", "drawn per step", "each", "a step", "share")
     for item in sorted(cost.classes, key=lambda item: -item.layers):
@@ -214,7 +214,7 @@ def print_cost(policy: Policy, planned: Plan, cost: "Measured") -> None:
 
 
 def print_solution(solution: Solution, path: Path) -> None:
-    """The lines to change, and what every class gets then."""
+    """Prints the lines to change, and what every class gets then."""
     out = console()
     if not solution.lines:
         out.print("nothing to change")
@@ -250,7 +250,7 @@ def print_solution(solution: Solution, path: Path) -> None:
 
 
 def print_comparison(policy: Policy, planned: Plan, others: Sequence[tuple[str, Policy, Plan]]) -> None:
-    """The plans side by side; what differs from the first is marked."""
+    """Prints the plans side by side; what differs from the first is marked."""
     out = console()
     names = ["as it is", *(f"what if {index}" if len(others) > 1 else "what if" for index in range(1, len(others) + 1))]
     for name, (text, _, _) in zip(names[1:], others, strict=True):
@@ -275,7 +275,7 @@ def print_comparison(policy: Policy, planned: Plan, others: Sequence[tuple[str, 
 
 
 def differences_json(policy: Policy, planned: Plan, other: Policy, plan: Plan) -> list[dict[str, Any]]:
-    """What differs between two plans, for `--json`."""
+    """Returns what differs between two plans, for `--json`."""
     before, after = _figures(policy, planned), _figures(other, plan)
     return [
         {"class": key[0].removeprefix("class ") or None, "what": key[1], "before": before.get(key), "after": after.get(key)}
@@ -285,13 +285,13 @@ def differences_json(policy: Policy, planned: Plan, other: Policy, plan: Plan) -
 
 
 def print_unsupported(sentences: Sequence[str]) -> None:
-    """What this build does not carry."""
+    """Prints what this build does not carry."""
     for sentence in sentences:
         console().print(styled("red", "✗", f" {sentence}"))
 
 
 def print_written(path: Path) -> None:
-    """Where a figure went."""
+    """Prints where a figure went."""
     console().print(f"wrote {path}")
 
 
@@ -301,12 +301,12 @@ def _variance(value: float | None) -> str:
 
 
 def expected_per_step(policy: Policy, counts: Mapping[str, int]) -> float:
-    """Contributions that a step draws on average."""
+    """Returns how many contributions a step draws on average."""
     return float(sum(policy.class_rule(name).sampling_rate * count for name, count in counts.items()))
 
 
 def _figures(policy: Policy, plan: Plan) -> dict[tuple[str, str], float | str]:
-    """What a comparison compares, by section and name."""
+    """Returns what a comparison compares, by section and name."""
     found: dict[tuple[str, str], float | str] = {
         ("", "steps"): policy.steps,
         ("", "steps that may be redone"): policy.redo_steps,
@@ -356,14 +356,14 @@ def _change(base: float | str | None, value: float | str | None) -> str:
 
 
 def _differs(base: float | str | None, value: float | str | None) -> bool:
-    """Whether two figures differ by more than the last bits of a product of noise and scale."""
+    """Tells whether two figures differ by more than the last bits of a product of noise and scale."""
     if isinstance(base, float) and isinstance(value, float):
         return not math.isclose(base, value, rel_tol=1e-12)
     return base != value
 
 
 def _print_blocks(planned: Plan) -> None:
-    """Noise per block, neighbouring layers with the same classes and noise as one row."""
+    """Prints noise per block, neighbouring layers with the same classes and noise as one row."""
     divided = any(block.share for block in planned.blocks)
     rows = table("block", "noise std on the sum", *(["weight in clips"] if divided else []), "classes")
     for _, same in groupby(planned.blocks, key=lambda block: (_kind(block.name), block.std, block.share, block.classes)):
@@ -379,7 +379,7 @@ def _print_blocks(planned: Plan) -> None:
 
 
 def _kind(block: str) -> str:
-    """Whole layers are of one kind; anything else stands for itself."""
+    """Tells of what kind a block is: whole layers are of one kind, anything else stands for itself."""
     return "layer" if block.startswith("layer.") and block[6:].isdigit() else block
 
 
@@ -388,7 +388,7 @@ def _span(names: Sequence[str]) -> str:
 
 
 def _span_of(blocks: Sequence[str]) -> str:
-    """Blocks of a class in few words: runs of layers, and everything else by name."""
+    """Names the blocks of a class in few words: runs of layers, and everything else by name."""
     parts: list[list[str]] = []
     for block in blocks:
         follows = parts and _kind(block) == "layer" == _kind(parts[-1][-1]) and int(block[6:]) == int(parts[-1][-1][6:]) + 1

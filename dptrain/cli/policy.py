@@ -174,7 +174,7 @@ def _size(
     registry: Path | None,
     owner_key: Path | None,
 ) -> CorpusSize | None:
-    """The size of the corpus: counted, then corrected by what was given by hand."""
+    """Returns the size of the corpus: counted, then corrected by what was given by hand."""
     by_hand = dict(count_of(text, rules) for text in given)
     if corpus is None:
         return CorpusSize("given", by_hand) if given else None
@@ -187,7 +187,7 @@ def _size(
 
 
 def _registry(path: Path, registry: Path | None, owner_key: Path | None) -> dict[str, Any]:
-    """What the registry says of a case: classes granted, contributors, whose keys they are; nothing if none can be verified."""
+    """Says what a registry has of a case: classes granted, contributors, their keys; nothing if none can be verified."""
     at_hand = path.with_name("registry.cbor").is_file() and (owner_key or path.with_name("owner.pub")).is_file()
     if registry is None and not at_hand:
         return {}

@@ -181,7 +181,7 @@ def _report(report: "ReleaseReport") -> dict[str, Any]:
 
 
 def _weights(found: "Tie") -> dict[str, Any]:
-    """What the files have to do with the weights of the run, as JSON."""
+    """Returns what the files have to do with the weights of the run, as JSON."""
     at = found.commitment
     return {
         "status": found.status,
@@ -212,7 +212,7 @@ def _weights(found: "Tie") -> dict[str, Any]:
 
 
 def _told(manifest: "Manifest") -> dict[str, Any]:
-    """The manifest as JSON; epsilons as numbers, null for public classes."""
+    """Returns the manifest as JSON; epsilons as numbers, null for public classes."""
     classes = manifest.classes
     return {
         "origin": manifest.origin,

@@ -14,7 +14,7 @@ from dptrain.extras import how_to_install, is_missing_extra
 
 
 def load_training(module: str) -> ModuleType:
-    """A module that imports torch.
+    """Loads a module that imports torch.
 
     Raises:
         ConfigError: Code TRAIN_EXTRA_MISSING, with what to install.
@@ -50,7 +50,7 @@ def demo(
     directory: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where everything is written.")] = Path("demo"),
     json: JsonFlag = False,
 ) -> None:
-    """The whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report."""
+    """Go the whole way on real data that comes with the package: keys, policy, gate, training, export, audit, report."""
     arguments = ["--dir", str(directory), *(["--json"] if json else [])]
     raise typer.Exit(load_training("dptrain.demo").main(arguments))
 

@@ -323,11 +323,11 @@ class PrivateTraining:
         self.begun = True
 
     def _unresolved(self) -> list[Slot]:
-        """Slots before there is a schedule to resolve them against: they can be read, and that is all."""
+        """Returns slots before there is a schedule to resolve them against: they can be read, and that is all."""
         return [Slot(entry, None) for entry in self.gate.admitted]
 
     def _probe_rows(self, pool: Pool, probe: Sequence[bytes] | None) -> ProbeRows:
-        """Rows for the probes: the user's records, else contributions of public classes, else made-up ones."""
+        """Returns rows for the probes: the user's records, else contributions of public classes, else made-up ones."""
         assert self.feeder.like is not None
         if probe is not None:
             records = [self._decode(content)[:1] for content in probe]
@@ -350,14 +350,14 @@ class PrivateTraining:
         return ProbeRows(self.feeder.like, self.device, self.feeder.records(records, names))
 
     def _order(self) -> Ran:
-        """When modules run, by a forward without gradients over rows of the probes."""
+        """Finds in which order modules run, by a forward without gradients over rows of the probes."""
         count = min(2, self._microbatch)
         rows = self.probe_rows.microbatch(range(count), [b"order" + bytes([place]) for place in range(count)])
         with self.sandbox.enter(0, rows.names, learning=True):
             return order_of(self.model, rows.inputs)
 
     def _stateful(self) -> list[Any]:
-        """What a checkpoint holds beside model and optimizer."""
+        """Returns what a checkpoint holds beside model and optimizer."""
         return [self.sandbox, *self._registered]
 
     @property
@@ -375,7 +375,7 @@ class PrivateTraining:
 
     @contextmanager
     def microbatch(self, planned: Planned, step: int) -> Iterator[Microbatch]:
-        """One private microbatch: collated, armed, and run in the sandbox."""
+        """Collates one private microbatch, arms it, and runs it in the sandbox."""
         bounds = self.drawing.bounds(planned)
         self.folding.expect(planned, bounds)
         rows = self.feeder.planned(planned, step)
@@ -394,7 +394,7 @@ class PrivateTraining:
             )
 
     def compile(self, loss: "Loss") -> "CompiledLoss":
-        """The same per-example loss, with forward and backward pass of a microbatch as one compiled graph.
+        """Returns the same per-example loss, with forward and backward pass of a microbatch as one compiled graph.
 
         Use it in the place of ``loss``: ``private.backward(compiled(model, rows), rows)``. Sums and noise are those of the
         plain form, up to rounding; what cannot be compiled runs in the plain form, with a notice.
@@ -417,7 +417,7 @@ class PrivateTraining:
         return made
 
     def loss(self, loss: "Loss") -> RepeatedLoss:
-        """The same per-example loss, whose exceptions no contribution can stop the run with.
+        """Returns the same per-example loss, whose exceptions no contribution can stop the run with.
 
         Use it in the place of ``loss``: ``private.backward(safe(model, rows), rows)``. A microbatch that raises is repeated
         contribution by contribution, under the same random numbers, and who raises alone counts as zero.
@@ -435,7 +435,7 @@ class PrivateTraining:
         return made
 
     def backward(self, losses: torch.Tensor, rows: Microbatch) -> None:
-        """Backward pass of one microbatch: per-contribution gradients, masked, clipped, and added to the step's sums.
+        """Runs the backward pass of one microbatch: per-contribution gradients, masked, clipped, and added to the step's sums.
 
         Args:
             losses: shape (B,), one per row of ``rows``, each a function of that row alone.
@@ -487,8 +487,8 @@ class PrivateTraining:
         return self.gradients.clip_blocks_(max_norm)
 
     def check(self) -> None:
-        """What must hold at every step, since a user can change it at any time: no known coupling, full float32 products, and
-        the parameters that were bound."""
+        """Checks what must hold at every step, as a user can change it at any time: no known coupling, full float32 products,
+        and the parameters that were bound."""
         refuse_coupled(self.model)
         if self._program is not None:
             self._program.require()
@@ -550,7 +550,7 @@ class PrivateTraining:
             self.recorder.close_epoch(number, self.weights.records(), self.isolation.told, self._clock())
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Objects with ``state_dict``/``load_state_dict`` (schedulers, say) to save and restore; call before ``prepare``."""
+        """Takes objects with ``state_dict``/``load_state_dict`` to save and restore, as schedulers; call before ``prepare``."""
         if self._prepared:
             raise StepOrder("REGISTER_LATE", "register_for_checkpointing() comes before prepare(), which restores the states")
         self._registered += objects
@@ -625,7 +625,7 @@ class PrivateTraining:
         return self.recorder.export(directory, self.registry.path)
 
     def summary(self) -> list[dict[str, Any]]:
-        """Per class: admitted, profile, bounds, effective multiplier, epsilon so far and over the horizon."""
+        """Returns per class: admitted, profile, bounds, effective multiplier, epsilon so far and over the horizon."""
         return describe.summary(self)
 
     def close(self) -> None:

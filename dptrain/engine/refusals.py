@@ -145,7 +145,7 @@ def refuse_shared_memory(model: nn.Module, trained: Collection[int]) -> None:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """First address of a tensor and the one after its last; None for a tensor without memory of its own."""
+    """Returns the first address of a tensor and the one after its last; None for a tensor without memory of its own."""
     try:
         start = tensor.data_ptr()
         last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -204,7 +204,7 @@ def refuse_low_precision() -> None:
 
 
 def _product_precisions() -> Iterator[tuple[str, str]]:
-    """Every setting under which torch rounds the factors of a float32 product, by its new interface and its old one."""
+    """Yields every setting under which torch rounds the factors of a float32 product, by its new interface and its old one."""
     for path in ((), ("mkldnn",), ("mkldnn", "matmul"), ("cuda", "matmul")):
         holder: Any = torch.backends
         for part in path:

@@ -13,12 +13,12 @@ import torch
 
 
 def _rows(x_MK: torch.Tensor, y_NK: torch.Tensor) -> torch.Tensor:
-    """x y^T by oneDNN. Each factor must be contiguous or the transpose of what is; other strides fall to its slow reference."""
+    """Returns x y^T by oneDNN. A factor that is neither contiguous nor the transpose of what is falls to its slow reference."""
     return torch.ops.mkldnn._linear_pointwise(x_MK, y_NK, None, "none", [], "")
 
 
 def _works() -> bool:
-    """Whether this torch has the operator, with the meaning it has here (it is internal), and rounds to float32 only."""
+    """Tells whether this torch has the operator, with the meaning it has here (it is internal), and rounds to float32 only."""
     try:
         x_MK = torch.arange(48 * 80, dtype=torch.float32).remainder_(61.0).sub_(30.0).div_(7.0).view(48, 80)
         y_NK = torch.arange(32 * 80, dtype=torch.float32).remainder_(53.0).sub_(26.0).div_(3.0).view(32, 80)
@@ -31,7 +31,7 @@ def _works() -> bool:
 
 
 def _processor_of_intel() -> bool:
-    """Whether the processor names Intel as its maker; False where the system does not tell."""
+    """Tells whether the processor names Intel as its maker; False where the system does not tell."""
     told = Path("/proc/cpuinfo")
     try:
         return "GenuineIntel" in (told.read_text() if told.exists() else platform.processor())
@@ -61,7 +61,7 @@ def _fits(x: torch.Tensor, y: torch.Tensor, multiplications: int) -> bool:
 
 
 def weighted_outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, weight_N: torch.Tensor) -> torch.Tensor:
-    """sum_i weight_i sum_t b_it a_it^T, shape (P, D); the narrower factor carries the weights, weights are at most one."""
+    """Returns sum_i weight_i sum_t b_it a_it^T, (P, D); the narrower factor carries the weights, which are at most one."""
     n, t, d = a_NTD.shape
     p = b_NTP.shape[2]
     scale = weight_N.to(a_NTD.dtype)[:, None, None]
@@ -76,7 +76,7 @@ def weighted_outer(a_NTD: torch.Tensor, b_NTP: torch.Tensor, weight_N: torch.Ten
 
 
 def per_contribution(a_NTD: torch.Tensor, b_NTP: torch.Tensor) -> torch.Tensor:
-    """sum_t b_it a_it^T of every contribution, shape (N, P, D)."""
+    """Returns sum_t b_it a_it^T of every contribution, shape (N, P, D)."""
     n, t, d = a_NTD.shape
     p = b_NTP.shape[2]
     if not _fits(a_NTD, b_NTP, t * d * p):
@@ -93,12 +93,12 @@ RUN = 1024
 
 
 def gram_terms(width: int) -> int:
-    """Most roundings that a term of a Gram product of this width goes through, in whatever order a kernel adds: see ``RUN``."""
+    """Returns how many roundings a term of a Gram product of this width goes through at most, in any order: see ``RUN``."""
     return min(width, RUN) + -(-width // RUN)
 
 
 def gram_product_sums(a_NTD: torch.Tensor, b_NTP: torch.Tensor, elements: int) -> torch.Tensor:
-    """sum_{t,s} (a_it . a_is)(b_it . b_is), float64 (N,); ``elements`` bounds the Gram matrices that exist at a time.
+    """Returns sum_{t,s} (a_it . a_is)(b_it . b_is), float64 (N,); ``elements`` bounds the Gram matrices that exist at a time.
 
     Products are float32, of :func:`gram_terms` roundings each; their sums are float64.
     """
@@ -117,7 +117,7 @@ def gram_product_sums(a_NTD: torch.Tensor, b_NTP: torch.Tensor, elements: int) -
 
 
 def _gram(x_TD: torch.Tensor) -> torch.Tensor:
-    """x x^T by oneDNN, at most ``RUN`` terms at a time."""
+    """Returns x x^T by oneDNN, at most ``RUN`` terms at a time."""
     if x_TD.shape[1] <= RUN:
         return _rows(x_TD, x_TD)
     total: torch.Tensor | None = None
@@ -130,7 +130,7 @@ def _gram(x_TD: torch.Tensor) -> torch.Tensor:
 
 
 def inner(x_NSD: torch.Tensor, y_NTD: torch.Tensor) -> torch.Tensor:
-    """x y^T of every contribution, (N, S, T), by torch: at most ``RUN`` terms at a time."""
+    """Returns x y^T of every contribution, (N, S, T), by torch: at most ``RUN`` terms at a time."""
     total: torch.Tensor | None = None
     for x, y in zip(x_NSD.split(RUN, dim=2), y_NTD.split(RUN, dim=2), strict=True):
         total = torch.bmm(x, y.mT) if total is None else total.baddbmm_(x, y.mT)
@@ -139,7 +139,7 @@ def inner(x_NSD: torch.Tensor, y_NTD: torch.Tensor) -> torch.Tensor:
 
 
 def outer_of_one(a_TD: torch.Tensor, b_TP: torch.Tensor) -> torch.Tensor:
-    """sum_t b_t a_t^T of one contribution, shape (P, D), fresh; the same bits wherever in a batch the contribution lay.
+    """Returns sum_t b_t a_t^T of one contribution, shape (P, D), fresh; the same bits wherever in a batch the contribution lay.
 
     Kernels may choose by the alignment of what they are given, and the rows of a batch are aligned differently; so a row that
     does not lie as a tensor of its own would is copied first.
@@ -151,12 +151,12 @@ def outer_of_one(a_TD: torch.Tensor, b_TP: torch.Tensor) -> torch.Tensor:
 
 
 def _product(a_TD: torch.Tensor, b_TP: torch.Tensor) -> torch.Tensor:
-    """b^T a by oneDNN, which is three times as fast on a much narrower first factor as on a second one."""
+    """Returns b^T a by oneDNN, which is three times as fast on a much narrower first factor as on a second one."""
     narrow = 8 * a_TD.shape[1] <= b_TP.shape[1]
     return _rows(a_TD.t(), b_TP.t()).t() if narrow else _rows(b_TP.t(), a_TD.t())
 
 
 def _settled(x: torch.Tensor) -> torch.Tensor:
-    """Contiguous, and aligned as torch aligns what it allocates (64 bytes on the CPU, 512 on a GPU)."""
+    """Returns it contiguous, and aligned as torch aligns what it allocates (64 bytes on the CPU, 512 on a GPU)."""
     aligned = x.is_contiguous() and x.data_ptr() % (64 if x.device.type == "cpu" else 512) == 0
     return x if aligned else x.clone(memory_format=torch.contiguous_format)

@@ -23,7 +23,7 @@ _FOLLOWING = {"redo_steps": lambda steps: steps, "epoch_steps": lambda steps: ma
 
 
 def changed(policy: Policy, table: dict[str, Any], text: str) -> Policy:
-    """The policy with some of its settings replaced; nothing is written.
+    """Returns the policy with some of its settings replaced; nothing is written.
 
     Settings that stand at a default derived from `steps` follow it.
 
@@ -67,7 +67,7 @@ def _make_room(depth: dict[str, Any], key: str) -> None:
 
 
 def as_toml_value(value: Any) -> str:
-    """A value as TOML takes it on one line."""
+    """Returns a value as TOML takes it on one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
@@ -100,7 +100,7 @@ def _known(policy: Policy) -> list[str]:
 
 
 def _nearest(path: str, known: list[str]) -> str:
-    """The known key that is likely meant: one that goes on like this one, or ends so, or looks most like it."""
+    """Returns the known key that is likely meant: one that goes on like this one, or ends so, or looks most like it."""
     ends = sorted((key for key in known if key.endswith(f".{path}")), key=lambda key: not key.startswith("class."))
     likely = ends or [key for key in known if key.startswith(path)]
     if likely:
@@ -113,7 +113,7 @@ def _nearest(path: str, known: list[str]) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """The assignments, split at commas that stand in no brackets, braces or quotes."""
+    """Returns the assignments, split at commas that stand in no brackets, braces or quotes."""
     parts, depth, quote = [""], 0, ""
     for char in text:
         if quote:
@@ -144,7 +144,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 def _path(key: str) -> tuple[str, ...]:
-    """The parts of a dotted key; names of classes may hold dots."""
+    """Returns the parts of a dotted key; names of classes may hold dots."""
     if key.startswith("class."):
         name, _, rest = key[6:].partition(".depth.")
         if rest:

@@ -147,7 +147,7 @@ def make_plan(policy: Policy, layers: int, *, hasty: bool = False) -> Plan:
 
 
 def phases_of(policy: Policy) -> tuple[PhasePlan, ...]:
-    """The run as phases: steps before the first that the policy names have scale 1."""
+    """Returns the run as phases: steps before the first that the policy names have scale 1."""
     phases = schedule.Phases.of(policy)
     ends = itertools.accumulate(phases.horizon)
     return tuple(
@@ -157,12 +157,12 @@ def phases_of(policy: Policy) -> tuple[PhasePlan, ...]:
 
 
 def spent_by(policy: Policy, z: float, sampling_rate: float, steps: int, *, replace: bool = False) -> float:
-    """Epsilon of a contribution with multiplier z in every one of so many steps; see `spent`."""
+    """Returns the epsilon of a contribution with multiplier z in every one of so many steps; see `spent`."""
     return spent(policy, [Phase(z, sampling_rate, steps)], replace=replace)
 
 
 def spent(policy: Policy, phases: Sequence[Phase], *, replace: bool = False, cap: int = 0, redo: int = 0) -> float:
-    """Epsilon of a contribution over phases of a run, by the accounting that the policy's disclosure allows.
+    """Returns the epsilon of a contribution over phases of a run, by the accounting that the policy's disclosure allows.
 
     Where occurrences are public it is known only afterwards: this one is for as many draws as one in a million exceeds, all
     of them where its noise is least. Under an order it is an upper bound for everybody: the dearest turns that it allows and,
@@ -247,7 +247,7 @@ def bound_plan(
 def _own(
     policy: Policy, rule: ClassRule, sigma_micro: int, clip_micro: int, cap: int, limits: Sequence[tuple[int, int]]
 ) -> tuple[float, OwnNoise | None]:
-    """Expected draws, and the most noise that one of the limits needs; None where there is no such figure."""
+    """Returns the expected draws, and the most noise that one of the limits needs; None where there is no such figure."""
     found, expected = [], 0.0
     for limit in strictest(limits) or [(0, 0)]:
         own = own_bounds(policy, rule.name, clip_micro, sigma_micro, cap, limit)
@@ -261,12 +261,12 @@ def _own(
 
 
 def class_blocks(plan: Plan, name: str) -> list[BlockPlan]:
-    """The blocks that a class may touch."""
+    """Returns the blocks that a class may touch."""
     return [block for block in plan.blocks if name in block.classes]
 
 
 def hopeless(z: float, q: float, steps: int) -> bool:
-    """Whether the central limit of subsampled Gaussians, and the Gaussian without sampling, both put epsilon far too high."""
+    """Tells whether the central limit of subsampled Gaussians and the unsampled Gaussian both put epsilon far too high."""
     sampled = 0.5 * q * q * steps * math.expm1(min(1 / (z * z), 700.0))
     return min(sampled, 0.5 * steps / (z * z)) > HOPELESS
 

@@ -49,7 +49,7 @@ class Line:
 
     @staticmethod
     def value(text: str) -> float:
-        """A number of the policy, which may be one over another in quotes."""
+        """Returns a number of the policy, which may be one over another in quotes."""
         return float(Fraction(text.strip('"')))
 
 
@@ -80,7 +80,7 @@ class Solution:
     policy: Policy
 
     def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Returns what `--json` prints."""
         return {
             "solve": self.solve,
             "lines": [
@@ -155,7 +155,7 @@ def solve(policy: Policy, goals: Mapping[str, float], quantity: Quantity, layers
 
 
 def solve_normalizer(policy: Policy, counts: Mapping[str, int], layers: int) -> Solution:
-    """The normalizer that is the expected number of contributions per step; it touches no guarantee.
+    """Returns the normalizer that is the expected number of contributions per step; it touches no guarantee.
 
     Args:
         counts: Contributions per class; a class that is missing has none.
@@ -175,31 +175,31 @@ def solve_normalizer(policy: Policy, counts: Mapping[str, int], layers: int) -> 
 
 
 def with_class(policy: Policy, rule: ClassRule) -> Policy:
-    """The policy with another rule for a class of the same name."""
+    """Returns the policy with another rule for a class of the same name."""
     return replace(policy, classes=tuple(rule if item.name == rule.name else item for item in policy.classes))
 
 
 def with_steps(policy: Policy, steps: int) -> Policy:
-    """The policy with another horizon; redo_steps and epoch_steps follow where they stand at their defaults."""
+    """Returns the policy with another horizon; redo_steps and epoch_steps follow where they stand at their defaults."""
     redo = steps if policy.redo_steps == policy.steps else policy.redo_steps
     epoch = max(1, steps // 10) if policy.epoch_steps == max(1, policy.steps // 10) else policy.epoch_steps
     return replace(policy, steps=steps, redo_steps=redo, epoch_steps=epoch)
 
 
 def decimal(value: int, digits: int) -> str:
-    """An integer count of 10**-digits as TOML takes it."""
+    """Returns an integer count of 10**-digits as TOML takes it."""
     text = f"{Decimal(value).scaleb(-digits):f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def rate_text(rate: Fraction) -> str:
-    """A sampling rate as TOML takes it: its decimals or, of one over a number that has none, both in quotes."""
+    """Returns a sampling rate as TOML takes it: its decimals or, of one over a number that has none, both in quotes."""
     scaled = rate * 10**18
     return decimal(int(scaled), 18) if scaled.denominator == 1 or rate.numerator != 1 else f'"{rate}"'
 
 
 def _multiplier(policy: Policy, rule: ClassRule, goal: float) -> tuple[ClassRule, Line]:
-    """The smallest multiplier with which the class's own noise keeps within the goal.
+    """Returns the smallest multiplier with which the class's own noise keeps within the goal.
 
     In a phase of scale a the blocks of the class have a times the noise that it asks for, and so it has a times the multiplier.
     """
@@ -216,7 +216,7 @@ def _multiplier(policy: Policy, rule: ClassRule, goal: float) -> tuple[ClassRule
 
 
 def _rate(policy: Policy, rule: ClassRule, goal: float, multipliers: Sequence[float]) -> tuple[ClassRule, Line]:
-    """The largest sampling rate with which the class keeps within the goal."""
+    """Returns the largest sampling rate with which the class keeps within the goal."""
 
     def epsilon(units: int) -> float:
         return _spent(policy, multipliers, units / RATE_GRID)
@@ -232,7 +232,7 @@ def _rate(policy: Policy, rule: ClassRule, goal: float, multipliers: Sequence[fl
 
 
 def _period(policy: Policy, rule: ClassRule, goal: float, multipliers: Sequence[float]) -> tuple[ClassRule, Line]:
-    """The same under an order: the shortest period, up to one that is the whole horizon."""
+    """Returns the shortest period that keeps within the goal under an order, up to one that is the whole horizon."""
     start = period(rule.sampling_rate)
     most = max(policy.steps, start)
     found = smallest_within(lambda length: _spent(policy, multipliers, 1 / length), goal, start, 1, most)
@@ -243,7 +243,7 @@ def _period(policy: Policy, rule: ClassRule, goal: float, multipliers: Sequence[
 
 
 def _steps(policy: Policy, goals: Mapping[str, float], multipliers: Mapping[str, Sequence[float]]) -> tuple[Policy, list[Line]]:
-    """The largest horizon under which every class with a goal keeps within it."""
+    """Returns the largest horizon under which every class with a goal keeps within it."""
 
     def each(steps: int) -> dict[str, float]:
         other = with_steps(policy, steps)
@@ -262,7 +262,7 @@ def _steps(policy: Policy, goals: Mapping[str, float], multipliers: Mapping[str,
 
 
 def _spent(policy: Policy, multipliers: Sequence[float], rate: float) -> float:
-    """Epsilon at these multipliers, one per phase of the policy."""
+    """Returns the epsilon at these multipliers, one per phase of the policy."""
     if policy.disclosure == "secret_poisson" and hopeless(min(multipliers), rate, policy.steps):
         rate = 1.0
     lengths = schedule.Phases.of(policy).horizon

@@ -25,7 +25,7 @@ class Sums(Protocol):
     """b of the lattice ``s * 2^-b`` on which what :meth:`take` yields is rounded, or integers already."""
 
     def use(self, stds: Sequence[float]) -> None:
-        """Standard deviations of the noise per block in the step that begins, where they are not the schedule's; public."""
+        """Takes the noise per block of the step that begins, as standard deviations, where it is not the schedule's; public."""
 
     def require_capacity(self, contributions: int) -> None:
         """Raises UnsupportedPolicy for a pool of which a step could draw more than the sums can hold."""
@@ -34,11 +34,11 @@ class Sums(Protocol):
         """Masks, clips and adds the gradients of one microbatch."""
 
     def take(self) -> Iterator[torch.Tensor]:
-        """The sums of the logical step in float64, in the order of the schedule; each is handed over and forgotten."""
+        """Returns the sums of the logical step in float64, in the order of the schedule; each is handed over and forgotten."""
 
 
 def level_of(policy: Policy) -> dict[str, Any]:
-    """What a router must know of a policy."""
+    """Returns what a router must know of a policy."""
     return {
         "exactness": policy.exactness,
         "least_multiplier": least_multiplier(policy),
@@ -101,7 +101,7 @@ def sums_for(
     least_multiplier: float,
     noise_family: str = "gaussian",
 ) -> Sums:
-    """The sums of a level that a policy names.
+    """Returns the sums of a level that a policy names.
 
     Raises:
         ValueError: no such level, or a family of noise that it cannot carry.

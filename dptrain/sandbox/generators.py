@@ -34,7 +34,7 @@ class Generators:
             self._seeded = self._now()
 
     def moved(self) -> bool:
-        """Whether anybody drew since they were looked at, or seeded, last."""
+        """Tells whether anybody drew since they were looked at, or seeded, last."""
         now, before = self._now(), self._seeded
         if now[0] != before[0] or now[1][2:] != before[1][2:] or not np.array_equal(now[1][1], before[1][1]):
             return True

@@ -18,7 +18,7 @@ def open_run(
     kept_reading: bool = True,
     privacy: bool = True,
 ) -> PrivateTraining | WithoutPrivacy:
-    """``PrivateTraining.open`` with what the run file says.
+    """Calls ``PrivateTraining.open`` with what the run file says.
 
     Args:
         config: the run. accelerator: see ``PrivateTraining.open``. resume: continue an interrupted run.

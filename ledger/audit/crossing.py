@@ -95,7 +95,7 @@ def _judge_pair(run: Replay, anchors: Anchors, other: Replay, theirs: Anchors, f
 
 
 def _said(one: Contribution, other: Contribution) -> tuple[tuple[str, object, object], ...]:
-    """What two leaves quote of one descriptor, side by side; limits are held against each other elsewhere."""
+    """Returns what two leaves quote of one descriptor, side by side; limits are held against each other elsewhere."""
     a, b = one.terms, other.terms
     return (
         ("class", a.class_name, b.class_name),

@@ -226,7 +226,7 @@ def _cited_runs(
     remarks: Remarks,
     verdicts: list[Verdict],
 ) -> list[Earlier]:
-    """Yields the cited runs, each verified and replayed to the size at which it is cited; takes over their qualifiers."""
+    """Returns the cited runs, each verified and replayed to the size at which it is cited; takes over their qualifiers."""
     runs: list[Earlier] = []
     for cited in header.previous:
         match = next((item for item in given if item.digest == cited.header_digest), None)
@@ -251,14 +251,14 @@ def _cited_runs(
 
 
 def _summarised(report: AuditReport) -> Iterator[tuple[int, str]]:
-    """What is pruned in each range of an export, and where its figures come from."""
+    """Yields what is pruned in each range of an export, and where its figures come from."""
     for row in report.summaries:
         told = f"the bodies of {row.pruned} of the leaves {row.first} to {row.end - 1} are gone; what was spent was recomputed"
         yield row.pruned, f"{told} from what stays, on the word of {', '.join(row.vouchers) or 'nobody'}"
 
 
 def _is_cited(leaves: Leaves, cited: Previous, path: str, fault: Fault) -> bool:
-    """Whether an export is one of the ledger that is cited, and whether that has ended where it must have."""
+    """Tells whether an export is one of the ledger that is cited, and whether that has ended where it must have."""
     if leaves.size < cited.size:
         fault("EARLIER_BEHIND", path, f"{cited.size} leaves of {cited.origin} were cited, {leaves.size} are here")
     elif leaves.root_at(cited.size) != cited.root:
@@ -411,7 +411,7 @@ def _judge_admission(contribution: Contribution, before: float, fault: Fault) ->
 
 
 def _with_anchors(given: Given) -> tuple[Replay, Anchors]:
-    """A run at its whole size, with the content commitments of its contributions."""
+    """Returns a run at its whole size, with the content commitments of its contributions."""
     anchors = Anchors()
     return _replay(given.leaves, given.leaves.size, anchors=anchors), anchors
 
@@ -419,7 +419,7 @@ def _with_anchors(given: Given) -> tuple[Replay, Anchors]:
 def _replay(
     leaves: Leaves, size: int, withdrawn: list[Withdraw] | None = None, anchors: Anchors | None = None
 ) -> Replay:
-    """A run as its first leaves tell it; it was verified before, so recorded epsilons are not computed again.
+    """Replays a run as its first leaves tell it; it was verified before, so recorded epsilons are not computed again.
 
     Args:
         leaves: of the export. size: how many of them.

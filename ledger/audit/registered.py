@@ -99,7 +99,7 @@ def registered(header: Header, export: Export, brought: Path | None, fault: Repo
 
 
 def _brought(header: Header, path: Path) -> tuple[Registry | None, Registry, RegistryWalk]:
-    """Both states of a registry in a file, with the names that lie beside it, and a walk through all of them."""
+    """Returns both states of a registry in a file, with the names that lie beside it, and a walk through all of them."""
     try:
         data = read_limited(path, MAX_SIZE, "contributor registry")
     except FileRefused as error:

@@ -72,7 +72,8 @@ def verify_export(
         blocks and their noise are those that the policy's rule makes of the stack that the header names, whose names, order and
         coordinates are the operator's word; every epoch says of the frozen parameters what the header says; class, bounds and
         limits of every contribution are those of an attestation that verifies under a key of its contributor in the state of
-        the owner's registry that the header names, within the policy and valid at every charge (`ledger.audit.bounds`);
+        the owner's registry in force then, of the header or of the last REGISTRY leaf, within the policy and valid at every
+        charge (`ledger.audit.bounds`);
         the charged windows tile every attempt within the horizon, each in one phase of the noise, over the pool of its
         moment and under a fresh noise stream; draws are recorded step by step where
         the policy makes them public, with the variances that they give, of exactly those due where it signs an order, and

@@ -130,7 +130,7 @@ class Retaining:
         return self._file.drop_hashes(self._droppable(), keep)
 
     def _droppable(self) -> int:
-        """Where the leaves end whose hashes may go now."""
+        """Returns where the leaves end whose hashes may go now."""
         run = self._file.replay
         horizon, summaries = run.header.policy.retention_hash_epochs, run.tally.summaries
         if not horizon:
@@ -198,7 +198,7 @@ class Retaining:
             raise RetentionRefused("UNVOUCHED", f"{sentence}; {', '.join(sorted(named)) or 'nobody'} does; {how}")
 
     def _prunable(self, who_stays: bool) -> int:
-        """Where the leaves end whose bodies may go now."""
+        """Returns where the leaves end whose bodies may go now."""
         run = self._file.replay
         policy, summaries = run.header.policy, run.tally.summaries
         if not policy.retention_epochs:

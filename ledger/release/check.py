@@ -190,7 +190,7 @@ def _check(
 
 
 def _other_export(check: _Check, own: Path, place: Path, owner_key: bytes | None, now: int) -> tuple[AuditReport, ...]:
-    """The audit of the export in the directory, where another one is checked against: no file there goes unlooked at."""
+    """Audits the export in the directory, where another one is checked against: no file there goes unlooked at."""
     if not own.is_dir() or own.resolve() == place.resolve():
         return ()
     return (verify_export(own, check.keys, owner_key=owner_key, now=now),)

@@ -108,8 +108,9 @@ class Looker:
     def form(self) -> tuple[str, tuple[str, ...]]:
         """Returns the form of the file, and what it names: the shards of an index, the keys of settings that name code.
 
-        Guarantee: a file of one of the forms of `HARMLESS` is, all of it, text without control characters that is no pickle; or
-            it begins as a picture or a PDF does, or is a sentencepiece model to the last byte, and ends as no zip file does.
+        Guarantee: a file of one of the forms of `HARMLESS` but `CODE` is, all of it, text without control characters that is no
+            pickle; or it begins as a picture or a PDF does, or is a sentencepiece model to the last byte, and ends as no zip
+            file does. One of form `CODE` begins as machine code does or is named like code, and may go on with anything.
         """
         head, ending = bytes(self._head), PurePosixPath(self._name).suffix
         self._text = self._text and self._decodes(b"", last=True)
@@ -208,7 +209,7 @@ def shards_of(data: bytes) -> tuple[str, ...] | None:
 
 
 def _keys(data: bytes) -> set[str]:
-    """The keys of a JSON document that matter here, at any depth, however they are spelled."""
+    """Returns the keys of a JSON document that matter here, at any depth, however they are spelled."""
     found = set()
     for match in _STRING.finditer(data):
         if match[2] is None:
@@ -242,7 +243,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of at most nine bytes, and where the next item begins; beyond the end where there is none."""
+    """Reads a number of at most nine bytes, and where the next item begins; beyond the end where there is none."""
     value = 0
     for place in range(9):
         if at >= len(data):

@@ -281,7 +281,7 @@ def _check_signer(manifest: Manifest, signers: Sequence[VerifierKey], issuer: st
 
 
 def _plain(item: Any) -> Any:
-    """Rows as arrays, and theirs too."""
+    """Returns rows as arrays, and theirs too."""
     if type(item) is tuple:
         return [_plain(part) for part in item]
     if hasattr(item, "__dataclass_fields__"):

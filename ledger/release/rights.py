@@ -80,7 +80,7 @@ def choose_artifact(
 def _refusal(
     report: ReleaseReport, manifest: Manifest, rights: Rights, artifact: str, withdrawn: Collection[str] | None
 ) -> ReleaseRefused | None:
-    """Why an artifact may not answer, None if it may."""
+    """Returns why an artifact may not answer, None if it may."""
     if not rights.untied and (report.weights is None or not report.weights.serves(artifact)):
         status = "not judged" if report.weights is None else report.weights.status
         sentence = f"the weights are {status}, not TIED: what these files learned from is not what the ledger counts"

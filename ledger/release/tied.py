@@ -80,7 +80,7 @@ class View:
         return self.drop in ("", *WRAPPERS) and (self.add in ("", *WRAPPERS) or self.add.count(".") == 1)
 
     def name(self, found: str) -> str | None:
-        """The run's name of a tensor of the file, None if it has none in this view."""
+        """Returns the run's name of a tensor of the file, None if it has none in this view."""
         return self.add + found.removeprefix(self.drop) if found.startswith(self.drop) else None
 
 
@@ -211,14 +211,14 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
 
 
 def _is_companion(file: Digested) -> bool:
-    """Whether a file is called as one that comes beside weights, and is by its bytes one that holds none."""
+    """Tells whether a file is called as one that comes beside weights, and is by its bytes one that holds none."""
     name = PurePosixPath(file.path).name.lower()
     ending = PurePosixPath(name).suffix
     return file.form in HARMLESS and (ending in COMPANIONS or (not ending and name in PLAIN))
 
 
 def _leads_here(index: Digested, files: Sequence[Digested]) -> bool:
-    """Whether a loader that follows an index reads safetensors files beside it, and every shard of theirs that lies there."""
+    """Tells whether a loader that follows an index reads safetensors files beside it, and every shard that lies there."""
     folder = index.path.rpartition("/")[0]
     tensors = (file.path for file in files if file.tensors is not None)
     beside = {path.rpartition("/")[2] for path in tensors if path.rpartition("/")[0] == folder}
@@ -227,7 +227,7 @@ def _leads_here(index: Digested, files: Sequence[Digested]) -> bool:
 
 
 def _whole(records: Sequence[WeightRecord], seen: Collection[int]) -> frozenset[str]:
-    """First names of the model's tensors that the files have: as they are, or all that is computed from them to be saved."""
+    """Returns first names of tensors that the files have: as they are, or all that is computed from them to be saved."""
     written: dict[str, bool] = {}
     for place, record in enumerate(records):
         for source in record.sources:
@@ -364,14 +364,14 @@ class _Index:
                     self._ends.setdefault(end, {})[name] = None
 
     def place(self, name: str, view: View) -> int | None:
-        """The record of a tensor of a file: the only one of its name, or of several that of the view's adapter."""
+        """Returns the record of a tensor of a file: the only one of its name, or of several that of the view's adapter."""
         places = self._places(name, view)
         if len(places) == 1:
             return places[0]
         return next((place for place in places if self.records[place].adapter == view.adapter), None)
 
     def view(self, path: str, tensors: Sequence[Tensor]) -> View:
-        """The view in which most tensors of a file are the run's; of equal ones that with most names, then the plainest."""
+        """Returns the view in which most tensors of a file are the run's; of equals that with most names, then the plainest."""
         best, most = View("", "", None), (-1, -1, 0)
         for drop, add in self._prefixes(tensors):
             view, tied, known = self._with_adapter(View(drop, add, None), path, tensors)
@@ -387,7 +387,7 @@ class _Index:
         return () if wanted is None else self._named.get(wanted, ())
 
     def _with_adapter(self, view: View, path: str, tensors: Iterable[Tensor]) -> tuple[View, int, int]:
-        """The view with the adapter that most names of several adapters speak for, and how many tensors it ties and knows.
+        """Returns a view with the adapter that most names of several speak for, and how many tensors it ties and knows.
 
         Of equal ones that of which a folder of the file has the name, then the first by name.
         """
@@ -411,7 +411,7 @@ class _Index:
         return View(view.drop, view.add, adapter), tied + ties[adapter], known + names[adapter]
 
     def _prefixes(self, tensors: Sequence[Tensor]) -> list[tuple[str, str]]:
-        """What the names of a file may have too much or lack: nothing, or what its tensors and its longest name suggest."""
+        """Returns what names of a file may have too much or lack: nothing, or what its tensors and its longest name suggest."""
         votes: Counter[tuple[str, str]] = Counter()
         known = list(islice((tensor for tensor in tensors if tensor.sha256 in self._content), _VIEWS))
         longest = sorted(tensors, key=lambda tensor: (-tensor.name.count("."), tensor.name))[:1]
@@ -432,7 +432,7 @@ class _Index:
 
 
 def _ends(name: str) -> Iterator[str]:
-    """A name, and what follows each of its first dots."""
+    """Yields a name, and what follows each of its first dots."""
     yield name
     for _ in range(MAX_DEPTH):
         name = name.partition(".")[2]

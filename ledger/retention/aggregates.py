@@ -125,7 +125,7 @@ class Aggregate:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Aggregate":
-        """Inverse of `to_bytes`; raises LeafRefused for anything else."""
+        """Reads what `to_bytes` returned; raises LeafRefused for anything else."""
         if len(data) > MAX_AGGREGATE_SIZE:
             raise LeafRefused("SIZE", f"an aggregate has at most {MAX_AGGREGATE_SIZE} bytes, got {len(data)}")
         try:

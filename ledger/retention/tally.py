@@ -233,7 +233,7 @@ def _aggregates(segments: Sequence[_Segment]) -> list[Aggregate]:
 
 
 def _class_row(tallies: Sequence[_ClassTally], public: bool, charged: int) -> SummaryClass:
-    """The row of a class over these epochs: all who left in them, and those who stay at the end of the last one."""
+    """Returns the row of a class over these epochs: all who left in them, and those who stay at the end of the last one."""
     spent = [*(tally.left for tally in tallies), tallies[-1].stay]
     seen = [tally.variances for tally in tallies if tally.variances is not None]
     low, high = min((low for low, _ in seen), default=0.0), max((high for _, high in seen), default=0.0)

@@ -66,11 +66,11 @@ class Use:
     epsilon: float
 
     def share(self) -> float:
-        """What is used over what is allowed."""
+        """Returns what is used over what is allowed."""
         return self.epsilon * MICRO / self.limit.epsilon_micro
 
     def too_much(self, tolerance: int = 0) -> bool:
-        """Whether more is used than allowed and, in 1e-6, tolerated."""
+        """Tells whether more is used than allowed and, in 1e-6, tolerated."""
         return self.epsilon * MICRO > self.limit.epsilon_micro + tolerance
 
 
@@ -189,7 +189,7 @@ def budget_problems(leaf: Admit, plans: Plans, place: int) -> Iterator[LeafRefus
 
 @lru_cache(maxsize=4096)
 def _place(first: Spending, epsilon: float, delta: float) -> int:
-    """The place in `renyi.ORDERS` of the filter: that at which the first run could be repeated most often, by its plan."""
+    """Finds the place in `renyi.ORDERS` of the filter: where the first run could be repeated most often, by its plan."""
     return divergence.roomiest(first.divergences, epsilon, delta)
 
 

@@ -31,11 +31,11 @@ class Expenditure:
         self._of_losses: dict[float, float] = {}
 
     def min_std(self, class_index: int, step: int) -> float:
-        """Smallest scheduled noise standard deviation of a step over the blocks of a class."""
+        """Returns the smallest scheduled noise standard deviation of a step over the blocks of a class."""
         return self._stds[class_index][self.phases.index(step)]
 
     def multipliers(self, class_index: int, sigma_micro: int, clip_micro: int) -> tuple[float, ...]:
-        """Effective noise multiplier in each phase: z = max(sigma_i, min over the blocks of s_{t,l} / C_i).
+        """Returns the effective noise multiplier in each phase: z = max(sigma_i, min over the blocks of s_{t,l} / C_i).
 
         With injection per sample s_l is that of each step, and all that is known beforehand is z >= sigma_i.
         """
@@ -49,12 +49,12 @@ class Expenditure:
         return found
 
     def of_contribution(self, contribution: Standing) -> tuple[float, ...]:
-        """Effective noise multiplier of a contribution in each phase."""
+        """Returns the effective noise multiplier of a contribution in each phase."""
         terms = contribution.terms
         return self.multipliers(terms.class_index, terms.sigma_micro, terms.clip_micro)
 
     def variances(self, drawn: Iterable[Contribution]) -> tuple[int, ...] | None:
-        """Per class the smallest variance over its blocks with injection per sample, in 1e-24; None where it is scheduled.
+        """Returns per class the smallest variance over its blocks with injection per sample, in 1e-24; None if scheduled.
 
         Contributions of public classes bring none.
         """
@@ -72,7 +72,7 @@ class Expenditure:
         )
 
     def stds_squared(self, variances: tuple[int, ...] | None, step: int) -> tuple[float, ...]:
-        """What a DRAW leaf of a step records of `variances`: the schedule's where they are None."""
+        """Returns what a DRAW leaf of a step records of `variances`: the schedule's where they are None."""
         if variances is None:
             return tuple(_square(self.min_std(place, step)) for place in range(len(self._stds)))
         return tuple(_square(schedule.realised_std(variance)) for variance in variances)
@@ -89,16 +89,16 @@ class Expenditure:
             contribution.loss += schedule.occurrence_loss(terms.clip_micro, variances[place])
 
     def phase_steps(self, contribution: Standing, charged: tuple[int, ...]) -> tuple[int, ...]:
-        """Charged steps per phase in whose pool the contribution was, re-executed and unsettled ones included."""
+        """Returns the charged steps per phase in whose pool the contribution was, re-executed and unsettled ones included."""
         until = charged if contribution.until is None else contribution.until.charged
         return tuple(after - before for after, before in zip(until, contribution.terms.since.charged, strict=True))
 
     def steps(self, contribution: Standing, charged: tuple[int, ...]) -> int:
-        """The same over all phases."""
+        """Returns the charged steps of all phases together."""
         return sum(self.phase_steps(contribution, charged))
 
     def variance(self, contribution: Standing, charged: tuple[int, ...]) -> float:
-        """Smallest scheduled noise variance over its blocks and the steps charged to it; of any phase if there are none."""
+        """Returns the smallest scheduled variance over its blocks and the steps charged to it; of any phase if it has none."""
         steps, stds = self.phase_steps(contribution, charged), self._stds[contribution.class_index]
         return _square(min((std for std, count in zip(stds, steps, strict=True) if count), default=min(stds)))
 
@@ -132,7 +132,7 @@ class Expenditure:
         return self.of_group(contribution.class_index, z, steps, self.occurrences(contribution, steps, attempt))
 
     def occurrences(self, contribution: Standing, steps: tuple[int, ...], attempt: int) -> int:
-        """In how many of these steps its cap lets it take part at most, over all attempts; 0 where no cap is enforced."""
+        """Returns in how many of these steps its cap lets it take part at most, over all attempts; 0 if no cap is enforced."""
         terms = contribution.terms
         if not (self._header.caps_enforced and terms.max_occurrences):
             return 0
@@ -141,7 +141,7 @@ class Expenditure:
         return min(terms.max_occurrences * (max(last, first) - first + 1), sum(steps))
 
     def of_loss(self, loss: float) -> float:
-        """Epsilon of all contributions with this sum of 1/z^2 over public occurrences."""
+        """Returns the epsilon of all contributions with this sum of 1/z^2 over public occurrences."""
         found = self._of_losses.get(loss)
         if found is None:
             found = accountants.epsilon_occurrences(loss, self._header.delta, self._accountant, family=self._family)
@@ -149,7 +149,7 @@ class Expenditure:
         return found
 
     def of_group(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...], occurrences: int = 0) -> float:
-        """Epsilon of all contributions of a class with these multipliers and step counts per phase, and this cap (0: none)."""
+        """Returns the epsilon of all of a class with these multipliers and steps per phase, and this cap (0: none)."""
         key = (class_index, z, steps, occurrences)
         found = self._epsilons.get(key)
         if found is None:
@@ -162,12 +162,12 @@ class Expenditure:
         return found
 
     def replace_of_group(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...]) -> float:
-        """The same under content replacement: one payload against another. Caps do not enter."""
+        """Returns that epsilon under content replacement: one payload against another. Caps do not enter."""
         phases, delta = self.charged_phases(class_index, z, steps), self._header.delta
         return accountants.epsilon_of_phases(phases, delta, self._accountant, family=self._family, replace=True)
 
     def charged_phases(self, class_index: int, z: tuple[float, ...], steps: tuple[int, ...]) -> list[accountants.Phase]:
-        """What the accountant composes: every phase with charged steps; a multiplier beyond its range counts as less."""
+        """Returns what the accountant composes: each phase with charged steps; a multiplier beyond its range counts as less."""
         counted = [(multiplier, count) for multiplier, count in zip(z, steps, strict=True) if count]
         most, rate = accountants.MAX_MULTIPLIER, self._rates[class_index]
         return [accountants.Phase(min(multiplier, most), rate, count) for multiplier, count in counted]

@@ -103,7 +103,7 @@ def artifacts(header: Header) -> tuple[Artifact, ...]:
 
 
 def is_final(run: "Replay") -> bool:
-    """Whether a run went to its signed end, so that what it charged is what it was planned to charge or more."""
+    """Tells whether a run went to its signed end, so that what it charged is what it was planned to charge or more."""
     return run.closed and run.position == run.header.policy.steps
 
 
@@ -158,7 +158,7 @@ def class_figures(run: "Replay") -> tuple[ClassFigures, ...]:
 
 
 def _distinct(contributions: Iterable[Contribution]) -> Iterator[Contribution]:
-    """One of all contributions that cost the same."""
+    """Yields one of all contributions that cost the same."""
     seen = set()
     for contribution in contributions:
         key = (contribution.terms, contribution.until, contribution.loss)
@@ -183,7 +183,7 @@ def _cost(
 
 
 def planned_steps(header: Header) -> tuple[int, ...]:
-    """Steps per phase that the policy can ever charge: its horizon, and what may be done again where noise is least."""
+    """Returns per phase the steps that the policy can ever charge: its horizon, and what may be redone where noise is least."""
     steps = list(header.phases.horizon)
     weakest = min(range(len(steps)), key=lambda phase: header.phases.scales[phase])
     steps[weakest] += header.policy.redo_steps
@@ -191,7 +191,7 @@ def planned_steps(header: Header) -> tuple[int, ...]:
 
 
 def ahead(contribution: Contribution, planned: tuple[int, ...], charged: tuple[int, ...]) -> tuple[int, ...]:
-    """Steps per phase that a contribution can ever be charged for, had it stayed to the end."""
+    """Returns per phase the steps that a contribution can ever be charged for, had it stayed to the end."""
     return tuple(
         max(whole - before, so_far)
         for whole, before, so_far in zip(planned, contribution.terms.since.charged, charged, strict=True)

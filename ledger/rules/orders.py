@@ -30,7 +30,7 @@ class OrderWatch:
         self._repeated = 0
 
     def steps_left(self, step: int, charged: int) -> int:
-        """How many steps may still be charged from the one after `step` on, when `charged` were over all attempts."""
+        """Returns how many steps may still be charged from the one after `step` on, when `charged` were over all attempts."""
         policy = self._header.policy
         left = policy.steps + policy.redo_steps - charged
         if not self._counted:
@@ -39,7 +39,7 @@ class OrderWatch:
         return min(left, policy.steps - step if again <= redo_left else redo_left)
 
     def earliest_resume(self, charged: int) -> int:
-        """The earliest step after which a new attempt can still reach the horizon."""
+        """Returns the earliest step after which a new attempt can still reach the horizon."""
         policy = self._header.policy
         if not self._counted:
             return charged - policy.redo_steps

@@ -36,7 +36,7 @@ class Spending:
     cap: int = 0
 
     def __bool__(self) -> bool:
-        """Whether anything was released; what was counts with its delta even where its own epsilon at that delta is 0."""
+        """Tells whether anything was released; what was counts with its delta even where its own epsilon at that delta is 0."""
         return bool(self.phases or self.loss)
 
     def epsilon(self, delta: float) -> float:
@@ -86,7 +86,7 @@ def _as_one(members: Sequence[Spending]) -> Spending:
 
 
 def _release(loss: float) -> tuple[Phase, ...]:
-    """Public Gaussian occurrences as one release of the same mu, which is what they compose to."""
+    """Returns the public Gaussian occurrences as one release of the same mu, which is what they compose to."""
     return (Phase(min(loss**-0.5, accountants.MAX_MULTIPLIER), 1.0, 1),)
 
 

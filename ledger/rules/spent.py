@@ -127,7 +127,7 @@ class Accounts:
         return self._plan(contribution.class_index, contribution.terms)
 
     def _whole(self, signed: Signed | None) -> Account | None:
-        """The plan of a lost run for who signed this; None where its policy has no such class, or a public one."""
+        """Returns the plan of a lost run for who signed this; None where its policy has no such class, or a public one."""
         if signed is None:
             raise TypeError("a run whose key was lost counts for everybody: give what the contribution signed")
         rules = self.run.header.policy.classes
@@ -288,7 +288,7 @@ class SpentRegistry:
     def _exceeded(
         self, header: Header, beyond: Mapping[tuple[tuple[Account, ...], Account], Sequence[AdmitSpec]]
     ) -> BudgetExceeded:
-        """The refusal, by the contribution with the fewest steps left; those with equal accounts have as many."""
+        """Returns the refusal, by the contribution with the fewest steps left; those with equal accounts have as many."""
         policy = header.policy
         left = {key: self._steps_left(header, key[0], members[0]) for key, members in beyond.items()}
         key = min(left, key=left.__getitem__)
@@ -306,7 +306,7 @@ class SpentRegistry:
         )
 
     def _steps_left(self, header: Header, before: tuple[Account, ...], admission: AdmitSpec) -> int:
-        """How many steps a run may have at most so that a contribution stays within its limits; 0 if not even one."""
+        """Returns how many steps a run may have at most so that a contribution stays within its limits; 0 if not even one."""
         low, high = 0, header.policy.steps  # low stays within the limits, or is 0; high exceeds one
         while high - low > 1:
             middle = (low + high) // 2

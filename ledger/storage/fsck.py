@@ -144,7 +144,7 @@ class _Tree:
         self.frontier.append(hash_, level)
 
     def _check_gone(self, row: Row) -> None:
-        """A row in a subtree: pruned, below the horizon, and in its place."""
+        """Checks a row in a subtree: it is pruned, below the horizon, and in its place."""
         first = row.seq >> row.level << row.level if 0 < row.level <= MAX_LEVEL else -1
         expected = (first, row.level) if self._open is None else (self._open.first, self._open.level)
         heads = row.seq == first

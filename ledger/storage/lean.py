@@ -17,27 +17,27 @@ class _AsItIs:
         self._snapshot = snapshot
 
     def head(self) -> Frontier:
-        """As it is."""
+        """Returns the head, as it is."""
         return self._snapshot.head()
 
     def rows(self) -> Iterator[Row]:
-        """As they are."""
+        """Returns the rows, as they are."""
         return self._snapshot.rows()
 
     def checkpoints(self) -> dict[int, bytes]:
-        """As they are."""
+        """Returns the checkpoint notes, as they are."""
         return self._snapshot.checkpoints()
 
     def pruned_before(self) -> int:
-        """As it is."""
+        """Returns below which position bodies may be gone, as it is now."""
         return self._snapshot.pruned_before()
 
     def hashes_before(self) -> int:
-        """As it is."""
+        """Returns below which position hashes may be gone, as it is now."""
         return self._snapshot.hashes_before()
 
     def aggregates(self) -> Iterator[Aggregated]:
-        """As they are."""
+        """Returns the aggregates, as they are."""
         return self._snapshot.aggregates()
 
 
@@ -68,7 +68,7 @@ class WithoutBodies(_AsItIs):
                 yield row
 
     def pruned_before(self) -> int:
-        """As it would be."""
+        """Returns below which position bodies may be gone, as it would be."""
         return self._before
 
     def aggregates(self) -> Iterator[Aggregated]:
@@ -105,7 +105,7 @@ class WithoutHashes(_AsItIs):
             yield replace(row, leaf_hash=kept, level=subtree.level)
 
     def hashes_before(self) -> int:
-        """As it would be."""
+        """Returns below which position hashes may be gone, as it would be."""
         return self._before
 
 

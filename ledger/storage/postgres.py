@@ -391,7 +391,7 @@ class PostgresStore:
             self._left = PostgresSnapshot(connection, self._tables).head()
 
     def _identities(self) -> Iterator[sa.ColumnElement[int | None]]:
-        """Returns the object identifiers of the tables under their names now; NULL for one that is not there."""
+        """Yields the object identifiers of the tables under their names now; NULL for one that is not there."""
         for name in TABLES:
             yield sa.literal_column(f"to_regclass('{self.place.schema}.{name}')::oid::bigint")
 
@@ -410,7 +410,7 @@ class PostgresStore:
 
 @contextmanager
 def _alone(place: Place, doing: str, *, read_only: bool) -> Iterator[sa.Connection]:
-    """One transaction on a connection of its own."""
+    """Opens one transaction on a connection of its own."""
     engine = engine_of(place, read_only=read_only)
     try:
         with translated(doing), engine.begin() as connection:
@@ -420,7 +420,7 @@ def _alone(place: Place, doing: str, *, read_only: bool) -> Iterator[sa.Connecti
 
 
 def _found(connection: sa.Connection, schema: str) -> Literal["nothing", "empty", "begun"]:
-    """What a schema holds: none of a ledger's tables, all of them without a leaf, or anything else."""
+    """Tells what a schema holds: none of a ledger's tables, all of them without a leaf, or anything else."""
     query = "SELECT count(*) FROM pg_catalog.pg_tables WHERE schemaname = :schema AND tablename = ANY(:names)"
     count = connection.scalar(sa.text(query), {"schema": schema, "names": list(TABLES)})
     if count != len(TABLES):

@@ -79,7 +79,7 @@ _Value = TypeVar("_Value")
 
 
 def _stored(kind: type[_Value], value: object) -> _Value:
-    """A value of the type that its column has in a ledger; a table made again without STRICT holds any."""
+    """Returns a value of the type that its column has in a ledger; a table made again without STRICT holds any."""
     if type(value) is not kind:
         raise LedgerCorrupt("DATABASE", f"the file has {value!r:.40} where a ledger has a value of another type")
     return value
@@ -463,7 +463,7 @@ def _text(kind: str, name: str, sql: str | None) -> str:
 
 @cache
 def _made() -> dict[tuple[str, str], str]:
-    """Tables, indices and triggers of a new ledger."""
+    """Returns the tables, indices and triggers of a new ledger."""
     engine = sa.create_engine("sqlite://")
     with engine.begin() as connection:
         METADATA.create_all(connection)

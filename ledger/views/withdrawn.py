@@ -123,7 +123,7 @@ def _row(run: Replay, descriptor_hash: bytes) -> WithdrawnRow:
 
 
 def _group(run: Replay, members: list[Contribution]) -> tuple[float | None, str]:
-    """The bound for all of them together, and the sentence that says it."""
+    """Returns the bound for all of them together, and the sentence that says it."""
     header = run.header
     if not members:
         return None, ""
@@ -151,5 +151,5 @@ def _bound(run: Replay, members: list[Contribution]) -> float:
 
 
 def _told(epsilon: float) -> str:
-    """An epsilon in words, never less than it is."""
+    """Says an epsilon in words, never less than it is."""
     return f"{accountants.to_micro_up(epsilon) / accountants.MICRO:.6f}" if math.isfinite(epsilon) else "infinite"

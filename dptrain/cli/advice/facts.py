@@ -21,7 +21,7 @@ FALSE_ALARMS = 0.05
 
 
 def facts(case: Case) -> Iterator[Consequence]:
-    """Every fact, classes first."""
+    """Yields every fact, classes first."""
     for planned in case.plan.classes:
         yield _reach(case, planned)
         yield _epsilon(case, planned)
@@ -42,7 +42,7 @@ def facts(case: Case) -> Iterator[Consequence]:
 
 
 def detection_limit(epsilon: float, delta: float, false_alarms: float) -> float:
-    """The largest share of hits that any test can have against an (epsilon, delta)-indistinguishable pair.
+    """Returns the largest share of hits that any test can have against an (epsilon, delta)-indistinguishable pair.
 
     Source: Kairouz, Oh, Viswanath, "The Composition Theorem for Differential Privacy" (2015), Theorem 2.1.
     """
@@ -54,7 +54,7 @@ def detection_limit(epsilon: float, delta: float, false_alarms: float) -> float:
 
 
 def attacker(epsilon: float, delta: float) -> str:
-    """What an epsilon means against somebody who knows everything but whether one contribution was empty."""
+    """Says what an epsilon means against somebody who knows everything but whether one contribution was empty."""
     hits = math.ceil(100 * detection_limit(epsilon, delta, FALSE_ALARMS))
     return (
         f"who sees every checkpoint, knows everything else, and raises {FALSE_ALARMS * 100:g} false alarms in 100 tells such a "
@@ -284,7 +284,7 @@ def _horizon(case: Case) -> Iterator[Consequence]:
 
 
 def reach(case: Case, planned: Reach) -> str:
-    """What a class may touch, in words; what only a model can tell is told as the policy says it."""
+    """Says in words what a class may touch; what only a model can tell is told as the policy says it."""
     depth = case.policy.class_rule(planned.name).depth
     if depth.adapter is not None:
         return f"only the parameters of adapter {depth.adapter!r}, in every layer that has them, and nothing else of the model"
@@ -297,7 +297,7 @@ def reach(case: Case, planned: Reach) -> str:
 
 
 def blocks(planned: Reach, plan: Plan) -> str:
-    """The blocks that a class may touch, in words."""
+    """Returns the blocks that a class may touch, in words."""
     whole = [block for block in planned.blocks if block in stack(plan.layers)]
     if len(whole) == plan.layers + 2:
         return f"all of the model ({plan.layers} layers, embeddings and head)"

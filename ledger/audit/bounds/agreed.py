@@ -166,7 +166,7 @@ class Agreed:
 
 
 def _quotes(leaf: Admit) -> tuple[object, ...]:
-    """What a leaf quotes of an attestation, beside digests."""
+    """Returns what a leaf quotes of an attestation, beside digests."""
     return (
         leaf.class_name,
         leaf.profile_id,
@@ -180,7 +180,7 @@ def _quotes(leaf: Admit) -> tuple[object, ...]:
 
 
 def _quoted(terms: CommonTerms, policy: Policy) -> tuple[object, ...]:
-    """What a leaf must quote of attestations of these terms; no limit where the contribution is public."""
+    """Returns what a leaf must quote of attestations of these terms; no limit where the contribution is public."""
     signed = terms.signed
     names = [rule.name for rule in policy.classes]
     name = signed.admissibility_class
