@@ -544,6 +544,6 @@ class Ledger(Retaining, Releasing, Signing, Examining, Readings):
 
     def _running(self, now: int, *, checkpoint: bool = False) -> AbstractContextManager[int]:
         if self.finished:
-            raise LedgerClosed("FINISHED", "the run is closed; only withdrawals are recorded now")
+            raise LedgerClosed("FINISHED", "the run is closed: no admission, charge, draw or epoch is recorded any more")
         self.require_clock(now)
         return self._file.appending(now, checkpoint=checkpoint)

@@ -276,7 +276,7 @@ def withdraw(
         return
     out = console()
     for item in entered:
-        note = "" if item["matched"] else "  (no such contribution was admitted; recorded all the same)"
+        note = "" if item["matched"] else "  (no leaf names such a contribution; recorded all the same)"
         out.print(f"withdrawn {item['descriptor_hash']}, leaf {item['seq']}{note}")
 
 
@@ -331,9 +331,10 @@ def _reading(
         raise typer.BadParameter("--key, --owner-key and --now are for exports; a ledger is checked by 'dptrain ledger fsck'")
     from ledger.log import Ledger
 
-    with Ledger.open(place_of(ledger, state), read_only=True) as log, log.rows() as rows:
+    with Ledger.open(place_of(ledger, state), read_only=True) as log:
         pruned = log.pruned()
-        yield log.state, log.root, ((row.body for row in rows) if pruned is None else pruned.entries(rows))
+        with log.rows() as rows:
+            yield log.state, log.root, ((row.body for row in rows) if pruned is None else pruned.entries(rows))
 
 
 def _audit(

@@ -270,8 +270,8 @@ def _results(
         "files": {
             name: str(directory / path)
             for name, path in {
-                "ledger": "ledger.db", "key": "ledger.pub", "export": "export", "model": "model", "report": "report.html",
-                "release": "model/release.cose", "policy": "policy.toml", "run": "run.toml",
+                "ledger": "ledger.db", "key": "ledger.pub", "owner": "keys/owner.pub", "export": "export", "model": "model",
+                "report": "report.html", "release": "model/release.cose", "policy": "policy.toml", "run": "run.toml",
             }.items()
         },
     }  # fmt: skip

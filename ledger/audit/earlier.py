@@ -33,7 +33,17 @@ ANSWERED: Final = frozenset({"EARLIER_TOLD", "LIMITS_ALONE"})
 everybody whom it admitted could be held against them."""
 
 INHERITED: Final = frozenset(
-    {"CLOCK_SET", "FROZEN_TOLD", "NO_AUDITORS", "NO_QUORUM", "NO_WITNESS_QUORUM", "PRUNED", "UNADDRESSED", "UNPROBED"}
+    {
+        "CLOCK_SET",
+        "DRAWS_TOLD",
+        "FROZEN_TOLD",
+        "NO_AUDITORS",
+        "NO_QUORUM",
+        "NO_WITNESS_QUORUM",
+        "PRUNED",
+        "UNADDRESSED",
+        "UNPROBED",
+    }
 )
 """Qualifiers of a cited run that hold of what was spent in it, and so of the run that counts it."""
 

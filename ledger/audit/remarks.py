@@ -89,7 +89,7 @@ def remark_run(run: Replay, remarks: Remarks) -> None:
     unmatched = sum(hash_ not in run.contributions for hash_ in run.withdrawals)
     if unmatched:
         named = "withdrawal names a contribution" if unmatched == 1 else "withdrawals name contributions"
-        remarks.note(f"{unmatched} {named} never admitted")
+        remarks.note(f"{unmatched} {named} that no ADMIT leaf names")
 
 
 def clock_set_back(run: Replay) -> Iterable[str]:

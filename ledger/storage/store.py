@@ -15,7 +15,7 @@ from ledger.merkle import Frontier
 from ledger.storage.place import Place
 from ledger.subtrees import Subtree
 
-SCHEMA_VERSION: Final = "4"
+SCHEMA_VERSION: Final = "5"
 """Written into every new database and compared at opening; raised when its tables or triggers change."""
 
 LOCK_TIMEOUT_SECONDS: Final = 10

@@ -163,6 +163,8 @@ def trace(run: Replay, bodies: Iterable[bytes | None], wanted: Wanted) -> Trace:
     if admit is None:
         name = "anchor of this content and nonce" if wanted.descriptor_hash is None else "descriptor"
         gone = "; or its ADMIT leaf was pruned, with the commitment to its content: ask by the descriptor hash" if lean else ""
+        if any(run.register.unnamed):
+            gone += ", or, if it stayed until the run was closed, give its member record to 'dptrain ledger trace --member'"
         raise LedgerError(
             "NOT_FOUND",
             f"no admission has the {name}: never admitted here, or the content was signed again, with another nonce, and "

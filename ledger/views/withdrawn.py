@@ -31,7 +31,7 @@ CHOSEN_PUBLIC: Final = (
     "are public no horizon has an epsilon of its own (docs/guarantee.md)."
 )
 PUBLIC: Final = "Its class is public: nothing was promised, and no bound is claimed. No unlearning was performed."
-UNKNOWN: Final = "No such contribution was ever admitted to this run."
+UNKNOWN: Final = "No leaf of this run names such a contribution."
 NO_GROUP: Final = "There is no bound for all {count} together: {why}. If that matters, retrain."
 
 

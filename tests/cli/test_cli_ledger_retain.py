@@ -99,6 +99,14 @@ def test_summarise_vouch_and_prune(shell, run):
     assert "PRUNED" in (run / "report.html").read_text()
 
 
+def test_a_pruned_ledger_shows_its_run_and_its_contributions(shell, files):
+    with crowded_and_pruned(files / "ledger.db", files, people=20).ledger as ledger:
+        gone = next(name for name in ledger.state.withdrawals if name in ledger.state.contributions)
+    assert shell.json("ledger", "show", "ledger.db")["size"] > 0
+    shown = shell.run("ledger", "show", "ledger.db", "--withdrawn").stdout
+    assert gone.hex() in shown
+
+
 def test_nothing_goes_without_auditors_quorum_or_summary(shell, run):
     assert shell.json(*RETAIN, "--prune", code=1)["error"]["code"] == "NO_SUMMARY"
     shell.run(*RETAIN)

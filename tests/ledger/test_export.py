@@ -91,7 +91,7 @@ def test_an_honest_export_verifies(export):
     assert [c.name for c in report.classes] == ["open", "sensitive"]
     assert all(c.epsilon_replace > c.epsilon > 0 for c in report.classes)
     assert [row.step for row in report.epochs] == [8, 16]
-    assert "1 withdrawal names a contribution never admitted" in report.notes
+    assert "1 withdrawal names a contribution that no ADMIT leaf names" in report.notes
     assert report.to_json()["verdict"] == "TOLD"
 
 

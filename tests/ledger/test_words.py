@@ -83,8 +83,13 @@ def test_without_attestations_the_bounds_are_told_and_with_them_the_verdict_is_f
 @pytest.mark.parametrize("changes", [{"attested": False}, {"registry_root": None}, {"held": 3}, {"admits": 0, "held": 0}])
 def test_bounds_are_signed_where_each_admission_holds_under_a_registry(changes):
     """One function decides; whatever comes to derive bounds from signatures has to say so there."""
-    signed = BoundsEvidence(admits=4, held=4, attested=True, keys=2, registry_root="00")
+    signed = BoundsEvidence(admits=4, pruned=0, held=4, attested=True, keys=2, registry_root="00")
     assert bounds_are_signed(signed) and not bounds_are_signed(replace(signed, **changes))
+
+
+def test_bounds_are_vouched_for_where_every_admission_is_gone_and_not_where_one_is_left():
+    gone = BoundsEvidence(admits=0, pruned=4, held=0, attested=False, keys=0, registry_root=None)
+    assert bounds_are_signed(gone) and not bounds_are_signed(replace(gone, admits=1))
 
 
 def test_a_pruned_ledger_is_summarised_where_the_bounds_of_who_is_left_are_signed(tmp_path, monkeypatch):
