@@ -84,7 +84,7 @@ class Context:
 def build_of() -> str:
     """Returns versions of this package, of Python and of the library that verifies, and a digest of the source of `attest`.
 
-    Without a source to read, as in a frozen program, the versions stand alone.
+    The source is read as this module is imported. Without one, as in a frozen program, the versions stand alone.
     """
     digest = hashlib.sha256()
     root = Path(__file__).parent
@@ -99,6 +99,9 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "-"
+
+
+build_of()  # while the modules are loaded: what is on disk later may be another version than the one that runs
 
 
 class Verified:

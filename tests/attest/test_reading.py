@@ -2,12 +2,17 @@
 
 import hashlib
 import os
+import shutil
+import subprocess
+import sys
 from dataclasses import fields, replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+import attest
 from attest import examination, sign1
 from attest.admission import Admitted, Refused
 from attest.corpus import open_corpus, sign_corpus
@@ -253,3 +258,16 @@ def test_of_two_keys_with_one_short_name_neither_is_spared(world, reader, monkey
 def test_a_build_is_named_by_versions_and_the_digest_of_its_source():
     words = build_of().split(" ")
     assert len(words) == 4 and len(words[-1]) == len(hashlib.sha256().hexdigest())
+
+
+def test_a_process_is_of_the_build_that_it_loaded_whatever_is_installed_meanwhile(tmp_path):
+    """An upgrade under a notebook: what the old code verified is not taken for the word of the new one."""
+    shutil.copytree(Path(attest.__file__).parent, tmp_path / "attest", ignore=shutil.ignore_patterns("__pycache__"))
+    upgrade = "p = attest.reading.Path(attest.gate.__file__); p.write_text(p.read_text() + '# later')"
+    script = f"import attest.gate, attest.reading; {upgrade}; print(attest.reading.build_of())"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    old, new = (
+        subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, check=True, capture_output=True, text=True)
+        for _ in range(2)
+    )
+    assert old.stdout != new.stdout and old.stdout.split()[:3] == new.stdout.split()[:3]
