@@ -101,6 +101,19 @@ def grant_obeyed(driver: AttestedDriver, told: Told, root: bytes) -> None:
     withdraw(driver, told, ALICE[1:], CLASS_NOT_GRANTED, root)
 
 
+def grant_obeyed_after_the_clock_was_set_back(driver: AttestedDriver, told: Told, root: bytes) -> None:
+    _taken_in_ahead(driver, root)
+    withdraw(driver, told, ALICE[1:], CLASS_NOT_GRANTED, root)
+
+
+def _taken_in_ahead(driver: AttestedDriver, root: bytes) -> None:
+    """The state is taken in by a clock that is ahead, and a CLOCK leaf takes that back."""
+    driver.now = START + 1000
+    take(driver, root)
+    driver.ledger.set_clock("clock was ahead", now=START + 20)
+    driver.now = START + 20
+
+
 def carol_admitted(driver: AttestedDriver, told: Told, root: bytes) -> None:
     take(driver, root)
     _admit_carol(driver, told)
@@ -114,6 +127,7 @@ def _admit_carol(driver: AttestedDriver, told: Told) -> None:
 HONEST: list[tuple[Change, Callable]] = [
     (alice_revoked, obeyed),
     (alice_without_sensitive, grant_obeyed),
+    (alice_without_sensitive, grant_obeyed_after_the_clock_was_set_back),
     (carol_enrolled, carol_admitted),
     (carol_enrolled, lambda driver, told, root: take(driver, root)),
 ]
@@ -129,6 +143,10 @@ def test_a_run_that_takes_a_later_state_in_and_goes_by_it_is_full(tmp_path, chan
 
 def revocation_ignored(driver: AttestedDriver, told: Told, root: bytes) -> None:
     take(driver, root)
+
+
+def ignored_after_the_clock_was_set_back(driver: AttestedDriver, told: Told, root: bytes) -> None:
+    _taken_in_ahead(driver, root)
 
 
 def one_of_two_kept(driver: AttestedDriver, told: Told, root: bytes) -> None:
@@ -158,6 +176,7 @@ LIES: list[tuple[Change, Callable, str]] = [
     (alice_revoked, revocation_ignored, "BARRED"),
     (alice_revoked, one_of_two_kept, "BARRED"),
     (alice_without_sensitive, revocation_ignored, "BARRED"),
+    (alice_without_sensitive, ignored_after_the_clock_was_set_back, "BARRED"),
     (alice_revoked, barred_who_is_supported, "NOT_BARRED"),
     (alice_revoked, barred_before_it_was_taken_in, "NOT_BARRED"),
     (carol_enrolled, admitted_before_it_was_taken_in, "KEY_UNKNOWN"),

@@ -18,9 +18,11 @@ TIED = "ledger/release/tied.py"
 CHECK = "ledger/release/check.py"
 RIGHTS = "ledger/release/rights.py"
 STATEMENTS = "ledger/retention/statements.py"
+EARLIER = "ledger/audit/earlier.py"
 RETAINING = "ledger/operating/retaining.py"
 
 T_FOLDED = "tests/ledger/test_folded.py::"
+T_FOLDED_LIES = "tests/attacks/test_ledger_attacks_folded.py::"
 T_BOUNDS = "tests/attacks/test_ledger_attacks_bounds.py::"
 T_REGISTRY = "tests/attacks/test_ledger_attacks_registry.py::"
 T_TIMES = "tests/attacks/test_ledger_attacks_times.py::"
@@ -173,6 +175,25 @@ FIGURES = (
     Mutant(
         "who stayed goes on words from behind the close", RETAINING, "if len(named) < quorum:", "if len(named) < 0:",
         T_FOLDED + "test_who_stayed_goes_only_where_auditors_vouch_behind_the_close",
+    ),
+    Mutant(
+        "what folded runs spent elsewhere is told", EARLIER, "        answered = frozenset()\n", "        pass\n",
+        T_FOLDED_LIES + "test_what_was_wrong_of_several_runs_before_folding_is_told_after_it[limit-BUDGET]",
+    ),
+    Mutant(
+        "a stand-in name is nobody's", CROSSING, "        if contribution.unnamed:\n            continue\n", "",
+        T_FOLDED_LIES + "test_an_honest_run_does_not_fail_because_another_was_folded_since",
+    ),
+    Mutant(
+        "a withdrawal may be of who stayed", "ledger/audit/signed_withdrawals.py",
+        "(unnamed and self._given_for(name))", "False",
+        T_FOLDED_LIES + "test_a_signed_withdrawal_that_no_leaf_enters_is_told_of_whoever_may_have_stayed",
+    ),
+    Mutant(
+        "a class that is not granted is barred at any time", FOLLOW,
+        "in contributor.classes else 0", "in contributor.classes else 1750001000",
+        T_REGISTRY + "test_A24_what_a_run_does_against_the_state_that_it_took_in_is_found"
+        "[ignored_after_the_clock_was_set_back]",
     ),
     Mutant(
         "draws at random are told to be the trainer's word", REMARKS,
