@@ -177,7 +177,7 @@ FIGURES = (
         T_FOLDED + "test_who_stayed_goes_only_where_auditors_vouch_behind_the_close",
     ),
     Mutant(
-        "what folded runs spent elsewhere is told", EARLIER, "        answered = frozenset()\n", "        pass\n",
+        "what folded runs spent elsewhere is told", EARLIER, "        answered = frozenset()", "        pass",
         T_FOLDED_LIES + "test_what_was_wrong_of_several_runs_before_folding_is_told_after_it[limit-BUDGET]",
     ),
     Mutant(
