@@ -476,11 +476,15 @@ def _print_leaf(leaf: "Leaf", checkpoint: "Checkpoint", cosigned: "tuple[Signatu
 
 
 def _in_units(name: str, value: Any) -> str:
-    """Returns a field for a person: `clip: 0.5` for `clip_micro` 500000, no underscores."""
+    """Returns a field for a person: `clip: 0.5` for `clip_micro` 500000, no underscores, a line for each row of several."""
+    if isinstance(value, list):
+        rows = (", ".join(_in_units(*field) for field in row.items()) if isinstance(row, dict) else str(row) for row in value)
+        between = "\n    " if value and isinstance(value[0], dict) else " "
+        return f"{name.replace('_', ' ')}:{''.join(between + row for row in rows) or ' none'}"
     for ending, unit in (("_micro", 10**6), ("_pico", 10**12)):
         if name.endswith(ending) and isinstance(value, int):
             name, value = name.removesuffix(ending), number(value / unit, 7)
-    return f"{name.replace('_', ' ')}: {value}"
+    return f"{name.replace('_', ' ')}: {'none' if value is None else value}"
 
 
 def _kind_of(leaf: "Leaf") -> str:
