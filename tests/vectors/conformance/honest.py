@@ -13,7 +13,7 @@ from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.keys import public_bytes
 from attest.order import Order
 from attest.policy import MechanismRule, NoisePhase, SamplingRule
-from attest.withdrawal import EXPIRED, KEY_REVOKED
+from attest.withdrawal import CLASS_NOT_GRANTED, EXPIRED, KEY_REVOKED
 from ledger import layout
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
@@ -84,6 +84,11 @@ class Run:
         beside: whether attestations and registry are in the export.
         cosigners: who cosigns the checkpoint.
         registry: what of the registry is in the export; by default all that there was when the run began.
+        signer: the ledger's key.
+        start: what the clock says at the header.
+        earlier: the honest exports that its reader gives besides, by name.
+        withdrawals: the signed withdrawals that its reader gives besides, by file.
+        of: the honest export whose files these are, where only what the reader brings is another.
     """
 
     title: str
@@ -95,14 +100,19 @@ class Run:
     beside: tuple[bool, bool] = (True, True)
     cosigners: tuple[Cosigner, ...] = ()
     registry: RegistryBytes | None = None
+    signer: NoteSigner = SIGNER
+    start: int = START
+    earlier: tuple[str, ...] = ()
+    withdrawals: Files = field(default_factory=dict)
+    of: str = ""
 
     def files(self) -> Files:
         """Runs it, and returns its export."""
         with tempfile.TemporaryDirectory() as folder:
             base = Path(folder)
             spec = attested_header(attested_policy(**self.policy), **self.header)
-            with Ledger.create(base / "ledger.db", spec, SIGNER, now=START) as ledger:
-                self.life(AttestedDriver(ledger))
+            with Ledger.create(base / "ledger.db", spec, self.signer, now=self.start) as ledger:
+                self.life(AttestedDriver(ledger, now=self.start))
                 return self._exported(ledger, base)
 
     def _exported(self, ledger: Ledger, base: Path) -> Files:
@@ -243,11 +253,19 @@ def three_windows(driver: AttestedDriver) -> None:
     ended(driver)
 
 
-def drawing(draws: Callable[[AttestedDriver, int], list[int]], windows: int = 2) -> Life:
+def with_bounds(driver: AttestedDriver) -> None:
+    """Admits two contributions of each class, of which two signed bounds of their own."""
+    driver.admit(attested_admission(1), attested_admission(2, sigma_micro=1_700_000))
+    driver.admit(attested_admission(3, "sensitive", clip_micro=250_000), attested_admission(4, "sensitive"))
+
+
+def drawing(
+    draws: Callable[[AttestedDriver, int], list[int]], windows: int = 2, people: Callable[[AttestedDriver], None] = four
+) -> Life:
     """Returns a life in which every step says who was drawn."""
 
     def life(driver: AttestedDriver) -> None:
-        four(driver)
+        people(driver)
         for _ in range(windows):
             opened = driver.charge(4)
             for step in range(opened.first_step, opened.first_step + 4):
@@ -325,6 +343,36 @@ def key_revoked(driver: AttestedDriver) -> None:
     driver.ledger.take_registry(later, now=driver.tick())
     for n, name in ((2, "open"), (4, "sensitive")):
         driver.ledger.withdraw(attested_admission(n, name).descriptor_hash, KEY_REVOKED, later, now=driver.tick())
+    driver.steps(1)
+    ended(driver)
+
+
+ALICE_WITHOUT_SENSITIVE = continued(
+    registry_bytes(), OWNER_KEY, lambda log: log.grant("alice", classes=("open",), cap=None, now=START + 6)
+)
+"""The registry in which alice may attest the class open alone since the run began."""
+
+ALICE_REVOKED_BACK = continued(registry_bytes(), OWNER_KEY, lambda log: log.revoke("alice", at=START + 6, now=START + 600))
+"""The registry that says ten minutes later that alice's key was revoked."""
+
+ALICE_REVOKED_TWICE = continued(
+    registry_bytes(),
+    OWNER_KEY,
+    lambda log: log.revoke("alice", at=START + 9000, now=START + 6),
+    lambda log: log.revoke("alice", at=START + 6, now=START + 600),
+)
+"""The registry that says in time that alice's key will be revoked, and later that it was."""
+
+
+def grant_lost(driver: AttestedDriver) -> None:
+    """The run takes in that alice may attest one class less: what she attested in it leaves."""
+    four(driver)
+    driver.steps(1)
+    driver.now = START + 10
+    later = load(ALICE_WITHOUT_SENSITIVE, OWNER_KEY).root()
+    driver.ledger.take_registry(later, now=driver.tick())
+    gone = attested_admission(4, "sensitive").descriptor_hash
+    driver.ledger.withdraw(gone, CLASS_NOT_GRANTED, later, now=driver.tick())
     driver.steps(1)
     ended(driver)
 
@@ -455,6 +503,11 @@ RUNS: dict[str, Run] = {
     "order and withdrawal": Run(
         "turns in a shuffled order, of which one is given up", turns_and_a_withdrawal, ordered("shuffled")
     ),
+    "noise per sample and stricter bounds": Run(
+        "contributions of bounds of their own bring their own noise",
+        drawing(some, people=with_bounds),
+        {"disclosure": "occurrences_public", "noise_injection": "per_sample"},
+    ),
     "rdp": Run("the accountant rdp", plain, {"accountant": "rdp"}),
     "moments": Run("the accountant moments", plain, {"accountant": "moments"}),
     "key changed": Run("the ledger passes to another key; the first one is pinned", key_changed),
@@ -463,6 +516,21 @@ RUNS: dict[str, Run] = {
         "the run takes in that a key was revoked, and takes out what it signed", key_revoked, registry=ALICE_REVOKED
     ),
     "registry unseen": Run("the registry revokes a key, and no leaf says so", key_revoked_unseen, registry=ALICE_REVOKED),
+    "grant lost": Run(
+        "the run takes in that a class is not granted any more, and takes out what was attested in it",
+        grant_lost,
+        registry=ALICE_WITHOUT_SENSITIVE,
+    ),
+    "registry unseen, dated back": Run(
+        "a later entry dates a revocation back to before a charge: nobody had it then",
+        key_revoked_unseen,
+        registry=ALICE_REVOKED_BACK,
+    ),
+    "registry unseen, twice": Run(
+        "a revocation entered in time is for later, and one entered later is dated back: nobody had it then",
+        key_revoked_unseen,
+        registry=ALICE_REVOKED_TWICE,
+    ),
     "clock set back": Run("a CLOCK leaf takes an hour back", clock_set),
     "open": Run("a run that goes on: the last window is charged and not settled", still_open),
     "two bundles": Run("more than 256 leaves, so that one tile is full", many_leaves),

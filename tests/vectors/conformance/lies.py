@@ -81,6 +81,9 @@ class Lie:
         code: what our own auditor answers, at least; information.
         pins: what the reader brings, where that is not what the base says.
         verdict: what an audit says.
+        earlier: the other exports that the reader is given, where these are not those of the base: honest ones by name, and
+            changes of these.
+        withdrawals: likewise the signed withdrawals.
     """
 
     title: str
@@ -89,6 +92,8 @@ class Lie:
     code: str
     pins: Pins | None = None
     verdict: str = "FAILED"
+    earlier: tuple[str | tuple[str, Callable[[Files], Files]], ...] | None = None
+    withdrawals: Files | None = None
 
 
 def told_lie(change: Callable[[Told], None]) -> Callable[[Files], Files]:
