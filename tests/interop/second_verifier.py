@@ -22,6 +22,7 @@ import struct
 import sys
 import tempfile
 import time as clock
+import unicodedata
 from fractions import Fraction
 from pathlib import Path
 
@@ -678,6 +679,7 @@ def class_rule(value):
     """Check a class of the policy."""
     required = {1: identifier, 2: micro, 3: micro, 4: fraction, 5: depth_rule, 6: optional(seconds)}
     shape(value, required, {7: only_true, 8: micro, 9: not_built, 10: purposes, 11: not_built, 12: not_built, 13: not_built})
+    need(10 not in value, "CBOR_NONCANONICAL", "a default written out")
     need(0 < fraction(value[4]) <= 1, "RANGE", "sampling rate")
     if 7 in value:
         need(value[2] == MOST_MICRO and value[3] == 1 and 8 not in value, "RANGE", "public class")
@@ -3283,33 +3285,42 @@ def block_cases(table):
 
 
 def write_export(folder, files, changes):
-    """Write an export, with the changes of a lie."""
-    data = {name: base64.b64decode(value) for name, value in files.items()}
+    """Write files into a folder, and change what is there."""
+    for name, value in files.items():
+        put_file(Path(folder) / name, base64.b64decode(value))
     for name, change in changes.items():
-        if change is None:
-            del data[name]
-        elif type(change) is str:
-            data[name] = base64.b64decode(change)
-        else:
-            at, put = change["at"], base64.b64decode(change["put"])
-            data[name] = data[name][:at] + put + data[name][at + change["cut"] :]
-    for name, value in data.items():
         path = Path(folder) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(value)
+        if change is None:
+            path.unlink()
+        elif type(change) is str:
+            put_file(path, base64.b64decode(change))
+        else:
+            data, at = path.read_bytes(), change["at"]
+            path.write_bytes(data[:at] + base64.b64decode(change["put"]) + data[at + change["cut"] :])
+
+
+def put_file(path, data):
+    """Write a file, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def put_export(folder, honest, row):
+    """Write the files of a vector: its own, or those of an honest one, changed; `honest` are those rows by name."""
+    if "base" in row:
+        put_export(folder, honest, honest[row["base"]])
+    write_export(folder, row.get("files", {}), row.get("changes", {}))
 
 
 def judge_export(folder, honest, row):
-    """Return what is said of the export of a vector, with all that its reader brings; `honest` are those rows by name."""
-    base, given = honest[row.get("base", row["name"])], []
-    write_export(Path(folder) / "export", base["files"], row.get("changes", {}))
+    """Return what is said of the export of a vector, with all that its reader brings."""
+    given, withdrawals = [], None
+    put_export(Path(folder) / "export", honest, row)
     for place, other in enumerate(row.get("earlier", [])):
-        other = {"base": other, "changes": {}} if type(other) is str else other
-        path = Path(folder) / f"earlier-{place}"
-        write_export(path, honest[honest[other["base"]].get("base", other["base"])]["files"], other["changes"])
-        given.append(path)
-    withdrawals = Path(folder) / "withdrawals" if "withdrawals" in row else None
-    if withdrawals:
+        given.append(Path(folder) / f"earlier-{place}")
+        put_export(given[-1], honest, honest[other] if type(other) is str else other)
+    if "withdrawals" in row:
+        withdrawals = Path(folder) / "withdrawals"
         write_export(withdrawals, row["withdrawals"], {})
     pins = row["pins"]
     return verify(
@@ -3717,6 +3728,30 @@ MANIFEST = {
 }  # fmt: skip
 
 
+DEVICES = {"con", "prn", "aux", "nul", *(f"{device}{n}" for device in ("com", "lpt") for n in range(10))}
+
+
+def check_path(path):
+    """Refuse a path that does not mean one file below a folder, the same one on every system."""
+    need(path and path.isprintable() and unicodedata.normalize("NFC", path) == path, "PATH", ascii(path))
+    need(len(path.encode()) <= 512, "PATH", "long")
+    for part in path.split("/"):
+        plain = part not in ("", ".", "..") and part[-1] not in ". " and not set(part) & set('<>:"|?*\\')
+        need(plain and part.partition(".")[0].casefold() not in DEVICES, "PATH", ascii(path))
+    need(path.split("/")[0].casefold() not in ("release.cose", "export"), "PATH", path)
+
+
+def check_case(paths):
+    """Refuse paths of which two are one file, or a file and a folder, where case does not count."""
+    spelled = {}
+    for path in paths:
+        parts = path.split("/")
+        for end in range(1, len(parts) + 1):
+            name = "/".join(parts[:end])
+            known = spelled.setdefault(name.casefold(), (name, end == len(parts)))
+            need(known == (name, end == len(parts)), "CASE", f"{known[0]} and {name}")
+
+
 def read_release(data, keys):
     """Return the manifest of a file release.cose, signed by the ledger's key that it names, one of these."""
     payload, message = read_pair(data, 2**26)
@@ -3726,18 +3761,20 @@ def read_release(data, keys):
     match = re.fullmatch(r"([1-9][0-9]{0,39})/([1-9][0-9]{0,39})", value[9])
     need(match and int(match[1]) < int(match[2]) and math.gcd(int(match[1]), int(match[2])) == 1, "RANGE", "delta")
     paths = [row[0] for row in value[11]]
-    need(paths == sorted(set(paths)) and all(paths), "ORDER", "files")
-    need(len({path.casefold() for path in paths}) == len(paths), "CASE", "paths that differ in case only")
+    need(paths == sorted(set(paths)) and len(paths) <= 100_000, "ORDER", "files")
     for path in paths:
-        bad = path.startswith("/") or {"", ".", ".."} & set(path.split("/"))
-        need(not bad and path.split("/")[0] not in ("release.cose", "export"), "PATH", path)
-    for row in value[11]:
-        names = [tensor[0] for tensor in row[3] or []]
-        need(names == sorted(set(names)) and len(row[5]) <= 10000, "ORDER", "tensors")
+        check_path(path)
+    check_case(paths)
+    for path, _, _, found, form, named in value[11]:
+        names = [tensor[0] for tensor in found or []]
+        need(names == sorted(set(names)) and len(named) <= 10000, "ORDER", "tensors")
+        need((form == "tensors") == path.endswith(".safetensors") and not (found and named), "FORM", path)
     need(all(row[2] <= row[1] for row in value[14]), "RANGE", "more withdrawn than admitted")
     need(all(place < len(value[14]) for row in value[15] for place in row[2]), "RANGE", "class of a block")
     for row in value[16]:
         need(all(place < len(value[15]) for place in row[1]) and len(row[2]) == len(value[14]), "RANGE", "artifact")
+    for field in (14, 15, 16):
+        need(len({row[0] for row in value[field]}) == len(value[field]), "RANGE", f"a name twice in field {field}")
     key = VerifierKey(value[3], ED25519)
     need(value[3] in keys and key.name == value[2], "LOG_KEY", "no key of the ledger")
     check_message(message, "release", payload, key.raw, "ledger")

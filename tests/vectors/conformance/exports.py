@@ -6,7 +6,7 @@ from tests.vectors.conformance.judged import judged
 from tests.vectors.conformance.lies import Lie
 from tests.vectors.conformance.lies_of_runs import LIES
 from tests.vectors.conformance.several import RUNS, files_of
-from tests.vectors.conformance.written import FileChange, Files, changed, changes, text_of
+from tests.vectors.conformance.written import Files, bytes_of, changed, changes, text_of
 
 
 def honest(name: str) -> dict[str, Any]:
@@ -16,7 +16,8 @@ def honest(name: str) -> dict[str, Any]:
     told = judged(files, run.pins, list(map(files_of, run.earlier)), run.withdrawals, figures=True)
     assert told["verdict"] == run.verdict, (name, told)
     row = {"name": name, "title": run.title, "pins": run.pins.to_json()} | _given(list(run.earlier), run.withdrawals) | told
-    return row | ({"base": run.of, "changes": {}} if run.of else {"files": text_of(files)})
+    base = run.of or run.like
+    return row | ({"base": base, "changes": changes(files, files_of(base))} if base else {"files": text_of(files)})
 
 
 def lie(name: str) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def lie(name: str) -> dict[str, Any]:
     assert files != base or one.pins is not None or one.earlier is not None or one.withdrawals is not None, name
     made = changes(files, base)
     assert changed(base, made) == files
-    row = {"name": name, "title": one.title, "base": RUNS[one.base].of or one.base, "pins": pins.to_json()}
+    row = {"name": name, "title": one.title, "base": one.base, "pins": pins.to_json()}
     row |= _given([as_told for as_told, _ in earlier], withdrawals)
     return row | {"verdict": one.verdict, "findings": [list(found) for found in told["findings"]], "changes": made}
 
@@ -56,18 +57,19 @@ def _earlier(one: Lie) -> list[tuple[str | dict[str, Any], Files]]:
     return found
 
 
-def read_earlier(row: dict[str, Any], files: dict[str, Files]) -> list[Files]:
-    """Returns the files of the other exports that go with a vector.
+def files_in(row: dict[str, Any], honest: dict[str, dict[str, Any]]) -> Files:
+    """Returns the files of a vector; `honest` has the rows of honest exports by name."""
+    return changed(files_in(honest[row["base"]], honest), row["changes"]) if "base" in row else bytes_of(row["files"])
 
-    Args:
-        row: the vector.
-        files: those of honest exports by name.
-    """
-    made: list[Files] = []
-    for item in row.get("earlier", ()):
-        told: dict[str, FileChange] = {} if isinstance(item, str) else item["changes"]
-        made.append(changed(files[item if isinstance(item, str) else item["base"]], told))
-    return made
+
+def earlier_in(row: dict[str, Any], honest: dict[str, dict[str, Any]]) -> list[Files]:
+    """Returns the files of the other exports that the reader of a vector is given."""
+    return [files_in(honest[item] if isinstance(item, str) else item, honest) for item in row.get("earlier", ())]
+
+
+def withdrawals_in(row: dict[str, Any]) -> Files:
+    """Returns the signed withdrawals that the reader of a vector is given."""
+    return bytes_of(row.get("withdrawals", {}))
 
 
 def vectors() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Exports in which nothing is wrong: one for each thing that a run may do, as small as it comes."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -13,8 +13,10 @@ from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.keys import public_bytes
 from attest.order import Order
 from attest.policy import MechanismRule, NoisePhase, SamplingRule
+from attest.stack import NO_TOWER, Stack, StackTensor, Tower
 from attest.withdrawal import CLASS_NOT_GRANTED, EXPIRED, KEY_REVOKED
 from ledger import layout
+from ledger.accountants import Phase, core, epsilon_of_phases, prv
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
 from tests.ledger.attested import (
@@ -89,6 +91,7 @@ class Run:
         earlier: the honest exports that its reader gives besides, by name.
         withdrawals: the signed withdrawals that its reader gives besides, by file.
         of: the honest export whose files these are, where only what the reader brings is another.
+        like: the honest export as whose change a vector tells this one.
     """
 
     title: str
@@ -105,6 +108,7 @@ class Run:
     earlier: tuple[str, ...] = ()
     withdrawals: Files = field(default_factory=dict)
     of: str = ""
+    like: str = ""
 
     def files(self) -> Files:
         """Runs it, and returns its export."""
@@ -123,6 +127,31 @@ class Run:
         keys = [SIGNER.vkey, *(who.vkey for who in self.cosigners)]
         signed = [cosign(note, who, [SIGNER.vkey], time=last + 60) for who in self.cosigners]
         return files | {layout.CHECKPOINT: merge_notes(note, signed, keys) if signed else note}
+
+
+@dataclass(frozen=True)
+class PrvRun(Run):
+    """A run of the accountant `prv`.
+
+    Attributes:
+        above: how much more than `pld` a library gives that is plugged in; None for none.
+    """
+
+    above: float | None = None
+
+    def files(self) -> Files:
+        plugged = [] if self.above is None else [(self._value, lambda: ("opacus", "1.5.3", prv.SOURCES["opacus"]))]
+        before, prv._plugged[:] = list(prv._plugged), plugged
+        core.cached.cache_clear()
+        try:
+            return super().files()
+        finally:
+            prv._plugged[:] = before
+            core.cached.cache_clear()
+
+    def _value(self, phases: Sequence[Phase], delta: float) -> float:
+        assert self.above is not None
+        return epsilon_of_phases(phases, delta) + self.above
 
 
 @dataclass(frozen=True)
@@ -471,6 +500,16 @@ RUNS: dict[str, Run] = {
     "limit": Run("a limit of epsilon over all runs", limited),
     "phases": Run("noise in three phases", three_windows, {"noise_phases": PHASES}),
     "phases and stricter bounds": Run("bounds of their own in three phases", stricter_in_phases, {"noise_phases": PHASES}),
+    "one layer": Run(
+        "a model that is one layer, of the empty name",
+        plain,
+        header={
+            "stack": Stack(
+                (Tower(NO_TOWER, "", ("",)),),
+                tuple(StackTensor((name,), size, ((NO_TOWER, 0),), None, (), True) for name, size in (("bias", 4), ("weight", 40))),
+            )
+        },
+    ),
     "everybody in every step": Run(
         "sampling rates of 1 and of 9/10", plain, rules({"sampling_rate": Fraction(1)}, {"sampling_rate": Fraction(9, 10)})
     ),
@@ -509,9 +548,18 @@ RUNS: dict[str, Run] = {
         {"disclosure": "occurrences_public", "noise_injection": "per_sample"},
     ),
     "rdp": Run("the accountant rdp", plain, {"accountant": "rdp"}),
+    "prv": PrvRun("the accountant prv, without a library", plain, {"accountant": "prv"}),
+    "prv of a library": PrvRun(
+        "the accountant prv by the figures of a library", plain, {"accountant": "prv"}, above=0.004
+    ),
+    "prv and public draws": PrvRun(
+        "the accountant prv where draws are public", drawing(some), {"accountant": "prv", "disclosure": "occurrences_public"}
+    ),
     "moments": Run("the accountant moments", plain, {"accountant": "moments"}),
     "key changed": Run("the ledger passes to another key; the first one is pinned", key_changed),
-    "key changed, new pinned": Run("the second key is pinned", key_changed, pins=Pins(log=(SUCCESSOR.vkey,))),
+    "key changed, new pinned": Run(
+        "the second key is pinned", key_changed, pins=Pins(log=(SUCCESSOR.vkey,)), of="key changed"
+    ),
     "registry changed": Run(
         "the run takes in that a key was revoked, and takes out what it signed", key_revoked, registry=ALICE_REVOKED
     ),
@@ -525,11 +573,13 @@ RUNS: dict[str, Run] = {
         "a later entry dates a revocation back to before a charge: nobody had it then",
         key_revoked_unseen,
         registry=ALICE_REVOKED_BACK,
+        like="registry unseen",
     ),
     "registry unseen, twice": Run(
         "a revocation entered in time is for later, and one entered later is dated back: nobody had it then",
         key_revoked_unseen,
         registry=ALICE_REVOKED_TWICE,
+        like="registry unseen",
     ),
     "clock set back": Run("a CLOCK leaf takes an hour back", clock_set),
     "open": Run("a run that goes on: the last window is charged and not settled", still_open),
@@ -542,10 +592,14 @@ RUNS: dict[str, Run] = {
         pins=QUORUM,
         cosigners=(ANNA, CLEO, WANDA),
     ),
-    "one auditor": Run("one of three auditors has cosigned, and nobody asks for two", plain, AUDITED, cosigners=(ANNA,)),
-    "no attestations": Run("bounds without what contributors signed", plain, beside=(False, True), verdict="TOLD"),
-    "no registry": Run("attestations without the registry", plain, beside=(True, False), verdict="TOLD"),
-    "size unknown": Run("the reader knows no least size", plain, pins=Pins(minimum_size=None)),
+    "one auditor": Run(
+        "one of three auditors has cosigned, and nobody asks for two", plain, AUDITED, cosigners=(ANNA,), like="auditors"
+    ),
+    "no attestations": Run(
+        "bounds without what contributors signed", plain, beside=(False, True), verdict="TOLD", like="poisson"
+    ),
+    "no registry": Run("attestations without the registry", plain, beside=(True, False), verdict="TOLD", like="poisson"),
+    "size unknown": Run("the reader knows no least size", plain, pins=Pins(minimum_size=None), of="poisson"),
     "pruned": PrunedRun("ADMIT leaves of who left are gone", plain, verdict="SUMMARISED"),
     "hashes gone": PrunedRun("their hashes too", plain, {"retention_hash_epochs": 1}, verdict="SUMMARISED", grow=hashes_gone),
     "everybody gone": PrunedRun(

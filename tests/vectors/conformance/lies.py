@@ -49,6 +49,7 @@ from tests.vectors.conformance.lying import (
     other_root,
     other_signer,
     pool_of_before,
+    recorded,
     registry_cut_back,
     rekeyed,
     row,
@@ -272,6 +273,36 @@ LIES: dict[str, Lie] = dict(_of_bounds()) | {
         "an epsilon 2e-6 lower than recorded, and the total with it", "poisson", on_leaves(too_low), "SPEND_EPSILON"
     ),
     "a row too high": Lie("an epsilon 3e-6 higher than recorded", "poisson", on_leaves(too_high), "SPEND_EPSILON"),
+    "a row of prv too low": Lie(
+        "the accountant prv records 3e-6 less than pld gives",
+        "prv of a library",
+        on_leaves(recorded(-4003)),
+        "SPEND_EPSILON",
+    ),
+    "a row of prv too high": Lie(
+        "the accountant prv records 0.0201 more than pld gives",
+        "prv of a library",
+        on_leaves(recorded(16_100)),
+        "SPEND_EPSILON",
+    ),
+    "a row of prv and public draws too low": Lie(
+        "where draws are public prv records 3e-6 less than they give",
+        "prv and public draws",
+        on_leaves(recorded(-3)),
+        "SPEND_EPSILON",
+    ),
+    "prv by another bracket": Lie(
+        "a header says another bracket around what a library gives",
+        "prv of a library",
+        on_leaves(header_says(15, lambda row: [*row[:3], row[3].replace("0.02 ", "0.2 ")])),
+        "ACCOUNTANT_VERSION",
+    ),
+    "prv by another library": Lie(
+        "a header says a library that nobody plugged in",
+        "prv of a library",
+        on_leaves(header_says(15, lambda row: [row[0], "autodp", *row[2:]])),
+        "ACCOUNTANT_VERSION",
+    ),
     "a row left out": Lie(
         "a group that changed has no row",
         "poisson",

@@ -12,10 +12,11 @@ from ledger.merkle import root
 from ledger.note import NoteSigner
 from tests.ledger.attested import AttestedDriver, attested_admission
 from tests.ledger.ledger_runs import OTHER_KEY, START
-from tests.vectors.conformance import lies
+from tests.vectors.conformance import lies, retained
 from tests.vectors.conformance.honest import Pins, ended
 from tests.vectors.conformance.lies import Lie
 from tests.vectors.conformance.lying import cut_back, flipped, on_leaves, say
+from tests.vectors.conformance.retained import after_the_end
 from tests.vectors.conformance.several import PASSED, PEOPLE, RUNS, SECOND, THIRD, LaterRun, carrying, files_of, going_on
 from tests.vectors.conformance.withdrawing import ALICE, BOB, ENDING, descriptor_of, signed
 from tests.vectors.conformance.written import Files, Pieces
@@ -245,7 +246,7 @@ OF_RUNS: Final[dict[str, Lie]] = {
         "later run",
         dict,
         "EARLIER_WITHDRAWN",
-        earlier=("closed, then withdrawn",),
+        earlier=(("poisson", on_leaves(after_the_end(descriptor_of(1), 1, "contributor", bytes(32)))),),
     ),
     "another limit": Lie(
         "a contribution stands with another limit over runs than before",
@@ -346,5 +347,5 @@ OF_WITHDRAWALS: Final[dict[str, Lie]] = {
 }
 """Lies about what was withdrawn, found by whoever has what was signed."""
 
-LIES: Final[dict[str, Lie]] = lies.LIES | OF_RUNS | OF_WITHDRAWALS
+LIES: Final[dict[str, Lie]] = lies.LIES | retained.LIES | OF_RUNS | OF_WITHDRAWALS
 """All lies by name."""

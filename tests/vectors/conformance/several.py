@@ -18,7 +18,7 @@ from ledger.note import NoteSigner
 from ledger.rules.spent import SpentRegistry
 from tests.ledger.attested import AttestedDriver, attested_admission, attested_header, attested_policy
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
-from tests.vectors.conformance import honest, withdrawing
+from tests.vectors.conformance import honest, retained, withdrawing
 from tests.vectors.conformance.honest import NOW, Pins, Run, ended, plain
 from tests.vectors.conformance.written import Files, put
 
@@ -130,12 +130,6 @@ def small_limits(driver: AttestedDriver) -> None:
     ended(driver)
 
 
-def closed_then_withdrawn(driver: AttestedDriver) -> None:
-    """The life of the run `poisson`, and a withdrawal after its close."""
-    plain(driver)
-    driver.withdraw(1)
-
-
 def ended_again(driver: AttestedDriver, registry: SpentRegistry) -> None:
     """One whose attestation ended in the run before has gone, the others go on."""
     driver.admit(carrying(registry, 1), carrying(registry, 3, "sensitive"))
@@ -146,6 +140,7 @@ def ended_again(driver: AttestedDriver, registry: SpentRegistry) -> None:
 RUNS: Final[dict[str, Run]] = (
     honest.RUNS
     | withdrawing.RUNS
+    | retained.RUNS
     | {
         "later run": LaterRun(
             "a run that counts an earlier one", plain, counts=("poisson",), earlier=("poisson",), later=going_on(*PEOPLE)
@@ -225,7 +220,6 @@ RUNS: Final[dict[str, Run]] = (
         "limit over runs": LaterRun(
             "a limit of epsilon over two runs", plain, counts=("limit",), earlier=("limit",), later=limited
         ),
-        "closed, then withdrawn": Run("the run poisson, and a withdrawal after its close", closed_then_withdrawn),
         "small limits": Run("limits over all runs of which one uses more than half", small_limits),
         "small limit kept": LaterRun(
             "a second run whose whole plan a limit over both allows",

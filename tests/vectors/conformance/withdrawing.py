@@ -129,14 +129,19 @@ RUNS: Final[dict[str, Run]] = {
         "a leaf enters what a key signed that the registry does not have: who withdrew is told",
         leaving((descriptor_of(2), "consent", STRANGER_EVIDENCE)),
         withdrawals={"mallory.cose": BY_STRANGER},
+        like="withdrawals shown",
     ),
     "withdrawal after expiry": Run(
-        "what expired was withdrawn after that, and no leaf enters it", expired, withdrawals={"bob.cose": AFTER_EXPIRY}
+        "what expired was withdrawn after that, and no leaf enters it",
+        expired,
+        withdrawals={"bob.cose": AFTER_EXPIRY},
+        of="expiry",
     ),
     "expired and withdrawn": Run(
         "what expired was withdrawn after that, and a second leaf enters it",
         expired_and_withdrawn,
         withdrawals={"bob.cose": AFTER_EXPIRY},
+        like="expiry",
     ),
 }
 """Honest exports by name."""
