@@ -122,8 +122,9 @@ def verify_with_earlier(
         one history of each ledger; no noise stream of any was used in another; no admission says less than what its
         contribution had spent in them together, or another signed limit than they did; one descriptor has one class, one set of
         bounds and one content in all exports given, and one content one descriptor; nobody took part who was withdrawn in
-        a cited one, or in any that was given before this one began; and with this run as planned nobody exceeds a limit of epsilon over all runs, its own or one of any policy
-        for its class; nor could anybody with a cited run as that was planned, and the runs that it counted.
+        a cited one, or in any that was given before this one began; and with this run as planned nobody exceeds a limit of
+        epsilon over all runs, its own or one of any policy for its class; nor could anybody with a cited run as that was
+        planned, and the runs that it counted.
 
         The verdict is the weakest of the run and of those that it cites (`ledger.audit.words.VERDICTS`). It has the
         qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites.

@@ -1754,6 +1754,12 @@ class Run:
          accountant, note, private, margin, self.caps, self.registry_root, self.earlier, self.isolation, self.randomness,
          self.unprobed, _, stack, self.frozen) = fields  # fmt: skip
         self.began, self.roots_in_force = self.time, [self.registry_root]
+        need(len({(row[0], row[3]) for row in self.earlier}) == len(self.earlier), "PREVIOUS", "a ledger cited twice")
+        lost = [(row[0], VerifierKey(row[4], ED25519)) for row in self.earlier if row[5] == "compromised"]
+        own = VerifierKey(vkey, ED25519).raw
+        need(len(lost) < 2, "PREVIOUS", "two lost ledgers")
+        need(all(name != self.origin and key.raw != own for name, key in lost), "PREVIOUS", "goes on with what was lost")
+        need(all(VerifierKey(row[4], ED25519).name == row[0] for row in self.earlier), "LOG_KEY", "key of another name")
         check_message(message, "policy", payload, self.owner_key, self.owner)
         self.policy = policy = read_policy(payload)
         self.classes = policy["classes"]

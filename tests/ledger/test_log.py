@@ -221,7 +221,7 @@ def test_many_withdrawals_are_entered_together_once_each_or_not_at_all(run):
 
 @pytest.mark.parametrize("reason", sorted(PASSING))
 def test_a_run_takes_out_by_itself_only_what_is_in_its_pool(run, reason):
-    """Nobody signs these reasons: entered of anybody else, or after the close, such a leaf would be nobody's word but the key's."""
+    """Nobody signs these reasons: entered of anybody else, or after the close, such a leaf is the word of the key alone."""
     run.admit(admission(1), admission(2))
     run.steps()
     run.withdraw(2)

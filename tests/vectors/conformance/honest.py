@@ -1,7 +1,7 @@
 """Exports in which nothing is wrong: one for each thing that a run may do, as small as it comes."""
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -16,7 +16,6 @@ from attest.policy import MechanismRule, NoisePhase, SamplingRule
 from attest.stack import NO_TOWER, Stack, StackTensor, Tower
 from attest.withdrawal import CLASS_NOT_GRANTED, EXPIRED, KEY_REVOKED
 from ledger import layout
-from ledger.accountants import Phase, core, epsilon_of_phases, prv
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
 from tests.ledger.attested import (
@@ -127,31 +126,6 @@ class Run:
         keys = [SIGNER.vkey, *(who.vkey for who in self.cosigners)]
         signed = [cosign(note, who, [SIGNER.vkey], time=last + 60) for who in self.cosigners]
         return files | {layout.CHECKPOINT: merge_notes(note, signed, keys) if signed else note}
-
-
-@dataclass(frozen=True)
-class PrvRun(Run):
-    """A run of the accountant `prv`.
-
-    Attributes:
-        above: how much more than `pld` a library gives that is plugged in; None for none.
-    """
-
-    above: float | None = None
-
-    def files(self) -> Files:
-        plugged = [] if self.above is None else [(self._value, lambda: ("opacus", "1.5.3", prv.SOURCES["opacus"]))]
-        before, prv._plugged[:] = list(prv._plugged), plugged
-        core.cached.cache_clear()
-        try:
-            return super().files()
-        finally:
-            prv._plugged[:] = before
-            core.cached.cache_clear()
-
-    def _value(self, phases: Sequence[Phase], delta: float) -> float:
-        assert self.above is not None
-        return epsilon_of_phases(phases, delta) + self.above
 
 
 @dataclass(frozen=True)
@@ -334,6 +308,19 @@ def turns_and_a_withdrawal(driver: AttestedDriver) -> None:
     ended(driver)
 
 
+def turns_not_told(driver: AttestedDriver) -> None:
+    """A window is charged, and the attempt ends before its first draw."""
+    four(driver)
+    driver.charge(2)
+    driver.ledger.resume(0, None, now=driver.tick())
+    for _ in range(3):
+        opened = driver.charge(4)
+        for step in range(opened.first_step, opened.first_step + 4):
+            driver.ledger.draw(step, due(driver, step), now=driver.tick())
+        driver.ledger.settle(opened, 4, now=driver.tick())
+    ended(driver)
+
+
 def key_changed(driver: AttestedDriver) -> None:
     """The ledger passes to another key in the middle of the run."""
     four(driver)
@@ -506,7 +493,9 @@ RUNS: dict[str, Run] = {
         header={
             "stack": Stack(
                 (Tower(NO_TOWER, "", ("",)),),
-                tuple(StackTensor((name,), size, ((NO_TOWER, 0),), None, (), True) for name, size in (("bias", 4), ("weight", 40))),
+                tuple(
+                    StackTensor((name,), size, ((NO_TOWER, 0),), None, (), True) for name, size in (("bias", 4), ("weight", 40))
+                ),
             )
         },
     ),
@@ -539,6 +528,11 @@ RUNS: dict[str, Run] = {
     ),
     "cyclic order": Run("turns in a cyclic order", drawing(due, 3), ordered("cyclic")),
     "shuffled order": Run("turns in a shuffled order", drawing(due, 3), ordered("shuffled")),
+    "order and an unsettled window": Run(
+        "turns in a cyclic order, and a window of whose steps nothing says who was drawn",
+        turns_not_told,
+        ordered("cyclic"),
+    ),
     "order and withdrawal": Run(
         "turns in a shuffled order, of which one is given up", turns_and_a_withdrawal, ordered("shuffled")
     ),
@@ -548,13 +542,6 @@ RUNS: dict[str, Run] = {
         {"disclosure": "occurrences_public", "noise_injection": "per_sample"},
     ),
     "rdp": Run("the accountant rdp", plain, {"accountant": "rdp"}),
-    "prv": PrvRun("the accountant prv, without a library", plain, {"accountant": "prv"}),
-    "prv of a library": PrvRun(
-        "the accountant prv by the figures of a library", plain, {"accountant": "prv"}, above=0.004
-    ),
-    "prv and public draws": PrvRun(
-        "the accountant prv where draws are public", drawing(some), {"accountant": "prv", "disclosure": "occurrences_public"}
-    ),
     "moments": Run("the accountant moments", plain, {"accountant": "moments"}),
     "key changed": Run("the ledger passes to another key; the first one is pinned", key_changed),
     "key changed, new pinned": Run(

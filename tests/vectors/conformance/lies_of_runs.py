@@ -11,11 +11,11 @@ from ledger.leaves import Charge, Header, Previous, Withdraw
 from ledger.merkle import root
 from ledger.note import NoteSigner
 from tests.ledger.attested import AttestedDriver, attested_admission
-from tests.ledger.ledger_runs import OTHER_KEY, START
+from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
 from tests.vectors.conformance import lies, retained
 from tests.vectors.conformance.honest import Pins, ended
 from tests.vectors.conformance.lies import Lie
-from tests.vectors.conformance.lying import cut_back, flipped, on_leaves, say
+from tests.vectors.conformance.lying import cut_back, flipped, header_says, on_leaves, say
 from tests.vectors.conformance.retained import after_the_end
 from tests.vectors.conformance.several import PASSED, PEOPLE, RUNS, SECOND, THIRD, LaterRun, carrying, files_of, going_on
 from tests.vectors.conformance.withdrawing import ALICE, BOB, ENDING, descriptor_of, signed
@@ -95,6 +95,9 @@ def signed_anew(driver: AttestedDriver, registry: Any) -> None:
     driver.steps(1)
     ended(driver)
 
+
+OF_ITSELF: Final = NoteSigner(SIGNER.name, SECOND.private_key)
+"""The key of a later run under the name of the first."""
 
 UNSIGNED: Final = (False, True)
 """An export without attestations, of a liar who writes what nobody signed."""
@@ -193,6 +196,15 @@ OF_RUNS: Final[dict[str, Lie]] = {
         "lost run counted",
         cited("lost run counted", origin="other.example/run", log_vkey=NoteSigner("other.example/run", THIRD.private_key).vkey),
         "EARLIER_NAME",
+    ),
+    "an earlier run cited twice": Lie(
+        "a header cites one ledger twice", "later run", on_leaves(header_says(21, lambda rows: rows * 2)), "PREVIOUS"
+    ),
+    "a lost key used on": Lie(
+        "a header cites a ledger whose key is lost, and has that key itself",
+        "lost run counted",
+        on_leaves(header_says(21, lambda rows: [[*rows[0][:4], OF_ITSELF.vkey, rows[0][5]]])),
+        "PREVIOUS",
     ),
     "an earlier run not given": Lie(
         "a run counts two, and the export of one is not given", "third run", dict, "EARLIER_MISSING", earlier=("later run",)

@@ -237,7 +237,9 @@ LIES: Final[dict[str, Lie]] = {
     "an aggregate in two": Lie(
         "two aggregates of equal terms stand next to each other", "everybody gone", in_two, "SUMMARY"
     ),
-    "a summary of less": Lie("a SUMMARY leaf says less epsilon than was recorded", "summarised", on_leaves(less_spent), "SUMMARY"),
+    "a summary of less": Lie(
+        "a SUMMARY leaf says less epsilon than was recorded", "summarised", on_leaves(less_spent), "SUMMARY"
+    ),
     "a summary of more variance": Lie(
         "a SUMMARY leaf says more noise than there was", "summarised", on_leaves(summary_class(max_variance=9.0)), "SUMMARY"
     ),
@@ -254,7 +256,10 @@ LIES: Final[dict[str, Lie]] = {
         "SUMMARY",
     ),
     "a member shown beside its leaf": Lie(
-        "a withdrawal shows the member record of an ADMIT leaf that is there", "summarised", on_leaves(shown_with_its_leaf), "MEMBER"
+        "a withdrawal shows the member record of an ADMIT leaf that is there",
+        "summarised",
+        on_leaves(shown_with_its_leaf),
+        "MEMBER",
     ),
     "a member shown before the close": Lie(
         "a withdrawal shows the member record while the run goes on",

@@ -18,7 +18,7 @@ from ledger.note import NoteSigner
 from ledger.rules.spent import SpentRegistry
 from tests.ledger.attested import AttestedDriver, attested_admission, attested_header, attested_policy
 from tests.ledger.ledger_runs import OTHER_KEY, SIGNER, START
-from tests.vectors.conformance import honest, retained, withdrawing
+from tests.vectors.conformance import by_prv, honest, retained, withdrawing
 from tests.vectors.conformance.honest import NOW, Pins, Run, ended, plain
 from tests.vectors.conformance.written import Files, put
 
@@ -139,6 +139,7 @@ def ended_again(driver: AttestedDriver, registry: SpentRegistry) -> None:
 
 RUNS: Final[dict[str, Run]] = (
     honest.RUNS
+    | by_prv.RUNS
     | withdrawing.RUNS
     | retained.RUNS
     | {
