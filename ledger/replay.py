@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from attest.withdrawal import PASSING
+from attest.withdrawal import PASSING, REGISTRY_REASONS
 from ledger.accountants import MICRO, leeway, to_micro_up
 from ledger.errors import LeafRefused, ProofError
 from ledger.leaves import (
@@ -426,6 +426,12 @@ class Replay:
         expected = None if contribution is None else contribution.seq
         if leaf.admit_seq != expected:
             yield LeafRefused("WITHDRAW", f"it was admitted at {expected}, the leaf says {leaf.admit_seq}")
+        if leaf.reason in PASSING and (contribution is None or not contribution.active or self.closed):
+            where = "after the close" if self.closed else "and the contribution is in no pool"
+            yield LeafRefused("WITHDRAW", f"a run takes out what it could still draw; the leaf says {leaf.reason} {where}")
+        if leaf.reason in REGISTRY_REASONS and leaf.evidence_hash != self.registry_roots[-1]:
+            told = f"the evidence of {leaf.reason} is the registry root by which the run goes, {self.registry_roots[-1].hex()}"
+            yield LeafRefused("WITHDRAWAL_EVIDENCE", f"{told}; the leaf says {leaf.evidence_hash.hex()}")
         if leaf.descriptor_hash in self.withdrawals:
             if leaf.reason in PASSING or leaf.descriptor_hash not in self.passing:
                 yield LeafRefused("WITHDRAW", f"{leaf.descriptor_hash.hex()} was withdrawn before")
@@ -439,12 +445,20 @@ class Replay:
             self.register.withdraw(contribution, Moment(len(self.windows), self.charged_attempt, self.charged_phases))
 
     def _show_member(self, leaf: Withdraw) -> Problems:
-        """Holds what a leaf says of an admission that is gone against its aggregate, and takes the name from it."""
+        """Holds what a leaf says of an admission that is gone against its aggregate, and takes the name from it.
+
+        Guarantee: a member that is shown has its ADMIT leaf gone, left with this leaf and no other, and was in the run at its
+            close. So whose names rest on auditors' word does not hang on how often, or when, something is shown.
+        """
         seq, (anchor, *path) = leaf.admit_seq or 0, leaf.member or (b"",)
         aggregate = self.tally.aggregate_of(seq)
         try:
             if not self.closed:
                 raise LeafRefused("MEMBER", "the run is not closed, and the ADMIT leaves of who stays are there")
+            if leaf.descriptor_hash in self.withdrawals:
+                raise LeafRefused("MEMBER", "its first WITHDRAW leaf says whom the ADMIT leaf admitted")
+            if not self._is_pruned(seq):
+                raise LeafRefused("MEMBER", "the ADMIT leaf is there, and says whom it admitted")
             if aggregate is None:
                 raise LeafRefused("MEMBER", f"no summary speaks for an ADMIT leaf {seq}")
             aggregate.require_member(Member(leaf.descriptor_hash, seq, anchor), path)
@@ -456,6 +470,10 @@ class Replay:
         if contribution is not None and contribution.unnamed:
             self.register.name(contribution, leaf.descriptor_hash)
         self.shown_members.add(seq)
+
+    def _is_pruned(self, seq: int) -> bool:
+        """Returns whether the body of an ADMIT leaf is gone; a replay of whole leaves has all of them."""
+        return False
 
     def _resume(self, leaf: Resume) -> Problems:
         if leaf.attempt != self.attempt + 1:

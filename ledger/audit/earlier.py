@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from attest.clock import machine_time
+from attest.withdrawal import PASSING
 from ledger.accountants import MICRO
 from ledger.audit.crossing import Anchors, judge_crossing
 from ledger.audit.files import Leaves
@@ -120,11 +121,12 @@ def verify_with_earlier(
         cited too, and so is every run given that began before and shares a contribution; none has leaves dated after the run
         that cites it began; a compromised one is no longer than cited, and is counted with its whole plan unless it was closed,
         for whoever was admitted in it and whoever may have been; all exports given, and all that the runs in them counted, tell
-        one history of each ledger; no noise stream of one was used in another; no admission says less than what its
+        one history of each ledger; no noise stream of any was used in another; no admission says less than what its
         contribution had spent in them together, or another signed limit than they did; one descriptor has one class, one set of
         bounds and one content in all exports given, and one content one descriptor; nobody took part who was withdrawn in
-        one of them; and with this run as planned nobody exceeds a limit of epsilon over all runs, its own or one of any policy
-        for its class; nor could anybody with a cited run as that was planned, and the runs that it counted.
+        a cited one, or in any that was given before this one began; and with this run as planned nobody exceeds a limit of
+        epsilon over all runs, its own or one of any policy for its class; nor could anybody with a cited run as that was
+        planned, and the runs that it counted.
 
         The verdict is the weakest of the run and of those that it cites (`ledger.audit.words.VERDICTS`). It has the
         qualifiers of the run, but for those that these exports answer, and those of `INHERITED` of any run that it cites.
@@ -188,19 +190,25 @@ def verify_with_earlier(
             if item.digest not in {before.header_digest for before in run.header.previous}:
                 remarks.note(*_judge_uncited(run, own.digest, item, audited(item), fault, remarks))
         if not findings:
-            _judge_streams([*(item.run for item in runs), run], fault)
+            others = list(map(_whole, given))
+            _judge_streams([*(other for other, _, _ in others), run], fault)
             remarks.note(*map(_counted, runs))
             _remark_apart(runs, remarks)
             _judge_plans(runs, fault, remarks)
-            remarks.note(*_judge_spent(run, SpentRegistry(runs), fault, remarks))
-            judge_crossing([*map(_with_anchors, given), (run, anchors)], fault)
+            spent = SpentRegistry(runs)
+            remarks.note(*_judge_spent(run, spent, fault, remarks))
+            for other, _, left in others:
+                _judge_left(run, other, left, spent, fault)
+            judge_crossing([*((other, theirs) for other, theirs, _ in others), (run, anchors)], fault)
     except (LeafRefused, ExportChanged, ProofError) as error:
         fault(error.code, str(path), error.sentence)
     except Exception as error:  # an input that breaks the auditor must not pass the audit
         fault("INTERNAL", str(path), f"the audit of earlier runs broke off: {type(error).__name__}: {error}")
     if findings:
         return replace(report, verdict="FAILED", findings=tuple(findings[:MAX_FINDINGS]))
-    answered = ANSWERED if given else ANSWERED - {"LIMITS_ALONE"}  # the run itself says nothing of others
+    # The run itself says nothing of others, nor does a run over another corpus, in which none of its contributions can be.
+    alike = any(item.header.policy.corpus == run.header.policy.corpus for item in given)
+    answered = ANSWERED if alike else ANSWERED - {"LIMITS_ALONE"}
     if any(run.register.unnamed):
         answered = frozenset()  # of these nothing shows what they spent elsewhere
     words = sorted({*report.qualifiers} - answered | {*remarks.qualifiers})
@@ -325,12 +333,12 @@ def _judge_uncited(
 
 
 def _judge_streams(runs: Sequence[Replay], fault: Fault) -> None:
-    """Refuses a noise stream that two runs share; each run by itself was judged as it was verified."""
+    """Refuses a noise stream that two runs share, cited or not; each run by itself was judged as it was verified."""
     seen: set[bytes] = set()
     for run in runs:
         own = {window.noise_stream for window in run.windows}
         if shared := seen & own:
-            told = f"{len(shared)} noise streams of {run.header.origin} were used in an earlier run too"
+            told = f"{len(shared)} noise streams of {run.header.origin} were used in another run too"
             fault("NOISE_REUSED", "seq 0", f"{told}, {min(shared).hex()} among them: the noise of two releases would cancel")
         seen |= own
 
@@ -371,9 +379,7 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault, remarks: Re
     most: dict[str, float] = {}
     for name, contribution in run.contributions.items():
         if name in registry.withdrawn and run.expenditure.steps(contribution, run.charged_phases):
-            origin, leaf = registry.withdrawn[name]
-            sentence = f"{name.hex()} was withdrawn in {origin} (leaf {leaf.seq}, {leaf.reason})"
-            fault("EARLIER_WITHDRAWN", f"seq {contribution.seq}", f"{sentence}, and was in the pool of charged steps here")
+            _tell_withdrawn(contribution, *registry.withdrawn[name], fault)
         account = own.of(name)
         if account is None:
             continue
@@ -408,6 +414,23 @@ def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault, remarks: Re
         yield f"class {class_name}: over all runs counted, {spent}, if none was chosen by looking at another one's model"
 
 
+def _judge_left(run: Replay, other: Replay, left: Sequence[Withdraw], registry: SpentRegistry, fault: Fault) -> None:
+    """Finds who was withdrawn for good before this run began, and took part: in leaves behind those cited, or in no cited run.
+
+    Whoever chooses the size at which a run is cited, or cites none, does not choose what was withdrawn by then.
+    """
+    for leaf in left:
+        here = run.contributions.get(leaf.descriptor_hash)
+        late = leaf.reason in PASSING or leaf.time > run.header.time or leaf.descriptor_hash in registry.withdrawn
+        if here is not None and not late and run.expenditure.steps(here, run.charged_phases):
+            _tell_withdrawn(here, other.header.origin, leaf, fault)
+
+
+def _tell_withdrawn(contribution: Contribution, origin: str, leaf: Withdraw, fault: Fault) -> None:
+    sentence = f"{leaf.descriptor_hash.hex()} was withdrawn in {origin} (leaf {leaf.seq}, {leaf.reason})"
+    fault("EARLIER_WITHDRAWN", f"seq {contribution.seq}", f"{sentence}, and was in the pool of charged steps here")
+
+
 def _says_less(contribution: Contribution, before: float) -> bool:
     """Tells whether an admission says less than was spent before."""
     return contribution.terms.carried_micro + CARRIED_TOLERANCE_MICRO < before * MICRO
@@ -420,10 +443,10 @@ def _judge_admission(contribution: Contribution, before: float, fault: Fault) ->
         fault("CARRIED", f"seq {contribution.seq}", sentence)
 
 
-def _with_anchors(given: Given) -> tuple[Replay, Anchors]:
-    """Returns a run at its whole size, with the content commitments of its contributions."""
-    anchors = Anchors()
-    return _replay(given.leaves, given.leaves.size, anchors=anchors), anchors
+def _whole(given: Given) -> tuple[Replay, Anchors, list[Withdraw]]:
+    """Returns a run at its whole size, with the content commitments of its contributions, and its WITHDRAW leaves."""
+    anchors, withdrawn = Anchors(), list[Withdraw]()
+    return _replay(given.leaves, given.leaves.size, withdrawn, anchors), anchors, withdrawn
 
 
 def _replay(

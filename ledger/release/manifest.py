@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -22,7 +23,7 @@ from ledger.leaves import checks
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.release.contents import FORMS, MAX_NAMES, TENSORS
 from ledger.release.files import MAX_FILES, Digested, check_distinct, check_path
-from ledger.release.tensors import Tensor
+from ledger.release.tensors import SUFFIX, Tensor
 from ledger.release.tied import Commitment
 from ledger.rules.influence import Artifact, ClassFigures
 from ledger.rules.weights import WeightRecord, ordered
@@ -185,24 +186,28 @@ class Manifest:
                 raise ReleaseRefused("MANIFEST", f"{file.path} names {len(file.names)} things, at most {MAX_NAMES} are kept")
             if file.path.split("/")[0].casefold() in (MANIFEST, EXPORT):
                 raise ReleaseRefused("MANIFEST", f"{file.path} is no file of a release: the name is taken")
+            if (file.form == TENSORS) != file.path.endswith(SUFFIX) or (file.names and file.form == TENSORS):
+                raise ReleaseRefused("MANIFEST", f"{file.path}: {SUFFIX} files, and no others, are {TENSORS}, and name nothing")
+            _check_tensors(file)
 
     def _check_rows(self) -> None:
+        for what, rows in (("class", self.classes), ("block", self.blocks), ("artifact", self.artifacts)):
+            if len({row.name for row in rows}) != len(rows):
+                raise ReleaseRefused("MANIFEST", f"a {what} stands twice")
         for row in self.classes:
             checks.identifier(row.name, "class")
             checks.uint(row.contributions, "contributions")
-            checks.uint(row.withdrawn, "withdrawn")
+            checks.uint(row.withdrawn, f"withdrawn of class {row.name}", high=row.contributions)
             if row.epsilon_micro is not None or row.replace_micro is not None:
                 checks.uint(row.epsilon_micro, f"epsilon of class {row.name}")
                 checks.uint(row.replace_micro, f"epsilon of class {row.name} under replacement")
         for block in self.blocks:
             checks.text(block.name, "block", longest=200)
             checks.uint(block.coordinates, "coordinates")
-            for place in block.classes:
-                checks.uint(place, "class of a block", high=len(self.classes) - 1)
+            _check_places(block.classes, "class of a block", len(self.classes))
         for part in self.artifacts:
             checks.text(part.name, "artifact", longest=200)
-            for index in part.blocks:
-                checks.uint(index, "block of an artifact", high=len(self.blocks) - 1)
+            _check_places(part.blocks, "block of an artifact", len(self.blocks))
             if len(part.influenced_by) != len(self.classes) or any(type(flag) is not bool for flag in part.influenced_by):
                 raise ReleaseRefused("MANIFEST", f"artifact {part.name} does not say of every class whether a path leads to it")
 
@@ -217,6 +222,23 @@ class Manifest:
         checks.rows(self.weights.records, "records of the weights", WeightRecord, least=1)
         if ordered(self.weights.records) != self.weights.records:
             raise ReleaseRefused("MANIFEST", "the records of the weights are not in order of their names")
+
+
+def _check_tensors(file: ReleasedFile) -> None:
+    names = [tensor.name for tensor in file.tensors or ()]
+    if names != sorted(set(names)):
+        raise ReleaseRefused("MANIFEST", f"the tensors of {file.path} are in order of their names, each once")
+    for tensor in file.tensors or ():
+        for size in tensor.shape:
+            checks.uint(size, f"size in a shape of {file.path}")
+
+
+def _check_places(places: Sequence[int], what: str, count: int) -> None:
+    """Accepts places among so many rows, ascending, each once."""
+    for place in places:
+        checks.uint(place, what, high=count - 1)
+    if any(one >= other for one, other in pairwise(places)):
+        raise ReleaseRefused("MANIFEST", f"{what}: expected places ascending, each once, got {places!r:.80}")
 
 
 def files_digest(files: Sequence[ReleasedFile]) -> bytes:

@@ -172,6 +172,10 @@ class RetainedReplay(Replay):
                 return f"{sentence} summary, leaf {leaf.seq}, is followed by no EPOCH leaf, nor is the run closed"
         return None
 
+    def _is_pruned(self, seq: int) -> bool:
+        place = bisect_left(self.pruned, seq)
+        return place < len(self.pruned) and self.pruned[place] == seq
+
     def _gone(self) -> Iterator[tuple[int, int | None]]:
         """Yields the position of every pruned leaf, and that of the WITHDRAW leaf of whom it admitted."""
         for seq in self.pruned:

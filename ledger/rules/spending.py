@@ -115,6 +115,7 @@ def most_of_run(run: "Replay", contributions: Iterable[Contribution]) -> Spendin
     policy, spent = run.header.policy, run.expenditure
     if run.header.occurrences_public:
         return _spending(policy, loss=max(contribution.loss for contribution in contributions))
+    # Under equal terms some may have left before others did: each of these has its own steps.
     alike = {(contribution.terms, contribution.until): contribution for contribution in contributions}.values()
     steps = [spent.phase_steps(contribution, run.charged_phases) for contribution in alike]
     multipliers = (spent.of_contribution(contribution) for contribution in alike)

@@ -672,10 +672,11 @@ def test_a_key_that_was_revoked_while_contributions_stayed_in_the_pool_is_a_qual
     assert note.startswith("1 windows were charged with contributions in the pool (2 at most)")
 
     def life(driver) -> None:
-        driver.ledger.take_registry(load(made, OWNER_KEY).root(), now=driver.tick())
+        root = load(made, OWNER_KEY).root()
+        driver.ledger.take_registry(root, now=driver.tick())
         for spec in told.specs:
             if spec.key_id == key_id(public_bytes(CONTRIBUTORS["alice"])):
-                driver.ledger.withdraw(spec.descriptor_hash, "key-revoked", bytes(32), now=driver.tick())
+                driver.ledger.withdraw(spec.descriptor_hash, "key-revoked", root, now=driver.tick())
         two_windows(driver)
 
     told.life = life

@@ -16,7 +16,7 @@ from attest.order import Order
 from attest.policy import SamplingRule
 from attest.withdrawal import EXPIRED, KEY_REVOKED
 from ledger.audit import AuditReport, verify_export
-from tests.ledger.attested import AttestedDriver, attestation, attested_policy, registry_bytes
+from tests.ledger.attested import AttestedDriver, attestation, attested_policy, registry, registry_bytes
 from tests.ledger.ledger_runs import OWNER_KEY, SIGNER, signed_policy
 from tests.ledger.told_runs import Told
 
@@ -147,7 +147,7 @@ def turns_ended_by_an_invented_withdrawal(told: Drawn) -> None:
 
 
 def turns_ended_by_a_key_that_nobody_revoked(told: Drawn) -> None:
-    _ended_by(told, KEY_REVOKED, bytes(32))
+    _ended_by(told, KEY_REVOKED, registry().root())
 
 
 def occurrence_left_out(told: Drawn) -> None:

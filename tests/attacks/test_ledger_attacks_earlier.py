@@ -126,6 +126,70 @@ def test_noise_of_an_earlier_run_is_not_used_again(tmp_path):
     assert codes(second, first) == ["NOISE_REUSED"]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_noise_of_a_run_that_is_not_cited_is_not_used_again(tmp_path, first):
+    """They share nobody, so neither has to count the other; the difference of their releases would have no noise."""
+    one = finished(tmp_path, "one", SIGNER, admission(1))
+    two = finished(tmp_path, "two", SECOND, admission(2))
+    assert codes(*((one, two) if first else (two, one))) == ["NOISE_REUSED"]
+
+
+def test_a_withdrawal_of_a_run_that_is_left_out_is_found_though_nothing_was_spent_there(tmp_path):
+    """Who withdrew before the first charge spent nothing, so the run need not be cited; the withdrawal is of the corpus."""
+    with Ledger.create(tmp_path / "one.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1), admission(3))
+        ledger.withdraw(descriptor(1), "consent", bytes(32), now=driver.tick())
+        ledger.withdraw(descriptor(2), "consent", bytes(32), now=driver.tick())
+        driver.steps(1)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        first = ledger.export(tmp_path / "one")
+    for n in (1, 2):
+        after = finished(tmp_path, f"after{n}", SECOND, admission(n), streams=10, now=START + 60)
+        assert codes(after, first) == ["EARLIER_WITHDRAWN"]
+        before = finished(tmp_path, f"before{n}", SECOND, admission(n), streams=10, now=START)
+        assert codes(before, first) == [], "it was withdrawn after this run began: nobody need have known"
+
+
+def test_a_run_does_not_choose_who_withdrew_by_citing_fewer_leaves(tmp_path):
+    """After its close a run takes withdrawals in; cited as it was before, it lacks them."""
+    with Ledger.create(tmp_path / "one.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1))
+        driver.steps(1)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        short = ledger.export(tmp_path / "short")
+        ledger.withdraw(descriptor(1), "consent", bytes(32), now=driver.tick())
+        whole = ledger.export(tmp_path / "whole")
+    registry = counting(short)
+    named = {"streams": 10, "previous": registry.previous}
+    second = finished(tmp_path, "two", SECOND, carrying(registry), now=START + 60, **named)
+    assert codes(second, short) == [] and codes(second, whole) == ["EARLIER_WITHDRAWN"]
+    before = finished(tmp_path, "three", SECOND, carrying(registry), now=START + 4, **named)
+    assert codes(before, whole) == []
+
+
+def test_draws_that_nobody_decides_weaken_the_run_that_counts_them(tmp_path):
+    """What was spent there is the trainer's record of who took part, in whichever run it is counted."""
+    policy = signed_policy(disclosure="occurrences_public")
+    with Ledger.create(tmp_path / "one.db", header_spec(policy), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1))
+        window = driver.charge()
+        for step in range(1, 5):
+            ledger.draw(step, [0], now=driver.tick())
+        ledger.settle(window, 4, now=driver.tick())
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        first = ledger.export(tmp_path / "one")
+    registry = counting(first)
+    second = finished(tmp_path, "two", SECOND, carrying(registry), streams=10, previous=registry.previous)
+    assert "DRAWS_TOLD" not in verify_export(second, KEYS).qualifiers
+    assert "DRAWS_TOLD" in verify_with_earlier(second, KEYS, [first]).qualifiers
+
+
 def test_runs_that_spend_nothing_by_themselves_compose_all_the_same():
     """Each has epsilon 0 at its delta, which it has used up for that: left out, any number of them would be free."""
     one = Spending("pld", "gaussian", (Phase(1.0, 1e-7, 20),))
@@ -504,3 +568,5 @@ def test_a_run_does_not_answer_for_the_limits_over_all_runs_by_itself(tmp_path):
     assert "LIMITS_ALONE" in verify_export(export, KEYS).qualifiers
     assert "LIMITS_ALONE" in verify_with_earlier(export, KEYS, [export]).qualifiers
     assert "LIMITS_ALONE" not in verify_with_earlier(export, KEYS, [apart]).qualifiers
+    strange = finished(tmp_path, "three", THIRD, admission(5), streams=20, policy=signed_policy(corpus="letters"))
+    assert "LIMITS_ALONE" in verify_with_earlier(export, KEYS, [strange]).qualifiers, "nothing of this corpus is in it"

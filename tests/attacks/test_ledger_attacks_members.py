@@ -97,7 +97,7 @@ def test_a_member_is_withdrawn_once_and_does_not_stand_again(run, tmp_path):
     assert one is not None
     shown = (one.member.content_anchor, *one.path)
     verdict, codes = judged(ledger, with_withdrawal(ledger, rows, descriptor(1), 1, shown), pruned, tmp_path / "twice")
-    assert (verdict, codes) == ("FAILED", {"WITHDRAW"})
+    assert (verdict, codes) == ("FAILED", {"WITHDRAW", "MEMBER"})
     body = encode_leaf(replace(decode_leaf(rows[-1].body), descriptor_hash=descriptor(1)))
     again = admission(1)
     admit = Admit(len(rows), ledger.state.last_time, *(getattr(again, name) for name in Admit.__slots__[2:]))
@@ -105,6 +105,20 @@ def test_a_member_is_withdrawn_once_and_does_not_stand_again(run, tmp_path):
     standing = [*rows, Row(admit.seq, admit.KIND, leaf_hash(data), data)]
     verdict, codes = judged(ledger, standing, pruned, tmp_path / "standing")
     assert verdict == "FAILED" and {"CLOSED", "WITHDRAWN"} <= codes and body
+
+
+def test_nobody_is_shown_to_be_a_member_whose_admission_is_there(tmp_path):
+    """The leaf says whom it admitted: a record beside it would be a second word about one thing."""
+    driver = grown(tmp_path / "ledger.db")
+    with driver.ledger as ledger:
+        ledger.summarise(now=driver.tick())
+        driver.ledger.finish(now=driver.tick())
+        one = ledger.member(descriptor(1))
+        assert one is not None
+        told = (one.member.content_anchor, *one.path)
+        leaf = Withdraw(ledger.size, driver.tick(), descriptor(1), 1, "contributor", bytes(32), told)
+        (problem,) = ledger.state.apply(leaf)
+    assert problem.code == "MEMBER" and "is there" in problem.sentence
 
 
 def test_the_logs_key_lets_nobody_go_who_stays_in_a_run_that_goes_on(run, tmp_path):

@@ -161,7 +161,7 @@ def barred_who_is_supported(driver: AttestedDriver, told: Told, root: bytes) -> 
 
 def barred_before_it_was_taken_in(driver: AttestedDriver, told: Told, root: bytes) -> None:
     """What the run did shows that it had the later state, and no leaf says so."""
-    withdraw(driver, told, ALICE, KEY_REVOKED, root)
+    withdraw(driver, told, ALICE, KEY_REVOKED, driver.ledger.state.registry_roots[-1])
 
 
 def admitted_before_it_was_taken_in(driver: AttestedDriver, told: Told, root: bytes) -> None:

@@ -180,7 +180,8 @@ def test_what_was_withdrawn_in_an_earlier_run_is_withdrawn_here_before_the_first
     trainer.run()
     recorder = trainer.private.recorder
     recorder.withdraw(gone, "consent", bytes(range(32)), now=recorder.ledger.state.last_time)
-    recorder.withdraw(ended, "key-revoked", bytes(32), now=recorder.ledger.state.last_time)
+    root = recorder.ledger.state.registry_roots[-1]
+    recorder.withdraw(ended, "key-revoked", root, now=recorder.ledger.state.last_time)
     recorder.finish(STEPS, bytes(32), "held", recorder.ledger.state.last_time)
     recorder.export(tmp_path / "one")
     trainer.close()

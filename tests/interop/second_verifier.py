@@ -6,8 +6,7 @@ Standard library, `cryptography` (Ed25519) and numpy/scipy (privacy loss distrib
     python second_verifier.py --vectors vectors/
 
 Every finding is a pair of a code and a sentence; any finding makes the verdict FAILED. Codes are close to those of the page,
-not always the same. Not covered, and refused as UNSUPPORTED: the noise family laplace, and what earlier runs add up to by
-other accountants than pld and prv. Budgets over several runs are not recomputed.
+not always the same. Not covered, and refused as UNSUPPORTED: the noise family laplace.
 """
 
 import argparse
@@ -23,6 +22,7 @@ import struct
 import sys
 import tempfile
 import time as clock
+import unicodedata
 from fractions import Fraction
 from pathlib import Path
 
@@ -679,6 +679,7 @@ def class_rule(value):
     """Check a class of the policy."""
     required = {1: identifier, 2: micro, 3: micro, 4: fraction, 5: depth_rule, 6: optional(seconds)}
     shape(value, required, {7: only_true, 8: micro, 9: not_built, 10: purposes, 11: not_built, 12: not_built, 13: not_built})
+    need(10 not in value, "CBOR_NONCANONICAL", "a default written out")
     need(0 < fraction(value[4]) <= 1, "RANGE", "sampling rate")
     if 7 in value:
         need(value[2] == MOST_MICRO and value[3] == 1 and 8 not in value, "RANGE", "public class")
@@ -885,7 +886,7 @@ class Registry:
         for key in chosen:
             before = self.keys[key]["revoked"]
             self.keys[key]["revoked"] = time if before is None else min(before, time)
-            self.keys[key]["entered"] = min(self.keys[key].get("entered", self.time), self.time)
+            self.keys[key]["said"] = min(self.keys[key].get("said", LAST_MOMENT), max(self.time, time))
 
     def statement(self, data, kind):
         """Return the fields of a key statement."""
@@ -1362,6 +1363,20 @@ def order_two(divergence, delta):
     return max(0.0, math.log(max(1e-300, 1 + math.expm1(divergence) / (4 * delta) - delta)))
 
 
+def order_epsilon(divergence, order, delta):
+    """Return the epsilon that a Rényi divergence of one order gives (rdp)."""
+    if divergence <= 0:
+        return 0.0
+    if order == 2:
+        return order_two(divergence, delta)
+    total = (order - 1) * divergence
+    plain = divergence - (math.log(delta) + math.log(order)) / (order - 1) + math.log1p(-1 / order)
+    log_u = (total if total > 700 else math.log(math.expm1(total))) - math.log(order * delta)
+    log_v = float(numpy.logaddexp(0, log_u)) / (order - 1)
+    tight = log_v + math.log1p(-1 / order) + math.log1p(-math.expm1(-log_v) * math.exp(-log_u))
+    return max(0.0, min(tight, plain))
+
+
 def renyi_epsilon(terms, delta, moments):
     """Return epsilon of a schedule (q, z, n) with the accountant rdp or moments."""
     terms, best = normal_terms(terms), math.inf
@@ -1374,18 +1389,124 @@ def renyi_epsilon(terms, delta, moments):
             best = min(best, (total - math.log(delta)) / (order - 1))
             if order == 2 and math.expm1(min(divergence, 1)) <= 1:
                 best = min(best, order_two(divergence, delta))
-        elif divergence <= 0:
-            best = 0.0
-        elif order == 2:
-            best = min(best, order_two(divergence, delta))
         else:
-            plain = divergence - (math.log(delta) + math.log(order)) / (order - 1) + math.log1p(-1 / order)
-            log_u = (total if total > 700 else math.log(math.expm1(total))) - math.log(order * delta)
-            log_v = float(numpy.logaddexp(0, log_u)) / (order - 1)
-            tight = log_v + math.log1p(-1 / order) + math.log1p(-math.expm1(-log_v) * math.exp(-log_u))
-            best = min(best, max(0.0, min(tight, plain)))
+            best = min(best, order_epsilon(divergence, order, delta))
     CACHE[terms, delta, moments] = best
     return best
+
+
+# --- What runs add up to ----------------------------------------------------------------------------------------------
+
+
+class Spending:
+    """What one run took of a contribution: sampled steps (q, z, n), or the loss of public draws; by whom it is accounted."""
+
+    def __init__(self, accountant, family, terms=(), loss=0.0, cap=0):
+        """Keep them; prv counts as pld."""
+        self.accountant = "pld" if accountant == "prv" else accountant
+        self.family, self.terms, self.loss, self.cap = family, normal_terms(terms), loss, cap
+
+    def __bool__(self):
+        """Tell whether anything was released."""
+        return bool(self.terms or self.loss)
+
+    def epsilon(self, delta):
+        """Return its epsilon by itself."""
+        if self.loss:
+            return self.of_terms(((1, self.loss**-0.5, 1),), delta)
+        whole = self.of_terms(self.terms, delta)
+        if not self.cap or not self.terms:
+            return whole
+        left, square = self.cap, 0.0
+        for _, z, n in sorted(self.terms, key=lambda term: term[1]):
+            square, left = square + min(n, left) / z**2, left - min(n, left)
+        return min(whole, self.of_terms(((1, square**-0.5, 1),), delta))
+
+    def of_terms(self, terms, delta):
+        """Return the epsilon of terms by its accountant."""
+        if self.family in LATTICE:
+            return lattice_epsilon(terms, delta, self.family)
+        if self.accountant == "pld":
+            return pld_epsilon(terms, delta)[0]
+        return renyi_epsilon(terms, delta, self.accountant == "moments")
+
+    def divergences(self):
+        """Return its Rényi divergence at every order of rdp."""
+        key = (self.family, self.terms, self.loss)
+        if key not in CACHE:
+            loss = self.loss or sum(n / z**2 for _, z, n in self.terms)
+            if self.family == "skellam":
+                CACHE[key] = [loss * (b / 2 + min((2 * b + 5) / 2**34, 1.5)) for b in map(math.ceil, ORDERS)]
+            elif self.loss or self.family in LATTICE:
+                CACHE[key] = [a * loss / 2 for a in ORDERS]
+            else:
+                CACHE[key] = [sum(n * log_moment(q, z, a) for q, z, n in self.terms) / (a - 1) for a in ORDERS]
+        return CACHE[key]
+
+
+def composed(spendings, delta):
+    """Return the epsilon of several runs together, none of them chosen by looking at what another one released."""
+    groups = {}
+    for one in spendings:
+        if one:
+            groups.setdefault((one.accountant, one.family, bool(one.loss) and one.family in LATTICE), []).append(one)
+    joined = []
+    for (accountant, family, of_loss), members in groups.items():
+        loss = sum(one.loss for one in members)
+        terms = [term for one in members for term in (one.terms or [(1, one.loss**-0.5, 1)])]
+        if len(members) == 1:
+            joined += members
+        elif of_loss or all(one.loss for one in members):
+            joined.append(Spending(accountant, family, loss=loss))
+        else:
+            joined.append(Spending(accountant, family, terms))
+    if len(joined) < 2:
+        return joined[0].epsilon(delta) if joined else 0.0
+    sums = [sum(values) for values in zip(*(one.divergences() for one in joined), strict=True)]
+    least = min(order_epsilon(value, order, delta) for value, order in zip(sums, ORDERS, strict=True))
+    share = delta / len(joined)
+    return least if share < 1e-12 else min(least, sum(one.epsilon(share) for one in joined))
+
+
+class Account:
+    """A run in the account of a contribution: what it spent, what it could have, when it counts, under which limits."""
+
+    def __init__(self, run, spent, planned, limits):
+        """Keep them; runs stand in the order of how many they cite, and of their headers' times."""
+        self.order, self.spent, self.planned, self.limits = (len(run.earlier), run.began), spent, planned, limits
+
+
+def room(order, epsilon, delta):
+    """Return the largest divergence of an order that is within epsilon at delta."""
+    low, high = 0.0, 1.0
+    while order_epsilon(high, order, delta) <= epsilon:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if order_epsilon(middle, order, delta) <= epsilon else (low, middle)
+    return low
+
+
+def reached(limit, accounts):
+    """Return what of a limit (epsilon in 1e-6, delta) these accounts use (Several runs, the filter)."""
+    used = [account for account in accounts if account.spent]
+    epsilon, delta = limit[0] / MICRO, float(limit[1])
+    if len(used) < 2:
+        return used[0].spent.epsilon(delta) if used else 0.0
+    first = min(used, key=lambda account: account.order).planned.divergences()
+    ratios = [room(a, epsilon, delta) / need_ if need_ else math.inf for a, need_ in zip(ORDERS, first, strict=True)]
+    place = ratios.index(max(ratios))
+    total = max(sum(account.spent.divergences()[place] for account in used), first[place])
+    return order_epsilon(total, ORDERS[place], delta)
+
+
+def keep_within(before, own, delta, where):
+    """Refuse a run that could have brought a contribution above one of its limits over runs."""
+    for limit in dict.fromkeys(limit for account in (*before, own) for limit in account.limits):
+        uses = [reached(limit, (*before, own))]
+        if limit in own.limits:
+            uses += [reached(limit, (own,)), composed((a.spent for a in before), float(delta)) if limit[1] <= delta else 0.0]
+        need(max(uses) * MICRO <= limit[0] + 2, "BUDGET", f"{where}: {max(uses)} of {limit[0] / MICRO}")
 
 
 # --- Leaves -----------------------------------------------------------------------------------------------------------
@@ -1623,6 +1744,7 @@ class Run:
         self.over, self.closed, self.fence = False, None, 0
         self.groups, self.said, self.batch, self.epochs, self.summaries = {}, {}, [], [], []
         self.stds, self.largest, self.key_leaves, self.clocks, self.pools, self.vkeys = {}, {}, [], [], {}, []
+        self.plans, self.spent = {}, {}
 
     # header
 
@@ -1632,6 +1754,12 @@ class Run:
          accountant, note, private, margin, self.caps, self.registry_root, self.earlier, self.isolation, self.randomness,
          self.unprobed, _, stack, self.frozen) = fields  # fmt: skip
         self.began, self.roots_in_force = self.time, [self.registry_root]
+        need(len({(row[0], row[3]) for row in self.earlier}) == len(self.earlier), "PREVIOUS", "a ledger cited twice")
+        lost = [(row[0], VerifierKey(row[4], ED25519)) for row in self.earlier if row[5] == "compromised"]
+        own = VerifierKey(vkey, ED25519).raw
+        need(len(lost) < 2, "PREVIOUS", "two lost ledgers")
+        need(all(name != self.origin and key.raw != own for name, key in lost), "PREVIOUS", "goes on with what was lost")
+        need(all(VerifierKey(row[4], ED25519).name == row[0] for row in self.earlier), "LOG_KEY", "key of another name")
         check_message(message, "policy", payload, self.owner_key, self.owner)
         self.policy = policy = read_policy(payload)
         self.classes = policy["classes"]
@@ -1869,23 +1997,40 @@ class Run:
         firsts = [first for first, _ in self.phases] + [self.policy[8] + 1]
         return [(self.std(i, a), b - a) for a, b in itertools.pairwise(firsts)]
 
-    def whole_plan(self, i):
-        """Return the terms of the whole horizon, redo steps at the dearest noise."""
-        plan = self.plan(i)
-        return [*plan, (min(std for std, _ in plan), self.policy[9])]
+    def limits_of(self, i, limit, limit_delta):
+        """Return the limits (epsilon in 1e-6, delta) of a contribution of a class."""
+        rule = self.classes[i]
+        found = [(limit, Fraction(limit_delta, 10**12))] if limit else []
+        return [] if rule["public"] else found + ([(rule["limit"], Fraction(*self.policy[3]))] if rule["limit"] else [])
+
+    def spending(self, terms=(), loss=0.0, cap=0):
+        """Return what this run took of somebody."""
+        return Spending(self.policy[4], self.family, terms, loss, cap)
+
+    def planned(self, i, person):
+        """Return the account of who signed these bounds, as the whole run is planned, redo steps at the dearest noise."""
+        key = (i, person["sigma"], person["clip"], person["limit"], person["limit_delta"])
+        if key not in self.plans:
+            q = self.classes[i]["q"]
+            rows_ = [[self.multiplier_of(person, std), count] for std, count in self.plan(i)]
+            if 26 in self.policy:
+                rows_ = [[z, math.ceil(count * q) + (count > 0)] for z, count in rows_]
+            min((row for row in rows_ if row[1]), key=lambda row: row[0])[1] += self.policy[9]
+            if self.public_draws:
+                plan = self.spending(loss=sum(count / min(z, 1e12) ** 2 for z, count in rows_ if count))
+            else:
+                plan = self.spending([(q, z, count) for z, count in rows_])
+            self.plans[key] = Account(self, plan, plan, self.limits_of(i, person["limit"], person["limit_delta"]))
+        return self.plans[key]
 
     def budget(self, person):
         """Refuse who has a limit that the plan by itself, or the carried epsilon, exceeds."""
-        rule = self.classes[person["class"]]
-        limits = [(person["limit"], Fraction(person["limit_delta"], 10**12))] if person["limit"] else []
-        limits += [(rule["limit"], Fraction(*self.policy[3]))] if rule["limit"] else []
-        for limit, delta in limits:
+        own = self.planned(person["class"], person)
+        for limit in own.limits:
             self.report.qualify("LIMITS_ALONE")
-            if not self.public_draws:
-                terms = self.terms_with(person["class"], self.whole_plan(person["class"]), person)
-                planned = self.epsilon(terms, float(delta))[0]
-                need(planned <= limit / MICRO + 2e-6, "BUDGET", f"{planned} planned, {limit / MICRO} allowed")
-            need(Fraction(*self.policy[3]) < delta or person["carried"] <= limit, "BUDGET", "carried")
+            planned = reached(limit, (own,))
+            need(planned * MICRO <= limit[0] + 2, "BUDGET", f"{planned} planned, {limit[0] / MICRO} allowed")
+            need(Fraction(*self.policy[3]) < limit[1] or person["carried"] <= limit[0], "BUDGET", "carried")
 
     # groups
 
@@ -1920,6 +2065,10 @@ class Run:
     def multiplier(self, person, std):
         """Return z of a contribution at an effective standard deviation."""
         return max(person["sigma"] / MICRO, float(Fraction(std) * MICRO / person["clip"]))
+
+    def multiplier_of(self, person, std):
+        """Return z of a contribution before anybody is drawn: with injection per sample what it signed, and no more."""
+        return person["sigma"] / MICRO if self.per_sample else self.multiplier(person, std)
 
     def terms_with(self, i, terms, person):
         """Return terms (q, z, steps) of a contribution."""
@@ -2149,18 +2298,21 @@ class Run:
         person = self.by_hash.get(digest)
         need(admitted == (person["seq"] if person else None), "WITHDRAW", "position of its ADMIT")
         if shown is not None:
-            need(
-                self.closed is not None and not self.withdrawn(digest), "MEMBER", "shown, though its ADMIT leaf cannot be gone"
-            )
+            need(self.closed is not None and not self.withdrawn(digest), "MEMBER", "shown before the close, or once more")
+            need(person is not None and person["pruned"], "MEMBER", "shown, though its ADMIT leaf is there")
             rows_ = [row for row in self.aggregates_of(1, math.inf) if row[0] <= admitted < row[0] + row[1]]
             check_member(rows_[0], digest, admitted, shown[0], shown[1:])
             person["shown"] = True
         if why == "expired" and person and person["attestation"] is not None:
             need(evidence == person["attestation"], "WITHDRAWAL_EVIDENCE", "of an expiry")
             need(self.time >= person.get("ends", 0), "NOT_EXPIRED", "withdrawn before its end")
-        if why in ("key-revoked", "class-not-granted") and person and "key" in person and self.state is not None:
-            need(self.barred(person), "NOT_BARRED", "the state in force supports it")
+        if why in NOBODY_SIGNS:
+            here = person is not None and person["gone"] is None and self.closed is None
+            need(here, "WITHDRAW", f"{why}, of who is in no pool")
+        if why in ("key-revoked", "class-not-granted"):
             need(evidence == self.roots_in_force[-1], "WITHDRAWAL_EVIDENCE", "not the root of the state in force")
+            if "key" in person and self.state is not None:
+                need(self.barred(person), "NOT_BARRED", "the state in force supports it")
         before = self.withdrawn(digest)
         need(not before or (len(before) == 1 and before[0] in NOBODY_SIGNS and why not in NOBODY_SIGNS), "WITHDRAW", "twice")
         self.withdrawals.append((digest, why, seq, evidence))
@@ -2318,7 +2470,7 @@ class Report:
     def ask_revoked(self, person, time):
         """Add a qualifier where the last state of the registry had entered a revocation of somebody's key by then."""
         state = self.registry.keys.get(person.get("key")) if self.registry else None
-        if state and state["revoked"] is not None and max(state["revoked"], state["entered"]) <= time:
+        if state and state.get("said", LAST_MOMENT) <= time:
             self.qualify("KEY_REVOKED")
 
     def find(self, refused, where):
@@ -2612,137 +2764,321 @@ def check_pruned(report, run, notes, times, now, gone):
             need(27 in run.policy and len(who) >= run.policy[28], "UNVOUCHED", f"{len(who)} auditors vouch at {seq}")
 
 
-def check_withdrawals(report, run, folder, registry):
-    """Hold WITHDRAW leaves against the signed withdrawals in a folder."""
-    given = {}
-    for path in sorted(Path(folder).iterdir()):
-        payload, message = read_pair(path.read_bytes())
-        value = decode(payload)
+class SignedWithdrawal:
+    """A file that is given as a signed withdrawal; of its signature only the form is read."""
+
+    def __init__(self, data):
+        """Read it, or refuse what is none."""
+        self.payload, self.message = read_pair(data)
+        self.kid, self.issuer, subject, kind, _, _ = read_message(self.message)
+        need(kind == TYPE % "withdrawal" and subject == "sha-256:" + sha256(self.payload).hex(), "HEADER", "no withdrawal")
+        value = decode(self.payload)
         shape(value, {1: word("dptrain.withdrawal/1"), 2: hash32, 3: identifier, 4: moment, 5: identifier})
-        issuer = read_message(message)[1]
-        kid = read_message(message)[0]
-        if issuer == run.owner:
-            check_message(message, "withdrawal", payload, run.owner_key, issuer)
-        else:
-            person = run.by_hash.get(value[2])
-            keys = registry.keys if registry else {}
-            raws = [raw for raw in keys if key_id(raw) == kid]
-            if person and person["kid"] is not None:
-                who = {keys[raw]["who"] for raw in keys if key_id(raw) == person["kid"]}
-                raws = [raw for raw in raws if keys[raw]["who"] in who]
-            need(raws, "KEY_UNKNOWN", path.name)
-            check_message(message, "withdrawal", payload, raws[0], issuer)
-        need(value[3] == run.policy[2], "AUDIENCE", path.name)
-        need(value[5] not in NOBODY_SIGNS, "WITHDRAWAL", f"{path.name}: reason {value[5]}")
-        given[value[2]] = (value[5], sha256(message))
-    run.compared = set(given)
+        need(value[5] not in NOBODY_SIGNS, "REASON", value[5])
+        self.digest, self.corpus, self.time, self.reason = value[2], value[3], value[4], value[5]
+        self.evidence = sha256(self.message)
+
+    def holds(self, run, registry, time=None):
+        """Tell whether its signer may withdraw: True, False for a bad signature, None where nothing shows who signed."""
+        if self.issuer == run.owner:
+            return self.verifies(run.owner_key)
+        person = run.by_hash.get(self.digest)
+        keys = registry.keys if registry and person else {}
+        who = {state["who"] for raw, state in keys.items() if key_id(raw) == person["kid"]}
+        found = None
+        for raw, state in keys.items():
+            valid = any(key_state(state, moment_) == "" for moment_ in {self.time, time} - {None})
+            if state["who"] in who and key_id(raw) == self.kid and valid:
+                found = self.verifies(raw)
+                if found:
+                    return True
+        return found
+
+    def verifies(self, raw):
+        """Tell whether it verifies under a key."""
+        try:
+            check_message(self.message, "withdrawal", self.payload, raw, self.issuer)
+        except Refused:
+            return False
+        return True
+
+
+def read_withdrawals(folder):
+    """Return the signed withdrawals in a folder; other files count for nothing."""
+    found = []
+    for path in sorted(Path(folder).iterdir()):
+        if path.is_file():
+            try:
+                found.append(SignedWithdrawal(path.read_bytes()))
+            except (Refused, LookupError, TypeError, ValueError):
+                continue
+    return found
+
+
+def check_withdrawals(report, run, folder, registry):
+    """Hold WITHDRAW leaves against the signed withdrawals in a folder; return the positions of those that are shown."""
+    given, shown, late = read_withdrawals(folder), set(), {}
     for digest, why, seq, evidence in run.withdrawals:
-        if digest in given and why not in NOBODY_SIGNS:
-            need(given[digest] == (why, evidence), "WITHDRAWAL", f"leaf {seq}")
-    for digest, (why, _) in given.items():
-        entered = run.withdrawn(digest)
-        if not entered:
-            report.qualify("WITHDRAWAL_UNENTERED")
-        need(not entered or why in entered, "WITHDRAWAL", f"{digest.hex()}: {why}, entered as {entered}")
+        own = [item for item in given if item.evidence == evidence]
+        if own:
+            said = (own[0].digest, own[0].corpus, own[0].reason)
+            need(said == (digest, run.policy[2], why), "WITHDRAWAL_EVIDENCE", f"leaf {seq}: {said[1:]}")
+            holds = own[0].holds(run, registry, run.times[seq])
+            need(holds is not False, "WITHDRAWAL_EVIDENCE", f"leaf {seq}: a bad signature")
+            if holds:
+                shown.add(seq)
+                continue
+        for other in given:
+            alike = other.digest == digest and other.corpus == run.policy[2] and other not in own
+            if alike and other.reason != why and other.time <= run.times[seq] and other.holds(run, registry, run.times[seq]):
+                need(why in NOBODY_SIGNS, "WITHDRAWAL_REASON", f"leaf {seq}: {other.reason} was signed")
+                late.setdefault(digest, seq)
+    entered = {row[0] for row in run.withdrawals if row[1] not in NOBODY_SIGNS}
+    for item in given:
+        if (item.digest in run.by_hash or nameless(run)) and item.digest not in entered:
+            need(item.digest not in late, "WITHDRAWAL_REASON", f"leaf {late.get(item.digest)}")
+            if item.corpus == run.policy[2] and item.holds(run, registry):
+                report.qualify("WITHDRAWAL_UNENTERED")
+    return shown
 
 
 # --- Earlier runs -----------------------------------------------------------------------------------------------------
 
 
-def check_earlier(report, run, others):
-    """Hold a run against the exports of earlier runs."""
-    by_origin = {other.origin: other for other in others}
-    if run.earlier and not others:
+def nameless(run):
+    """Return how many a run has of whom nothing says who they are."""
+    return sum(not person["known"] for person in run.people)
+
+
+INHERITED = (
+    "CLOCK_SET", "DRAWS_TOLD", "FROZEN_TOLD", "NO_AUDITORS", "NO_QUORUM", "NO_WITNESS_QUORUM", "PRUNED", "TOLD", "UNADDRESSED",
+    "UNPROBED",
+)  # fmt: skip
+
+
+class Counted:
+    """A cited run, as it was at the size at which it is cited."""
+
+    def __init__(self, other, size, how):
+        """Keep it; it is lost if its key was, before it was closed."""
+        self.other, self.size, self.digest = other, size, other.digest
+        self.closed = other.closed is not None and other.closed < size
+        self.lost = how == "compromised" and not self.closed
+
+    def left_for_good(self):
+        """Return the descriptor hashes of who was withdrawn by then, not merely taken out for a while."""
+        return {digest for digest, why, seq, _ in self.other.withdrawals if seq < self.size and why not in NOBODY_SIGNS}
+
+    def account(self, person, name, named=False):
+        """Return the account of a contribution of a class of this name in the run; None without one, or of nobody `named`."""
+        other, before = self.other, self.other.by_hash.get(person["hash"])
+        places = [i for i, rule in enumerate(other.classes) if rule["name"] == name and not rule["public"]]
+        if self.lost:
+            return other.planned(places[0], person) if places else None
+        if before is not None and (before["known"] or before.get("shown")):
+            return None if other.classes[before["class"]]["public"] else account_of(other, before)
+        members = [p for p in other.people if not p["known"] and p["class"] in places]
+        if not members or named:
+            return None
+        plan = other.planned(places[0], person)
+        return Account(other, most_of(other, members), plan.planned, plan.limits)
+
+
+def phase_steps(run, person):
+    """Return the steps charged to somebody in every phase of the noise."""
+    sums = [0] * len(run.phases)
+    for window in run.windows[person["before"] : person["until"]]:
+        sums[run.phase(window["first"])[0]] += window["steps"]
+    return sums
+
+
+def occurrences_of(run, person, steps):
+    """Return in how many steps a cap that is kept lets somebody take part; 0 without one."""
+    if not (run.caps and person["cap"] and steps):
+        return 0
+    attempts = max(1, run.windows[: person["until"]][-1]["attempt"] - person["attempt"] + 1)
+    return min(person["cap"] * attempts, steps)
+
+
+def multipliers_of(run, person):
+    """Return z of somebody in every phase of the noise."""
+    return [run.multiplier_of(person, std) for std, _ in run.plan(person["class"])]
+
+
+def account_of(run, person):
+    """Return what somebody spent in a run, with what it could have spent."""
+    key = run.group_key(person)
+    if key not in run.spent:
+        plan = run.planned(person["class"], person)
+        steps = phase_steps(run, person)
+        q = run.classes[person["class"]]["q"]
+        terms = [(q, z, n) for z, n in zip(multipliers_of(run, person), steps, strict=True)]
+        spent = run.spending(terms, cap=occurrences_of(run, person, sum(steps)))
+        run.spent[key] = Account(
+            run, run.spending(loss=person["loss"]) if run.public_draws else spent, plan.planned, plan.limits
+        )
+    return run.spent[key]
+
+
+def most_of(run, members):
+    """Return what is no less than anybody of these spent, all of one class of whom nothing says who they are."""
+    if run.public_draws:
+        return run.spending(loss=max(person["loss"] for person in members))
+    steps = [phase_steps(run, person) for person in members]
+    caps = [occurrences_of(run, person, sum(own)) for person, own in zip(members, steps, strict=True)]
+    least = [min(column) for column in zip(*(multipliers_of(run, person) for person in members), strict=True)]
+    most = [max(column) for column in zip(*steps, strict=True)]
+    q = run.classes[members[0]["class"]]["q"]
+    return run.spending([(q, z, n) for z, n in zip(least, most, strict=True)], cap=max(caps) if all(caps) else 0)
+
+
+def audit_earlier(report, run, paths, brought):
+    """Audit the exports that are given beside a run, and hold the run against them."""
+    audits = []
+    for path in paths:
+        found = audit(path, *brought)
+        need(not found.findings, "EARLIER", f"{path}: {found.findings[:1]}")
+        audits.append(found)
+    longest = {run.digest: report}
+    for found in sorted(audits, key=lambda found: -found.run.size):
+        longest.setdefault(found.run.digest, found)
+    for found in (report, *audits):
+        whole = max((one.run for one in (report, *audits) if one.run.digest == found.run.digest), key=lambda one: one.size)
+        same = root_of(whole.levels, found.run.size) == root_of(found.run.levels, found.run.size)
+        need(same, "EARLIER_FORKED", f"two histories of {found.run.origin}")
+    del longest[run.digest]
+    check_citations(run, [found.run for found in longest.values()])
+    counted = [check_cited(report, run, longest, row) for row in run.earlier]
+    told = check_others(run, [found.run for found in longest.values()], counted)
+    check_apart(report, counted)
+    told |= check_totals(run, counted)
+    if not nameless(run):
+        if any(found.run.policy[2] == run.policy[2] for found in longest.values()):
+            report.qualifiers = [word_ for word_ in report.qualifiers if word_ != "LIMITS_ALONE"]
+        report.qualifiers = [word_ for word_ in report.qualifiers if word_ != "EARLIER_TOLD"]
+    if told:
         report.qualify("EARLIER_TOLD")
-        return
-    counted = []
-    for origin, size, root, digest, vkey, how in run.earlier:
-        other = by_origin.get(origin)
-        need(other is not None, "EARLIER_MISSING", origin)
-        need(other.size >= size, "EARLIER_BEHIND", origin)
-        need(root_of(other.levels, size) == root and other.digest == digest, "EARLIER_FORKED", origin)
-        need(vkey in {key.line for key in signers_at(other, size)}, "EARLIER_NAME", origin)
-        need(other.policy[2] == run.policy[2], "EARLIER_CORPUS", origin)
-        closed = other.closed is not None and other.closed < size
-        need(closed or how == "compromised", "EARLIER_OPEN", origin)
-        need(how == "spent" or other.size == size, "EARLIER_COMPROMISED", origin)
-        need(run.began >= max(other.times[:size]) - HOUR, "EARLIER_TIME", origin)
-        for row in other.earlier:
-            need(row[0] in {cited[0] for cited in run.earlier}, "EARLIER_UNCITED", row[0])
-        counted.append((other, size, closed))
+
+
+def check_citations(run, others):
+    """Ask that all exports, and all that the runs in them cite, tell one history of each ledger."""
+    known = {other.digest: other for other in (run, *others)}
+    for citing in others:
+        for origin, size, root, digest, _, _ in citing.earlier:
+            found = known.get(digest)
+            if found is not None and size <= found.size:
+                need(root_of(found.levels, size) == root, "EARLIER_FORKED", origin)
+            else:
+                need(found is None or found is run, "EARLIER_BEHIND", origin)
+
+
+def check_cited(report, run, longest, row):
+    """Hold a citation against the export of the run, and return it as it was then."""
+    origin, size, root, digest, vkey, how = row
+    need(digest in longest, "EARLIER_MISSING", origin)
+    found = longest[digest]
+    other = found.run
+    need(other.size >= size, "EARLIER_BEHIND", origin)
+    need(root_of(other.levels, size) == root, "EARLIER_FORKED", origin)
+    need((origin, vkey) == (other.origin, signers_at(other, size)[-1].line), "EARLIER_NAME", origin)
+    need(other.policy[2] == run.policy[2], "EARLIER_CORPUS", origin)
+    need(how == "spent" or other.size == size, "EARLIER_COMPROMISED", origin)
+    need(other.times[size - 1] <= run.began + HOUR, "EARLIER_TIME", origin)
+    counted = Counted(other, size, how)
+    need(counted.closed or how == "compromised", "EARLIER_OPEN", origin)
+    for before in other.earlier:
+        need(before[3] in {cited[3] for cited in run.earlier}, "EARLIER_UNCITED", before[0])
+    for qualifier in INHERITED:
+        if qualifier in found.qualifiers:
+            report.qualify(qualifier)
+    return counted
+
+
+def check_others(run, others, counted):
+    """Hold a run against every other one that was given, cited or not; return whether what one spent is told."""
+    told = False
+    for one, other in itertools.combinations([*others, run], 2):
+        need(not one.noise & other.noise, "NOISE_REUSED", f"{one.origin} and {other.origin}")
+        compare_terms(other, one)
+    cited = {one.digest: one for one in counted}
     for other in others:
-        shared = [
-            p for p in other.people if p["hash"] in run.by_hash and other.spent_terms(p["class"], p["before"], p["until"])
-        ]
-        if other.origin not in {row[0] for row in run.earlier}:
-            need(other.began >= run.began or not shared, "EARLIER_LEFT_OUT", other.origin)
-        need(not other.noise & run.noise, "NOISE_REUSED", other.origin)
-        compare_terms(run, other)
-    for person in run.people:
-        if not run.classes[person["class"]]["public"]:
-            check_carried(run, person, counted)
-    if not run.earlier and others:
-        report.notes.append("exports of earlier runs were given, and none is cited")
+        by_then = cited[other.digest].size if other.digest in cited else 0
+        gone = {digest for digest, why, seq, _ in other.withdrawals
+                if why not in NOBODY_SIGNS and (seq < by_then or other.times[seq] <= run.began)}  # fmt: skip
+        for person in run.people:
+            charged = sum(phase_steps(run, person))
+            need(person["hash"] not in gone or not charged, "EARLIER_WITHDRAWN", f"leaf {person['seq']}")
+        if other.digest not in cited and run.digest not in {row[3] for row in other.earlier} and other.began <= run.began:
+            whole = Counted(other, other.size, "spent")
+            told |= bool(nameless(run) or nameless(other))
+            for person in run.people:
+                account = whole.account(person, run.classes[person["class"]]["name"], True) if person["known"] else None
+                need(not (account and account.spent), "EARLIER_LEFT_OUT", f"{other.origin}, leaf {person['seq']}")
+    return told
+
+
+def check_apart(report, counted):
+    """Add a qualifier where two cited runs share contributions, and neither counts the other."""
+    for one, two in itertools.combinations(counted, 2):
+        a, b = one.other, two.other
+        names = [{p["hash"] for p in run.people if p["known"]} for run in (a, b)]
+        unknown = [nameless(run) for run in (a, b)]
+        shared = len(names[0] & names[1]) + min(unknown[0], len(b.people)) + min(unknown[1], len(a.people))
+        if shared and {one.digest, two.digest}.isdisjoint(row[3] for run in (a, b) for row in run.earlier):
+            report.qualify("EARLIER_APART")
 
 
 def compare_terms(run, other):
     """Refuse one descriptor under other terms in another run, and one content under another descriptor."""
     by_anchor = {person["anchor"]: person["hash"] for person in other.people if person["anchor"] is not None}
     for person in run.people:
+        if not person["known"]:
+            continue
         where = f"leaf {person['seq']}"
         need(by_anchor.get(person["anchor"], person["hash"]) == person["hash"], "EARLIER_ANCHOR", where)
         before = other.by_hash.get(person["hash"])
-        if before:
-            pairs = [(row[key] for key in ("clip", "sigma", "cap")) for row in (person, before)]
+        if before and before["known"]:
             names = run.classes[person["class"]]["name"], other.classes[before["class"]]["name"]
             anchors = {person["anchor"], before["anchor"]} - {None}
-            same = list(pairs[0]) == list(pairs[1]) and names[0] == names[1] and len(anchors) < 2
+            bounds = all(person[key] == before[key] for key in ("clip", "sigma", "cap"))
+            same = bounds and names[0] == names[1] and len(anchors) < 2
             need(same, "EARLIER_TERMS", where)
 
 
-def folded_terms(other, name):
-    """Return the most that anybody of a class spent of whom nothing in a pruned run says who they are."""
-    unknown = [p for p in other.people if not p["known"] and other.classes[p["class"]]["name"] == name]
-    unknown = [p for p in unknown if not other.classes[p["class"]]["public"]]
-    if other.public_draws:
-        loss = max((person["loss"] for person in unknown), default=0.0)
-        return [(1, loss**-0.5, 1)] if loss else []
-    phases = {}
-    for person in unknown:
-        for std, steps in other.spent_terms(person["class"], person["before"], person["until"]):
-            z, most = phases.get(std, (math.inf, 0))
-            phases[std] = min(z, other.multiplier(person, std)), max(most, steps)
-    q = other.classes[unknown[0]["class"]]["q"] if unknown else 0
-    return [(q, z, steps) for z, steps in phases.values()]
+def check_totals(run, counted):
+    """Hold what ADMIT leaves say of earlier runs, and limits over runs, against what is recomputed; return what is told."""
+    delta, told = Fraction(*run.policy[3]), False
+    for one in counted:
+        before = [other for other in counted if other.digest in {row[3] for row in one.other.earlier}]
+        told |= bool(one.other.earlier and nameless(one.other))
+        for person in one.other.people if before else ():
+            if person["seq"] < one.size and person["known"] and not one.other.classes[person["class"]]["public"]:
+                check_within(one.other, person, before)
+    for person in run.people:
+        name = run.classes[person["class"]]["name"]
+        if run.classes[person["class"]]["public"] or not person["known"]:
+            continue
+        said = person["carried"] / MICRO + 2e-6
+        for named in (True, False):
+            accounts = [account for account in (one.account(person, name, named) for one in counted) if account]
+            follows = composed((account.spent for account in accounts), float(delta))
+            need(not named or said >= follows, "CARRIED", f"leaf {person['seq']}: {person['carried']}, not {follows}")
+            told |= said < follows
+        check_within(run, person, counted)
+        for one in counted:
+            before = one.other.by_hash.get(person["hash"])
+            if before and before["known"] and not one.lost and not one.other.classes[before["class"]]["public"]:
+                limits = [(p["limit"], p["limit_delta"]) for p in (before, person)]
+                need(limits[0] == limits[1], "LIMIT", "of an earlier run")
+    return told
 
 
-def check_carried(run, person, counted):
-    """Hold what an ADMIT says of earlier runs against what is recomputed."""
-    terms = []
-    for other, _size, closed in counted:
-        before = other.by_hash.get(person["hash"])
-        if not closed:
-            names = [rule["name"] for rule in other.classes]
-            name = run.classes[person["class"]]["name"]
-            place = before["class"] if before else names.index(name) if name in names else None
-            if place is not None and not other.classes[place]["public"]:
-                terms += other.terms_with(place, other.whole_plan(place), person)
-            continue
-        if before is None:
-            terms += folded_terms(other, run.classes[person["class"]]["name"])
-            continue
-        if other.classes[before["class"]]["public"]:
-            continue
-        spent = other.spent_terms(before["class"], before["before"], before["until"])
-        public = [(1, before["loss"] ** -0.5, 1)] if before["loss"] else []
-        terms += public if other.public_draws else other.terms_with(before["class"], spent, before)
-        need((before["limit"], before["limit_delta"]) == (person["limit"], person["limit_delta"]), "LIMIT", "of an earlier run")
-        if before["reason"] not in (None, *NOBODY_SIGNS):
-            until = len(run.windows) if person["until"] is None else person["until"]
-            need(not run.spent_terms(person["class"], person["before"], until), "EARLIER_WITHDRAWN", f"leaf {person['seq']}")
-    need(not terms or run.policy[4] in ("pld", "prv"), "UNSUPPORTED", "carried epsilon by another accountant")
-    follows = pld_epsilon(terms, run.delta)[0]
-    need(person["carried"] / MICRO >= follows - 2e-6, "CARRIED", f"leaf {person['seq']}: {person['carried']}, not {follows}")
+def check_within(run, person, counted):
+    """Ask that a run, as it was planned, brought nobody above a limit over the runs that it counted and itself."""
+    name = run.classes[person["class"]]["name"]
+    accounts = [account for account in (one.account(person, name, True) for one in counted) if account]
+    own = run.planned(person["class"], person)
+    keep_within(accounts, own, Fraction(*run.policy[3]), f"leaf {person['seq']}")
 
 
 # --- The audit --------------------------------------------------------------------------------------------------------
@@ -2851,8 +3187,9 @@ def audit_files(report, export, keys, owner_key, now, require_quorum, min_size, 
     report.attempt("retained", check_pruned, report, run, notes, run.times, now, export.gone)
     if export.read("policy") != trust_policy(run).encode():
         report.find(Refused("POLICY_FILE", "another text"), "policy")
+    shown = set()
     if withdrawals:
-        report.attempt("withdrawals", check_withdrawals, report, run, withdrawals, registry)
+        shown = report.attempt("withdrawals", check_withdrawals, report, run, withdrawals, registry) or shown
     left = sorted(export.files - export.used)
     if left:
         report.find(Refused("FILES", f"unknown files {left[:5]}"), "export")
@@ -2861,10 +3198,10 @@ def audit_files(report, export, keys, owner_key, now, require_quorum, min_size, 
     if run.people and all(person["pruned"] for person in run.people):
         report.qualifiers = [name for name in report.qualifiers if name != "TOLD"]
     roots = registry.roots if registry else ()
-    signed_away = {
-        digest for digest, why, _, evidence in run.withdrawals
-        if why != "expired" and not (why in NOBODY_SIGNS and evidence in roots)
-    } - getattr(run, "compared", set())  # fmt: skip
+    signed_away = [
+        seq for _, why, seq, evidence in run.withdrawals
+        if seq not in shown and why != "expired" and not (why in NOBODY_SIGNS and evidence in roots)
+    ]  # fmt: skip
     untold = run.public_draws and (26 not in run.policy or any(len(w["drawn"]) < w["steps"] for w in run.windows))
     for qualifier, holds in (
         ("OPEN", run.closed is None), ("CLOCK_SET", run.clocks), ("UNPINNED", owner_key is None),
@@ -2889,7 +3226,7 @@ def figures_of(run):
             "steps": sum(window["steps"] for window in run.windows[person["before"] : until]),
             "occurrences": person["drawn"] if run.public_draws else None,
             "epsilon": None if public else run.epsilon_of(person)[0],
-            "multipliers": None if public else [run.multiplier(person, std) for std, _ in run.plan(i)],
+            "multipliers": None if public else [run.multiplier_of(person, std) for std, _ in run.plan(i)],
         })  # fmt: skip
     return {
         "steps": run.policy[8], "charged": run.charged, "attempts": run.attempt + 1, "size": run.size,
@@ -2903,18 +3240,11 @@ def verify(folder, keys=(), owner_key=None, earlier=(), withdrawals=None, requir
     now = int(clock.time()) if now is None else now
     report = audit(folder, list(keys), owner_key, now, require_quorum, min_size, withdrawals)
     run = report.run
-    if not report.findings:
-        others = []
-        for path in earlier:
-            other = audit(path, [], owner_key, now, require_quorum, 0, None)
-            if other.findings:
-                report.find(Refused("EARLIER", f"{path}: {other.findings[0]}"), "earlier")
-            else:
-                others.append(other.run)
-                for qualifier in {"PRUNED", "TOLD"} & set(other.qualifiers):
-                    report.qualify(qualifier)
-        if not report.findings:
-            report.attempt("earlier", check_earlier, report, run, others)
+    if not report.findings and run.earlier:
+        report.qualify("EARLIER_TOLD")
+    if not report.findings and earlier:
+        brought = (list(keys), owner_key, now, require_quorum, None, withdrawals)
+        report.attempt("earlier", audit_earlier, report, run, list(earlier), brought)
     verdict = "FAILED" if report.findings else "FULL"
     if verdict == "FULL" and "PRUNED" in report.qualifiers:
         verdict = "SUMMARISED"
@@ -2983,20 +3313,48 @@ def block_cases(table):
 
 
 def write_export(folder, files, changes):
-    """Write an export, with the changes of a lie."""
-    data = {name: base64.b64decode(value) for name, value in files.items()}
+    """Write files into a folder, and change what is there."""
+    for name, value in files.items():
+        put_file(Path(folder) / name, base64.b64decode(value))
     for name, change in changes.items():
-        if change is None:
-            del data[name]
-        elif type(change) is str:
-            data[name] = base64.b64decode(change)
-        else:
-            at, put = change["at"], base64.b64decode(change["put"])
-            data[name] = data[name][:at] + put + data[name][at + change["cut"] :]
-    for name, value in data.items():
         path = Path(folder) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(value)
+        if change is None:
+            path.unlink()
+        elif type(change) is str:
+            put_file(path, base64.b64decode(change))
+        else:
+            data, at = path.read_bytes(), change["at"]
+            path.write_bytes(data[:at] + base64.b64decode(change["put"]) + data[at + change["cut"] :])
+
+
+def put_file(path, data):
+    """Write a file, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def put_export(folder, honest, row):
+    """Write the files of a vector: its own, or those of an honest one, changed; `honest` are those rows by name."""
+    if "base" in row:
+        put_export(folder, honest, honest[row["base"]])
+    write_export(folder, row.get("files", {}), row.get("changes", {}))
+
+
+def judge_export(folder, honest, row):
+    """Return what is said of the export of a vector, with all that its reader brings."""
+    given, withdrawals = [], None
+    put_export(Path(folder) / "export", honest, row)
+    for place, other in enumerate(row.get("earlier", [])):
+        given.append(Path(folder) / f"earlier-{place}")
+        put_export(given[-1], honest, honest[other] if type(other) is str else other)
+    if "withdrawals" in row:
+        withdrawals = Path(folder) / "withdrawals"
+        write_export(withdrawals, row["withdrawals"], {})
+    pins = row["pins"]
+    return verify(
+        Path(folder) / "export", pins["log"], bytes.fromhex(pins["owner"]), given, withdrawals, pins["require_quorum"],
+        pins["minimum_size"], pins["now"],
+    )  # fmt: skip
 
 
 def export_cases(table):
@@ -3004,12 +3362,7 @@ def export_cases(table):
     honest = {row["name"]: row for row in table["honest"]}
     for row in table["honest"] + table["lies"]:
         with tempfile.TemporaryDirectory() as folder:
-            write_export(folder, honest[row.get("base", row["name"])]["files"], row.get("changes", {}))
-            pins = row["pins"]
-            result = verify(
-                folder, pins["log"], bytes.fromhex(pins["owner"]), now=pins["now"], require_quorum=pins["require_quorum"],
-                min_size=pins["minimum_size"],
-            )  # fmt: skip
+            result = judge_export(folder, honest, row)
         yield f"export {row['name']}", row["verdict"], result["verdict"]
         if row["verdict"] != result["verdict"]:
             print("    ", row.get("title"), row.get("findings"), result["reasons"][:3])
@@ -3403,6 +3756,30 @@ MANIFEST = {
 }  # fmt: skip
 
 
+DEVICES = {"con", "prn", "aux", "nul", *(f"{device}{n}" for device in ("com", "lpt") for n in range(10))}
+
+
+def check_path(path):
+    """Refuse a path that does not mean one file below a folder, the same one on every system."""
+    need(path and path.isprintable() and unicodedata.normalize("NFC", path) == path, "PATH", ascii(path))
+    need(len(path.encode()) <= 512, "PATH", "long")
+    for part in path.split("/"):
+        plain = part not in ("", ".", "..") and part[-1] not in ". " and not set(part) & set('<>:"|?*\\')
+        need(plain and part.partition(".")[0].casefold() not in DEVICES, "PATH", ascii(path))
+    need(path.split("/")[0].casefold() not in ("release.cose", "export"), "PATH", path)
+
+
+def check_case(paths):
+    """Refuse paths of which two are one file, or a file and a folder, where case does not count."""
+    spelled = {}
+    for path in paths:
+        parts = path.split("/")
+        for end in range(1, len(parts) + 1):
+            name = "/".join(parts[:end])
+            known = spelled.setdefault(name.casefold(), (name, end == len(parts)))
+            need(known == (name, end == len(parts)), "CASE", f"{known[0]} and {name}")
+
+
 def read_release(data, keys):
     """Return the manifest of a file release.cose, signed by the ledger's key that it names, one of these."""
     payload, message = read_pair(data, 2**26)
@@ -3412,18 +3789,20 @@ def read_release(data, keys):
     match = re.fullmatch(r"([1-9][0-9]{0,39})/([1-9][0-9]{0,39})", value[9])
     need(match and int(match[1]) < int(match[2]) and math.gcd(int(match[1]), int(match[2])) == 1, "RANGE", "delta")
     paths = [row[0] for row in value[11]]
-    need(paths == sorted(set(paths)) and all(paths), "ORDER", "files")
-    need(len({path.casefold() for path in paths}) == len(paths), "CASE", "paths that differ in case only")
+    need(paths == sorted(set(paths)) and len(paths) <= 100_000, "ORDER", "files")
     for path in paths:
-        bad = path.startswith("/") or {"", ".", ".."} & set(path.split("/"))
-        need(not bad and path.split("/")[0] not in ("release.cose", "export"), "PATH", path)
-    for row in value[11]:
-        names = [tensor[0] for tensor in row[3] or []]
-        need(names == sorted(set(names)) and len(row[5]) <= 10000, "ORDER", "tensors")
+        check_path(path)
+    check_case(paths)
+    for path, _, _, found, form, named in value[11]:
+        names = [tensor[0] for tensor in found or []]
+        need(names == sorted(set(names)) and len(named) <= 10000, "ORDER", "tensors")
+        need((form == "tensors") == path.endswith(".safetensors") and not (found and named), "FORM", path)
     need(all(row[2] <= row[1] for row in value[14]), "RANGE", "more withdrawn than admitted")
     need(all(place < len(value[14]) for row in value[15] for place in row[2]), "RANGE", "class of a block")
     for row in value[16]:
         need(all(place < len(value[15]) for place in row[1]) and len(row[2]) == len(value[14]), "RANGE", "artifact")
+    for field in (14, 15, 16):
+        need(len({row[0] for row in value[field]}) == len(value[field]), "RANGE", f"a name twice in field {field}")
     key = VerifierKey(value[3], ED25519)
     need(value[3] in keys and key.name == value[2], "LOG_KEY", "no key of the ledger")
     check_message(message, "release", payload, key.raw, "ledger")

@@ -6,6 +6,7 @@ import pytest
 from ledger_runs import LOG_KEY, OTHER_KEY, SIGNER, START, Driver, admission, descriptor, header_spec, signed_policy
 from spends import rows_of, told
 
+from attest.withdrawal import PASSING, REGISTRY_REASONS
 from ledger import accountants, note
 from ledger.errors import (
     HorizonExceeded,
@@ -15,7 +16,7 @@ from ledger.errors import (
     LedgerError,
     LedgerWrongRun,
 )
-from ledger.leaves import Resume, Spend, decode_leaf
+from ledger.leaves import Resume, Spend, Withdraw, decode_leaf
 from ledger.log import Ledger
 from ledger.merkle import root
 
@@ -206,7 +207,7 @@ def test_many_withdrawals_are_entered_together_once_each_or_not_at_all(run):
     run.admit(*(admission(n) for n in range(1, 6)))
     run.withdraw(2)
     size = run.ledger.size
-    wanted = [(descriptor(n), "key-revoked", bytes(32)) for n in (1, 2, 3, 3, 99)]
+    wanted = [(descriptor(n), "error", bytes(32)) for n in (1, 2, 3, 3, 99)]
     run.ledger.withdraw_all(wanted, now=run.tick())
     run.ledger.withdraw_all(wanted, now=run.tick())
     run.ledger.withdraw_all([], now=run.tick())
@@ -216,6 +217,41 @@ def test_many_withdrawals_are_entered_together_once_each_or_not_at_all(run):
     with pytest.raises(LeafRefused):
         run.ledger.withdraw_all(bad, now=run.tick())
     assert run.ledger.size == size + 3 and descriptor(4) not in run.ledger.withdrawn
+
+
+@pytest.mark.parametrize("reason", sorted(PASSING))
+def test_a_run_takes_out_by_itself_only_what_is_in_its_pool(run, reason):
+    """Nobody signs these reasons: entered of anybody else, or after the close, such a leaf is the word of the key alone."""
+    run.admit(admission(1), admission(2))
+    run.steps()
+    run.withdraw(2)
+    for n, seq in ((2, 2), (99, None)):
+        problems = run.ledger.state.apply(Withdraw(run.ledger.state.size, run.now, descriptor(n), seq, reason, bytes(32)))
+        assert {problem.code for problem in problems} == {"WITHDRAW"}
+        assert any("in no pool" in problem.sentence for problem in problems)
+
+
+def test_nothing_is_taken_out_of_a_pool_that_is_closed(run):
+    run.admit(admission(1))
+    run.steps()
+    run.epoch()
+    run.ledger.finish(now=run.tick())
+    for reason in PASSING:
+        with pytest.raises(LeafRefused) as refused:
+            run.ledger.withdraw(descriptor(1), reason, bytes(32), now=run.tick())
+        assert refused.value.code == "WITHDRAW" and "after the close" in refused.value.sentence
+
+
+@pytest.mark.parametrize("reason", sorted(REGISTRY_REASONS))
+def test_what_the_registry_takes_out_names_the_root_by_which_the_run_goes(run, reason):
+    run.admit(admission(1), admission(2))
+    first, later = bytes(32), b"\x05" * 32
+    run.ledger.withdraw(descriptor(1), reason, first, now=run.tick())
+    run.ledger.take_registry(later, now=run.tick())
+    with pytest.raises(LeafRefused) as refused:
+        run.ledger.withdraw(descriptor(2), reason, first, now=run.tick())
+    assert refused.value.code == "WITHDRAWAL_EVIDENCE"
+    run.ledger.withdraw(descriptor(2), reason, later, now=run.tick())
 
 
 def test_withdrawn_contributions_leave_the_pool_at_the_next_charge(run):

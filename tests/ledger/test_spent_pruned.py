@@ -83,6 +83,21 @@ def test_a_run_that_counts_a_pruned_one_is_summarised_and_every_lie_is_found_as_
             assert [found.code for found in verify_with_earlier(export, KEYS, [given]).findings] == [code]
 
 
+def test_anybody_counts_with_the_steps_of_who_stayed_longest(tmp_path):
+    """Under equal terms the last to be admitted may have left first: what the others spent is no less for that."""
+    with Ledger.create(tmp_path / "one.db", header_spec(), SIGNER, now=START) as ledger:
+        driver = Driver(ledger)
+        driver.admit(admission(1), admission(2))
+        driver.steps(1)
+        driver.withdraw(2)
+        driver.steps(5)
+        driver.epoch()
+        ledger.finish(now=driver.tick())
+        registry = counting(ledger.export(tmp_path / "one"))
+    (most,) = registry.of_anybody(admission(7))
+    assert most.spent.epsilon(1e-6) == registry.carried(descriptor(1), 1e-6) > registry.carried(descriptor(2), 1e-6)
+
+
 def test_a_pruned_run_may_itself_count_earlier_ones(exports, tmp_path):
     """The run under audit is the pruned one, and what it says was carried is in its aggregates."""
     first = later(tmp_path, SpentRegistry(), "first", admission(2), admission(1))

@@ -140,6 +140,8 @@ def attestations() -> Iterator[Row]:
     yield _judged("no opening", replace(signed(), opening=b""))
     yield _judged("for a purpose that nobody serves", signed({16: ["generate"]}))
     yield _judged("with a public length", signed({17: 512}))
+    yield _judged("the purpose train written out", signed({16: ["train"]}))
+    yield _judged("one example written out", signed({13: 1}))
     yield _judged("signed by bob", signed(key=BOB))
     yield _judged("a clock of the year 10000", signed(), now=253402300800)
 
@@ -164,6 +166,34 @@ def _policies() -> Iterator[tuple[str, Policy]]:
         yield f"{order} order", replace(policy, disclosure="occurrences_public", sampling=SamplingRule(order), classes=turns)
 
 
+def _written_out(fields: dict[Any, Any]) -> Iterator[tuple[str, bytes]]:
+    """Yields policies that say a default, or parameters where there are none, or a word that no version has."""
+
+    def policy(**changes: Any) -> bytes:
+        return cbor.encode(dict(sorted((fields | {int(key[1:]): value for key, value in changes.items()}).items())))
+
+    def class_of(**changes: Any) -> bytes:
+        own = dict(sorted((fields[22][0] | {int(key[1:]): value for key, value in changes.items()}).items()))
+        return policy(_22=[own, *fields[22][1:]])
+
+    public: dict[str, Any] = {"_6": "occurrences_public"}
+    yield "the purpose train written out", class_of(_10=["train"])
+    yield "Poisson draws written out", policy(_26=["poisson", {}])
+    yield "Poisson draws written out, and public", policy(**public, _26=["poisson", {}])
+    yield "a class that is said not to be public", class_of(_7=False)
+    yield "statement A said not to be asked for", policy(_31=False)
+    yield "no limit over runs written out", class_of(_8=None)
+    yield "no geometry written out", policy(_34=[])
+    yield "one phase of the whole noise written out", policy(_24=[[1, MICRO]])
+    yield "a parameter of Gaussian noise", policy(_13=["gaussian", {"scale": 1}, None])
+    yield "a digest of Gaussian noise", policy(_13=["gaussian", {}, bytes(32)])
+    yield "a parameter of a cyclic order", policy(**public, _26=["cyclic", {"groups": 1}])
+    yield "noise of a family that is none", policy(_13=["cauchy", {}, None])
+    yield "an order that is none", policy(**public, _26=["random", {}])
+    yield "a purpose that is none", class_of(_10=["sell"])
+    yield "key 29", policy(_29=1)
+
+
 def policies() -> Iterator[Row]:
     """Yields signed policies."""
 
@@ -183,6 +213,9 @@ def policies() -> Iterator[Row]:
         found = row(name, bad, sign1.sign(bad, OWNER, contributor="owner", typ=sign1.TYP_POLICY))
         if found["answer"] == "refused":
             yield found
+    for name, bad in _written_out(cbor.decode(payload)):
+        message = sign1.sign(bad, OWNER, contributor="owner", typ=sign1.TYP_POLICY)
+        yield row(name, bad, message)
     for (key, word), changes in WORDS.items():
         with patch.object(unbuilt, "UNBUILT", {}):
             payload = replace(PLAIN, registry_root=root, **changes).to_cbor()

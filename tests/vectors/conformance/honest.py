@@ -13,7 +13,8 @@ from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from attest.keys import public_bytes
 from attest.order import Order
 from attest.policy import MechanismRule, NoisePhase, SamplingRule
-from attest.withdrawal import EXPIRED, KEY_REVOKED
+from attest.stack import NO_TOWER, Stack, StackTensor, Tower
+from attest.withdrawal import CLASS_NOT_GRANTED, EXPIRED, KEY_REVOKED
 from ledger import layout
 from ledger.log import Ledger
 from ledger.note import Cosigner, NoteSigner, cosign, merge_notes
@@ -84,6 +85,12 @@ class Run:
         beside: whether attestations and registry are in the export.
         cosigners: who cosigns the checkpoint.
         registry: what of the registry is in the export; by default all that there was when the run began.
+        signer: the ledger's key.
+        start: what the clock says at the header.
+        earlier: the honest exports that its reader gives besides, by name.
+        withdrawals: the signed withdrawals that its reader gives besides, by file.
+        of: the honest export whose files these are, where only what the reader brings is another.
+        like: the honest export as whose change a vector tells this one.
     """
 
     title: str
@@ -95,14 +102,20 @@ class Run:
     beside: tuple[bool, bool] = (True, True)
     cosigners: tuple[Cosigner, ...] = ()
     registry: RegistryBytes | None = None
+    signer: NoteSigner = SIGNER
+    start: int = START
+    earlier: tuple[str, ...] = ()
+    withdrawals: Files = field(default_factory=dict)
+    of: str = ""
+    like: str = ""
 
     def files(self) -> Files:
         """Runs it, and returns its export."""
         with tempfile.TemporaryDirectory() as folder:
             base = Path(folder)
             spec = attested_header(attested_policy(**self.policy), **self.header)
-            with Ledger.create(base / "ledger.db", spec, SIGNER, now=START) as ledger:
-                self.life(AttestedDriver(ledger))
+            with Ledger.create(base / "ledger.db", spec, self.signer, now=self.start) as ledger:
+                self.life(AttestedDriver(ledger, now=self.start))
                 return self._exported(ledger, base)
 
     def _exported(self, ledger: Ledger, base: Path) -> Files:
@@ -243,11 +256,19 @@ def three_windows(driver: AttestedDriver) -> None:
     ended(driver)
 
 
-def drawing(draws: Callable[[AttestedDriver, int], list[int]], windows: int = 2) -> Life:
+def with_bounds(driver: AttestedDriver) -> None:
+    """Admits two contributions of each class, of which two signed bounds of their own."""
+    driver.admit(attested_admission(1), attested_admission(2, sigma_micro=1_700_000))
+    driver.admit(attested_admission(3, "sensitive", clip_micro=250_000), attested_admission(4, "sensitive"))
+
+
+def drawing(
+    draws: Callable[[AttestedDriver, int], list[int]], windows: int = 2, people: Callable[[AttestedDriver], None] = four
+) -> Life:
     """Returns a life in which every step says who was drawn."""
 
     def life(driver: AttestedDriver) -> None:
-        four(driver)
+        people(driver)
         for _ in range(windows):
             opened = driver.charge(4)
             for step in range(opened.first_step, opened.first_step + 4):
@@ -280,6 +301,19 @@ def turns_and_a_withdrawal(driver: AttestedDriver) -> None:
     for window in range(3):
         if window == 1:
             driver.withdraw(1)
+        opened = driver.charge(4)
+        for step in range(opened.first_step, opened.first_step + 4):
+            driver.ledger.draw(step, due(driver, step), now=driver.tick())
+        driver.ledger.settle(opened, 4, now=driver.tick())
+    ended(driver)
+
+
+def turns_not_told(driver: AttestedDriver) -> None:
+    """A window is charged, and the attempt ends before its first draw."""
+    four(driver)
+    driver.charge(2)
+    driver.ledger.resume(0, None, now=driver.tick())
+    for _ in range(3):
         opened = driver.charge(4)
         for step in range(opened.first_step, opened.first_step + 4):
             driver.ledger.draw(step, due(driver, step), now=driver.tick())
@@ -325,6 +359,36 @@ def key_revoked(driver: AttestedDriver) -> None:
     driver.ledger.take_registry(later, now=driver.tick())
     for n, name in ((2, "open"), (4, "sensitive")):
         driver.ledger.withdraw(attested_admission(n, name).descriptor_hash, KEY_REVOKED, later, now=driver.tick())
+    driver.steps(1)
+    ended(driver)
+
+
+ALICE_WITHOUT_SENSITIVE = continued(
+    registry_bytes(), OWNER_KEY, lambda log: log.grant("alice", classes=("open",), cap=None, now=START + 6)
+)
+"""The registry in which alice may attest the class open alone since the run began."""
+
+ALICE_REVOKED_BACK = continued(registry_bytes(), OWNER_KEY, lambda log: log.revoke("alice", at=START + 6, now=START + 600))
+"""The registry that says ten minutes later that alice's key was revoked."""
+
+ALICE_REVOKED_TWICE = continued(
+    registry_bytes(),
+    OWNER_KEY,
+    lambda log: log.revoke("alice", at=START + 9000, now=START + 6),
+    lambda log: log.revoke("alice", at=START + 6, now=START + 600),
+)
+"""The registry that says in time that alice's key will be revoked, and later that it was."""
+
+
+def grant_lost(driver: AttestedDriver) -> None:
+    """The run takes in that alice may attest one class less: what she attested in it leaves."""
+    four(driver)
+    driver.steps(1)
+    driver.now = START + 10
+    later = load(ALICE_WITHOUT_SENSITIVE, OWNER_KEY).root()
+    driver.ledger.take_registry(later, now=driver.tick())
+    gone = attested_admission(4, "sensitive").descriptor_hash
+    driver.ledger.withdraw(gone, CLASS_NOT_GRANTED, later, now=driver.tick())
     driver.steps(1)
     ended(driver)
 
@@ -425,6 +489,18 @@ RUNS: dict[str, Run] = {
     "limit": Run("a limit of epsilon over all runs", limited),
     "phases": Run("noise in three phases", three_windows, {"noise_phases": PHASES}),
     "phases and stricter bounds": Run("bounds of their own in three phases", stricter_in_phases, {"noise_phases": PHASES}),
+    "one layer": Run(
+        "a model that is one layer, of the empty name",
+        plain,
+        header={
+            "stack": Stack(
+                (Tower(NO_TOWER, "", ("",)),),
+                tuple(
+                    StackTensor((name,), size, ((NO_TOWER, 0),), None, (), True) for name, size in (("bias", 4), ("weight", 40))
+                ),
+            )
+        },
+    ),
     "everybody in every step": Run(
         "sampling rates of 1 and of 9/10", plain, rules({"sampling_rate": Fraction(1)}, {"sampling_rate": Fraction(9, 10)})
     ),
@@ -454,17 +530,46 @@ RUNS: dict[str, Run] = {
     ),
     "cyclic order": Run("turns in a cyclic order", drawing(due, 3), ordered("cyclic")),
     "shuffled order": Run("turns in a shuffled order", drawing(due, 3), ordered("shuffled")),
+    "order and an unsettled window": Run(
+        "turns in a cyclic order, and a window of whose steps nothing says who was drawn",
+        turns_not_told,
+        ordered("cyclic"),
+    ),
     "order and withdrawal": Run(
         "turns in a shuffled order, of which one is given up", turns_and_a_withdrawal, ordered("shuffled")
+    ),
+    "noise per sample and stricter bounds": Run(
+        "contributions of bounds of their own bring their own noise",
+        drawing(some, people=with_bounds),
+        {"disclosure": "occurrences_public", "noise_injection": "per_sample"},
     ),
     "rdp": Run("the accountant rdp", plain, {"accountant": "rdp"}),
     "moments": Run("the accountant moments", plain, {"accountant": "moments"}),
     "key changed": Run("the ledger passes to another key; the first one is pinned", key_changed),
-    "key changed, new pinned": Run("the second key is pinned", key_changed, pins=Pins(log=(SUCCESSOR.vkey,))),
+    "key changed, new pinned": Run(
+        "the second key is pinned", key_changed, pins=Pins(log=(SUCCESSOR.vkey,)), of="key changed"
+    ),
     "registry changed": Run(
         "the run takes in that a key was revoked, and takes out what it signed", key_revoked, registry=ALICE_REVOKED
     ),
     "registry unseen": Run("the registry revokes a key, and no leaf says so", key_revoked_unseen, registry=ALICE_REVOKED),
+    "grant lost": Run(
+        "the run takes in that a class is not granted any more, and takes out what was attested in it",
+        grant_lost,
+        registry=ALICE_WITHOUT_SENSITIVE,
+    ),
+    "registry unseen, dated back": Run(
+        "a later entry dates a revocation back to before a charge: nobody had it then",
+        key_revoked_unseen,
+        registry=ALICE_REVOKED_BACK,
+        like="registry unseen",
+    ),
+    "registry unseen, twice": Run(
+        "a revocation entered in time is for later, and one entered later is dated back: nobody had it then",
+        key_revoked_unseen,
+        registry=ALICE_REVOKED_TWICE,
+        like="registry unseen",
+    ),
     "clock set back": Run("a CLOCK leaf takes an hour back", clock_set),
     "open": Run("a run that goes on: the last window is charged and not settled", still_open),
     "two bundles": Run("more than 256 leaves, so that one tile is full", many_leaves),
@@ -476,10 +581,14 @@ RUNS: dict[str, Run] = {
         pins=QUORUM,
         cosigners=(ANNA, CLEO, WANDA),
     ),
-    "one auditor": Run("one of three auditors has cosigned, and nobody asks for two", plain, AUDITED, cosigners=(ANNA,)),
-    "no attestations": Run("bounds without what contributors signed", plain, beside=(False, True), verdict="TOLD"),
-    "no registry": Run("attestations without the registry", plain, beside=(True, False), verdict="TOLD"),
-    "size unknown": Run("the reader knows no least size", plain, pins=Pins(minimum_size=None)),
+    "one auditor": Run(
+        "one of three auditors has cosigned, and nobody asks for two", plain, AUDITED, cosigners=(ANNA,), like="auditors"
+    ),
+    "no attestations": Run(
+        "bounds without what contributors signed", plain, beside=(False, True), verdict="TOLD", like="poisson"
+    ),
+    "no registry": Run("attestations without the registry", plain, beside=(True, False), verdict="TOLD", like="poisson"),
+    "size unknown": Run("the reader knows no least size", plain, pins=Pins(minimum_size=None), of="poisson"),
     "pruned": PrunedRun("ADMIT leaves of who left are gone", plain, verdict="SUMMARISED"),
     "hashes gone": PrunedRun("their hashes too", plain, {"retention_hash_epochs": 1}, verdict="SUMMARISED", grow=hashes_gone),
     "everybody gone": PrunedRun(

@@ -49,6 +49,7 @@ from tests.vectors.conformance.lying import (
     other_root,
     other_signer,
     pool_of_before,
+    recorded,
     registry_cut_back,
     rekeyed,
     row,
@@ -82,6 +83,9 @@ class Lie:
         code: what our own auditor answers, at least; information.
         pins: what the reader brings, where that is not what the base says.
         verdict: what an audit says.
+        earlier: the other exports that the reader is given, where these are not those of the base: honest ones by name, and
+            changes of these.
+        withdrawals: likewise the signed withdrawals.
     """
 
     title: str
@@ -90,6 +94,8 @@ class Lie:
     code: str
     pins: Pins | None = None
     verdict: str = "FAILED"
+    earlier: tuple[str | tuple[str, Callable[[Files], Files]], ...] | None = None
+    withdrawals: Files | None = None
 
 
 def told_lie(change: Callable[[Told], None]) -> Callable[[Files], Files]:
@@ -268,6 +274,36 @@ LIES: dict[str, Lie] = dict(_of_bounds()) | {
         "an epsilon 2e-6 lower than recorded, and the total with it", "poisson", on_leaves(too_low), "SPEND_EPSILON"
     ),
     "a row too high": Lie("an epsilon 3e-6 higher than recorded", "poisson", on_leaves(too_high), "SPEND_EPSILON"),
+    "a row of prv too low": Lie(
+        "the accountant prv records 3e-6 less than pld gives",
+        "prv of a library",
+        on_leaves(recorded(-4003)),
+        "SPEND_EPSILON",
+    ),
+    "a row of prv too high": Lie(
+        "the accountant prv records 0.0201 more than pld gives",
+        "prv of a library",
+        on_leaves(recorded(16_100)),
+        "SPEND_EPSILON",
+    ),
+    "a row of prv and public draws too low": Lie(
+        "where draws are public prv records 3e-6 less than they give",
+        "prv and public draws",
+        on_leaves(recorded(-3)),
+        "SPEND_EPSILON",
+    ),
+    "prv by another bracket": Lie(
+        "a header says another bracket around what a library gives",
+        "prv of a library",
+        on_leaves(header_says(15, lambda row: [*row[:3], row[3].replace("0.02 ", "0.2 ")])),
+        "ACCOUNTANT_VERSION",
+    ),
+    "prv by another library": Lie(
+        "a header says a library that nobody plugged in",
+        "prv of a library",
+        on_leaves(header_says(15, lambda row: [row[0], "autodp", *row[2:]])),
+        "ACCOUNTANT_VERSION",
+    ),
     "a row left out": Lie(
         "a group that changed has no row",
         "poisson",

@@ -246,6 +246,19 @@ def too_high(pieces: Pieces) -> Pieces:
     return told(Spend, lambda leaf: replace(leaf, rows=less(0, -3)(leaf.rows)))(pieces)
 
 
+def recorded(more: int) -> Change:
+    """Returns what raises the first row by so many 1e-6, and the total of its class with it."""
+
+    def apply(pieces: Pieces) -> Pieces:
+        leaf = pieces.leaves[position_of(pieces, Spend)]
+        assert isinstance(leaf, Spend)
+        micro = leaf.rows[0].epsilon_micro + more
+        rows = [micro, *(one.epsilon_micro for one in leaf.rows[1:] if one.profile_id == leaf.rows[0].profile_id)]
+        return total(max_epsilon_micro=max(rows))(row(0, epsilon_micro=micro)(pieces))
+
+    return apply
+
+
 def total(**fields: Any) -> Change:
     """Returns what changes the first total of the first EPOCH leaf."""
     return told(Epoch, lambda leaf: replace(leaf, classes=(replace(leaf.classes[0], **fields), *leaf.classes[1:])))

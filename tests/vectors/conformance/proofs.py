@@ -10,6 +10,7 @@ from typing import Any
 from attest import cbor, sign1
 from attest.clock import AHEAD_SECONDS, MAX_TIME
 from attest.errors import AttestError
+from attest.keys import key_id, public_bytes
 from fuzz.exports import MANIFEST, PINNED, RECORDS
 from ledger.errors import LedgerError
 from ledger.leaves import decode_leaf, encode_leaf
@@ -291,16 +292,77 @@ def manifests() -> Iterator[Row]:
         return _answer(made, lambda: {"fields": told(cbor.decode(open_manifest(data, pinned).to_cbor(), max_size=1 << 20))})
 
     payload, message = cbor.decode(MANIFEST)
-    signer = OTHER if parsed_signer(message) == OTHER.verifier.key_id else SIGNER
+    key = OTHER_KEY if parsed_signer(message) == key_id(public_bytes(OTHER_KEY)) else LOG_KEY
     yield row("of a run", MANIFEST)
     yield row("another key", MANIFEST, [ANNA.vkey])
     yield row("a bit of the signature", MANIFEST[:-1] + bytes([MANIFEST[-1] ^ 1]))
     yield row("a byte behind it", MANIFEST + b"\x00")
+    for name, fields in _alone(cbor.decode(payload)):
+        signed = cbor.encode(fields)
+        sealed = sign1.sign(signed, key, contributor="ledger", typ=sign1.TYP_RELEASE)
+        yield row(name, cbor.encode([signed, sealed]))
     unread = [(name, bad) for name, bad in mutations(cbor.decode(payload), each=1) if _unread(bad)]
     for number, (name, bad) in enumerate(unread):
         if number % 10 == 0:
-            message = sign1.sign(bad, LOG_KEY if signer is SIGNER else OTHER_KEY, contributor="ledger", typ=sign1.TYP_RELEASE)
+            message = sign1.sign(bad, key, contributor="ledger", typ=sign1.TYP_RELEASE)
             yield row(name, cbor.encode([bad, message]))
+
+
+def _alone(fields: dict[int, Any]) -> Iterator[tuple[str, dict[int, Any]]]:
+    """Yields manifests, small ones, of which a reader without an export takes some and refuses others."""
+    digest, names = bytes(32), ["a", "b"]
+    tensors = [[name, "F32", [2, 1], digest] for name in names]
+    records = [[[name], None, True, "F32", [2], digest, []] for name in names]
+    whole = fields | {
+        11: [],
+        14: [["open", 2, 1, 7, 9], ["public", 1, 0, None, None]],
+        15: [["head", 4, [0, 1]], ["layer.0", 6, []]],
+        16: [["full", [0, 1], [True, True]], ["base", [1], [False, False]]],
+        17: ["what holds"],
+        18: [1, 3, 4, records],
+    }
+
+    def file(path: str, tensors: Any = None, form: str = "text", named: list[str] | None = None) -> list[Any]:
+        return [path, 7, digest, tensors, form, named or []]
+
+    def of(*files: list[Any]) -> dict[int, Any]:
+        return whole | {11: list(files)}
+
+    yield "no file", whole
+    yield "files of tensors and of text", of(file("a/m.safetensors", tensors, "tensors"), file("b.txt"))
+    yield "files in another order", of(file("b"), file("a"))
+    yield "a file twice", of(file("a"), file("a"))
+    for path in ("", "/a", "a//b", "a/../b", "con.txt", "a:b", "a.", "e\u0301", "a\nb", "export/a", "Release.cose"):
+        yield f"the path {path!a}", of(file(path))
+    yield "a path of 513 bytes", of(file("a" * 513))
+    yield "paths that differ in case", of(file("A"), file("a"))
+    yield "folders that differ in case", of(file("A/a"), file("a/b"))
+    yield "a file and a folder that differ in case", of(file("A"), file("a/b"))
+    yield "tensors in another order", of(file("m.safetensors", tensors[::-1], "tensors"))
+    yield "a tensor twice", of(file("m.safetensors", [tensors[0], tensors[0]], "tensors"))
+    yield "a negative size in a shape", of(file("m.safetensors", [["a", "F32", [-1], digest]], "tensors"))
+    yield "tensors and names", of(file("m.safetensors", tensors, "tensors", ["x"]))
+    yield "tensors under another ending", of(file("m.bin", tensors, "tensors"))
+    yield "a safetensors file of another form", of(file("m.safetensors"))
+    yield "a form that is none", of(file("a", None, "data"))
+    yield "more withdrawn than admitted", whole | {14: [["open", 2, 3, 7, 9], whole[14][1]]}
+    yield "a class twice", whole | {14: [whole[14][0], whole[14][0]]}
+    yield "half an epsilon", whole | {14: [["open", 2, 1, None, 9], whole[14][1]]}
+    yield "a block twice", whole | {15: [whole[15][0], whole[15][0]]}
+    yield "classes of a block in another order", whole | {15: [["head", 4, [1, 0]], whole[15][1]]}
+    yield "a class of a block twice", whole | {15: [["head", 4, [0, 0]], whole[15][1]]}
+    yield "a class of a block that is none", whole | {15: [["head", 4, [2]], whole[15][1]]}
+    yield "an artifact twice", whole | {16: [whole[16][0], whole[16][0]]}
+    yield "blocks of an artifact in another order", whole | {16: [["full", [1, 0], [True, True]]]}
+    yield "a block of an artifact that is none", whole | {16: [["full", [2], [True, True]]]}
+    yield "influence of a class left out", whole | {16: [["full", [0], [True]]]}
+    yield "no statement", whole | {17: []}
+    yield "records in another order", whole | {18: [1, 3, 4, records[::-1]]}
+    yield "a record twice", whole | {18: [1, 3, 4, [records[0], records[0]]]}
+    yield "no record", whole | {18: [1, 3, 4, []]}
+    yield "epoch 0", whole | {18: [0, 3, 4, records]}
+    for delta in ("2/2000000", "1/1", "0/1", "1e-6", "01/1000000"):
+        yield f"delta {delta}", whole | {9: delta}
 
 
 def parsed_signer(message: bytes) -> bytes:
