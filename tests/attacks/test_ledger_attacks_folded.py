@@ -121,7 +121,7 @@ def test_an_honest_run_does_not_fail_because_another_was_folded_since(tmp_path):
     registry = counting(first.whole)
     cases = {"counted": registry.previous, "apart": ()}
     for name, previous in cases.items():
-        specs = [carrying(registry, admission(n)) for n in (5, 6)]
+        specs = [carrying(registry, spec) for spec in (admission(5, "sensitive"), admission(6))]
         second = run(tmp_path / name, SECOND, admitting(*specs), later=1000, previous=previous)
         before, since = (verify_with_earlier(second.whole, KEYS, [export]) for export in first)
         assert before.findings == since.findings == () and "EARLIER_TOLD" not in before.qualifiers
