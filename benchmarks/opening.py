@@ -171,8 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.json:
         print(json.dumps({"rows": rows}, indent=1))
         return
-    print("contributions   gate s (cpu)    open after it s (cpu)   prepare s (cpu)   user s   ledger s (cpu)   open afresh s", end="")
-    print("   peak MiB: open prepare ledger   bytes of ledger")
+    print("contributions   gate s (cpu)    open after it s (cpu)   prepare s (cpu)   user s   ledger s (cpu)   ", end="")
+    print("open afresh s   peak MiB: open prepare ledger   bytes of ledger")
     for row in rows:
         first, after, afresh = (row[part] for part in PARTS)
         print(
