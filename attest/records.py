@@ -58,7 +58,7 @@ def jsonl_records(root: Path, source: str) -> Iterator[Record]:
     with open_beneath(root, source) as stream:
         start = 0
         while piece := stream.readline(_CHUNK):
-            if piece[-1] == _NEWLINE and len(piece) > 1 and piece[0] not in _BLANK:
+            if piece[-1] == _NEWLINE and 1 < len(piece) <= MAX_RECORD + 1 and piece[0] not in _BLANK:
                 # One whole line, as nearly all are.
                 length = len(piece) - 1
                 yield Record(Locator(source, start, length), hashlib.sha256(piece[:-1]).digest())

@@ -153,7 +153,9 @@ class Recorder:
         else:
             _require_same(self._ledger, header)
         if not self.ledger.state.contributions:
-            self.ledger.admit(map(self._carried, _admissions(slots, names)), now=now)
+            found = _admissions(slots, names)
+            self._require_earlier()
+            self.ledger.admit(map(self._carried, found) if self.ledger.header.previous else found, now=now)
         self.ledger.withdraw_all(self._spent.withdrawn_among(self.ledger.state.contributions), now=now)
         return self.ledger.attempt if fresh else None
 
@@ -171,11 +173,14 @@ class Recorder:
             )
         write_public(path, [vkey] if self._ledger is None else self._ledger.state.keys.vkeys)
 
-    def _carried(self, admission: AdmitSpec) -> AdmitSpec:
-        """An admission with what its contribution spent before."""
+    def _require_earlier(self) -> None:
+        """Refuses to admit anybody to a ledger whose header cites other earlier runs than were named."""
         if len(self._spent.previous) != len(self.ledger.header.previous):
             raise ResumeRefused("EARLIER", "the header cites earlier runs and nobody is admitted yet; name their ledgers again")
-        if not self.ledger.header.previous or self._steps.classes[admission.profile_id].public:
+
+    def _carried(self, admission: AdmitSpec) -> AdmitSpec:
+        """An admission with what its contribution spent before."""
+        if self._steps.classes[admission.profile_id].public:
             return admission
         before = self._spent.carried(admission.descriptor_hash, self.ledger.header.delta, admission)
         return replace(admission, carried_micro=to_micro_up(before))

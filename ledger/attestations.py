@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from attest import cbor
 from attest.errors import AttestError
-from attest.framing import SIGNATURE_SIZE, CommonTerms, Framing, subject_of
+from attest.framing import SIGNATURE_SIZE, CommonTerms, Framing
 from ledger.errors import LedgerCorrupt
 
 MAX_KEPT: Final = 128
@@ -73,7 +73,7 @@ def misfit(leaf: Quoting, framing: Framing, signature: bytes) -> str | None:
     digest = hashlib.sha256(descriptor).digest()
     if digest != leaf.descriptor_hash:
         return f"terms and anchor make a descriptor of the digest {digest.hex()}, the leaf quotes {leaf.descriptor_hash.hex()}"
-    digest = framing.digest(descriptor, framing.message(subject_of(descriptor), signature))
+    digest = framing.digest(descriptor, framing.message(b"sha-256:" + digest.hex().encode("ascii"), signature))
     if digest != leaf.attestation_hash:
         return f"the signature makes an attestation of the digest {digest.hex()}, the leaf quotes {leaf.attestation_hash.hex()}"
     return None
@@ -81,6 +81,9 @@ def misfit(leaf: Quoting, framing: Framing, signature: bytes) -> str | None:
 
 def pack(number: int, signature: bytes) -> bytes:
     """Returns what is kept of one attestation: the CBOR array of the number of its terms and the signature."""
+    if type(signature) is bytes and len(signature) == SIGNATURE_SIZE:
+        # What the encoder writes: the heads of an array of two and of a string of 64 bytes are the same for all.
+        return b"".join((b"\x82", cbor.encode(number), b"\x58\x40", signature))
     return cbor.encode([number, signature])
 
 

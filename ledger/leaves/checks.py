@@ -27,6 +27,16 @@ def octets(value: object, what: str, size: int | None = None) -> None:
         raise LeafRefused("TYPE", f"{what}: expected {expected}, got {type(value).__name__} {value!r:.80}")
 
 
+def all_uints(low: int, *values: object) -> bool:
+    """Tells whether `uint` accepts each of these, from ``low`` on."""
+    return all([type(value) is int and low <= value <= MAX_UINT for value in values])  # type: ignore[operator]
+
+
+def all_octets(size: int, *values: object) -> bool:
+    """Tells whether `octets` accepts each of these, of exactly this size."""
+    return all([type(value) is bytes and len(value) == size for value in values])
+
+
 def real(value: object, what: str, *, low: float = 0.0) -> None:
     """Accepts a finite float >= low."""
     # `not (value >= low)` rather than `value < low`, so that NaN is refused too.

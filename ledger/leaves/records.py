@@ -60,9 +60,16 @@ class Admit:
     max_delta_pico: int
 
     def __post_init__(self) -> None:
+        checks.identifier(self.class_name, "class")
+        digests = checks.all_octets(HASH, self.descriptor_hash, self.attestation_hash, self.anchor)
+        positive = checks.all_uints(1, self.seq, self.clip_micro, self.sigma_micro)
+        if digests and positive and checks.all_uints(0, self.profile_id, self.max_occurrences, self.carried_micro):
+            checks.moment(self.time, "time")
+            checks.octets(self.key_id, "key id", 8)
+            checks.limit(self.max_epsilon_micro, self.max_delta_pico)
+            return
         checks.place(self.seq, self.time)
         checks.octets(self.descriptor_hash, "descriptor hash", HASH)
-        checks.identifier(self.class_name, "class")
         checks.uint(self.profile_id, "profile id")
         checks.uint(self.clip_micro, "clip norm", low=1)
         checks.uint(self.sigma_micro, "noise multiplier", low=1)

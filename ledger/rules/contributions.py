@@ -48,7 +48,8 @@ class Register:
         terms = self._terms.get(key)
         if terms is None:
             terms = self._terms[key] = Terms(place, leaf.class_name, *bounds, *limits, moment)
-        slot = self._pools[place].append(leaf_hash(leaf.descriptor_hash))
+        hashed = leaf_hash(leaf.descriptor_hash)
+        slot = self._pools[place].append(hashed)
         contribution = Contribution(
             descriptor_hash=leaf.descriptor_hash, seq=leaf.seq, terms=terms, slot=slot, unnamed=unnamed
         )
@@ -57,7 +58,7 @@ class Register:
         self.by_number.append(contribution)
         self.active[place] += 1
         if not self._public[place]:
-            self.groups.admit(contribution)
+            self.groups.admit(contribution, hashed)
 
     def name(self, contribution: Contribution, descriptor_hash: bytes) -> None:
         """Says who an unnamed contribution is; pool and group are then as if it had been known from the start."""
