@@ -41,18 +41,22 @@ class Quoting(Protocol):
 class Framings:
     """Framings of terms, each made once; takes bounded memory for any number of terms."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_last")
 
     def __init__(self) -> None:
         self._known: dict[CommonTerms, tuple[Framing, bytes]] = {}
+        self._last: tuple[CommonTerms, tuple[Framing, bytes]] | None = None
 
     def of(self, terms: CommonTerms) -> tuple[Framing, bytes]:
         """Returns the framing of some terms, and the bytes under which they are stored."""
+        if self._last is not None and self._last[0] is terms:  # spares their hash
+            return self._last[1]
         found = self._known.get(terms)
         if found is None:
             if len(self._known) >= MAX_FRAMINGS:
                 self._known.clear()
             found = self._known[terms] = (Framing(terms), terms.to_cbor())
+        self._last = terms, found
         return found
 
 

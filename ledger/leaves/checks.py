@@ -29,7 +29,7 @@ def octets(value: object, what: str, size: int | None = None) -> None:
 
 def all_uints(low: int, *values: object) -> bool:
     """Tells whether `uint` accepts each of these, from ``low`` on."""
-    return all([type(value) is int and low <= value <= MAX_UINT for value in values])  # type: ignore[operator]
+    return all([type(value) is int and low <= value <= MAX_UINT for value in values])
 
 
 def all_octets(size: int, *values: object) -> bool:

@@ -19,7 +19,7 @@ from ledger.errors import (
     LedgerWrongRun,
 )
 from ledger.leaves import Leaf, checks, encode_leaf
-from ledger.merkle import leaf_hash
+from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, merge_notes, peek_checkpoint, sign_note
 from ledger.proofs.evidence import Evidence
 from ledger.proofs.prover import consistency_proof
@@ -101,8 +101,7 @@ class Appender:
         told = self._told()
         try:
             yield time
-            rows, frontier = self._staged, self.frontier.copy()
-            frontier.extend([row.leaf_hash for row in rows])
+            rows, frontier = self._staged, self._grown()
             text = checkpoint_text(signer.name, frontier.size, frontier.root())
             signers = (signer,) if successor is None else (signer, successor)
             note = sign_note(text, *signers) if checkpoint else None
@@ -303,6 +302,12 @@ class Appender:
         self.pruned_before = loaded.pruned_before
         self.hashes_before = loaded.hashes_before
         self._subtrees = loaded.subtrees
+
+    def _grown(self) -> Frontier:
+        """Returns the frontier of the tree with what is staged behind it."""
+        frontier = self.frontier.copy()
+        frontier.extend([row.leaf_hash for row in self._staged])
+        return frontier
 
 
 @contextmanager
