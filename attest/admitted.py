@@ -5,6 +5,7 @@ row for each contribution; what they share is kept once, as a form. An `Admitted
 """
 
 import secrets
+import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -20,14 +21,18 @@ from attest.records import Locator
 
 HASH_SIZE: Final = 32
 
-_ATTESTATION: Final = HASH_SIZE
-_SIGNATURE: Final = _ATTESTATION + HASH_SIZE
-_ANCHOR: Final = _SIGNATURE + SIGNATURE_SIZE
-_CONTENT: Final = _ANCHOR + COMMITMENT_SIZE
-_NONCE: Final = _CONTENT + HASH_SIZE
+_SIZES: Final = (HASH_SIZE, HASH_SIZE, SIGNATURE_SIZE, COMMITMENT_SIZE, HASH_SIZE, SALT_SIZE)
+"""Bytes of the parts of a row: descriptor hash, attestation hash, signature, commitment to the content, content hash, nonce."""
 
-ROW_SIZE: Final = _NONCE + SALT_SIZE
-"""Bytes of a row: descriptor hash, attestation hash, signature, commitment to the content, content hash and nonce."""
+_ROW: Final = struct.Struct("".join(f"{size}s" for size in _SIZES))
+_HASH: Final = struct.Struct(f"{HASH_SIZE}s")
+_CONTENT_HASH_AT: Final = sum(_SIZES[:4])
+
+_KEY_SIZE: Final = 3
+"""Bytes of the key of a commitment in a descriptor, and the head of its 32 bytes."""
+
+ROW_SIZE: Final = _ROW.size
+"""Bytes of a row."""
 
 
 class Form:
@@ -84,6 +89,7 @@ class AdmittedRows(Sequence[Admitted]):
         self.numbers = array("I")
         self.packed = bytearray()
         self._known: dict[tuple[object, ...], int] = {}
+        self._last: tuple[Parts, tuple[object, ...], str, int] | None = None  # cut, signer, holder and form of the last one
         self._sources: list[str] = []
         self._source_numbers: dict[str, int] = {}
         self._source, self._offset, self._length = array("I"), array("Q"), array("Q")
@@ -99,20 +105,20 @@ class AdmittedRows(Sequence[Admitted]):
         """
         admission, (source, offset, length) = admitted
         signed, passed, signature = admission.kept
-        parts = split(*signed) if type(signed) is tuple else None
+        signer = passed[2:]
+        parts = self._cut(*signed) if type(signed) is tuple else None
         if parts is None or alone or len(signature) != SIGNATURE_SIZE:
-            cut: tuple[bytes, ...] = (bytes(SIGNATURE_SIZE), bytes(ROW_SIZE - _ANCHOR))
+            cut: tuple[bytes, ...] = tuple(map(bytes, _SIZES[2:]))
             number = self._new(admission)
         else:
             cut = (signature, parts.content, parts.content_hash, parts.nonce)
-            key = (parts.rest, passed[2:], admission.holder)
-            known = self._known.get(key)
-            if known is None:
-                number = self._known[key] = self._new(admission)
-            elif self.forms[known].rest is not None or self.forms[known].learn(parts):
-                number = known
+            last = self._last
+            if last is not None and last[0].rest is parts.rest and last[1] == signer and last[2] == admission.holder:
+                number = last[3]
             else:
-                number = self._new(admission)
+                number = self._numbered(admission, parts, (parts.rest, signer, admission.holder))
+                rest = self.forms[number].rest
+                self._last = None if rest is None else (parts._replace(rest=rest), signer, admission.holder, number)
         row = b"".join((passed[0], passed[1], *cut))
         if len(row) != ROW_SIZE:
             raise ValueError(f"an admission with digests of {len(passed[0])} and {len(passed[1])} bytes, expected {HASH_SIZE}")
@@ -154,12 +160,11 @@ class AdmittedRows(Sequence[Admitted]):
         form = self.form(place)
         if form.rest is None:
             return form.sample
-        row, sample = self._row(place), form.sample
-        parts = Parts(form.rest, row[_ANCHOR:_CONTENT], row[_NONCE:], row[_CONTENT:_NONCE])
-        descriptor, opening = parts.join()
-        digests = row[:_ATTESTATION], row[_ATTESTATION:_SIGNATURE]
-        passed = Passed(*digests, sample.key_id, sample.contributor, sample.admissibility_class)
-        return Admission(Attestation(descriptor, row[_SIGNATURE:_ANCHOR], opening), passed, sample.holder)
+        mine, theirs, signature, content, content_hash, nonce = self._row(place)
+        descriptor, opening = Parts(form.rest, content, nonce, content_hash).join()
+        sample = form.sample
+        passed = Passed(mine, theirs, sample.key_id, sample.contributor, sample.admissibility_class)
+        return Admission(Attestation(descriptor, signature, opening), passed, sample.holder)
 
     def form(self, place: int) -> Form:
         """Returns the form of the admission at a place."""
@@ -171,27 +176,48 @@ class AdmittedRows(Sequence[Admitted]):
 
     def descriptor_hash(self, place: int) -> bytes:
         """Returns the SHA-256 of its signed bytes."""
-        at = place * ROW_SIZE
-        return bytes(self.packed[at : at + HASH_SIZE])
+        found: bytes = _HASH.unpack_from(self.packed, place * ROW_SIZE)[0]
+        return found
 
     def content_hash(self, place: int) -> bytes:
         """Returns the SHA-256 of its content, as signed."""
         if self.form(place).rest is None:
             return self.form(place).descriptor.content_hash
-        at = place * ROW_SIZE
-        return bytes(self.packed[at + _CONTENT : at + _NONCE])
+        found: bytes = _HASH.unpack_from(self.packed, place * ROW_SIZE + _CONTENT_HASH_AT)[0]
+        return found
 
     def quoted(self, place: int) -> tuple[bytes, bytes, bytes, bytes]:
         """Returns what a ledger quotes of it alone: descriptor hash, attestation hash, anchor and signature."""
         form = self.form(place)
-        row = self._row(place)
-        digests = row[:_ATTESTATION], row[_ATTESTATION:_SIGNATURE]
+        mine, theirs, signature, content, _, _ = self._row(place)
         if form.rest is None:
-            return *digests, form.descriptor.signed.content, form.sample.signature
-        return *digests, row[_ANCHOR:_CONTENT], row[_SIGNATURE:_ANCHOR]
+            return mine, theirs, form.descriptor.signed.content, form.sample.signature
+        return mine, theirs, content, signature
 
-    def _row(self, place: int) -> bytes:
-        return bytes(self.packed[place * ROW_SIZE : (place + 1) * ROW_SIZE])
+    def _row(self, place: int) -> tuple[bytes, ...]:
+        return _ROW.unpack_from(self.packed, place * ROW_SIZE)
+
+    def _cut(self, descriptor: bytes, opening: bytes) -> Parts | None:
+        """Returns what `split` returns; first as it cut the last one, which is right if the pieces join to these bytes.
+
+        Where a descriptor is cut follows from what lies before the cut.
+        """
+        if self._last is not None:
+            rest = self._last[0].rest
+            at = len(rest[0]) + _KEY_SIZE
+            parts = Parts(rest, descriptor[at : at + COMMITMENT_SIZE], opening[3:19], opening[22:54])
+            if parts.join() == (descriptor, opening):
+                return parts
+        return split(descriptor, opening)
+
+    def _numbered(self, admission: Admission, parts: Parts, key: tuple[object, ...]) -> int:
+        """Returns the number of the form of an admission, a new one where it shares nothing with those before."""
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._new(admission)
+        elif self.forms[known].rest is None and not self.forms[known].learn(parts):
+            return self._new(admission)
+        return known
 
     def _new(self, sample: Admission) -> int:
         self.forms.append(Form(sample))

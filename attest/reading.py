@@ -126,6 +126,7 @@ class Verified:
         self._places: DigestTable | None = None
         self._registry: bytes | None = None
         self._at = 0
+        self._lengths = (0, 0, 0), b""
         self.spared = self.checked = 0
 
     def __len__(self) -> int:
@@ -150,9 +151,11 @@ class Verified:
             content_hash: SHA-256 of the content as it was read just now, 32 bytes.
         """
         descriptor, message, opening = attestation.descriptor, attestation.sign1, attestation.opening
-        lengths = b"%d %d %d " % (len(descriptor), len(message), len(opening))
+        sizes = len(descriptor), len(message), len(opening)
+        if self._lengths[0] != sizes:
+            self._lengths = sizes, b"%d %d %d " % sizes
         keyed = self._keyed.copy()
-        keyed.update(b"".join((lengths, descriptor, message, opening, content_hash)))
+        keyed.update(b"".join((self._lengths[1], descriptor, message, opening, content_hash)))
         return keyed.digest()
 
     def holds(self, tag: bytes) -> bool:

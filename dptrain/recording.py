@@ -370,6 +370,10 @@ def _one_of_each_form(slots: Sequence[Slot], classes: list[str]) -> Iterator[Adm
     return (made.spec(int(index)) for index in np.sort(firsts))
 
 
+_Shared = tuple[tuple[Any, ...], tuple[Any, ...], CommonTerms, bytes]
+"""Class and bounds, what was spent before and limits, common terms, and key id of the admissions of a form."""
+
+
 class _SharedAdmissions:
     """What the ledger records of slots; what those of one form share is made once."""
 
@@ -377,7 +381,7 @@ class _SharedAdmissions:
         self._slots = slots
         self._classes = classes
         self._terms = SharedTerms()
-        self._known: dict[Form, tuple[tuple[Any, ...], tuple[Any, ...], CommonTerms]] = {}
+        self._known: dict[Form, _Shared] = {}
 
     def spec(self, index: int) -> AdmitSpec:
         """Returns what the ledger records of a slot."""
@@ -385,11 +389,11 @@ class _SharedAdmissions:
         known = self._known.get(form)
         if known is None:
             known = self._known[form] = self._shared(form, self._slots.resolution(index))
-        bounds, limits, terms = known
+        bounds, limits, terms, key_id = known
         descriptor_hash, attestation_hash, anchor, signature = self._slots.quoted(index)
-        return AdmitSpec(descriptor_hash, *bounds, attestation_hash, form.sample.key_id, anchor, *limits, (terms, signature))
+        return AdmitSpec(descriptor_hash, *bounds, attestation_hash, key_id, anchor, *limits, (terms, signature))
 
-    def _shared(self, form: Form, resolution: Resolution) -> tuple[tuple[Any, ...], tuple[Any, ...], CommonTerms]:
+    def _shared(self, form: Form, resolution: Resolution) -> _Shared:
         signed = form.descriptor
         name = resolution.class_name
         limit = (0, 0) if signed.public else (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
@@ -400,7 +404,7 @@ class _SharedAdmissions:
             signed.noise_multiplier_micro,
             signed.max_occurrences,
         )
-        return bounds, (0, *limit), self._terms.of(form.sample)
+        return bounds, (0, *limit), self._terms.of(form.sample), form.sample.key_id
 
 
 def _require_same(ledger: Ledger, header: HeaderSpec) -> None:

@@ -87,7 +87,7 @@ def pack(number: int, signature: bytes) -> bytes:
     """Returns what is kept of one attestation: the CBOR array of the number of its terms and the signature."""
     if type(signature) is bytes and len(signature) == SIGNATURE_SIZE:
         # What the encoder writes: the heads of an array of two and of a string of 64 bytes are the same for all.
-        return b"".join((b"\x82", cbor.encode(number), b"\x58\x40", signature))
+        return b"".join((b"\x82", bytes((number,)) if 0 <= number < 24 else cbor.encode(number), b"\x58\x40", signature))
     return cbor.encode([number, signature])
 
 

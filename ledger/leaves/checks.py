@@ -1,6 +1,7 @@
 """Field checks shared by all leaves: exact types, ranges, and messages that say what was expected."""
 
 import math
+from functools import lru_cache
 from typing import Final
 
 from attest.clock import EARLIEST, MAX_TIME
@@ -27,16 +28,6 @@ def octets(value: object, what: str, size: int | None = None) -> None:
         raise LeafRefused("TYPE", f"{what}: expected {expected}, got {type(value).__name__} {value!r:.80}")
 
 
-def all_uints(low: int, *values: object) -> bool:
-    """Tells whether `uint` accepts each of these, from ``low`` on."""
-    return all([type(value) is int and low <= value <= MAX_UINT for value in values])
-
-
-def all_octets(size: int, *values: object) -> bool:
-    """Tells whether `octets` accepts each of these, of exactly this size."""
-    return all([type(value) is bytes and len(value) == size for value in values])
-
-
 def real(value: object, what: str, *, low: float = 0.0) -> None:
     """Accepts a finite float >= low."""
     # `not (value >= low)` rather than `value < low`, so that NaN is refused too.
@@ -56,6 +47,20 @@ def identifier(value: object, what: str) -> None:
         check_id(value, what)
     except AttestError as error:
         raise LeafRefused("TYPE", f"{what}: {error.sentence}") from error
+
+
+@lru_cache(maxsize=256, typed=True)
+def _is_identifier(value: str) -> bool:
+    try:
+        check_id(value, "")
+    except AttestError:
+        return False
+    return True
+
+
+def is_identifier(value: object) -> bool:
+    """Tells whether `identifier` accepts a value; remembers what it was asked."""
+    return type(value) is str and _is_identifier(value)
 
 
 def text(value: object, what: str, *, longest: int) -> None:

@@ -109,8 +109,10 @@ class AdmitForms:
                 self._known.clear()
             known = self._known[form] = self._made(leaf)
         before, between, behind, after = known
-        head = _ADMIT_HEAD + cbor.encode(leaf.seq)
-        return b"".join((head, before, leaf.descriptor_hash, between, leaf.attestation_hash, behind, leaf.anchor, after))
+        seq = leaf.seq
+        place = b"\x1a" + seq.to_bytes(4, "big") if 1 << 16 <= seq < 1 << 32 else cbor.encode(seq)
+        digests = leaf.descriptor_hash, between, leaf.attestation_hash, behind, leaf.anchor
+        return b"".join((_ADMIT_HEAD, place, before, *digests, after))
 
     @staticmethod
     def _made(leaf: records.Admit) -> tuple[bytes, bytes, bytes, bytes]:
