@@ -1,5 +1,6 @@
 """From slots to rows: reads contributions, collates them, and holds every microbatch to the same shapes."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,8 +81,8 @@ class Feeder:
             ContentChanged, CoupledModel, NotPrivateUse, ConfigError: code COLLATE names the contribution that fails.
         """
         count = len(self.pool)
-        together = [list(range(i, min(i + TOGETHER, count))) for i in range(0, count, TOGETHER)]
-        for slots in [[index] for index in spread(count, ALONE)] + together:
+        together = (range(i, min(i + TOGETHER, count)) for i in range(0, count, TOGETHER))
+        for slots in itertools.chain(([index] for index in spread(count, ALONE)), together):
             try:
                 self._try_out(slots)
                 if progress is not None:
