@@ -67,7 +67,7 @@ def test_what_is_appended_comes_back_byte_for_byte(mixed) -> None:
     assert rows != mixed[:-1] and rows != mixed[::-1]
 
 
-def test_a_form_is_shared_by_those_that_differ_in_content_and_nonce_alone(mixed) -> None:
+def test_a_form_is_shared_by_those_that_differ_in_content_and_nonce_alone(mixed, key) -> None:
     rows = AdmittedRows(mixed)
     assert list(rows.numbers) == [0, 1, 0, 0, 1, 2, 3], "another person, principal or limit is another form"
     for place, item in enumerate(mixed):
@@ -75,6 +75,9 @@ def test_a_form_is_shared_by_those_that_differ_in_content_and_nonce_alone(mixed)
         theirs = item.admission.descriptor
         assert replace(theirs, content_hash=shared.content_hash, nonce=shared.nonce) == shared
     assert list(AdmittedRows(mixed[:0]).numbers) == []
+    several = [admit(sign_content(secrets.token_bytes(32), key, TEMPLATE), n, holder) for n, holder in enumerate("aabbabcc")]
+    assert list(AdmittedRows(several).numbers) == [0, 0, 1, 1, 0, 1, 2, 2], "also where those of one person follow another's"
+    assert [bytes_of(item) for item in AdmittedRows(several)] == [bytes_of(item) for item in several]
     alone = AdmittedRows()
     for item in mixed:
         alone.append(item, alone=True)

@@ -87,12 +87,14 @@ def test_bounds_are_judged_again_wherever_one_of_them_differs(monkeypatch):
     right = {"clip_micro": rule.clip_norm_micro, "sigma_micro": rule.noise_multiplier_micro, "class_name": "open"}
     wrong = [
         {"profile_id": 1}, {"clip_micro": 1_000_001}, {"clip_micro": 999}, {"sigma_micro": 999_999},
-        {"max_epsilon_micro": 1, "max_delta_pico": 1}, {"carried_micro": 9, "max_epsilon_micro": 8, "max_delta_pico": 1},
+        {"max_epsilon_micro": 1, "max_delta_pico": 1},
     ]  # fmt: skip
+    limit = {"max_epsilon_micro": 10**9, "max_delta_pico": 1}
+    wrong.append({"carried_micro": 10**9 + 1, **limit})
     for most in (0, 1, 4096):
         monkeypatch.setattr("ledger.replay.MOST_ADMISSIBLE", most)
         run = Replay(found, lambda size: bytes(32))
-        for changes in ({}, *wrong, {}, *wrong, {"max_occurrences": 5}, {}):
+        for changes in ({}, *wrong, limit, *wrong, {"max_occurrences": 5}, {}):
             fields = {"profile_id": 0, "max_occurrences": 0, "carried_micro": 0, "max_epsilon_micro": 0, "max_delta_pico": 0}
             leaf = Admit(
                 seq=run.size, time=START, descriptor_hash=descriptor(run.size), attestation_hash=bytes(32), key_id=bytes(8),
