@@ -90,23 +90,28 @@ class AdmitForms:
     """Encodes ADMIT leaves; those that differ in position and digests alone share the bytes around these.
 
     Guarantee:
-        `encode` returns what the general encoder writes for every leaf, which makes the bytes of each form once.
+        `encode` returns what the general encoder writes for every leaf: that encodes the first of each form, and makes the
+        bytes that the others share.
 
     Args:
         most: forms that are remembered.
     """
 
-    def __init__(self, most: int = 256) -> None:
+    def __init__(self, most: int = 4096) -> None:
         self._most = most
-        self._known: dict[tuple[Any, ...], tuple[bytes, bytes, bytes, bytes]] = {}
+        # None stands for a form that was met once: to make its bytes pays only if it comes back.
+        self._known: dict[tuple[Any, ...], tuple[bytes, bytes, bytes, bytes] | None] = {}
 
     def encode(self, leaf: records.Admit) -> bytes:
         """Returns the canonical bytes of an ADMIT leaf; they always fit an entry bundle."""
         form = _admit_form(leaf)
         known = self._known.get(form)
         if known is None:
-            if len(self._known) >= self._most:
-                self._known.clear()
+            if form not in self._known:
+                if len(self._known) >= self._most:
+                    self._known.clear()
+                self._known[form] = None
+                return cbor.encode(_record_map(leaf))
             known = self._known[form] = self._made(leaf)
         before, between, behind, after = known
         seq = leaf.seq
