@@ -191,7 +191,8 @@ class AdmittedRows(Sequence[Admitted]):
         form = self.form(place)
         mine, theirs, signature, content, _, _ = self._row(place)
         if form.rest is None:
-            return mine, theirs, form.descriptor.signed.content, form.sample.signature
+            opened = form.descriptor
+            return mine, theirs, commit_content(opened.content_hash, opened.nonce), form.sample.signature
         return mine, theirs, content, signature
 
     def _row(self, place: int) -> tuple[bytes, ...]:
