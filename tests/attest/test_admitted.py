@@ -76,8 +76,10 @@ def test_a_form_is_shared_by_those_that_differ_in_content_and_nonce_alone(mixed,
         assert replace(theirs, content_hash=shared.content_hash, nonce=shared.nonce) == shared
     assert list(AdmittedRows(mixed[:0]).numbers) == []
     several = [admit(sign_content(secrets.token_bytes(32), key, TEMPLATE), n, holder) for n, holder in enumerate("aabbabcc")]
-    assert list(AdmittedRows(several).numbers) == [0, 0, 1, 1, 0, 1, 2, 2], "also where those of one person follow another's"
-    assert [bytes_of(item) for item in AdmittedRows(several)] == [bytes_of(item) for item in several]
+    expected = [bytes_of(item) for item in several]
+    rows = AdmittedRows(several)
+    assert list(rows.numbers) == [0, 0, 1, 1, 0, 1, 2, 2], "also where those of one person follow another's"
+    assert [bytes_of(item) for item in rows] == expected
     alone = AdmittedRows()
     for item in mixed:
         alone.append(item, alone=True)
