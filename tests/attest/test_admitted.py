@@ -33,9 +33,11 @@ def key():
     return keys.generate()
 
 
-def admit(attestation: Attestation, number: int = 0, holder: str = "alice", source: str = "a.jsonl") -> Admitted:
+def admit(
+    attestation: Attestation, number: int = 0, holder: str = "alice", source: str = "a.jsonl", key_id: bytes = bytes(8)
+) -> Admitted:
     opened = attestation.opened()
-    passed = Passed(opened.digest(), attestation.digest(), bytes(8), opened.contributor, opened.admissibility_class)
+    passed = Passed(opened.digest(), attestation.digest(), key_id, opened.contributor, opened.admissibility_class)
     return Admitted(Admission(attestation, passed, holder), Locator(source, 7 * number, number))
 
 
@@ -79,6 +81,8 @@ def test_a_form_is_shared_by_those_that_differ_in_content_and_nonce_alone(mixed,
     expected = [bytes_of(item) for item in several]
     rows = AdmittedRows(several)
     assert list(rows.numbers) == [0, 0, 1, 1, 0, 1, 2, 2], "also where those of one person follow another's"
+    keys_ = [admit(sign_content(secrets.token_bytes(32), key, TEMPLATE), key_id=bytes([n]) * 8) for n in (1, 1, 2, 2, 1)]
+    assert list(AdmittedRows(keys_).numbers) == [0, 0, 1, 1, 0], "nor where another key signed"
     assert [bytes_of(item) for item in rows] == expected
     alone = AdmittedRows()
     for item in mixed:
