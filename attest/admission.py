@@ -1,7 +1,7 @@
 """Outcomes of the admission gate, and its memory of what was admitted."""
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import NamedTuple
@@ -61,6 +61,11 @@ class Admission:
         if isinstance(self._descriptor, tuple):
             self._descriptor = _OPENER.open(*self._descriptor)
         return self._descriptor
+
+    @property
+    def kept(self) -> tuple[ContributionDescriptor | tuple[bytes, bytes], Passed, bytes]:
+        """Returns what it is made of: descriptor and opening, as bytes or as read; what the gate found; the signature."""
+        return self._descriptor, self._passed, self.signature
 
     @property
     def descriptor_hash(self) -> bytes:
@@ -203,7 +208,7 @@ class Refused(NamedTuple):
 class GateReport:
     """The outcome of one batch, all of it judged at one time against one registry."""
 
-    admitted: list[Admitted]
+    admitted: Sequence[Admitted]
     refused: list[Refused]
     now: int
     registry_root: bytes

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 from attest.attestation import Attestation, read_sequence
 from attest.claims import Claims
@@ -73,16 +73,12 @@ class Corpus:
         Raises:
             CorpusRefused: Code CONTENT_MISSING if they cannot be read or are fewer than the locator says.
         """
-        if locator.offset < 0 or locator.length < 0:
-            raise CorpusRefused("CONTENT_MISSING", f"{locator} is no place in a file")
-        with open_beneath(self.root, locator.source) as stream:
-            stream.seek(locator.offset)
-            content = stream.read(locator.length)
-        if len(content) != locator.length:
-            raise CorpusRefused(
-                "CONTENT_MISSING", f"{locator.source!r} is shorter than when it was admitted; restore it"
-            )
-        return content
+        with Contents(self.root) as contents:
+            return contents.read(locator)
+
+    def contents(self) -> "Contents":
+        """Returns a reader of many contents, for a ``with`` block."""
+        return Contents(self.root)
 
     def _search(self, prefix: str, depth: int = 0) -> Iterator[Item]:
         try:
@@ -163,6 +159,50 @@ class Corpus:
                 yield from read_sequence(stream)
         except AttestError as error:
             yield error
+
+
+class Contents:
+    """Reads the bytes at many locators; a file stays open until the next one is asked for.
+
+    Guarantee: as `attest.records.open_beneath`, of every file. A file that is replaced under its name in between is read to its
+    end as it was: compare hashes, as after `Corpus.read`.
+
+    Args:
+        root: Directory to which locators are relative.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._source: str | None = None
+        self._stream: BinaryIO | None = None
+
+    def read(self, locator: Locator) -> bytes:
+        """The bytes at a locator; as `Corpus.read`."""
+        source, offset, length = locator
+        if offset < 0 or length < 0:
+            raise CorpusRefused("CONTENT_MISSING", f"{locator} is no place in a file")
+        if source != self._source or self._stream is None:
+            self.close()
+            self._stream, self._source = open_beneath(self._root, source), source
+        self._stream.seek(offset)
+        content = self._stream.read(length)
+        if len(content) != length:
+            raise CorpusRefused(
+                "CONTENT_MISSING", f"{source!r} is shorter than when it was admitted; restore it"
+            )
+        return content
+
+    def close(self) -> None:
+        """Closes what is open."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def __enter__(self) -> "Contents":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def open_corpus(path: str | os.PathLike[str]) -> Corpus:

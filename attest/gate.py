@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from typing import NamedTuple
 
 from attest.admission import Admission, Admitted, GateReport, Passed, Refusal, Refused, Seen
+from attest.admitted import AdmittedRows
 from attest.attestation import Attestation
 from attest.corpus import Item
 from attest.errors import GateFailed, RegistryRefused
@@ -117,7 +118,7 @@ def run_gate(
         GateFailed: Code WORKER if a process was lost, STORAGE if the temporary file of what was seen fails.
     """
     gate = Gate(policy, registry, workers=workers, seen=seen, remember=remember)
-    admitted: list[Admitted] = []
+    admitted = AdmittedRows()
     refused: list[Refused] = []
     for outcome in gate.judge(corpus, now=now, withdrawn=withdrawn, progress=progress):
         if isinstance(outcome, Admitted):

@@ -124,11 +124,12 @@ class Verified:
             tags: Tags under this key, one after the other.
         """
         self._keyed = hashlib.blake2b(digest_size=TAG_SIZE, key=secrets.token_bytes(32) if key is None else key)
-        self._tags = bytearray(tags)
+        self._tags = tags
         self._fresh, self._seen = bytearray(), bytearray()
         self._places: DigestTable | None = None
         self._registry: bytes | None = None
         self._at = 0
+        self._lengths = (0, 0, 0), b""
         self.spared = self.checked = 0
 
     def __len__(self) -> int:
@@ -140,8 +141,10 @@ class Verified:
         Args:
             registry: Root of the state that contributions are judged against: it says under which keys they verified.
         """
-        known = self._tags + self._fresh
-        self._tags = known if self._registry in (None, registry) else bytearray()
+        if self._registry not in (None, registry):
+            self._tags = b""
+        elif self._fresh:
+            self._tags += self._fresh
         self._fresh, self._seen, self._places = bytearray(), bytearray(), None
         self._at, self.spared, self.checked, self._registry = 0, 0, 0, registry
 
@@ -153,9 +156,11 @@ class Verified:
             content_hash: SHA-256 of the content as it was read just now, 32 bytes.
         """
         descriptor, message, opening = attestation.descriptor, attestation.sign1, attestation.opening
-        lengths = b"%d %d %d " % (len(descriptor), len(message), len(opening))
+        sizes = len(descriptor), len(message), len(opening)
+        if self._lengths[0] != sizes:
+            self._lengths = sizes, b"%d %d %d " % sizes
         keyed = self._keyed.copy()
-        keyed.update(b"".join((lengths, descriptor, message, opening, content_hash)))
+        keyed.update(b"".join((self._lengths[1], descriptor, message, opening, content_hash)))
         return keyed.digest()
 
     def holds(self, tag: bytes) -> bool:
@@ -169,7 +174,7 @@ class Verified:
         if self._places is None:
             self._places = DigestTable(1 << 18, 1 << 15)
             for at in range(0, len(self._tags), TAG_SIZE):
-                self._places.set(bytes(self._tags[at : at + TAG_SIZE]), at)
+                self._places.set(self._tags[at : at + TAG_SIZE], at)
         place = self._places.get(tag)
         if place is not None:
             self._at = place + TAG_SIZE

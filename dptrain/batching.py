@@ -66,13 +66,13 @@ def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *,
 
     planned: list[Planned] = []
     waiting: list[Drawn] = []
+    largest = first = 0  # rows that the widest of those waiting takes up, and the first of them
 
     def room(examples: int) -> int:
         return contributions if rows is None else min(contributions, rows // examples)
 
     def close() -> None:
         if waiting:
-            largest = max(map(width, waiting))
             missing = room(largest) - len(waiting) if fill else 0
             planned.append(Planned(tuple(item.slot for item in waiting), largest, missing))
             waiting.clear()
@@ -82,10 +82,10 @@ def plan(drawn: Sequence[Drawn], contributions: int, rows: int | None = None, *,
             close()
             planned += _spread(item, rows)
             continue
-        if waiting and (
-            len(waiting) + 1 > room(max(width(item), *map(width, waiting))) or (fill and width(item) != width(waiting[0]))
-        ):
+        own = width(item)
+        if waiting and (len(waiting) + 1 > room(max(own, largest)) or (fill and own != first)):
             close()
+        largest, first = (max(own, largest), first) if waiting else (own, own)
         waiting.append(item)
     close()
     return planned

@@ -2,9 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import nn
 
 from attest.blocks import derive
@@ -12,9 +12,9 @@ from attest.order import dearest_turns
 from attest.policy import ClassRule, Policy
 from attest.policy.sampling import POISSON, period
 from attest.schedule import waste
-from dptrain.pool import Slot
 from dptrain.resolver import Schedule
 from dptrain.routing.sums import precision_name
+from dptrain.slots import Slots
 from ledger.accountants import likely_occurrences
 from ledger.leaves import HeaderBlock, HeaderSpec
 from ledger.leaves.header import ADDRESSED
@@ -85,7 +85,9 @@ def summary(engine: "PrivateTraining") -> list[dict[str, Any]]:
     charged = engine.recorder.ledger.charged_steps
     rows = []
     for place, rule in enumerate(policy.classes):
-        members = [slot for slot in engine.pool.slots if slot.resolution.class_name == rule.name]
+        slots = engine.pool.slots
+        forms = [place for place, found in enumerate(slots.resolutions()) if found.class_name == rule.name]
+        members = slots.take(np.flatnonzero(np.isin(slots.numbers, forms)))
         row = {
             "class": rule.name,
             "public": rule.public,
@@ -112,16 +114,16 @@ PROMISES = (
 """Figures of :func:`summary` about the privacy of a class: None in a public one, which has none."""
 
 
-def _promises(engine: "PrivateTraining", place: int, rule: ClassRule, members: Sequence[Slot]) -> dict[str, float]:
+def _promises(engine: "PrivateTraining", place: int, rule: ClassRule, members: Slots) -> dict[str, float]:
     policy, run = engine.policy, engine.recorder.ledger.state
     preset = (rule.noise_multiplier_micro, rule.clip_norm_micro)
-    descriptors = [slot.admitted.admission.descriptor for slot in members]
+    descriptors = [members.forms[number].descriptor for number in set(members.numbers.tolist())]
     signed = {(found.noise_multiplier_micro, found.clip_norm_micro) for found in descriptors} or {preset}
     # Per phase the weakest of all members, whose epsilon is at least that of any of them.
     weakest = tuple(map(min, zip(*(run.expenditure.multipliers(place, *bounds) for bounds in signed), strict=True)))
     phases = run.header.phases
     if policy.disclosure == "occurrences_public":
-        loss = max((run.contributions[slot.descriptor_hash].loss for slot in members), default=0.0)
+        loss = max((run.contributions[name].loss for name in map(members.descriptor_hash, range(len(members)))), default=0.0)
         if policy.sampling.name == POISSON:
             planned = likely_occurrences(float(rule.sampling_rate), policy.steps) / min(weakest) ** 2
         else:

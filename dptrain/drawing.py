@@ -77,7 +77,7 @@ class Drawing:
         per class to hold against what was charged: None.
         """
         if self._per_sample:
-            descriptors = [self._pool.slots[slot].admitted.admission.descriptor for slot in drawn]
+            descriptors = [self._pool.slots.form(slot).descriptor for slot in drawn]
             return self._schedule.realised_stds(descriptors), None
         scale = self._phases.scale_micro(number)
         if scale not in self._scheduled:
@@ -92,7 +92,7 @@ class Drawing:
         return bounds_of(rows, len(self._schedule.blocks))
 
     def _resolution(self, slot: int) -> Resolution:
-        return self._pool.slots[slot].resolution
+        return self._pool.slots.resolution(slot)
 
     def _depth(self, slot: int) -> int:
         return self._lowest[self._resolution(slot).class_name]

@@ -1,16 +1,18 @@
 """From slots to rows: reads contributions, collates them, and holds every microbatch to the same shapes."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from attest.corpus import Contents
 from dptrain.batching import Drawn, Planned, plan
 from dptrain.errors import ConfigError, CoupledModel, DptrainError, NotPrivateUse, without_text
 from dptrain.microbatch import Collate, Microbatch, build, row_names
 from dptrain.pool import Pool
 from dptrain.sandbox import Sandbox
-from dptrain.sandbox.addresses import owner_tag
+from dptrain.sandbox.addresses import owner_tag, shared_tag
 from dptrain.sandbox.generators import Generators
 
 ALONE = 32
@@ -24,9 +26,10 @@ class Feeder:
     """Rows of planned microbatches.
 
     Guarantee: ``decode`` and ``collate`` see one contribution at a time, so that no row holds anything of another. What they
-    draw from the common generators of torch, Python and numpy is a function of (seed, step, contribution, example): decoding
-    runs under a seed of its contribution; and as soon as ``collate`` draws, it is called for one example at a time, under a
-    seed of that example. The generators stand afterwards where they stood.
+    draw from the common generators of torch, Python and numpy is a function of (seed, step, contribution, example): ``decode``
+    is tried under the seed of the step, and where the generators moved, only what it returns under the seed of the
+    contribution counts; and as soon as ``collate`` draws, it is called for one example at a time, under a seed of that
+    example. Whether others draw changes none of it. The generators stand afterwards where they stood.
 
     Args:
         pool: the contributions. collate: the user's. device: where the rows go. rows: the most in one microbatch, or None.
@@ -47,6 +50,7 @@ class Feeder:
         self._types: dict[str, torch.dtype] = {}
         self._plain: dict[str, Any] = {}
         self._draws = False
+        self._decode_draws = False
         self.like: Microbatch | None = None
         """A microbatch of which only keys, shapes and types count: what rows look like."""
 
@@ -77,8 +81,8 @@ class Feeder:
             ContentChanged, CoupledModel, NotPrivateUse, ConfigError: code COLLATE names the contribution that fails.
         """
         count = len(self.pool)
-        together = [list(range(i, min(i + TOGETHER, count))) for i in range(0, count, TOGETHER)]
-        for slots in [[index] for index in spread(count, ALONE)] + together:
+        together = (range(i, min(i + TOGETHER, count)) for i in range(0, count, TOGETHER))
+        for slots in itertools.chain(([index] for index in spread(count, ALONE)), together):
             try:
                 self._try_out(slots)
                 if progress is not None:
@@ -105,24 +109,52 @@ class Feeder:
                 self._require_repeatable(rows, self._collated(planned, self._examples(planned.slots, 0), 0))
 
     def _examples(self, slots: Sequence[int], step: int) -> list[list[Any]]:
-        """Decodes contributions, each under a seed of its own."""
+        """Decodes contributions, each from the same standing of the generators or, where it draws, under a seed of its own."""
         generators = Generators()
+        common = self._sandbox.numbers.seed_of(shared_tag(step), "decode")
+        try:
+            with self.pool.reading() as contents:
+                generators.seed(common)
+                if not self._decode_draws:
+                    # Nobody drew where the generators stand behind the last one as they stood before the first.
+                    found, raised = self._tried(slots, contents)
+                    if not generators.moved():
+                        if raised is not None:
+                            raise raised
+                        return [self.pool.counted(index, each) for index, each in zip(slots, found, strict=True)]
+                    self._decode_draws = True  # spares trying all at once from here on, and changes nothing else
+                return [self._decoded(index, step, common, contents, generators) for index in slots]
+        finally:
+            generators.restore()
+
+    def _decoded(self, index: int, step: int, common: int, contents: Contents, generators: Generators) -> list[Any]:
+        """Decodes one contribution, twice if it draws."""
+        generators.seed(common, watched=False)  # how they stand then is known from the first time
+        found, raised = self._tried([index], contents)
+        if generators.moved():
+            owner = owner_tag(step, self.pool.slots.descriptor_hash(index))
+            generators.seed(self._sandbox.numbers.seed_of(owner, "decode"), watched=False)
+            return self.pool.counted(index, self.pool.decoded(index, contents))
+        if raised is not None:
+            raise raised
+        return self.pool.counted(index, found[0])
+
+    def _tried(self, slots: Sequence[int], contents: Contents) -> tuple[list[list[Any]], Exception | None]:
+        """Decodes contributions one after the other, up to the first that raises; returns what it raised too."""
         found = []
         try:
             for index in slots:
-                owner = owner_tag(step, self.pool.slots[index].descriptor_hash)
-                generators.seed(self._sandbox.numbers.seed_of(owner, "decode"), watched=False)
-                found.append(self.pool.examples(index))
-        finally:
-            generators.restore()
-        return found
+                found.append(self.pool.decoded(index, contents))
+        except Exception as error:
+            return found, error
+        return found, None
 
     def _collated(self, planned: Planned, contents: list[list[Any]], step: int) -> Microbatch:
         whole, first = None, 0
         if planned.part is not None:
             first = planned.part[0]
             whole, contents = len(contents[0]), [contents[0][slice(*planned.part)]]
-        owners = [self.pool.slots[i].descriptor_hash for i in planned.slots]
+        owners = [self.pool.slots.descriptor_hash(i) for i in planned.slots]
         names = row_names(owners, planned.examples, first=first, fill=planned.fill)
         rows = self._built(contents, names, step, rows_each=planned.examples, whole=whole, fill=planned.fill)
         self._require_shapes(rows)
@@ -169,7 +201,7 @@ class Feeder:
             except DptrainError:
                 raise
             except Exception as own:
-                where = self.pool.slots[index].admitted.locator
+                where = self.pool.slots.locator(index)
                 return (
                     f"decode or collate fails on the contribution in {where.source!r} at byte {where.offset} "
                     f"({without_text(own)}; its text may repeat the content and is not shown); mend them or leave the "
@@ -205,10 +237,11 @@ class _Apart:
         first = found[0]
         if len(found) == 1 or not isinstance(first, Mapping):
             return first  # what is no mapping is refused where it is built
+        shapes, types, plain = _shapes(first), _types(first), _plain(first)
         for other in found[1:]:
-            check_shapes(_shapes(first), _shapes(other))
-            _require_types(_types(first), _types(other))
-            _require_same(_plain(first), _plain(other))
+            check_shapes(shapes, _shapes(other))
+            _require_types(types, _types(other))
+            _require_same(plain, _plain(other))
         return {key: _joined([each[key] for each in found]) for key in first}
 
 
@@ -224,6 +257,8 @@ def _plain(collated: Mapping[str, Any]) -> dict[str, Any]:
 
 def _require_same(first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     """Raises CoupledModel for a plain value that one contribution has and another has not: all rows would share the first's."""
+    if not first and not other:
+        return
     for key in sorted({*first, *other}):
         if first.get(key) != other.get(key):
             raise CoupledModel(
@@ -239,6 +274,8 @@ def _types(collated: Mapping[str, Any]) -> dict[str, torch.dtype]:
 
 def _require_types(first: Mapping[str, torch.dtype], other: Mapping[str, torch.dtype]) -> None:
     """Raises CoupledModel for a tensor whose type follows the content: joined, all rows would have the widest."""
+    if first == other:
+        return
     for key in sorted(first.keys() & other.keys()):
         if first[key] != other[key]:
             raise CoupledModel(
@@ -254,6 +291,8 @@ def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tu
     Raises:
         CoupledModel: code PADDING, naming the tensor.
     """
+    if expected == found:
+        return
     for key in sorted({*expected, *found}):
         if expected.get(key) != found.get(key):
             raise CoupledModel(

@@ -1,19 +1,21 @@
 """The pool of a run: admitted contributions in slots, and their content, re-hashed whenever it is read."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from attest.admission import Admission
-from attest.corpus import Corpus
+import numpy as np
+
+from attest.admission import Admission, Admitted
+from attest.admitted import AdmittedRows
+from attest.corpus import Contents, Corpus
 from attest.descriptor import ContributionDescriptor
-from attest.gate import Admitted
 from attest.shown import utc
 from dptrain.errors import ContentChanged, ResumeRefused
 from dptrain.microbatch import Decode
 from dptrain.resolver import Resolution, Schedule
+from dptrain.slots import Slot, Slots
 
 if TYPE_CHECKING:
     from dptrain.inbox import Inbox
@@ -21,16 +23,26 @@ if TYPE_CHECKING:
     from dptrain.registry_watch import RegistryWatch
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One admitted contribution and what it may do."""
+_Answer = TypeVar("_Answer")
 
-    admitted: Admitted
-    resolution: Resolution
 
-    @property
-    def descriptor_hash(self) -> bytes:
-        return self.admitted.admission.descriptor_hash
+class Descriptors(Mapping[bytes, ContributionDescriptor]):
+    """Descriptors of a pool by their hash, each read when somebody asks for it."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    def __getitem__(self, descriptor_hash: bytes) -> ContributionDescriptor:
+        index = self._slots.find(descriptor_hash)
+        if index is None:
+            raise KeyError(descriptor_hash)
+        return self._slots.admission(index).descriptor
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self._slots.descriptor_hash, range(len(self._slots)))
+
+    def __len__(self) -> int:
+        return len(self._slots)
 
 
 class Pool:
@@ -40,15 +52,28 @@ class Pool:
         self._corpus = corpus
         self._decode = decode
         self._max_examples = max_examples
-        self.slots = tuple(slots)
-        self._by_hash = {slot.descriptor_hash: index for index, slot in enumerate(self.slots)}
-        self._sizes: dict[bytes, int] = {}
-        self._begun = max((admission.descriptor.not_before for admission in self.admissions), default=0)
+        self._slots = Slots.of(slots)
+        self._sizes = np.zeros(len(slots), dtype=np.uint32)
+        self._begun = max((form.descriptor.not_before for form in self._slots.forms), default=0)
+
+    @property
+    def slots(self) -> Slots:
+        """Returns the slots."""
+        return self._slots
+
+    @slots.setter
+    def slots(self, slots: Sequence[Slot]) -> None:
+        self._slots = Slots.of(slots)
 
     def reordered(self, slots: Sequence[Slot]) -> "Pool":
         """Returns the same pool with its slots in another order; what was counted stays."""
         other = Pool(self._corpus, self._decode, slots, self._max_examples)
-        other._sizes = self._sizes
+        if other.slots.in_order_of(self.slots):
+            other._sizes = self._sizes
+            return other
+        for index in range(len(other)):
+            before = self.slots.find(other.slots.descriptor_hash(index))
+            other._sizes[index] = 0 if before is None else self._sizes[before]
         return other
 
     def size(self, index: int) -> int:
@@ -57,35 +82,47 @@ class Pool:
         Raises:
             ContentChanged: as :meth:`examples`.
         """
-        known = self._sizes.get(self.slots[index].descriptor_hash)
-        return len(self.examples(index)) if known is None else known
+        return int(self._sizes[index]) or len(self.examples(index))
 
     def __len__(self) -> int:
         return len(self.slots)
 
     def indices(self, descriptor_hashes: Iterable[bytes]) -> list[int]:
         """Returns the slots of these descriptors; those that are not in the pool are left out."""
-        return [self._by_hash[digest] for digest in descriptor_hashes if digest in self._by_hash]
+        return [index for index in map(self.slots.find, descriptor_hashes) if index is not None]
 
     @property
-    def descriptors(self) -> dict[bytes, ContributionDescriptor]:
-        """Descriptors of the pool by their hash."""
-        return {slot.descriptor_hash: slot.admitted.admission.descriptor for slot in self.slots}
+    def descriptors(self) -> Mapping[bytes, ContributionDescriptor]:
+        """Returns the descriptors of the pool by their hash."""
+        return Descriptors(self.slots)
 
     @property
     def admissions(self) -> Iterator[Admission]:
-        """Admissions of the pool, in the order of their slots."""
-        return (slot.admitted.admission for slot in self.slots)
+        """Yields the admissions of the pool, in the order of their slots."""
+        return map(self.slots.admission, range(len(self)))
+
+    def asked(self, ask: Callable[[Admission], _Answer | None]) -> list[tuple[Admission, _Answer]]:
+        """Returns the admissions with the answer to a question about each, in order, without those where it is None.
+
+        Args:
+            ask: called with one admission of each form; its answer may follow from neither content nor nonce.
+        """
+        answers = {place: answer for place, form in enumerate(self.slots.forms) if (answer := ask(form.sample)) is not None}
+        if not answers:
+            return []
+        numbers = self.slots.numbers
+        found = np.flatnonzero(np.isin(numbers, list(answers)))
+        return [(self.slots.admission(int(index)), answers[int(numbers[index])]) for index in found]
 
     def expired(self, now: int) -> list[Admission]:
         """Returns the admissions whose attestation is no longer valid at ``now`` (validity is half-open)."""
-        return [admission for admission in self.admissions if admission.descriptor.not_after <= now]
+        return [admission for admission, _ in self.asked(lambda one: one.descriptor.not_after <= now or None)]
 
     def not_yet_valid(self, now: int) -> list[Admission]:
         """Returns admissions whose attestation is not valid yet at ``now``: a clock that was ahead let them in."""
         if now >= self._begun:
             return []
-        return [admission for admission in self.admissions if admission.descriptor.not_before > now]
+        return [admission for admission, _ in self.asked(lambda one: one.descriptor.not_before > now or None)]
 
     def examples(self, index: int) -> list[Any]:
         """Returns the examples of a slot, at most as many as the policy and the contributor's own attestation allow.
@@ -93,43 +130,66 @@ class Pool:
         Raises:
             ContentChanged: the bytes are no longer those that were admitted.
         """
-        slot = self.slots[index]
-        descriptor = slot.admitted.admission.descriptor
-        content = self._corpus.read(slot.admitted.locator)
-        if hashlib.sha256(content).digest() != descriptor.content_hash:
+        with self.reading() as contents:
+            return self.counted(index, self.decoded(index, contents))
+
+    def reading(self) -> Contents:
+        """Returns a reader for the contents of many slots, for a ``with`` block."""
+        return self._corpus.contents()
+
+    def decoded(self, index: int, contents: Contents) -> list[Any]:
+        """Reads the content of a slot, compares its hash with the signed one, and decodes it; the number is for `counted`.
+
+        Raises:
+            ContentChanged: code CONTENT_CHANGED, the bytes are no longer those that were admitted.
+        """
+        locator = self.slots.locator(index)
+        content = contents.read(locator)
+        if hashlib.sha256(content).digest() != self.slots.content_hash(index):
             raise ContentChanged(
                 "CONTENT_CHANGED",
-                f"{slot.admitted.locator.source!r}: the content of an admitted contribution changed after the gate saw it; "
+                f"{locator.source!r}: the content of an admitted contribution changed after the gate saw it; "
                 "restore the attested bytes, or withdraw the contribution and start again",
             )
-        found = self._decode(content)
-        limit = min(self._max_examples, descriptor.max_examples or self._max_examples)
+        return self._decode(content)
+
+    def counted(self, index: int, found: list[Any]) -> list[Any]:
+        """Returns what the content of a slot decoded to, if that is an admissible number of examples.
+
+        Raises:
+            ContentChanged: code EXAMPLES, the number is not admissible, or another one than before.
+        """
+        most = self.slots.form(index).descriptor.max_examples
+        limit = min(self._max_examples, most or self._max_examples)
         if not 1 <= len(found) <= limit:
             raise ContentChanged(
                 "EXAMPLES",
-                f"{slot.admitted.locator.source!r}: a contribution decodes to {len(found)} examples, expected 1 to {limit} "
+                f"{self.slots.locator(index).source!r}: a contribution decodes to {len(found)} examples, expected 1 to {limit} "
                 "(the policy's max_examples and the attestation's own cap); split it, or raise the cap before signing",
             )
-        if self._sizes.setdefault(slot.descriptor_hash, len(found)) != len(found):
+        if not self._sizes[index]:
+            self._sizes[index] = len(found)
+        elif self._sizes[index] != len(found):
             raise ContentChanged(
                 "EXAMPLES",
-                f"{slot.admitted.locator.source!r}: the same content decodes to {len(found)} examples now and to another "
+                f"{self.slots.locator(index).source!r}: the same content decodes to {len(found)} examples now and to another "
                 "number before; decode must be a function of the content alone",
             )
         return found
 
 
-def slots_for(admitted: Iterable[Admitted], schedule: Schedule) -> list[Slot]:
+def slots_for(admitted: Iterable[Admitted], schedule: Schedule) -> Slots:
     """Resolves every admission against a schedule; those of one class with the same signed bounds share what comes of it."""
+    rows = admitted if isinstance(admitted, AdmittedRows) else AdmittedRows(admitted)
     known: dict[tuple[object, ...], Resolution] = {}
-    slots = []
-    for entry in admitted:
-        bounds = _bounds(entry.admission.descriptor)
+    found = []
+    for form in rows.forms:
+        bounds = _bounds(form.descriptor)
         resolution = known.get(bounds)
         if resolution is None:
-            resolution = known[bounds] = schedule.resolve(entry.admission)
-        slots.append(Slot(entry, resolution))
-    return slots
+            resolution = known[bounds] = schedule.resolve(form.sample)
+        found.append(resolution)
+    return Slots(rows, found)
 
 
 BOUNDS: Final = (
@@ -146,21 +206,24 @@ BOUNDS: Final = (
 _bounds = attrgetter(*BOUNDS)
 
 
-def in_ledger_order(slots: Sequence[Slot], recorded: Sequence[bytes]) -> list[Slot]:
+def in_ledger_order(slots: Sequence[Slot], recorded: Sequence[bytes]) -> Slots:
     """Returns the slots in the order in which a ledger recorded them.
 
     Raises:
         ResumeRefused: a recorded contribution is no longer in the corpus.
     """
-    found = {slot.descriptor_hash: slot for slot in slots}
-    missing = [digest for digest in recorded if digest not in found]
+    known = Slots.of(slots)
+    if len(known) == len(recorded) and all(known.descriptor_hash(i) == digest for i, digest in enumerate(recorded)):
+        return known
+    found = [known.find(digest) for digest in recorded]
+    missing = [digest for digest, index in zip(recorded, found, strict=True) if index is None]
     if missing:
         raise ResumeRefused(
             "CORPUS_CHANGED",
             f"{len(missing)} of the {len(recorded)} contributions that this run admitted are no longer admissible from "
             f"the corpus (first: descriptor {missing[0].hex()[:16]}...); restore the corpus, policy and registry of the run",
         )
-    return [found[digest] for digest in recorded]
+    return known.take([index for index in found if index is not None])
 
 
 def settle_pool(pool: Pool, registry: "RegistryWatch", inbox: "Inbox", recorder: "Recorder", now: int) -> None:
@@ -180,7 +243,7 @@ def settle_pool(pool: Pool, registry: "RegistryWatch", inbox: "Inbox", recorder:
     # Where the clock stepped back the charge is dated as the last leaf: nothing may have ended by then.
     charged_at = max(now, recorder.ledger.state.last_time)
     recorder.expire(pool.expired(charged_at), now)
-    recorder.bar(registry.barred(pool.admissions, charged_at), known.root(), now)
+    recorder.bar(registry.barred(pool, charged_at), known.root(), now)
     gone = recorder.withdrawn()
     early = [admission for admission in pool.not_yet_valid(charged_at) if admission.descriptor_hash not in gone]
     if early:

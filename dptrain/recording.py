@@ -6,19 +6,24 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest.admission import Admission, SharedTerms
-from attest.commitments import commit_content
+from attest.admitted import Form
+from attest.framing import CommonTerms
 from attest.keys import generate, load_private_key, save_private_key
 from attest.withdrawal import EXPIRED
 from dptrain.earlier import EarlierRuns
 from dptrain.errors import NotPrivateUse, ResumeRefused
 from dptrain.pin import PinRecord, read_record, sign_record
-from dptrain.pool import Slot
 from dptrain.registry_watch import cited_roots
+from dptrain.resolver import Resolution
+from dptrain.slots import Slot, Slots
 from ledger.accountants import to_micro_up
+from ledger.errors import BudgetExceeded
 from ledger.leaves import Header, HeaderSpec
 from ledger.log import AdmitSpec, Ledger, Window
 from ledger.note import NoteSigner
@@ -121,6 +126,13 @@ class Recorder:
         header = replace(header, previous=self._spent.previous)
         leaf = header.header(origin=self._signer.name, log_vkey=self._signer.vkey, time=now)
         names = [rule.name for rule in self._steps.classes]
+        if not self._spent.previous:
+            # Without earlier runs the plan of a contribution follows from its bounds and limits, which a form shares.
+            try:
+                self._spent.require_within(leaf, _one_of_each_form(slots, names))
+                return leaf
+            except BudgetExceeded:
+                pass  # who else is beyond a limit is counted below
         self._spent.require_within(leaf, _admissions(slots, names))
         return leaf
 
@@ -141,7 +153,9 @@ class Recorder:
         else:
             _require_same(self._ledger, header)
         if not self.ledger.state.contributions:
-            self.ledger.admit(map(self._carried, _admissions(slots, names)), now=now)
+            found = _admissions(slots, names)
+            self._require_earlier()
+            self.ledger.admit(map(self._carried, found) if self.ledger.header.previous else found, now=now)
         self.ledger.withdraw_all(self._spent.withdrawn_among(self.ledger.state.contributions), now=now)
         return self.ledger.attempt if fresh else None
 
@@ -159,11 +173,14 @@ class Recorder:
             )
         write_public(path, [vkey] if self._ledger is None else self._ledger.state.keys.vkeys)
 
-    def _carried(self, admission: AdmitSpec) -> AdmitSpec:
-        """Returns an admission with what its contribution spent before."""
+    def _require_earlier(self) -> None:
+        """Refuses to admit anybody to a ledger whose header cites other earlier runs than were named."""
         if len(self._spent.previous) != len(self.ledger.header.previous):
             raise ResumeRefused("EARLIER", "the header cites earlier runs and nobody is admitted yet; name their ledgers again")
-        if not self.ledger.header.previous or self._steps.classes[admission.profile_id].public:
+
+    def _carried(self, admission: AdmitSpec) -> AdmitSpec:
+        """Returns an admission with what its contribution spent before."""
+        if self._steps.classes[admission.profile_id].public:
             return admission
         before = self._spent.carried(admission.descriptor_hash, self.ledger.header.delta, admission)
         return replace(admission, carried_micro=to_micro_up(before))
@@ -338,30 +355,56 @@ def _signer(key_path: Path, origin: str, place: Place, *, make: bool) -> NoteSig
     return NoteSigner(origin, load_private_key(key_path))
 
 
-def _admissions(slots: Iterable[Slot], classes: list[str]) -> Iterator[AdmitSpec]:
+def _admissions(slots: Sequence[Slot], classes: list[str]) -> Iterator[AdmitSpec]:
     """Yields what the ledger records of slots, one at a time; what attestations share is made once."""
-    terms = SharedTerms()
-    return (_admit(slot, classes, terms) for slot in slots)
+    slots = Slots.of(slots)
+    made = _SharedAdmissions(slots, classes)
+    return (made.spec(index) for index in range(len(slots)))
 
 
-def _admit(slot: Slot, classes: list[str], terms: SharedTerms) -> AdmitSpec:
-    admission = slot.admitted.admission
-    signed = admission.descriptor
-    limit = (0, 0) if signed.public else (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
-    return AdmitSpec(
-        descriptor_hash=admission.descriptor_hash,
-        class_name=slot.resolution.class_name,
-        profile_id=classes.index(slot.resolution.class_name),
-        clip_micro=signed.clip_norm_micro,
-        sigma_micro=signed.noise_multiplier_micro,
-        max_occurrences=signed.max_occurrences,
-        attestation_hash=admission.attestation_hash,
-        key_id=admission.key_id,
-        max_epsilon_micro=limit[0],
-        max_delta_pico=limit[1],
-        anchor=commit_content(signed.content_hash, signed.nonce),
-        attestation=(terms.of(admission), admission.signature),
-    )
+def _one_of_each_form(slots: Sequence[Slot], classes: list[str]) -> Iterator[AdmitSpec]:
+    """Yields what the ledger records of one slot of each form: the others differ in digests, anchor and signature alone."""
+    slots = Slots.of(slots)
+    made = _SharedAdmissions(slots, classes)
+    _, firsts = np.unique(slots.numbers, return_index=True)
+    return (made.spec(int(index)) for index in np.sort(firsts))
+
+
+_Shared = tuple[tuple[Any, ...], tuple[Any, ...], CommonTerms, bytes]
+"""Class and bounds, what was spent before and limits, common terms, and key id of the admissions of a form."""
+
+
+class _SharedAdmissions:
+    """What the ledger records of slots; what those of one form share is made once."""
+
+    def __init__(self, slots: Slots, classes: list[str]) -> None:
+        self._slots = slots
+        self._classes = classes
+        self._terms = SharedTerms()
+        self._known: dict[Form, _Shared] = {}
+
+    def spec(self, index: int) -> AdmitSpec:
+        """Returns what the ledger records of a slot."""
+        form = self._slots.form(index)
+        known = self._known.get(form)
+        if known is None:
+            known = self._known[form] = self._shared(form, self._slots.resolution(index))
+        bounds, limits, terms, key_id = known
+        descriptor_hash, attestation_hash, anchor, signature = self._slots.quoted(index)
+        return AdmitSpec(descriptor_hash, *bounds, attestation_hash, key_id, anchor, *limits, (terms, signature))
+
+    def _shared(self, form: Form, resolution: Resolution) -> _Shared:
+        signed = form.descriptor
+        name = resolution.class_name
+        limit = (0, 0) if signed.public else (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
+        bounds = (
+            name,
+            self._classes.index(name),
+            signed.clip_norm_micro,
+            signed.noise_multiplier_micro,
+            signed.max_occurrences,
+        )
+        return bounds, (0, *limit), self._terms.of(form.sample), form.sample.key_id
 
 
 def _require_same(ledger: Ledger, header: HeaderSpec) -> None:

@@ -19,6 +19,7 @@ from attest.withdrawal import CLASS_NOT_GRANTED, KEY_REVOKED, REGISTRY_REASONS
 from ledger.storage.place import Place
 
 if TYPE_CHECKING:
+    from dptrain.pool import Pool
     from ledger.log import Ledger
 
 
@@ -136,8 +137,8 @@ class RegistryWatch:
         self._stamp = stamp
         self._take(found)
 
-    def barred(self, admissions: Iterable[Admission], now: int) -> Iterator[tuple[Admission, str]]:
-        """Yields the admissions that the registry no longer supports at ``now``, each with its reason code.
+    def barred(self, pool: "Pool", now: int) -> Iterator[tuple[Admission, str]]:
+        """Yields the admissions of a pool that the registry no longer supports at ``now``, each with its reason code.
 
         That is those whose key is revoked, and those whose contributor may no longer attest their class. A key that merely ran
         out or was followed by another bars nothing: it was valid when its contributions were admitted.
@@ -145,10 +146,7 @@ class RegistryWatch:
         judged = (self.current.root(), bisect_right(self._revocations, now))
         if judged == self._judged:
             return
-        for admission in admissions:
-            reason = self._reason(admission, now)
-            if reason is not None:
-                yield admission, reason
+        yield from pool.asked(lambda admission: self._reason(admission, now))
         self._judged = judged
 
     def _remember(self, found: Registry) -> None:

@@ -69,9 +69,12 @@ class PoissonSampler(Sampler):
             raise ValueError(f"one cap per slot: {len(rates)} rates, {len(caps)} caps")
         super().__init__(caps)
         self._stream = stream
-        distinct = {rate: self._threshold(rate) for rate in set(rates)}
-        self._thresholds = np.array([distinct[rate] for rate in rates], dtype=np.uint64)
-        self._always = np.array([rate == 1 for rate in rates], dtype=bool)
+        # By the object, since to hash a fraction takes a division of large numbers.
+        known = {id(rate): rate for rate in rates}
+        distinct = {key: self._threshold(rate) for key, rate in known.items()}
+        always = {key: rate == 1 for key, rate in known.items()}
+        self._thresholds = np.array([distinct[id(rate)] for rate in rates], dtype=np.uint64)
+        self._always = np.array([always[id(rate)] for rate in rates], dtype=bool)
 
     @staticmethod
     def _threshold(rate: Fraction) -> int:

@@ -50,9 +50,11 @@ def open_streams(
     noise_key = test_key or KeyStream.fresh_master()
     sampling_key = test_key or KeyStream.fresh_master()
     recorder.commit_stream(hashlib.sha256(b"dptrain.stream/1\x00" + noise_key + os.urandom(32)).digest())
-    descriptors = [slot.admitted.admission.descriptor for slot in pool.slots]
-    rates = [policy.class_rule(descriptor.admissibility_class).sampling_rate for descriptor in descriptors]
-    caps = [descriptor.max_occurrences for descriptor in descriptors]
+    signed = [form.descriptor for form in pool.slots.forms]
+    rates_of = [policy.class_rule(descriptor.admissibility_class).sampling_rate for descriptor in signed]
+    caps_of = [descriptor.max_occurrences for descriptor in signed]
+    numbers = pool.slots.numbers.tolist()
+    rates, caps = [rates_of[number] for number in numbers], [caps_of[number] for number in numbers]
     sealed = SealedStore(recorder.place.side(".sealed"), recorder.ledger)
     sampler: Sampler
     if policy.sampling.name == POISSON:

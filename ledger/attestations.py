@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from attest import cbor
 from attest.errors import AttestError
-from attest.framing import SIGNATURE_SIZE, CommonTerms, Framing, subject_of
+from attest.framing import SIGNATURE_SIZE, CommonTerms, Framing
 from ledger.errors import LedgerCorrupt
 
 MAX_KEPT: Final = 128
@@ -41,18 +41,22 @@ class Quoting(Protocol):
 class Framings:
     """Framings of terms, each made once; takes bounded memory for any number of terms."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "_last")
 
     def __init__(self) -> None:
         self._known: dict[CommonTerms, tuple[Framing, bytes]] = {}
+        self._last: tuple[CommonTerms, tuple[Framing, bytes]] | None = None
 
     def of(self, terms: CommonTerms) -> tuple[Framing, bytes]:
         """Returns the framing of some terms, and the bytes under which they are stored."""
+        if self._last is not None and self._last[0] is terms:  # spares their hash
+            return self._last[1]
         found = self._known.get(terms)
         if found is None:
             if len(self._known) >= MAX_FRAMINGS:
                 self._known.clear()
             found = self._known[terms] = (Framing(terms), terms.to_cbor())
+        self._last = terms, found
         return found
 
 
@@ -73,7 +77,7 @@ def misfit(leaf: Quoting, framing: Framing, signature: bytes) -> str | None:
     digest = hashlib.sha256(descriptor).digest()
     if digest != leaf.descriptor_hash:
         return f"terms and anchor make a descriptor of the digest {digest.hex()}, the leaf quotes {leaf.descriptor_hash.hex()}"
-    digest = framing.digest(descriptor, framing.message(subject_of(descriptor), signature))
+    digest = framing.digest(descriptor, framing.message(b"sha-256:" + digest.hex().encode("ascii"), signature))
     if digest != leaf.attestation_hash:
         return f"the signature makes an attestation of the digest {digest.hex()}, the leaf quotes {leaf.attestation_hash.hex()}"
     return None
@@ -81,6 +85,9 @@ def misfit(leaf: Quoting, framing: Framing, signature: bytes) -> str | None:
 
 def pack(number: int, signature: bytes) -> bytes:
     """Returns what is kept of one attestation: the CBOR array of the number of its terms and the signature."""
+    if type(signature) is bytes and len(signature) == SIGNATURE_SIZE:
+        # What the encoder writes: the heads of an array of two and of a string of 64 bytes are the same for all.
+        return b"".join((b"\x82", bytes((number,)) if 0 <= number < 24 else cbor.encode(number), b"\x58\x40", signature))
     return cbor.encode([number, signature])
 
 

@@ -111,12 +111,13 @@ class SlotTree:
     All levels lie in one block of memory each, 64 bytes a leaf together.
     """
 
-    __slots__ = ("_changed", "_levels")
+    __slots__ = ("_changed", "_levels", "_rooted")
 
     def __init__(self) -> None:
         """Begins empty."""
         self._levels = [bytearray()]
-        self._changed: set[int] = set()
+        self._changed: set[int] = set()  # of the leaves that were there when the root was last asked for
+        self._rooted = 0
 
     @property
     def size(self) -> int:
@@ -128,7 +129,6 @@ class SlotTree:
         _check_hashes([hash_], "leaf hash")
         index = self.size
         self._levels[0] += hash_
-        self._changed.add(index)
         return index
 
     def replace(self, index: int, hash_: bytes) -> None:
@@ -142,8 +142,9 @@ class SlotTree:
         """Returns the RFC 6962 root of the tree as it stands."""
         if not self.size:
             return EMPTY_ROOT
-        changed, level, below = self._changed, 0, self._levels[0]
-        whole = False
+        level, below, fresh = 0, self._levels[0], self.size - self._rooted
+        whole = fresh > self._rooted
+        changed = self._changed if whole or not fresh else self._changed.union(range(self._rooted, self.size))
         while len(below) > HASH_SIZE:
             level += 1
             if level == len(self._levels):
@@ -163,7 +164,7 @@ class SlotTree:
                     hash_ = _pair_hash(pair) if len(pair) > HASH_SIZE else pair
                     here[index * HASH_SIZE : (index + 1) * HASH_SIZE] = hash_
             below = here
-        self._changed = set()
+        self._changed, self._rooted = set(), self.size
         return bytes(below)
 
     def inclusion_proof(self, index: int) -> list[bytes]:

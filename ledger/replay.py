@@ -51,6 +51,9 @@ SPEND_TOLERANCE_MICRO: Final = 2
 records is held against `pld`, and lies at most 0.02 more above: its own value needs a library that an auditor may lack. What an
 earlier version of an accountant recorded may lie above by more (`ledger.accountants.leeway`)."""
 
+MOST_ADMISSIBLE: Final = 4096
+"""Bounds and limits that are remembered as admissible."""
+
 _AFTER_CLOSE: Final = (Withdraw, Key, Summary, Release, Clock)
 """What may still be said of a run that is over: nothing that charges, admits or releases a step."""
 
@@ -126,6 +129,8 @@ class Replay:
         self._window_variances: list[tuple[float, ...]] = []
         self._unnamed: set[int] = set()  # ADMIT leaves of whom nothing says any more whom they admitted
         self._noise_streams: set[bytes] = set()
+        self._admissible: set[tuple[object, ...]] = set()  # bounds and limits with which nothing is wrong
+        self._reached: tuple[tuple[int, int, tuple[int, ...]], Moment] | None = None  # at the last admission
         self._max_epsilon: list[int | None] = [None if rule.public else 0 for rule in header.policy.classes]
         self._spending: list[tuple[Group, SpendFacts]] | None = None  # what rows are still missing, the next one last
         self._places = {rule.name: index for index, rule in enumerate(header.policy.classes)}
@@ -242,8 +247,14 @@ class Replay:
         if place is None:
             yield LeafRefused("CLASS_UNKNOWN", f"the policy has no class {leaf.class_name}")
             return
-        yield from admission_problems(leaf, self.header, place)
-        yield from budget_problems(leaf, self.plans, place)
+        bounds = (leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
+        key = (place, leaf.profile_id, bounds, leaf.carried_micro, leaf.max_epsilon_micro, leaf.max_delta_pico)
+        if key not in self._admissible:
+            # Both look at these fields and the header alone.
+            wrong = [*admission_problems(leaf, self.header, place), *budget_problems(leaf, self.plans, place)]
+            yield from wrong
+            if not wrong and len(self._admissible) < MOST_ADMISSIBLE:
+                self._admissible.add(key)
         if leaf.descriptor_hash in self.withdrawals:
             yield LeafRefused("WITHDRAWN", f"{leaf.descriptor_hash.hex()} was withdrawn before")
             return
@@ -251,8 +262,10 @@ class Replay:
             yield LeafRefused("REPLAYED", f"{leaf.descriptor_hash.hex()} is admitted already")
             return
         yield from self.order.admit()
-        moment = Moment(len(self.windows), self.attempt, self.charged_phases)
-        self.register.admit(leaf, place, moment, unnamed=leaf.seq in self._unnamed)
+        reached = (len(self.windows), self.attempt, self.charged_phases)
+        if self._reached is None or self._reached[0] != reached:
+            self._reached = reached, Moment(*reached)
+        self.register.admit(leaf, place, self._reached[1], unnamed=leaf.seq in self._unnamed)
 
     def _registry(self, leaf: Registry) -> Problems:
         if leaf.before != self.registry_roots[-1]:

@@ -73,9 +73,16 @@ class Subtrees:
         self.size += 1 << level
 
     def extend(self, hashes: Iterable[bytes]) -> None:
-        """Adds leaf hashes in order."""
-        for hash_ in hashes:
-            self.append(hash_)
+        """Adds leaf hashes in order.
+
+        Raises:
+            ProofError: one has another length; none is added then.
+        """
+        added = list(hashes)
+        if wrong := [hash_ for hash_ in added if len(hash_) != HASH_SIZE]:
+            raise ProofError("HASH", f"a hash of a tree has {HASH_SIZE} bytes, got {len(wrong[0])}")
+        self._hashes += b"".join(added)
+        self.size += len(added)
 
     def between(self, first: int, end: int) -> Iterator[Subtree]:
         """Yields the pieces that tile [first, end).

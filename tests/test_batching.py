@@ -84,6 +84,34 @@ def test_every_example_is_planned_once_within_the_limits(seed: int) -> None:
         assert order[first : first + len(parts)] == [slot] * len(parts), "nothing comes between the parts of a contribution"
 
 
+def planned_slowly(drawn: list[Drawn], contributions: int, rows: int | None, *, fill: bool) -> list[tuple[int, ...]]:
+    """The slots of each microbatch of whole contributions, with the widths of all who wait looked at for everybody."""
+
+    def width(item: Drawn) -> int:
+        return item.examples if not fill else min(1 << (item.examples - 1).bit_length(), rows or item.examples << 1)
+
+    found: list[list[Drawn]] = [[]]
+    for item in sorted(drawn, key=lambda item: (item.depth, item.examples, item.slot)):
+        if rows is not None and item.examples > rows:
+            found += [[]]
+            continue
+        widest = max(map(width, [*found[-1], item]))
+        room = contributions if rows is None else min(contributions, rows // widest)
+        if found[-1] and (len(found[-1]) == room or room < 1 + len(found[-1]) or (fill and width(item) != width(found[-1][0]))):
+            found += [[]]
+        found[-1].append(item)
+    return [tuple(item.slot for item in each) for each in found if each]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_microbatches_are_those_of_a_plan_that_looks_at_everybody(seed: int) -> None:
+    rng = random.Random(seed)
+    drawn = [Drawn(slot, rng.randint(-1, 3), rng.choice([1, 1, 2, 3, 9, 40])) for slot in range(rng.randint(0, 60))]
+    contributions, rows, fill = rng.randint(1, 9), rng.choice([None, 1, 2, 5, 16]), rng.random() < 0.5
+    planned = plan(drawn, contributions, rows, fill=fill)
+    assert [p.slots for p in planned if p.part is None] == planned_slowly(drawn, contributions, rows, fill=fill)
+
+
 def test_no_room_is_an_error() -> None:
     for contributions, rows in ((0, None), (1, 0)):
         with pytest.raises(ValueError, match="holds nothing"):

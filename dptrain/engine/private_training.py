@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -31,7 +32,7 @@ from dptrain.inbox import Inbox
 from dptrain.kept_reading import reading_beside
 from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.pin import PinRecord
-from dptrain.pool import Pool, Slot, in_ledger_order, settle_pool, slots_for
+from dptrain.pool import Pool, in_ledger_order, settle_pool, slots_for
 from dptrain.progress import attestations_in, progress_bar
 from dptrain.recording import Recorder
 from dptrain.registry_watch import RegistryWatch, memories_of
@@ -44,6 +45,7 @@ from dptrain.routing.repeated import RepeatedLoss
 from dptrain.routing.synthetic_rows import ProbeRows
 from dptrain.sandbox import Loop, Sandbox, forward_seed
 from dptrain.sandbox.isolation import Isolation
+from dptrain.slots import Slots
 from dptrain.streams import open_streams
 from ledger.leaves import HELD, Header
 from ledger.storage.place import Place
@@ -259,7 +261,7 @@ class PrivateTraining:
         trained = frozenset(id(parameter) for parameter in self.model.parameters() if parameter.requires_grad)
         refusals.refuse_shared_memory(self.model, trained)
         self.sandbox = Sandbox(self.model, trained, forward_seed(), secret=self.policy.disclosure == "secret_poisson")
-        pool = Pool(self._corpus, self._decode, self._unresolved(), self.policy.max_examples)
+        pool = Pool(self._corpus, self._decode, Slots.unresolved(self.gate.admitted), self.policy.max_examples)
         self.feeder = Feeder(pool, collate, self.device, self._microbatch_rows, self.sandbox)
         with progress_bar("reading contributions", lambda: len(pool), shown=self.show_progress is not False) as read:
             self.feeder.check(read)
@@ -278,7 +280,7 @@ class PrivateTraining:
         self.pool = self.feeder.pool = pool.reordered(slots)
         refuse_skipped_masks(self.policy.exactness, self.model, self.feeder.names)
         refusals.warn_delta(self.policy, len(slots))
-        refusals.refuse_long_draws(self.policy, [slot.resolution.class_name for slot in slots])
+        refusals.refuse_long_draws(self.policy, slots.class_names())
         self._header = describe.header_for(self, self._test_key)
         if self.recorder.resuming:
             self.recorder.open(self._header, slots, self.gate.now)
@@ -322,10 +324,6 @@ class PrivateTraining:
         self._program = Program(self.model)
         self.begun = True
 
-    def _unresolved(self) -> list[Slot]:
-        """Returns slots before there is a schedule to resolve them against: they can be read, and that is all."""
-        return [Slot(entry, None) for entry in self.gate.admitted]
-
     def _probe_rows(self, pool: Pool, probe: Sequence[bytes] | None) -> ProbeRows:
         """Returns rows for the probes: the user's records, else contributions of public classes, else made-up ones."""
         assert self.feeder.like is not None
@@ -339,11 +337,12 @@ class PrivateTraining:
                 )
         else:
             public = {rule.name for rule in self.policy.classes if rule.public}
-            open_to_all = [
-                index for index, slot in enumerate(pool.slots)
-                if slot.admitted.admission.descriptor.admissibility_class in public
+            forms = [
+                number for number, form in enumerate(pool.slots.forms)
+                if form.descriptor.admissibility_class in public
             ]  # fmt: skip
-            records = [pool.examples(index)[:1] for index in open_to_all[:MOST_PROBED]]
+            open_to_all = np.flatnonzero(np.isin(pool.slots.numbers, forms))
+            records = [pool.examples(int(index))[:1] for index in open_to_all[:MOST_PROBED]]
         if len(records) < 2:
             return ProbeRows(self.feeder.like, self.device)
         names = [b"record" + place.to_bytes(4, "big") for place in range(len(records))]

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -173,7 +174,7 @@ MOST_DRAWN = 12_000
 
 def refuse_long_draws(policy: Policy, classes: Sequence[str]) -> None:
     """Raises UnsupportedPolicy for draws, if they are public, that may not fit into one leaf; a public number decides."""
-    expected = float(sum(policy.class_rule(name).sampling_rate for name in classes))
+    expected = float(sum(policy.class_rule(name).sampling_rate * count for name, count in Counter(classes).items()))
     if policy.disclosure == "occurrences_public" and expected + 10 * math.sqrt(expected) > MOST_DRAWN:
         raise UnsupportedPolicy(
             "DRAWS",

@@ -1,6 +1,7 @@
 """Field checks shared by all leaves: exact types, ranges, and messages that say what was expected."""
 
 import math
+from functools import lru_cache
 from typing import Final
 
 from attest.clock import EARLIEST, MAX_TIME
@@ -46,6 +47,20 @@ def identifier(value: object, what: str) -> None:
         check_id(value, what)
     except AttestError as error:
         raise LeafRefused("TYPE", f"{what}: {error.sentence}") from error
+
+
+@lru_cache(maxsize=256, typed=True)
+def _is_identifier(value: str) -> bool:
+    try:
+        check_id(value, "")
+    except AttestError:
+        return False
+    return True
+
+
+def is_identifier(value: object) -> bool:
+    """Tells whether `identifier` accepts a value; remembers what it was asked."""
+    return type(value) is str and _is_identifier(value)
 
 
 def text(value: object, what: str, *, longest: int) -> None:

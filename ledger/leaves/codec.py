@@ -1,11 +1,14 @@
 """Leaves to bytes and back: strict CBOR maps ``{0: seq, 1: kind, 2: time, 3: ...}`` with every key present."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
+from operator import attrgetter
 from typing import Any, Final
 
 from attest import cbor
 from attest.errors import AttestError
+from attest.framing import around
 from attest.policy import Policy
 from attest.stack import SCHEMA as DEPTH_SCHEMA
 from ledger.errors import LeafRefused
@@ -73,12 +76,66 @@ def encode_leaf(leaf: Leaf) -> bytes:
     Raises:
         LeafRefused: if they do not fit an entry bundle.
     """
+    if type(leaf) is records.Admit:
+        return _ADMITS.encode(leaf)
     value = _header_map(leaf) if isinstance(leaf, Header) else _record_map(leaf)
     data = cbor.encode(value)
     if len(data) > MAX_LEAF_SIZE:
         what = "; the model has too many parameters or blocks for a header" if isinstance(leaf, Header) else ""
         raise LeafRefused("SIZE", f"a leaf takes at most {MAX_LEAF_SIZE} bytes, got {len(data)}{what}")
     return data
+
+
+class AdmitForms:
+    """Encodes ADMIT leaves; those that differ in position and digests alone share the bytes around these.
+
+    Guarantee:
+        `encode` returns what the general encoder writes for every leaf: that encodes the first of each form, and makes the
+        bytes that the others share.
+
+    Args:
+        most: forms that are remembered.
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        # None stands for a form that was met once: to make its bytes pays only if it comes back.
+        self._known: dict[tuple[Any, ...], tuple[bytes, bytes, bytes, bytes] | None] = {}
+
+    def encode(self, leaf: records.Admit) -> bytes:
+        """Returns the canonical bytes of an ADMIT leaf; they always fit an entry bundle."""
+        form = _admit_form(leaf)
+        known = self._known.get(form)
+        if known is None:
+            if form not in self._known:
+                if len(self._known) >= self._most:
+                    self._known.clear()
+                self._known[form] = None
+                return cbor.encode(_record_map(leaf))
+            known = self._known[form] = self._made(leaf)
+        before, between, behind, after = known
+        seq = leaf.seq
+        place = b"\x1a" + seq.to_bytes(4, "big") if 1 << 16 <= seq < 1 << 32 else cbor.encode(seq)
+        digests = leaf.descriptor_hash, between, leaf.attestation_hash, behind, leaf.anchor
+        return b"".join((_ADMIT_HEAD, place, before, *digests, after))
+
+    @staticmethod
+    def _made(leaf: records.Admit) -> tuple[bytes, bytes, bytes, bytes]:
+        """Returns what the general encoder writes around digests, by random marks that no other field can hold."""
+        marks = [os.urandom(records.HASH) for _ in range(3)]
+        marked = replace(leaf, descriptor_hash=marks[0], attestation_hash=marks[1], anchor=marks[2])
+        data = cbor.encode(_record_map(marked)).removeprefix(_ADMIT_HEAD + cbor.encode(leaf.seq))
+        before, between, behind, after = around(data, *marks)
+        return before, between, behind, after
+
+
+_admit_form = attrgetter(
+    *(item.name for item in fields(records.Admit) if item.name not in ("seq", "descriptor_hash", "attestation_hash", "anchor"))
+)
+_ADMIT_HEAD: Final = bytes((0xA0 + len(fields(records.Admit)) + 1, 0))
+"""Head of the map that an ADMIT leaf is, and key 0."""
+
+_ADMITS: Final = AdmitForms()
 
 
 def spend_leaves(seq: int, time: int, rows: Iterable[records.SpendRow]) -> Iterator[records.Spend]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
+from attest.clock import EARLIEST, MAX_TIME
+from attest.micro import PICO
 from ledger.errors import LeafRefused
 from ledger.leaves import checks
 
@@ -60,9 +62,37 @@ class Admit:
     max_delta_pico: int
 
     def __post_init__(self) -> None:
+        if not self._plainly_right():
+            self._check()
+
+    def _plainly_right(self) -> bool:
+        """Tells whether `_check` passes, in one expression: a ledger has a leaf for everybody."""
+        seq, clip, sigma, carried = self.seq, self.clip_micro, self.sigma_micro, self.carried_micro
+        mine, theirs, anchor, key_id = self.descriptor_hash, self.attestation_hash, self.anchor, self.key_id
+        profile, most, epsilon, delta = self.profile_id, self.max_occurrences, self.max_epsilon_micro, self.max_delta_pico
+        return (
+            type(mine) is type(theirs) is type(anchor) is type(key_id) is bytes
+            and len(mine) == len(theirs) == len(anchor) == HASH
+            and len(key_id) == 8
+            and type(seq) is type(clip) is type(sigma) is type(carried) is type(self.time) is int
+            and type(profile) is type(most) is type(epsilon) is type(delta) is int
+            and 1 <= seq <= checks.MAX_UINT
+            and EARLIEST <= self.time < MAX_TIME
+            and 1 <= clip <= checks.MAX_UINT
+            and 1 <= sigma <= checks.MAX_UINT
+            and 0 <= carried <= checks.MAX_UINT
+            and 0 <= profile <= checks.MAX_UINT
+            and 0 <= most <= checks.MAX_UINT
+            and 0 <= epsilon <= checks.MAX_UINT
+            and 0 <= delta < PICO
+            and bool(epsilon) is bool(delta)
+            and checks.is_identifier(self.class_name)
+        )
+
+    def _check(self) -> None:
+        checks.identifier(self.class_name, "class")
         checks.place(self.seq, self.time)
         checks.octets(self.descriptor_hash, "descriptor hash", HASH)
-        checks.identifier(self.class_name, "class")
         checks.uint(self.profile_id, "profile id")
         checks.uint(self.clip_micro, "clip norm", low=1)
         checks.uint(self.sigma_micro, "noise multiplier", low=1)

@@ -30,6 +30,7 @@ class Register:
         self.unnamed = [0] * len(classes)
         self._public = [rule.public for rule in classes]
         self._terms: dict[tuple[object, ...], Terms] = {}
+        self._last: tuple[tuple[object, ...], Terms] | None = None  # of the last admission: spares a hash
         self._pools = [SlotTree() for _ in classes]
         self.groups: Groups = DrawnGroups() if occurrences_public else Groups()
 
@@ -45,10 +46,14 @@ class Register:
         bounds = (leaf.clip_micro, leaf.sigma_micro, leaf.max_occurrences)
         limits = (leaf.carried_micro, leaf.max_epsilon_micro, leaf.max_delta_pico)
         key = (place, bounds, limits, moment)
-        terms = self._terms.get(key)
-        if terms is None:
-            terms = self._terms[key] = Terms(place, leaf.class_name, *bounds, *limits, moment)
-        slot = self._pools[place].append(leaf_hash(leaf.descriptor_hash))
+        if self._last is None or self._last[0] != key:
+            terms = self._terms.get(key)
+            if terms is None:
+                terms = self._terms[key] = Terms(place, leaf.class_name, *bounds, *limits, moment)
+            self._last = key, terms
+        terms = self._last[1]
+        hashed = leaf_hash(leaf.descriptor_hash)
+        slot = self._pools[place].append(hashed)
         contribution = Contribution(
             descriptor_hash=leaf.descriptor_hash, seq=leaf.seq, terms=terms, slot=slot, unnamed=unnamed
         )
@@ -57,7 +62,7 @@ class Register:
         self.by_number.append(contribution)
         self.active[place] += 1
         if not self._public[place]:
-            self.groups.admit(contribution)
+            self.groups.admit(contribution, hashed)
 
     def name(self, contribution: Contribution, descriptor_hash: bytes) -> None:
         """Says who an unnamed contribution is; pool and group are then as if it had been known from the start."""

@@ -63,9 +63,15 @@ class Group(Standing):
     told: SpendFacts | None = None
     epsilon_micro: int = 0
 
-    def join(self, contribution: Contribution) -> None:
-        """Makes a contribution the last member."""
-        contribution.group, contribution.place = self, self.members.append(leaf_hash(contribution.descriptor_hash))
+    def join(self, contribution: Contribution, hashed: bytes | None = None) -> None:
+        """Makes a contribution the last member.
+
+        Args:
+            contribution: who joins.
+            hashed: the leaf hash of its descriptor hash, where it is at hand.
+        """
+        hashed = leaf_hash(contribution.descriptor_hash) if hashed is None else hashed
+        contribution.group, contribution.place = self, self.members.append(hashed)
         self.count += 1
         self.unnamed += contribution.unnamed
 
@@ -99,13 +105,13 @@ class Groups:
         self._left: dict[tuple[Terms, Moment, int, float], Group] = {}
         self._entered: dict[Group, None] = {}
 
-    def admit(self, contribution: Contribution) -> None:
-        """Takes a contribution that was admitted."""
+    def admit(self, contribution: Contribution, hashed: bytes) -> None:
+        """Takes a contribution that was admitted, with the leaf hash of its descriptor hash."""
         terms = contribution.terms
         group = self._joining.get(terms)
         if group is None:
             group = self._joining[terms] = Group(terms=terms)
-        group.join(contribution)
+        group.join(contribution, hashed)
         self._active[group] = None
 
     def withdraw(self, contribution: Contribution) -> None:
@@ -150,8 +156,8 @@ class DrawnGroups(Groups):
         self._groups: dict[SpendKey, Group] = {}
         self._stale = False
 
-    def admit(self, contribution: Contribution) -> None:
-        """Takes a contribution that was admitted."""
+    def admit(self, contribution: Contribution, hashed: bytes) -> None:
+        """Takes a contribution that was admitted, with the leaf hash of its descriptor hash."""
         self._members[contribution] = None
         self._stale = True
 

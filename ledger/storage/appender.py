@@ -46,7 +46,7 @@ class Appender:
         """Loads and checks the ledger, its recorded epsilons too if ``recompute``."""
         self.store = store
         self.signer = signer
-        self._staged: list[Leaf] = []
+        self._staged: list[Row] = []
         self._attested: list[Attested] = []
         self._broken = False
         self._take(fsck.load(store, recompute=recompute))
@@ -101,7 +101,7 @@ class Appender:
         told = self._told()
         try:
             yield time
-            rows, frontier = self._encode_staged()
+            rows, frontier = self._staged, self._grown()
             text = checkpoint_text(signer.name, frontier.size, frontier.root())
             signers = (signer,) if successor is None else (signer, successor)
             note = sign_note(text, *signers) if checkpoint else None
@@ -209,11 +209,12 @@ class Appender:
         return lean.dropped
 
     def stage(self, leaf: Leaf) -> None:
-        """Checks the next leaf against the run and queues it; raises LeafRefused when it contradicts the run."""
+        """Checks the next leaf against the run and queues its bytes; raises LeafRefused when it contradicts the run."""
         problems = self.replay.apply(leaf)
         if problems:
             raise problems[0]
-        self._staged.append(leaf)
+        body = encode_leaf(leaf)
+        self._staged.append(Row(leaf.seq, leaf.KIND, leaf_hash(body), body))
 
     def attach(self, attested: Attested) -> None:
         """Queues what is kept of the attestation of a staged ADMIT leaf; the caller has held it against the leaf."""
@@ -302,14 +303,11 @@ class Appender:
         self.hashes_before = loaded.hashes_before
         self._subtrees = loaded.subtrees
 
-    def _encode_staged(self) -> tuple[list[Row], Frontier]:
-        rows, frontier = [], self.frontier.copy()
-        for leaf in self._staged:
-            body = encode_leaf(leaf)
-            hashed = leaf_hash(body)
-            rows.append(Row(leaf.seq, leaf.KIND, hashed, body))
-            frontier.append(hashed)
-        return rows, frontier
+    def _grown(self) -> Frontier:
+        """Returns the frontier of the tree with what is staged behind it."""
+        frontier = self.frontier.copy()
+        frontier.extend([row.leaf_hash for row in self._staged])
+        return frontier
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import replace
 
 from ledger.leaves import Resume, decode_leaf
 from ledger.merkle import Frontier
@@ -63,7 +62,7 @@ class WithoutBodies(_AsItIs):
         for row in self._snapshot.rows():
             if row.body and row.seq < self._before and row.seq in self._seqs:
                 self.dropped.append(row.seq)
-                yield replace(row, body=b"")
+                yield row._replace(body=b"")
             else:
                 yield row
 
@@ -102,7 +101,7 @@ class WithoutHashes(_AsItIs):
                 continue
             kept = subtree.hash if row.seq == subtree.first else b""
             self.dropped += bool(row.leaf_hash) and not kept
-            yield replace(row, leaf_hash=kept, level=subtree.level)
+            yield row._replace(leaf_hash=kept, level=subtree.level)
 
     def hashes_before(self) -> int:
         """Returns below which position hashes may be gone, as it would be."""

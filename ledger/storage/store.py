@@ -7,7 +7,7 @@ opened (`ledger.storage.fsck`), so a store can lose a ledger, but not falsify on
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 from ledger.errors import LedgerBusy, LedgerCorrupt, LedgerReplaced
 from ledger.leaves import Admit
@@ -38,8 +38,7 @@ EMPTY_HEAD: Final[Mapping[str, object]] = {"id": 0, "size": 0, "frontier": b"", 
 """The head of a ledger without a leaf."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One leaf as stored: the body is what counts, the other columns are an index over it.
 
     A pruned leaf has the body b"". Where leaf hashes are gone too, the first leaf of every aligned subtree that stands for
@@ -70,8 +69,7 @@ class Aggregated:
     record: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Attested:
+class Attested(NamedTuple):
     """What is kept of what the contributor of an ADMIT leaf signed (`ledger.attestations`).
 
     Attributes:

@@ -270,6 +270,48 @@ def test_augmentation_in_decode_belongs_to_the_contribution(world, name: str) ->
     assert found[0] == found[1] and len({v for values in found[0].values() for v in values}) > 5
 
 
+@pytest.mark.parametrize("name", ["torch", "random", "numpy"])
+def test_what_decode_draws_does_not_follow_from_whether_another_draws(world, name: str) -> None:
+    """Some draw and put the generators back, some draw in the open or, in the second run, not at all."""
+    draw, found = generators()[name], []
+    kinds: dict[bytes, bool] = {}
+    for openly in (True, False):
+
+        def decode(content: bytes, openly=openly) -> list[dict]:
+            drawn, hides = 0.0, kinds.setdefault(content, len(kinds) % 2 == 0)
+            if hides:
+                states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+                drawn = float(draw())
+                random.setstate(states[0]), np.random.set_state(states[1]), torch.set_rng_state(states[2])
+            elif openly:
+                drawn = float(draw())
+            return [example | {"drawn": drawn, "hides": hides} for example in json_examples(content)]
+
+        torch.manual_seed(0), random.seed(3), np.random.seed(3)
+        with peers.Run(world, peers.net(), microbatch=3, decode=decode) as run:
+            slots = range(len(run.private.pool))
+            together = run.private.feeder._examples(slots, 5)
+            assert together == [run.private.feeder._examples([slot], 5)[0] for slot in slots], "in any company"
+            assert together != run.private.feeder._examples(slots, 6), "anew in every step"
+        found.append([(example["hides"], example["drawn"]) for examples in together for example in examples])
+    hidden, shown = ([[drawn for hides, drawn in one if hides is kind] for one in found] for kind in (True, False))
+    assert hidden[0] == hidden[1] and hidden[0] and all(hidden[0])
+    assert len(set(shown[0])) == len(shown[0]) > 1 and not any(shown[1])
+
+
+def test_contributions_that_draw_nothing_are_decoded_once(world) -> None:
+    seen: list[bytes] = []
+
+    def decode(content: bytes) -> list[dict]:
+        seen.append(content)
+        return json_examples(content)
+
+    with peers.Run(world, peers.net(), decode=decode) as run:
+        seen.clear()
+        run.private.feeder._examples(range(len(run.private.pool)), 1)
+        assert len(seen) == len(set(seen)) == len(run.private.pool)
+
+
 def test_decode_that_draws_from_a_generator_of_its_own_is_refused(world) -> None:
     own = random.Random(0)
 

@@ -8,6 +8,7 @@ from ledger_runs import OTHER_KEY, SIGNER, START, descriptor, header_spec, signe
 from attest.descriptor import PUBLIC_CLIP_MICRO, PUBLIC_NOISE_MICRO
 from ledger.leaves import Admit, Header, Previous
 from ledger.note import NoteSigner
+from ledger.replay import Replay
 from ledger.rules.limits import admission_problems
 
 OTHER = NoteSigner("ledger.example/run0", OTHER_KEY)
@@ -77,3 +78,26 @@ def test_who_is_public_signed_neither_a_limit_nor_bounds():
     assert codes(found, max_epsilon_micro=1, max_delta_pico=1) == ["BUDGET"]
     assert codes(found, clip_micro=PUBLIC_CLIP_MICRO - 1) == ["PUBLIC"]
     assert codes(found, sigma_micro=PUBLIC_NOISE_MICRO + 1) == ["PUBLIC"]
+
+
+def test_bounds_are_judged_again_wherever_one_of_them_differs(monkeypatch):
+    """A replay remembers with which bounds and limits nothing was wrong; it remembers nothing else."""
+    found = header(previous=(EARLIER,))
+    rule = found.policy.classes[0]
+    right = {"clip_micro": rule.clip_norm_micro, "sigma_micro": rule.noise_multiplier_micro, "class_name": "open"}
+    wrong = [
+        {"profile_id": 1}, {"clip_micro": 1_000_001}, {"clip_micro": 999}, {"sigma_micro": 999_999},
+        {"max_epsilon_micro": 1, "max_delta_pico": 1},
+    ]  # fmt: skip
+    limit = {"max_epsilon_micro": 10**9, "max_delta_pico": 1}
+    wrong.append({"carried_micro": 10**9 + 1, **limit})
+    for most in (0, 1, 4096):
+        monkeypatch.setattr("ledger.replay.MOST_ADMISSIBLE", most)
+        run = Replay(found, lambda size: bytes(32))
+        for changes in ({}, *wrong, limit, *wrong, {"max_occurrences": 5}, {}):
+            fields = {"profile_id": 0, "max_occurrences": 0, "carried_micro": 0, "max_epsilon_micro": 0, "max_delta_pico": 0}
+            leaf = Admit(
+                seq=run.size, time=START, descriptor_hash=descriptor(run.size), attestation_hash=bytes(32), key_id=bytes(8),
+                anchor=bytes(32), **(fields | right | changes),
+            )  # fmt: skip
+            assert bool(run.apply(leaf)) is (changes in wrong), (most, changes)

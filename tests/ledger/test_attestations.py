@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from attest import cbor
 from attest.descriptor import SignedDescriptor
 from attest.framing import CommonTerms, Framing, subject_of
 from attest.registry.names import beside
@@ -267,6 +268,14 @@ def test_every_bit_of_what_is_kept_is_held_against_the_leaf(file_run):
 def flipped(data: bytes):
     """Bytes with one bit changed, for one bit of each."""
     return (data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :] for at in range(len(data)))
+
+
+def test_what_is_kept_is_what_the_general_encoder_writes():
+    for number in (0, 23, 24, 255, 256, 65_535, 65_536, 2**32, 2**63 - 1):
+        signature = secrets.token_bytes(64)
+        assert pack(number, signature) == cbor.encode([number, signature])
+        assert unpack(pack(number, signature)) == (number, signature)
+    assert pack(1, bytes(63)) == cbor.encode([1, bytes(63)])
 
 
 def test_leaves_without_an_attestation_are_a_remark_and_no_finding(tmp_path):

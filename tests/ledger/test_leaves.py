@@ -36,6 +36,7 @@ from ledger.leaves import (
     SummaryClass,
     SummaryKind,
     Withdraw,
+    codec,
     decode_leaf,
     encode_leaf,
 )
@@ -125,6 +126,17 @@ def test_every_record_round_trips(leaf):
     assert decode_leaf(data) == leaf
     value = cbor.decode(data)
     assert list(value) == list(range(len(value))) and (value[0], value[1], value[2]) == (leaf.seq, leaf.KIND, leaf.time)
+
+
+@given(st.lists(admissions(), min_size=1, max_size=3), st.data())
+def test_admissions_are_encoded_by_form_as_the_general_encoder_writes_them(leaves, data):
+    """Also those of a form that another leaf made, at any position and with any digests."""
+    again = [replace(leaf, seq=data.draw(positive), anchor=data.draw(hashes)) for leaf in leaves]
+    again += [replace(leaf, descriptor_hash=data.draw(hashes), attestation_hash=data.draw(hashes)) for leaf in leaves]
+    few = codec.AdmitForms(most=2)
+    for leaf in (*leaves, *again, *again, *leaves):
+        expected = cbor.encode(codec._record_map(leaf))
+        assert encode_leaf(leaf) == few.encode(leaf) == expected and decode_leaf(expected) == leaf
 
 
 @settings(max_examples=300)

@@ -73,7 +73,7 @@ ATTESTED = (
     ),
     Mutant(
         "a run keeps what was signed", "dptrain/recording.py",
-        "        attestation=(terms.of(admission), admission.signature),\n", "",
+        "anchor, *limits, (terms, signature))", "anchor, *limits)",
         "tests/engine/test_what_a_run_exports.py::test_a_resumed_run_adds_nothing_to_what_is_kept",
     ),
     Mutant(

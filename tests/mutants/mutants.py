@@ -474,12 +474,12 @@ EVENTS = (
 START_UP = (
     Mutant(
         "the probes read no private row", ENGINE,
-        "                if slot.admitted.admission.descriptor.admissibility_class in public\n", "",
+        "                if form.descriptor.admissibility_class in public\n", "",
         T_START + "test_no_forward_before_the_charge_meets_a_private_contribution",
     ),
     Mutant(
         "where there are public ones too", ENGINE,
-        "                if slot.admitted.admission.descriptor.admissibility_class in public\n", "                if public\n",
+        "                if form.descriptor.admissibility_class in public\n", "                if public\n",
         T_START + "test_of_a_corpus_with_a_public_class_they_meet_public_contributions_alone",
     ),
     Mutant(
