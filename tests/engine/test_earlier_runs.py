@@ -176,12 +176,12 @@ def test_a_resumed_run_holds_the_exports_of_earlier_runs_against_what_it_cites(t
 def test_what_was_withdrawn_in_an_earlier_run_is_withdrawn_here_before_the_first_step(tmp_path, export):
     world = make_world(tmp_path, per_class=2, steps=STEPS)
     trainer = Trainer(world).begin()
-    gone, ended, *_ = trainer.private.recorder.admitted()
-    trainer.run()
     recorder = trainer.private.recorder
-    recorder.withdraw(gone, "consent", bytes(range(32)), now=recorder.ledger.state.last_time)
+    gone, ended, *_ = recorder.admitted()
     root = recorder.ledger.state.registry_roots[-1]
     recorder.withdraw(ended, "key-revoked", root, now=recorder.ledger.state.last_time)
+    trainer.run()
+    recorder.withdraw(gone, "consent", bytes(range(32)), now=recorder.ledger.state.last_time)
     recorder.finish(STEPS, bytes(32), "held", recorder.ledger.state.last_time)
     recorder.export(tmp_path / "one")
     trainer.close()
