@@ -41,13 +41,14 @@ def _begun(place: Path) -> AttestedDriver:
     return AttestedDriver(Ledger.create(place, retaining_spec(attested=True), SIGNER, now=START), now=START)
 
 
-def _vouched(driver: AttestedDriver) -> None:
+def _ended_and_vouched(driver: AttestedDriver) -> None:
+    """Summarises, closes the run behind one more admission, and has two auditors vouch below its last checkpoint."""
     driver.epoch()
     driver.ledger.summarise(now=driver.tick())
-    vouched_for(driver, ANNA, BEN)
     driver.admit(attested_admission(50))
     driver.steps(1)
-    driver.epoch()
+    ended(driver)
+    vouched_for(driver, ANNA, BEN)
 
 
 def withdrawn_again(place: Path, directory: Path, **changes: Any) -> AttestedDriver:
@@ -61,8 +62,7 @@ def withdrawn_again(place: Path, directory: Path, **changes: Any) -> AttestedDri
     driver.now = START + 60
     driver.steps(1)
     driver.epoch()
-    _vouched(driver)
-    driver.ledger.finish(now=driver.tick())
+    _ended_and_vouched(driver)
     driver.ledger.prune()
     driver.ledger.withdraw(ENDING.opened().digest(), "consent", LATE_EVIDENCE, now=driver.tick())
     return driver
@@ -79,9 +79,7 @@ def traded_places(place: Path, directory: Path, **changes: Any) -> AttestedDrive
     driver.epoch()
     driver.steps(1)
     driver.epoch()
-    _vouched(driver)
-    driver.ledger.finish(now=driver.tick())
-    vouched_for(driver, ANNA, BEN)
+    _ended_and_vouched(driver)
     driver.ledger.prune(who_stays=True)
     return driver
 
