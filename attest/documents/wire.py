@@ -1,11 +1,16 @@
-"""The CBOR form of declared documents: maps with unsigned keys, read strictly."""
+"""The CBOR form of declared documents: maps with unsigned keys, and rows, which are arrays of fields; both read strictly."""
 
+import dataclasses
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 from attest import cbor
 from attest.documents.declare import Declared, declarations, told_of
-from attest.documents.kinds import Refused
-from attest.errors import CborError
+from attest.documents.kinds import Kind
+from attest.errors import CborError, Refused
+
+_ROWS: dict[type, "_Row"] = {}
 
 
 def encode_document(document: Any, schema: str) -> bytes:
@@ -26,9 +31,12 @@ def encode_map(document: Any) -> dict[int, Any]:
 
 def encode_row(document: Any) -> list[Any]:
     """Returns a document as an array of plain values, in the order of its labels."""
-    items = sorted(declarations(type(document)), key=lambda item: item.label)
-    values = [(item, getattr(document, item.name)) for item in items]
-    return [None if value is None else item.kind.encode(value) for item, value in values]
+    row = row_of(type(document))
+    values = list(row.read(document))
+    for place, item in row.coded:
+        if values[place] is not None:
+            values[place] = item.kind.encode(values[place])
+    return values
 
 
 def decode_document(cls: type, data: bytes, *, schema: str, what: str, error: Refused, max_size: int) -> Any:
@@ -41,11 +49,11 @@ def decode_document(cls: type, data: bytes, *, schema: str, what: str, error: Re
         data: The bytes.
         schema: Schema that label 1 has to name.
         what: The document in words, for sentences.
-        error: Class of the errors.
+        error: Makes the errors.
         max_size: Most bytes.
 
     Raises:
-        AttestError: Of class `error`, with the code of the strict decoder, or SCHEMA, TYPE, RANGE or that of a rule.
+        Exception: Made by `error`, with the code of the strict decoder, or SCHEMA, TYPE, RANGE or that of a rule.
     """
     try:
         value = cbor.decode(data, max_size=max_size)
@@ -65,12 +73,54 @@ def decode_map(cls: type, plain: Any, what: str, error: Refused) -> Any:
     return _made(cls, _labelled(plain, (), declarations(cls), what, error), error)
 
 
-def decode_row(cls: type, plain: Any, what: str, error: Refused) -> Any:
-    """Reads a document that is an array of its fields."""
+def decode_row(cls: type, plain: Any, what: str, error: Refused, *, code: str = "TYPE") -> Any:
+    """Reads a document that is an array of its fields.
+
+    Args:
+        cls: Its class.
+        plain: The array.
+        what: The document in words, for sentences.
+        error: Makes the errors.
+        code: How something else than an array of as many values is refused.
+    """
+    row = row_of(cls)
+    if type(plain) is not list or len(plain) != len(row.names):
+        raise error(code, f"{what} is not an array of {len(row.names)} values: {', '.join(row.names)}")
+    values = plain if not row.coded else list(plain)
+    for place, item in row.coded:
+        if values[place] is not None:
+            values[place] = item.kind.decode(values[place], told_of(cls, item.key, None), error)
+    return cls(*values) if row.positional else cls(**dict(zip(row.names, values, strict=True)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Row:
+    """Holds how a class of rows is written and read.
+
+    Attributes:
+        names: Its fields in the order of their labels.
+        read: Gives their values.
+        coded: The fields whose plain values are not their values, with their places.
+        positional: Whether the class takes the fields in this order.
+    """
+
+    names: tuple[str, ...]
+    read: Callable[[Any], Iterable[Any]]
+    coded: tuple[tuple[int, Declared], ...]
+    positional: bool
+
+
+def row_of(cls: type) -> _Row:
+    """Returns how a class of rows is written and read."""
+    known = _ROWS.get(cls)
+    if known is not None:
+        return known
     items = sorted(declarations(cls), key=lambda item: item.label)
-    if type(plain) is not list or len(plain) != len(items):
-        raise error("TYPE", f"{what} is not an array of {len(items)} values: {', '.join(item.name for item in items)}")
-    return _made(cls, dict(zip((item.label for item in items), plain, strict=True)), error)
+    names = tuple(item.name for item in items)
+    coded = tuple((place, item) for place, item in enumerate(items) if type(item.kind).encode is not Kind.encode)
+    positional = tuple(item.name for item in dataclasses.fields(cls) if not item.kw_only) == names
+    read: Any = attrgetter(*names) if len(names) > 1 else lambda document: [getattr(document, name) for name in names]
+    return _ROWS.setdefault(cls, _Row(names, read, coded, positional))
 
 
 def _labelled(value: Any, more: tuple[int, ...], items: tuple[Declared, ...], what: str, error: Refused) -> dict[Any, Any]:

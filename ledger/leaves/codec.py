@@ -1,10 +1,11 @@
 """Leaves to bytes and back: strict CBOR maps ``{0: seq, 1: kind, 2: time, 3: ...}`` with every key present."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple
 from typing import Any, Final
 
 from attest import cbor
+from attest.documents import wire
 from attest.errors import AttestError
 from attest.policy import Policy
 from attest.stack import SCHEMA as DEPTH_SCHEMA
@@ -57,14 +58,6 @@ _RECORDS: Final[dict[int, type[Any]]] = {
         upkeep.Registry,
     )
 }
-_ROWS: Final[dict[tuple[int, str], type[Any]]] = {
-    (records.Charge.KIND, "classes"): records.ChargeClass,
-    (records.Spend.KIND, "rows"): records.SpendRow,
-    (records.Epoch.KIND, "classes"): records.EpochClass,
-    (upkeep.Summary.KIND, "kinds"): upkeep.SummaryKind,
-    (upkeep.Summary.KIND, "classes"): upkeep.SummaryClass,
-}
-_NAMES: Final = {kind: tuple(field.name for field in fields(cls)) for kind, cls in _RECORDS.items()}
 
 
 def encode_leaf(leaf: Leaf) -> bytes:
@@ -86,7 +79,7 @@ def spend_leaves(seq: int, time: int, rows: Iterable[records.SpendRow]) -> Itera
     taken: list[records.SpendRow] = []
     size = 0
     for row in rows:
-        needed = len(cbor.encode(list(astuple(row))))
+        needed = len(cbor.encode(wire.encode_row(row)))
         if size + needed > MAX_LEAF_SIZE - _AROUND_ROWS:
             yield records.Spend(seq, time, tuple(taken))
             seq, taken, size = seq + 1, [], 0
@@ -124,7 +117,17 @@ def decode_leaf(data: bytes) -> Leaf:
         return header
     if type(kind) is not int or kind not in _RECORDS:
         raise LeafRefused("KIND", f"this version reads leaf kinds 0 and {sorted(_RECORDS)}, got {kind!r:.40}")
-    return _record(kind, value)
+    del value[1]
+    record: Record = wire.decode_row(
+        _RECORDS[kind], value, f"behind its kind, a leaf of kind {kind}", LeafRefused, code="SCHEMA"
+    )
+    return record
+
+
+def _record_map(leaf: Record) -> dict[int, Any]:
+    values = wire.encode_row(leaf)
+    values.insert(1, leaf.KIND)
+    return dict(enumerate(values))
 
 
 def _values(data: bytes) -> list[Any]:
@@ -138,39 +141,6 @@ def _values(data: bytes) -> list[Any]:
     if type(value) is not dict or any(type(key) is not int for key in value) or list(value) != list(range(len(value))):
         raise LeafRefused("SCHEMA", "a leaf is a map with the keys 0, 1, 2, ... and none left out")
     return list(value.values())
-
-
-def _record_map(leaf: Record) -> dict[int, Any]:
-    first, *rest = (getattr(leaf, name) for name in _NAMES[leaf.KIND])
-    return {0: first, 1: leaf.KIND, **{key: _plain(item) for key, item in enumerate(rest, start=2)}}
-
-
-def _plain(item: Any) -> Any:
-    if type(item) is tuple:
-        return [list(astuple(row)) if hasattr(row, "__dataclass_fields__") else row for row in item]
-    return item
-
-
-def _record(kind: int, value: list[Any]) -> Record:
-    names = _NAMES[kind]
-    if len(value) != len(names) + 1:
-        raise LeafRefused("SCHEMA", f"a leaf of kind {kind} has {len(names) + 1} fields, got {len(value)}")
-    items = [value[0], *value[2:]]
-    for index, item in enumerate(items):
-        if type(item) is list:
-            items[index] = _tuple_of(_ROWS.get((kind, names[index])), item)
-    record: Record = _RECORDS[kind](*items)
-    return record
-
-
-def _tuple_of(row_type: Callable[..., Any] | None, items: list[Any]) -> tuple[Any, ...]:
-    if row_type is None:
-        return tuple(items)
-    width = len(fields(row_type))  # type: ignore[arg-type]
-    for item in items:
-        if type(item) is not list or len(item) != width:
-            raise LeafRefused("SCHEMA", f"expected rows of {width} columns, got {item!r:.80}")
-    return tuple(row_type(*item) for item in items)
 
 
 def _header_map(header: Header) -> dict[int, Any]:
