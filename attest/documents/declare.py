@@ -1,15 +1,17 @@
 """What is said once of a field of a document: its label, kind, default, key in TOML, and the sentence that explains it."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-from attest.documents.kinds import Kind, Told
+from attest.documents.kinds import Given, Kind, Told
 from attest.errors import Refused
 
 _NOTE = "declared"
 _AS_NAMED = "="
+_UNIT = re.compile("_(micro|nano|pico)$")
 _KNOWN: dict[type, tuple["Declared", ...]] = {}
 _FITS: dict[type, Callable[[Any], bool]] = {}
 
@@ -95,6 +97,14 @@ def declared(
     return dataclasses.field(default=default, metadata={_NOTE: note})
 
 
+def derived(label: int, name: str, cddl: str, sentence: str) -> Declared:
+    """Declares what stands in the bytes under a label and is no field, since it is always the same or follows from others.
+
+    A class names them in `DERIVED`.
+    """
+    return Declared(name, label, Given(cddl), sentence, name, False, MISSING, False, None, "", None, False, None)
+
+
 def declarations(cls: type) -> tuple[Declared, ...]:
     """Returns the declared fields of a class, in the order in which they are written."""
     known = _KNOWN.get(cls)
@@ -104,7 +114,7 @@ def declarations(cls: type) -> tuple[Declared, ...]:
     for item in dataclasses.fields(cls):
         note = item.metadata.get(_NOTE)
         if note is not None:
-            key = item.name.removesuffix("_micro").removesuffix("_nano") if note.key == _AS_NAMED else note.key
+            key = _UNIT.sub("", item.name) if note.key == _AS_NAMED else note.key
             found.append(dataclasses.replace(note, name=item.name, key=key))
     labels = [item.label for item in found]
     if len(set(labels)) != len(labels):

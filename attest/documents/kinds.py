@@ -123,6 +123,16 @@ class Kind(ABC):
 
 
 @dataclass(frozen=True)
+class Given(Kind):
+    """What stands in the bytes and is no field."""
+
+    cddl: str
+
+    def check(self, value: Any, told: Told, error: Refused) -> None:
+        raise NotImplementedError("what is no field has no value to check")
+
+
+@dataclass(frozen=True)
 class Identifier(Kind):
     """An identifier, as `attest.ids.check_id` takes it."""
 

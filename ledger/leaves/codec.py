@@ -39,7 +39,7 @@ MAX_LEAF_SIZE: Final = 65_535
 _AROUND_ROWS: Final = 32
 """Bytes that a SPEND leaf may take beside its rows: heads of map and array, keys, kind, position and time."""
 
-_RECORDS: Final[dict[int, type[Any]]] = {
+RECORDS: Final[dict[int, type[Any]]] = {
     kind.KIND: kind
     for kind in (
         records.Admit,
@@ -115,12 +115,10 @@ def decode_leaf(data: bytes) -> Leaf:
         if encode_leaf(header) != data:
             raise LeafRefused("SCHEMA", "what blocks or the stack refer to is unused, repeated, or not in order of first use")
         return header
-    if type(kind) is not int or kind not in _RECORDS:
-        raise LeafRefused("KIND", f"this version reads leaf kinds 0 and {sorted(_RECORDS)}, got {kind!r:.40}")
+    if type(kind) is not int or kind not in RECORDS:
+        raise LeafRefused("KIND", f"this version reads leaf kinds 0 and {sorted(RECORDS)}, got {kind!r:.40}")
     del value[1]
-    record: Record = wire.decode_row(
-        _RECORDS[kind], value, f"behind its kind, a leaf of kind {kind}", LeafRefused, code="SCHEMA"
-    )
+    record: Record = wire.decode_row(RECORDS[kind], value, "what a leaf holds beside its kind", LeafRefused, code="SCHEMA")
     return record
 
 

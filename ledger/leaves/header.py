@@ -98,7 +98,7 @@ class AccountantInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The header leaf.
+    """Everything that a guarantee rests on, fixed before the first step: leaf 0.
 
     Guarantee:
         A header exists only if its policy is signed by ``owner_key`` under ``owner``, its blocks are those that the classes of

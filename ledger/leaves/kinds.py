@@ -5,7 +5,7 @@ from typing import ClassVar, Final
 
 from attest import ids
 from attest.clock import EARLIEST, MAX_TIME
-from attest.documents import check_fields, declared
+from attest.documents import Declared, check_fields, declared, derived
 from attest.documents.quick import Blob, Count, Real, Spelled, Truth
 from attest.micro import PICO
 from ledger.errors import LeafRefused
@@ -50,11 +50,15 @@ class Checked:
     __slots__ = ()
     CDDL: ClassVar[str] = ""
     OF: ClassVar[str] = ""
+    DERIVED: ClassVar[tuple[Declared, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        """Names it in sentences by its name in CDDL, which of a leaf is that of its class."""
+        """Names it in sentences by its name in CDDL, which of a leaf is that of its class, and says the kind of a leaf."""
         cls.CDDL = cls.__dict__.get("CDDL", cls.__name__.lower())
         cls.OF = f" of {cls.CDDL}"
+        kind = cls.__dict__.get("KIND")
+        if kind is not None and not any(item.name == "kind" for item in cls.DERIVED):
+            cls.DERIVED = (derived(1, "kind", str(kind), "Kind of the leaf."), *cls.DERIVED)
 
     def __post_init__(self) -> None:
         check_fields(self, LeafRefused)

@@ -267,7 +267,7 @@ class Resume(Entry):
 
 @dataclass(frozen=True, slots=True)
 class Draw(Entry):
-    """Who takes part in a step, written before the step runs; in ledgers whose policy makes occurrences public, and no other."""
+    """Who takes part in a step, written before it runs; in ledgers whose policy makes occurrences public, and no other."""
 
     KIND: ClassVar = 12
     window: int = declared(3, ABOVE_0, "Number of the window that pays for the step.")

@@ -100,7 +100,7 @@ class Key(Entry):
     old_vkey: str = declared(3, LOG_VKEY, "Verifier key that signed until now.")
     new_vkey: str = declared(4, LOG_VKEY, "Verifier key that signs from now on, under the same name.")
     old_signature: bytes = declared(5, SIGNATURE, "Ed25519 signature by the old key ([The ledger's key](#the-ledgers-key)).")
-    new_signature: bytes = declared(6, SIGNATURE, "The same by the new key, which shows that it is held.")
+    new_signature: bytes = declared(6, SIGNATURE, "Ed25519 signature by the new key, which shows that it is held.")
 
 
 @dataclass(frozen=True, slots=True)

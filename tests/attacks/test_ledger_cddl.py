@@ -75,7 +75,7 @@ def valid(rule: str, value: Any) -> bool:
         if not (valid("file-form", form) and all(valid("tstr", name) for name in names)):
             return False
     if rule == "withdraw":  # the tool takes what fits one of two maps in some keys and the other in the rest
-        rule = "plain-withdraw" if value.get(7) is None else "shown-withdraw"
+        rule = "plain-withdraw" if value.get(7) is None else "full-withdraw"
     if not passes(rule, cbor.encode(value)):
         return False
     if rule == "header" and not valid("stack", value[26]):

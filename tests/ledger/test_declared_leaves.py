@@ -1,0 +1,85 @@
+"""A field of a ledger's documents is declared once: check, bytes, CDDL and tables follow, and pages say what is declared."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from attest import cbor
+from attest.documents import declarations
+from attest.documents.quick import Quick
+from ledger.errors import LeafRefused
+from ledger.leaves import Admit, Draw, Resume, Withdraw, decode_leaf, encode_leaf
+from ledger.leaves.codec import RECORDS
+from ledger.pages import PAGES, rows_in
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+LEAVES = sorted(RECORDS.values(), key=lambda leaf: leaf.KIND)
+ROWS = [cls for leaf in LEAVES for _, cls in rows_in(leaf)]
+TIME = 1_700_000_000
+ADMIT = Admit(5, TIME, bytes(32), "open", 0, 1, 1, 0, bytes(32), bytes(8), bytes(32), 0, 0, 0)
+
+
+@pytest.mark.parametrize("cls", [*LEAVES, *ROWS], ids=lambda cls: cls.__name__)
+def test_every_field_is_declared_and_explained_in_the_order_of_its_bytes(cls):
+    items = declarations(cls)
+    assert [item.name for item in items] == [item.name for item in fields(cls)]
+    labels = [0, 2, *range(3, len(items) + 1)] if cls in LEAVES else list(range(1, len(items) + 1))
+    assert [item.label for item in items] == labels
+    for item in items:
+        assert item.sentence[0].isupper() or item.sentence.startswith("`"), item.name
+        assert item.sentence.endswith("."), item.name
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_what_is_declared(name):
+    page = (DOCS / name).read_text()
+    assert PAGES[name](page) == page, "write it again: python -m ledger.pages docs"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [-1, 0, 1, True, False, 1.0, float("nan"), float("inf"), -0.5, 2**63, 2**63 - 1, None, "", "open", "x\n", "a" * 65,
+     b"", bytes(8), bytes(32), bytes(33), (), (1,), (2, 1), (1.0,), (True,), [], "\u00e9"],
+    ids=repr,
+)  # fmt: skip
+def test_the_test_that_is_compiled_says_what_the_checks_say_one_by_one(value):
+    for item in declarations(Admit):
+        try:
+            replace(ADMIT, **{item.name: value})
+            taken = True
+        except LeafRefused as refused:
+            taken = refused.code == "RANGE" and "holds at a delta" in refused.sentence  # a rule over two fields
+        kind = item.kind
+        assert isinstance(kind, Quick) and kind.fits(value) is taken, item.name
+
+
+def test_fields_that_need_each_other_are_null_together():
+    resume = Resume(5, TIME, 1, 0, None, None)
+    assert replace(resume, pinned_size=4, pinned_root=bytes(32)).pinned_size == 4
+    for changes in ({"pinned_size": 4}, {"pinned_root": bytes(32)}):
+        with pytest.raises(LeafRefused):
+            replace(resume, **changes)
+    withdraw = Withdraw(5, TIME, bytes(32), None, "contributor", bytes(32))
+    assert replace(withdraw, admit_seq=3).member is None
+    with pytest.raises(LeafRefused) as refused:
+        replace(withdraw, member=(bytes(32),))
+    assert refused.value.code == "RANGE" and "admit_seq" in refused.value.sentence
+
+
+def test_a_refusal_names_field_and_leaf_and_says_what_was_found():
+    with pytest.raises(LeafRefused) as refused:
+        replace(ADMIT, anchor=bytes(31))
+    assert refused.value.code == "TYPE" and refused.value.sentence == "anchor of admit: expected 32 bytes, got 31 bytes"
+    with pytest.raises(LeafRefused) as refused:
+        Draw(5, TIME, 1, 1, (2, 1), (1.0,))
+    assert refused.value.code == "ORDER" and "drawn of draw" in refused.value.sentence
+
+
+def test_a_leaf_keeps_its_bytes():
+    data = encode_leaf(ADMIT)
+    assert cbor.decode(data) == {
+        0: 5, 1: 1, 2: TIME, 3: bytes(32), 4: "open", 5: 0, 6: 1, 7: 1, 8: 0, 9: bytes(32), 10: bytes(8),
+        11: bytes(32), 12: 0, 13: 0, 14: 0,
+    }  # fmt: skip
+    assert decode_leaf(data) == ADMIT
