@@ -13,14 +13,14 @@ from ledger.leaves import Header
 from ledger.leaves.codec import RECORDS
 
 _WRITTEN: Final = "; Written from the declaration (python -m ledger.pages docs).\n"
-_LEAVES: Final = sorted(RECORDS.values(), key=lambda leaf: leaf.KIND)
+_LEAVES: Final[tuple[type[Any], ...]] = (Header, *sorted(RECORDS.values(), key=lambda leaf: leaf.KIND))
 
 
 def formats_page(page: str) -> str:
     """Returns formats.md with the tables of leaves as the declaration has them."""
     leaves = {f"{leaf.KIND} {leaf.__name__.upper()}": leaf for leaf in _LEAVES}
     rows = {f"{name}, {item.label}": cls for name, leaf in leaves.items() for item, cls in rows_in(leaf)}
-    kinds = [(*name.split(), said_of(leaf)) for name, leaf in ({"0 HEADER": Header} | leaves).items()]
+    kinds = [(*name.split(), said_of(leaf)) for name, leaf in leaves.items()]
     tables = [
         table(("kind", "name", "what it says"), kinds),
         fields_table("leaf", leaves, least=3),
@@ -31,16 +31,18 @@ def formats_page(page: str) -> str:
 
 def cddl_page(page: str) -> str:
     """Returns ledger.cddl with the parts that are declared."""
-    rules = []
-    for leaf in _LEAVES:
-        rules += [f"; {said_of(leaf)}\n{cddl_map(leaf)}", *(cddl_row(cls) for _, cls in rows_in(leaf))]
-    return with_section(page, "leaves after the header", _WRITTEN + "\n".join(rules))
+    return with_section(page, "leaves", _WRITTEN + "\n".join(map(cddl_with_rows, _LEAVES)))
+
+
+def cddl_with_rows(cls: type) -> str:
+    """Returns the rules of a document, with those of the rows in it."""
+    return "\n".join([f"; {said_of(cls)}\n{cddl_map(cls)}", *(cddl_row(row) for _, row in rows_in(cls))])
 
 
 def rows_in(cls: type) -> list[tuple[Any, type]]:
-    """Returns the fields of a document that hold rows, with the class of these."""
-    arrays = [(item, item.kind.kind) for item in declarations(cls) if isinstance(item.kind, Array)]
-    return [(item, kind.type) for item, kind in arrays if isinstance(kind, Row)]
+    """Returns the fields of a document that hold rows of their own form, with the class of these."""
+    kinds = [(item, item.kind.kind if type(item.kind) is Array else item.kind) for item in declarations(cls)]
+    return [(item, kind.type) for item, kind in kinds if isinstance(kind, Row)]
 
 
 def said_of(cls: type) -> str:

@@ -12,16 +12,17 @@ from attest.errors import Refused
 
 
 class Several(Kind):
-    """Values of one kind, signed as an array of them."""
+    """Values of one kind, signed as an array of them; `code` refuses what is none."""
 
     kind: Kind
+    code: str = "TYPE"
 
     def encode(self, value: Any) -> Any:
         return [self.kind.encode(item) for item in value]
 
     def decode(self, plain: Any, told: Told, error: Refused) -> Any:
         if type(plain) is not list:
-            raise error("TYPE", f"{told} is {type(plain).__name__}, expected an array")
+            raise error(self.code, f"{told} is {type(plain).__name__}, expected an array")
         return tuple(self.kind.decode(item, told, error) for item in plain)
 
 

@@ -5,7 +5,7 @@ They are those of leaves, of which a ledger has millions. No person writes them,
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -94,6 +94,32 @@ class Spelled(Quick):
         self.fits = lambda value: type(value) is str and matches(value) is not None
 
 
+class OneOf(Quick):
+    """One of some words."""
+
+    type = str
+
+    def __init__(self, words: Sequence[str], code: str, cddl: str = "") -> None:
+        self.code, self.expected = code, " or ".join(words)
+        self.cddl = cddl or " / ".join(f'"{word}"' for word in words)
+        self.fits = lambda value: type(value) is str and value in words
+
+
+class Held(Quick):
+    """A value of a class that is written and read by functions of its own."""
+
+    def __init__(self, cls: type[Any], cddl: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
+        self.type, self.cddl, self.expected = cls, cddl, f"a {cls.__name__}"
+        self.fits = lambda value: type(value) is cls
+        self._encode, self._decode = encode, decode
+
+    def encode(self, value: Any) -> Any:
+        return self._encode(value)
+
+    def decode(self, plain: Any, told: Told, error: Refused) -> Any:
+        return self._decode(plain)
+
+
 class Row(Quick):
     """A document inside of another, signed as an array of its fields."""
 
@@ -116,10 +142,14 @@ class Array(Several):
         least: How many there are at least.
         most: How many there are at most; more are refused with code RANGE.
         ascending: Whether they ascend, none twice; else they are refused with code ORDER.
+        code: How bytes are refused that are no array.
     """
 
-    def __init__(self, kind: Quick, least: int = 0, most: int | None = None, *, ascending: bool = False) -> None:
+    def __init__(
+        self, kind: Quick, least: int = 0, most: int | None = None, *, ascending: bool = False, code: str = "TYPE"
+    ) -> None:
         self.kind: Quick = kind
+        self.code = code
         self._least, self._most, self._ascending = least, most, ascending
         self.unit = kind.unit
         self.cddl = f"[{least or ''}*{most or ''} {kind.cddl}]"

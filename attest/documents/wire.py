@@ -62,7 +62,7 @@ def decode_document(cls: type, data: bytes, *, schema: str, what: str, error: Re
     fields = _labelled(value, (1,), declarations(cls), what, error)
     if fields[1] != schema:
         raise error("SCHEMA", f"{what} schema is not {schema!r}; it was written by another version")
-    document = _made(cls, fields, error)
+    document = decode_fields(cls, fields, error)
     if encode_document(document, schema) != data:
         raise error("CBOR_NONCANONICAL", f"{what} does not encode to the bytes received")
     return document
@@ -70,7 +70,7 @@ def decode_document(cls: type, data: bytes, *, schema: str, what: str, error: Re
 
 def decode_map(cls: type, plain: Any, what: str, error: Refused) -> Any:
     """Reads a document that is a map inside of another one."""
-    return _made(cls, _labelled(plain, (), declarations(cls), what, error), error)
+    return decode_fields(cls, _labelled(plain, (), declarations(cls), what, error), error)
 
 
 def decode_row(cls: type, plain: Any, what: str, error: Refused, *, code: str = "TYPE") -> Any:
@@ -138,7 +138,8 @@ def _labelled(value: Any, more: tuple[int, ...], items: tuple[Declared, ...], wh
     return value
 
 
-def _made(cls: type, plain: dict[Any, Any], error: Refused) -> Any:
+def decode_fields(cls: type, plain: dict[Any, Any], error: Refused) -> Any:
+    """Reads a document from plain values by their labels; labels of no field are left aside."""
     items = declarations(cls)
     shown = None
     if hasattr(cls, "TELLS"):

@@ -1,7 +1,6 @@
 """Leaves to bytes and back: strict CBOR maps ``{0: seq, 1: kind, 2: time, 3: ...}`` with every key present."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple
 from typing import Any, Final
 
 from attest import cbor
@@ -11,9 +10,7 @@ from attest.policy import Policy
 from attest.stack import SCHEMA as DEPTH_SCHEMA
 from ledger.errors import LeafRefused
 from ledger.leaves import records, upkeep
-from ledger.leaves.header import SCHEMA, AccountantInfo, Header, HeaderBlock
-from ledger.leaves.previous import Previous
-from ledger.leaves.stack import read_stack, stack_row
+from ledger.leaves.header import SCHEMA, Header, HeaderBlock
 
 Record = (
     records.Admit
@@ -151,37 +148,15 @@ def _header_map(header: Header) -> dict[int, Any]:
     for block in header.blocks:
         groups.setdefault((block.classes, block.std, block.share), len(groups))
     budgets = header.policy.noise_budgets is not None
-    values = (
-        0,
-        Header.KIND,
-        header.time,
-        SCHEMA,
-        header.origin,
-        header.policy_payload,
-        header.policy_sign1,
-        header.owner,
-        header.owner_key,
-        header.log_vkey,
-        header.run_id,
-        header.amplification,
-        header.model_fingerprint,
-        [[[order[name] for name in classes], std, *([share] if budgets else [])] for classes, std, share in groups],
-        [[block.name, block.coordinates, groups[block.classes, block.std, block.share]] for block in header.blocks],
-        list(astuple(header.accountant)),
-        header.exactness_note,
-        header.private,
-        header.clip_margin,
-        header.caps_enforced,
-        header.registry_root,
-        [list(astuple(earlier)) for earlier in header.previous],
-        header.isolation,
-        header.randomness,
-        list(header.unprobed),
-        DEPTH_SCHEMA,
-        stack_row(header.stack),
-        header.frozen_digest,
-    )
-    return dict(enumerate(values))
+    return wire.encode_map(header) | {
+        0: 0,
+        1: Header.KIND,
+        3: SCHEMA,
+        11: header.amplification,
+        13: [[[order[name] for name in classes], std, *([share] if budgets else [])] for classes, std, share in groups],
+        14: [[block.name, block.coordinates, groups[block.classes, block.std, block.share]] for block in header.blocks],
+        25: DEPTH_SCHEMA,
+    }
 
 
 def _header(value: list[Any]) -> Header:
@@ -195,31 +170,9 @@ def _header(value: list[Any]) -> Header:
     if value[25] != DEPTH_SCHEMA:
         sentence = f"blocks follow from the rule {value[25]!r:.40}, this version has {DEPTH_SCHEMA}"
         raise LeafRefused("DEPTH_SCHEMA", sentence)
-    policy = _policy(value[5])
-    header = Header(
-        time=value[2],
-        origin=value[4],
-        policy_payload=value[5],
-        policy_sign1=value[6],
-        owner=value[7],
-        owner_key=value[8],
-        log_vkey=value[9],
-        run_id=value[10],
-        model_fingerprint=value[12],
-        blocks=_blocks(value[13], value[14], policy),
-        accountant=AccountantInfo(*_row(value[15], 4)),
-        exactness_note=value[16],
-        private=value[17],
-        clip_margin=value[18],
-        caps_enforced=value[19],
-        registry_root=value[20],
-        previous=_previous(value[21]),
-        isolation=value[22],
-        randomness=value[23],
-        unprobed=tuple(value[24]) if type(value[24]) is list else value[24],
-        stack=read_stack(value[26]),
-        frozen_digest=value[27],
-    )
+    fields = dict(enumerate(value))
+    fields[14] = _blocks(value[13], value[14], _policy(value[5]))
+    header: Header = wire.decode_fields(Header, fields, LeafRefused)
     if value[11] != header.amplification:
         expected = f"expected amplification {header.amplification} with this disclosure and family of noise"
         raise LeafRefused("SCHEMA", f"{expected}, got {value[11]!r:.40}")
@@ -231,12 +184,6 @@ def _policy(payload: Any) -> Policy:
         return Policy.from_cbor(payload)
     except AttestError as error:
         raise LeafRefused("POLICY", f"the policy in the header is refused: {error.sentence}") from error
-
-
-def _previous(rows: Any) -> tuple[Previous, ...]:
-    if type(rows) is not list:
-        raise LeafRefused("SCHEMA", "earlier ledgers are an array")
-    return tuple(Previous(*_row(row, 6)) for row in rows)
 
 
 def _blocks(groups: Any, rows: Any, policy: Policy) -> tuple[HeaderBlock, ...]:

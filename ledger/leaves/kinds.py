@@ -27,6 +27,7 @@ TRUTH: Final = Truth()
 SHA256: Final = Blob("sha256", 32)
 SIGNATURE: Final = Blob("bstr .size 64", 64)
 RUN_ID: Final = Blob("bstr .size 16", 16)
+RAW_KEY: Final = Blob("raw-key", 32)
 KEY_ID: Final = Blob("bstr .size 8", 8)
 ID: Final = Spelled(ids.ID.pattern, "an identifier: 1 to 64 of the characters a-z 0-9 . _ / -", "id")
 
@@ -37,6 +38,7 @@ def words(longest: int, cddl: str = "") -> Spelled:
 
 
 WORDS: Final = words(200)
+ORIGIN: Final = words(200, "origin")
 LOG_VKEY: Final = words(400, "log-vkey")
 
 

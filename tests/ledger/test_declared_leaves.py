@@ -7,15 +7,16 @@ import pytest
 
 from attest import cbor
 from attest.documents import declarations
+from attest.documents.pages import labelled
 from attest.documents.quick import Quick
 from ledger.errors import LeafRefused
-from ledger.leaves import Admit, Draw, Resume, Withdraw, decode_leaf, encode_leaf
+from ledger.leaves import Admit, Draw, Header, Resume, Withdraw, decode_leaf, encode_leaf
 from ledger.leaves.codec import RECORDS
 from ledger.pages import PAGES, rows_in
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 LEAVES = sorted(RECORDS.values(), key=lambda leaf: leaf.KIND)
-ROWS = [cls for leaf in LEAVES for _, cls in rows_in(leaf)]
+ROWS = [cls for leaf in (Header, *LEAVES) for _, cls in rows_in(leaf)]
 TIME = 1_700_000_000
 ADMIT = Admit(5, TIME, bytes(32), "open", 0, 1, 1, 0, bytes(32), bytes(8), bytes(32), 0, 0, 0)
 
@@ -29,6 +30,12 @@ def test_every_field_is_declared_and_explained_in_the_order_of_its_bytes(cls):
     for item in items:
         assert item.sentence[0].isupper() or item.sentence.startswith("`"), item.name
         assert item.sentence.endswith("."), item.name
+
+
+def test_the_header_has_a_field_or_what_follows_from_others_for_every_key():
+    assert [item.label for item in labelled(Header)] == list(range(28))
+    assert {item.name for item in declarations(Header)} == {item.name for item in fields(Header) if item.init}
+    assert all(item.sentence.endswith(".") for item in labelled(Header))
 
 
 @pytest.mark.parametrize("name", PAGES)
