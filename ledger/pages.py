@@ -4,6 +4,7 @@ A test compares the pages with what is written here, so that neither says what t
 """
 
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 from attest.documents import declarations
@@ -11,38 +12,53 @@ from attest.documents.pages import Pages, cddl_map, cddl_row, fields_table, tabl
 from attest.documents.quick import Array, Row
 from ledger.leaves import Header
 from ledger.leaves.codec import RECORDS
+from ledger.release.contents import FORMS
+from ledger.release.manifest import ISSUER, Manifest
 
 _WRITTEN: Final = "; Written from the declaration (python -m ledger.pages docs).\n"
 _LEAVES: Final[tuple[type[Any], ...]] = (Header, *sorted(RECORDS.values(), key=lambda leaf: leaf.KIND))
 
 
 def formats_page(page: str) -> str:
-    """Returns formats.md with the tables of leaves as the declaration has them."""
+    """Returns formats.md with the tables that are declared."""
     leaves = {f"{leaf.KIND} {leaf.__name__.upper()}": leaf for leaf in _LEAVES}
-    rows = {f"{name}, {item.label}": cls for name, leaf in leaves.items() for item, cls in rows_in(leaf)}
     kinds = [(*name.split(), said_of(leaf)) for name, leaf in leaves.items()]
-    tables = [
-        table(("kind", "name", "what it says"), kinds),
-        fields_table("leaf", leaves, least=3),
-        fields_table("row of", rows, key="place"),
-    ]
-    return with_tables(page, "Leaves", tables)
+    tables = [table(("kind", "name", "what it says"), kinds), fields_table("leaf", leaves, least=3), rows_table(leaves)]
+    page = with_tables(page, "Leaves", tables)
+    manifest = {"manifest": Manifest}
+    return with_tables(page, "Release", [fields_table("of the", manifest), rows_table(manifest)])
 
 
 def cddl_page(page: str) -> str:
     """Returns ledger.cddl with the parts that are declared."""
-    return with_section(page, "leaves", _WRITTEN + "\n".join(map(cddl_with_rows, _LEAVES)))
+    forms = [f'"{form}"' for form in FORMS]
+    named = f"file-form = {' / '.join(forms[:8])}\n  / {' / '.join(forms[8:])}\nfile-tensors-or-nil = [* tensor] / nil\n"
+    signed = f'; release.cose, with the issuer "{ISSUER}".\nsigned-release = [bstr .cbor manifest, message]\n'
+    page = with_section(page, "leaves", _WRITTEN + "\n".join(map(cddl_with_rows, _LEAVES)))
+    return with_section(page, "releases", _WRITTEN + "\n".join([signed, cddl_with_rows(Manifest), named]))
 
 
 def cddl_with_rows(cls: type) -> str:
     """Returns the rules of a document, with those of the rows in it."""
-    return "\n".join([f"; {said_of(cls)}\n{cddl_map(cls)}", *(cddl_row(row) for _, row in rows_in(cls))])
+    return "\n".join(
+        [f"; {said_of(cls)}\n{cddl_map(cls)}", *(f"; {said_of(row)}\n{cddl_row(row)}" for row in rows_in(cls).values())]
+    )
 
 
-def rows_in(cls: type) -> list[tuple[Any, type]]:
-    """Returns the fields of a document that hold rows of their own form, with the class of these."""
-    kinds = [(item, item.kind.kind if type(item.kind) is Array else item.kind) for item in declarations(cls)]
-    return [(item, kind.type) for item, kind in kinds if isinstance(kind, Row)]
+def rows_table(documents: Mapping[str, type]) -> str:
+    """Returns the table of the columns of rows, by the documents that hold them and their labels there."""
+    rows = {f"{name}, {place}": row for name, cls in documents.items() for place, row in rows_in(cls).items()}
+    return fields_table("row of", rows, key="place")
+
+
+def rows_in(cls: type) -> dict[str, type]:
+    """Returns the classes of the rows that a document holds, by the label of their field; of those in rows by several."""
+    found: dict[str, type] = {}
+    for item in declarations(cls):
+        kind = item.kind.kind if type(item.kind) is Array else item.kind
+        if isinstance(kind, Row):
+            found |= {str(item.label): kind.type} | {f"{item.label}.{inner}": row for inner, row in rows_in(kind.type).items()}
+    return found
 
 
 def said_of(cls: type) -> str:

@@ -83,14 +83,25 @@ class Blob(Tested):
         )
 
 
+class Text(Tested):
+    """Text: any, or of 1 character to `longest`."""
+
+    type = str
+
+    def __init__(self, cddl: str = "tstr", longest: int | None = None, code: str = "TYPE") -> None:
+        self.code = code
+        expected = "text" if longest is None else f"text of 1 to {longest} characters"
+        super().__init__(cddl, expected, "True" if longest is None else f"1 <= len(value) <= {longest}")
+
+
 class Spelled(Quick):
     """Text that a pattern matches whole; `expected` says in words what it matches."""
 
     type = str
 
-    def __init__(self, pattern: str, expected: str, cddl: str) -> None:
+    def __init__(self, pattern: str, expected: str, cddl: str, code: str = "TYPE") -> None:
         matches = re.compile(pattern).fullmatch
-        self.cddl, self.expected = cddl, expected
+        self.cddl, self.expected, self.code = cddl, expected, code
         self.fits = lambda value: type(value) is str and matches(value) is not None
 
 
@@ -121,17 +132,17 @@ class Held(Quick):
 
 
 class Row(Quick):
-    """A document inside of another, signed as an array of its fields."""
+    """A document inside of another, signed as an array of its fields; `code` refuses an array that is none."""
 
-    def __init__(self, cls: type[Any]) -> None:
-        self.type, self.cddl, self.expected = cls, cls.CDDL, f"a {cls.__name__}"
+    def __init__(self, cls: type[Any], code: str = "SCHEMA") -> None:
+        self.type, self.cddl, self.expected, self.code = cls, cls.CDDL, f"a {cls.__name__}", code
         self.fits = lambda value: type(value) is cls
 
     def encode(self, value: Any) -> Any:
         return wire.encode_row(value)
 
     def decode(self, plain: Any, told: Told, error: Refused) -> Any:
-        return wire.decode_row(self.type, plain, f"a row in {told}", error, code="SCHEMA")
+        return wire.decode_row(self.type, plain, f"a row in {told}", error, code=self.code)
 
 
 class Array(Several):
@@ -143,16 +154,24 @@ class Array(Several):
         most: How many there are at most; more are refused with code RANGE.
         ascending: Whether they ascend, none twice; else they are refused with code ORDER.
         code: How bytes are refused that are no array.
+        named: Name of the list in CDDL, where it is said by itself.
     """
 
     def __init__(
-        self, kind: Quick, least: int = 0, most: int | None = None, *, ascending: bool = False, code: str = "TYPE"
+        self,
+        kind: Quick,
+        least: int = 0,
+        most: int | None = None,
+        *,
+        ascending: bool = False,
+        code: str = "TYPE",
+        named: str = "",
     ) -> None:
         self.kind: Quick = kind
         self.code = code
         self._least, self._most, self._ascending = least, most, ascending
         self.unit = kind.unit
-        self.cddl = f"[{least or ''}*{most or ''} {kind.cddl}]"
+        self.cddl = named or f"[{least or ''}*{most or ''} {kind.cddl}]"
         self.fits = lambda value: (
             type(value) is tuple
             and least <= len(value)

@@ -148,7 +148,7 @@ def decode_fields(cls: type, plain: dict[Any, Any], error: Refused) -> Any:
     for item in items:
         if item.label in plain:
             found = plain[item.label]
-            if found is None and item.default is None and not item.optional:
+            if found is None and not item.optional and (item.nil or item.default is None):
                 values[item.name] = None
             else:
                 values[item.name] = item.kind.decode(

@@ -6,7 +6,7 @@ from typing import ClassVar, Final
 from attest import ids
 from attest.clock import EARLIEST, MAX_TIME
 from attest.documents import Declared, check_fields, declared, derived
-from attest.documents.quick import Blob, Count, Real, Spelled, Truth
+from attest.documents.quick import Blob, Count, Real, Spelled, Text, Truth
 from attest.micro import PICO
 from ledger.errors import LeafRefused
 
@@ -38,6 +38,7 @@ def words(longest: int, cddl: str = "") -> Spelled:
 
 
 WORDS: Final = words(200)
+TEXT: Final = Text()
 ORIGIN: Final = words(200, "origin")
 LOG_VKEY: Final = words(400, "log-vkey")
 

@@ -13,15 +13,16 @@ from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Draw, Header, Resume, Withdraw, decode_leaf, encode_leaf
 from ledger.leaves.codec import RECORDS
 from ledger.pages import PAGES, rows_in
+from ledger.release.manifest import Manifest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 LEAVES = sorted(RECORDS.values(), key=lambda leaf: leaf.KIND)
-ROWS = [cls for leaf in (Header, *LEAVES) for _, cls in rows_in(leaf)]
+ROWS = [cls for document in (Header, *LEAVES, Manifest) for cls in rows_in(document).values()]
 TIME = 1_700_000_000
 ADMIT = Admit(5, TIME, bytes(32), "open", 0, 1, 1, 0, bytes(32), bytes(8), bytes(32), 0, 0, 0)
 
 
-@pytest.mark.parametrize("cls", [*LEAVES, *ROWS], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [*LEAVES, Manifest, *ROWS], ids=lambda cls: cls.__name__)
 def test_every_field_is_declared_and_explained_in_the_order_of_its_bytes(cls):
     items = declarations(cls)
     assert [item.name for item in items] == [item.name for item in fields(cls)]
