@@ -14,6 +14,7 @@ from ledger.leaves import Header
 from ledger.leaves.codec import RECORDS
 from ledger.release.contents import FORMS
 from ledger.release.manifest import ISSUER, Manifest
+from ledger.retention.aggregates import MAX_AGGREGATE_SIZE, Aggregate, Member
 
 _WRITTEN: Final = "; Written from the declaration (python -m ledger.pages docs).\n"
 _LEAVES: Final[tuple[type[Any], ...]] = (Header, *sorted(RECORDS.values(), key=lambda leaf: leaf.KIND))
@@ -25,6 +26,8 @@ def formats_page(page: str) -> str:
     kinds = [(*name.split(), said_of(leaf)) for name, leaf in leaves.items()]
     tables = [table(("kind", "name", "what it says"), kinds), fields_table("leaf", leaves, least=3), rows_table(leaves)]
     page = with_tables(page, "Leaves", tables)
+    records = fields_table("row", {"aggregate": Aggregate, "member record": Member}, key="place")
+    page = with_tables(page, "Retention", [records])
     manifest = {"manifest": Manifest}
     return with_tables(page, "Release", [fields_table("of the", manifest), rows_table(manifest)])
 
@@ -33,8 +36,15 @@ def cddl_page(page: str) -> str:
     """Returns ledger.cddl with the parts that are declared."""
     forms = [f'"{form}"' for form in FORMS]
     named = f"file-form = {' / '.join(forms[:8])}\n  / {' / '.join(forms[8:])}\nfile-tensors-or-nil = [* tensor] / nil\n"
+    aggregates = [
+        "; What a SUMMARY leaf commits to by a root, in order. One stands at the first ADMIT leaf that is gone, and has at most\n"
+        f"; {MAX_AGGREGATE_SIZE} bytes.\n{cddl_row(Aggregate)}",
+        "; Stands at the others of them.\nanother-member = []\n",
+        "; What the last field of an aggregate is a root over, in order.\n" + cddl_row(Member),
+    ]
     signed = f'; release.cose, with the issuer "{ISSUER}".\nsigned-release = [bstr .cbor manifest, message]\n'
     page = with_section(page, "leaves", _WRITTEN + "\n".join(map(cddl_with_rows, _LEAVES)))
+    page = with_section(page, "aggregates", _WRITTEN + "\n".join(aggregates))
     return with_section(page, "releases", _WRITTEN + "\n".join([signed, cddl_with_rows(Manifest), named]))
 
 

@@ -12,7 +12,7 @@ import pytest
 from attest import cbor
 from attest.errors import AttestError
 from fuzz.exports import LEAVES, MANIFEST, PINNED, RECORDS
-from ledger.leaves import checks, codec
+from ledger.leaves import codec, kinds
 from ledger.retention.retained import MEMBER
 from ledger.rules.rotation import DOMAIN, statement
 from ledger.rules.weights import MAX_NAME
@@ -240,10 +240,10 @@ def test_pinned_files_are_instances():
 
 @pytest.mark.parametrize(
     ("name", "low", "high"),
-    [("uint63", 0, checks.MAX_UINT), ("above0", 1, checks.MAX_UINT), ("leaf-time", 1577836800, 253402300799)],
+    [("uint63", 0, kinds.MAX_UINT), ("above0", 1, kinds.MAX_UINT), ("leaf-time", 1577836800, 253402300799)],
 )
 def test_the_limits_of_the_schema_are_those_of_the_code(name, low, high):
     assert re.search(rf"^{name} = {low}\.\.{high}\b", TEXT, re.MULTILINE)
     for value in (low, high):
         assert valid(name, value)
-    assert not valid(name, low - 1) and checks.REASON == 200 and MAX_NAME == 1024
+    assert not valid(name, low - 1) and kinds.REASON == 200 and MAX_NAME == 1024

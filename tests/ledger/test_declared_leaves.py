@@ -14,6 +14,7 @@ from ledger.leaves import Admit, Draw, Header, Resume, Withdraw, decode_leaf, en
 from ledger.leaves.codec import RECORDS
 from ledger.pages import PAGES, rows_in
 from ledger.release.manifest import Manifest
+from ledger.retention.aggregates import Aggregate, Member
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 LEAVES = sorted(RECORDS.values(), key=lambda leaf: leaf.KIND)
@@ -22,7 +23,7 @@ TIME = 1_700_000_000
 ADMIT = Admit(5, TIME, bytes(32), "open", 0, 1, 1, 0, bytes(32), bytes(8), bytes(32), 0, 0, 0)
 
 
-@pytest.mark.parametrize("cls", [*LEAVES, Manifest, *ROWS], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [*LEAVES, Manifest, Aggregate, Member, *ROWS], ids=lambda cls: cls.__name__)
 def test_every_field_is_declared_and_explained_in_the_order_of_its_bytes(cls):
     items = declarations(cls)
     assert [item.name for item in items] == [item.name for item in fields(cls)]
