@@ -37,7 +37,7 @@ def cddl_page(page: str) -> str:
     forms = [f'"{form}"' for form in FORMS]
     named = f"file-form = {' / '.join(forms[:8])}\n  / {' / '.join(forms[8:])}\nfile-tensors-or-nil = [* tensor] / nil\n"
     aggregates = [
-        "; What a SUMMARY leaf commits to by a root, in order. One stands at the first ADMIT leaf that is gone, and has at most\n"
+        "; What a SUMMARY leaf commits to by a root, in order. It stands at the first ADMIT leaf that is gone, in at most\n"
         f"; {MAX_AGGREGATE_SIZE} bytes.\n{cddl_row(Aggregate)}",
         "; Stands at the others of them.\nanother-member = []\n",
         "; What the last field of an aggregate is a root over, in order.\n" + cddl_row(Member),
