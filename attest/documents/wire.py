@@ -86,10 +86,11 @@ def decode_row(cls: type, plain: Any, what: str, error: Refused, *, code: str = 
     row = row_of(cls)
     if type(plain) is not list or len(plain) != len(row.names):
         raise error(code, f"{what} is not an array of {len(row.names)} values: {', '.join(row.names)}")
-    values = plain if not row.coded else list(plain)
+    values = list(plain)
+    shown = values[row.names.index(cls.TELLS[0])] if hasattr(cls, "TELLS") else None
     for place, item in row.coded:
         if values[place] is not None:
-            values[place] = item.kind.decode(values[place], told_of(cls, item.key, None), error)
+            values[place] = item.kind.decode(values[place], told_of(cls, item.key, shown), error)
     return cls(*values) if row.positional else cls(**dict(zip(row.names, values, strict=True)))
 
 

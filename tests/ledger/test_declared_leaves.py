@@ -9,12 +9,14 @@ from attest import cbor
 from attest.documents import declarations
 from attest.documents.pages import labelled
 from attest.documents.quick import Quick
+from attest.documents.wire import decode_row
 from ledger.errors import LeafRefused
 from ledger.leaves import Admit, Draw, Header, Resume, Withdraw, decode_leaf, encode_leaf
 from ledger.leaves.codec import RECORDS
 from ledger.pages import PAGES, rows_in
 from ledger.release.manifest import Manifest
 from ledger.retention.aggregates import Aggregate, Member
+from ledger.rules.influence import Artifact
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 LEAVES = sorted(RECORDS.values(), key=lambda leaf: leaf.KIND)
@@ -92,3 +94,11 @@ def test_a_leaf_keeps_its_bytes():
         11: bytes(32), 12: 0, 13: 0, 14: 0,
     }  # fmt: skip
     assert decode_leaf(data) == ADMIT
+
+
+@pytest.mark.parametrize("blocks", [{}, "01", None, [True], [0.0], [-1]], ids=repr)
+def test_the_blocks_of_a_released_artifact_are_numbers_in_an_array_and_nothing_else(blocks):
+    assert decode_row(Artifact, ["full", [0, 1], [True]], "an artifact", LeafRefused) == Artifact("full", (0, 1), (True,))
+    with pytest.raises(LeafRefused) as refused:
+        decode_row(Artifact, ["full", blocks, [True]], "an artifact", LeafRefused)
+    assert refused.value.code in ("TYPE", "RANGE") and "blocks of artifact" in refused.value.sentence
