@@ -22,6 +22,19 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 LEAVES = sorted(RECORDS.values(), key=lambda leaf: leaf.KIND)
 ROWS = [cls for document in (Header, *LEAVES, Manifest) for cls in rows_in(document).values()]
 TIME = 1_700_000_000
+SAID = {
+    "above0": lambda value: type(value) is int and 1 <= value < 2**63,
+    "uint63": lambda value: type(value) is int and 0 <= value < 2**63,
+    "0..999999999999": lambda value: type(value) is int and 0 <= value < 10**12,
+    "leaf-time": lambda value: type(value) is int and 1577836800 <= value <= 253402300799,
+    "sha256": lambda value: type(value) is bytes and len(value) == 32,
+    "bstr .size 8": lambda value: type(value) is bytes and len(value) == 8,
+    "id": lambda value: (
+        type(value) is str and 1 <= len(value) <= 64 and set(value) <= set("abcdefghijklmnopqrstuvwxyz0123456789._/-")
+    ),
+}
+"""What the words of the schema mean."""
+
 ADMIT = Admit(5, TIME, bytes(32), "open", 0, 1, 1, 0, bytes(32), bytes(8), bytes(32), 0, 0, 0)
 
 
@@ -50,11 +63,12 @@ def test_a_page_says_what_is_declared(name):
 
 @pytest.mark.parametrize(
     "value",
-    [-1, 0, 1, True, False, 1.0, float("nan"), float("inf"), -0.5, 2**63, 2**63 - 1, None, "", "open", "x\n", "a" * 65,
-     b"", bytes(8), bytes(32), bytes(33), (), (1,), (2, 1), (1.0,), (True,), [], "\u00e9"],
+    [1577836799, 1577836800, 253402300799, 253402300800, 10**12 - 1, 10**12, -1, 0, 1, 2**63 - 1, 2**63, True, False, 1.0, -0.5,
+     float("nan"), float("inf"), None, "", "open", "x\n", "a" * 65, b"", bytes(8), bytes(32), bytes(33),
+     (), (1,), (2, 1), (1.0,), (True,), [], "\u00e9"],
     ids=repr,
 )  # fmt: skip
-def test_the_test_that_is_compiled_says_what_the_checks_say_one_by_one(value):
+def test_a_field_takes_what_its_words_in_CDDL_say_and_the_compiled_test_what_each_check_takes(value):
     for item in declarations(Admit):
         try:
             replace(ADMIT, **{item.name: value})
@@ -63,6 +77,7 @@ def test_the_test_that_is_compiled_says_what_the_checks_say_one_by_one(value):
             taken = refused.code == "RANGE" and "holds at a delta" in refused.sentence  # a rule over two fields
         kind = item.kind
         assert isinstance(kind, Quick) and kind.fits(value) is taken, item.name
+        assert SAID[kind.cddl](value) is taken, item.name
 
 
 def test_fields_that_need_each_other_are_null_together():
