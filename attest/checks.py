@@ -1,15 +1,15 @@
 """Checks of plain fields that the signed documents share."""
 
-from attest.errors import AttestError
+from attest.errors import Refused
 
 
-def check_int(value: object, name: str, low: int, high: int, *, error: type[AttestError]) -> None:
+def check_int(value: object, name: str, low: int, high: int, *, error: Refused) -> None:
     """Refuse anything but an integer from `low` to `high`.
 
     Guarantee: the type is exactly `int`. `True == 1` and `1.0 == 1`, and what compares equal must not pass for equal.
 
     Raises:
-        AttestError: Of class `error`, code TYPE or RANGE.
+        Exception: Made by `error`, code TYPE or RANGE.
     """
     if type(value) is not int:
         raise error("TYPE", f"{name} is {type(value).__name__}, expected an integer")
@@ -17,11 +17,11 @@ def check_int(value: object, name: str, low: int, high: int, *, error: type[Atte
         raise error("RANGE", f"{name} is {value}, expected {low} to {high}")
 
 
-def check_bytes(value: object, name: str, length: int, *, error: type[AttestError]) -> None:
+def check_bytes(value: object, name: str, length: int, *, error: Refused) -> None:
     """Refuse anything but a byte string of one length.
 
     Raises:
-        AttestError: Of class `error`, code TYPE or RANGE.
+        Exception: Made by `error`, code TYPE or RANGE.
     """
     if type(value) is not bytes:
         raise error("TYPE", f"{name} is {type(value).__name__}, expected {length} bytes")

@@ -9,12 +9,15 @@ import hashlib
 import secrets
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from attest import cbor
 from attest.checks import check_bytes, check_int
-from attest.clock import check_time
+from attest.clock import MAX_TIME, check_time
 from attest.commitments import COMMITMENT_SIZE, CONTRIBUTOR, DATA_CLASS, PRINCIPAL, SALT_SIZE, commit, commit_content
+from attest.documents import declared, derived
+from attest.documents.groups import Many
+from attest.documents.kinds import Identifier, Octets, Scaled, Whole, Word
 from attest.errors import DescriptorRefused
 from attest.ids import check_id
 from attest.micro import PICO, from_micro
@@ -45,6 +48,11 @@ PURPOSES: Final = (GENERATE, QUERY, TRAIN)
 """Uses that a contributor may allow, in order of the alphabet. Left out means `TRAIN` alone; `GENERATE` and `QUERY` are
 specified, and refused by name until they are built."""
 
+_BOUND: Final = Scaled(1, MAX_MICRO)
+_COUNT: Final = Whole(1, MAX_COUNT, "count")
+_MOMENT: Final = Whole(0, MAX_TIME - 1, "moment")
+_COMMITMENT: Final = Octets(COMMITMENT_SIZE, "commitment")
+
 _REQUIRED = {
     1: "schema",
     2: "contributor",
@@ -71,39 +79,58 @@ _OPENING = {1: "nonce", 2: "content_hash", 3: "salts", 4: "contributor", 5: "dat
 class Terms:
     """Holds what is signed in the clear: bounds, validity and audience.
 
-    Args:
-        admissibility_class: Class of the policy under which it asks to be admitted.
-        clip_norm_micro: Signed clip norm C in units of 1e-6, at least 1.
-        noise_multiplier_micro: Signed noise multiplier sigma in units of 1e-6, at least 1.
-        not_before: First second of validity, since 1970.
-        not_after: First second after validity.
-        corpus: Corpus for which it is meant.
-        max_occurrences: Cap on participations, 0 for none.
-        max_examples: Largest number of examples that the content holds, if stated.
-        max_epsilon_micro: Most epsilon that it may spend in units of 1e-6, over all runs of the corpus together, if stated,
-        max_delta_pico: and the delta at which that holds, in units of 1e-12. Exactly with the former: an epsilon without a
-            delta bounds nothing, since at a larger delta every mechanism has a smaller one.
-        purposes: What the contribution may be used for, words of `PURPOSES`, if stated. This version serves `TRAIN` alone.
-        public_length: Tokens of the bucket up to which the contribution is padded, if the contributor lets everybody know it.
-            This version refuses it.
-        schema: Format of the descriptor.
+    The sentences of the fields say what each means; the documentation is written from them. Values are checked below, in the
+    order in which a reader meets them, and a test holds both together.
 
     Raises:
         DescriptorRefused: Code TYPE, RANGE, WINDOW, SCHEMA, PURPOSE or PUBLIC_LENGTH.
     """
 
-    admissibility_class: str
-    clip_norm_micro: int
-    noise_multiplier_micro: int
-    not_before: int
-    not_after: int
-    corpus: str
-    max_occurrences: int = 0
-    max_examples: int | None = None
-    max_epsilon_micro: int | None = None
-    max_delta_pico: int | None = None
-    purposes: tuple[str, ...] | None = None
-    public_length: int | None = None
+    admissibility_class: str = declared(4, Identifier(), "Class of the policy under which it asks to be admitted.")
+    clip_norm_micro: int = declared(5, _BOUND, "Signed clip norm C.")
+    noise_multiplier_micro: int = declared(
+        6,
+        _BOUND,
+        "Signed noise multiplier sigma. With clip norm 10^15 and noise multiplier 1 the contributor says that the contribution"
+        " is public.",
+    )
+    not_before: int = declared(8, _MOMENT, "First second of validity, since 1970.")
+    not_after: int = declared(9, _MOMENT, "First second after validity.", rule="larger than 8")
+    corpus: str = declared(11, Identifier(), "Corpus for which it is meant, the audience.")
+    max_occurrences: int = declared(
+        12, Whole(0, MAX_COUNT, f"0..{MAX_COUNT}"), "Cap on participations, 0 for none.", default=0
+    )
+    max_examples: int | None = declared(
+        13, _COUNT, "Largest number of examples that the content holds; left out it counts as 1.", default=None, optional=True
+    )
+    max_epsilon_micro: int | None = declared(
+        14, _BOUND, "Most epsilon that it may spend, over all runs of the corpus together.", default=None, optional=True
+    )
+    max_delta_pico: int | None = declared(
+        15,
+        Whole(1, PICO - 1, f"1..{PICO - 1}", "1e-12"),
+        "The delta at which that holds: an epsilon without a delta bounds nothing, since at a larger delta every mechanism has"
+        " a smaller one.",
+        default=None,
+        optional=True,
+        rule="exactly with 14",
+    )
+    purposes: tuple[str, ...] | None = declared(
+        16,
+        Many(Word({word: "" for word in PURPOSES}), 1, 3, "purposes", ascending=True, named="purposes"),
+        "What the contribution may be used for; left out it means `train` alone. The others are specified and not built:"
+        " whatever names them is refused (`PURPOSE`).",
+        default=None,
+        optional=True,
+    )
+    public_length: int | None = declared(
+        17,
+        _COUNT,
+        "Tokens of the bucket up to which the contribution is padded, for everybody to know. Specified and not built: refused"
+        " (`PUBLIC_LENGTH`).",
+        default=None,
+        optional=True,
+    )
     schema: str = SCHEMA
 
     def _check_schema(self) -> None:
@@ -173,20 +200,24 @@ class Terms:
 class SignedDescriptor(Terms):
     """A descriptor as it is signed and as an export shows it: terms, and commitments to who and what.
 
-    Args:
-        contributor: Commitment to the identifier of the signer, 32 bytes.
-        data_class: Commitment to what kind of data it is.
-        content: Commitment to the SHA-256 of the content (`attest.commitments.commit_content`).
-        principal: Commitment to the person or group that the contribution is about; to nothing where none is stated.
-
     Raises:
         DescriptorRefused: As for `Terms`.
     """
 
-    contributor: bytes
-    data_class: bytes
-    content: bytes
-    principal: bytes
+    CDDL: ClassVar = "descriptor"
+    DERIVED: ClassVar = (derived(1, "schema", f'"{SCHEMA}"', "Format of the descriptor."),)
+    contributor: bytes = declared(
+        2, _COMMITMENT, "Commitment to the identifier of the signer; in hex it is the issuer of the signature."
+    )
+    data_class: bytes = declared(3, _COMMITMENT, "Commitment to the contributor's own word for the kind of data.")
+    content: bytes = declared(
+        7, _COMMITMENT, "Commitment to the SHA-256 of the content; the ADMIT leaf of a ledger holds it as the anchor."
+    )
+    principal: bytes = declared(
+        10,
+        _COMMITMENT,
+        "Commitment to the person or group that the contribution is about; where none is stated, to the empty text.",
+    )
 
     def __post_init__(self) -> None:
         self._check_schema()

@@ -1,5 +1,10 @@
 """The exception tree of `attest`: each error carries a machine-readable code and a sentence that helps."""
 
+from collections.abc import Callable
+
+Refused = Callable[[str, str], Exception]
+"""Makes the error of a refusal from its code and its sentence: the class of an error, of `attest` or of who builds on it."""
+
 
 class AttestError(Exception):
     """Something was refused.

@@ -2,14 +2,15 @@
 
 import re
 
-from attest.errors import AttestError, ValueRefused
+from attest.errors import Refused, ValueRefused
 
 _ALIKE = str.maketrans({"0": "o", "1": "l", "d": "cl", "m": "rn", "w": "vv"})
 _RUN = re.compile(r"[._-]+|/+")
-_ID = re.compile(r"[a-z0-9._/-]{1,64}")
+ID = re.compile(r"[a-z0-9._/-]{1,64}")
+"""An identifier, which the whole text has to be."""
 
 
-def check_id(text: object, what: str, *, error: type[AttestError] = ValueRefused) -> str:
+def check_id(text: object, what: str, *, error: Refused = ValueRefused) -> str:
     """Return `text` unchanged if it is an identifier.
 
     Guarantee: identifiers are compared byte for byte and never normalized. A Cyrillic letter, a trailing space, another case
@@ -18,14 +19,14 @@ def check_id(text: object, what: str, *, error: type[AttestError] = ValueRefused
     Args:
         text: Candidate, must be exactly `str`.
         what: Name of the field, for the message.
-        error: Exception class to raise.
+        error: Makes the error.
 
     Raises:
-        AttestError: Code TYPE if not a string, RANGE if it is no identifier.
+        Exception: Made by `error`, code TYPE if not a string, RANGE if it is no identifier.
     """
     if type(text) is not str:
         raise error("TYPE", f"{what} is {type(text).__name__}, expected a text string")
-    if not _ID.fullmatch(text):
+    if not ID.fullmatch(text):
         shown = ascii(text if len(text) <= 80 else text[:80] + "...")
         raise error("RANGE", f"{what} is {shown}; use 1 to 64 of the characters a-z 0-9 . _ / -")
     return text

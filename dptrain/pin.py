@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
+from attest.documents import declared, wire
 from attest.errors import FileRefused
 from attest.files import read_limited
 from ledger.errors import LeafRefused, LedgerError, PinRefused
 from ledger.handles import Pin
-from ledger.leaves import checks
+from ledger.leaves.kinds import SHA256, UINT, WORDS, Checked
 from ledger.log import Ledger
 from ledger.pinned import MAX_PINNED
 
@@ -33,37 +34,22 @@ HOW_ON = "remove the checkpoint to resume from an older one, whose later steps a
 
 
 @dataclass(frozen=True)
-class PinRecord:
-    """A model checkpoint as its pin tells it.
+class PinRecord(Checked):
+    """A model checkpoint as its pin tells it: `pin` is where the ledger stood when it was taken, fields 2 to 5 of the bytes."""
 
-    Attributes:
-        pin: where the ledger stood when the checkpoint was taken.
-        step: last step in it.
-        attempt: the attempt that took it.
-        isolation: how statement A stood then (`dptrain.sandbox.isolation.Isolation.told`).
-        state_bytes: size of ``state.pt``.
-        state_sha256: SHA-256 of ``state.pt``: model, optimizer and registered states.
-    """
-
+    CDDL: ClassVar = "checkpoint"
     pin: Pin
-    step: int
-    attempt: int
-    isolation: str
-    state_bytes: int
-    state_sha256: bytes
-
-    def __post_init__(self) -> None:
-        checks.uint(self.step, "step of a checkpoint")
-        checks.uint(self.attempt, "attempt of a checkpoint")
-        checks.text(self.isolation, "isolation", longest=checks.REASON)
-        checks.uint(self.state_bytes, f"size of {STATE}")
-        checks.octets(self.state_sha256, f"digest of {STATE}", 32)
+    step: int = declared(6, UINT, "Last step in it.")
+    attempt: int = declared(7, UINT, "The attempt that took it.")
+    isolation: str = declared(8, WORDS, "How statement A stood then (`dptrain.sandbox.isolation.Isolation.told`).")
+    state_bytes: int = declared(9, UINT, "Size of `state.pt`.")
+    state_sha256: bytes = declared(10, SHA256, "SHA-256 of `state.pt`: model, optimizer and registered states.")
 
 
 def sign_record(ledger: Ledger, step: int, isolation: str, state_bytes: int, state_sha256: bytes) -> bytes:
     """Returns the bytes of ``pin.cose``; arguments as the attributes of `PinRecord`."""
     record = PinRecord(ledger.pin(), step, ledger.attempt, isolation, state_bytes, state_sha256)
-    return ledger.sign_pinned(KIND, [step, record.attempt, isolation, state_bytes, state_sha256])
+    return ledger.sign_pinned(KIND, wire.encode_row(record))
 
 
 def found(directory: Path) -> list[tuple[int, Path]]:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from attest.documents import declared
 from attest.framing import CommonTerms
-from ledger.leaves import checks
+from ledger.leaves.kinds import ABOVE_0, ORIGIN, SHA256, Checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +42,10 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
-    """What a model checkpoint remembers: a tree that must still be there, unchanged, when training goes on.
+class Pin(Checked):
+    """What a model checkpoint remembers: a tree that must still be there, unchanged, when training goes on."""
 
-    Attributes:
-        origin: the ledger's origin.
-        size: number of leaves.
-        root: root over them.
-        header_digest: SHA-256 of leaf 0.
-    """
-
-    origin: str
-    size: int
-    root: bytes
-    header_digest: bytes
-
-    def __post_init__(self) -> None:
-        checks.text(self.origin, "origin", longest=200)
-        checks.uint(self.size, "pinned size", low=1)
-        checks.octets(self.root, "pinned root", 32)
-        checks.octets(self.header_digest, "header digest", 32)
+    origin: str = declared(2, ORIGIN, "The ledger's origin.")
+    size: int = declared(3, ABOVE_0, "Number of leaves.")
+    root: bytes = declared(4, SHA256, "Root over them.")
+    header_digest: bytes = declared(5, SHA256, "SHA-256 of leaf 0.")

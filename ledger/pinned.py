@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from attest import cbor, sign1, signed_file
+from attest.documents import wire
 from attest.errors import AttestError, FileRefused
 from ledger.errors import LeafRefused, PinRefused
 from ledger.handles import Pin
-from ledger.leaves import checks
 from ledger.note import NoteSigner, parse_verifier_key
 from ledger.rules.rotation import KeyChain
 
@@ -33,7 +33,7 @@ def sign_pinned(kind: str, pin: Pin, values: Sequence[Any], signer: NoteSigner) 
         values: what the kind holds, as CBOR has it.
         signer: the ledger's key.
     """
-    fields = [kind, pin.origin, pin.size, pin.root, pin.header_digest, *values]
+    fields = [kind, *wire.encode_row(pin), *values]
     payload = cbor.encode(dict(enumerate(fields, start=1)))
     return cbor.encode([payload, sign1.sign(payload, signer.private_key, contributor=ISSUER, typ=sign1.TYP_PINNED)])
 
@@ -75,9 +75,8 @@ def open_pinned(data: bytes, kind: str, keys: KeyChain) -> tuple[Pin, list[Any]]
 def _fields(payload: bytes, kind: str) -> tuple[Pin, list[Any]]:
     try:
         value = cbor.decode(payload, max_size=MAX_PINNED)
-        checks.rows(tuple(value) if type(value) is dict else None, "keys of the payload", int, least=_PIN_FIELDS)
-        if list(value) != list(range(1, len(value) + 1)):
-            raise PinRefused("FORMAT", f"a payload has the keys 1, 2, 3, ..., this one {list(value)!a:.80}")
+        if type(value) is not dict or len(value) < _PIN_FIELDS or list(value) != list(range(1, len(value) + 1)):
+            raise PinRefused("FORMAT", f"a payload has the keys 1 to {_PIN_FIELDS}, and perhaps more, got {value!a:.80}")
         found, *pin = list(value.values())[:_PIN_FIELDS]
         if found != kind or type(found) is not str:
             raise PinRefused("KIND", f"it says that it is {found!a:.60}, this version reads {kind!a}")

@@ -1,14 +1,19 @@
 """Declarations of the fields of a document: label, kind, default, key in TOML, and the sentence that explains it."""
 
 import dataclasses
+import re
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-from attest.documents.kinds import Kind, Refused, Told
+from attest.documents.kinds import Given, Kind, Told
+from attest.errors import Refused
 
 _NOTE = "declared"
 _AS_NAMED = "="
+_UNIT = re.compile("_(micro|nano|pico)$")
 _KNOWN: dict[type, tuple["Declared", ...]] = {}
+_FITS: dict[type, Callable[[Any], bool]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class Declared:
         rule: What else binds it, in short, for the CDDL.
         beside: Key of the field that is written exactly where this one is.
         nil: Whether null is a signed value of it.
+        needs: Name of the field that is not null where this one is not. Two that need each other are null together.
     """
 
     name: str
@@ -42,6 +48,7 @@ class Declared:
     rule: str
     beside: str | None
     nil: bool
+    needs: str | None
 
     @property
     def required(self) -> bool:
@@ -66,15 +73,36 @@ def declared(
     rule: str = "",
     beside: str | None = None,
     nil: bool = False,
+    needs: str | None = None,
 ) -> Any:
     """Declares a field of a frozen dataclass.
 
     Args: as the attributes of `Declared`; where the key is None it is the name of the field, without the unit at its end.
     """
     note = Declared(
-        "", label, kind, sentence, _AS_NAMED if key is None else key, written, default, optional, shown, rule, beside, nil
+        "",
+        label,
+        kind,
+        sentence,
+        _AS_NAMED if key is None else key,
+        written,
+        default,
+        optional,
+        shown,
+        rule,
+        beside,
+        nil,
+        needs,
     )
     return dataclasses.field(default=default, metadata={_NOTE: note})
+
+
+def derived(label: int, name: str, cddl: str, sentence: str) -> Declared:
+    """Declares what stands in the bytes under a label and is no field, since it is always the same or follows from others.
+
+    A class names them in `DERIVED`.
+    """
+    return Declared(name, label, Given(cddl), sentence, name, False, MISSING, False, None, "", None, False, None)
 
 
 def declarations(cls: type) -> tuple[Declared, ...]:
@@ -86,7 +114,7 @@ def declarations(cls: type) -> tuple[Declared, ...]:
     for item in dataclasses.fields(cls):
         note = item.metadata.get(_NOTE)
         if note is not None:
-            key = item.name.removesuffix("_micro").removesuffix("_nano") if note.key == _AS_NAMED else note.key
+            key = _UNIT.sub("", item.name) if note.key == _AS_NAMED else note.key
             found.append(dataclasses.replace(note, name=item.name, key=key))
     labels = [item.label for item in found]
     if len(set(labels)) != len(labels):
@@ -103,7 +131,7 @@ def told_of(cls: type, key: str, shown: Any, outer: Told | None = None) -> Told:
         shown: What tells this document from others of its class, if `TELLS` of the class names such a field.
         outer: Name of the document in the one around it.
     """
-    of = cls.TELLS[1].format(ascii(shown).strip("'")[:80]) if hasattr(cls, "TELLS") else ""
+    of = cls.TELLS[1].format(ascii(shown).strip("'")[:80]) if hasattr(cls, "TELLS") else getattr(cls, "OF", "")
     if outer is not None:
         return Told(f"{outer.key}.{key}" if not of else key, of + outer.of)
     return Told(f"{getattr(cls, 'PREFIX', '')}{key}", of)
@@ -113,16 +141,40 @@ def check_fields(document: Any, error: Refused) -> None:
     """Checks every field of a document by itself; rules over several fields are the document's own.
 
     Guarantee: on return every value has exactly the type of its kind and lies in its range, or is None where that is the
-    default.
+    default or null is signed, and what it needs is there.
 
     Raises:
-        AttestError: Of class `error`, code TYPE or RANGE, or that of a kind.
+        Exception: Made by `error`, code TYPE or RANGE, or that of a kind.
     """
     cls = type(document)
+    if (_FITS.get(cls) or _fits(cls))(document):
+        return
     shown = getattr(document, cls.TELLS[0]) if hasattr(cls, "TELLS") else None
+    needed = [item.needs for item in declarations(cls) if item.needs and getattr(document, item.name) is not None]
     for item in declarations(cls):
         value = getattr(document, item.name)
-        if value is None and item.default is None:
+        if value is None and (item.default is None or item.nil) and item.name not in needed:
             continue
         key = item.name if item.kind.spread else item.key
         item.kind.check(value, told_of(cls, key, shown), error)
+
+
+def _fits(cls: type) -> Callable[[Any], bool]:
+    """Returns a function that tells whether all fields of a document of a class fit; False leaves it to their checks.
+
+    It is compiled from the tests of the kinds, as `dataclasses` compiles its methods: a ledger has millions of leaves, and a
+    call for each field would take a quarter of the time in which one is read. Declarations alone go into the source, no value.
+    """
+    names: dict[str, Any] = {}
+    tests = []
+    for item in declarations(cls):
+        if item.kind.fits is None:
+            return _FITS.setdefault(cls, lambda document: False)
+        names[f"fits_{item.name}"] = item.kind.fits
+        nil = item.default is None or item.nil
+        test = item.kind.test or f"fits_{item.name}(value)"
+        tests.append(f"((value := document.{item.name}) is {'None or' if nil else 'not None and'} {test})")
+        if item.needs is not None:
+            tests.append(f"(value is None or document.{item.needs} is not None)")
+    found: Callable[[Any], bool] = eval(f"lambda document: {' and '.join(tests)}", names)
+    return _FITS.setdefault(cls, found)

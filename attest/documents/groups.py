@@ -7,11 +7,27 @@ from typing import Any
 
 from attest.documents import text, wire
 from attest.documents.declare import declarations
-from attest.documents.kinds import Exact, Kind, Reading, Refused, Sections, Told
+from attest.documents.kinds import Exact, Kind, Reading, Sections, Told
+from attest.errors import Refused
+
+
+class Several(Kind):
+    """Values of one kind, signed as an array of them; `code` refuses what is none."""
+
+    kind: Kind
+    code: str = "TYPE"
+
+    def encode(self, value: Any) -> Any:
+        return [self.kind.encode(item) for item in value]
+
+    def decode(self, plain: Any, told: Told, error: Refused) -> Any:
+        if type(plain) is not list:
+            raise error(self.code, f"{told} is {type(plain).__name__}, expected an array")
+        return tuple(self.kind.decode(item, told, error) for item in plain)
 
 
 @dataclass(frozen=True)
-class Many(Kind):
+class Many(Several):
     """Several values of one kind, as a tuple.
 
     Args:
@@ -56,14 +72,6 @@ class Many(Kind):
             raise error("RANGE", f"{told} is not strictly ascending; sort it and drop repetitions")
         if self.distinct and len(set(value)) != len(value):
             raise error("RANGE", f"{told} names one of its {self.what} twice")
-
-    def encode(self, value: Any) -> Any:
-        return [self.kind.encode(item) for item in value]
-
-    def decode(self, plain: Any, told: Told, error: Refused) -> Any:
-        if type(plain) is not list:
-            raise error("TYPE", f"{told} is {type(plain).__name__}, expected an array")
-        return tuple(self.kind.decode(item, told, error) for item in plain)
 
     def read(self, found: Any, told: Told, reading: Reading) -> Any:
         if self.tables is None:
@@ -152,7 +160,7 @@ class Tables(Inline):
 
 
 @dataclass(frozen=True)
-class Parts(Kind):
+class Parts(Several):
     """A fixed number of values of one kind, each with a name: a tuple, written as a table of the names.
 
     Args:
@@ -174,9 +182,6 @@ class Parts(Kind):
         for name, item in zip(self.names, value, strict=True):
             self.kind.check(item, told.inner(name), error)
 
-    def encode(self, value: Any) -> Any:
-        return [self.kind.encode(item) for item in value]
-
     def decode(self, plain: Any, told: Told, error: Refused) -> Any:
         if type(plain) is not list or len(plain) != len(self.names):
             raise error("TYPE", f"{told} is not an array of {self.what}")
@@ -196,7 +201,7 @@ class Parts(Kind):
 
 
 @dataclass(frozen=True)
-class Band(Kind):
+class Band(Several):
     """Two fractions, from less to more, each with a key of its own.
 
     Args:
@@ -220,14 +225,6 @@ class Band(Kind):
         if not value[0] < value[1]:
             low, high = self.keys
             raise error("RANGE", f"{told} runs from {value[0]} to {value[1]}, expected 0 <= {low} < {high} <= 1")
-
-    def encode(self, value: Any) -> Any:
-        return [self.kind.encode(item) for item in value]
-
-    def decode(self, plain: Any, told: Told, error: Refused) -> Any:
-        if type(plain) is not list:
-            raise error("TYPE", f"{told} is not an array")
-        return tuple(self.kind.decode(item, told, error) for item in plain)
 
     def read(self, found: Any, told: Told, reading: Reading) -> Any:
         if len(found) != len(self.keys):

@@ -2,14 +2,14 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from attest.checks import check_bytes, check_int
-from attest.errors import AttestError, ValueRefused
+from attest.errors import Refused, ValueRefused
 from attest.ids import check_id
 from attest.micro import to_fraction
 
@@ -17,9 +17,6 @@ _MAX_INT = 2**63 - 1
 _ONE_OVER = re.compile(r"1/[1-9][0-9]{0,18}")
 _DAY = 86400
 _EXACT = Context(prec=60)
-
-Refused = type[AttestError]
-"""The class of the errors that a document raises."""
 
 Sections = list[tuple[str, list[str]]]
 """Tables of TOML: the head of each with its brackets, and its lines."""
@@ -62,11 +59,15 @@ class Kind(ABC):
         unit: Unit of a number as it is signed; empty where it has none.
         spread: Keys of a table that make one value together; empty where a value has one key.
         tables: Class of the documents that are written as tables of their own; None where a value stands behind its key.
+        fits: Tells at once whether a value is of this kind, of documents that are many; None where `check` alone does.
+        test: What `fits` tells, as an expression in `value`; empty where it has to be called.
     """
 
     cddl: str
     unit: str = ""
     spread: tuple[str, ...] = ()
+    fits: Callable[[Any], bool] | None = None
+    test: str = ""
 
     @property
     def tables(self) -> type | None:
@@ -119,6 +120,16 @@ class Kind(ABC):
     def json_pairs(self, name: str, value: Any) -> dict[str, Any]:
         """Returns what JSON shows of a field."""
         return {self.json_name(name): None if value is None else self.json(value)}
+
+
+@dataclass(frozen=True)
+class Given(Kind):
+    """What stands in the bytes and is no field."""
+
+    cddl: str
+
+    def check(self, value: Any, told: Told, error: Refused) -> None:
+        raise NotImplementedError("what is no field has no value to check")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,57 @@
-"""Parts of the documentation that follow from declared documents: tables of settings, tables of bytes, and CDDL (RFC 8610)."""
+"""Parts of the documentation that follow from declared documents: tables of settings, tables of bytes, and CDDL (RFC 8610).
 
-from collections.abc import Iterable
-from typing import Any
+The pages themselves are `attest.policy.pages` and `ledger.pages`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
 
 from attest.documents.declare import Declared, declarations
 from attest.documents.groups import Named, Parts
 from attest.documents.kinds import Kind
+
+_TABLE: Final = re.compile(r"(?:^ *\|.*\n)+", re.MULTILINE)
+
+Pages = Mapping[str, Callable[[str], str]]
+"""Pages that say what is declared, by name, each with what writes its parts again."""
+
+
+def write_pages(pages: Pages, folder: str) -> None:
+    """Writes the pages of a folder again."""
+    for name, write in pages.items():
+        path = Path(folder) / name
+        path.write_text(write(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_tables(page: str, heading: str, tables: Iterable[str], indent: str = "") -> str:
+    """Returns a page with tables in the place of the first ones under a heading, as many."""
+    start = re.search(rf"^#+ {re.escape(heading)}\n", page, re.MULTILINE)
+    if start is None:
+        raise ValueError(f"the page has no heading {heading!r}")
+    at = start.end()
+    for written in tables:
+        found = _TABLE.search(page, at)
+        if found is None:
+            raise ValueError(f"the page has too few tables under {heading!r}")
+        text = "".join(f"{indent}{line}\n" for line in written.splitlines())
+        page = page[: found.start()] + text + page[found.end() :]
+        at = found.start() + len(text)
+    return page
+
+
+def with_section(page: str, name: str, written: str) -> str:
+    """Returns CDDL with the section of this name, up to the next one, as it is written."""
+    found = re.search(rf"^; --- {re.escape(name)} -+\n\n(.*?)(?=^; --- )", page, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise ValueError(f"the page has no section {name!r}")
+    return page[: found.start(1)] + written + "\n" + page[found.end(1) :]
+
+
+def labelled(cls: Any) -> list[Declared]:
+    """Returns what stands in the bytes of a document, in order of its labels: its fields, and what follows from them."""
+    return sorted([*declarations(cls), *getattr(cls, "DERIVED", ())], key=lambda item: item.label)
 
 
 def settings_table(cls: type, place: str = "") -> str:
@@ -33,11 +79,30 @@ def settings_table(cls: type, place: str = "") -> str:
 def bytes_table(cls: type, schema: str = "") -> str:
     """Returns the table of the signed fields of a document: label, setting, value in CDDL, and what binds it."""
     rows = [("1", "schema", f'`"{schema}"`', "always")] if schema else []
-    for item in sorted(declarations(cls), key=lambda item: item.label):
+    for item in labelled(cls):
         value = f"`{item.kind.cddl}`" + (" or null" if item.nil else "")
         stated = "where stated" if item.optional else "always"
         rows.append((str(item.label), f"`{item.key or item.name}`", value, f"{stated}; {item.rule}" if item.rule else stated))
     return table(("key", "setting", "value", "there"), rows)
+
+
+def fields_table(first: str, documents: Mapping[str, type], *, key: str = "key", least: int = 0) -> str:
+    """Returns the table of the signed fields of documents that no person writes: key, field, value in CDDL, meaning.
+
+    Args:
+        first: Head of the column that names the documents.
+        documents: Their classes, by the names that stand there.
+        key: What a label is.
+        least: Least label that the table has.
+    """
+    rows = []
+    for name, cls in documents.items():
+        for item in (item for item in labelled(cls) if item.label >= least):
+            value = f"`{item.kind.cddl}`" + (f" in {item.kind.unit}" if item.kind.unit else "")
+            value += " or null" if item.nil else ", optional" if item.optional else ""
+            rule = f" {item.rule[0].upper()}{item.rule[1:]}." if item.rule else ""
+            rows.append((name, str(item.label), f"`{item.name}`", value, item.sentence + rule))
+    return table((first, key, "field", "value", "meaning"), rows)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -70,17 +135,46 @@ def cddl_map(cls: Any, schema: str = "") -> str:
     """Returns the rule of a document that is signed as a map."""
     if hasattr(cls, "FORMS"):
         return _cddl_forms(cls)
-    entries = [(f'1 => "{schema}",', "")] if schema else []
-    for item in sorted(declarations(cls), key=lambda item: item.label):
-        value = item.kind.cddl + (" / nil" if item.nil else "")
-        entries.append((f"{'? ' if item.optional else ''}{item.label} => {value},", _comment(item)))
-    return f"{cls.CDDL} = {{\n{_entries(entries)}}}\n"
+    rules = []
+    for name, values in _stated(cls).items():
+        entries = [(f'1 => "{schema}",', "")] if schema else []
+        entries += [(f"{'? ' if item.optional else ''}{item.label} => {value},", _comment(item)) for item, value in values]
+        rules.append(f"{name} = {{\n{_entries(entries)}}}\n")
+    return _choice(cls) + "".join(rules)
 
 
 def cddl_row(cls: Any) -> str:
-    """Returns the rule of a document that is signed as an array of its fields."""
-    items = sorted(declarations(cls), key=lambda item: item.label)
-    return f"{cls.CDDL} = [{', '.join(f'{item.key}: {item.kind.cddl}' for item in items)}]\n"
+    """Returns the rule of a document that is signed as an array of its fields.
+
+    A choice in an array has a name, ``uint-or-nil``: some tools read one without a name wrongly.
+    """
+    rules = []
+    for name, values in _stated(cls).items():
+        named = [(f"{item.key}: {value.replace(' / ', '-or-')}", item) for item, value in values]
+        line = f"{name} = [{', '.join(value for value, _ in named)}]\n"
+        written = _entries([(f"{value},", _comment(item, named=False)) for value, item in named])
+        rules.append(line if len(line) < 100 else f"{name} = [\n{written}]\n")
+    return _choice(cls) + "".join(rules)
+
+
+def _stated(cls: Any) -> dict[str, list[tuple[Declared, str]]]:
+    """Returns the rules of a class by name, each with what stands in every field.
+
+    There are two where fields need each other, since null and a value of these do not go together in every way.
+    """
+    items = labelled(cls)
+    either = [(item, item.kind.cddl + (" / nil" if item.nil else "")) for item in items]
+    needed = {item.needs for item in items if item.needs is not None}
+    if not needed:
+        return {cls.CDDL: either}
+    plain = [(item, "nil" if item.needs is not None else value) for item, value in either]
+    full = [(item, item.kind.cddl if item.needs is not None or item.name in needed else value) for item, value in either]
+    return {f"plain-{cls.CDDL}": plain, f"full-{cls.CDDL}": full}
+
+
+def _choice(cls: Any) -> str:
+    names = list(_stated(cls))
+    return f"{cls.CDDL} = {' / '.join(names)}\n" if len(names) > 1 else ""
 
 
 def cddl_named(kind: Named) -> str:
@@ -112,14 +206,15 @@ def _cddl_forms(cls: Any) -> str:
     return "".join(comments) + f"{cls.CDDL} = " + "\n  / ".join(forms) + "\n"
 
 
-def _comment(item: Declared) -> str:
-    unit = f", in {item.kind.unit}" if item.kind.unit else _inner_unit(item.kind)
-    return f"{item.key or item.name}{unit}" + (f"; {item.rule}" if item.rule else "")
+def _comment(item: Declared, *, named: bool = True) -> str:
+    name = item.key or item.name
+    unit = _unit(item.kind)
+    return "; ".join(part for part in (f"{name}, {unit}" if named and unit else name if named else unit, item.rule) if part)
 
 
-def _inner_unit(kind: Kind) -> str:
-    inner = getattr(kind, "kind", None)
-    return f", in {inner.unit}" if isinstance(inner, Kind) and inner.unit else ""
+def _unit(kind: Kind) -> str:
+    inner = getattr(kind, "kind", kind)
+    return f"in {inner.unit}" if isinstance(inner, Kind) and inner.unit else ""
 
 
 def _entries(entries: list[tuple[str, str]]) -> str:

@@ -7,7 +7,8 @@ from decimal import Decimal
 from typing import Any
 
 from attest.documents.declare import Declared, declarations, told_of
-from attest.documents.kinds import Reading, Refused, Sections, Told
+from attest.documents.kinds import Reading, Sections, Told
+from attest.errors import Refused
 
 _MAX_TEXT = 1 << 20
 

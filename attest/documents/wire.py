@@ -1,11 +1,16 @@
-"""The CBOR form of declared documents: maps with unsigned keys, read strictly."""
+"""The CBOR form of declared documents: maps with unsigned keys, and rows, which are arrays of fields; both read strictly."""
 
+import dataclasses
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any
 
 from attest import cbor
 from attest.documents.declare import Declared, declarations, told_of
-from attest.documents.kinds import Refused
-from attest.errors import CborError
+from attest.documents.kinds import Kind
+from attest.errors import CborError, Refused
+
+_ROWS: dict[type, "_Row"] = {}
 
 
 def encode_document(document: Any, schema: str) -> bytes:
@@ -26,9 +31,12 @@ def encode_map(document: Any) -> dict[int, Any]:
 
 def encode_row(document: Any) -> list[Any]:
     """Returns a document as an array of plain values, in the order of its labels."""
-    items = sorted(declarations(type(document)), key=lambda item: item.label)
-    values = [(item, getattr(document, item.name)) for item in items]
-    return [None if value is None else item.kind.encode(value) for item, value in values]
+    row = row_of(type(document))
+    values = list(row.read(document))
+    for place, item in row.coded:
+        if values[place] is not None:
+            values[place] = item.kind.encode(values[place])
+    return values
 
 
 def decode_document(cls: type, data: bytes, *, schema: str, what: str, error: Refused, max_size: int) -> Any:
@@ -41,11 +49,11 @@ def decode_document(cls: type, data: bytes, *, schema: str, what: str, error: Re
         data: The bytes.
         schema: Schema that label 1 has to name.
         what: The document in words, for sentences.
-        error: Class of the errors.
+        error: Makes the errors.
         max_size: Most bytes.
 
     Raises:
-        AttestError: Of class `error`, with the code of the strict decoder, or SCHEMA, TYPE, RANGE or that of a rule.
+        Exception: Made by `error`, with the code of the strict decoder, or SCHEMA, TYPE, RANGE or that of a rule.
     """
     try:
         value = cbor.decode(data, max_size=max_size)
@@ -54,7 +62,7 @@ def decode_document(cls: type, data: bytes, *, schema: str, what: str, error: Re
     fields = _labelled(value, (1,), declarations(cls), what, error)
     if fields[1] != schema:
         raise error("SCHEMA", f"{what} schema is not {schema!r}; it was written by another version")
-    document = _made(cls, fields, error)
+    document = decode_fields(cls, fields, error)
     if encode_document(document, schema) != data:
         raise error("CBOR_NONCANONICAL", f"{what} does not encode to the bytes received")
     return document
@@ -62,15 +70,58 @@ def decode_document(cls: type, data: bytes, *, schema: str, what: str, error: Re
 
 def decode_map(cls: type, plain: Any, what: str, error: Refused) -> Any:
     """Reads a document that is a map inside of another one."""
-    return _made(cls, _labelled(plain, (), declarations(cls), what, error), error)
+    return decode_fields(cls, _labelled(plain, (), declarations(cls), what, error), error)
 
 
-def decode_row(cls: type, plain: Any, what: str, error: Refused) -> Any:
-    """Reads a document that is an array of its fields."""
+def decode_row(cls: type, plain: Any, what: str, error: Refused, *, code: str = "TYPE") -> Any:
+    """Reads a document that is an array of its fields.
+
+    Args:
+        cls: Its class.
+        plain: The array.
+        what: The document in words, for sentences.
+        error: Makes the errors.
+        code: How something else than an array of as many values is refused.
+    """
+    row = row_of(cls)
+    if type(plain) is not list or len(plain) != len(row.names):
+        raise error(code, f"{what} is not an array of {len(row.names)} values: {', '.join(row.names)}")
+    values = list(plain)
+    shown = values[row.names.index(cls.TELLS[0])] if hasattr(cls, "TELLS") else None
+    for place, item in row.coded:
+        if values[place] is not None:
+            values[place] = item.kind.decode(values[place], told_of(cls, item.key, shown), error)
+    return cls(*values) if row.positional else cls(**dict(zip(row.names, values, strict=True)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Row:
+    """Holds how a class of rows is written and read.
+
+    Attributes:
+        names: Its fields in the order of their labels.
+        read: Gives their values.
+        coded: The fields whose plain values are not their values, with their places.
+        positional: Whether the class takes the fields in this order.
+    """
+
+    names: tuple[str, ...]
+    read: Callable[[Any], Iterable[Any]]
+    coded: tuple[tuple[int, Declared], ...]
+    positional: bool
+
+
+def row_of(cls: type) -> _Row:
+    """Returns how a class of rows is written and read."""
+    known = _ROWS.get(cls)
+    if known is not None:
+        return known
     items = sorted(declarations(cls), key=lambda item: item.label)
-    if type(plain) is not list or len(plain) != len(items):
-        raise error("TYPE", f"{what} is not an array of {len(items)} values: {', '.join(item.name for item in items)}")
-    return _made(cls, dict(zip((item.label for item in items), plain, strict=True)), error)
+    names = tuple(item.name for item in items)
+    coded = tuple((place, item) for place, item in enumerate(items) if type(item.kind).encode is not Kind.encode)
+    positional = tuple(item.name for item in dataclasses.fields(cls) if not item.kw_only) == names
+    read: Any = attrgetter(*names) if len(names) > 1 else lambda document: [getattr(document, name) for name in names]
+    return _ROWS.setdefault(cls, _Row(names, read, coded, positional))
 
 
 def _labelled(value: Any, more: tuple[int, ...], items: tuple[Declared, ...], what: str, error: Refused) -> dict[Any, Any]:
@@ -88,7 +139,8 @@ def _labelled(value: Any, more: tuple[int, ...], items: tuple[Declared, ...], wh
     return value
 
 
-def _made(cls: type, plain: dict[Any, Any], error: Refused) -> Any:
+def decode_fields(cls: type, plain: dict[Any, Any], error: Refused) -> Any:
+    """Reads a document from plain values by their labels; labels of no field are left aside."""
     items = declarations(cls)
     shown = None
     if hasattr(cls, "TELLS"):
@@ -97,7 +149,7 @@ def _made(cls: type, plain: dict[Any, Any], error: Refused) -> Any:
     for item in items:
         if item.label in plain:
             found = plain[item.label]
-            if found is None and item.default is None and not item.optional:
+            if found is None and not item.optional and (item.nil or item.default is None):
                 values[item.name] = None
             else:
                 values[item.name] = item.kind.decode(

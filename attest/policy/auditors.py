@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from attest.checks import check_int
-from attest.documents.kinds import Kind, Refused, Told, quoted
-from attest.errors import KeyRefused, PolicyRefused
+from attest.documents.kinds import Kind, Told, quoted
+from attest.errors import KeyRefused, PolicyRefused, Refused
 from attest.vkeys import SIGNATURE_COSIGNATURE_V1, VerifierKey, parse_verifier_key
 
 _NAME = re.compile("[A-Za-z0-9._/:~-]{1,128}")

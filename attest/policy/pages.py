@@ -3,15 +3,23 @@
 A test compares the pages with what is written here, so that neither says what the other does not.
 """
 
-import re
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from attest.documents import declarations
 from attest.documents.groups import Many, Named
-from attest.documents.pages import bytes_table, cddl_map, cddl_named, cddl_row, settings_table, table
+from attest.documents.pages import (
+    Pages,
+    bytes_table,
+    cddl_map,
+    cddl_named,
+    cddl_row,
+    settings_table,
+    table,
+    with_section,
+    with_tables,
+    write_pages,
+)
 from attest.policy.classes import ClassRule
 from attest.policy.depth import DepthRule
 from attest.policy.noise import NoisePhase
@@ -32,29 +40,25 @@ _PLACES: Final = {
 
 _CLASSES: Final = "`[[class]]`, one per admissibility class"
 _UNBUILT: Final = "Specified, not built yet"
-_TABLE: Final = re.compile(r"(?:^ *\|.*\n)+", re.MULTILINE)
 
 
 def policy_page(page: str) -> str:
     """Returns policy.md with its tables as the declaration has them."""
     for heading, place in _PLACES.items():
-        page = _replaced(page, heading, [settings_table(Policy, place)])
-    page = _replaced(page, _CLASSES, [settings_table(ClassRule)])
+        page = with_tables(page, heading, [settings_table(Policy, place)])
+    page = with_tables(page, _CLASSES, [settings_table(ClassRule)])
     refused = table(("setting", "word", "what it will be", "parameters"), _unbuilt_rows())
-    return _replaced(page, _UNBUILT, [refused, settings_table(ReadRule), settings_table(DecodingRule)])
+    return with_tables(page, _UNBUILT, [refused, settings_table(ReadRule), settings_table(DecodingRule)])
 
 
 def formats_page(page: str) -> str:
     """Returns formats.md with the tables of the policy's bytes as the declaration has them."""
-    return _replaced(page, "Withdrawal and policy", [bytes_table(Policy, SCHEMA), bytes_table(ClassRule)], indent="  ")
+    return with_tables(page, "Withdrawal and policy", [bytes_table(Policy, SCHEMA), bytes_table(ClassRule)], indent="  ")
 
 
 def cddl_page(page: str) -> str:
     """Returns attestation.cddl with the part on the policy as the declaration has it."""
-    head, rest = re.split(r"(?<=; --- policy -)(?=-*\n)", page, maxsplit=1)
-    line, rest = rest.split("\n", 1)
-    _, tail = rest.split("; --- registry", 1)
-    return f"{head}{line}\n\n{cddl()}\n; --- registry{tail}"
+    return with_section(page, "policy", cddl())
 
 
 def cddl() -> str:
@@ -77,12 +81,11 @@ def cddl() -> str:
     )
 
 
-PAGES: Final[dict[str, Callable[[str], str]]] = {
+PAGES: Final[Pages] = {
     "policy.md": policy_page,
     "formats.md": formats_page,
     "attestation.cddl": cddl_page,
 }
-"""Pages that say what is declared, each with what writes its parts again."""
 
 
 def _unbuilt_rows() -> list[tuple[str, str, str, str]]:
@@ -102,28 +105,5 @@ def _unbuilt_rows() -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _replaced(page: str, heading: str, tables: list[str], indent: str = "") -> str:
-    """Puts tables in the place of the first ones under a heading, as many."""
-    start = re.search(rf"^#+ {re.escape(heading)}\n", page, re.MULTILINE)
-    if start is None:
-        raise ValueError(f"the page has no heading {heading!r}")
-    at = start.end()
-    for written in tables:
-        found = _TABLE.search(page, at)
-        if found is None:
-            raise ValueError(f"the page has too few tables under {heading!r}")
-        text = "".join(f"{indent}{line}\n" for line in written.splitlines())
-        page = page[: found.start()] + text + page[found.end() :]
-        at = found.start() + len(text)
-    return page
-
-
-def main(folder: str) -> None:
-    """Writes the pages of a folder again."""
-    for name, write in PAGES.items():
-        path = Path(folder) / name
-        path.write_text(write(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    write_pages(PAGES, sys.argv[1])

@@ -1,21 +1,20 @@
 """Leaves to bytes and back: strict CBOR maps ``{0: seq, 1: kind, 2: time, 3: ...}`` with every key present."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, fields, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, Final
 
 from attest import cbor
+from attest.documents import wire
 from attest.errors import AttestError
 from attest.framing import around
 from attest.policy import Policy
 from attest.stack import SCHEMA as DEPTH_SCHEMA
 from ledger.errors import LeafRefused
 from ledger.leaves import records, upkeep
-from ledger.leaves.header import SCHEMA, AccountantInfo, Header, HeaderBlock
-from ledger.leaves.previous import Previous
-from ledger.leaves.stack import read_stack, stack_row
+from ledger.leaves.header import SCHEMA, Header, HeaderBlock
 
 Record = (
     records.Admit
@@ -41,7 +40,10 @@ MAX_LEAF_SIZE: Final = 65_535
 _AROUND_ROWS: Final = 32
 """Bytes that a SPEND leaf may take beside its rows: heads of map and array, keys, kind, position and time."""
 
-_RECORDS: Final[dict[int, type[Any]]] = {
+DIGEST: Final = 32
+"""Bytes of a digest, a commitment or a hash in a leaf."""
+
+RECORDS: Final[dict[int, type[Any]]] = {
     kind.KIND: kind
     for kind in (
         records.Admit,
@@ -60,14 +62,6 @@ _RECORDS: Final[dict[int, type[Any]]] = {
         upkeep.Registry,
     )
 }
-_ROWS: Final[dict[tuple[int, str], type[Any]]] = {
-    (records.Charge.KIND, "classes"): records.ChargeClass,
-    (records.Spend.KIND, "rows"): records.SpendRow,
-    (records.Epoch.KIND, "classes"): records.EpochClass,
-    (upkeep.Summary.KIND, "kinds"): upkeep.SummaryKind,
-    (upkeep.Summary.KIND, "classes"): upkeep.SummaryClass,
-}
-_NAMES: Final = {kind: tuple(field.name for field in fields(cls)) for kind, cls in _RECORDS.items()}
 
 
 def encode_leaf(leaf: Leaf) -> bytes:
@@ -122,7 +116,7 @@ class AdmitForms:
     @staticmethod
     def _made(leaf: records.Admit) -> tuple[bytes, bytes, bytes, bytes]:
         """Returns what the general encoder writes around digests, by random marks that no other field can hold."""
-        marks = [os.urandom(records.HASH) for _ in range(3)]
+        marks = [os.urandom(DIGEST) for _ in range(3)]
         marked = replace(leaf, descriptor_hash=marks[0], attestation_hash=marks[1], anchor=marks[2])
         data = cbor.encode(_record_map(marked)).removeprefix(_ADMIT_HEAD + cbor.encode(leaf.seq))
         before, between, behind, after = around(data, *marks)
@@ -143,7 +137,7 @@ def spend_leaves(seq: int, time: int, rows: Iterable[records.SpendRow]) -> Itera
     taken: list[records.SpendRow] = []
     size = 0
     for row in rows:
-        needed = len(cbor.encode(list(astuple(row))))
+        needed = len(cbor.encode(wire.encode_row(row)))
         if size + needed > MAX_LEAF_SIZE - _AROUND_ROWS:
             yield records.Spend(seq, time, tuple(taken))
             seq, taken, size = seq + 1, [], 0
@@ -179,9 +173,17 @@ def decode_leaf(data: bytes) -> Leaf:
         if encode_leaf(header) != data:
             raise LeafRefused("SCHEMA", "what blocks or the stack refer to is unused, repeated, or not in order of first use")
         return header
-    if type(kind) is not int or kind not in _RECORDS:
-        raise LeafRefused("KIND", f"this version reads leaf kinds 0 and {sorted(_RECORDS)}, got {kind!r:.40}")
-    return _record(kind, value)
+    if type(kind) is not int or kind not in RECORDS:
+        raise LeafRefused("KIND", f"this version reads leaf kinds 0 and {sorted(RECORDS)}, got {kind!r:.40}")
+    del value[1]
+    record: Record = wire.decode_row(RECORDS[kind], value, "what a leaf holds beside its kind", LeafRefused, code="SCHEMA")
+    return record
+
+
+def _record_map(leaf: Record) -> dict[int, Any]:
+    values = wire.encode_row(leaf)
+    values.insert(1, leaf.KIND)
+    return dict(enumerate(values))
 
 
 def _values(data: bytes) -> list[Any]:
@@ -197,39 +199,6 @@ def _values(data: bytes) -> list[Any]:
     return list(value.values())
 
 
-def _record_map(leaf: Record) -> dict[int, Any]:
-    first, *rest = (getattr(leaf, name) for name in _NAMES[leaf.KIND])
-    return {0: first, 1: leaf.KIND, **{key: _plain(item) for key, item in enumerate(rest, start=2)}}
-
-
-def _plain(item: Any) -> Any:
-    if type(item) is tuple:
-        return [list(astuple(row)) if hasattr(row, "__dataclass_fields__") else row for row in item]
-    return item
-
-
-def _record(kind: int, value: list[Any]) -> Record:
-    names = _NAMES[kind]
-    if len(value) != len(names) + 1:
-        raise LeafRefused("SCHEMA", f"a leaf of kind {kind} has {len(names) + 1} fields, got {len(value)}")
-    items = [value[0], *value[2:]]
-    for index, item in enumerate(items):
-        if type(item) is list:
-            items[index] = _tuple_of(_ROWS.get((kind, names[index])), item)
-    record: Record = _RECORDS[kind](*items)
-    return record
-
-
-def _tuple_of(row_type: Callable[..., Any] | None, items: list[Any]) -> tuple[Any, ...]:
-    if row_type is None:
-        return tuple(items)
-    width = len(fields(row_type))  # type: ignore[arg-type]
-    for item in items:
-        if type(item) is not list or len(item) != width:
-            raise LeafRefused("SCHEMA", f"expected rows of {width} columns, got {item!r:.80}")
-    return tuple(row_type(*item) for item in items)
-
-
 def _header_map(header: Header) -> dict[int, Any]:
     """Blocks refer to groups, one per distinct set of classes, noise and share; a model has many blocks and few of these.
 
@@ -240,37 +209,15 @@ def _header_map(header: Header) -> dict[int, Any]:
     for block in header.blocks:
         groups.setdefault((block.classes, block.std, block.share), len(groups))
     budgets = header.policy.noise_budgets is not None
-    values = (
-        0,
-        Header.KIND,
-        header.time,
-        SCHEMA,
-        header.origin,
-        header.policy_payload,
-        header.policy_sign1,
-        header.owner,
-        header.owner_key,
-        header.log_vkey,
-        header.run_id,
-        header.amplification,
-        header.model_fingerprint,
-        [[[order[name] for name in classes], std, *([share] if budgets else [])] for classes, std, share in groups],
-        [[block.name, block.coordinates, groups[block.classes, block.std, block.share]] for block in header.blocks],
-        list(astuple(header.accountant)),
-        header.exactness_note,
-        header.private,
-        header.clip_margin,
-        header.caps_enforced,
-        header.registry_root,
-        [list(astuple(earlier)) for earlier in header.previous],
-        header.isolation,
-        header.randomness,
-        list(header.unprobed),
-        DEPTH_SCHEMA,
-        stack_row(header.stack),
-        header.frozen_digest,
-    )
-    return dict(enumerate(values))
+    return wire.encode_map(header) | {
+        0: 0,
+        1: Header.KIND,
+        3: SCHEMA,
+        11: header.amplification,
+        13: [[[order[name] for name in classes], std, *([share] if budgets else [])] for classes, std, share in groups],
+        14: [[block.name, block.coordinates, groups[block.classes, block.std, block.share]] for block in header.blocks],
+        25: DEPTH_SCHEMA,
+    }
 
 
 def _header(value: list[Any]) -> Header:
@@ -284,31 +231,9 @@ def _header(value: list[Any]) -> Header:
     if value[25] != DEPTH_SCHEMA:
         sentence = f"blocks follow from the rule {value[25]!r:.40}, this version has {DEPTH_SCHEMA}"
         raise LeafRefused("DEPTH_SCHEMA", sentence)
-    policy = _policy(value[5])
-    header = Header(
-        time=value[2],
-        origin=value[4],
-        policy_payload=value[5],
-        policy_sign1=value[6],
-        owner=value[7],
-        owner_key=value[8],
-        log_vkey=value[9],
-        run_id=value[10],
-        model_fingerprint=value[12],
-        blocks=_blocks(value[13], value[14], policy),
-        accountant=AccountantInfo(*_row(value[15], 4)),
-        exactness_note=value[16],
-        private=value[17],
-        clip_margin=value[18],
-        caps_enforced=value[19],
-        registry_root=value[20],
-        previous=_previous(value[21]),
-        isolation=value[22],
-        randomness=value[23],
-        unprobed=tuple(value[24]) if type(value[24]) is list else value[24],
-        stack=read_stack(value[26]),
-        frozen_digest=value[27],
-    )
+    fields = dict(enumerate(value))
+    fields[14] = _blocks(value[13], value[14], _policy(value[5]))
+    header: Header = wire.decode_fields(Header, fields, LeafRefused)
     if value[11] != header.amplification:
         expected = f"expected amplification {header.amplification} with this disclosure and family of noise"
         raise LeafRefused("SCHEMA", f"{expected}, got {value[11]!r:.40}")
@@ -320,12 +245,6 @@ def _policy(payload: Any) -> Policy:
         return Policy.from_cbor(payload)
     except AttestError as error:
         raise LeafRefused("POLICY", f"the policy in the header is refused: {error.sentence}") from error
-
-
-def _previous(rows: Any) -> tuple[Previous, ...]:
-    if type(rows) is not list:
-        raise LeafRefused("SCHEMA", "earlier ledgers are an array")
-    return tuple(Previous(*_row(row, 6)) for row in rows)
 
 
 def _blocks(groups: Any, rows: Any, policy: Policy) -> tuple[HeaderBlock, ...]:

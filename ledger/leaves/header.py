@@ -3,23 +3,42 @@
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from operator import attrgetter
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from attest import allocation, schedule
 from attest.blocks import StackBlock, check_blocks, clip_share, derive
-from attest.errors import AttestError
-from attest.micro import MICRO
+from attest.documents import check_fields, declared, derived
+from attest.documents.kinds import Told
+from attest.documents.quick import Array, Blob, Held, OneOf, Row
+from attest.errors import AttestError, Refused
+from attest.micro import MICRO as ONE
 from attest.policy import Policy, SignedPolicy, verify_policy
 from attest.policy.unbuilt import NOT_BUILT
+from attest.stack import SCHEMA as DEPTH_SCHEMA
 from attest.stack import Stack
 from ledger import accountants
 from ledger.accountants import families
 from ledger.errors import AccountantError, LeafRefused, NoteError, TrustError
-from ledger.leaves import checks
+from ledger.leaves.kinds import (
+    ABOVE_0,
+    ID,
+    LOG_VKEY,
+    MICRO,
+    MOMENT,
+    ORIGIN,
+    RAW_KEY,
+    REAL,
+    RUN_ID,
+    SHA256,
+    TRUTH,
+    WORDS,
+    Checked,
+    words,
+)
 from ledger.leaves.numerics import Numerics, told
 from ledger.leaves.previous import Previous, check_previous
+from ledger.leaves.stack import read_stack, stack_row
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 from ledger.trust import TrustPolicy, auditors_policy
 
@@ -47,31 +66,33 @@ _SUPPORTED: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderBlock:
+class HeaderBlock(Checked):
     """A set of parameter coordinates that is masked and noised as one.
 
-    Attributes:
-        name: name of the block in the model.
-        coordinates: number of parameters in it.
-        classes: the classes whose profile has the block, in the policy's order; empty for a frozen block.
-        std: standard deviation of the noise on the sum of clipped gradients; 0.0 for a block that is frozen, or that only
-            public classes may touch.
-        share: weight in 1e-6 by which the clip norm of a class is divided among its blocks; 0 where the policy has no
-            budgets, and where std is 0.0.
+    Its bytes are an array of name, coordinates and the place of a group, which has the other fields: a model has many blocks
+    and few groups.
     """
 
-    name: str
-    coordinates: int
-    classes: tuple[str, ...]
-    std: float
-    share: int = 0
-
-    def __post_init__(self) -> None:
-        checks.text(self.name, "block name", longest=200)
-        checks.uint(self.coordinates, f"coordinates of block {self.name}", low=1)
-        checks.rows(self.classes, f"classes of block {self.name}", str)
-        checks.real(self.std, f"noise of block {self.name}")
-        checks.uint(self.share, f"share of block {self.name}")
+    CDDL: ClassVar = "block"
+    TELLS: ClassVar = ("name", " of block {}")
+    name: str = declared(1, WORDS, "Name of the block in the model.")
+    coordinates: int = declared(2, ABOVE_0, "Number of parameters in it.")
+    classes: tuple[str, ...] = declared(
+        3, Array(ID), "The classes whose profile has the block, in the policy's order; empty for a frozen block."
+    )
+    std: float = declared(
+        4,
+        REAL,
+        "Standard deviation of the noise on the sum of clipped gradients; 0.0 for a block that is frozen, or that only public"
+        " classes may touch.",
+    )
+    share: int = declared(
+        5,
+        MICRO,
+        "Weight by which the clip norm of a class is divided among its blocks; 0 where the policy has no budgets, and where std"
+        " is 0.0.",
+        default=0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +104,29 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class AccountantInfo:
+class AccountantInfo(Checked):
     """The accountant of record."""
 
-    name: str
-    library: str
-    version: str
-    parameters: str
+    CDDL: ClassVar = "accountant"
+    name: str = declared(1, WORDS, "Name of the accountant, as the policy has it.")
+    library: str = declared(2, WORDS, "Library that computes.")
+    version: str = declared(3, WORDS, "Version of it.")
+    parameters: str = declared(4, WORDS, "What it computes with, letter by letter.")
 
-    def __post_init__(self) -> None:
-        for what in ("name", "library", "version", "parameters"):
-            checks.text(getattr(self, what), f"accountant {what}", longest=200)
+
+class Blocks(Array):
+    """The blocks of a header. `ledger.leaves.codec` writes and reads them, together with their groups."""
+
+    def encode(self, value: Any) -> Any:
+        return value
+
+    def decode(self, plain: Any, told: Told, error: Refused) -> Any:
+        return plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """The header leaf.
+class Header(Checked):
+    """Everything that a guarantee rests on, fixed before the first step: leaf 0.
 
     Guarantee:
         A header exists only if its policy is signed by ``owner_key`` under ``owner``, its blocks are those that the classes of
@@ -108,58 +136,96 @@ class Header:
         margin are what this code derives from the policy. Names, order and coordinates of what is in the stack are the
         operator's word.
 
-    Attributes:
-        time: POSIX seconds.
-        origin: the ledger's name: origin line of its checkpoints and key name of its signer.
-        policy_payload: the signed policy.
-        policy_sign1: its COSE_Sign1 message.
-        owner: id of the corpus owner.
-        owner_key: raw Ed25519 public key of the corpus owner.
-        log_vkey: verifier key of the ledger's signer.
-        run_id: 16 random bytes that tell this run from every other.
-        registry_root: root of the contributor registry under which contributions were admitted; the one that the policy
-            names or a later state of the same log, which only who has the registry can tell.
-        model_fingerprint: SHA-256 over the model's structure: names, shapes and types of parameters, and their blocks.
-        blocks: the schedule, block by block; in a phase of the policy, with that factor on every standard deviation.
-        accountant: the accountant of record.
-        exactness_note: what the numerics guarantee, in words: those of `ledger.leaves.numerics` for this policy.
-        private: False for a run with a fixed test key: such a ledger is never exported.
-        clip_margin: fraction by which clip norms are shrunk for numerical safety, likewise; never enters the accounting.
-        caps_enforced: whether the sampler stops drawing a contribution that has reached its own max_occurrences
-            within an attempt. Only then does the accountant use the cap.
-        isolation: `HELD`, or why the optimizer of the run weakens statement A (docs/guarantee.md): the trainer's word.
-        randomness: one of `RANDOMNESS`.
-        unprobed: names of the trained tensors in whose gradient the start-up probes saw nothing, ascending.
-        stack: the layers of the model and its parameters, by name.
-        frozen_digest: over the parameters that are frozen, as they are before the first step
-            (`ledger.rules.weights.frozen_digest`); None where the header does not commit to them, or there are none.
-        previous: earlier ledgers that this one counts or continues (`check_previous`).
-        numerics: precision and generator that note and margin give: the trainer's word.
+    Precision and generator that note and margin give are `numerics`: the trainer's word.
     """
 
     KIND: ClassVar = 0
-    time: int
-    origin: str
-    policy_payload: bytes
-    policy_sign1: bytes
-    owner: str
-    owner_key: bytes
-    log_vkey: str
-    run_id: bytes
-    registry_root: bytes
-    model_fingerprint: bytes
-    blocks: tuple[HeaderBlock, ...]
-    accountant: AccountantInfo
-    exactness_note: str
-    private: bool
-    clip_margin: float
-    caps_enforced: bool
-    isolation: str
-    randomness: str
-    unprobed: tuple[str, ...]
-    stack: Stack
-    frozen_digest: bytes | None = None
-    previous: tuple[Previous, ...] = ()
+    DERIVED: ClassVar = (
+        derived(0, "seq", "0", "Position in the ledger."),
+        derived(3, "schema", f'"{SCHEMA}"', "Format of the ledger."),
+        derived(
+            11,
+            "amplification",
+            f'"{AMPLIFICATION_POISSON}" / "{AMPLIFICATION_NONE}"',
+            "Whether the accounting counts on secret draws: `none` where the policy makes occurrences public, and with the"
+            " families `discrete_gaussian` and `skellam`.",
+        ),
+        derived(
+            13,
+            "groups",
+            "[1* group]",
+            "What blocks have in common, in the order in which they first use it: `[[places of classes], std]`, with budgets"
+            " `[[places of classes], std, share in 1e-6]`.",
+        ),
+        derived(25, "depth schema", f'"{DEPTH_SCHEMA}"', "The rule by which blocks follow from policy and stack."),
+    )
+    time: int = declared(2, MOMENT, "Seconds since 1970, by the writer's clock.")
+    origin: str = declared(4, ORIGIN, "The ledger's name: origin line of its checkpoints and key name of its signer.")
+    policy_payload: bytes = declared(5, Blob("policy-bytes"), "The signed policy.")
+    policy_sign1: bytes = declared(6, Blob("message"), "Its COSE_Sign1 message, by field 8.")
+    owner: str = declared(7, ID, "Identifier of the corpus owner, the issuer of field 6.")
+    owner_key: bytes = declared(8, RAW_KEY, "Raw Ed25519 public key of the corpus owner.")
+    log_vkey: str = declared(9, LOG_VKEY, "Verifier key of the ledger's signer, whose name is field 4.")
+    run_id: bytes = declared(10, RUN_ID, "16 random bytes that tell this run from every other.")
+    model_fingerprint: bytes = declared(
+        12, SHA256, "SHA-256 over the model's structure: names, shapes and types of parameters, and their blocks."
+    )
+    blocks: tuple[HeaderBlock, ...] = declared(
+        14,
+        Blocks(Row(HeaderBlock), 1),
+        "The schedule, block by block: `[name, coordinates, place of its group]`. In a phase of the policy every standard"
+        " deviation has that factor.",
+    )
+    accountant: AccountantInfo = declared(15, Row(AccountantInfo), "The accountant of record.")
+    exactness_note: str = declared(
+        16, words(1000), "What the numerics guarantee ([Accountants and numerics](#accountants-and-numerics))."
+    )
+    private: bool = declared(17, TRUTH, "False for a run with a fixed test key: such a ledger is never exported.")
+    clip_margin: float = declared(
+        18,
+        REAL,
+        "Fraction by which clip norms are shrunk for numerical safety, as the numerics ask; it never enters the accounting.",
+        rule="below 1",
+    )
+    caps_enforced: bool = declared(
+        19,
+        TRUTH,
+        "Whether the sampler stops drawing a contribution that has reached its own max occurrences within an attempt. Only then"
+        " does the accountant use the cap.",
+    )
+    registry_root: bytes = declared(
+        20,
+        SHA256,
+        "Root of the contributor registry under which contributions were admitted: the one that the policy names or a later"
+        " state of the same log, which only who has the registry can tell.",
+    )
+    previous: tuple[Previous, ...] = declared(
+        21, Array(Row(Previous), code="SCHEMA"), "Earlier ledgers that this one counts or continues.", default=()
+    )
+    isolation: str = declared(22, WORDS, "`held`, or why the optimizer of the run weakens statement A: the trainer's word.")
+    randomness: str = declared(
+        23,
+        OneOf(RANDOMNESS, "RANGE"),
+        "Whose the random numbers of the forward passes are: `addressed`, a contribution's own; `unaddressed`, those of one"
+        " generator for everybody drawn in a step.",
+    )
+    unprobed: tuple[str, ...] = declared(
+        24,
+        Array(words(400), ascending=True),
+        "Names of the trained tensors in whose gradient the start-up probes saw nothing.",
+        rule="ascending, each once",
+    )
+    stack: Stack = declared(
+        26, Held(Stack, "stack", stack_row, read_stack), "Layers of the model and its parameters, by name ([Blocks](#blocks))."
+    )
+    frozen_digest: bytes | None = declared(
+        27,
+        SHA256,
+        "Over the parameters that are frozen, as they are before the first step ([Weights](#weights)); null where the header"
+        " does not commit to them, or there are none.",
+        default=None,
+        nil=True,
+    )
     policy: Policy = field(init=False, repr=False, compare=False)
     derived: tuple[StackBlock, ...] = field(init=False, repr=False, compare=False)
     phases: schedule.Phases = field(init=False, repr=False, compare=False)
@@ -167,29 +233,9 @@ class Header:
     numerics: Numerics = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        checks.moment(self.time, "time")
-        checks.text(self.origin, "origin", longest=200)
-        checks.octets(self.policy_payload, "policy payload")
-        checks.octets(self.policy_sign1, "policy signature")
-        checks.identifier(self.owner, "owner")
-        checks.octets(self.owner_key, "owner key", 32)
-        checks.text(self.log_vkey, "log key", longest=400)
-        checks.octets(self.run_id, "run id", 16)
-        checks.octets(self.registry_root, "registry root", 32)
-        checks.octets(self.model_fingerprint, "model fingerprint", 32)
-        checks.rows(self.blocks, "blocks", HeaderBlock, least=1)
-        checks.rows((self.accountant,), "accountant", AccountantInfo)
-        checks.text(self.exactness_note, "exactness note", longest=1000)
-        checks.flag(self.private, "private")
-        checks.real(self.clip_margin, "clip margin")
+        check_fields(self, LeafRefused)
         if not self.clip_margin < 1.0:
             raise LeafRefused("RANGE", f"clip margin: expected a fraction in [0, 1), got {self.clip_margin}")
-        checks.flag(self.caps_enforced, "caps enforced")
-        checks.text(self.isolation, "isolation", longest=checks.REASON)
-        checks.rows((self.stack,), "stack", Stack)
-        if self.frozen_digest is not None:
-            checks.octets(self.frozen_digest, "digest of frozen parameters", 32)
-        self._check_forward()
         self._check_log_key()
         check_previous(self.previous, self.origin, self.log_vkey)
         object.__setattr__(self, "policy", self._open_policy())
@@ -232,7 +278,7 @@ class Header:
         """The policy's delta, as the accountant takes it."""
         return float(self.policy.delta)
 
-    def min_std(self, class_index: int, scale_micro: int = MICRO) -> float:
+    def min_std(self, class_index: int, scale_micro: int = ONE) -> float:
         """Returns the effective noise of a class in a phase of this scale: the S in its multiplier, max(sigma_i, S / C_i).
 
         It is the smallest standard deviation over the blocks of its profile, or what budgets make of all of them.
@@ -271,15 +317,6 @@ class Header:
             raise LeafRefused("LOG_KEY", error.sentence) from error
         if key.name != self.origin or key.kind != SIGNATURE_ED25519:
             raise LeafRefused("LOG_KEY", f"the log key is named {key.name!r}, expected the origin {self.origin!r}")
-
-    def _check_forward(self) -> None:
-        if self.randomness not in RANDOMNESS:
-            raise LeafRefused("RANGE", f"randomness: expected {' or '.join(RANDOMNESS)}, got {self.randomness!r:.40}")
-        checks.rows(self.unprobed, "unprobed tensors", str)
-        for name in self.unprobed:
-            checks.text(name, "unprobed tensor", longest=400)
-        if any(a >= b for a, b in pairwise(self.unprobed)):
-            raise LeafRefused("ORDER", "unprobed tensors are named in ascending order, each once")
 
     def _check_cosigners(self) -> None:
         try:

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
+from attest.documents import check_fields, declared
+from attest.documents.quick import OneOf
 from ledger.errors import LeafRefused, NoteError
-from ledger.leaves import checks
+from ledger.leaves.kinds import ABOVE_0, LOG_VKEY, ORIGIN, SHA256, Checked
 from ledger.note import SIGNATURE_ED25519, parse_verifier_key
 
 SPENT: Final = "spent"
@@ -16,33 +18,24 @@ COMPROMISED: Final = "compromised"
 
 
 @dataclass(frozen=True, slots=True)
-class Previous:
-    """An earlier ledger, at a checkpoint of it.
+class Previous(Checked):
+    """An earlier ledger, at a checkpoint of it."""
 
-    Attributes:
-        origin: its origin.
-        size: number of leaves.
-        root: root over them.
-        header_digest: SHA-256 of its leaf 0.
-        log_vkey: verifier key of its signer at that size.
-        reason: `SPENT` or `COMPROMISED`; what is said of the latter holds besides what is said of the former.
-    """
-
-    origin: str
-    size: int
-    root: bytes
-    header_digest: bytes
-    log_vkey: str
-    reason: str
+    CDDL: ClassVar = "earlier"
+    origin: str = declared(1, ORIGIN, "Its origin.")
+    size: int = declared(2, ABOVE_0, "Number of leaves.")
+    root: bytes = declared(3, SHA256, "Root over them.")
+    header_digest: bytes = declared(4, SHA256, "SHA-256 of its leaf 0.")
+    log_vkey: str = declared(5, LOG_VKEY, "Verifier key of its signer at that size.")
+    reason: str = declared(
+        6,
+        OneOf((SPENT, COMPROMISED), "TYPE", "how"),
+        "`spent`: what contributions spent in it is counted in this one. `compromised`: besides, its key is lost to others, and"
+        " this ledger continues it.",
+    )
 
     def __post_init__(self) -> None:
-        checks.text(self.origin, "origin of an earlier ledger", longest=200)
-        checks.uint(self.size, "size of an earlier ledger", low=1)
-        checks.octets(self.root, "root of an earlier ledger", 32)
-        checks.octets(self.header_digest, "header digest of an earlier ledger", 32)
-        checks.text(self.log_vkey, "log key of an earlier ledger", longest=400)
-        if self.reason not in (SPENT, COMPROMISED):
-            raise LeafRefused("TYPE", f"an earlier ledger is cited as {SPENT} or {COMPROMISED}, got {self.reason!r:.40}")
+        check_fields(self, LeafRefused)
         _public_key(self.log_vkey, self.origin)
 
 
@@ -53,7 +46,6 @@ def check_previous(previous: Sequence[Previous], origin: str, log_vkey: str) -> 
         None is cited twice; a compromised one is cited once at most, and neither its origin nor its key is used on, so that
         who holds the lost key can write nothing that passes for this ledger.
     """
-    checks.rows(previous, "earlier ledgers", Previous)
     if len({(item.origin, item.header_digest) for item in previous}) != len(previous):
         raise LeafRefused("PREVIOUS", "an earlier ledger is cited twice; cite each once")
     lost = [item for item in previous if item.reason == COMPROMISED]

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, ClassVar, Final
 
+from attest.documents import declared
+from attest.documents.quick import Array, OneOf, Row, Text
 from ledger.errors import ReleaseRefused
-from ledger.release.contents import TENSORS, Looker
+from ledger.leaves.kinds import SHA256, TEXT, UINT, Checked
+from ledger.release.contents import FORMS, MAX_NAMES, TENSORS, Looker
 from ledger.release.tensors import SUFFIX, Tensor, digest_tensors
 
 CHUNK: Final = 1 << 20
@@ -28,24 +31,31 @@ _FORBIDDEN: Final = frozenset('<>:"|?*\\')
 
 
 @dataclass(frozen=True, slots=True)
-class Digested:
-    """A file as it lies there.
+class Digested(Checked):
+    """A file as it lies there."""
 
-    Attributes:
-        path: its place in the directory, parts joined by ``/``.
-        size: bytes.
-        sha256: digest of all of them.
-        tensors: of a safetensors file its tensors in order of name, else None.
-        form: what it is by its bytes, of `ledger.release.contents.FORMS`.
-        names: what it names: the shards of an index, the keys by which settings name code.
-    """
-
-    path: str
-    size: int
-    sha256: bytes
-    tensors: tuple[Tensor, ...] | None
-    form: str
-    names: tuple[str, ...] = ()
+    CDDL: ClassVar = "released-file"
+    TELLS: ClassVar = ("path", " of {}")
+    path: str = declared(1, Text(code="PATH"), "Its place in the directory, parts joined by `/`.")
+    size: int = declared(2, UINT, "Bytes.")
+    sha256: bytes = declared(3, SHA256, "SHA-256 of all of them.")
+    tensors: tuple[Tensor, ...] | None = declared(
+        4,
+        Array(Row(Tensor, "MANIFEST"), code="MANIFEST", named="file-tensors"),
+        "Of a `.safetensors` file its tensors, ascending by name; else null.",
+        nil=True,
+        rule="null exactly where the form is not `tensors`",
+    )
+    form: str = declared(
+        5, OneOf(tuple(FORMS), "MANIFEST", "file-form"), "What it is by its bytes ([Forms of files](#forms-of-files))."
+    )
+    names: tuple[str, ...] = declared(
+        6,
+        Array(TEXT),
+        "What it names: the shards of an index, the keys by which settings name code.",
+        default=(),
+        rule=f"at most {MAX_NAMES}",
+    )
 
 
 def check_path(path: object) -> str:

@@ -5,28 +5,29 @@ map with the keys 1, 2, 3, ... in the order of the fields of `Manifest`; rows ar
 """
 
 import hashlib
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from attest import cbor, sign1, signed_file
+from attest.documents import check_fields, declarations, declared, wire
+from attest.documents.quick import Array, OneOf, Row, Spelled
 from attest.errors import AttestError, FileRefused
 from attest.files import read_limited
 from attest.keys import key_id
 from attest.vkeys import SIGNATURE_ED25519, VerifierKey
 from ledger.errors import LedgerError, ReleaseRefused
-from ledger.leaves import checks
+from ledger.leaves.kinds import ABOVE_0, LOG_VKEY, MOMENT, ORIGIN, SHA256, TEXT, TRUTH, UINT, WORDS, Checked
 from ledger.note import NoteSigner, parse_verifier_key
-from ledger.release.contents import FORMS, MAX_NAMES, TENSORS
+from ledger.release.contents import MAX_NAMES, TENSORS
 from ledger.release.files import MAX_FILES, Digested, check_distinct, check_path
-from ledger.release.tensors import SUFFIX, Tensor
+from ledger.release.tensors import SUFFIX
 from ledger.release.tied import Commitment
 from ledger.rules.influence import Artifact, ClassFigures
-from ledger.rules.weights import WeightRecord, ordered
+from ledger.rules.weights import ordered
 
 MANIFEST: Final = "release.cose"
 EXPORT: Final = "export"
@@ -39,86 +40,85 @@ MAX_MANIFEST: Final = 1 << 26
 
 ReleasedFile = Digested
 
-_HASH: Final = 32
-_FRACTION: Final = re.compile(r"[1-9][0-9]{0,39}/[1-9][0-9]{0,39}")
+_FRACTION: Final = "[1-9][0-9]{0,39}/[1-9][0-9]{0,39}"
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRow:
-    """A block of the header: its name, its number of parameters, and the places of the classes that may touch it."""
+class BlockRow(Checked):
+    """A block of the header, and who may have touched it."""
 
-    name: str
-    coordinates: int
-    classes: tuple[int, ...]
+    CDDL: ClassVar = "released-block"
+    TELLS: ClassVar = ("name", " of block {}")
+    name: str = declared(1, WORDS, "Its name.")
+    coordinates: int = declared(2, UINT, "Its number of parameters.")
+    classes: tuple[int, ...] = declared(3, Array(UINT), "Places of the classes that may touch it.")
+
+
+def _rows(cls: type[Checked], least: int = 0) -> Array:
+    return Array(Row(cls, "MANIFEST"), least, code="MANIFEST")
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was released.
+    """What was released."""
 
-    Attributes:
-        schema: `SCHEMA`.
-        origin: the ledger's origin.
-        log_vkey: verifier key that signed the manifest, and signs the ledger's checkpoints.
-        time: POSIX seconds.
-        step: last released step that the weights contain.
-        size: size of the checkpoint.
-        root: root of that checkpoint.
-        header_digest: SHA-256 of leaf 0.
-        delta: the policy's delta as a fraction, ``1/1000000``.
-        horizon: whether epsilons are those of the planned horizon, since the run did not go to its signed end.
-        files: every file of the directory but the manifest and the export.
-        withdrawn: number of withdrawals by that size.
-        withdrawals_root: RFC 6962 root over their descriptor hashes, in the order of their WITHDRAW leaves.
-        classes: the classes of the policy and what is promised to each.
-        blocks: the blocks of the header: which classes may have touched which.
-        artifacts: the parts of the model, and whose influence may be in them.
-        statements: what holds of the release, in words.
-        weights: the tensors of the model at the end of an epoch, of that whose weights the files are if there is one; None
-            where no epoch was closed, or the records of none were at hand.
-    """
-
-    schema: str
-    origin: str
-    log_vkey: str
-    time: int
-    step: int
-    size: int
-    root: bytes
-    header_digest: bytes
-    delta: str
-    horizon: bool
-    files: tuple[ReleasedFile, ...]
-    withdrawn: int
-    withdrawals_root: bytes
-    classes: tuple[ClassFigures, ...]
-    blocks: tuple[BlockRow, ...]
-    artifacts: tuple[Artifact, ...]
-    statements: tuple[str, ...]
-    weights: Commitment | None
-
-    ROWS: ClassVar = {"classes": ClassFigures, "blocks": BlockRow, "artifacts": Artifact}
+    CDDL: ClassVar = "manifest"
+    OF: ClassVar = " of the manifest"
+    schema: str = declared(1, OneOf((SCHEMA,), "SCHEMA"), "Format of the manifest.")
+    origin: str = declared(2, ORIGIN, "The ledger's origin.")
+    log_vkey: str = declared(3, LOG_VKEY, "Verifier key that signed the manifest, and signs the ledger's checkpoints.")
+    time: int = declared(4, MOMENT, "When it was released.")
+    step: int = declared(5, UINT, "Last released step of the run by then.")
+    size: int = declared(6, ABOVE_0, "Size of the checkpoint that is cited.")
+    root: bytes = declared(7, SHA256, "Root of that checkpoint.")
+    header_digest: bytes = declared(8, SHA256, "SHA-256 of leaf 0.")
+    delta: str = declared(
+        9,
+        Spelled(_FRACTION, "a fraction in lowest terms below 1", f'tstr .regexp "{_FRACTION}"', "MANIFEST"),
+        "The policy's delta as a fraction, `1/1000000`.",
+        rule="below 1, in lowest terms",
+    )
+    horizon: bool = declared(
+        10, TRUTH, "Whether epsilons are those of the planned horizon, since the run had not gone to its signed end."
+    )
+    files: tuple[ReleasedFile, ...] = declared(
+        11, _rows(ReleasedFile), "Every file of the directory but the manifest and the export.", rule="ascending by path"
+    )
+    withdrawn: int = declared(12, UINT, "How many contributions were withdrawn by that size.")
+    withdrawals_root: bytes = declared(
+        13, SHA256, "RFC 6962 root over their descriptor hashes, in the order of their WITHDRAW leaves."
+    )
+    classes: tuple[ClassFigures, ...] = declared(
+        14, _rows(ClassFigures, 1), "The classes of the policy and what is promised to each."
+    )
+    blocks: tuple[BlockRow, ...] = declared(
+        15, _rows(BlockRow, 1), "The blocks of the header: which classes may have touched which."
+    )
+    artifacts: tuple[Artifact, ...] = declared(
+        16, _rows(Artifact, 1), "The parts of the model, and whose influence may be in them."
+    )
+    statements: tuple[str, ...] = declared(
+        17,
+        Array(TEXT, 1),
+        "What holds of the release, in words; of statement A what header and EPOCH leaves up to that size say, and up to which"
+        " step.",
+    )
+    weights: Commitment | None = declared(
+        18,
+        Row(Commitment, "MANIFEST"),
+        "The tensors of the model at the end of an epoch, of that whose weights the files are if there is one; null where no"
+        " epoch was closed, or the records of none were at hand ([Weights](#weights)).",
+        nil=True,
+    )
 
     def __post_init__(self) -> None:
-        if self.schema != SCHEMA:
-            raise ReleaseRefused("SCHEMA", f"the manifest has the schema {self.schema!a:.40}, this version reads {SCHEMA}")
-        checks.text(self.origin, "origin", longest=200)
-        checks.text(self.log_vkey, "log key", longest=400)
-        checks.moment(self.time, "time")
-        checks.uint(self.step, "step")
-        checks.uint(self.size, "checkpoint size", low=1)
-        checks.flag(self.horizon, "horizon")
-        checks.uint(self.withdrawn, "withdrawals")
-        for name in ("root", "header_digest", "withdrawals_root"):
-            checks.octets(getattr(self, name), name.replace("_", " "), _HASH)
-        self._check_delta()
+        check_fields(self, ReleaseRefused)
+        if str(Fraction(self.delta)) != self.delta or not Fraction(self.delta) < 1:
+            raise ReleaseRefused("MANIFEST", f"delta is a fraction in lowest terms below 1, got {self.delta!a:.40}")
         self._check_files()
-        checks.rows(self.classes, "classes", ClassFigures, least=1)
-        checks.rows(self.blocks, "blocks", BlockRow, least=1)
-        checks.rows(self.artifacts, "artifacts", Artifact, least=1)
-        checks.rows(self.statements, "statements", str, least=1)
-        self._check_rows()
-        self._check_weights()
+        self._check_places()
+        if self.weights is not None and ordered(self.weights.records) != self.weights.records:
+            raise ReleaseRefused("MANIFEST", "the records of the weights are not in order of their names")
 
     @property
     def artifacts_digest(self) -> bytes:
@@ -138,8 +138,7 @@ class Manifest:
 
     def to_cbor(self) -> bytes:
         """Returns the payload."""
-        values = [_plain(getattr(self, field.name)) for field in fields(self)]
-        return cbor.encode(dict(enumerate(values, start=1)))
+        return cbor.encode(wire.encode_map(self))
 
     @classmethod
     def from_cbor(cls, payload: bytes) -> "Manifest":
@@ -150,38 +149,28 @@ class Manifest:
         Raises:
             ReleaseRefused: code MANIFEST, SCHEMA, or that of the field.
         """
-        names = [field.name for field in fields(cls)]
+        last = len(declarations(cls))
         try:
             value = cbor.decode(payload, max_size=MAX_MANIFEST)
-            if type(value) is not dict or list(value) != list(range(1, len(names) + 1)):
+            if type(value) is not dict or list(value) != list(range(1, last + 1)):
                 schema = value.get(1) if type(value) is dict else None
-                sentence = f"a manifest of the schema {SCHEMA} has the keys 1 to {len(names)}, this one says {schema!a:.40}"
+                sentence = f"a manifest of the schema {SCHEMA} has the keys 1 to {last}, this one says {schema!a:.40}"
                 raise ReleaseRefused("SCHEMA", sentence)
-            return cls(*(_read(name, item) for name, item in zip(names, value.values(), strict=True)))
+            manifest: Manifest = wire.decode_fields(cls, value, ReleaseRefused)
+            return manifest
         except ReleaseRefused:
             raise
         except (AttestError, LedgerError) as error:
             raise ReleaseRefused(error.code, f"the manifest is malformed: {error.sentence}") from error
-        except (TypeError, ValueError) as error:
-            raise ReleaseRefused("MANIFEST", f"the manifest is malformed: {error}") from error
-
-    def _check_delta(self) -> None:
-        plain = type(self.delta) is str and _FRACTION.fullmatch(self.delta) is not None
-        if not plain or str(Fraction(self.delta)) != self.delta or not Fraction(self.delta) < 1:
-            raise ReleaseRefused("MANIFEST", f"delta is a fraction in lowest terms below 1, got {self.delta!a:.40}")
 
     def _check_files(self) -> None:
-        checks.rows(self.files, "files", ReleasedFile)
         paths = [check_path(file.path) for file in self.files]
         if paths != sorted(set(paths)) or len(paths) > MAX_FILES:
             raise ReleaseRefused("MANIFEST", f"the files of a manifest are in order, each once, at most {MAX_FILES}")
         check_distinct(paths)
         for file in self.files:
-            checks.uint(file.size, f"size of {file.path}")
-            checks.octets(file.sha256, f"digest of {file.path}", _HASH)
-            if file.form not in FORMS or (file.form == TENSORS) != (file.tensors is not None):
-                raise ReleaseRefused("MANIFEST", f"the form of {file.path} is {file.form!a:.40}; known are {', '.join(FORMS)}")
-            checks.rows(file.names, f"names in {file.path}", str)
+            if (file.form == TENSORS) != (file.tensors is not None):
+                raise ReleaseRefused("MANIFEST", f"the form of {file.path} is {file.form}, which its tensors contradict")
             if len(file.names) > MAX_NAMES:
                 raise ReleaseRefused("MANIFEST", f"{file.path} names {len(file.names)} things, at most {MAX_NAMES} are kept")
             if file.path.split("/")[0].casefold() in (MANIFEST, EXPORT):
@@ -190,60 +179,36 @@ class Manifest:
                 raise ReleaseRefused("MANIFEST", f"{file.path}: {SUFFIX} files, and no others, are {TENSORS}, and name nothing")
             _check_tensors(file)
 
-    def _check_rows(self) -> None:
+    def _check_places(self) -> None:
         for what, rows in (("class", self.classes), ("block", self.blocks), ("artifact", self.artifacts)):
             if len({row.name for row in rows}) != len(rows):
                 raise ReleaseRefused("MANIFEST", f"a {what} stands twice")
-        for row in self.classes:
-            checks.identifier(row.name, "class")
-            checks.uint(row.contributions, "contributions")
-            checks.uint(row.withdrawn, f"withdrawn of class {row.name}", high=row.contributions)
-            if row.epsilon_micro is not None or row.replace_micro is not None:
-                checks.uint(row.epsilon_micro, f"epsilon of class {row.name}")
-                checks.uint(row.replace_micro, f"epsilon of class {row.name} under replacement")
         for block in self.blocks:
-            checks.text(block.name, "block", longest=200)
-            checks.uint(block.coordinates, "coordinates")
-            _check_places(block.classes, "class of a block", len(self.classes))
+            _check_below(block.classes, len(self.classes), f"a class of block {block.name}")
         for part in self.artifacts:
-            checks.text(part.name, "artifact", longest=200)
-            _check_places(part.blocks, "block of an artifact", len(self.blocks))
-            if len(part.influenced_by) != len(self.classes) or any(type(flag) is not bool for flag in part.influenced_by):
+            _check_below(part.blocks, len(self.blocks), f"a block of artifact {part.name}")
+            if len(part.influenced_by) != len(self.classes):
                 raise ReleaseRefused("MANIFEST", f"artifact {part.name} does not say of every class whether a path leads to it")
 
-    def _check_weights(self) -> None:
-        if self.weights is None:
-            return
-        if type(self.weights) is not Commitment:
-            raise ReleaseRefused("MANIFEST", f"the weights are not those of an epoch: {self.weights!a:.80}")
-        checks.uint(self.weights.number, "epoch", low=1)
-        checks.uint(self.weights.seq, "place of the epoch", low=1)
-        checks.uint(self.weights.step, "step of the epoch")
-        checks.rows(self.weights.records, "records of the weights", WeightRecord, least=1)
-        if ordered(self.weights.records) != self.weights.records:
-            raise ReleaseRefused("MANIFEST", "the records of the weights are not in order of their names")
+
+def _check_below(places: Sequence[int], end: int, what: str) -> None:
+    """Accepts places below an end, ascending, each once."""
+    for place in places:
+        if place >= end:
+            raise ReleaseRefused("RANGE", f"{what} is number {place}, expected a place below {end}")
+    if any(one >= other for one, other in pairwise(places)):
+        raise ReleaseRefused("MANIFEST", f"{what}: expected places ascending, each once, got {places!r:.80}")
 
 
 def _check_tensors(file: ReleasedFile) -> None:
     names = [tensor.name for tensor in file.tensors or ()]
     if names != sorted(set(names)):
         raise ReleaseRefused("MANIFEST", f"the tensors of {file.path} are in order of their names, each once")
-    for tensor in file.tensors or ():
-        for size in tensor.shape:
-            checks.uint(size, f"size in a shape of {file.path}")
-
-
-def _check_places(places: Sequence[int], what: str, count: int) -> None:
-    """Accepts places among so many rows, ascending, each once."""
-    for place in places:
-        checks.uint(place, what, high=count - 1)
-    if any(one >= other for one, other in pairwise(places)):
-        raise ReleaseRefused("MANIFEST", f"{what}: expected places ascending, each once, got {places!r:.80}")
 
 
 def files_digest(files: Sequence[ReleasedFile]) -> bytes:
     """Returns SHA-256 of the canonical CBOR of the rows of files."""
-    return hashlib.sha256(cbor.encode(_plain(tuple(files)))).digest()
+    return hashlib.sha256(cbor.encode([wire.encode_row(file) for file in files])).digest()
 
 
 def sign_manifest(manifest: Manifest, signer: NoteSigner) -> bytes:
@@ -300,52 +265,3 @@ def _check_signer(manifest: Manifest, signers: Sequence[VerifierKey], issuer: st
         raise ReleaseRefused("LOG_KEY", f"the manifest says that {manifest.log_vkey} signed it, it was {' or '.join(named)}")
     if parse_verifier_key(manifest.log_vkey).name != manifest.origin:
         raise ReleaseRefused("ORIGIN", f"the manifest is of {manifest.origin!a}, and its key of another ledger")
-
-
-def _plain(item: Any) -> Any:
-    """Returns rows as arrays, and theirs too."""
-    if type(item) is tuple:
-        return [_plain(part) for part in item]
-    if hasattr(item, "__dataclass_fields__"):
-        return [_plain(getattr(item, field.name)) for field in fields(item)]
-    return item
-
-
-def _read(name: str, item: Any) -> Any:
-    if name == "files":
-        return tuple(_file(row) for row in _array(item))
-    if name == "weights":
-        return None if item is None else _weights(item)
-    if name in Manifest.ROWS:
-        return tuple(Manifest.ROWS[name](*map(_tuple, _array(row))) for row in _array(item))
-    return _tuple(item)
-
-
-def _file(row: Any) -> ReleasedFile:
-    path, size, digest, tensors, form, named = _array(row)
-    names = _tuple(named)
-    if type(form) is not str:
-        raise ReleaseRefused("MANIFEST", f"the form of {path!a:.100} is no text")
-    if tensors is None:
-        return ReleasedFile(path, size, digest, None, form, names)
-    found = tuple(Tensor(*map(_tuple, _array(tensor))) for tensor in _array(tensors))
-    for tensor in found:
-        if type(tensor.name) is not str or type(tensor.dtype) is not str or type(tensor.shape) is not tuple:
-            raise ReleaseRefused("MANIFEST", f"a tensor of {path!a} has no name, dtype and shape")
-        checks.octets(tensor.sha256, "digest of a tensor", _HASH)
-    return ReleasedFile(path, size, digest, found, form, names)
-
-
-def _weights(row: Any) -> Commitment:
-    number, seq, step, records = _array(row)
-    return Commitment(number, seq, step, tuple(map(WeightRecord.of, _array(records))))
-
-
-def _tuple(item: Any) -> Any:
-    return tuple(item) if type(item) is list else item
-
-
-def _array(item: Any) -> list[Any]:
-    if type(item) is not list:
-        raise ReleaseRefused("MANIFEST", f"expected an array, got {item!a:.40}")
-    return item

@@ -9,9 +9,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+from attest.documents import declared
+from attest.documents.quick import Array, Text
 from ledger.errors import ReleaseRefused
+from ledger.leaves.kinds import SHA256, UINT, Checked
 
 SUFFIX: Final = ".safetensors"
 MAX_HEADER: Final = 16 << 20
@@ -33,13 +36,14 @@ _BITS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor of a file: name, dtype as the format spells it, shape, and SHA-256 of its bytes."""
+class Tensor(Checked):
+    """A tensor of a file."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    sha256: bytes
+    CDDL: ClassVar = "tensor"
+    name: str = declared(1, Text(code="MANIFEST"), "Its name in the file.")
+    dtype: str = declared(2, Text(code="MANIFEST"), "As the format spells it.")
+    shape: tuple[int, ...] = declared(3, Array(UINT, code="MANIFEST"), "Sizes.")
+    sha256: bytes = declared(4, SHA256, "SHA-256 of its bytes.")
 
 
 def digest_tensors(read: Callable[[int], bytes], size: int, path: str) -> tuple[Tensor, ...]:

@@ -14,8 +14,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
+from attest.documents import declared
+from attest.documents.quick import Array, Row
+from ledger.leaves.kinds import ABOVE_0, UINT, Checked
 from ledger.release.contents import CODE_FORMS, HARMLESS, INDEX, TEMPLATE
 from ledger.release.files import Digested
 from ledger.release.tensors import Tensor
@@ -50,20 +53,16 @@ _VIEWS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Commitment:
-    """The tensors of a model at the end of an epoch, to which the EPOCH leaf commits by its model digest.
+class Commitment(Checked):
+    """The tensors of a model at the end of an epoch, to which the EPOCH leaf commits by its model digest."""
 
-    Attributes:
-        number: of the epoch.
-        seq: position of its EPOCH leaf.
-        step: last released step then.
-        records: the tensors, in order of their first names.
-    """
-
-    number: int
-    seq: int
-    step: int
-    records: tuple[WeightRecord, ...]
+    CDDL: ClassVar = "weights"
+    number: int = declared(1, ABOVE_0, "Number of the epoch.")
+    seq: int = declared(2, ABOVE_0, "Position of its EPOCH leaf.")
+    step: int = declared(3, UINT, "Last released step then.")
+    records: tuple[WeightRecord, ...] = declared(
+        4, Array(Row(WeightRecord, "TYPE"), 1, code="MANIFEST"), "The tensors, in order of their first names."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,15 @@ Whoever has a member record and its path can show that it was among the members.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields, replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
 
 from attest import cbor
+from attest.documents import check_fields, declared, wire
 from attest.errors import AttestError
 from ledger.errors import LeafRefused
-from ledger.leaves import Admit, checks
+from ledger.leaves import Admit
+from ledger.leaves.kinds import ABOVE_0, MICRO, PICO_BELOW_1, SHA256, UINT, Checked, check_limit
 from ledger.merkle import Frontier, leaf_hash, verify_inclusion
 from ledger.merkle import root as merkle_root
 
@@ -25,23 +27,13 @@ MAX_AGGREGATE_SIZE: Final = 192
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """One admission, as the root of its aggregate commits to it. The order of the fields is the wire format: a CBOR array.
+class Member(Checked):
+    """One admission, as the root of its aggregate commits to it."""
 
-    Attributes:
-        descriptor_hash: SHA-256 of its descriptor.
-        seq: position of its ADMIT leaf.
-        content_anchor: of its content and nonce (`attest.commitments.commit_content`), as in that leaf.
-    """
-
-    descriptor_hash: bytes
-    seq: int
-    content_anchor: bytes
-
-    def __post_init__(self) -> None:
-        checks.octets(self.descriptor_hash, "descriptor hash", 32)
-        checks.uint(self.seq, "position of a member", low=1)
-        checks.octets(self.content_anchor, "content anchor", 32)
+    CDDL: ClassVar = "member-record"
+    descriptor_hash: bytes = declared(1, SHA256, "SHA-256 of its descriptor.")
+    seq: int = declared(2, ABOVE_0, "Position of its ADMIT leaf.")
+    content_anchor: bytes = declared(3, SHA256, "Commitment to its content, as in that leaf.")
 
     @classmethod
     def of(cls, leaf: Admit) -> "Member":
@@ -50,7 +42,7 @@ class Member:
 
     def to_bytes(self) -> bytes:
         """Returns the record as it is hashed."""
-        return cbor.encode(list(astuple(self)))
+        return cbor.encode(wire.encode_row(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,42 +59,24 @@ class ShownMember:
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregate:
-    """ADMIT leaves that follow one another without another leaf between them, all under the same terms.
+class Aggregate(Checked):
+    """ADMIT leaves that follow one another without another leaf between them, all under equal terms."""
 
-    The order of the fields is the wire format: a CBOR array.
-
-    Attributes:
-        first: position of the first of them.
-        count: how many they are.
-        class_index: place of their class in the policy.
-        clip_micro: clip norm that each signed, in 1e-6.
-        sigma_micro: noise multiplier that each signed, in 1e-6.
-        max_occurrences: its cap, 0 for none.
-        carried_micro: what each had spent in earlier runs, in 1e-6.
-        max_epsilon_micro: most that each might spend over all runs, in 1e-6; 0 for no limit.
-        max_delta_pico: the delta of that limit, in 1e-12; 0 for no limit.
-        members_root: RFC 6962 root over their member records, in order.
-    """
-
-    first: int
-    count: int
-    class_index: int
-    clip_micro: int
-    sigma_micro: int
-    max_occurrences: int
-    carried_micro: int
-    max_epsilon_micro: int
-    max_delta_pico: int
-    members_root: bytes
+    CDDL: ClassVar = "aggregate"
+    first: int = declared(1, ABOVE_0, "Position of the first of them.")
+    count: int = declared(2, ABOVE_0, "How many they are.")
+    class_index: int = declared(3, UINT, "Place of their class in the policy.")
+    clip_micro: int = declared(4, MICRO, "Clip norm that each signed.")
+    sigma_micro: int = declared(5, MICRO, "Noise multiplier that each signed.")
+    max_occurrences: int = declared(6, UINT, "Its cap, 0 for none.")
+    carried_micro: int = declared(7, MICRO, "What each had spent in earlier runs.")
+    max_epsilon_micro: int = declared(8, MICRO, "Most that each might spend over all runs; 0 for no limit.")
+    max_delta_pico: int = declared(9, PICO_BELOW_1, "The delta of that limit; 0 for no limit.", rule="0 exactly with the limit")
+    members_root: bytes = declared(10, SHA256, "RFC 6962 root over their member records, in order.")
 
     def __post_init__(self) -> None:
-        checks.uint(self.first, "first leaf of an aggregate", low=1)
-        checks.uint(self.count, "leaves of an aggregate", low=1)
-        for name in ("class_index", "clip_micro", "sigma_micro", "max_occurrences", "carried_micro"):
-            checks.uint(getattr(self, name), f"{name} of an aggregate")
-        checks.limit(self.max_epsilon_micro, self.max_delta_pico)
-        checks.octets(self.members_root, "members root", 32)
+        check_fields(self, LeafRefused)
+        check_limit(self.max_epsilon_micro, self.max_delta_pico)
 
     @property
     def end(self) -> int:
@@ -121,7 +95,7 @@ class Aggregate:
 
     def to_bytes(self) -> bytes:
         """Returns the aggregate as it is hashed and exported."""
-        return cbor.encode(list(astuple(self)))
+        return cbor.encode(wire.encode_row(self))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Aggregate":
@@ -132,9 +106,8 @@ class Aggregate:
             found = cbor.decode(data)
         except AttestError as error:
             raise LeafRefused(error.code, f"an aggregate: {error.sentence}") from error
-        if type(found) is not list or len(found) != len(fields(cls)):
-            raise LeafRefused("TYPE", f"an aggregate is an array of {len(fields(cls))} fields")
-        return cls(*found)
+        aggregate: Aggregate = wire.decode_row(cls, found, "an aggregate", LeafRefused)
+        return aggregate
 
     def admission(self, seq: int, descriptor_hash: bytes, class_name: str, time: int) -> Admit:
         """Returns an ADMIT leaf that means to the replay what a pruned one did; what only the attestation tells is blank.

@@ -8,11 +8,14 @@ everything but the contributions of k.
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from attest.documents import declared
+from attest.documents.quick import Array
 from ledger.accountants import to_micro_up
 from ledger.errors import ReleaseRefused
 from ledger.leaves import Header
+from ledger.leaves.kinds import ID, MICRO, TRUTH, UINT, WORDS, Checked
 from ledger.rules.expenditure import Expenditure
 from ledger.rules.groups import Contribution
 
@@ -21,37 +24,38 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassFigures:
-    """What is promised to the contributions of a class in a released model; epsilons in 1e-6, None for a public class.
+class ClassFigures(Checked):
+    """What is promised to the contributions of a class in a released model; epsilons are null for a public class."""
 
-    Attributes:
-        name: name of the class.
-        contributions: how many were ever admitted.
-        withdrawn: how many of them were withdrawn.
-        epsilon_micro: of the contribution that spent most, under zero-out adjacency.
-        replace_micro: the most under content replacement.
-    """
-
-    name: str
-    contributions: int
-    withdrawn: int
-    epsilon_micro: int | None
-    replace_micro: int | None
+    CDDL: ClassVar = "released-class"
+    TELLS: ClassVar = ("name", " of class {}")
+    name: str = declared(1, ID, "Name of the class.")
+    contributions: int = declared(2, UINT, "How many were ever admitted.")
+    withdrawn: int = declared(3, UINT, "How many of them were withdrawn.")
+    epsilon_micro: int | None = declared(
+        4,
+        MICRO,
+        "Epsilon of the contribution that spent most, rounded up, under zero-out adjacency; of a run that stopped early that of"
+        " its whole planned horizon with all redo steps.",
+        nil=True,
+        needs="replace_micro",
+    )
+    replace_micro: int | None = declared(
+        5, MICRO, "The most if content is replaced, likewise.", nil=True, needs="epsilon_micro"
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
-    """A part of the model that can be released by itself.
+class Artifact(Checked):
+    """A part of the model that can be released by itself."""
 
-    Attributes:
-        name: ``full``, ``base``, or ``adapter:NAME``.
-        blocks: indices of the blocks of the header that it has.
-        influenced_by: per class of the policy, in its order, whether a path leads from the class to one of them.
-    """
-
-    name: str
-    blocks: tuple[int, ...]
-    influenced_by: tuple[bool, ...]
+    CDDL: ClassVar = "artifact"
+    TELLS: ClassVar = ("name", " of artifact {}")
+    name: str = declared(1, WORDS, "`full`, `base`, or `adapter:NAME` for every adapter that a class is bound to.")
+    blocks: tuple[int, ...] = declared(2, Array(UINT), "Places of the blocks of the header that it has.")
+    influenced_by: tuple[bool, ...] = declared(
+        3, Array(TRUTH), "Per class of the policy, in its order, whether its influence may be in it."
+    )
 
 
 def influenced(

@@ -8,12 +8,14 @@ row-major order.
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from attest import cbor
+from attest.documents import check_fields, declared, wire
+from attest.documents.quick import Array, Text
 from attest.errors import AttestError
 from ledger.errors import LeafRefused
-from ledger.leaves import checks
+from ledger.leaves.kinds import SHA256, TEXT, TRUTH, UINT, Checked, words
 from ledger.merkle import root
 
 MAX_RECORDS: Final = 1 << 26
@@ -22,51 +24,44 @@ MAX_RECORDS: Final = 1 << 26
 MAX_NAME: Final = 1024
 """Characters of a tensor's name."""
 
-_HASH: Final = 32
-
 
 @dataclass(frozen=True, slots=True)
-class WeightRecord:
-    """One tensor of a model: a parameter, trained or not, or a buffer that is saved with them.
+class WeightRecord(Checked):
+    """One tensor of a model: a parameter, trained or not, or a buffer that is saved with them."""
 
-    Attributes:
-        names: its names in the model, the first one first, tied ones behind it, then those under which the libraries that save
-            the model write it.
-        adapter: the adapter that it belongs to, None for none. Libraries leave the adapter's name out of the names in its file.
-        trained: whether the run trained it.
-        dtype: as safetensors spells it.
-        shape: sizes.
-        sha256: of its bytes.
-        sources: first names of the tensors of the model that it is computed from to be saved; empty for those themselves.
-    """
-
-    names: tuple[str, ...]
-    adapter: str | None
-    trained: bool
-    dtype: str
-    shape: tuple[int, ...]
-    sha256: bytes
-    sources: tuple[str, ...] = ()
+    CDDL: ClassVar = "weight-record"
+    names: tuple[str, ...] = declared(
+        1,
+        Array(Text("tensor-name", MAX_NAME), 1),
+        "Its names in the model, the first one first, tied ones behind it, then those under which the libraries that save the"
+        " model write it.",
+        rule="each once",
+    )
+    adapter: str | None = declared(
+        2,
+        TEXT,
+        "The adapter that it belongs to, null for none. Libraries leave the adapter's name out of the names in its file.",
+        nil=True,
+    )
+    trained: bool = declared(3, TRUTH, "Whether the run trained it.")
+    dtype: str = declared(4, words(20), "As safetensors spells it.")
+    shape: tuple[int, ...] = declared(5, Array(UINT), "Sizes.")
+    sha256: bytes = declared(6, SHA256, "SHA-256 of its bytes.")
+    sources: tuple[str, ...] = declared(
+        7,
+        Array(TEXT),
+        "First names of the tensors of the model that it is computed from to be saved; empty for those themselves.",
+        default=(),
+    )
 
     def __post_init__(self) -> None:
-        checks.rows(self.names, "names of a tensor", str, least=1)
-        if not all(0 < len(name) <= MAX_NAME for name in self.names) or len(set(self.names)) != len(self.names):
-            sentence = f"names of a tensor: expected different ones of 1..{MAX_NAME} characters, got {self.names!a:.200}"
-            raise LeafRefused("TYPE", sentence)
-        if self.adapter is not None and type(self.adapter) is not str:
-            raise LeafRefused("TYPE", f"adapter of a tensor: expected its name or nothing, got {self.adapter!a:.80}")
-        checks.flag(self.trained, "trained")
-        checks.text(self.dtype, "dtype of a tensor", longest=20)
-        checks.rows(self.shape, "shape of a tensor", int)
-        for size in self.shape:
-            checks.uint(size, "size in a shape")
-        checks.octets(self.sha256, "digest of a tensor", _HASH)
-        checks.rows(self.sources, "sources of a tensor", str)
+        check_fields(self, LeafRefused)
+        if len(set(self.names)) != len(self.names):
+            raise LeafRefused("TYPE", f"names of a tensor: expected different ones, got {self.names!a:.200}")
 
     def row(self) -> list[Any]:
         """Returns the record as the array that is encoded."""
-        shape, sources = list(self.shape), list(self.sources)
-        return [list(self.names), self.adapter, self.trained, self.dtype, shape, self.sha256, sources]
+        return wire.encode_row(self)
 
     @classmethod
     def of(cls, row: Any) -> "WeightRecord":
@@ -75,9 +70,8 @@ class WeightRecord:
         Raises:
             LeafRefused: it is none.
         """
-        if type(row) is not list or len(row) != 7 or [type(row[place]) for place in (0, 4, 6)] != [list] * 3:
-            raise LeafRefused("TYPE", f"expected the record of a tensor, got {row!a:.80}")
-        return cls(tuple(row[0]), row[1], row[2], row[3], tuple(row[4]), row[5], tuple(row[6]))
+        found: WeightRecord = wire.decode_row(cls, row, "the record of a tensor", LeafRefused)
+        return found
 
 
 def ordered(records: Iterable[WeightRecord]) -> tuple[WeightRecord, ...]:

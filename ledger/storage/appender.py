@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from attest.clock import BACK_SECONDS
+from attest.documents.kinds import Told
 from attest.files import atomic_write
 from attest.shown import utc
 from ledger.errors import (
@@ -18,7 +19,8 @@ from ledger.errors import (
     LedgerReplaced,
     LedgerWrongRun,
 )
-from ledger.leaves import Leaf, checks, encode_leaf
+from ledger.leaves import Leaf, encode_leaf
+from ledger.leaves.kinds import MOMENT
 from ledger.merkle import Frontier, leaf_hash
 from ledger.note import NoteSigner, checkpoint_text, merge_notes, peek_checkpoint, sign_note
 from ledger.proofs.evidence import Evidence
@@ -126,7 +128,7 @@ class Appender:
 
     def time_at(self, now: int) -> int:
         """Returns the time of leaves appended now; raises LeafRefused, code CLOCK, for a clock that is behind the last one."""
-        checks.moment(now, "now")
+        MOMENT.check(now, Told("now"), LeafRefused)
         last = self.replay.last_time
         if now < last - BACK_SECONDS:
             sentence = f"the clock says {utc(now)}, the last leaf {utc(last)}; set the clock right"

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from dataclasses import fields as fields_of
 from pathlib import Path
 
 import pytest
@@ -246,9 +245,3 @@ def test_the_example_of_a_SPEND_leaf_is_what_the_library_writes():
     active = SpendRow(*terms, None, 0, 0.0, 2, root([members[0], b"", members[2]]), 64, 0.36, 123_456)
     left = SpendRow(*terms, 4, 0, 0.0, 1, root(members[1:2]), 32, 0.36, 87_654)
     assert decode_leaf(data) == Spend(9, 1_800_000_000, (active, left)) and encode_leaf(decode_leaf(data)) == data
-
-
-def test_the_fields_of_a_row_on_the_page_are_those_of_the_code():
-    block = re.search(r"row = \[\n(.*?)\n\]", section("Spending by group"), re.DOTALL)[1]
-    named = re.findall(r"([a-z-]+): (?:uint|bstr|float)", "\n".join(line.split(";")[0] for line in block.splitlines()))
-    assert len(named) == len(fields_of(SpendRow)) == 17

@@ -1,6 +1,6 @@
 """Attacks on closed runs of which nothing says any more who stayed: with the log's own key, and on the files beside them."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -100,7 +100,7 @@ def test_a_member_is_withdrawn_once_and_does_not_stand_again(run, tmp_path):
     assert (verdict, codes) == ("FAILED", {"WITHDRAW", "MEMBER"})
     body = encode_leaf(replace(decode_leaf(rows[-1].body), descriptor_hash=descriptor(1)))
     again = admission(1)
-    admit = Admit(len(rows), ledger.state.last_time, *(getattr(again, name) for name in Admit.__slots__[2:]))
+    admit = Admit(len(rows), ledger.state.last_time, *(getattr(again, field.name) for field in fields(Admit)[2:]))
     data = encode_leaf(admit)
     standing = [*rows, Row(admit.seq, admit.KIND, leaf_hash(data), data)]
     verdict, codes = judged(ledger, standing, pruned, tmp_path / "standing")

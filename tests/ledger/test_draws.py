@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -268,8 +269,7 @@ def test_an_auditor_finds_a_draw_that_contradicts_the_record(driver, changes, co
     first = next(leaf for leaf in leaves if isinstance(leaf, Draw))
     for leaf in leaves[1:]:
         if leaf is first:
-            fields = {name: getattr(leaf, name) for name in leaf.__slots__} | changes
-            leaf = Draw(**fields)
+            leaf = replace(leaf, **changes)
         found += [problem.code for problem in again.apply(leaf)]
     assert code in found
 

@@ -1,0 +1,83 @@
+"""Writes what the documentation says of the documents of a ledger from their declaration: ``python -m ledger.pages docs``.
+
+A test compares the pages with what is written here, so that neither says what the other does not.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attest.documents import declarations
+from attest.documents.pages import Pages, cddl_map, cddl_row, fields_table, table, with_section, with_tables, write_pages
+from attest.documents.quick import Array, Row
+from ledger.leaves import Header
+from ledger.leaves.codec import RECORDS
+from ledger.release.contents import FORMS
+from ledger.release.manifest import ISSUER, Manifest
+from ledger.retention.aggregates import MAX_AGGREGATE_SIZE, Aggregate, Member
+
+_WRITTEN: Final = "; Written from the declaration (python -m ledger.pages docs).\n"
+_LEAVES: Final[tuple[type[Any], ...]] = (Header, *sorted(RECORDS.values(), key=lambda leaf: leaf.KIND))
+
+
+def formats_page(page: str) -> str:
+    """Returns formats.md with the tables that are declared."""
+    leaves = {f"{leaf.KIND} {leaf.__name__.upper()}": leaf for leaf in _LEAVES}
+    kinds = [(*name.split(), said_of(leaf)) for name, leaf in leaves.items()]
+    tables = [table(("kind", "name", "what it says"), kinds), fields_table("leaf", leaves, least=3), rows_table(leaves)]
+    page = with_tables(page, "Leaves", tables)
+    records = fields_table("row", {"aggregate": Aggregate, "member record": Member}, key="place")
+    page = with_tables(page, "Retention", [records])
+    manifest = {"manifest": Manifest}
+    return with_tables(page, "Release", [fields_table("of the", manifest), rows_table(manifest)])
+
+
+def cddl_page(page: str) -> str:
+    """Returns ledger.cddl with the parts that are declared."""
+    forms = [f'"{form}"' for form in FORMS]
+    named = f"file-form = {' / '.join(forms[:8])}\n  / {' / '.join(forms[8:])}\nfile-tensors-or-nil = [* tensor] / nil\n"
+    aggregates = [
+        "; What a SUMMARY leaf commits to by a root, in order. It stands at the first ADMIT leaf that is gone, in at most\n"
+        f"; {MAX_AGGREGATE_SIZE} bytes.\n{cddl_row(Aggregate)}",
+        "; Stands at the others of them.\nanother-member = []\n",
+        "; What the last field of an aggregate is a root over, in order.\n" + cddl_row(Member),
+    ]
+    signed = f'; release.cose, with the issuer "{ISSUER}".\nsigned-release = [bstr .cbor manifest, message]\n'
+    page = with_section(page, "leaves", _WRITTEN + "\n".join(map(cddl_with_rows, _LEAVES)))
+    page = with_section(page, "aggregates", _WRITTEN + "\n".join(aggregates))
+    return with_section(page, "releases", _WRITTEN + "\n".join([signed, cddl_with_rows(Manifest), named]))
+
+
+def cddl_with_rows(cls: type) -> str:
+    """Returns the rules of a document, with those of the rows in it."""
+    return "\n".join(
+        [f"; {said_of(cls)}\n{cddl_map(cls)}", *(f"; {said_of(row)}\n{cddl_row(row)}" for row in rows_in(cls).values())]
+    )
+
+
+def rows_table(documents: Mapping[str, type]) -> str:
+    """Returns the table of the columns of rows, by the documents that hold them and their labels there."""
+    rows = {f"{name}, {place}": row for name, cls in documents.items() for place, row in rows_in(cls).items()}
+    return fields_table("row of", rows, key="place")
+
+
+def rows_in(cls: type) -> dict[str, type]:
+    """Returns the classes of the rows that a document holds, by the label of their field; of those in rows by several."""
+    found: dict[str, type] = {}
+    for item in declarations(cls):
+        kind = item.kind.kind if type(item.kind) is Array else item.kind
+        if isinstance(kind, Row):
+            found |= {str(item.label): kind.type} | {f"{item.label}.{inner}": row for inner, row in rows_in(kind.type).items()}
+    return found
+
+
+def said_of(cls: type) -> str:
+    """Returns the first sentence that is said of a document, on one line."""
+    return " ".join(str(cls.__doc__).split("\n\n")[0].split())
+
+
+PAGES: Final[Pages] = {"formats.md": formats_page, "ledger.cddl": cddl_page}
+
+
+if __name__ == "__main__":
+    write_pages(PAGES, sys.argv[1])
