@@ -58,7 +58,8 @@ COLUMNS = (
 """Heads of the columns, and what stands in them."""
 
 REGISTRY_COLUMNS = (
-    ("contributors", "contributors", ""), ("file MiB", "file_mib", ".0f"), ("entries", "entries", ""), ("open s", "seconds", ".2f"),
+    ("contributors", "contributors", ""), ("file MiB", "file_mib", ".0f"), ("entries", "entries", ""),
+    ("open s", "seconds", ".2f"),
     ("open cpu s", "cpu_seconds", ".2f"), ("peak MiB", "peak_mib", ".0f"), ("before MiB", "start_mib", ".0f"),
     ("find us", "find_us", ".1f"), ("test key us", "key_test_us", ".1f"),
 )  # fmt: skip
@@ -319,7 +320,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("bare", "judge", "again", "keep", "open"), help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--names", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--registry", type=int, nargs="+", help="numbers of contributors of registries to open, and nothing else")
+    parser.add_argument("--registry", type=int, nargs="+", help="contributors of registries to open, and nothing else")
     options = parser.parse_args()
     if options.part == "open":
         print(json.dumps(open_one(options.root, options.names)))

@@ -34,7 +34,7 @@ class DigestIndex:
     ) -> None:
         self._levels, self._factors = levels, factors
 
-    def extended(self, rows: bytes, start: int) -> "DigestIndex | None":
+    def extended(self, rows: bytes | bytearray, start: int) -> "DigestIndex | None":
         """Returns an index with more rows; None where one of them may be there already.
 
         Args:
@@ -85,7 +85,7 @@ class DigestIndex:
             result[hit] = numbers[places[hit]]
         return result
 
-    def _hashes(self, rows: bytes) -> "np.ndarray[Any, Any]":
+    def _hashes(self, rows: bytes | bytearray) -> "np.ndarray[Any, Any]":
         """A hash of each row: the sum of its words times secret odd factors, modulo 2^64."""
         import numpy as np
 

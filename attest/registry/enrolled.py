@@ -134,7 +134,7 @@ class Opened(Mapping[str, Contributor]):
         names: What opens all of the commitments.
         packed: The names in their order.
         singles: Those who are objects, by name, with their names.
-        by_row: For each row of the runs the number of its name in that order.
+        numbers: For each run the places of its names in that order.
     """
 
     def __init__(
@@ -143,9 +143,9 @@ class Opened(Mapping[str, Contributor]):
         names: Names,
         packed: PackedNames,
         singles: dict[str, Contributor],
-        by_row: "np.ndarray[Any, Any]",
+        numbers: "list[np.ndarray[Any, Any]]",
     ) -> None:
-        self._enrolled, self._names, self._packed, self._singles, self._by_row = enrolled, names, packed, singles, by_row
+        self._enrolled, self._names, self._packed, self._singles, self._numbers = enrolled, names, packed, singles, numbers
 
     @classmethod
     def of(cls, enrolled: Enrolled, names: Names) -> "Opened | None":
@@ -156,10 +156,11 @@ class Opened(Mapping[str, Contributor]):
         packed = names.packed
         if packed is None:
             return None
-        by_row = packed.numbers(b"".join(run.names for run in enrolled._runs), _NONE)
-        if (by_row == _NONE).any():
-            return None
+        numbers = []
         for run in enrolled._runs:
+            numbers.append(packed.numbers(run.names, _NONE))
+            if (numbers[-1] == _NONE).any():
+                return None
             if run.principals is not None and any(names.opened(run.contributor(number)) is None for number in range(len(run))):
                 return None
         singles: dict[str, Contributor] = {}
@@ -168,7 +169,7 @@ class Opened(Mapping[str, Contributor]):
             if opened is None:
                 return None
             singles[opened.name] = opened
-        return cls(enrolled, names, packed, singles, by_row)
+        return cls(enrolled, names, packed, singles, numbers)
 
     def __len__(self) -> int:
         return len(self._enrolled)
@@ -185,15 +186,14 @@ class Opened(Mapping[str, Contributor]):
         return opened
 
     def __iter__(self) -> Iterator[str]:
-        row = 0
+        numbers = iter(self._numbers)
         for item in self._enrolled._order:
             if isinstance(item, str):
                 opened = self._names.opened(self._enrolled[item])
                 yield opened.name if opened is not None else item
                 continue
-            for number in self._by_row[row : row + len(item)].tolist():
+            for number in next(numbers).tolist():
                 yield self._packed.at(number)
-            row += len(item)
 
     def holder(self, key: bytes) -> Contributor | None:
         """Returns the contributor whose key it is, by its 32 raw bytes; None if it is nobody's."""

@@ -114,8 +114,8 @@ class Names:
 
     @property
     def packed(self) -> PackedNames | None:
-        """Returns the names as their file holds them, where these are all of the names; None otherwise."""
-        return None if self._by_name else self._packed
+        """Returns the names that are kept as their file holds them, which need not be all; None if there are none."""
+        return self._packed
 
     def _named(self, commitment: bytes) -> Named | None:
         """What opens a commitment to a contributor."""
@@ -132,8 +132,8 @@ class Names:
 
     def to_cbor(self) -> bytes:
         """Returns the bytes of the file: a CBOR sequence of `[name, salt, principal or null]`, by name."""
-        if self.packed is not None:
-            return self.packed.data
+        if self._packed is not None and not self._by_name:
+            return self._packed.data
         known = self._all()
         entries = (known[name] for name in sorted(known))
         return b"".join(cbor.encode([entry.name, entry.salt, entry.principal]) for entry in entries)
@@ -179,7 +179,7 @@ class Names:
         known, changed = self._by_name.copy(), list[Action]()
         for action in actions:
             if isinstance(action, Enrol) and not isinstance(action.name, bytes):
-                entry = known.get(action.name) or self._stated(action.name) or Named(action.name)
+                entry = known.get(action.name) or self.find(action.name) or Named(action.name)
                 said, principal = action.principal, None
                 if said is not None:
                     principal = entry.committed_principal(said)
@@ -189,15 +189,12 @@ class Names:
                     known[entry.name] = entry
                 action = replace(action, name=entry.commitment(), principal=principal)
             elif isinstance(action, Grant | Revoke) and not isinstance(action.name, bytes):
-                found = known.get(action.name) or self._stated(action.name)
+                found = (known.get(action.name) or self.find(action.name)) if type(action.name) is str else None
                 if found is None:
                     raise RegistryRefused("KEY_UNKNOWN", f"contributor {ascii(action.name)[:80]} is not in the registry")
                 action = replace(action, name=found.commitment())
             changed.append(action)
         return changed, self if known == self._by_name else Names(known.values(), self._packed)
-
-    def _stated(self, name: object) -> Named | None:
-        return self.find(name) if type(name) is str else None
 
 
 def beside(registry: str | os.PathLike[str]) -> Path:

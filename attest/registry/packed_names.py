@@ -11,7 +11,7 @@ from attest.registry.digest_index import DigestIndex
 if TYPE_CHECKING:
     import numpy as np
 
-LEAST: Final = 4096
+LEAST: Final = 1 << 14
 """Bytes of a file of names from which on it is kept as it lies on disk."""
 
 _TEXT: Final = rb"([\x61-\x77]|\x78[\x18-\x40])([a-z0-9._/-]{1,64})"
@@ -33,7 +33,7 @@ class PackedNames:
 
     __slots__ = ("_commitments", "_index", "_starts", "data")
 
-    def __init__(self, data: bytes, starts: "array[int]", commitments: bytes, index: DigestIndex) -> None:
+    def __init__(self, data: bytes, starts: "array[int]", commitments: bytearray, index: DigestIndex) -> None:
         self.data, self._starts, self._commitments, self._index = data, starts, commitments, index
 
     @classmethod
@@ -51,16 +51,15 @@ class PackedNames:
             starts.append(at)
             commitments += commit(REGISTRY_CONTRIBUTOR, name, salt)
             at, previous = item.end(), name
-        whole = bytes(commitments)
-        index = DigestIndex().extended(whole, 0) if at == len(data) else None
-        return None if index is None else cls(data, starts, whole, index)
+        index = DigestIndex().extended(commitments, 0) if at == len(data) else None
+        return None if index is None else cls(data, starts, commitments, index)
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def at(self, number: int) -> str:
         """Returns a name by its place in the order."""
-        return self.entry(number)[0]
+        return self._name(number).decode("ascii")
 
     def entry(self, number: int) -> tuple[str, bytes, str | None]:
         """Returns a name, its salt and its principal."""
@@ -72,8 +71,9 @@ class PackedNames:
 
     def find(self, name: str) -> int | None:
         """Returns the number of a name; None if it is not there."""
-        number = bisect_left(range(len(self)), name, key=self.at)
-        return number if number < len(self) and self.at(number) == name else None
+        wanted = name.encode("utf-8", "surrogatepass")
+        number = bisect_left(range(len(self)), wanted, key=self._name)
+        return number if number < len(self) and self._name(number) == wanted else None
 
     def find_commitment(self, commitment: bytes) -> int | None:
         """Returns the number of the name that a commitment is to; None if there is none."""
@@ -95,8 +95,15 @@ class PackedNames:
         found[there[asked[there] != known[found[there]]]] = missing
         return found
 
+    def _name(self, number: int) -> bytes:
+        start = self._starts[number] + 2
+        length = self.data[start - 1] - 0x60
+        if length == 24:  # The head that says that the length stands in the next byte.
+            length, start = self.data[start], start + 1
+        return self.data[start : start + length]
+
     def _commitment(self, number: int) -> bytes:
-        return self._commitments[COMMITMENT_SIZE * number : COMMITMENT_SIZE * (number + 1)]
+        return bytes(self._commitments[COMMITMENT_SIZE * number : COMMITMENT_SIZE * (number + 1)])
 
 
 def _says(head: bytes, text: bytes) -> bool:

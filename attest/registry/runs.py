@@ -11,7 +11,7 @@ from attest.registry.actions import Enrol
 from attest.registry.entries import MAX_ENTRY, SCHEMA, Entry
 from attest.registry.records import SMALL_ORDER_Y, Contributor, KeyRecord
 
-LEAST: Final = 32
+LEAST: Final = 128
 """Enrolments from which on they are kept as a run."""
 
 _NAME_AT: Final = 4
