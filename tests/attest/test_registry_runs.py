@@ -16,6 +16,7 @@ from attest.registry.enrolled import Enrolled, Opened
 from attest.registry.entries import SCHEMA, Entry, join, root_of, split
 from attest.registry.names import Names, beside
 from attest.registry.packed_names import PackedNames
+from attest.registry.replay import State
 from attest.registry.runs import read_enrolments
 from tests.attest.test_keys import SMALL_ORDER
 from tests.registries import put, taken
@@ -231,10 +232,22 @@ def test_mutants_of_entries_that_enrol_many_are_judged_as_one_by_one(log, monkey
         flipped[at] ^= 1 << rng.randrange(8)
         mutants += [bytes(flipped), good[:at] + rng.randbytes(1) + good[at:]]
         mutants += [good[:at] + good[at + 1 :], good[:at] + good[end:]]
-    found = [outcome(signed_on(data, mutant)) for mutant in mutants]
+    start, message = State(), sign1.sign(good, OWNER, contributor="owner", typ=sign1.TYP_REGISTRY)
+    for item in split(data):
+        start.accept(*item, PUBLIC)
+
+    def accepted(mutant):
+        state = start.copy()
+        try:
+            state.accept(mutant, message, None)  # Who signed it is not looked at.
+        except RegistryRefused as error:
+            return error.code, error.sentence
+        return list(state.by_name.items()), state.roots, [state.by_name.holder(keys.public_bytes(key)) for key in KEYS]
+
+    found = [accepted(mutant) for mutant in mutants]
     one_by_one(monkeypatch)
     for mutant, said in zip(mutants, found, strict=True):
-        assert outcome(signed_on(data, mutant)) == said
+        assert accepted(mutant) == said
     assert sum(type(said[0]) is not str for said in found) > 200
 
 
@@ -262,7 +275,7 @@ def read_names(path):
         names = Names.read(path)
     except RegistryRefused as error:
         return error.code, error.sentence
-    return names.to_cbor(), [names.find(f"person-{n:03}") for n in range(60)]
+    return names.to_cbor(), [names.find(f"person-{n:03}") for n in range(0, 60, 7)]
 
 
 def test_files_of_names_are_read_or_refused_as_one_by_one(log, monkeypatch):
@@ -272,7 +285,7 @@ def test_files_of_names_are_read_or_refused_as_one_by_one(log, monkeypatch):
     long = cbor.encode(["p" * 40, bytes(16), "q" * 64])
     files = [good, long, good[:0], long + good, good + cbor.encode(["z", bytes(16), None]), good + b"\x00", good + good]
     files += [good.replace(b"\x50", b"\x51", 1), good.replace(b"\xf6", b"\xf7", 1), good.replace(b"person", b"Person", 1)]
-    for _ in range(300):
+    for _ in range(120):
         at = rng.randrange(len(good))
         flipped = bytearray(good)
         flipped[at] ^= 1 << rng.randrange(8)
@@ -288,7 +301,7 @@ def test_files_of_names_are_read_or_refused_as_one_by_one(log, monkeypatch):
     found = all_read()
     monkeypatch.setattr("attest.registry.packed_names.LEAST", 1 << 40)
     assert all_read() == found
-    assert 100 < sum(type(said[0]) is str for said in found) < len(files) - 100
+    assert 40 < sum(type(said[0]) is str for said in found) < len(files) - 40
 
 
 def test_names_that_do_not_open_the_registry_are_found_missing_as_one_by_one(log, monkeypatch):
@@ -348,3 +361,34 @@ def test_an_index_takes_no_row_twice_and_finds_every_row():
     assert {index.row(row) for row in strangers} == {None}
     assert set(index.rows(b"".join(strangers), 7000).tolist()) == {7000}
     assert DigestIndex().row(rows[0]) is None and index.row(b"") is None
+
+
+def twin(row):
+    """Another row of the same hash: the factors are odd, so that two flipped highest bits cancel each other."""
+    other = bytearray(row)
+    other[7] ^= 0x80
+    other[15] ^= 0x80
+    return bytes(other)
+
+
+def test_rows_of_one_hash_are_told_apart(log, monkeypatch):
+    registry, data = open_registry(log.path, PUBLIC), log.path.read_bytes()
+    key = registry.find("person-008").keys[0].raw
+    assert DigestIndex().extended(key, 3).row(twin(key)) == 3
+    assert registry.holder(key).name == "person-008" and registry.holder(twin(key)) is None
+    packed = Names.read(beside(log.path)).packed
+    commitment = Names.read(beside(log.path)).find("person-008").commitment()
+    number = packed.find_commitment(commitment)
+    assert packed.at(number) == "person-008" and packed.find_commitment(twin(commitment)) is None
+    assert packed.numbers(commitment + twin(commitment), 7000).tolist() == [number, 7000]
+    nameless = read_states(data, PUBLIC, bytes(32))[1]
+    assert nameless.find(commitment.hex()) is not None and nameless.find(twin(commitment).hex()) is None
+    good = committed()
+    twins = {"key": twin(key)}, {"name": twin(good[2].name)}, {"key": twin(good[2].key)}
+    for changed in (replace(good[3], **said) for said in twins):
+        longer = signed_on(data, entry_on(data, [*good[:3], changed, *good[4:]]))
+        found = outcome(longer)
+        assert type(found[0]) is tuple, "both are there"
+        with monkeypatch.context() as patch:
+            one_by_one(patch)
+            assert outcome(longer) == found
