@@ -1,6 +1,8 @@
 """Finds rows among many strings of 32 bytes: keys and commitments of a large registry, at 12 bytes a row."""
 
 import secrets
+from array import array
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ class DigestIndex:
     may do so for rows that differ. `row` returns the one row that could be the one asked for. Both go by a hash of 64 bits, so
     whoever asks compares the bytes. An index never changes; those that grow from it share its arrays.
 
+    Looking up a row takes no library beside Python's own, so that a worker of the gate need not load one.
+
     Args:
         levels: Sorted hashes and row numbers; a level holds more than twice the rows of the next one.
         factors: Of the hash.
@@ -30,7 +34,7 @@ class DigestIndex:
     __slots__ = ("_factors", "_levels")
 
     def __init__(
-        self, levels: "tuple[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]], ...]" = (), factors: tuple[int, ...] = _FACTORS
+        self, levels: "tuple[tuple[array[int], array[int]], ...]" = (), factors: tuple[int, ...] = _FACTORS
     ) -> None:
         self._levels, self._factors = levels, factors
 
@@ -44,17 +48,17 @@ class DigestIndex:
         import numpy as np
 
         hashes = self._hashes(rows)
-        order = np.argsort(hashes, kind="stable").astype(np.uint32)
-        hashes, numbers = hashes[order], order + np.uint32(start)
-        if (hashes[1:] == hashes[:-1]).any() or any(self._found(level, hashes).any() for level, _ in self._levels):
+        order = np.argsort(hashes, kind="stable")
+        hashes, numbers = hashes[order], order.astype(np.uint32) + np.uint32(start)
+        if (hashes[1:] == hashes[:-1]).any() or any(self._places(level, hashes)[1].any() for level, _ in self._levels):
             return None
-        levels = [*self._levels, (hashes, numbers)]
-        while len(levels) > 1 and len(levels[-2][0]) <= 2 * len(levels[-1][0]):
-            (one, first), (two, second) = levels[-2:]
-            both = np.concatenate((one, two))
-            merged = np.argsort(both, kind="stable")
-            levels[-2:] = [(both[merged], np.concatenate((first, second))[merged])]
-        return DigestIndex(tuple(levels), self._factors)
+        levels = list(self._levels)
+        while levels and len(levels[-1][0]) <= 2 * len(hashes):
+            level, known = levels.pop()
+            both = np.concatenate((np.frombuffer(level, np.uint64), hashes))
+            order = np.argsort(both, kind="stable")
+            hashes, numbers = both[order], np.concatenate((np.frombuffer(known, np.uint32), numbers))[order]
+        return DigestIndex((*levels, (array("Q", hashes.tobytes()), array("I", numbers.tobytes()))), self._factors)
 
     def row(self, wanted: bytes) -> int | None:
         """Returns the number of the only row that can be the one given; None if none can."""
@@ -63,9 +67,9 @@ class DigestIndex:
         words = (int.from_bytes(wanted[at : at + 8], "little") for at in range(0, WIDTH, 8))
         value = sum(word * factor for word, factor in zip(words, self._factors, strict=True)) & _MASK
         for hashes, numbers in self._levels:
-            place = int(hashes.searchsorted(hashes.dtype.type(value)))
-            if place < len(hashes) and int(hashes[place]) == value:
-                return int(numbers[place])
+            place = bisect_left(hashes, value)
+            if place < len(hashes) and hashes[place] == value:
+                return numbers[place]
         return None
 
     def rows(self, wanted: bytes, missing: int) -> "np.ndarray[Any, Any]":
@@ -80,9 +84,8 @@ class DigestIndex:
         hashes = self._hashes(wanted)
         result = np.full(len(hashes), missing, np.uint32)
         for level, numbers in self._levels:
-            places = np.minimum(np.searchsorted(level, hashes), len(level) - 1)
-            hit = level[places] == hashes
-            result[hit] = numbers[places[hit]]
+            places, hit = self._places(level, hashes)
+            result[hit] = np.frombuffer(numbers, np.uint32)[places[hit]]
         return result
 
     def _hashes(self, rows: bytes | bytearray) -> "np.ndarray[Any, Any]":
@@ -96,8 +99,10 @@ class DigestIndex:
         return total
 
     @staticmethod
-    def _found(level: "np.ndarray[Any, Any]", hashes: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    def _places(level: "array[int]", hashes: "np.ndarray[Any, Any]") -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
+        """Where hashes would stand in a level, and which of them stand there."""
         import numpy as np
 
-        found: np.ndarray[Any, Any] = level[np.minimum(np.searchsorted(level, hashes), len(level) - 1)] == hashes
-        return found
+        known = np.frombuffer(level, np.uint64)
+        places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+        return places, known[places] == hashes

@@ -1,17 +1,14 @@
 """Contributors of a registry: those enrolled in runs as columns of bytes, the others as objects, all of them as one mapping."""
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from attest.registry.digest_index import DigestIndex
 from attest.registry.names import Names
 from attest.registry.packed_names import PackedNames
 from attest.registry.records import Contributor
 from attest.registry.runs import Run
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _NONE = 2**32 - 1
 
@@ -143,7 +140,7 @@ class Opened(Mapping[str, Contributor]):
         names: Names,
         packed: PackedNames,
         singles: dict[str, Contributor],
-        numbers: "list[np.ndarray[Any, Any]]",
+        numbers: "list[array[int]]",
     ) -> None:
         self._enrolled, self._names, self._packed, self._singles, self._numbers = enrolled, names, packed, singles, numbers
 
@@ -156,11 +153,12 @@ class Opened(Mapping[str, Contributor]):
         packed = names.packed
         if packed is None:
             return None
-        numbers = []
+        numbers = list["array[int]"]()
         for run in enrolled._runs:
-            numbers.append(packed.numbers(run.names, _NONE))
-            if (numbers[-1] == _NONE).any():
+            found = packed.numbers(run.names, _NONE)
+            if (found == _NONE).any():
                 return None
+            numbers.append(array("I", found.tobytes()))
             if run.principals is not None and any(names.opened(run.contributor(number)) is None for number in range(len(run))):
                 return None
         singles: dict[str, Contributor] = {}
@@ -192,7 +190,7 @@ class Opened(Mapping[str, Contributor]):
                 opened = self._names.opened(self._enrolled[item])
                 yield opened.name if opened is not None else item
                 continue
-            for number in next(numbers).tolist():
+            for number in next(numbers):
                 yield self._packed.at(number)
 
     def holder(self, key: bytes) -> Contributor | None:

@@ -11,7 +11,7 @@ from attest.registry.digest_index import DigestIndex
 if TYPE_CHECKING:
     import numpy as np
 
-LEAST: Final = 1 << 14
+LEAST: Final = 1 << 16
 """Bytes of a file of names from which on it is kept as it lies on disk."""
 
 _TEXT: Final = rb"([\x61-\x77]|\x78[\x18-\x40])([a-z0-9._/-]{1,64})"

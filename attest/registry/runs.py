@@ -12,7 +12,10 @@ from attest.registry.entries import MAX_ENTRY, SCHEMA, Entry
 from attest.registry.records import SMALL_ORDER_Y, Contributor, KeyRecord
 
 LEAST: Final = 128
-"""Enrolments from which on they are kept as a run."""
+"""Enrolments from which on they are kept as a run, in an entry of at least `LEAST_IN_ENTRY`."""
+
+LEAST_IN_ENTRY: Final = 1024
+"""Fewer are read one by one sooner than the library for arrays is loaded."""
 
 _NAME_AT: Final = 4
 _KEY_AT: Final = _NAME_AT + COMMITMENT_SIZE + 2
@@ -78,7 +81,7 @@ class Enrolments:
 
 
 def read_enrolments(payload: bytes) -> Enrolments | None:
-    """Reads an entry whose actions are enrolments, at least `LEAST` that are alike at a time; None for any other bytes.
+    """Reads an entry whose actions are enrolments, many that are alike at a time; None for any other bytes.
 
     Guarantee: where it returns something, `Entry.from_cbor` accepts the payload and finds these enrolments in this order, and
     `KeyRecord` and `Contributor` accept each of them. What it does not return, `Entry.from_cbor` judges.
@@ -90,7 +93,7 @@ def read_enrolments(payload: bytes) -> Enrolments | None:
         if len(payload) > MAX_ENTRY:
             return None
         values, count, at = _head(payload)
-        if count < LEAST:
+        if count < LEAST_IN_ENTRY:
             return None
         runs: list[Run] = []
         left, first = count, None

@@ -31,6 +31,7 @@ PUBLIC = keys.public_bytes(OWNER)
 def short_runs(monkeypatch):
     """Runs and names are packed from a few on, so that small registries show what large ones do."""
     monkeypatch.setattr("attest.registry.runs.LEAST", 4)
+    monkeypatch.setattr("attest.registry.runs.LEAST_IN_ENTRY", 4)
     monkeypatch.setattr("attest.registry.packed_names.LEAST", 16)
 
 
