@@ -8,12 +8,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from attest import curve25519, keys, sign1
-from attest.admission import Passed, Refusal
+from attest.admission import Passed, Refusal, Refused, Seen
 from attest.attestation import Attestation
 from attest.commitments import SALT_SIZE
+from attest.corpus import Item, Locator
 from attest.descriptor import SALTS_SIZE, split
 from attest.examination import Examiner, examine
 from attest.forms import Cut, Pattern
+from attest.gate import Gate, decide
 from attest.registry import Enrol
 from tests.attest.conftest import NOW
 from tests.registries import with_key
@@ -232,3 +234,27 @@ def test_signed_openings_of_every_shape_are_judged_as_the_strict_decoder_judges_
         found = asked(primed, attestation, content_of(attestation))
         assert isinstance(found, Refusal)
         assert found == examine(attestation, content_of(attestation), policy=world.policy, registry=town, now=NOW)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("order", ["by contributor", "in turn", "at random"])
+def test_outcomes_are_those_of_each_contribution_whatever_the_order_and_the_workers(world, town, workers, order, monkeypatch):
+    monkeypatch.setattr("attest.gate.PARALLEL_FROM", 10)
+    monkeypatch.setattr("attest.gate.BATCH", 7)
+    rng, items = random.Random(8), []
+    for number in range(12):
+        for name in ("alice", *PEOPLE, "nobody"):
+            attestation = by(world, name, rng, salts=name.encode().ljust(SALTS_SIZE, b"."))
+            if number % 5 == 3:
+                attestation = replace(attestation, sign1=attestation.sign1[:-1] + bytes([attestation.sign1[-1] ^ 1]))
+            items.append(Item(Locator(name, number, 1), content_of(attestation), attestation))
+    if order == "by contributor":
+        items.sort(key=lambda item: item.locator.source)
+    elif order == "at random":
+        rng.shuffle(items)
+    found = list(Gate(world.policy, town, workers=workers).judge(items, now=NOW))
+    assert [outcome.locator for outcome in found] == [item.locator for item in items]
+    for item, outcome in zip(items, found, strict=True):
+        alone = decide(item.attestation, item.content_hash, policy=world.policy, registry=town, now=NOW, seen=Seen())
+        assert outcome[0] == alone
+    assert {str(one.refusal.code) for one in found if isinstance(one, Refused)} >= {"SIG_BAD", "KEY_UNKNOWN", "KEY_REVOKED"}

@@ -2,7 +2,10 @@
 
 import pickle
 import random
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -136,6 +139,18 @@ def test_a_registry_travels_to_other_processes(log):
     registry = open_registry(log.path, PUBLIC)
     again = pickle.loads(pickle.dumps(registry))
     assert again == registry and state_of(again) == state_of(registry)
+
+
+def test_whoever_looks_contributors_up_needs_no_library_for_arrays(log, tmp_path):
+    """As a worker of the gate does, which is sent the registry."""
+    (tmp_path / "registry.pickle").write_bytes(pickle.dumps(open_registry(log.path, PUBLIC)))
+    program = (
+        "import pickle, sys; sys.modules['numpy'] = None\n"
+        "registry = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "assert registry.find('person-008').keys and registry.find('nobody') is None and len(registry.contributors) == 32\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    subprocess.run([sys.executable, "-c", program, tmp_path / "registry.pickle"], check=True, timeout=120, cwd=root)
 
 
 def signed_on(data, *payloads):
