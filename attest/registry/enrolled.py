@@ -53,7 +53,7 @@ class Enrolled(Mapping[str, Contributor]):
         row = self._row(name)
         if row is None:
             raise KeyError(name)
-        run, number = self._place(row)
+        run, number = self.place(row)
         return run.contributor(number)
 
     def __contains__(self, name: object) -> bool:
@@ -78,7 +78,7 @@ class Enrolled(Mapping[str, Contributor]):
         row = self._keys.row(key) if known is None else None
         if row is None:
             return known
-        run, number = self._place(row)
+        run, number = self.place(row)
         return run.name(number) if run.key(number) == key else None
 
     def claim(self, key: bytes, name: str) -> None:
@@ -115,10 +115,11 @@ class Enrolled(Mapping[str, Contributor]):
             return None
         if row is None:
             return None
-        run, number = self._place(row)
+        run, number = self.place(row)
         return row if run.name(number) == name else None
 
-    def _place(self, row: int) -> tuple[Run, int]:
+    def place(self, row: int) -> tuple[Run, int]:
+        """Returns the run in which a row lies, and its place there."""
         at = bisect_right(self._starts, row) - 1
         return self._runs[at], row - self._starts[at]
 
@@ -132,6 +133,7 @@ class Opened(Mapping[str, Contributor]):
         packed: The names in their order.
         singles: Those who are objects, by name, with their names.
         numbers: For each run the places of its names in that order.
+        rows: For each name the row of its contributor, `_NONE` if it is in no run.
     """
 
     def __init__(
@@ -141,8 +143,10 @@ class Opened(Mapping[str, Contributor]):
         packed: PackedNames,
         singles: dict[str, Contributor],
         numbers: "list[array[int]]",
+        rows: "array[int]",
     ) -> None:
-        self._enrolled, self._names, self._packed, self._singles, self._numbers = enrolled, names, packed, singles, numbers
+        self._enrolled, self._names, self._packed, self._singles = enrolled, names, packed, singles
+        self._numbers, self._rows = numbers, rows
 
     @classmethod
     def of(cls, enrolled: Enrolled, names: Names) -> "Opened | None":
@@ -153,11 +157,14 @@ class Opened(Mapping[str, Contributor]):
         packed = names.packed
         if packed is None:
             return None
-        numbers = list["array[int]"]()
-        for run in enrolled._runs:
+        import numpy as np
+
+        numbers, rows = list["array[int]"](), np.full(len(packed), _NONE, np.uint32)
+        for start, run in zip(enrolled._starts, enrolled._runs, strict=True):
             found = packed.numbers(run.names, _NONE)
             if (found == _NONE).any():
                 return None
+            rows[found] = np.arange(start, start + len(run), dtype=np.uint32)
             numbers.append(array("I", found.tobytes()))
             if run.principals is not None and any(names.opened(run.contributor(number)) is None for number in range(len(run))):
                 return None
@@ -167,7 +174,7 @@ class Opened(Mapping[str, Contributor]):
             if opened is None:
                 return None
             singles[opened.name] = opened
-        return cls(enrolled, names, packed, singles, numbers)
+        return cls(enrolled, names, packed, singles, numbers, array("I", rows.tobytes()))
 
     def __len__(self) -> int:
         return len(self._enrolled)
@@ -176,12 +183,12 @@ class Opened(Mapping[str, Contributor]):
         single = self._singles.get(name)
         if single is not None:
             return single
-        entry = self._names.find(name) if type(name) is str else None
-        known = None if entry is None else self._enrolled.get(entry.commitment().hex())
-        opened = None if known is None else self._names.opened(known)
-        if opened is None:
+        number = self._packed.find(name) if type(name) is str else None
+        row = _NONE if number is None else self._rows[number]
+        if number is None or row == _NONE:
             raise KeyError(name)
-        return opened
+        run, place = self._enrolled.place(row)
+        return run.named(place, name, None if run.principals is None else self._packed.entry(number)[2])
 
     def __iter__(self) -> Iterator[str]:
         numbers = iter(self._numbers)

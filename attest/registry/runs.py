@@ -61,10 +61,14 @@ class Run:
 
     def contributor(self, number: int) -> Contributor:
         """Returns a contributor as the entry enrolled it."""
-        terms, at = self.first.keys[0], 32 * number
-        principal = None if self.principals is None else self.principals[at : at + 32].hex()
+        principal = None if self.principals is None else self.principals[32 * number : 32 * number + 32].hex()
+        return self.named(number, self.name(number), principal)
+
+    def named(self, number: int, name: str, principal: str | None) -> Contributor:
+        """Returns a contributor under its name, and with its principal, where these are known."""
+        terms = self.first.keys[0]
         record = KeyRecord(self.key(number), terms.not_before, terms.not_after)
-        return Contributor(self.name(number), (record,), self.first.classes, self.first.cap, principal)
+        return Contributor(name, (record,), self.first.classes, self.first.cap, principal)
 
 
 @dataclass(frozen=True, slots=True)
