@@ -1,7 +1,13 @@
 """Just enough of edwards25519 to tell a sound Ed25519 public key from a dangerous one (RFC 8032 section 5.1).
 
-Nothing here handles secrets, so plain integer arithmetic is fine; it runs once per key.
+Nothing here handles secrets, so plain integer arithmetic is fine. `has_prime_order` has the library do most of it; it answers
+with yes or no, and `decompress`, `multiply` and `in_prime_subgroup` find out what is wrong with a key.
 """
+
+from functools import cache
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 P = 2**255 - 19
 """The field prime."""
@@ -91,6 +97,46 @@ def in_prime_subgroup(point: Point) -> bool:
     half = ((t - _A) * _ONE_HALF + root_u * root_t) % P
     # v_Q = u_Q * root_t, and fourth powers are left out.
     return pow(half * (root_t - _ROOT_OF_A_PLUS_2) ** 2, (P - 1) // 4, P) == 1
+
+
+def has_prime_order(raw: bytes) -> bool | None:
+    """Whether 32 bytes are the canonical encoding of a point of prime order L; None where the library has no X25519.
+
+    Guarantee: the answer is yes exactly where `decompress` finds a point other than the neutral element and
+    `in_prime_subgroup` says yes of it.
+
+    X25519 multiplies a point u of the Montgomery form by a scalar that is a multiple of 8 from 2^254 to 2^255, be it on the
+    curve or on its twist, and returns the u of the product (RFC 7748 section 5). Such a scalar is s = 5 L - 1, for L = 5
+    modulo 8. Write a point of the curve as A + T with A in the subgroup of order L and T of an order that divides 8. Then
+    s (A + T) = -A, whose u is that of A + T only where T = 0: from A + T = A follows T = 0, and from A + T = -A that 2 A = -T
+    lies in both subgroups, so that A = T = 0. The library refuses the product 0. A point of the twist has an order that divides
+    4 L', L' prime, and comes back as itself or its negative only if 5 L - 2 or 5 L is a multiple of that order. Both numbers
+    have no divisor in common with 4 L', so no such point does. And a Montgomery point of the curve is one of edwards25519 with
+    u = (1 + y) / (1 - y) (RFC 7748 section 4.1). Its x is 0 only for y = 1 and y = -1, which are refused.
+
+    Args:
+        raw: The encoding.
+    """
+    multiplier = _multiplier()
+    if multiplier is None:
+        return None
+    y = int.from_bytes(raw, "little") & (2**255 - 1)
+    if len(raw) != 32 or not 1 < y < P - 1:
+        return False
+    u = ((1 + y) * pow(1 - y, -1, P) % P).to_bytes(32, "little")
+    try:
+        return multiplier.exchange(X25519PublicKey.from_public_bytes(u)) == u
+    except ValueError:  # The product is 0: the point has small order.
+        return False
+
+
+@cache
+def _multiplier() -> X25519PrivateKey | None:
+    """The scalar 5 L - 1, which X25519 takes as it is."""
+    try:
+        return X25519PrivateKey.from_private_bytes((5 * L - 1).to_bytes(32, "little"))
+    except UnsupportedAlgorithm:
+        return None
 
 
 def _square_root(value: int) -> int | None:

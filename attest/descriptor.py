@@ -401,11 +401,15 @@ class Parts(NamedTuple):
     nonce: bytes
     content_hash: bytes
 
+    def around_content(self) -> list[bytes]:
+        """Returns the bytes of the descriptor before and after the commitment to the content."""
+        return [self.rest[0] + _CONTENT, self.rest[1]]
+
     def join(self) -> tuple[bytes, bytes]:
         """Returns the descriptor and the opening again."""
-        before, after, head, behind = self.rest
-        descriptor = b"".join((before, _CONTENT, self.content, after))
-        return descriptor, b"".join((head, _NONCE, self.nonce, _CONTENT_HASH, self.content_hash, behind))
+        _, _, head, behind = self.rest
+        opening = b"".join((head, _NONCE, self.nonce, _CONTENT_HASH, self.content_hash, behind))
+        return self.content.join(self.around_content()), opening
 
 
 _CONTENT = b"\x07\x58\x20"

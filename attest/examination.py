@@ -2,23 +2,16 @@
 
 Checks run cheapest first: sizes, strict decoding, opening, header, registry, signature, audience, validity, class, bounds,
 content. Every comparison of bounds is between integers. `examine` makes them all, one after the other. An `Examiner` does
-the same for many contributions: attestations that differ from one that passed in content, nonce and signature alone are
-compared with it instead of being decoded, and only their digests, commitments and signatures are computed.
+the same for many contributions: attestations that differ from one that passed in who signed them, when, and what, are compared
+with it instead of being decoded (`attest.forms`), and only their digests, commitments and signatures are computed.
 """
 
 import hashlib
-import secrets
-from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple, NoReturn
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from typing import NoReturn
 
 from attest import sign1
 from attest.admission import Passed, Refusal
 from attest.attestation import Attestation
-from attest.commitments import commit_content
 from attest.descriptor import (
     PUBLIC_CLIP_MICRO,
     PUBLIC_NOISE_MICRO,
@@ -29,13 +22,16 @@ from attest.descriptor import (
     split,
 )
 from attest.errors import AdmissionRefused, AttestError
-from attest.framing import SIGNATURE_SIZE, CommonTerms, Framing
+from attest.forms import Cut, Form, Pattern
 from attest.policy import ClassRule, Policy
 from attest.reasons import ReasonCode
 from attest.registry import Contributor, KeyRecord, Registry
 
-MAX_KNOWN = 4096
+MAX_KNOWN = 8192
 """Forms of attestation that an `Examiner` remembers; a form is what one contributor signs in one go."""
+
+MAX_PATTERNS = 1024
+"""Patterns of attestation that an `Examiner` remembers; a pattern is what contributors sign under one class and its bounds."""
 
 
 def examine(
@@ -99,7 +95,7 @@ class Examiner:
     """`examine` for many contributions under one policy, one registry and one reading of the clock.
 
     Guarantee: the outcome is that of `examine`, for every input. What is taken over from an earlier attestation is only
-    what cannot differ: see `_Form`.
+    what cannot differ: see `attest.forms`.
 
     Args:
         policy: The rules.
@@ -111,8 +107,10 @@ class Examiner:
         self._policy = policy
         self._registry = registry
         self._now = now
-        # None stands for a form that was met once: learning it pays only if it comes back.
-        self._known: dict[tuple[bytes, ...], _Form | None] = {}
+        self._known: dict[tuple[bytes, ...], Form] = {}
+        # None stands for what is no pattern.
+        self._patterns: dict[tuple[bytes, ...], Pattern | None] = {}
+        self._met_once: set[tuple[bytes, ...]] = set()
 
     def examine(
         self, descriptor: bytes, message: bytes, opening: bytes, content_hash: bytes | None, *, verified: bool = False
@@ -127,75 +125,44 @@ class Examiner:
             verified: This very attestation passed before with this content, as for `examine`; spares the signature alone.
         """
         parts = split(descriptor, opening)
-        form = self._known.get(parts.rest) if parts is not None else None
-        if form is not None and parts is not None and parts.content_hash == content_hash:
-            passed = form.match(descriptor, message, parts, verified)
-            if passed is not None:
+        if parts is not None and parts.content_hash == content_hash:
+            form = self._known.get(parts.rest)
+            known = form is not None
+            if form is None:
+                cut = Cut.of(parts)
+                pattern = self._patterns.get(cut.shared)
+                form = pattern.form(parts, cut, message, self._registry, self._now) if pattern is not None else None
+            passed = form.match(descriptor, message, parts, verified) if form is not None else None
+            if form is not None and passed is not None:
+                if not known:
+                    self._remember(parts, form)
                 return passed
         attestation = Attestation(descriptor, message, opening)
         outcome = examine(
             attestation, content_hash, policy=self._policy, registry=self._registry, now=self._now, verified=verified
         )
-        if form is None and parts is not None and isinstance(outcome, Passed):
-            self._remember(attestation, parts, outcome)
+        if parts is not None and isinstance(outcome, Passed):
+            self._learn(attestation, parts, outcome)
         return outcome
 
-    def _remember(self, attestation: Attestation, parts: Parts, passed: Passed) -> None:
-        if parts.rest in self._known:
-            self._known[parts.rest] = _Form.learn(attestation, parts, passed, self._registry)
-            return
+    def _remember(self, parts: Parts, form: Form) -> None:
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
-        self._known[parts.rest] = None
+        self._known[parts.rest] = form
 
-
-class _Form(NamedTuple):
-    """What is the same for attestations that share everything but content, nonce and signature, after one passed.
-
-    A descriptor and an opening whose `rest` equals that of a pair that passed hold the same values in every field but the
-    commitment to the content, the nonce and the content hash: byte strings of fixed length, which take part in no check but
-    that of the content. So decoding, the other commitments, audience, validity, class, bounds and the choice of the key turn
-    out the same; the content's commitment is computed again. The message that the framing makes of the descriptor's digest and
-    64 bytes is the only one that the strict reader accepts for that descriptor and key. What is left is the signature, which is
-    verified over the bytes received.
-    """
-
-    framing: Framing
-    verify: Callable[[bytes, bytes], None]
-    key_id: bytes
-    contributor: str
-    admissibility_class: str
-
-    @classmethod
-    def learn(cls, attestation: Attestation, parts: Parts, passed: Passed, registry: Registry) -> "_Form | None":
-        """Returns the form of an attestation that passed; None if what was cut out is not what contributions differ in."""
-        opened = attestation.opened()
-        other = replace(opened, content_hash=secrets.token_bytes(32), nonce=secrets.token_bytes(16))
-        cut = Parts(parts.rest, commit_content(other.content_hash, other.nonce), other.nonce, other.content_hash)
-        if (other.to_cbor(), other.opening()) != cut.join():
-            return None
-        contributor = registry.find(passed.contributor)
-        keys = [record.raw for record in contributor.keys if record.key_id == passed.key_id] if contributor else []
-        if len(keys) != 1:
-            return None
-        framing = Framing(CommonTerms.of(opened.signed, passed.key_id))
-        verify = Ed25519PublicKey.from_public_bytes(keys[0]).verify
-        return cls(framing, verify, passed.key_id, passed.contributor, passed.admissibility_class)
-
-    def match(self, descriptor: bytes, message: bytes, parts: Parts, verified: bool) -> Passed | None:
-        """Returns `Passed` for a descriptor of this form whose message verifies; None leaves the judgement to `examine`."""
-        if commit_content(parts.content_hash, parts.nonce) != parts.content:
-            return None
-        digest, signature, framing = hashlib.sha256(descriptor).digest(), message[-SIGNATURE_SIZE:], self.framing
-        subject = b"sha-256:" + digest.hex().encode("ascii")
-        if message != framing.message(subject, signature):
-            return None
-        if not verified:
-            try:
-                self.verify(signature, framing.to_be_signed(descriptor, subject))
-            except InvalidSignature:
-                return None
-        return Passed(digest, framing.digest(descriptor, message), self.key_id, self.contributor, self.admissibility_class)
+    def _learn(self, attestation: Attestation, parts: Parts, passed: Passed) -> None:
+        shared = Cut.of(parts).shared
+        if shared in self._patterns:
+            return
+        # Learning a pattern pays only if it comes back.
+        if shared not in self._met_once:
+            if len(self._met_once) >= MAX_PATTERNS:
+                self._met_once.clear()
+            self._met_once.add(shared)
+            return
+        if len(self._patterns) >= MAX_PATTERNS:
+            self._patterns.clear()
+        self._patterns[shared] = Pattern.learn(attestation, parts, passed, self._policy)
 
 
 def code_of(error: AttestError) -> ReasonCode:

@@ -120,6 +120,46 @@ class Framing:
         return Attestation(descriptor, self.message(subject_of(descriptor), signature))
 
 
+class FramingPattern:
+    """Makes the framings of terms that differ in commitments, times and key alone, without encoding each.
+
+    Guarantee: `framing` is `Framing` of the terms that were cut, byte for byte, where these differ from the terms given here
+    in the commitments, in times and in the key id alone.
+
+    Args:
+        terms: Any of these terms.
+    """
+
+    __slots__ = ("_framing", "_message", "_to_be_signed")
+
+    def __init__(self, terms: CommonTerms) -> None:
+        contributor, key_id = os.urandom(COMMITMENT_SIZE), os.urandom(KEY_ID_SIZE)
+        issuer = contributor.hex().encode("ascii")
+        self._framing = Framing(CommonTerms(replace(terms.signed, contributor=contributor), key_id))
+        self._message = around(self._framing._message[0], key_id, issuer)
+        self._to_be_signed = around(self._framing._to_be_signed[0], key_id, issuer)
+
+    def key_id(self, message: bytes) -> bytes:
+        """Returns the 8 bytes that stand where messages of these terms have the key id."""
+        at = len(self._message[0])
+        return message[at : at + KEY_ID_SIZE]
+
+    def framing(self, descriptor: list[bytes], contributor: bytes, key_id: bytes) -> Framing:
+        """Returns the framing of a contributor's terms.
+
+        Args:
+            descriptor: The bytes of its descriptor before and after the commitment to the content.
+            contributor: The commitment that stands in them, 32 bytes.
+            key_id: Short name of the key that signed.
+        """
+        made, known, issuer = object.__new__(Framing), self._framing, contributor.hex().encode("ascii")
+        made._descriptor, made._digested = descriptor, known._digested
+        for name, (before, between, after) in (("_message", self._message), ("_to_be_signed", self._to_be_signed)):
+            first = b"".join((before, key_id, between, issuer, after))
+            setattr(made, name, [first, *getattr(known, name)[1:]])
+        return made
+
+
 def subject_of(payload: bytes) -> bytes:
     """Returns `sign1.subject_of` in ASCII."""
     return b"sha-256:" + hashlib.sha256(payload).hexdigest().encode("ascii")

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 import stat
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal
 
@@ -54,6 +55,8 @@ def check_public_key(raw: bytes) -> None:
 
 @lru_cache(maxsize=65536)
 def _weakness(raw: bytes) -> str | None:
+    if curve25519.has_prime_order(raw):
+        return None
     point = curve25519.decompress(raw)
     if point is None:
         return "is not the canonical encoding of a curve point"
@@ -97,6 +100,18 @@ def verify_signature(raw: bytes, signature: bytes, message: bytes) -> None:
         _verifier(raw).verify(signature, message)
     except InvalidSignature as error:
         raise SignatureRefused("SIG_BAD", "signature does not verify under the expected key") from error
+
+
+def verifier(raw: bytes) -> Callable[[bytes, bytes], None]:
+    """Returns what checks many signatures under one sound key: it takes signature and message, and raises `InvalidSignature`.
+
+    Guarantee: the key passes `check_public_key`. A signature of another length than 64 bytes, or with S >= L, is invalid.
+
+    Raises:
+        KeyRefused: The key is unsound.
+    """
+    check_public_key(raw)
+    return _verifier(raw).verify
 
 
 @lru_cache(maxsize=4096)

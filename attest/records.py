@@ -153,7 +153,7 @@ def records_of(root: Path, source: str) -> Iterator[Record]:
 def file_kind(root: Path, source: str) -> Literal["file", "folder", "other", "missing"]:
     """What lies at a path; a symbolic link is `other`."""
     try:
-        mode = os.lstat(root / source).st_mode
+        mode = os.lstat(os.path.join(root, source)).st_mode
     except OSError:
         return "missing"
     if stat.S_ISREG(mode):

@@ -7,6 +7,9 @@ over rounds is printed, of wall time and, for a machine that has other work too,
 together. Peak memory is that of the process that drives the gate, Python and libraries included. ``kept`` is the processor time
 of a reading in a process of its own after another one kept which signatures verified. Give several ``--records`` or
 ``--contributors`` for one row each.
+
+``--registry`` measures the opening of a registry of so many contributors, with the names beside it, and nothing else: seconds,
+processor time and peak memory of a process of its own, and a look-up of a contributor by name with the test of its key.
 """
 
 import argparse
@@ -21,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
@@ -31,12 +34,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from attest import cbor, sign1, signed_file
 from attest.attestation import Attestation, read_sequence
+from attest.commitments import REGISTRY_CONTRIBUTOR, SALT_SIZE, commit
 from attest.corpus import SigningTemplate, open_corpus, sign_corpus
 from attest.gate import Admitted, Gate
-from attest.keys import generate, load_public_key, public_bytes, save_public_key
+from attest.keys import check_public_key, generate, load_public_key, public_bytes, save_public_key
 from attest.policy import ClassRule, DepthRule, Policy, open_policy, sign_policy
 from attest.reading import Context, KeptReading, Verified
 from attest.registry import Enrol, RegistryLog, open_registry
+from attest.registry.entries import SCHEMA, join, root_of, split
 from attest.workers import available_processors
 
 DAY = 86400
@@ -51,6 +56,16 @@ COLUMNS = (
     ("decode us", "descriptor_open_us", ".1f"),
 )  # fmt: skip
 """Heads of the columns, and what stands in them."""
+
+REGISTRY_COLUMNS = (
+    ("contributors", "contributors", ""), ("file MiB", "file_mib", ".0f"), ("entries", "entries", ""),
+    ("open s", "seconds", ".2f"),
+    ("open cpu s", "cpu_seconds", ".2f"), ("peak MiB", "peak_mib", ".0f"), ("before MiB", "start_mib", ".0f"),
+    ("find us", "find_us", ".1f"), ("test key us", "key_test_us", ".1f"),
+)  # fmt: skip
+
+_ENROLLED_AT_ONCE = 1700
+"""Enrolments in one entry, about as many as `RegistryLog` puts there."""
 
 
 def make_corpus(root: Path, records: int, contributors: int) -> None:
@@ -195,6 +210,72 @@ def decode_microseconds(root: Path, count: int = 5000) -> dict[str, float]:
     }
 
 
+def make_registry(root: Path, count: int) -> list[str]:
+    """A registry of ``count`` contributors as `RegistryLog` writes it, and a few of their names.
+
+    Only a few of the keys are anybody's, the others are 32 random bytes: opening a registry tests no key for prime order.
+    """
+    now, owner, salts = int(time.time()), generate(), os.urandom(SALT_SIZE * count)
+    signer, time_left = public_bytes(owner), now + DAY
+    RegistryLog.create(root / "registry.cbor", owner, owner="owner", now=now)
+    with (root / "registry.cbor").open("rb") as stream:
+        ((payload, _),) = split(stream.read())
+    head, between = cbor.encode([1, bytes(32), bytes(32), 0, 0, [], None, None])[:4], b"\x58\x20"
+    terms = b"".join(cbor.encode(value) for value in (now - DAY, time_left, ["all"], None, None))
+    names, keys = [f"contributor-{index:07d}" for index in range(count)], os.urandom(32 * count)
+    own = {index: public_bytes(generate()) for index in range(0, count, max(1, count // 64))}
+    seq, root_before = 1, root_of(payload)
+    with (root / "registry.cbor").open("ab") as log, (root / "registry.names").open("wb") as beside:
+        for start in range(0, count, _ENROLLED_AT_ONCE):
+            rows = []
+            for index in range(start, min(count, start + _ENROLLED_AT_ONCE)):
+                name, salt = names[index].encode(), salts[SALT_SIZE * index : SALT_SIZE * (index + 1)]
+                beside.write(b"\x83" + cbor.encode(names[index]) + b"\x50" + salt + b"\xf6")
+                raw = own.get(index) or keys[32 * index : 32 * index + 31] + b"\x11"
+                rows.append(b"".join((head, commit(REGISTRY_CONTRIBUTOR, name, salt), between, raw, terms)))
+            fields = cbor.encode({1: SCHEMA, 2: seq, 3: root_before, 4: now, 5: [0] * len(rows)})
+            payload = fields[: -len(rows)] + b"".join(rows)
+            message = sign1.sign(payload, owner, contributor="owner", typ=sign1.TYP_REGISTRY)
+            log.write(join([(payload, message)]))
+            seq, root_before = seq + 1, root_of(payload)
+    save_public_key(root / "owner.pub", signer, "owner")
+    return [names[index] for index in own]
+
+
+def open_one(root: Path, wanted: Sequence[str]) -> dict[str, float]:
+    """Seconds to open a registry, microseconds to find a contributor by name and to test its key, and the peak memory."""
+    owner = load_public_key(root / "owner.pub")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start, own = time.perf_counter(), time.process_time()
+    registry = open_registry(root / "registry.cbor", owner)
+    registry.require_names()
+    seconds, used = time.perf_counter() - start, time.process_time() - own
+    start = time.process_time()
+    found = [registry.find(name) for name in wanted]
+    look_up = (time.process_time() - start) / len(wanted) * 1e6
+    start = time.process_time()
+    for contributor in found:
+        check_public_key(contributor.keys[0].raw if contributor else b"")
+    test = (time.process_time() - start) / len(wanted) * 1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "contributors": len(registry.by_name), "seconds": seconds, "cpu_seconds": used, "start_mib": before / 1024,
+        "peak_mib": peak / 1024, "find_us": look_up, "key_test_us": test, "entries": len(registry.roots),
+    }  # fmt: skip
+
+
+def measure_registry(count: int) -> dict[str, Any]:
+    """One row: a registry is made, and opened in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="bench-registry-") as folder:
+        start = time.perf_counter()
+        wanted = make_registry(Path(folder), count)
+        made = time.perf_counter() - start
+        command = [sys.executable, "-m", "benchmarks.gate", "--part", "open", "--root", folder, "--names", *wanted]
+        found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        size = (Path(folder) / "registry.cbor").stat().st_size
+    return {**found, "made_seconds": made, "file_mib": size / 2**20}
+
+
 def measure(records: int, contributors: int, workers: int, rounds: int) -> dict[str, Any]:
     """Alternates bare verification and gate, each in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="bench-gate-") as folder:
@@ -236,13 +317,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--part", choices=("bare", "judge", "again", "keep"), help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=("bare", "judge", "again", "keep", "open"), help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--names", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--registry", type=int, nargs="+", help="contributors of registries to open, and nothing else")
     options = parser.parse_args()
+    if options.part == "open":
+        print(json.dumps(open_one(options.root, options.names)))
+        return
     if options.part:
         alone = options.part == "bare"
         found = bare(options.root, options.workers) if alone else judge(options.root, options.workers, options.part)
         print(json.dumps(found))
+        return
+    if options.registry:
+        opened = [measure_registry(count) for count in options.registry]
+        if options.json:
+            print(json.dumps({"machine": platform.machine(), "registries": opened}, indent=1))
+            return
+        print(" ".join(f"{name:>12}" for name, _, _ in REGISTRY_COLUMNS))
+        for found in opened:
+            print(" ".join(f"{found[key]:>12{form}}" for _, key, form in REGISTRY_COLUMNS))
         return
     rows = [(count, people) for people in options.contributors for count in options.records]
     results = [measure(count, people, options.workers, options.rounds) for count, people in rows]

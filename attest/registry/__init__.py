@@ -4,6 +4,8 @@
 * `view`: the state after the last entry, immutable.
 * `actions`, `entries`, `statements`: what the file holds.
 * `names`: what opens the commitments to contributors and principals, in a file beside it.
+* `runs`, `enrolled`, `packed_names`: many contributors enrolled alike, and their names, as columns of bytes; `digest_index`
+  finds them.
 * `replay`: the rules by which one state follows from another.
 * `look_alikes`: names that a person takes for each other.
 * `log`: reading a file, verified, and appending to one.

@@ -51,6 +51,7 @@ def open_registry(path: str | os.PathLike[str], owner_public_key: bytes, *, at: 
     data = _read(Path(path))
     latest = _replay(State(), data, 0, owner_public_key)
     if at is None or at == latest.roots[-1]:
+        del data  # The names are as large again.
         return _view(latest, owner_public_key, path)
     if at not in latest.roots:
         raise RegistryRefused(
@@ -81,7 +82,7 @@ def read_states(
     """
     state, earlier = State(), list[Registry]()
 
-    def note(_: Entry) -> None:
+    def note(_: bytes) -> None:
         if state.roots[-1] == root:
             earlier.append(state.view(owner_public_key, names, place))
 
@@ -385,7 +386,7 @@ def peek(path: str | os.PathLike[str]) -> Peek:
         RegistryRefused: As `open_registry`.
     """
     entries: list[Entry] = []
-    state = _replay(State(), _read(Path(path)), 0, None, note=entries.append)
+    state = _replay(State(), _read(Path(path)), 0, None, note=lambda payload: entries.append(Entry.from_cbor(payload)))
     by_name, _ = state.named(names_of(path), str(names_beside(path)))
     contributors = tuple(by_name[name] for name in sorted(by_name))
     return Peek(state.registry_id, state.owner, contributors, tuple(entries), tuple(state.roots))
@@ -398,7 +399,7 @@ def _replay(
     owner_key: bytes | None,
     *,
     until: bytes | None = None,
-    note: Callable[[Entry], None] | None = None,
+    note: Callable[[bytes], None] | None = None,
 ) -> State:
     """Take a state through the entries of `data` from byte `start` on, to the end or to the root `until`."""
     entries = split(data, start)
@@ -411,9 +412,9 @@ def _replay(
             ) from error
         if item is None:
             break
-        entry = state.accept(*item, owner_key)
+        state.accept(*item, owner_key)
         if note is not None:
-            note(entry)
+            note(item[0])
     if not state.roots:
         raise RegistryRefused("SCHEMA", "the registry is empty; 'dptrain registry init' makes one")
     return state

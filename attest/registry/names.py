@@ -20,6 +20,7 @@ from attest.errors import AttestError, CborError, RegistryRefused
 from attest.files import atomic_write, read_limited
 from attest.ids import check_id
 from attest.registry.actions import Action, Enrol, Grant, Revoke
+from attest.registry.packed_names import PackedNames
 from attest.registry.records import Contributor
 
 SUFFIX: Final = ".names"
@@ -71,9 +72,12 @@ class Names:
 
     Args:
         entries: What opens the commitments of each contributor.
+        packed: More of it, as a large file holds it.
     """
 
-    def __init__(self, entries: Iterable[Named] = ()) -> None:
+    def __init__(self, entries: Iterable[Named] = (), packed: PackedNames | None = None) -> None:
+        # What stands here goes before what stands in the file as it was read.
+        self._packed = packed
         self._by_name = {entry.name: entry for entry in entries}
         self._by_commitment = {entry.commitment(): entry.name for entry in self._by_name.values()}
 
@@ -87,6 +91,9 @@ class Names:
         shown, entries, at = os.fspath(path), list[Named](), 0
         try:
             data = read_limited(path, MAX_SIZE, "names of the registry")
+            packed = PackedNames.read(data)
+            if packed is not None:
+                return cls((), packed)
             while at < len(data):
                 value, at = cbor.decode_prefix(data, at, max_size=_MAX_ITEM)
                 entries.append(_named(value))
@@ -101,11 +108,34 @@ class Names:
 
     def find(self, name: str) -> Named | None:
         """Returns what opens the commitments of a contributor, by its name."""
-        return self._by_name.get(name)
+        entry = self._by_name.get(name)
+        number = None if entry is not None or self._packed is None else self._packed.find(name)
+        return entry if number is None or self._packed is None else Named(*self._packed.entry(number))
+
+    @property
+    def packed(self) -> PackedNames | None:
+        """Returns the names that are kept as their file holds them, which need not be all; None if there are none."""
+        return self._packed
+
+    def _named(self, commitment: bytes) -> Named | None:
+        """What opens a commitment to a contributor."""
+        name = self._by_commitment.get(commitment)
+        if name is not None:
+            return self._by_name[name]
+        number = None if self._packed is None else self._packed.find_commitment(commitment)
+        return None if number is None or self._packed is None else Named(*self._packed.entry(number))
+
+    def _all(self) -> dict[str, Named]:
+        """Everything, by name; an object for each."""
+        packed = () if self._packed is None else map(self._packed.entry, range(len(self._packed)))
+        return {entry.name: entry for entry in (Named(*fields) for fields in packed)} | self._by_name
 
     def to_cbor(self) -> bytes:
         """Returns the bytes of the file: a CBOR sequence of `[name, salt, principal or null]`, by name."""
-        entries = (self._by_name[name] for name in sorted(self._by_name))
+        if self._packed is not None and not self._by_name:
+            return self._packed.data
+        known = self._all()
+        entries = (known[name] for name in sorted(known))
         return b"".join(cbor.encode([entry.name, entry.salt, entry.principal]) for entry in entries)
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -114,7 +144,7 @@ class Names:
 
     def opened(self, contributor: Contributor) -> Contributor | None:
         """Returns a contributor whose commitments stand in hex, under its name; None where that is not known."""
-        entry = self._by_name.get(self._by_commitment.get(bytes.fromhex(contributor.name), ""))
+        entry = self._named(bytes.fromhex(contributor.name))
         if entry is None:
             return None
         if contributor.principal is None:
@@ -125,7 +155,13 @@ class Names:
 
     def told(self, text: str) -> str:
         """Returns a sentence with the names of contributors in place of their commitments in hex."""
-        return re.sub("[0-9a-f]{64}", lambda found: self._by_commitment.get(bytes.fromhex(found[0]), found[0]), text)
+
+
+        def name(found: re.Match[str]) -> str:
+            entry = self._named(bytes.fromhex(found[0]))
+            return found[0] if entry is None else entry.name
+
+        return re.sub("[0-9a-f]{64}", name, text)
 
     def committed(
         self, actions: Iterable[Action], enrolled: Mapping[str, Contributor] = MappingProxyType({})
@@ -143,21 +179,22 @@ class Names:
         known, changed = self._by_name.copy(), list[Action]()
         for action in actions:
             if isinstance(action, Enrol) and not isinstance(action.name, bytes):
-                entry = known.get(action.name) or Named(action.name)
+                entry = known.get(action.name) or self.find(action.name) or Named(action.name)
                 said, principal = action.principal, None
                 if said is not None:
                     principal = entry.committed_principal(said)
                     held = enrolled.get(entry.name)
                     entry = entry if held is not None and held.principal else replace(entry, principal=str(said))
-                known[entry.name] = entry
+                if entry != self.find(entry.name):
+                    known[entry.name] = entry
                 action = replace(action, name=entry.commitment(), principal=principal)
             elif isinstance(action, Grant | Revoke) and not isinstance(action.name, bytes):
-                found = known.get(action.name) if type(action.name) is str else None
+                found = (known.get(action.name) or self.find(action.name)) if type(action.name) is str else None
                 if found is None:
                     raise RegistryRefused("KEY_UNKNOWN", f"contributor {ascii(action.name)[:80]} is not in the registry")
                 action = replace(action, name=found.commitment())
             changed.append(action)
-        return changed, self if known == self._by_name else Names(known.values())
+        return changed, self if known == self._by_name else Names(known.values(), self._packed)
 
 
 def beside(registry: str | os.PathLike[str]) -> Path:

@@ -13,7 +13,7 @@ from attest.keys import key_id
 MAX_CLASSES = 256
 """Classes that one contributor may be granted."""
 
-_SMALL_ORDER_Y = frozenset(
+SMALL_ORDER_Y = frozenset(
     {
         0,
         1,
@@ -51,7 +51,7 @@ class KeyRecord:
     def __post_init__(self) -> None:
         check_bytes(self.raw, "enrolled key", 32, error=RegistryRefused)
         y = int.from_bytes(self.raw, "little") & _Y_MASK
-        if y >= P or y in _SMALL_ORDER_Y:
+        if y >= P or y in SMALL_ORDER_Y:
             raise RegistryRefused("KEY_WEAK", f"public key {self.raw.hex()} is weak; generate a new key")
         check_time(self.not_before, "not_before", error=RegistryRefused)
         check_time(self.not_after, "not_after", error=RegistryRefused)

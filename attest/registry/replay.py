@@ -1,7 +1,7 @@
 """The rules by which one state of a registry follows from another. Readers and writers both go through them."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,11 @@ from attest.commitments import COMMITMENT_SIZE
 from attest.errors import AttestError, KeyRefused, RegistryRefused, SignatureRefused
 from attest.ids import check_id
 from attest.registry.actions import Create, Enrol, Grant, Prove, Revoke, RevokeOwn, Rotate, SetClock
+from attest.registry.enrolled import Enrolled, Opened
 from attest.registry.entries import NO_ROOT, Entry, root_of
 from attest.registry.names import Names
 from attest.registry.records import MAX_CLASSES, Contributor, KeyRecord
+from attest.registry.runs import read_enrolments
 from attest.registry.statements import MAX_AGE, PROVE, REVOKE, ROTATE, KeyStatement, signing_key
 from attest.registry.view import Registry
 
@@ -36,9 +38,8 @@ class State:
         self.owner = ""
         self.time = 0
         self.roots: list[bytes] = []
-        self.by_name: dict[str, Contributor] = {}
+        self.by_name = Enrolled()
         self.revocations: dict[bytes, int] = {}
-        self._owner_of: dict[bytes, str] = {}
         self._taken_in: set[bytes] = set()
         self._known_classes: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._apply: dict[type, Callable[[Any], None]] = {
@@ -56,7 +57,7 @@ class State:
         """A state that goes its own way from here."""
         other = State()
         other.registry_id, other.owner, other.time = self.registry_id, self.owner, self.time
-        other.roots, other.by_name, other._owner_of = self.roots.copy(), self.by_name.copy(), self._owner_of.copy()
+        other.roots, other.by_name = self.roots.copy(), self.by_name.copy()
         other._taken_in, other._known_classes = self._taken_in.copy(), self._known_classes
         other.revocations = self.revocations.copy()
         return other
@@ -73,20 +74,26 @@ class State:
         state = (self.registry_id, self.owner, owner_key, self.time, tuple(self.roots), by_name, missing)
         return Registry(*state, revocations=self.revocations.copy())
 
-    def named(self, names: Names | None, place: str) -> tuple[dict[str, Contributor], str]:
+    def named(self, names: Names | None, place: str) -> tuple[Mapping[str, Contributor], str]:
         """Contributors by name, by commitment where that is not known, and what is missing, "" if nothing is."""
-        by_name, missing = {}, ""
+        if self.by_name.has_runs:
+            found = None if names is None else Opened.of(self.by_name.copy(), names)
+            if found is not None:
+                return found, ""
+            if names is None:
+                return self.by_name.copy(), _missing(f"there is no {place!r}")
+        by_name, missing = dict[str, Contributor](), ""
         for contributor in self.by_name.values():
             opened = None if names is None else names.opened(contributor)
             if opened is None:
                 what = f"there is no {place!r}" if names is None else f"{place!r} does not name {contributor.name[:8]}"
-                missing = missing or f"{what}: it holds the names of contributors; get the one of this registry from the owner"
+                missing = missing or _missing(what)
             by_name[(opened or contributor).name] = opened or contributor
         if len(by_name) != len(self.by_name):
             raise RegistryRefused("NAMES", f"{place!r} gives one name to two contributors; restore the file")
         return by_name, missing
 
-    def accept(self, payload: bytes, message: bytes, owner_key: bytes | None) -> Entry:
+    def accept(self, payload: bytes, message: bytes, owner_key: bytes | None) -> None:
         """Take one entry further, or refuse it.
 
         Args:
@@ -99,15 +106,28 @@ class State:
         """
         try:
             issuer = _issuer(payload, message, owner_key)
-            entry = Entry.from_cbor(payload)
-            self._follow(entry, issuer)
+            if not self._enrol_runs(payload, issuer):
+                self._follow(Entry.from_cbor(payload), issuer)
         except AttestError as error:
             raise RegistryRefused(
                 error.code, f"entry {len(self.roots)} of the registry is refused: {error.sentence}"
             ) from error
         self.roots.append(root_of(payload))
+
+    def _enrol_runs(self, payload: bytes, issuer: str) -> bool:
+        """Takes in an entry that enrols many contributors alike; False leaves it, whatever it is, to `_follow`.
+
+        Guarantee: an entry that is taken in here is one that `_follow` accepts, and leads to an equal state.
+        """
+        found = read_enrolments(payload)
+        if found is None or not self.roots or issuer != self.owner:
+            return False
+        entry = found.head
+        follows = entry.seq == len(self.roots) and entry.previous == self.roots[-1] and entry.time >= self.time
+        if not follows or not self.by_name.take(found.runs):
+            return False
         self.time = entry.time
-        return entry
+        return True
 
     def _follow(self, entry: Entry, issuer: str) -> None:
         if entry.seq != len(self.roots):
@@ -278,18 +298,18 @@ class State:
 
     def _holder(self, raw: bytes, what: str) -> Contributor:
         """Whose key it is: every key stands in one contributor only."""
-        name = self._owner_of.get(raw)
+        name = self.by_name.holder(raw)
         if name is None:
             raise RegistryRefused("KEY_UNKNOWN", f"{what}, {raw.hex()}, is not in the registry")
         return self.by_name[name]
 
     def _claim(self, raw: bytes, name: str) -> None:
-        if raw in self._owner_of:
+        holder = self.by_name.holder(raw)
+        if holder is not None:
             raise RegistryRefused(
-                "KEY_IN_USE",
-                f"key {raw.hex()} is enrolled for {self._owner_of[raw]} already; every contributor needs keys of its own",
+                "KEY_IN_USE", f"key {raw.hex()} is enrolled for {holder} already; every contributor needs keys of its own"
             )
-        self._owner_of[raw] = name
+        self.by_name.claim(raw, name)
 
     def _classes(self, value: object) -> tuple[str, ...]:
         """A list of class names, as the one tuple that all contributors with these classes share."""
@@ -303,6 +323,11 @@ def _in_hex(commitment: object, what: str) -> str:
     """Returns the hex under which a commitment is kept."""
     check_bytes(commitment, f"commitment to the {what}", COMMITMENT_SIZE, error=RegistryRefused)
     return commitment.hex() if isinstance(commitment, bytes) else ""
+
+
+def _missing(what: str) -> str:
+    """The sentence that names are missing."""
+    return f"{what}: it holds the names of contributors; get the one of this registry from the owner"
 
 
 def _issuer(payload: bytes, message: bytes, owner_key: bytes | None) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from attest.clock import is_ahead
 from attest.errors import RegistryRefused
+from attest.registry.enrolled import Enrolled, Opened
 from attest.registry.records import Contributor, KeyRecord
 from attest.shown import utc
 
@@ -58,6 +59,11 @@ class Registry:
 
     def holder(self, key: bytes) -> Contributor | None:
         """Returns the contributor whose key it is, by its 32 raw bytes; None if it is enrolled for nobody."""
+        if isinstance(self.by_name, Enrolled):
+            name = self.by_name.holder(key)
+            return None if name is None else self.by_name[name]
+        if isinstance(self.by_name, Opened):
+            return self.by_name.holder(key)
         return next((item for item in self.by_name.values() if any(record.raw == key for record in item.keys)), None)
 
     def keys_valid_at(self, name: str, now: int) -> tuple[KeyRecord, ...]:

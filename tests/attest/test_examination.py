@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from attest import cbor, sign1
 from attest.admission import Passed, Refusal
 from attest.descriptor import Parts, split
-from attest.examination import MAX_KNOWN, Examiner, examine
+from attest.examination import MAX_KNOWN, MAX_PATTERNS, Examiner, examine
 from tests.attest.conftest import NOW
 
 
@@ -25,15 +25,15 @@ def primed(world):
     examiner = Examiner(world.policy, world.registry, NOW)
     bobs = replace(world.descriptor, contributor="bob", admissibility_class="open")
     for descriptor, key in ((world.descriptor, world.alice), (bobs, world.bob)):
-        for _ in range(2):
+        for _ in range(3):
             attestation = world.sign(descriptor, key)
             outcome = examiner.examine(attestation.descriptor, attestation.sign1, attestation.opening, descriptor.content_hash)
             assert isinstance(outcome, Passed)
-    assert len(examiner._known) == 2 and None not in examiner._known.values()
+    assert len(examiner._known) == len(examiner._patterns) == 2 and None not in examiner._patterns.values()
     return examiner
 
 
-def test_a_second_attestation_of_a_form_passes_without_being_decoded(world, primed, monkeypatch):
+def test_an_attestation_of_a_known_form_passes_without_being_decoded(world, primed, monkeypatch):
     fresh = [world.variant(content_hash=bytes([n]) * 32, nonce=bytes([n]) * 16) for n in range(5)]
     expected = [slow(world, item, bytes([n]) * 32) for n, item in enumerate(fresh)]
     monkeypatch.setattr("attest.examination.examine", lambda *args, **options: pytest.fail("was decoded"))
@@ -144,7 +144,7 @@ def test_only_what_passed_becomes_a_form(world):
     loose = world.variant(clip_norm_micro=2_000_000)
     for attestation in (forged, loose, world.sign()):
         examiner.examine(attestation.descriptor, attestation.sign1, attestation.opening, bytes(32))
-    assert examiner._known == {}
+    assert examiner._known == {} and examiner._patterns == {} and len(examiner._met_once) == 0
 
 
 def test_a_form_vouches_for_no_other_content(world, primed):
@@ -169,13 +169,20 @@ def test_verified_spares_the_signature_and_nothing_else(world, primed):
 
 def test_memory_of_forms_is_bounded(world, monkeypatch):
     monkeypatch.setattr("attest.examination.MAX_KNOWN", 4)
-    assert MAX_KNOWN >= 1000
+    monkeypatch.setattr("attest.examination.MAX_PATTERNS", 3)
+    assert MAX_KNOWN >= MAX_PATTERNS >= 1000
     examiner = Examiner(world.policy, world.registry, NOW)
     for cap in range(1, 20):
         attestation = world.variant(max_occurrences=cap)
         parts = (attestation.descriptor, attestation.sign1, attestation.opening)
         assert isinstance(examiner.examine(*parts, world.descriptor.content_hash), Passed)
-        assert len(examiner._known) <= 4
+        assert len(examiner._met_once) <= 3
+    for salt in range(20):
+        attestation = world.variant(salts=bytes([salt]) * 48, max_occurrences=7 + salt % 5)
+        for _ in range(3):
+            parts = (attestation.descriptor, attestation.sign1, attestation.opening)
+            assert isinstance(examiner.examine(*parts, world.descriptor.content_hash), Passed)
+        assert len(examiner._known) <= 4 and len(examiner._patterns) <= 3 and len(examiner._met_once) <= 3
 
 
 @given(st.binary(max_size=16384), st.binary(max_size=700), st.binary(max_size=300), st.binary(max_size=3))

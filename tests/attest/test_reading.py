@@ -13,11 +13,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import attest
-from attest import examination, sign1
+from attest import forms, sign1
 from attest.admission import Admitted, Refused
 from attest.corpus import open_corpus, sign_corpus
 from attest.gate import Gate, run_gate
-from attest.keys import public_bytes, verify_signature
+from attest.keys import public_bytes, verifier, verify_signature
 from attest.policy import sign_policy, verify_policy
 from attest.reading import MAC_SIZE, TAG_SIZE, Context, KeptReading, build_of
 from attest.registry import Enrol, Revoke
@@ -48,14 +48,12 @@ def corpus(world, tmp_path):
 def checks(monkeypatch):
     """The signatures that were verified, one entry each."""
     found: list[bytes] = []
-    learn = examination._Form.learn.__func__
 
-    def counted(cls, attestation, parts, passed, registry):
-        form = learn(cls, attestation, parts, passed, registry)
-        return form and form._replace(verify=lambda *given: (found.append(given[0]), form.verify(*given)))
+    def counted(raw):
+        return lambda *given: (found.append(given[0]), verifier(raw)(*given))
 
     monkeypatch.setattr(sign1, "verify_signature", lambda *given: (found.append(given[1]), verify_signature(*given))[1])
-    monkeypatch.setattr(examination._Form, "learn", classmethod(counted))
+    monkeypatch.setattr(forms, "verifier", counted)
     return found
 
 
