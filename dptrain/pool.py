@@ -68,8 +68,9 @@ class Pool:
     def reordered(self, slots: Sequence[Slot]) -> "Pool":
         """Returns the same pool with its slots in another order; what was counted stays."""
         other = Pool(self._corpus, self._decode, slots, self._max_examples)
-        if other.slots.in_order_of(self.slots):
-            other._sizes = self._sizes
+        places = other.slots.places_in(self.slots)
+        if places is not None:
+            other._sizes = self._sizes[places]
             return other
         for index in range(len(other)):
             before = self.slots.find(other.slots.descriptor_hash(index))

@@ -15,6 +15,7 @@ from attest.admission import Admission, SharedTerms
 from attest.admitted import Form
 from attest.framing import CommonTerms
 from attest.keys import generate, load_private_key, save_private_key
+from attest.policy import Policy
 from attest.withdrawal import EXPIRED
 from dptrain.earlier import EarlierRuns
 from dptrain.errors import NotPrivateUse, ResumeRefused
@@ -355,6 +356,28 @@ def _signer(key_path: Path, origin: str, place: Place, *, make: bool) -> NoteSig
     return NoteSigner(origin, load_private_key(key_path))
 
 
+def by_terms(slots: Sequence[Slot], policy: Policy) -> Slots:
+    """Returns slots with those of equal class, bounds and limits next to each other, and else in the order of the corpus.
+
+    A new run admits in this order, so that what its ledger keeps of pruned admissions grows with how many terms there are.
+    """
+    classes = [rule.name for rule in policy.classes]
+
+    def key(form: Form, resolution: Resolution) -> tuple[int, ...]:
+        bounds, limits = _quoted(form, resolution, classes)
+        return *bounds[1:], *limits
+
+    return Slots.of(slots).grouped_by(key)
+
+
+def _quoted(form: Form, resolution: Resolution, classes: list[str]) -> tuple[tuple[Any, ...], tuple[int, int]]:
+    """Returns class, its place and bounds, and the limit over runs, that the ledger quotes of a form."""
+    signed, name = form.descriptor, resolution.class_name
+    limit = (0, 0) if signed.public else (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
+    bounds = (signed.clip_norm_micro, signed.noise_multiplier_micro, signed.max_occurrences)
+    return (name, classes.index(name), *bounds), limit
+
+
 def _admissions(slots: Sequence[Slot], classes: list[str]) -> Iterator[AdmitSpec]:
     """Yields what the ledger records of slots, one at a time; what attestations share is made once."""
     slots = Slots.of(slots)
@@ -394,16 +417,7 @@ class _SharedAdmissions:
         return AdmitSpec(descriptor_hash, *bounds, attestation_hash, key_id, anchor, *limits, (terms, signature))
 
     def _shared(self, form: Form, resolution: Resolution) -> _Shared:
-        signed = form.descriptor
-        name = resolution.class_name
-        limit = (0, 0) if signed.public else (signed.max_epsilon_micro or 0, signed.max_delta_pico or 0)
-        bounds = (
-            name,
-            self._classes.index(name),
-            signed.clip_norm_micro,
-            signed.noise_multiplier_micro,
-            signed.max_occurrences,
-        )
+        bounds, limit = _quoted(form, resolution, self._classes)
         return bounds, (0, *limit), self._terms.of(form.sample), form.sample.key_id
 
 

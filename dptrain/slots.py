@@ -1,8 +1,8 @@
 """The slots of a pool: admissions with what each may do, in columns, so that a million of them fit into little memory."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -93,13 +93,25 @@ class Slots(Sequence[Slot]):
         places = np.asarray(indices, dtype=np.int64)
         return Slots(self._rows, self._resolutions, places if self._places is None else self._places[places])
 
-    def in_order_of(self, other: "Slots") -> bool:
-        """Tells whether both hold the same rows in the same order."""
+    def grouped_by(self, key: Callable[[Form, "Resolution"], Any]) -> "Slots":
+        """Returns the slots with those of equal keys next to each other, in order of who comes first, and as they stood.
+
+        Args:
+            key: of a form and what it may do.
+        """
+        keys = [key(form, found) for form, found in zip(self.forms, self.resolutions(), strict=True)]
+        ranks = {value: rank for rank, value in enumerate(dict.fromkeys(keys))}
+        found = np.array([ranks[value] for value in keys], dtype=np.int64)[self.numbers]
+        return self if np.all(found[1:] >= found[:-1]) else self.take(np.argsort(found, kind="stable"))
+
+    def places_in(self, other: "Slots") -> np.ndarray | None:
+        """Returns where each of these slots stands among others of the same rows; None if it is not so of all of them."""
         if self._rows is not other._rows:
-            return False
-        if self._places is None or other._places is None:
-            return self._places is other._places
-        return np.array_equal(self._places, other._places)
+            return None
+        standing = np.full(len(self._rows), -1, dtype=np.int64)
+        standing[slice(None) if other._places is None else other._places] = np.arange(len(other))
+        found = standing if self._places is None else standing[self._places]
+        return None if np.any(found < 0) else found
 
     def resolution(self, index: int) -> "Resolution":
         """Returns what a slot may do."""

@@ -34,7 +34,7 @@ from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.pin import PinRecord
 from dptrain.pool import Pool, in_ledger_order, settle_pool, slots_for
 from dptrain.progress import attestations_in, progress_bar
-from dptrain.recording import Recorder
+from dptrain.recording import Recorder, by_terms
 from dptrain.registry_watch import RegistryWatch, memories_of
 from dptrain.resolver import Schedule, bind
 from dptrain.routing import Router
@@ -272,7 +272,7 @@ class PrivateTraining:
         refusals.judge_optimizer(optimizer, self.optimizer, self.isolation)
         refusals.refuse_gradient_hooks(self.schedule)
         refuse_uncertifiable(self.policy.exactness, self.schedule.stack)
-        slots = slots_for(self.gate.admitted, self.schedule)
+        slots = by_terms(slots_for(self.gate.admitted, self.schedule), self.policy)
         self.router = Router(self.model, self.schedule, **level_of(self.policy), sandbox=self.sandbox)
         self.router.sums.require_capacity(len(slots))
         self.weights = weights.Weights(self.model, self.router)

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from attest.admitted import AdmittedRows
 from dptrain.pool import Pool, in_ledger_order, slots_for
-from dptrain.recording import _admissions, _one_of_each_form
+from dptrain.recording import _admissions, _one_of_each_form, by_terms
 from dptrain.slots import Slot, Slots
 from tests.trainers import Trainer
 from tests.worlds import make_world
@@ -43,6 +43,16 @@ def test_slots_in_any_order_are_those_of_a_list(trainer) -> None:
         assert taken.find(bytes(32)) is None and taken.find(expected[0].descriptor_hash[:8] + bytes(24)) is None
     assert slots.take(order).take([1, 0])[0] == plain[order[1]]
     assert in_ledger_order(slots, [slot.descriptor_hash for slot in plain]) is slots
+
+
+def test_slots_of_equal_terms_stand_together_and_else_as_they_stood(trainer) -> None:
+    """So that a ledger whose corpus alternates between classes keeps no more of pruned admissions than one that does not."""
+    slots, policy = trainer.private.pool.slots, trainer.private.policy
+    mixed = slots.take([0, 5, 10, 1, 6, 11, 2, 7])
+    found = by_terms(mixed, policy)
+    assert found.class_names() == sorted(mixed.class_names(), key=mixed.class_names().index)
+    assert [mixed.find(found.descriptor_hash(index)) for index in range(8)] == [0, 3, 6, 1, 4, 7, 2, 5]
+    assert by_terms(slots, policy) is slots and by_terms(found, policy) is found
 
 
 def test_what_was_counted_stays_with_its_contribution_in_another_order(trainer) -> None:
