@@ -3,18 +3,18 @@
 Only what is recognised here counts as a file that holds no weights. Whatever is not recognised may hold some, and keeps a
 release from being TIED. Nothing is run or unpickled: opcodes, magic numbers and strings are read, and no more.
 
-Sources: Python's `pickletools` (opcodes of all protocols); the first bytes of the formats as their specifications have them;
+Sources: `ledger.release.pickles` (pickles); the first bytes of the formats as their specifications have them;
 the protobuf encoding and `sentencepiece_model.proto` (ModelProto); RFC 8259 (JSON).
 """
 
 import codecs
-import io
 import json
-import pickletools
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Final
+
+from ledger.release.pickles import is_pickle
 
 TENSORS: Final = "tensors"
 TEXT: Final = "text"
@@ -62,7 +62,6 @@ MAX_NAMES: Final = 10_000
 MAX_PARSED: Final = 1 << 24
 """Bytes of an index of shards, or of a sentencepiece model: these are parsed, which takes memory."""
 
-_OPCODES: Final = 1 << 16
 _TAIL: Final = 65_557  # the longest end of a zip file: 22 bytes and a comment of 65 535
 _CONTROLS: Final = bytes(set(range(32)) - {9, 10, 12, 13}) + b"\x7f"
 _NAMING: Final = frozenset(("auto_map", "custom_pipelines", "trust_remote_code", "parent_library", "_target_"))
@@ -77,7 +76,6 @@ _ARCHIVES: Final = (b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"BZh", b"\xfd7zX
                     b"\x78\xda")  # fmt: skip
 _WEIGHTS: Final = (b"GGUF", b"ggml", b"ggjt", b"\x89HDF\r\n\x1a\n", b"\x93NUMPY")
 _PICTURES: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"%PDF-")
-_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]* [A-Za-z_][A-Za-z0-9_.]*")
 # Possessive, and to the end of the bytes where a string has none: whoever made a file cannot make a look at it take longer.
 _STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"(\s*+:)?|\\?\Z)', re.DOTALL)
 
@@ -113,7 +111,7 @@ class Looker:
         """
         head, ending = bytes(self._head), PurePosixPath(self._name).suffix
         self._text = self._text and self._decodes(b"", last=True)
-        if is_pickle(head[:_OPCODES], whole=self._size <= _OPCODES):
+        if is_pickle(head, self._size):
             return PICKLE, ()
         if ending in _CODE_ENDINGS or head.startswith(_MACHINE_CODE):
             return CODE, ()
@@ -153,30 +151,6 @@ class Looker:
         if naming:
             return NAMES_CODE, tuple(naming)
         return (TEMPLATE if "chat_template" in keys else TEXT), ()
-
-
-def is_pickle(head: bytes, *, whole: bool) -> bool:
-    """Returns whether bytes are read as a pickle by whoever unpickles them.
-
-    Protocols 2 and above say so in their first byte. Older ones are text: these bytes are one if all of them are opcodes with
-    their arguments, up to a STOP at the very end or as far as the bytes go, or up to a STOP behind an opcode that imports
-    something. Prose and settings are not: they would have to begin every line as an opcode does.
-
-    Args:
-        head: the first bytes of a file.
-        whole: whether these are all.
-    """
-    if head[:1] == b"\x80":
-        return len(head) < 2 or head[1] < 32
-    stream, imports, count = io.BytesIO(head), False, 0
-    try:
-        for opcode, argument, _ in pickletools.genops(stream):
-            count += 1
-            imports |= opcode.name in ("GLOBAL", "INST") and _IDENTIFIER.fullmatch(str(argument)) is not None
-            imports |= opcode.name in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4")
-    except Exception:  # whatever an argument that is none makes of the reader
-        return not whole and stream.tell() == len(head)
-    return imports or (count > 1 and stream.tell() == len(head.rstrip(b"\n")))
 
 
 def is_pieces(data: bytes) -> bool:

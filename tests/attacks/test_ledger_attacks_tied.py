@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import pickle
+import random
 import struct
 import tarfile
 import time
@@ -21,6 +22,7 @@ from ledger.release.contents import FORMS, HARMLESS
 from ledger.release.create import describe
 from ledger.release.files import digested, listed
 from ledger.release.manifest import sign_manifest
+from ledger.release.pickles import is_pickle
 from tests.ledger.ledger_runs import SIGNER
 from tests.ledger.release_models import WEIGHTS, model, run_to_the_end, safetensors
 
@@ -69,6 +71,20 @@ def tarred() -> bytes:
 
 
 PICKLES = {protocol: pickle.dumps([Runs(), 1.5, "x"], protocol) for protocol in range(6)}
+CALL = b"cbuiltins\nprint\n(S'the loader ran this'\ntR."
+READ_BY_UNPICKLERS = (
+    b"I0x10\n0", b"L0x10L\n0", b"I1_0\n0", b"I 0o7 \n0", b"L-0B1\n0", b"I00\n0", b"F1_0.5e+1_0\n0", b"F-Inf\n0",
+    "S'\u00e9'\n0".encode(), b'S"a\\xff"\n0', b"V\\u0041\n0", b"(0", b"(1", b"(NN1", b"N200", b"I1\n.", b"(dp0\n.L5L\n.",
+    b"K.0", b"Jabcd0", b"U\x20" + b"a" * 32 + b"0",
+)  # fmt: skip
+"""What CPython's unpicklers take, in C or in Python, though `pickletools` refuses some of it; it leaves the stack as it was."""
+PARTS = (
+    *READ_BY_UNPICKLERS, *b"().012NR]abdelostu}", b"cx\ny\n", b"ix\ny\n", b"Pz\n", b"Q", b"Vk\n", b"I1\n", b"p5\n", b"g5\n",
+    b"q\t", b"h\t", b"\x81", b"\x85", b"\x86", b"\x87", b"\x88", b"\x8c\x01x", b"\x8f", b"\x90", b"\x91", b"\x92", b"\x93",
+    b"\x94", b"!", b"ix\n",
+)  # fmt: skip
+"""Opcodes, of which the tests put together what some unpickler may read."""
+
 PIECE = b"\x0a\x03\x0a\x01a"  # ModelProto field 1: a piece "a" without a score
 
 HIDDEN = [
@@ -78,6 +94,15 @@ HIDDEN = [
     ("a text pickle longer than is looked at", "weights.txt", pickle.dumps([0.5] * 30_000, 0), "pickle"),
     ("an import, and junk behind it", "README.md", pickle.dumps(Runs(), 0) + b"\nplain words\n", "pickle"),
     ("one long line of a text pickle", "notes.txt", b"S'" + b"a" * 70_000 + b"'\n.", "pickle"),
+    *((f"an import behind {before!r}", "weights.txt", before + CALL, "pickle") for before in READ_BY_UNPICKLERS),
+    *((f"a call that breaks off, {behind!r}", "a.txt", CALL[:-1] + behind, "pickle") for behind in (b"", b"!", b"I.\n.")),
+    ("an import that is put into", "a.txt", b"csys\npath\nV/tmp\na", "pickle"),
+    ("an instance of an import", "a.txt", b"(S'ls'\nios\nsystem\n", "pickle"),
+    ("an import by a name in other letters", "a.txt", "cмодуль\nx\n.".encode(), "pickle"),
+    ("what the loader keeps", "a.txt", b"Pstorage\n(tR", "pickle"),
+    ("data alone, and junk behind it", "a.txt", pickle.dumps([0.5] * 9, 0) + b"!", "pickle"),
+    ("binary opcodes in a picture", "logo.gif", b"GIF87a..." + PICKLES[4][2:], "pickle"),
+    ("text opcodes in a picture", "logo.gif", b"GIF87a...I0x10\n0" + CALL, "pickle"),
     ("signature", "x.safetensors.sig", PICKLES[4], "pickle"),
     ("torch.save", "tokenizer.model", zipped("archive/data.pkl", "archive/data/0"), "archive"),
     ("torch.save behind a picture", "logo.png", b"\x89PNG\r\n\x1a\n" + bytes(99) + zipped("data.pkl"), "archive"),
@@ -110,6 +135,55 @@ def test_E4_weights_and_code_under_the_name_of_a_companion_keep_a_release_from_b
     assert (found.code == (name,)) == (form in ("pickle", "archive", "code"))
 
 
+class Thing:
+    """Takes whatever an unpickler does with it, and remembers that something was done."""
+
+    acted = False
+
+    def act(self, *_: object) -> "Thing":
+        Thing.acted = True
+        return self
+
+    __call__ = __setitem__ = __setstate__ = append = extend = add = act
+
+
+def found(_: object, module: str, name: str) -> Thing:
+    if not module or any(map(str.isspace, module + name)):
+        raise ImportError(module)
+    return Thing()
+
+
+def acted(kind: type, data: bytes) -> bool:
+    """Whether an unpickler did something with what it had obtained, or returned it."""
+    Thing.acted = False
+    obtain = {"find_class": found, "persistent_load": lambda *_: Thing()}
+    unpickler = type("Unpickler", (kind,), obtain)(io.BytesIO(data), encoding="latin1")
+    try:
+        while not Thing.acted:
+            Thing.acted = isinstance(unpickler.load(), Thing)
+    except Exception:
+        return Thing.acted
+    return True
+
+
+@pytest.mark.parametrize("kind", [pickle.Unpickler, pickle._Unpickler])
+def test_E4_whatever_an_unpickler_does_with_an_object_that_it_obtained_is_a_pickle(kind):
+    """Opcodes at random, with the unpicklers of this interpreter to say what they are."""
+    chance, count = random.Random(f"pickles for {kind.__name__}"), 0
+    parts = [bytes([part]) if isinstance(part, int) else part for part in PARTS]
+    for _ in range(10_000):
+        data = chance.choice((b"", b"cx\ny\n", b"cx\ny\n(")) + b"".join(chance.choices(parts, k=chance.randrange(2, 12)))
+        if acted(kind, data):
+            assert is_pickle(data, len(data)), data
+            count += 1
+    assert count > 200
+
+
+@pytest.mark.parametrize("before", READ_BY_UNPICKLERS)
+def test_what_the_tests_take_for_read_by_unpicklers_is(before):
+    assert acted(pickle.Unpickler, before + CALL) or acted(pickle._Unpickler, before + CALL)
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -119,6 +193,16 @@ def test_E4_weights_and_code_under_the_name_of_a_companion_keep_a_release_from_b
         ("merges.txt", b"#version: 0.2\nt h\na n\n"),
         ("a.txt", b""),
         ("a.txt", b"N.\n\n and so on"),
+        ("a.txt", b"K9. Dogs\n"),
+        ("README.md", b"(i) first of all\nsecond\n.\n"),
+        ("README.md", b"The first words, which are many" * 9_000),
+        ("vocab.txt", b"cos\nsystem\nof\nthe\n"),
+        ("a.txt", b"I0xfor\n" + CALL),
+        ("a.txt", b"S'open\n" + CALL),
+        ("a.txt", b"F1.5.5\n" + CALL),
+        ("a.txt", b"0" + CALL),
+        ("a.txt", b"(NR" + CALL),
+        ("a.txt", b"X    " + CALL),
         ("a.txt", "\ufeffwith a mark\r\n".encode()),
         ("tokenizer.model", PIECE + b"\x0a\x0a\x0a\x01b\x15\0\0\x80\x3f\x18\x02" + b"\x12\x02\x08\x01"),
         ("logo.png", b"\x89PNG\r\n\x1a\n" + bytes(99)),
@@ -259,6 +343,11 @@ def test_E4_a_manifest_that_calls_a_pickle_text_is_refused_by_who_looks_at_the_f
         ("a.model", b"\x0a\x82\xea\x30" + b"\x18\x01" * 400_001),
         ("a.txt", b"(" * 4_000_000),
         ("a.txt", b"I" + b"9" * 4_000_000),
+        ("a.txt", b"I" + b"9" * 4_000_000 + b"\n."),
+        ("a.txt", b"F" + b"1_" * 2_000_000 + b"\n."),
+        ("a.txt", b"S'" + b"'" * 4_000_000 + b"x\n."),
+        ("a.txt", b"N0" * 2_000_000),
+        ("a.txt", b"V\n0" * 1_000_000),
         ("a.txt", b"\x80"),
     ],
 )
