@@ -107,17 +107,18 @@ class _Walk:
         return data
 
     def _line(self) -> bytes | None:
-        """The next line, as C reads it where it is a number: up to a zero byte."""
+        """The next line. At the end of the file one without an end, of which the unpickler in Python drops the last byte."""
         end = self._head.find(b"\n", self.at)
-        if end < 0:
-            self.cut = len(self._head) < self._size
+        if end < 0 and len(self._head) < self._size:
+            self.cut = True
             return None
+        end = end if end >= 0 else max(self.at, self._size - 1)
         data, self.at = self._head[self.at : end], end + 1
         return data
 
     def _argument(self, opcode: pickletools.OpcodeInfo) -> bool:
         for form in _LINES.get(opcode.name, ()):
-            line = self._line()
+            line = self._line()  # where it is a number, C reads it up to a zero byte
             if line is None or not form.fullmatch(line.partition(b"\0")[0] if form is _INTEGER else line):
                 return False
         if opcode.arg is None or opcode.name in _LINES:
