@@ -4,7 +4,8 @@ Only what is recognised here counts as a file that holds no weights. Whatever is
 release from being TIED. Nothing is run or unpickled: opcodes, magic numbers and strings are read, and no more.
 
 Sources: `ledger.release.pickles` (pickles); the first bytes of the formats as their specifications have them;
-the protobuf encoding and `sentencepiece_model.proto` (ModelProto); RFC 8259 (JSON).
+the protobuf encoding and `sentencepiece_model.proto` (ModelProto); RFC 8259 (JSON); YAML 1.2 (tags, escapes); transformers'
+`integrations/hub_kernels.py` (kernels).
 """
 
 import codecs
@@ -32,7 +33,7 @@ UNKNOWN: Final = "unknown"
 
 FORMS: Final = {
     TENSORS: "a whole safetensors file",
-    TEXT: "text in UTF-8; settings in JSON that name no code",
+    TEXT: "text in UTF-8; settings in JSON, YAML, TOML or INI that name no code",
     TEMPLATE: "a template by which prompts are made, or settings with one",
     CODE: "source, script or machine code",
     NAMES_CODE: "settings that name code for a loader to run",
@@ -64,7 +65,16 @@ MAX_PARSED: Final = 1 << 24
 
 _TAIL: Final = 65_557  # the longest end of a zip file: 22 bytes and a comment of 65 535
 _CONTROLS: Final = bytes(set(range(32)) - {9, 10, 12, 13}) + b"\x7f"
-_NAMING: Final = frozenset(("auto_map", "custom_pipelines", "trust_remote_code", "parent_library", "_target_"))
+_NAMING: Final = frozenset(
+    ("auto_map", "custom_pipeline", "custom_pipelines", "trust_remote_code", "parent_library", "_target_", "class_path")
+)
+_KERNELS: Final = frozenset(
+    ("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation",
+     "_experts_implementation", "_experts_implementation_internal", "kernel_config", "kernel_mapping")
+)  # fmt: skip
+"""Keys by which transformers loads code from a repository, without any consent to code, if their value is `owner/name`."""
+
+_SETTINGS: Final = frozenset((".yaml", ".yml", ".toml", ".ini", ".cfg"))
 _CODE_ENDINGS: Final = frozenset(
     (".py", ".pyc", ".pyd", ".pyx", ".so", ".dll", ".dylib", ".exe", ".sh", ".bat", ".ps1", ".js", ".mjs", ".wasm", ".ipynb",
      ".cu", ".cpp", ".c", ".rb", ".pl", ".lua", ".jar", ".class", ".pt2", ".engine", ".mar")
@@ -78,6 +88,13 @@ _WEIGHTS: Final = (b"GGUF", b"ggml", b"ggjt", b"\x89HDF\r\n\x1a\n", b"\x93NUMPY"
 _PICTURES: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"%PDF-")
 # Possessive, and to the end of the bytes where a string has none: whoever made a file cannot make a look at it take longer.
 _STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"(\s*+:)?|\\?\Z)', re.DOTALL)
+_VALUE: Final = re.compile(rb'\s*+(?:"([^"\\]*+(?:\\.[^"\\]*+)*+)"|null|true|false|-?[0-9])', re.DOTALL)
+_ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|\r?\n[ \t]*+)")
+_TAG: Final = re.compile(rb"(?<![\w!?.)\]\"'])![^\s,\[\]{}]*+")
+_CORE: Final = re.compile(rb"!=?|!!(?:str|int|float|bool|null|map|seq|set|omap|pairs|binary|timestamp|merge|value)")
+_CLASS: Final = re.compile(rb"(?<!\w)target[\"']?\s*+[:=]\s*+[\"']?[a-z_]\w*+\.\w")
+_KERNEL: Final = re.compile(rb"(?:%s)([^\r\n]*+)" % "|".join(sorted(_KERNELS, reverse=True)).encode())
+_NO_KERNEL: Final = re.compile(rb"[\"']?\s*+[:=]\s*+[\"']?[\w|.-]++[\"']?[\s,}\]]*+(?:#.*)?")
 
 
 class Looker:
@@ -139,15 +156,18 @@ class Looker:
     def _readable(self, head: bytes, ending: str) -> tuple[str, tuple[str, ...]]:
         if ending in (".jinja", ".jinja2", ".j2"):
             return TEMPLATE, ()
-        if ending != ".json":
+        if ending != ".json" and ending not in _SETTINGS:
             return TEXT, ()
         if self._size > len(head):
             return LONG, ()
+        if ending in _SETTINGS:
+            named = _named(head, tags=ending in (".yaml", ".yml"))
+            return (NAMES_CODE, tuple(sorted(named))) if named else (TEXT, ())
         if self._name.endswith(".index.json"):
             shards = shards_of(head)
             return (UNKNOWN, ()) if shards is None else (INDEX, shards)
         keys = _keys(head)
-        naming = sorted(keys & _NAMING) or (["type"] if self._name == "modules.json" else [])
+        naming = sorted(keys & (_NAMING | _KERNELS)) or (["type"] if self._name == "modules.json" else [])
         if naming:
             return NAMES_CODE, tuple(naming)
         return (TEMPLATE if "chat_template" in keys else TEXT), ()
@@ -182,18 +202,56 @@ def shards_of(data: bytes) -> tuple[str, ...] | None:
 
 
 def _keys(data: bytes) -> set[str]:
-    """The keys of a JSON document that matter here, at any depth, however they are spelled."""
+    """The keys of a JSON document that matter here, at any depth and however spelled; those of kernels if they name one."""
     found = set()
     for match in _STRING.finditer(data):
         if match[2] is None:
             continue
         text = match[1]
-        if b"\\" in text or text.decode("utf-8", "replace") in (*_NAMING, "chat_template"):
+        if b"\\" in text or text.decode("utf-8", "replace") in (*_NAMING, *_KERNELS, "chat_template"):
             try:
-                found.add(json.loads(b'"' + text + b'"'))
+                key = json.loads(b'"' + text + b'"')
             except ValueError:
                 continue
+            if key not in _KERNELS or _names_kernel(data, match.end()):
+                found.add(key)
     return found
+
+
+def _names_kernel(data: bytes, at: int) -> bool:
+    """Whether the value that follows is, or may have in it, the name of a repository: text with a slash, however spelled."""
+    value = _VALUE.match(data, at)
+    if value is None:
+        return True
+    try:
+        return "/" in json.loads(b'"' + (value[1] or b"") + b'"')
+    except ValueError:
+        return True
+
+
+def _named(data: bytes, *, tags: bool) -> set[str]:
+    """What settings that are not JSON name code by, wherever in the bytes it stands, in a comment too.
+
+    That is a key, an attention or experts implementation that is not one plain word behind its key, or where there are tags
+    (YAML) one that is not of its core, or a directive that could make those mean something else: PyYAML and HyperPyYAML run
+    what tags name.
+    """
+    plain = _ESCAPE.sub(_character, data)
+    small = plain.lower()
+    found = {key for key in _NAMING if key.encode() in small}
+    found |= {"target"} if _CLASS.search(small) else set()
+    if tags and (b"%TAG" in data or any(not _CORE.fullmatch(tag[0]) for tag in _TAG.finditer(data))):
+        found.add("!")
+    for match in _KERNEL.finditer(plain):
+        if not _NO_KERNEL.fullmatch(match[1]):
+            found.add(match[0].removesuffix(match[1]).decode())
+    return found
+
+
+def _character(escape: re.Match[bytes]) -> bytes:
+    """The character that an escape of YAML or TOML stands for; nothing for one at the end of a line."""
+    number = int(escape[1] or escape[2] or escape[3] or b"0", 16)
+    return chr(number).encode("utf-8", "replace") if 0 < number <= 0x10FFFF else b""
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:

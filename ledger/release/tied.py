@@ -1,18 +1,18 @@
 """Which tensors of released files are those that the run committed to, and what a loader would take from the others.
 
-A loader reads a file by itself, or the shards of one set together: such files are a *group* here. A group may hold a part
-of the model, and name its tensors from there: the encoder alone, or one adapter, whose name the library that saves it leaves
-out. So each group is read in one *view*: one prefix that its names lack or have too much, and one adapter where a name could be of
+A loader reads a file by itself, or the shards of one set together: such files are a *group* here. A group may hold a part of
+the model, and name its tensors from there: the encoder alone, or one adapter, whose name the library that saves it leaves out.
+So each group is read in one *view*: one prefix that its names lack or have too much, and one adapter where a name could be of
 several; the same for all its tensors, so that no two can trade places.
 
 Where a group lies says what a loader takes it for. In a folder that has the name of a module or of an adapter of the run, or
 in a file of the directory itself that has it, it is looked for as that one, and read in that view. Any other group that lies
-in the directory itself is read in the view in which most of its tensors are the run's. Other folders no loader looks into.
+in the directory itself is read in the view in which most of its tensors are the run's. No loader looks into other folders.
 The view is told with the result, and whoever checks finds it again.
 
 Weights are TIED only if a loader that takes these files gets the trained tensors of the run and nothing in their place: none is
-left out, no group has only some of those of the model, module or adapter that it is, no file hides its tensors behind names that
-no loader looks for, no other file may hold weights, whatever its name.
+left out, no group has only some of those of the model, module or adapter that it is, no file hides its tensors behind names
+that no loader looks for, no other file may hold weights, whatever its name.
 """
 
 import re

@@ -18,7 +18,7 @@ import pytest
 
 from ledger.errors import ReleaseRefused
 from ledger.release import MANIFEST, Rights, Tie, check_release, choose_artifact, release, tie
-from ledger.release.contents import FORMS, HARMLESS
+from ledger.release.contents import FORMS, HARMLESS, Looker
 from ledger.release.create import describe
 from ledger.release.files import digested, listed
 from ledger.release.manifest import sign_manifest
@@ -228,6 +228,8 @@ def test_plain_companions_are_no_code_and_leave_a_release_tied(run, directory, n
         ("config.json", '{"vision": {"trust_remote_code" : true}}', "code"),
         ("adapter_config.json", '{"auto_mapping": {"parent_library": "os"}}', "code"),
         ("modules.json", '[{"type": "sentence_transformers.models.Pooling"}]', "code"),
+        ("hyperparams.yaml", "model: !apply:os.system [id]\n", "code"),
+        ("config.json", '{"attn_implementation": "owner/kernel"}', "code"),
         ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}', "templates"),
         ("chat_template.jinja", "{{ messages }}", "templates"),
     ],
@@ -250,6 +252,66 @@ def test_E4_settings_and_code_that_were_changed_and_signed_along_are_named_under
         with pytest.raises(ReleaseRefused, match="CODE"):
             choose_artifact(report, Rights(**rights), ["full"])
     assert choose_artifact(report, Rights(**rights, code=True), ["full"]) == "full"
+
+
+def form_of(name: str, text: str) -> tuple[str, tuple[str, ...]]:
+    looker = Looker(name)
+    looker.take(text.encode())
+    return looker.form()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("hyperparams.yaml", "model:\n  _target_: os.system\n  command: id\n", "_target_"),
+        ("a.yaml", '"\\x5ftarget_": os.system', "_target_"),
+        ("a.yaml", '"\\u005Ftarget\\U0000005f": os.system', "_target_"),
+        ("a.yaml", '"_tar\\\n    get_": os.system', "_target_"),
+        ("a.yml", "x: !!python/object/apply:os.system [id]\n", "!"),
+        ("a.yml", "!apply:os.system [id]\n", "!"),
+        ("a.yml", "x: [!new:os.system]\n", "!"),
+        ("a.yml", "{a: 1,b:!name:os.system }\n", "!"),
+        ("a.yml", "x: !<tag:yaml.org,2002:python/name:os.system> \n", "!"),
+        ("a.yml", "%TAG !! tag:yaml.org,2002:python/\n---\nx: !!int ''\n", "!"),
+        ("a.yml", "x: !!str/../python/name:os.system\n", "!"),
+        ("a.yml", "\ufeff!x y\n", "!"),
+        ("a.yaml", "target: ldm.models.Other\n", "target"),
+        ("a.yaml", "class_path: os.system\n", "class_path"),
+        ("a.toml", "[model]\n_target_ = 'os.system'\n", "_target_"),
+        ("a.toml", '"\\u0061uto_map" = 1\n', "auto_map"),
+        ("a.ini", "[model]\nAUTO_MAP = a.B\n", "auto_map"),
+        ("a.cfg", "[model]\ntrust_remote_code = yes\n", "trust_remote_code"),
+        ("a.yaml", "attn_implementation: owner/kernel\n", "attn_implementation"),
+        ("a.yaml", "attn_implementation:\n  owner/kernel\n", "attn_implementation"),
+        ("a.yaml", "{_attn_implementation: *x}\n", "_attn_implementation"),
+        ("a.toml", "experts_implementation = 'owner/kernel'\n", "experts_implementation"),
+        ("config.json", '{"attn_implementation": "owner/kernel"}', "attn_implementation"),
+        ("config.json", '{"a": {"_attn_implementation" : "paged|owner\\u002fkernel@main:f"}}', "_attn_implementation"),
+        ("config.json", '{"\\u0061ttn_implementation": "sdpa", "attn_implementation": "a\\/b"}', "attn_implementation"),
+        ("config.json", '{"attn_implementation": {"text": "owner/kernel"}}', "attn_implementation"),
+        ("config.json", '{"kernel_config": {"RMSNorm": "owner/kernel:RMSNorm"}}', "kernel_config"),
+    ],
+)
+def test_E4_settings_that_name_code_are_named_in_whatever_format_a_loader_reads(name, text, named):
+    assert form_of(name, text) == ("names-code", (named,))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.yaml", "a: !!str 1\nb: [!!float 1, !!seq []]\nc: hello! world\nd: a != b\ne: \"!x\"\nf: ! x\n"),
+        ("a.yaml", "target: 0.5\ntarget_modules: [q_proj]\nsteps: 1\n"),
+        ("a.yaml", "attn_implementation: sdpa  # not a/b\n"),
+        ("a.yaml", "{attn_implementation: 'paged|eager'}\n"),
+        ("a.toml", "attn_implementation = \"flash_attention_2\"\npath = \"C:\\\\Users\"\n"),
+        ("a.ini", "[a]\nb = 100%!\n"),
+        ("config.json", '{"attn_implementation": "flash_attention_2", "_attn_implementation": null, "conv_kernel": [10, 3]}'),
+        ("vocab.json", '{"attn_implementation": 17, "owner/kernel": 18}'),
+        ("README.md", "trust_remote_code=True is not needed\n"),
+    ],
+)
+def test_settings_that_name_no_code_are_text(name, text):
+    assert form_of(name, text) == ("text", ())
 
 
 def saved(directory: Path, tensors, name: str = "model.safetensors") -> None:
@@ -471,6 +533,13 @@ def test_E4_a_manifest_that_calls_a_pickle_text_is_refused_by_who_looks_at_the_f
         ("a.txt", b"N0" * 2_000_000),
         ("a.txt", b"V\n0" * 1_000_000),
         ("a.txt", b"\x80"),
+        ("a.yaml", b"!" * 4_000_000),
+        ("a.yaml", b"\\x5f" * 1_000_000),
+        ("a.yaml", b"\\\n" + b" " * 4_000_000),
+        ("a.yaml", b"target" + b" " * 4_000_000),
+        ("a.yaml", b"attn_implementation" * 200_000),
+        ("a.toml", b"attn_implementation:" + b" " * 4_000_000 + b"x/"),
+        ("a.json", b'"attn_implementation":' * 200_000),
     ],
 )
 def test_no_file_makes_a_look_at_it_take_more_than_its_share_of_time(tmp_path, name, data):
