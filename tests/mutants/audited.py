@@ -204,7 +204,8 @@ RELEASES = (
         T_TIED + "test_E4_weights_and_code_under_the_name_of_a_companion_keep_a_release_from_being_tied_or_are_named",
     ),
     Mutant(
-        "a pickle that breaks off behind a call is one", PICKLES, "(name in _ACTS or name == \"STOP\")", "name == \"STOP\"",
+        "a pickle that breaks off behind a call is one", PICKLES,
+        "(name in _ACTS or name == \"STOP\")", "name == \"STOP\"",
         T_TIED + "test_E4_weights_and_code_under_the_name_of_a_companion_keep_a_release_from_being_tied_or_are_named",
     ),
     Mutant(
@@ -237,8 +238,8 @@ RELEASES = (
         T_TIED + "test_E4_half_a_model_beside_the_rest_of_it_is_a_part_and_serves_nobody",
     ),
     Mutant(
-        "what could be taken for the model has all of it", TIED, "any(self._having[(*way, name)] < self._groups[way] for way in ways)",
-        "any(self._having[(*way, name)] < 0 for way in ways)",
+        "what could be taken for the model has all of it", TIED,
+        "any(self._having[(*way, name)] < self._groups[way] for way in ways)", "any(self._having[(*way, name)] < 0 for way in ways)",
         T_TIED + "test_E4_half_a_model_beside_the_rest_of_it_is_a_part_and_serves_nobody",
     ),
     Mutant(
@@ -246,7 +247,8 @@ RELEASES = (
         T_TIED + "test_E4_modules_of_one_shape_are_tied_in_places_of_their_own_and_not_in_those_of_each_other",
     ),
     Mutant(
-        "an adapter is looked for in the place of its name", TIED, "        if adapter in self._adapters:", "        if not adapter:",
+        "an adapter is looked for in the place of its name", TIED,
+        "        if adapter in self._adapters:", "        if not adapter:",
         T_TIED + "test_E4_adapters_are_tied_in_places_of_their_own_and_serve_nobody_in_those_of_each_other",
     ),
     Mutant(
