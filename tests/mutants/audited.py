@@ -210,7 +210,8 @@ RELEASES = (
     ),
     Mutant(
         "what an unpickler may pop is on the stack of the walk", PICKLES, 'opcode.name == "POP" and not items[-1]',
-        'opcode.name == "POP" and items[-1]', T_TIED + "test_E4_whatever_an_unpickler_does_with_an_object_that_it_obtained_is_a_pickle",
+        'opcode.name == "POP" and items[-1]',
+        T_TIED + "test_E4_whatever_an_unpickler_does_with_an_object_that_it_obtained_is_a_pickle",
     ),
     Mutant(
         "a companion holds no weights by its bytes", TIED, "return file.form in HARMLESS and (", "return bool(file.form) and (",
@@ -239,7 +240,8 @@ RELEASES = (
     ),
     Mutant(
         "what could be taken for the model has all of it", TIED,
-        "any(self._having[(*way, name)] < self._groups[way] for way in ways)", "any(self._having[(*way, name)] < 0 for way in ways)",
+        "any(self._having[(*way, name)] < self._groups[way] for way in ways)",
+        "any(self._having[(*way, name)] < 0 for way in ways)",
         T_TIED + "test_E4_half_a_model_beside_the_rest_of_it_is_a_part_and_serves_nobody",
     ),
     Mutant(
