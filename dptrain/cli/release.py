@@ -194,6 +194,7 @@ def _weights(found: "Tie") -> dict[str, Any]:
         "untrained_elsewhere": found.elsewhere,
         "left_out": list(found.left_out),
         "not_compared": list(found.opaque),
+        "aside": list(found.aside),
         "astray": list(found.astray),
         "code": list(found.code),
         "templates": list(found.templates),
@@ -305,6 +306,7 @@ def _print_weights(found: "Tie") -> None:
     for what, names in (
         ("LEFT OUT", found.left_out),
         ("NOT COMPARED", found.opaque),
+        ("NOT LOOKED FOR THERE", found.aside),
         ("LEADS ELSEWHERE", found.astray),
         ("CODE", found.code),
         ("TEMPLATES", found.templates),

@@ -3,18 +3,19 @@
 Only what is recognised here counts as a file that holds no weights. Whatever is not recognised may hold some, and keeps a
 release from being TIED. Nothing is run or unpickled: opcodes, magic numbers and strings are read, and no more.
 
-Sources: Python's `pickletools` (opcodes of all protocols); the first bytes of the formats as their specifications have them;
-the protobuf encoding and `sentencepiece_model.proto` (ModelProto); RFC 8259 (JSON).
+Sources: `ledger.release.pickles` (pickles); the first bytes of the formats as their specifications have them;
+the protobuf encoding and `sentencepiece_model.proto` (ModelProto); RFC 8259 (JSON); YAML 1.2 (tags, escapes); transformers'
+`integrations/hub_kernels.py` (kernels).
 """
 
 import codecs
-import io
 import json
-import pickletools
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Final
+
+from ledger.release.pickles import is_pickle
 
 TENSORS: Final = "tensors"
 TEXT: Final = "text"
@@ -32,7 +33,7 @@ UNKNOWN: Final = "unknown"
 
 FORMS: Final = {
     TENSORS: "a whole safetensors file",
-    TEXT: "text in UTF-8; settings in JSON that name no code",
+    TEXT: "text in UTF-8; settings in JSON, YAML, TOML or INI that name no code",
     TEMPLATE: "a template by which prompts are made, or settings with one",
     CODE: "source, script or machine code",
     NAMES_CODE: "settings that name code for a loader to run",
@@ -62,10 +63,18 @@ MAX_NAMES: Final = 10_000
 MAX_PARSED: Final = 1 << 24
 """Bytes of an index of shards, or of a sentencepiece model: these are parsed, which takes memory."""
 
-_OPCODES: Final = 1 << 16
 _TAIL: Final = 65_557  # the longest end of a zip file: 22 bytes and a comment of 65 535
 _CONTROLS: Final = bytes(set(range(32)) - {9, 10, 12, 13}) + b"\x7f"
-_NAMING: Final = frozenset(("auto_map", "custom_pipelines", "trust_remote_code", "parent_library", "_target_"))
+_NAMING: Final = frozenset(
+    ("auto_map", "custom_pipeline", "custom_pipelines", "trust_remote_code", "parent_library", "_target_", "class_path")
+)
+_KERNELS: Final = frozenset(
+    ("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "experts_implementation",
+     "_experts_implementation", "_experts_implementation_internal", "kernel_config", "kernel_mapping")
+)  # fmt: skip
+"""Keys by which transformers loads code from a repository, without any consent to code, if their value is `owner/name`."""
+
+_SETTINGS: Final = frozenset((".yaml", ".yml", ".toml", ".ini", ".cfg"))
 _CODE_ENDINGS: Final = frozenset(
     (".py", ".pyc", ".pyd", ".pyx", ".so", ".dll", ".dylib", ".exe", ".sh", ".bat", ".ps1", ".js", ".mjs", ".wasm", ".ipynb",
      ".cu", ".cpp", ".c", ".rb", ".pl", ".lua", ".jar", ".class", ".pt2", ".engine", ".mar")
@@ -77,9 +86,15 @@ _ARCHIVES: Final = (b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"BZh", b"\xfd7zX
                     b"\x78\xda")  # fmt: skip
 _WEIGHTS: Final = (b"GGUF", b"ggml", b"ggjt", b"\x89HDF\r\n\x1a\n", b"\x93NUMPY")
 _PICTURES: Final = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"%PDF-")
-_IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]* [A-Za-z_][A-Za-z0-9_.]*")
 # Possessive, and to the end of the bytes where a string has none: whoever made a file cannot make a look at it take longer.
 _STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)(?:"(\s*+:)?|\\?\Z)', re.DOTALL)
+_VALUE: Final = re.compile(rb'\s*+(?:"([^"\\]*+(?:\\.[^"\\]*+)*+)"|null|true|false|-?[0-9])', re.DOTALL)
+_ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|\r?\n[ \t]*+)")
+_TAG: Final = re.compile(rb"(?<![\w!?.)\]\"'])![^\s,\[\]{}]*+")
+_CORE: Final = re.compile(rb"!=?|!!(?:str|int|float|bool|null|map|seq|set|omap|pairs|binary|timestamp|merge|value)")
+_CLASS: Final = re.compile(rb"(?<!\w)target[\"']?\s*+[:=]\s*+[\"']?[a-z_]\w*+\.\w")
+_KERNEL: Final = re.compile(rb"(?:%s)([^\r\n]*+)" % "|".join(sorted(_KERNELS, reverse=True)).encode())
+_NO_KERNEL: Final = re.compile(rb"[\"']?\s*+[:=]\s*+[\"']?[\w|.-]++[\"']?[\s,}\]]*+(?:#.*)?")
 
 
 class Looker:
@@ -114,7 +129,7 @@ class Looker:
         """
         head, ending = bytes(self._head), PurePosixPath(self._name).suffix
         self._text = self._text and self._decodes(b"", last=True)
-        if is_pickle(head[:_OPCODES], whole=self._size <= _OPCODES):
+        if is_pickle(head, self._size):
             return PICKLE, ()
         if ending in _CODE_ENDINGS or head.startswith(_MACHINE_CODE):
             return CODE, ()
@@ -142,42 +157,21 @@ class Looker:
     def _readable(self, head: bytes, ending: str) -> tuple[str, tuple[str, ...]]:
         if ending in (".jinja", ".jinja2", ".j2"):
             return TEMPLATE, ()
-        if ending != ".json":
+        if ending != ".json" and ending not in _SETTINGS:
             return TEXT, ()
         if self._size > len(head):
             return LONG, ()
+        if ending in _SETTINGS:
+            named = _named(head, tags=ending in (".yaml", ".yml"))
+            return (NAMES_CODE, tuple(sorted(named))) if named else (TEXT, ())
         if self._name.endswith(".index.json"):
             shards = shards_of(head)
             return (UNKNOWN, ()) if shards is None else (INDEX, shards)
         keys = _keys(head)
-        naming = sorted(keys & _NAMING) or (["type"] if self._name == "modules.json" else [])
+        naming = sorted(keys & (_NAMING | _KERNELS)) or (["type"] if self._name == "modules.json" else [])
         if naming:
             return NAMES_CODE, tuple(naming)
         return (TEMPLATE if "chat_template" in keys else TEXT), ()
-
-
-def is_pickle(head: bytes, *, whole: bool) -> bool:
-    """Returns whether bytes are read as a pickle by whoever unpickles them.
-
-    Protocols 2 and above say so in their first byte. Older ones are text: these bytes are one if all of them are opcodes with
-    their arguments, up to a STOP at the very end or as far as the bytes go, or up to a STOP behind an opcode that imports
-    something. Prose and settings are not: they would have to begin every line as an opcode does.
-
-    Args:
-        head: the first bytes of a file.
-        whole: whether these are all.
-    """
-    if head[:1] == b"\x80":
-        return len(head) < 2 or head[1] < 32
-    stream, imports, count = io.BytesIO(head), False, 0
-    try:
-        for opcode, argument, _ in pickletools.genops(stream):
-            count += 1
-            imports |= opcode.name in ("GLOBAL", "INST") and _IDENTIFIER.fullmatch(str(argument)) is not None
-            imports |= opcode.name in ("STACK_GLOBAL", "EXT1", "EXT2", "EXT4")
-    except Exception:  # whatever an argument that is none makes of the reader
-        return not whole and stream.tell() == len(head)
-    return imports or (count > 1 and stream.tell() == len(head.rstrip(b"\n")))
 
 
 def is_pieces(data: bytes) -> bool:
@@ -209,18 +203,56 @@ def shards_of(data: bytes) -> tuple[str, ...] | None:
 
 
 def _keys(data: bytes) -> set[str]:
-    """Returns the keys of a JSON document that matter here, at any depth, however they are spelled."""
+    """Returns the keys of JSON that matter here, at any depth, however spelled; those of kernels if they name one."""
     found = set()
     for match in _STRING.finditer(data):
         if match[2] is None:
             continue
         text = match[1]
-        if b"\\" in text or text.decode("utf-8", "replace") in (*_NAMING, "chat_template"):
+        if b"\\" in text or text.decode("utf-8", "replace") in (*_NAMING, *_KERNELS, "chat_template"):
             try:
-                found.add(json.loads(b'"' + text + b'"'))
+                key = json.loads(b'"' + text + b'"')
             except ValueError:
                 continue
+            if key not in _KERNELS or _names_kernel(data, match.end()):
+                found.add(key)
     return found
+
+
+def _names_kernel(data: bytes, at: int) -> bool:
+    """Whether the value that follows is, or may have in it, the name of a repository: text with a slash, however spelled."""
+    value = _VALUE.match(data, at)
+    if value is None:
+        return True
+    try:
+        return "/" in json.loads(b'"' + (value[1] or b"") + b'"')
+    except ValueError:
+        return True
+
+
+def _named(data: bytes, *, tags: bool) -> set[str]:
+    """What settings that are not JSON name code by, wherever in the bytes it stands, in a comment too.
+
+    That is a key, an attention or experts implementation that is not one plain word behind its key, or where there are tags
+    (YAML) one that is not of its core, or a directive that could make those mean something else: PyYAML and HyperPyYAML run
+    what tags name.
+    """
+    plain = _ESCAPE.sub(_character, data)
+    small = plain.lower()
+    found = {key for key in _NAMING if key.encode() in small}
+    found |= {"target"} if _CLASS.search(small) else set()
+    if tags and (b"%TAG" in data or any(not _CORE.fullmatch(tag[0]) for tag in _TAG.finditer(data))):
+        found.add("!")
+    for match in _KERNEL.finditer(plain):
+        if not _NO_KERNEL.fullmatch(match[1]):
+            found.add(match[0].removesuffix(match[1]).decode())
+    return found
+
+
+def _character(escape: re.Match[bytes]) -> bytes:
+    """The character that an escape of YAML or TOML stands for; nothing for one at the end of a line."""
+    number = int(escape[1] or escape[2] or escape[3] or b"0", 16)
+    return chr(number).encode("utf-8", "replace") if 0 < number <= 0x10FFFF else b""
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int, bytes]]:

@@ -1,14 +1,21 @@
 """Which tensors of released files are those that the run committed to, and what a loader would take from the others.
 
-A file may hold a part of the model, and name its tensors from there: the encoder alone, or one adapter, whose name the library
-that saves it leaves out. So each file is read in one *view*: one prefix that its names lack or have too much, and one adapter
-where a name could be of several; the same for all its tensors, so that no two can trade places. The view is the one in which
-most of its tensors are the run's; it is told with the result, and whoever checks finds it again.
+A loader reads a file by itself, or the shards of one set together: such files are a *group* here. A group may hold a part of
+the model, and name its tensors from there: the encoder alone, or one adapter, whose name the library that saves it leaves out.
+So each group is read in one *view*: one prefix that its names lack or have too much, and one adapter where a name could be of
+several; the same for all its tensors, so that no two can trade places.
+
+Where a group lies says what a loader takes it for. In a folder that has the name of a module or of an adapter of the run, or
+in a file of the directory itself that has it, it is looked for as that one, and read in that view. Any other group that lies
+in the directory itself is read in the view in which most of its tensors are the run's. No loader looks into other folders.
+The view is told with the result, and whoever checks finds it again.
 
 Weights are TIED only if a loader that takes these files gets the trained tensors of the run and nothing in their place: none is
-left out, no file hides its tensors behind names that no loader looks for, no other file may hold weights, whatever its name.
+left out, no group has only some of those of the model, module or adapter that it is, no file hides its tensors behind names
+that no loader looks for, no other file may hold weights, whatever its name.
 """
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,6 +43,12 @@ COMPANIONS: Final = frozenset(
 PLAIN: Final = frozenset(("license", "notice", "readme", "copying", "authors", "changelog", ".gitattributes", ".gitignore"))
 """Names of such files without an ending."""
 
+GENERAL: Final = frozenset(("model", "adapter_model"))
+"""Names that transformers and peft give to the files of any model and any adapter; they name no module."""
+
+DEFAULT: Final = "default"
+"""The adapter that peft saves in the directory itself, beside the folders of the others."""
+
 WRAPPERS: Final = ("model.", "base_model.model.", "module.", "_orig_mod.")
 """Prefixes that transformers, peft, data parallelism and torch.compile put before all names, and that loaders take away."""
 
@@ -45,6 +58,8 @@ MAX_ADAPTERS: Final = 256
 MAX_DEPTH: Final = 32
 """Modules inside one another of which a file may hold the inner one."""
 
+_SHARD: Final = re.compile(r"-\d+(-of-\d+)(?=\.safetensors\Z)")
+_SET: Final = re.compile(r"(-of-\d+)?\.safetensors\Z")
 _SHOWN: Final = 120
 """Characters of a name in a sentence, which is signed and may have been named by anybody."""
 
@@ -113,11 +128,13 @@ class Tie:
         files: the safetensors files.
         opaque: paths of files that are not compared and may hold weights: all that are not known to hold none.
         trained: how many tensors the run trained.
-        present: how many of them are in the files, bit for bit or converted.
-        untrained: how many of the others are in the files, bit for bit.
-        elsewhere: how many of the others are in no file: a loader takes them from somewhere else.
-        left_out: first names of trained tensors that are in no file.
-        adapters: names of the adapters of which every trained tensor is in the files.
+        present: how many of them a loader gets from the files, bit for bit or converted.
+        untrained: how many of the others it gets from them, bit for bit.
+        elsewhere: how many of the others it gets from somewhere else.
+        left_out: first names of trained tensors that are in no file where a loader looks for them, or that one lacks of several
+            from which it could take them.
+        adapters: names of the adapters of which no trained tensor is left out.
+        aside: paths of safetensors files that lie where no loader looks for them; what they hold is in no count.
         astray: paths of indices of shards by which a loader would read other files than the safetensors files beside them.
         code: paths of files that can carry code, or are settings that name some, for a loader to run.
         templates: paths of files that hold templates of prompts.
@@ -132,6 +149,7 @@ class Tie:
     elsewhere: int = 0
     left_out: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
     astray: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
     templates: tuple[str, ...] = ()
@@ -166,7 +184,9 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
 
     Guarantee: a tensor counts as tied only if the record that has its name, in the view told with the result, has its dtype,
         shape and SHA-256; nothing else is asked of whoever made the file. Where the status is TIED every trained tensor of the
-        epoch is in a safetensors file, under names that a loader looks for, and no file beside them is of a form that may hold
+        epoch is in a safetensors file where a loader looks for it, under names that it looks for: all of the model, of a module
+        or of an adapter in one file or set of shards, and whatever else could be taken for that one has all of it too. No file
+        in the place of a module or an adapter has tensors of another, and no file beside them is of a form that may hold
         weights (`ledger.release.contents`). What code and settings make of the tensors nothing here says; `code` names them.
 
     Args:
@@ -182,31 +202,57 @@ def tie(commitment: Commitment | None, files: Sequence[Digested]) -> Tie:
     if commitment is None:
         return Tie(None, **beside)
     index = _Index(commitment.records)
-    found, seen = [], set()
-    for file in files:
-        if file.tensors is not None:
-            view = index.view(file.path, file.tensors)
-            told, records = _against(file.path, file.tensors, view, index)
+    found, aside, taken = [], [], _Taken(commitment.records)
+    for whole, members in _groups(files).items():
+        reading = index.reading(whole, [tensor for file in members for tensor in file.tensors or ()])
+        seen: set[int] = set()
+        for file in members:
+            told, records = _against(file.path, file.tensors or (), reading.view, index)
             found.append(told)
             seen |= records
-    whole = _whole(commitment.records, seen)
+        if reading.read:
+            taken.add(reading, seen)
+        else:
+            aside += [file.path for file in members]
     trained = [record.names[0] for record in commitment.records if record.trained and not record.sources]
-    present = [name for name in trained if name in whole]
-    left_out = {name for name in trained if name not in whole}
+    left_out = frozenset(taken.left_out())
+    present = sum(name not in left_out for name in trained)
+    untrained = len(taken.names.difference(trained))
     own = [record for record in commitment.records if record.adapter is not None and record.trained and not record.sources]
     missing = {record.adapter for record in own if record.names[0] in left_out}
     tensors = sum(not record.sources for record in commitment.records)
     return Tie(
         commitment,
-        tuple(found),
+        tuple(sorted(found, key=lambda file: file.path)),
         trained=len(trained),
-        present=len(present),
-        untrained=len(whole) - len(present),
-        elsewhere=tensors - len(trained) - (len(whole) - len(present)),
+        present=present,
+        untrained=untrained,
+        elsewhere=tensors - len(trained) - untrained,
         left_out=tuple(name for name in trained if name in left_out),
         adapters=tuple(sorted({record.adapter or "" for record in own} - missing)),
+        aside=tuple(sorted(aside)),
         **beside,
     )
+
+
+def _groups(files: Sequence[Digested]) -> dict[str, list[Digested]]:
+    """The safetensors files that a loader reads as one, by the path that all of it would have in one file.
+
+    Those that an index names are one if their names begin with that of the index, unless the one file that it stands for lies
+    there too, which a loader would take first.
+    """
+    paths = {file.path for file in files if file.tensors is not None}
+    indexed: dict[str, str] = {}
+    for file in files:
+        folder, slash, name = file.path.removesuffix(".safetensors.index.json").rpartition("/")
+        whole = f"{folder}{slash}{name}.safetensors"
+        if file.form == INDEX and f"{whole}.index.json" == file.path and whole not in paths:
+            indexed |= {f"{folder}{slash}{shard}": whole for shard in file.names if shard.startswith(f"{name}-")}
+    found: dict[str, list[Digested]] = {}
+    for file in files:
+        if file.tensors is not None:
+            found.setdefault(indexed.get(file.path) or _SHARD.sub(r"\1", file.path), []).append(file)
+    return found
 
 
 def _is_companion(file: Digested) -> bool:
@@ -223,16 +269,6 @@ def _leads_here(index: Digested, files: Sequence[Digested]) -> bool:
     beside = {path.rpartition("/")[2] for path in tensors if path.rpartition("/")[0] == folder}
     shards = {name for name in beside if "-of-" in name}
     return beside.issuperset(index.names) and shards.issubset(index.names)
-
-
-def _whole(records: Sequence[WeightRecord], seen: Collection[int]) -> frozenset[str]:
-    """Returns first names of tensors that the files have: as they are, or all that is computed from them to be saved."""
-    written: dict[str, bool] = {}
-    for place, record in enumerate(records):
-        for source in record.sources:
-            written[source] = written.get(source, True) and place in seen
-    as_is = {record.names[0] for place, record in enumerate(records) if place in seen and not record.sources}
-    return frozenset(as_is | {name for name, complete in written.items() if complete})
 
 
 def told(found: Tie) -> str:
@@ -254,13 +290,13 @@ def told(found: Tie) -> str:
 
 TIED: Final = (
     "W (weights tied): every tensor of these files is, bit for bit, one to which the ledger commits {at}: {share}, and "
-    "{untrained} that it did not train; {elsewhere} that it did not train are in no file, and come from elsewhere. Behind that "
-    "leaf nobody could choose others; that these are what training gave is the word of the ledger's operator."
+    "{untrained} that it did not train; {elsewhere} that it did not train are in none of them, and come from elsewhere. Behind "
+    "that leaf nobody could choose others; that these are what training gave is the word of the ledger's operator."
 )
 PART: Final = (
     "W (weights in part): every tensor of these files is, bit for bit, one to which the ledger commits {at}: {share}, and "
-    "{untrained} that it did not train. Others that it trained are in no file ({names}): what a loader puts in their place is "
-    "not the run's."
+    "{untrained} that it did not train. Others that it trained are in no file where a loader looks for them, or not in every "
+    "one ({names}): what it puts in their place is not the run's."
 )
 CONVERTED: Final = (
     "W (weights converted): {count} tensors have another type than those to which the ledger commits {at} ({names}); all "
@@ -341,6 +377,67 @@ def _verdict(tensor: Tensor, record: WeightRecord) -> str:
     return "tied" if tensor.sha256 == record.sha256 else "changed"
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How a loader reads a group.
+
+    Attributes:
+        view: how its names stand for the run's.
+        read: whether it looks for the group where that lies.
+        adapter: the adapter as which it is looked for; None for what the group has.
+        module: the one module of which it has tensors; None for the model.
+    """
+
+    view: View
+    read: bool
+    adapter: str | None
+    module: str | None
+
+
+class _Taken:
+    """What a loader takes from groups, counted for each thing that it could load: the model or one module, without adapters or
+    one adapter of it."""
+
+    def __init__(self, records: Sequence[WeightRecord]) -> None:
+        self.names: set[str] = set()
+        self._records = records
+        self._first = {record.names[0]: record for record in records if not record.sources}
+        self._written: dict[str, set[int]] = {}
+        for place, record in enumerate(records):
+            for source in record.sources:
+                self._written.setdefault(source, set()).add(place)
+        self._groups: Counter[tuple[str | None, str | None]] = Counter()
+        self._having: Counter[tuple[str | None, str | None, str]] = Counter()
+
+    def add(self, reading: _Reading, seen: Collection[int]) -> None:
+        """Takes the records of a group: as they are, or where all that is computed from them to be saved is there."""
+        complete = set()
+        for place in seen:
+            record = self._records[place]
+            complete |= {source for source in record.sources if self._written[source].issubset(seen)} or (
+                set() if record.sources else {record.names[0]}
+            )
+        things = set()
+        for name in complete & self._first.keys():
+            record = self._first[name]
+            if reading.adapter is None or record.adapter in (None, reading.adapter):
+                self.names.add(name)
+                if record.trained:
+                    things.add((record.adapter, reading.module))
+                    self._having[record.adapter, reading.module, name] += 1
+        self._groups.update(things)
+
+    def left_out(self) -> Iterator[str]:
+        """Yields first names of trained tensors that no group has, or not every one that has some of the model or module."""
+        for name, record in self._first.items():
+            modules = {None, *(other.partition(".")[0] for other in record.names)}
+            ways = ((record.adapter, module) for module in modules)
+            if record.trained and (
+                name not in self.names or any(self._having[(*way, name)] < self._groups[way] for way in ways)
+            ):
+                yield name
+
+
 class _Index:
     """The records of a model by name, by every end of a name, and by content.
 
@@ -350,6 +447,9 @@ class _Index:
 
     def __init__(self, records: tuple[WeightRecord, ...]) -> None:
         self.records = records
+        self._adapters = {record.adapter for record in records if record.adapter is not None}
+        self._modules: set[str] = set()
+        self._inside: dict[str, tuple[str, int] | None] = {}
         self._named: dict[str, list[int]] = {}
         self._ends: dict[str, dict[str, None]] = {}
         self._content: dict[bytes, list[int]] = {}
@@ -361,6 +461,12 @@ class _Index:
                     same.append(place)
                 for end in _ends(name):
                     self._ends.setdefault(end, {})[name] = None
+                module, dot, rest = name.partition(".")
+                if dot:
+                    self._modules.add(module)
+                    first = self._inside.setdefault(rest, (module, place))
+                    if first is not None and first[0] != module and first[1] != place:
+                        self._inside[rest] = None
 
     def place(self, name: str, view: View) -> int | None:
         """Returns the record of a tensor of a file: the only one of its name, or of several that of the view's adapter."""
@@ -369,26 +475,52 @@ class _Index:
             return places[0]
         return next((place for place in places if self.records[place].adapter == view.adapter), None)
 
-    def view(self, path: str, tensors: Sequence[Tensor]) -> View:
-        """Returns the view in which most tensors of a file are the run's; of equals that with most names, then the plainest."""
-        best, most = View("", "", None), (-1, -1, 0)
-        for drop, add in self._prefixes(tensors):
-            view, tied, known = self._with_adapter(View(drop, add, None), path, tensors)
-            score = (tied, known, -len(drop) - len(add))
+    def reading(self, whole: str, tensors: Sequence[Tensor]) -> "_Reading":
+        """Tells how a loader reads a group, by where it lies, and by its tensors where that leaves several views.
+
+        Of these the view in which most tensors are the run's; of equal ones that with most names, then the plainest.
+        """
+        folder, _, name = whole.rpartition("/")
+        own = folder or _SET.sub("", name)
+        prefixes = self._prefixes(tensors)
+        if folder or own not in GENERAL:
+            views = [(View(drop, f"{own}.", None), DEFAULT) for drop in ("", *WRAPPERS) if own in self._modules]
+            adapter = own.rpartition("/")[2]
+            if adapter in self._adapters:
+                views += [(View(drop, add, None), adapter) for drop, add in prefixes if add in ("", *WRAPPERS)]
+            view, known = self._best(views, tensors)
+            if known:
+                return _Reading(view, True, adapter if view.add != f"{own}." else None, self._module(view))
+        view, _ = self._best([(View(drop, add, None), "" if folder else DEFAULT) for drop, add in prefixes], tensors)
+        module = self._module(view)
+        plain = module is None or all(self._inside.get(tensor.name.removeprefix(view.drop), "") for tensor in tensors)
+        return _Reading(view, not folder and plain, None, module)
+
+    def _module(self, view: View) -> str | None:
+        """Returns the one module of which a group read in this view has tensors; None where it is the model."""
+        module = view.add.removesuffix(".")
+        return module if module in self._modules else None
+
+    def _best(self, views: Iterable[tuple[View, str]], tensors: Sequence[Tensor]) -> tuple[View, int]:
+        """The best of some views, each with the adapter that a name of several adapters is of; and how many names it knows."""
+        best, most = View("", "", None), (-1, 0, 0)
+        for plain, own in views:
+            view, tied, known = self._with_adapter(plain, own, tensors)
+            score = (tied, known, -len(view.drop) - len(view.add))
             if score > most:
                 best, most = view, score
             if tied == len(tensors):
                 break
-        return best
+        return best, most[1]
 
     def _places(self, name: str, view: View) -> Sequence[int]:
         wanted = view.name(name)
         return () if wanted is None else self._named.get(wanted, ())
 
-    def _with_adapter(self, view: View, path: str, tensors: Iterable[Tensor]) -> tuple[View, int, int]:
-        """Returns a view with the adapter that most names of several speak for, and how many tensors it ties and knows.
+    def _with_adapter(self, view: View, own: str, tensors: Iterable[Tensor]) -> tuple[View, int, int]:
+        """Returns the view with the adapter of names of several adapters, and how many tensors it ties and knows.
 
-        Of equal ones that of which a folder of the file has the name, then the first by name.
+        That is the one that is looked for here, where it has such names, else the one that most of them speak for.
         """
         tied = known = 0
         ties: Counter[str] = Counter()
@@ -405,8 +537,7 @@ class _Index:
                     names[record.adapter] += 1
         if not names:
             return view, tied, known
-        folders = path.split("/")[:-1]
-        adapter = min(names, key=lambda name: (-ties[name], -names[name], name not in folders, name))
+        adapter = own if own in names else min(names, key=lambda name: (-ties[name], -names[name], name))
         return View(view.drop, view.add, adapter), tied + ties[adapter], known + names[adapter]
 
     def _prefixes(self, tensors: Sequence[Tensor]) -> list[tuple[str, str]]:

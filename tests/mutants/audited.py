@@ -14,6 +14,7 @@ REPLAY = "ledger/replay.py"
 BLOCKS = "attest/blocks.py"
 COSIGNING = "ledger/proofs/cosigning.py"
 CONTENTS = "ledger/release/contents.py"
+PICKLES = "ledger/release/pickles.py"
 TIED = "ledger/release/tied.py"
 CHECK = "ledger/release/check.py"
 RIGHTS = "ledger/release/rights.py"
@@ -216,9 +217,22 @@ FIGURES = (
 
 RELEASES = (
     Mutant(
-        "a pickle is one by its bytes", CONTENTS, "if is_pickle(head[:_OPCODES], whole=self._size <= _OPCODES):",
-        "if not head and self._size:",
+        "a pickle is one by its bytes", CONTENTS, "if is_pickle(head, self._size):", "if not head and self._size:",
         T_TIED + "test_E4_weights_and_code_under_the_name_of_a_companion_keep_a_release_from_being_tied_or_are_named",
+    ),
+    Mutant(
+        "integers of a pickle have any base", PICKLES, "0[xX][0-9a-fA-F_]++|0[oObB]?", "0",
+        T_TIED + "test_E4_weights_and_code_under_the_name_of_a_companion_keep_a_release_from_being_tied_or_are_named",
+    ),
+    Mutant(
+        "a pickle that breaks off behind a call is one", PICKLES,
+        "(name in _ACTS or name == \"STOP\")", "name == \"STOP\"",
+        T_TIED + "test_E4_weights_and_code_under_the_name_of_a_companion_keep_a_release_from_being_tied_or_are_named",
+    ),
+    Mutant(
+        "what an unpickler may pop is on the stack of the walk", PICKLES, 'opcode.name == "POP" and not items[-1]',
+        'opcode.name == "POP" and items[-1]',
+        T_TIED + "test_E4_whatever_an_unpickler_does_with_an_object_that_it_obtained_is_a_pickle",
     ),
     Mutant(
         "a companion holds no weights by its bytes", TIED, "return file.form in HARMLESS and (", "return bool(file.form) and (",
@@ -239,6 +253,38 @@ RELEASES = (
     Mutant(
         "TIED takes an index that leads to these files", TIED, "self.empty or self.astray or", "self.empty or",
         T_TIED + "test_E4_an_index_that_leads_a_loader_elsewhere_is_not_tied",
+    ),
+    Mutant(
+        "no loader looks into any folder", TIED, "_Reading(view, not folder and plain, None, module)",
+        "_Reading(view, plain, None, module)",
+        T_TIED + "test_E4_half_a_model_beside_the_rest_of_it_is_a_part_and_serves_nobody",
+    ),
+    Mutant(
+        "what could be taken for the model has all of it", TIED,
+        "any(self._having[(*way, name)] < self._groups[way] for way in ways)",
+        "any(self._having[(*way, name)] < 0 for way in ways)",
+        T_TIED + "test_E4_half_a_model_beside_the_rest_of_it_is_a_part_and_serves_nobody",
+    ),
+    Mutant(
+        "a module is looked for in the place of its name", TIED, "if own in self._modules]", "if own in self._adapters]",
+        T_TIED + "test_E4_modules_of_one_shape_are_tied_in_places_of_their_own_and_not_in_those_of_each_other",
+    ),
+    Mutant(
+        "an adapter is looked for in the place of its name", TIED,
+        "        if adapter in self._adapters:", "        if not adapter:",
+        T_TIED + "test_E4_adapters_are_tied_in_places_of_their_own_and_serve_nobody_in_those_of_each_other",
+    ),
+    Mutant(
+        "settings that are not JSON name code", CONTENTS, "if ending in _SETTINGS:", "if not ending:",
+        T_TIED + "test_E4_settings_that_name_code_are_named_in_whatever_format_a_loader_reads",
+    ),
+    Mutant(
+        "a tag of YAML names code", CONTENTS, 'found.add("!")', 'found.discard("!")',
+        T_TIED + "test_E4_settings_that_name_code_are_named_in_whatever_format_a_loader_reads",
+    ),
+    Mutant(
+        "a kernel is code", CONTENTS, "sorted(keys & (_NAMING | _KERNELS))", "sorted(keys & _NAMING)",
+        T_TIED + "test_E4_settings_that_name_code_are_named_in_whatever_format_a_loader_reads",
     ),
     Mutant(
         "code beside weights is named", CHECK, 'check.words.add("CODE_BESIDE")', "check.words.update()",

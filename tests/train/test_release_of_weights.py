@@ -191,17 +191,18 @@ def test_whatever_byte_is_tampered_with_is_named(
     assert words in report.findings[0].sentence
 
 
-def test_a_file_that_is_swapped_for_that_of_the_other_adapter_is_told_to_be_it(
+def test_a_file_that_is_swapped_for_that_of_the_other_adapter_is_not_tied(
     adapted: tuple[World, Any], tmp_path: Path
 ) -> None:
-    """Before the release, so that nothing is forged: the record says whose tensors lie where."""
+    """Before the release, so that nothing is forged: where the file lies, a loader looks for the adapter "default"."""
     world, model = adapted
     directory = tmp_path / "model"
     model.save_pretrained(directory)
     shutil.copy(directory / "lab-b" / WEIGHTS, directory / WEIGHTS)
     report = released(world, directory)
-    assert (report.verdict, report.weights.status, report.weights.adapters) == ("TOLD", "PART", ("lab-b",))
-    assert {file.view.adapter for file in report.weights.files} == {"lab-b"}
+    assert (report.verdict, report.weights.status, report.weights.adapters) == ("TOLD", "UNTIED", ("lab-b",))
+    files = {file.path: (file.view.adapter, len(file.tied), len(file.changed)) for file in report.weights.files}
+    assert files == {WEIGHTS: ("default", 0, 20), f"lab-b/{WEIGHTS}": ("lab-b", 20, 0)}
     assert len(report.weights.left_out) == 20 and all(".default." in name for name in report.weights.left_out)
 
 
