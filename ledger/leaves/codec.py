@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Final
 
@@ -116,10 +116,9 @@ class AdmitForms:
     @staticmethod
     def _made(leaf: records.Admit) -> tuple[bytes, bytes, bytes, bytes]:
         """Returns what the general encoder writes around digests, by random marks that no other field can hold."""
-        marks = [os.urandom(DIGEST) for _ in range(3)]
-        marked = replace(leaf, descriptor_hash=marks[0], attestation_hash=marks[1], anchor=marks[2])
-        data = cbor.encode(_record_map(marked)).removeprefix(_ADMIT_HEAD + cbor.encode(leaf.seq))
-        before, between, behind, after = around(data, *marks)
+        marks = {label: os.urandom(DIGEST) for label in _ADMIT_DIGESTS}
+        data = cbor.encode(_record_map(leaf) | marks).removeprefix(_ADMIT_HEAD + cbor.encode(leaf.seq))
+        before, between, behind, after = around(data, *marks.values())
         return before, between, behind, after
 
 
@@ -128,6 +127,9 @@ _admit_form = attrgetter(
 )
 _ADMIT_HEAD: Final = bytes((0xA0 + len(fields(records.Admit)) + 1, 0))
 """Head of the map that an ADMIT leaf is, and key 0."""
+
+_ADMIT_DIGESTS: Final = (3, 9, 11)
+"""Keys of descriptor hash, attestation hash and anchor in that map."""
 
 _ADMITS: Final = AdmitForms()
 

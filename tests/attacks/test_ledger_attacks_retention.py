@@ -346,7 +346,7 @@ def test_the_logs_key_cannot_lower_an_aggregate_once_auditors_vouched(pruned, tm
     ]
     said = ledger.state.tally.summaries[0]
     body = encode_leaf(replace(said, set_root=set_root(wrong)))
-    kept[said.seq] = replace(kept[said.seq], body=body, leaf_hash=leaf_hash(body))
+    kept[said.seq] = kept[said.seq]._replace(body=body, leaf_hash=leaf_hash(body))
     frontier = Frontier()
     for row in kept:
         frontier.append(row.leaf_hash)
@@ -368,7 +368,7 @@ def test_a_pruned_admission_is_not_given_to_another_by_a_forged_withdrawal(prune
     leaf = decode_leaf(gone.body)
     assert isinstance(leaf, Withdraw) and leaf.admit_seq == 4
     body = encode_leaf(replace(leaf, descriptor_hash=descriptor(77)))
-    kept[gone.seq] = replace(gone, body=body, leaf_hash=leaf_hash(body))
+    kept[gone.seq] = gone._replace(body=body, leaf_hash=leaf_hash(body))
     frontier = Frontier()
     for row in kept:
         frontier.append(row.leaf_hash)
