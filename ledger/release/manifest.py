@@ -183,6 +183,10 @@ class Manifest:
         for what, rows in (("class", self.classes), ("block", self.blocks), ("artifact", self.artifacts)):
             if len({row.name for row in rows}) != len(rows):
                 raise ReleaseRefused("MANIFEST", f"a {what} stands twice")
+        for row in self.classes:
+            if row.withdrawn > row.contributions:
+                sentence = f"withdrawn of class {row.name}: expected at most {row.contributions}, got {row.withdrawn}"
+                raise ReleaseRefused("RANGE", sentence)
         for block in self.blocks:
             _check_below(block.classes, len(self.classes), f"a class of block {block.name}")
         for part in self.artifacts:

@@ -16,6 +16,7 @@ from ledger.log import Ledger
 from ledger.storage import sqlite
 from ledger.storage.opening import set_unfinished_aside
 from ledger.storage.place import Place
+from tests.ledger.attested import attested_run
 
 
 @pytest.fixture
@@ -23,6 +24,15 @@ def closed_file(run, path):
     """A whole run, closed on disk."""
     run.whole_run()
     run.ledger.close()
+    return SqliteBackend(path.parent)
+
+
+@pytest.fixture
+def attested_file(path):
+    """A whole run of which every admission has what was signed, closed on disk."""
+    driver = attested_run(path)
+    driver.whole_run()
+    driver.ledger.close()
     return SqliteBackend(path.parent)
 
 
@@ -45,14 +55,14 @@ def closed_file(run, path):
     ],
 )
 @pytest.mark.parametrize("recursive", ["ON", "OFF"])
-def test_nothing_is_replaced_whatever_the_recursion_of_triggers(closed_file, statement, recursive):
+def test_nothing_is_replaced_whatever_the_recursion_of_triggers(attested_file, statement, recursive):
     """Without recursive_triggers, REPLACE removes the old row and fires no DELETE trigger."""
-    with closed_file._connection() as connection:
+    with attested_file._connection() as connection:
         connection.execute(f"PRAGMA recursive_triggers={recursive}")
-        with pytest.raises(closed_file.refused):
+        with pytest.raises(attested_file.refused):
             connection.execute(statement)
         connection.rollback()
-    closed_file.open().close()
+    attested_file.open().close()
 
 
 def test_bytes_that_are_no_database_are_corrupt(closed_file):
