@@ -113,7 +113,7 @@ def opened(root: Path, *, kept: bool) -> dict[str, float]:
 
     model, own = Model(), Own()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ledger, watch = root / "ledger.db", Watch(own)
+    ledger, watch = root / ("ledger.db" if kept else "afresh.db"), Watch(own)
     run = PrivateTraining.open(
         root / "policy.cose", root / "corpus", ledger=ledger, kept_reading=kept, progress=False,
         decode=own.timed(json_examples),
@@ -130,7 +130,7 @@ def opened(root: Path, *, kept: bool) -> dict[str, float]:
             begin()
             found |= watch.lap("begin")
 
-        run.begin = begun  # type: ignore[method-assign]
+        run.begin = begun
         for rows in next(iter(steps)):
             run.backward(run.model(rows["x"]).square().mean(1), rows)
             if run.begun:
