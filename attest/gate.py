@@ -380,4 +380,3 @@ def _batches(corpus: Iterable[Item]) -> Iterator[list[Item]]:
             items, size = [], 0
     if items:
         yield items
-# later# later# later# later

@@ -261,9 +261,10 @@ def test_a_build_is_named_by_versions_and_the_digest_of_its_source():
 def test_a_process_is_of_the_build_that_it_loaded_whatever_is_installed_meanwhile(tmp_path):
     """An upgrade under a notebook: what the old code verified is not taken for the word of the new one."""
     shutil.copytree(Path(attest.__file__).parent, tmp_path / "attest", ignore=shutil.ignore_patterns("__pycache__"))
-    upgrade = "p = attest.reading.Path(attest.gate.__file__); p.write_text(p.read_text() + '# later')"
+    mine = f"p = attest.reading.Path(attest.gate.__file__); assert str(p).startswith({str(tmp_path)!r})"
+    upgrade = f"{mine}; p.write_text(p.read_text() + '# later')"
     script = f"import attest.gate, attest.reading; {upgrade}; print(attest.reading.build_of())"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", script]
-    old, new = (subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout for _ in range(2))
+    command, options = [sys.executable, "-c", script], {"env": environment, "cwd": tmp_path}
+    old, new = (subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout for _ in range(2))
     assert old != new and old.split()[:3] == new.split()[:3]

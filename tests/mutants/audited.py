@@ -182,10 +182,6 @@ FIGURES = (
         T_FOLDED_LIES + "test_what_was_wrong_of_several_runs_before_folding_is_told_after_it[limit-BUDGET]",
     ),
     Mutant(
-        "a stand-in name is nobody's", CROSSING, "        if contribution.unnamed:\n            continue\n", "",
-        T_FOLDED_LIES + "test_an_honest_run_does_not_fail_because_another_was_folded_since",
-    ),
-    Mutant(
         "a withdrawal may be of who stayed", "ledger/audit/signed_withdrawals.py",
         "(unnamed and self._given_for(name))", "False",
         T_FOLDED_LIES + "test_a_signed_withdrawal_that_no_leaf_enters_is_told_of_whoever_may_have_stayed",
