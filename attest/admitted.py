@@ -36,7 +36,7 @@ ROW_SIZE: Final = _ROW.size
 
 
 class Form:
-    """What admissions share that differ in content, nonce and signature alone.
+    """Holds what admissions share that differ in content, nonce and signature alone.
 
     Attributes:
         sample: an admission of this form; what is read of it, but for content and nonce, holds for all of them.
@@ -152,8 +152,6 @@ class AdmittedRows(Sequence[Admitted]):
         if not isinstance(other, AdmittedRows | list):
             return NotImplemented
         return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
 
     def admission(self, place: int) -> Admission:
         """Returns the admission at a place."""

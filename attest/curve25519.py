@@ -100,7 +100,7 @@ def in_prime_subgroup(point: Point) -> bool:
 
 
 def has_prime_order(raw: bytes) -> bool | None:
-    """Whether 32 bytes are the canonical encoding of a point of prime order L; None where the library has no X25519.
+    """Tells whether 32 bytes are the canonical encoding of a point of prime order L; None where the library has no X25519.
 
     Guarantee: the answer is yes exactly where `decompress` finds a point other than the neutral element and
     `in_prime_subgroup` says yes of it.

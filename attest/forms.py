@@ -1,4 +1,4 @@
-"""What attestations have in common, so that most of them are compared with one that passed instead of being decoded.
+"""Common parts of attestations, so that most of them are compared with one that passed instead of being decoded.
 
 A `Pattern` is what attestations of the same terms share, whoever signed them and when: they differ in the four commitments, the
 two times, the opening, the key and the signature. A `Form` is what attestations share that one contributor signed in one go:
@@ -38,7 +38,7 @@ _SALTS: Final = b"\x03\x58\x30"
 
 
 class Form:
-    """What is the same for attestations that share everything but content, nonce and signature, after the first was checked.
+    """Holds what is the same for attestations that share all but content, nonce and signature, after the first was checked.
 
     A descriptor and an opening whose `rest` equals that of a pair that passed hold the same values in every field but the
     commitment to the content, the nonce and the content hash: byte strings of fixed length, which take part in no check but
@@ -109,7 +109,7 @@ class Cut(NamedTuple):
 
 
 class Pattern:
-    """What attestations of the same terms share, whoever signed them and when, after one of them passed.
+    """Holds what attestations of the same terms share, whoever signed them and when, after one of them passed.
 
     A descriptor whose `Cut` has the `shared` bytes of one that passed is one that the strict decoder accepts, with the same
     values in all fields but four byte strings of 32 bytes and two integers of 4 bytes. So audience, class of the policy,

@@ -40,7 +40,7 @@ def people(count: int) -> dict[str, Ed25519PrivateKey]:
 
 
 def terms_of(name: str, key: Ed25519PrivateKey, spec: HeaderSpec) -> list[CommonTerms]:
-    """What one contributor signs for each class, at its presets."""
+    """Returns what one contributor signs for each class, at its presets."""
     found = []
     for rule in spec.policy.policy.classes:
         template = SigningTemplate(

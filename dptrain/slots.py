@@ -72,7 +72,7 @@ class Slots(Sequence[Slot]):
         if isinstance(index, slice):
             return self.take(range(len(self))[index])
         place = self._place(range(len(self))[index])
-        return Slot(self._rows[place], self._resolutions[self._rows.numbers[place]])  # type: ignore[arg-type]
+        return Slot(self._rows[place], self._resolutions[self._rows.numbers[place]])
 
     def __iter__(self) -> Iterator[Slot]:
         return (self[index] for index in range(len(self)))
@@ -115,11 +115,11 @@ class Slots(Sequence[Slot]):
 
     def resolution(self, index: int) -> "Resolution":
         """Returns what a slot may do."""
-        return self._resolutions[self._rows.numbers[self._place(index)]]  # type: ignore[return-value]
+        return self._resolutions[self._rows.numbers[self._place(index)]]
 
     def resolutions(self) -> list["Resolution"]:
         """Returns what every form may do, by its number."""
-        return self._resolutions  # type: ignore[return-value]
+        return self._resolutions
 
     def class_names(self) -> list[str]:
         """Returns the name of the class of every slot."""

@@ -124,7 +124,7 @@ class Kind(ABC):
 
 @dataclass(frozen=True)
 class Given(Kind):
-    """What stands in the bytes and is no field."""
+    """Stands for what is in the bytes and is no field."""
 
     cddl: str
 

@@ -100,7 +100,7 @@ class DigestIndex:
 
     @staticmethod
     def _places(level: "array[int]", hashes: "np.ndarray[Any, Any]") -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
-        """Where hashes would stand in a level, and which of them stand there."""
+        """Returns where hashes would stand in a level, and which of them stand there."""
         import numpy as np
 
         known = np.frombuffer(level, np.uint64)

@@ -40,7 +40,7 @@ class Enrolled(Mapping[str, Contributor]):
 
     @property
     def has_runs(self) -> bool:
-        """Whether contributors are kept as columns."""
+        """Tells whether contributors are kept as columns."""
         return bool(self._runs)
 
     def __len__(self) -> int:

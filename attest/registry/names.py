@@ -118,7 +118,7 @@ class Names:
         return self._packed
 
     def _named(self, commitment: bytes) -> Named | None:
-        """What opens a commitment to a contributor."""
+        """Returns what opens a commitment to a contributor."""
         name = self._by_commitment.get(commitment)
         if name is not None:
             return self._by_name[name]

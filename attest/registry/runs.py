@@ -140,7 +140,7 @@ def _head(payload: bytes) -> tuple[dict[int, Any], int, int]:
 
 
 def _first(payload: bytes, at: int) -> tuple[int, Enrol]:
-    """Where the enrolment that begins at a byte ends, and what it says.
+    """Returns where the enrolment that begins at a byte ends, and what it says.
 
     Raises:
         ValueError, CborError: It is no enrolment.

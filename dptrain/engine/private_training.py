@@ -26,13 +26,13 @@ from dptrain.engine import refusals
 from dptrain.engine.release import Phase, PrivateGradients, refuse_addresses
 from dptrain.engine.start import Start
 from dptrain.engine.step import LogicalStep, Steps, check_parameters
-from dptrain.errors import ConfigError, NotPrivateUse, StepOrder
+from dptrain.errors import ConfigError, StepOrder
 from dptrain.feeding import Feeder
 from dptrain.inbox import Inbox
 from dptrain.kept_reading import reading_beside
 from dptrain.microbatch import Collate, Decode, Microbatch, json_examples
 from dptrain.pin import PinRecord
-from dptrain.pool import Pool, in_ledger_order, settle_pool, slots_for
+from dptrain.pool import Pool, in_ledger_order, slots_for
 from dptrain.progress import attestations_in, progress_bar
 from dptrain.recording import Recorder, by_terms
 from dptrain.registry_watch import RegistryWatch, memories_of
@@ -45,6 +45,7 @@ from dptrain.routing.repeated import RepeatedLoss
 from dptrain.routing.synthetic_rows import ProbeRows
 from dptrain.sandbox import Loop, Sandbox, forward_seed
 from dptrain.sandbox.isolation import Isolation
+from dptrain.settling import settle_pool
 from dptrain.slots import Slots
 from dptrain.streams import open_streams
 from ledger.leaves import HELD, Header
@@ -544,7 +545,7 @@ class PrivateTraining:
         if self.recorder.at_window_end(number):
             check_parameters([(t.name, t.parameter) for _, t in self.router.tensors], number)
             self.recorder.settle(number, self._clock())
-            self._require_unwritten()
+            refusals.refuse_written(self.sandbox)
         if self.recorder.at_epoch_end(number):
             self.recorder.close_epoch(number, self.weights.records(), self.isolation.told, self._clock())
 
@@ -592,28 +593,7 @@ class PrivateTraining:
         self.streams.sealed.destroy()
         self.streams.noise.destroy()
         self._ended = True
-        self._require_unwritten()
-
-    def _require_unwritten(self) -> None:
-        """Ends the run, at the end of a window, if a private microbatch wrote what is not trained, or drew beside torch.
-
-        The message says the same whatever was written or drawn, and when: both may follow from content.
-        """
-        if self.sandbox.late_host_draws:
-            raise NotPrivateUse(
-                "HOST_RANDOMNESS",
-                "in this window a private microbatch drew from Python's random or numpy.random, whose numbers belong to no "
-                "contribution, and in the probes none did. Noise alone was released from that step on. Take the model from the "
-                "last checkpoint before this window, and draw with torch",
-            )
-        if self.sandbox.kept.written is not None:
-            raise NotPrivateUse(
-                "FORWARD_WROTE",
-                "in this window a private microbatch wrote something that the model keeps and does not train (a table, a "
-                "buffer, a counter), which it did not do in the probes. Operations of torch wrote a copy instead; whatever "
-                "was changed all the same was seen before the next release, and noise alone was released from there on. Take "
-                "the model from the last checkpoint before this window, and switch off what writes",
-            )
+        refusals.refuse_written(self.sandbox)
 
     def export(self, directory: str | os.PathLike[str]) -> Path:
         """Writes the public record of the run for an auditor: the ledger, what contributors signed, and the registry.

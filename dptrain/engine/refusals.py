@@ -13,6 +13,7 @@ from attest.policy import Policy
 from dptrain.errors import ConfigError, NotPrivateUse, UnsupportedModule, UnsupportedPolicy
 from dptrain.noise import selftest
 from dptrain.resolver import Schedule
+from dptrain.sandbox.interception import Sandbox
 from dptrain.sandbox.isolation import Isolation
 from dptrain.sandbox.optimizers import Reach, reach, refuse_unusable, weakness
 from dptrain.support import unsupported
@@ -217,3 +218,28 @@ def _product_precisions() -> Iterator[tuple[str, str]]:
         yield "torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision()
     except RuntimeError:  # Set by the new interface, so that the old one declines to read it; it was read above.
         return
+
+
+def refuse_written(sandbox: Sandbox) -> None:
+    """Ends a run, at the end of a window, if a private microbatch wrote what is not trained, or drew beside torch.
+
+    The message says the same whatever was written or drawn, and when: both may follow from content.
+
+    Raises:
+        NotPrivateUse: code HOST_RANDOMNESS or FORWARD_WROTE.
+    """
+    if sandbox.late_host_draws:
+        raise NotPrivateUse(
+            "HOST_RANDOMNESS",
+            "in this window a private microbatch drew from Python's random or numpy.random, whose numbers belong to no "
+            "contribution, and in the probes none did. Noise alone was released from that step on. Take the model from the "
+            "last checkpoint before this window, and draw with torch",
+        )
+    if sandbox.kept.written is not None:
+        raise NotPrivateUse(
+            "FORWARD_WROTE",
+            "in this window a private microbatch wrote something that the model keeps and does not train (a table, a "
+            "buffer, a counter), which it did not do in the probes. Operations of torch wrote a copy instead; whatever "
+            "was changed all the same was seen before the next release, and noise alone was released from there on. Take "
+            "the model from the last checkpoint before this window, and switch off what writes",
+        )

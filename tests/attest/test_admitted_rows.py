@@ -13,18 +13,8 @@ from attest.attestation import Attestation
 from attest.descriptor import Parts, split
 from attest.records import Locator
 from attest.signing import sign_content
-from attest.template import SigningTemplate
+from tests.attest.test_framing import TEMPLATE
 
-TEMPLATE = SigningTemplate(
-    contributor="alice",
-    data_class="notes",
-    admissibility_class="open",
-    clip_norm_micro=1_000_000,
-    noise_multiplier_micro=1_100_000,
-    corpus="corpus",
-    not_before=1_750_000_000,
-    not_after=1_780_000_000,
-)
 OTHER = replace(TEMPLATE, contributor="bob", max_epsilon_micro=3_000_000, max_delta_pico=10**6, max_examples=4)
 
 

@@ -326,7 +326,7 @@ WRITTEN = (
     ),
     Mutant(
         "a run whose forward wrote ends at the end of its window", ENGINE,
-        "self.recorder.settle(number, self._clock())\n            self._require_unwritten()",
+        "self.recorder.settle(number, self._clock())\n            refusals.refuse_written(self.sandbox)",
         "self.recorder.settle(number, self._clock())",
         T_INSIDE + "test_a_forward_that_begins_to_write_writes_a_copy_and_ends_the_run_at_the_end_of_its_window",
     ),
