@@ -1,5 +1,6 @@
 """For all tests: which cases of a cross are quick, and what a test leaves behind for the next."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -7,6 +8,9 @@ from importlib import import_module
 from zlib import crc32
 
 import pytest
+
+# Before torch multiplies: MKL rounds rows by their addresses on processors of AMD otherwise, which exactness certified refuses.
+os.environ.setdefault("MKL_CBWR", "AUTO")
 
 # What it brings along it adds to `sys.path` once, when it is first imported; a test that puts the path back must not take that
 # away from those behind it (torch's compiler needs it).

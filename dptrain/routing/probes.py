@@ -243,7 +243,7 @@ def check_company(
             what a norm may differ by besides.
 
     Raises:
-        CoupledModel: code REPLACEMENT.
+        CoupledModel: code REPLACEMENT; ROW_ROUNDING where only the last bits differ and none may.
     """
     both = [name for name in first if name in second]
     if not both:
@@ -262,14 +262,26 @@ def _require_same(what: str, a: torch.Tensor, b: torch.Tensor, tolerance: float,
     size = torch.where(finite, a.abs(), 0.0)
     # A gradient rounds by what cancels in it, which larger ones tell; a loss by itself, or by terms of size one.
     size = size.amax(0) if what == "gradient" else torch.maximum(size, size.amax(0).clamp_max(1.0))
-    if not bool((gap <= tolerance * size.clamp_min(1e-12) + slack).all()) or not bool((finite | (a.isnan() ==
-    b.isnan())).all()):
-        raise CoupledModel(
-            "REPLACEMENT",
-            f"replacing one contribution changed the {what} of another: something is shared by the batch (a mean over all "
-            "tokens, a capacity, running statistics, random numbers in no order of rows); make each loss a function of its own "
-            "example",
-        )
+    same = bool((finite | (a.isnan() == b.isnan())).all())
+    allowed = size.clamp_min(1e-12)
+    if same and bool((gap <= tolerance * allowed + slack).all()):
+        return
+    if same and not tolerance and bool((gap <= P2_TOLERANCE[torch.float32] * allowed).all()):
+        raise CoupledModel("ROW_ROUNDING", _ROW_ROUNDING.format(what))
+    raise CoupledModel(
+        "REPLACEMENT",
+        f"replacing one contribution changed the {what} of another: something is shared by the batch (a mean over all "
+        "tokens, a capacity, running statistics, random numbers in no order of rows); make each loss a function of its own "
+        "example",
+    )
+
+
+_ROW_ROUNDING = (
+    "replacing one contribution changed the {} of another in its last bits, which exactness certified does not allow: kernels "
+    "that round a row by the place where it stands do that (MKL on processors of AMD), or something small that the batch "
+    "shares. Set MKL_CBWR=AUTO in the environment before Python starts; if that does not help, make each loss a function of "
+    "its own example, or choose exactness fast"
+)
 
 
 @contextmanager
