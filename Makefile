@@ -20,7 +20,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow lint types bench bench-scaling bench-start bench-gate bench-ledger gpu fuzz faults lies mutations mutants interop zoo man clean
+.PHONY: help install demo test slow lint types bench bench-scaling bench-start bench-gate bench-ledger gpu fuzz faults lies mutations mutants interop zoo house man clean
 
 help:
 	@echo "make demo    the whole way on real data, from keys to a verified export, into $(DIR)/"
@@ -31,6 +31,7 @@ help:
 	@echo "make fuzz    fuzz every reader of bytes from outside for FUZZ_SECONDS (600)"
 	@echo "make faults  fail and kill every system call of a ledger's writers, and lose power after each"
 	@echo "make zoo     hundreds of model families through the start of a run, held to what is expected of each"
+	@echo "make house   count lines, import circles, upward arrows, folders too full and files too small"
 	@echo "make lies    tell every lie that the log's key can sign, and print the verdict that each gets"
 	@echo "make mutants   break every promise of the private step once, and demand that the test named for it fails"
 	@echo "make mutations   judge a million mutations of valid attestations; make interop: against cwt, pycose, Node, Go and others"
@@ -142,6 +143,11 @@ build/interop/cwt build/interop/pycose build/interop/tlog build/interop/go:
 # ARGS=--made-up also on made-up rows, ARGS=--accept to take what was found for expected.
 zoo: $(STAMP)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m tests.zoo $(ARGS)
+
+# How the code is built, in numbers, of the product and of each package. ARGS="--against REVISION" puts a revision beside it with
+# ratios, ARGS="--list upward circles" says which they are. tests/test_layering.py fails on new ones.
+house: $(STAMP)
+	$(BIN)/python -m tests.house $(ARGS)
 
 man: $(STAMP)
 	$(BIN)/python -m dptrain.cli.man build/man

@@ -1,14 +1,14 @@
-"""Layers only point down: attest <- ledger <- dptrain, and the two lower ones live without torch."""
+"""Imports only point down, between packages and between the rooms of each; the two lower packages live without torch."""
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.house import known
+from tests.house.layers import ROOT, TABLE, Drawing
+from tests.house.modules import Code
 
 # What each package may import beside the standard library and itself.
 ALLOWED = {
@@ -29,18 +29,14 @@ sys.meta_path.insert(0, NoTorch())
 """
 
 
-def imported_names(package: str) -> Iterator[tuple[Path, str]]:
-    """Top-level names imported anywhere in a package: at module level, in functions and under TYPE_CHECKING."""
-    for path in sorted((ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                names = [node.module or ""]
-            else:
-                continue
-            for name in names:
-                yield path.relative_to(ROOT), name.split(".")[0]
+@pytest.fixture(scope="module")
+def drawing() -> Drawing:
+    return Drawing.of(ROOT)
+
+
+@pytest.fixture(scope="module")
+def product(drawing: Drawing) -> Code:
+    return Code(ROOT, drawing.packages)
 
 
 def run_without_torch(program: str) -> subprocess.CompletedProcess[str]:
@@ -48,10 +44,24 @@ def run_without_torch(program: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))
-def test_imports_only_point_down(package: str) -> None:
+def test_imports_only_point_down(product: Code, package: str) -> None:
+    """At module level, in functions and under TYPE_CHECKING."""
     allowed = ALLOWED[package] | {package} | set(sys.stdlib_module_names)
-    upward = [f"{path} imports {name}" for path, name in imported_names(package) if name not in allowed]
-    assert upward == []
+    modules = [module for module in product.modules.values() if module.package == package]
+    named = {(module.path, one.name.split(".")[0]) for module in modules for one in module.imports}
+    assert [f"{path} imports {name}" for path, name in sorted(named) if name not in allowed] == []
+
+
+def test_every_room_has_its_place_in_the_drawing(product: Code, drawing: Drawing) -> None:
+    rooms = {module.room for module in product.modules.values()}
+    assert drawing.without_place(rooms) == [], f"give these rooms a place in {TABLE}"
+    assert drawing.without_room(rooms) == [], f"these are in no package; take them off {TABLE}"
+
+
+@pytest.mark.parametrize("kind", known.REMEDIES)
+def test_no_circle_upward_arrow_or_full_folder_but_those_that_are_known(product: Code, drawing: Drawing, kind: str) -> None:
+    """The list of known ones only becomes shorter: one that is listed and gone fails too."""
+    assert known.differences(kind, known.found(product, drawing)[kind], known.listed()[kind]) == []
 
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))
