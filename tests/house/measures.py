@@ -80,8 +80,13 @@ class Part:
         return Found.these(module.name for module in self.modules if importers[module.name] == 1)
 
     def presentation(self) -> Found:
-        shown = sum(module.lines for module in self.modules if self.drawing.presents(module.name))
-        return Found(round(100 * shown / self.lines, 1) if self.lines else None)
+        """Percent of the lines, and the lines of each folder that is presentation."""
+        shown: Counter[str] = Counter()
+        for module in self.modules:
+            if self.drawing.presents(module.name):
+                shown[module.folder] += module.lines
+        share = round(100 * shown.total() / self.lines, 1) if self.lines else None
+        return Found(share, tuple(f"{folder}: {lines}" for folder, lines in sorted(shown.items())))
 
     def in_several_folders(self) -> Found:
         folders = defaultdict(set)
