@@ -1,26 +1,26 @@
-"""Writes what the documentation says of a descriptor from its declaration: ``python -m attest.pages docs``.
+"""Writes what the documentation says of what contributors sign from its declaration: ``python -m attest.pages docs``.
 
 The pages on the policy are written by `attest.policy.pages`, those on the documents of a ledger by `ledger.pages`.
 """
 
-import re
 import sys
 from typing import Final
 
-from attest.descriptor import SignedDescriptor
-from attest.documents.pages import Pages, cddl_map, fields_table, with_tables, write_pages
+from attest.descriptor import Opening, SignedDescriptor
+from attest.documents.pages import Pages, cddl_map, fields_table, with_rule, with_tables, write_pages
 
 
 def formats_page(page: str) -> str:
-    """Returns formats.md with the table of a descriptor as the declaration has it."""
-    return with_tables(page, "Attestation", [fields_table("of the", {"descriptor": SignedDescriptor})])
+    """Returns formats.md with the tables that are declared."""
+    attestation = [fields_table("of the", {"descriptor": SignedDescriptor}), fields_table("of the", {"opening": Opening})]
+    return with_tables(page, "Attestation", attestation)
 
 
 def cddl_page(page: str) -> str:
-    """Returns attestation.cddl with the rule of a descriptor as the declaration has it."""
-    return re.sub(
-        r"^descriptor = \{\n.*?^\}\n", lambda _: cddl_map(SignedDescriptor), page, count=1, flags=re.MULTILINE | re.DOTALL
-    )
+    """Returns attestation.cddl with the rules that are declared."""
+    for cls in (SignedDescriptor, Opening):
+        page = with_rule(page, cls.CDDL, cddl_map(cls))
+    return page
 
 
 PAGES: Final[Pages] = {"formats.md": formats_page, "attestation.cddl": cddl_page}

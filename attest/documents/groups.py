@@ -39,6 +39,7 @@ class Many(Several):
         empty: Whether the field is an empty tuple where nothing is stated.
         distinct: Whether no value stands twice.
         named: Name of the list in CDDL, where it is said once for several fields or stands in an array.
+        counted: How another number of them is refused.
     """
 
     kind: Kind
@@ -49,6 +50,7 @@ class Many(Several):
     empty: bool = False
     distinct: bool = True
     named: str = ""
+    counted: str = "TYPE"
 
     @property
     def cddl(self) -> str:  # type: ignore[override]  # computed here, see Kind
@@ -65,13 +67,17 @@ class Many(Several):
         least = 0 if self.empty else self.least
         if type(value) is not tuple or not least <= len(value) <= self.most:
             found = f"{len(value)} of them" if type(value) is tuple else type(value).__name__
-            raise error("TYPE", f"{told} is {found}, expected a list of {self.least} to {self.most} {self.what}")
+            code = self.counted if type(value) is tuple else "TYPE"
+            raise error(code, f"{told} is {found}, expected a list of {self.least} to {self.most} {self.what}")
         for item in value:
             self.kind.check(item, Told(f"{told.key} entry", told.of), error)
         if self.ascending and any(a >= b for a, b in itertools.pairwise(value)):
             raise error("RANGE", f"{told} is not strictly ascending; sort it and drop repetitions")
         if self.distinct and len(set(value)) != len(value):
             raise error("RANGE", f"{told} names one of its {self.what} twice")
+
+    def decode(self, plain: Any, told: Told, error: Refused) -> Any:
+        return None if plain is None else super().decode(plain, told, error)  # The check of the document judges null.
 
     def read(self, found: Any, told: Told, reading: Reading) -> Any:
         if self.tables is None:

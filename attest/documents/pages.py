@@ -49,6 +49,14 @@ def with_section(page: str, name: str, written: str) -> str:
     return page[: found.start(1)] + written + "\n" + page[found.end(1) :]
 
 
+def with_rule(page: str, name: str, written: str) -> str:
+    """Returns CDDL with the rule of this name, a map, as it is written."""
+    found = re.search(rf"^{re.escape(name)} = \{{\n.*?^\}}\n", page, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise ValueError(f"the page has no rule {name!r}")
+    return page[: found.start()] + written + page[found.end() :]
+
+
 def labelled(cls: Any) -> list[Declared]:
     """Returns what stands in the bytes of a document, in order of its labels: its fields, and what follows from them."""
     return sorted([*declarations(cls), *getattr(cls, "DERIVED", ())], key=lambda item: item.label)

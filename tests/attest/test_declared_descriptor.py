@@ -1,4 +1,4 @@
-"""The fields of a descriptor are declared for the pages and checked by the reader; both say one thing."""
+"""A field of what contributors sign is declared once: check, bytes, CDDL and tables follow, and pages say what is declared."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attest import cbor
-from attest.descriptor import SignedDescriptor
+from attest.descriptor import ContributionDescriptor, Opening, SignedDescriptor, Terms
 from attest.documents import declarations
 from attest.documents.declare import told_of
 from attest.documents.pages import labelled
@@ -24,6 +24,11 @@ VALUES = [
     "open", "Open", "a" * 65, b"", bytes(31), bytes(32), bytes(33), ("train",), ("generate",), (),
     ("train", "generate"), ("sell",), ["train"],
 ]  # fmt: skip
+
+OPENED = ContributionDescriptor(
+    admissibility_class="open", clip_norm_micro=1, noise_multiplier_micro=1, not_before=5, not_after=10**6, corpus="notes",
+    contributor="alice", data_class="notes", content_hash=bytes(32), nonce=bytes(16), salts=bytes(48), principal="group",
+)  # fmt: skip
 BETWEEN_FIELDS = ("WINDOW", "PURPOSE", "PUBLIC_LENGTH")
 """Codes of rules over several fields, and of what is specified and not built."""
 
@@ -35,9 +40,7 @@ def test_a_page_says_what_is_declared(name):
 
 
 def test_every_field_has_the_label_under_which_it_is_written():
-    assert {item.name for item in declarations(SignedDescriptor)} | {"schema"} == {
-        item.name for item in fields(SignedDescriptor)
-    }
+    assert {item.name for item in declarations(SignedDescriptor)} == {item.name for item in fields(SignedDescriptor)}
     everything = cbor.decode(PLAIN.to_cbor())
     assert [item.label for item in labelled(SignedDescriptor)] == list(range(1, 18))
     for item in declarations(SignedDescriptor):
@@ -48,7 +51,7 @@ def test_every_field_has_the_label_under_which_it_is_written():
 
 @pytest.mark.parametrize("item", declarations(SignedDescriptor), ids=lambda item: item.name)
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_the_declaration_takes_what_the_reader_takes(item, value):
+def test_the_compiled_test_takes_what_the_check_of_each_field_takes(item, value):
     try:
         replace(PLAIN, **{item.name: value})
         read = True
@@ -60,3 +63,35 @@ def test_the_declaration_takes_what_the_reader_takes(item, value):
     except AttestError:
         said = False
     assert said is read
+
+
+def test_a_descriptor_with_its_opening_has_the_fields_of_both_and_each_stands_in_its_own_bytes():
+    opening, terms = declarations(Opening), declarations(Terms)
+    assert {item.name for item in (*opening, *terms)} == {item.name for item in fields(ContributionDescriptor)}
+    assert [item.label for item in opening] == list(range(1, 7))
+    assert cbor.decode(OPENED.opening()) == {item.label: getattr(OPENED, item.name) for item in opening}
+    assert ContributionDescriptor.open(OPENED.to_cbor(), OPENED.opening()) == OPENED
+    shown = repr(OPENED)
+    assert "alice" in shown and "nonce" not in shown and "salts" not in shown
+
+
+@pytest.mark.parametrize("item", declarations(Opening), ids=lambda item: item.name)
+@pytest.mark.parametrize("value", [*VALUES, bytes(16), bytes(47), bytes(48), None], ids=repr)
+def test_a_field_of_an_opening_is_checked_where_it_is_made_and_where_it_is_read(item, value):
+    codes = []
+    plain = cbor.decode(OPENED.opening()) | {item.label: value}
+    for make in (
+        lambda: replace(OPENED, **{item.name: value}),
+        lambda: ContributionDescriptor.open(OPENED.to_cbor(), cbor.encode(plain)),
+        lambda: item.kind.check(value, told_of(Opening, item.key, None), DescriptorRefused),
+    ):
+        try:
+            make()
+            codes.append("")
+        except DescriptorRefused as refused:
+            codes.append("" if refused.code == "OPENING" else refused.code)
+    made, read, said = codes
+    if value is None and item.optional:
+        assert (made, read) == ("", "CBOR_NONCANONICAL")
+    else:
+        assert made == read == said
