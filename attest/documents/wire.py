@@ -84,10 +84,21 @@ def decode_document(
     if schema and plain[1] != schema:
         raise error("SCHEMA", f"{what} schema is {ascii(plain[1])[:60]}, expected {schema!r}; another version wrote it")
     document = (make or cls)(**decode_values(cls, plain, error))
-    # The decoder takes one encoding of a value, and fields have exact types by now: equal maps are equal bytes.
-    if encode_map(document, cls) | ({1: schema} if schema else {}) != plain:
+    if not _is_encoded(document, cls, plain):
         raise error("CBOR_NONCANONICAL", f"{what} does not encode to the bytes received")
     return document
+
+
+def _is_encoded(document: Any, cls: type, plain: dict[int, Any]) -> bool:
+    """Tells whether the fields of a document encode to the map from which they were read.
+
+    The decoder takes one encoding of a value, and fields have exact types by now: equal maps are equal bytes. Where plain values
+    are the values themselves, a map can differ only by a field at its default that it does not leave out.
+    """
+    form = map_of(cls)
+    if any(item.label in plain for item in form.coded):
+        return encode_map(document, cls) == {label: value for label, value in plain.items() if label in form.known}
+    return not any(item.label in plain and item.at_default(plain[item.label]) for item in form.optional)
 
 
 def decode_map(cls: type, plain: Any, what: str, error: Refused) -> Any:
