@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from attest.documents.declare import Declared, declarations
+from attest.documents.declare import Declared, declarations, derived
 from attest.documents.groups import Named, Parts
 from attest.documents.kinds import Kind
 
-_TABLE: Final = re.compile(r"(?:^ *\|.*\n)+", re.MULTILINE)
+_TABLE: Final = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
 Pages = Mapping[str, Callable[[str], str]]
 """Pages that say what is declared, by name, each with what writes its parts again."""
@@ -25,7 +25,7 @@ def write_pages(pages: Pages, folder: str) -> None:
         path.write_text(write(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def with_tables(page: str, heading: str, tables: Iterable[str], indent: str = "") -> str:
+def with_tables(page: str, heading: str, tables: Iterable[str]) -> str:
     """Returns a page with tables in the place of the first ones under a heading, as many."""
     start = re.search(rf"^#+ {re.escape(heading)}\n", page, re.MULTILINE)
     if start is None:
@@ -35,9 +35,8 @@ def with_tables(page: str, heading: str, tables: Iterable[str], indent: str = ""
         found = _TABLE.search(page, at)
         if found is None:
             raise ValueError(f"the page has too few tables under {heading!r}")
-        text = "".join(f"{indent}{line}\n" for line in written.splitlines())
-        page = page[: found.start()] + text + page[found.end() :]
-        at = found.start() + len(text)
+        page = page[: found.start()] + written + page[found.end() :]
+        at = found.start() + len(written)
     return page
 
 
@@ -59,7 +58,10 @@ def with_rule(page: str, name: str, written: str) -> str:
 
 def labelled(cls: Any) -> list[Declared]:
     """Returns what stands in the bytes of a document, in order of its labels: its fields, and what follows from them."""
-    return sorted([*declarations(cls), *getattr(cls, "DERIVED", ())], key=lambda item: item.label)
+    more = getattr(cls, "DERIVED", ())
+    if hasattr(cls, "SCHEMA"):
+        more = (derived(1, "schema", f'"{cls.SCHEMA}"', f"Format of the {cls.WHAT}."), *more)
+    return sorted([*declarations(cls), *more], key=lambda item: item.label)
 
 
 def settings_table(cls: type, place: str = "") -> str:
@@ -84,9 +86,9 @@ def settings_table(cls: type, place: str = "") -> str:
     return table(("key", "default", "meaning"), rows)
 
 
-def bytes_table(cls: type, schema: str = "") -> str:
+def bytes_table(cls: type) -> str:
     """Returns the table of the signed fields of a document: label, setting, value in CDDL, and what binds it."""
-    rows = [("1", "schema", f'`"{schema}"`', "always")] if schema else []
+    rows = []
     for item in labelled(cls):
         value = f"`{item.kind.cddl}`" + (" or null" if item.nil else "")
         stated = "where stated" if item.optional else "always"
@@ -139,14 +141,13 @@ def _named_rows(item: Declared, kind: Named) -> list[tuple[str, str, str]]:
     return rows + [(f"`{more.key}`", default_of(more), more.sentence) for more in declarations(kind.cls)]
 
 
-def cddl_map(cls: Any, schema: str = "") -> str:
+def cddl_map(cls: Any) -> str:
     """Returns the rule of a document that is signed as a map."""
     if hasattr(cls, "FORMS"):
         return _cddl_forms(cls)
     rules = []
     for name, values in _stated(cls).items():
-        entries = [(f'1 => "{schema}",', "")] if schema else []
-        entries += [(f"{'? ' if item.optional else ''}{item.label} => {value},", _comment(item)) for item, value in values]
+        entries = [(f"{'? ' if item.optional else ''}{item.label} => {value},", _comment(item)) for item, value in values]
         rules.append(f"{name} = {{\n{_entries(entries)}}}\n")
     return _choice(cls) + "".join(rules)
 

@@ -92,8 +92,8 @@ def decode_document(
 def _is_encoded(document: Any, cls: type, plain: dict[int, Any]) -> bool:
     """Tells whether the fields of a document encode to the map from which they were read.
 
-    The decoder takes one encoding of a value, and fields have exact types by now: equal maps are equal bytes. Where plain values
-    are the values themselves, a map can differ only by a field at its default that it does not leave out.
+    The decoder takes one encoding of a value, and fields have exact types by now: equal maps are equal bytes. Where plain
+    values are the values themselves, a map can differ only by a field at its default that it does not leave out.
     """
     form = map_of(cls)
     if any(item.label in plain for item in form.coded):
