@@ -168,6 +168,25 @@ def check_fields(document: Any, error: Refused, cls: type | None = None) -> None
         item.kind.check(value, told_of(cls, key, shown), error)
 
 
+def check_by_word(document: Any, error: Refused) -> None:
+    """Checks that a document states what goes with one of its words, and nothing that does not.
+
+    Its class says so in `BY_WORD`: the name of the field with the word, and for every word the name of its rule in CDDL and
+    what it says of the fields that may be null, ``always`` there or ``never``; of any other it says nothing.
+
+    Raises:
+        Exception: Made by `error`, code TYPE for what is missing, SCHEMA for what does not belong there.
+    """
+    cls = type(document)
+    word = getattr(document, cls.BY_WORD[0])
+    for name, stated in cls.BY_WORD[1][word][1].items():
+        value = getattr(document, name)
+        if value is None and stated == "always":
+            raise error("TYPE", f"{told_of(cls, name, None)} is null, and {word!r} takes one")
+        if value is not None and stated == "never":
+            raise error("SCHEMA", f"{told_of(cls, name, None)} is stated, and {word!r} takes none; expected null")
+
+
 def _fits(cls: type) -> Callable[[Any], bool]:
     """Returns a function that tells whether all fields of a document of a class fit; False leaves it to their checks.
 

@@ -1,13 +1,15 @@
 """Kinds of values that are made of values: lists, tables, parts with names, and a word with its parameters."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from attest.documents import text, wire
 from attest.documents.declare import declarations
-from attest.documents.kinds import Exact, Kind, Reading, Sections, Told
+from attest.documents.kinds import Exact, Kind, Reading, Sections, Told, tester
 from attest.errors import Refused
 
 
@@ -62,6 +64,23 @@ class Many(Several):
     @property
     def tables(self) -> type | None:
         return self.kind.tables
+
+    @property
+    def faithful(self) -> bool:
+        return self.kind.faithful
+
+    @cached_property
+    def fits(self) -> Callable[[Any], bool] | None:  # type: ignore[override]  # computed here, see Kind
+        each, least = tester(self.kind), 0 if self.empty else self.least
+        if each is None:
+            return None
+        return lambda value: (
+            type(value) is tuple
+            and least <= len(value) <= self.most
+            and all(map(each, value))
+            and (not self.ascending or all(a < b for a, b in itertools.pairwise(value)))
+            and (not self.distinct or len(set(value)) == len(value))
+        )
 
     def check(self, value: Any, told: Told, error: Refused) -> None:
         least = 0 if self.empty else self.least
@@ -163,6 +182,42 @@ class Tables(Inline):
 
     def json(self, value: Any) -> Any:
         return text.stated_json(value) if self.row else text.as_json(value)
+
+
+@dataclass(frozen=True)
+class Coded(Kind):
+    """A document of one of some classes, signed as an array: the code of its class, then its fields.
+
+    Args:
+        classes: By their codes, from 0.
+        cddl: Its name in CDDL.
+        what: What it is, in words.
+    """
+
+    classes: tuple[type, ...]
+    cddl: str
+    what: str
+
+    @property
+    def faithful(self) -> bool:
+        return not any(wire.row_of(cls).coded for cls in self.classes)
+
+    def fits(self, value: Any) -> bool:
+        return type(value) in self.classes
+
+    def check(self, value: Any, told: Told, error: Refused) -> None:
+        if type(value) not in self.classes:
+            raise error("TYPE", f"{told} is {type(value).__name__}, expected an {self.what}")
+
+    def encode(self, value: Any) -> Any:
+        return [value.CODE, *wire.encode_row(value)]
+
+    def decode(self, plain: Any, told: Told, error: Refused) -> Any:
+        if type(plain) is not list or not plain or type(plain[0]) is not int or not 0 <= plain[0] < len(self.classes):
+            expected = f"expected an array that begins with 0 to {len(self.classes) - 1}"
+            raise error("SCHEMA", f"{self.what} is {ascii(plain)[:60]}, {expected}")
+        code, *values = plain
+        return wire.decode_row(self.classes[code], values, self.what, error, code="SCHEMA")
 
 
 @dataclass(frozen=True)

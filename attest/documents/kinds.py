@@ -70,6 +70,11 @@ class Kind(ABC):
     test: str = ""
 
     @property
+    def faithful(self) -> bool:
+        """Tells whether `decode` takes nothing but what `encode` gives; else what was read is encoded again and compared."""
+        return type(self).encode is Kind.encode
+
+    @property
     def tables(self) -> type | None:
         return None
 
@@ -120,6 +125,12 @@ class Kind(ABC):
     def json_pairs(self, name: str, value: Any) -> dict[str, Any]:
         """Returns what JSON shows of a field."""
         return {self.json_name(name): None if value is None else self.json(value)}
+
+
+def tester(kind: Kind) -> Callable[[Any], bool] | None:
+    """Returns what tells at once whether a value is of a kind; None where `check` alone does."""
+    found: Callable[[Any], bool] | None = eval(f"lambda value: {kind.test}") if kind.test else kind.fits
+    return found
 
 
 @dataclass(frozen=True)

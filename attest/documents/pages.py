@@ -115,6 +115,11 @@ def fields_table(first: str, documents: Mapping[str, type], *, key: str = "key",
     return table((first, key, "field", "value", "meaning"), rows)
 
 
+def said_of(cls: type) -> str:
+    """Returns the first sentence that is said of a document, on one line."""
+    return " ".join(str(cls.__doc__).split("\n\n")[0].split())
+
+
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Returns a table in Markdown."""
     heads = tuple(head)
@@ -169,9 +174,13 @@ def cddl_row(cls: Any) -> str:
 def _stated(cls: Any) -> dict[str, list[tuple[Declared, str]]]:
     """Returns the rules of a class by name, each with what stands in every field.
 
-    There are two where fields need each other, since null and a value of these do not go together in every way.
+    There are two where fields need each other, since null and a value of these do not go together in every way, and one for
+    each word where a word says which fields are null.
     """
     items = labelled(cls)
+    if hasattr(cls, "BY_WORD"):
+        field, words = cls.BY_WORD
+        return {name: [(item, _by_word(item, field, word, stated)) for item in items] for word, (name, stated) in words.items()}
     either = [(item, item.kind.cddl + (" / nil" if item.nil else "")) for item in items]
     needed = {item.needs for item in items if item.needs is not None}
     if not needed:
@@ -179,6 +188,14 @@ def _stated(cls: Any) -> dict[str, list[tuple[Declared, str]]]:
     plain = [(item, "nil" if item.needs is not None else value) for item, value in either]
     full = [(item, item.kind.cddl if item.needs is not None or item.name in needed else value) for item, value in either]
     return {f"plain-{cls.CDDL}": plain, f"full-{cls.CDDL}": full}
+
+
+def _by_word(item: Declared, field: str, word: str, stated: Mapping[str, str]) -> str:
+    """Returns what stands in a field of a document that has a word."""
+    if item.name == field:
+        return f'"{word}"'
+    found = {"never": "nil", "always": item.kind.cddl}.get(stated.get(item.name, ""))
+    return found or item.kind.cddl + (" / nil" if item.nil else "")
 
 
 def _choice(cls: Any) -> str:

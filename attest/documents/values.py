@@ -10,6 +10,7 @@ ID: Final = Identifier()
 MOMENT: Final = Whole(0, MAX_TIME - 1, "moment")
 COMMITMENT: Final = Octets(COMMITMENT_SIZE, "commitment")
 SHA256: Final = Octets(32, "sha256")
+RAW_KEY: Final = Octets(32, "raw-key")
 
 
 def octets(size: int) -> Octets:

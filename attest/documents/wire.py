@@ -7,7 +7,7 @@ from typing import Any
 
 from attest import cbor
 from attest.documents.declare import Declared, declarations, told_of
-from attest.documents.kinds import Kind
+from attest.documents.kinds import Kind, Told
 from attest.errors import CborError, Refused
 
 _ROWS: dict[type, "_Row"] = {}
@@ -96,9 +96,9 @@ def _is_encoded(document: Any, cls: type, plain: dict[int, Any]) -> bool:
     values are the values themselves, a map can differ only by a field at its default that it does not leave out.
     """
     form = map_of(cls)
-    if any(item.label in plain for item in form.coded):
+    if any(item.label in plain for item in form.lossy):
         return encode_map(document, cls) == {label: value for label, value in plain.items() if label in form.known}
-    return not any(item.label in plain and item.at_default(plain[item.label]) for item in form.optional)
+    return not any(item.label in plain and item.at_default(getattr(document, item.name)) for item in form.optional)
 
 
 def decode_map(cls: type, plain: Any, what: str, error: Refused) -> Any:
@@ -119,6 +119,8 @@ def decode_row(cls: type, plain: Any, what: str, error: Refused, *, code: str = 
     row = row_of(cls)
     if type(plain) is not list or len(plain) != len(row.names):
         raise error(code, f"{what} is not an array of {len(row.names)} values: {', '.join(row.names)}")
+    if row.positional and not row.coded:
+        return cls(*plain)
     values = list(plain)
     shown = values[row.names.index(cls.TELLS[0])] if hasattr(cls, "TELLS") else None
     for place, item in row.coded:
@@ -165,6 +167,8 @@ class _Map:
         names: Of the fields, in this order.
         read: Gives their values.
         coded: The fields whose plain values are not their values.
+        told: Names of these in sentences; None where they say too which document of its class it is.
+        lossy: Those of them that may be read from other plain values than they are written as.
         optional: The fields that may be left out.
         null: Labels under which null may stand for None.
         always: Labels that are never left out.
@@ -175,6 +179,8 @@ class _Map:
     names: tuple[str, ...]
     read: Callable[[Any], Iterable[Any]]
     coded: tuple[Declared, ...]
+    told: tuple[Told, ...] | None
+    lossy: tuple[Declared, ...]
     optional: tuple[Declared, ...]
     null: frozenset[int]
     always: frozenset[int]
@@ -191,7 +197,10 @@ def map_of(cls: type) -> _Map:
     null = frozenset(item.label for item in items if not item.optional and (item.nil or item.default is None))
     always = frozenset(item.label for item in items if not item.optional)
     labels, names = tuple(item.label for item in items), tuple(item.name for item in items)
-    form = _Map(labels, names, _reads(names), _coded(items), optional, null, always, frozenset(labels))
+    coded = _coded(items)
+    lossy = tuple(item for item in coded if not item.kind.faithful)
+    told = None if hasattr(cls, "TELLS") else _told(cls, coded)
+    form = _Map(labels, names, _reads(names), coded, told, lossy, optional, null, always, frozenset(labels))
     return _MAPS.setdefault(cls, form)
 
 
@@ -236,10 +245,14 @@ def decode_values(cls: type, plain: dict[Any, Any], error: Refused) -> dict[str,
     values = {name: plain[label] for label, name in zip(form.labels, form.names, strict=True) if label in plain}
     if not form.coded:
         return values
-    shown = values.get(cls.TELLS[0]) if hasattr(cls, "TELLS") else None
-    for item in form.coded:
+    told = form.told if form.told is not None else _told(cls, form.coded, values.get(cls.TELLS[0]))  # type: ignore[attr-defined]
+    for item, name in zip(form.coded, told, strict=True):
         found = values.get(item.name)
         if item.name in values and not (found is None and item.label in form.null):
-            told = told_of(cls, item.name if item.kind.spread else item.key, shown)
-            values[item.name] = item.kind.decode(found, told, error)
+            values[item.name] = item.kind.decode(found, name, error)
     return values
+
+
+def _told(cls: type, items: Iterable[Declared], shown: Any = None) -> tuple[Told, ...]:
+    """Returns the names of fields in sentences."""
+    return tuple(told_of(cls, item.name if item.kind.spread else item.key, shown) for item in items)

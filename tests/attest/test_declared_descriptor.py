@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 
 from attest import cbor
+from attest.anchor import ContentAnchor
 from attest.descriptor import ContributionDescriptor, Opening, SignedDescriptor, Terms
 from attest.documents import declarations
 from attest.documents.declare import told_of
 from attest.documents.pages import labelled
-from attest.errors import AttestError, DescriptorRefused
+from attest.errors import AttestError, DescriptorRefused, RegistryRefused
 from attest.pages import PAGES
+from attest.registry import Create, Entry, KeyStatement, SetClock
+from attest.registry.actions import ACTIONS, to_array
+from attest.withdrawal import Withdrawal
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PLAIN = SignedDescriptor(
@@ -95,3 +99,55 @@ def test_a_field_of_an_opening_is_checked_where_it_is_made_and_where_it_is_read(
         assert (made, read) == ("", "CBOR_NONCANONICAL")
     else:
         assert made == read == said
+
+
+ENTRY = Entry(3, bytes(32), 5, (Create(bytes(16), "owner"), SetClock(5, "the clock was ahead")))
+STATEMENTS = [
+    KeyStatement(kind="rotate", registry_id=bytes(16), key=bytes(32), time=5, new_key=bytes(32)),
+    KeyStatement(kind="revoke", registry_id=bytes(16), key=None, time=5, revoked_at=6),
+    KeyStatement(kind="prove", registry_id=bytes(16), key=bytes(32), time=5),
+]
+PAYLOADS = [
+    ContentAnchor(bytes(32), bytes(32), 5, bytes(16)), Withdrawal(bytes(32), "notes", 5, "consent"), ENTRY, *STATEMENTS,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("made", PAYLOADS, ids=lambda made: getattr(made, "kind", made.CDDL))
+def test_what_is_signed_by_itself_has_a_label_for_every_field_and_is_read_strictly(made):
+    cls, plain = type(made), cbor.decode(made.to_cbor())
+    assert [item.name for item in declarations(cls)] == [item.name for item in fields(cls)]
+    assert list(plain) == [item.label for item in labelled(cls)] and plain[1] == cls.SCHEMA
+    assert cls.from_cbor(made.to_cbor()) == made
+    for item in declarations(cls):
+        assert item.sentence.endswith("."), item.name
+        for value in [*VALUES, None]:
+            try:
+                found = cls.from_cbor(cbor.encode(plain | {item.label: value}))
+            except AttestError as refused:
+                assert type(refused) is cls.ERROR and refused.code in ("TYPE", "RANGE", "SCHEMA", "CBOR_NONCANONICAL")
+            else:
+                assert cbor.decode(found.to_cbor()) == plain | {item.label: value}
+    for changed in (plain | {9: 1}, {label: value for label, value in plain.items() if label != 3}, [], plain | {1: "other/1"}):
+        with pytest.raises(cls.ERROR) as caught:
+            cls.from_cbor(cbor.encode(changed))
+        assert caught.value.code == "SCHEMA"
+
+
+@pytest.mark.parametrize("statement", STATEMENTS, ids=lambda statement: statement.kind)
+def test_a_key_statement_states_what_goes_with_its_kind_and_nothing_else(statement):
+    _, words = KeyStatement.BY_WORD
+    for name, stated in words[statement.kind][1].items():
+        value = None if stated == "always" else 6 if name == "revoked_at" else bytes(32)
+        with pytest.raises(RegistryRefused) as caught:
+            replace(statement, **{name: value})
+        assert caught.value.code == ("TYPE" if stated == "always" else "SCHEMA") and name in caught.value.sentence
+
+
+@pytest.mark.parametrize("act", ACTIONS, ids=lambda act: act.CDDL)
+def test_the_place_of_a_field_of_an_action_is_its_place_in_the_array(act):
+    items = declarations(act)
+    assert [item.label for item in items] == list(range(1, len(items) + 1)) and act is ACTIONS[act.CODE]
+    assert [item.name for item in items] == [item.name for item in fields(act)]
+    values = [object() for _ in items]
+    assert to_array(act(*values)) == [act.CODE, *values]
+    assert all(item.sentence.endswith(".") for item in items)
