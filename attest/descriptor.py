@@ -12,12 +12,15 @@ from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 from attest import cbor
-from attest.commitments import CONTRIBUTOR, DATA_CLASS, PRINCIPAL, SALT_SIZE, commit, commit_content
+from attest.checks import check_bytes, check_int
+from attest.clock import check_time
+from attest.commitments import COMMITMENT_SIZE, CONTRIBUTOR, DATA_CLASS, PRINCIPAL, SALT_SIZE, commit, commit_content
 from attest.documents import check_fields, declarations, declared, wire
 from attest.documents.groups import Many
 from attest.documents.kinds import Scaled, Schema, Whole, Word
 from attest.documents.values import COMMITMENT, ID, MOMENT, SHA256, octets
 from attest.errors import DescriptorRefused
+from attest.ids import check_id
 from attest.micro import PICO, from_micro
 
 SCHEMA = "dptrain.contribution/2"
@@ -48,14 +51,15 @@ specified, and refused by name until they are built."""
 
 _BOUND: Final = Scaled(1, MAX_MICRO)
 _COUNT: Final = Whole(1, MAX_COUNT, "count")
-_PURPOSE: Final = Word(dict.fromkeys(PURPOSES, ""), typed="TYPE")
+_PURPOSE: Final = Word(dict.fromkeys(PURPOSES, ""))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
     """Holds what is signed in the clear: bounds, validity and audience.
 
-    The sentences of the fields say what each means; check, bytes and documentation follow from them.
+    The sentences of the fields say what each means; bytes and documentation follow from them. Values are checked below, in the
+    order in which a reader meets them, and a test holds both together.
 
     Raises:
         DescriptorRefused: Code TYPE, RANGE, WINDOW, SCHEMA, PURPOSE or PUBLIC_LENGTH.
@@ -91,7 +95,7 @@ class Terms:
     )
     purposes: tuple[str, ...] | None = declared(
         16,
-        Many(_PURPOSE, 1, len(PURPOSES), "purposes", ascending=True, named="purposes", counted="RANGE"),
+        Many(_PURPOSE, 1, len(PURPOSES), "purposes", ascending=True, named="purposes"),
         "What the contribution may be used for; left out it means `train` alone. The others are specified and not built:"
         " whatever names them is refused (`PURPOSE`).",
         default=None,
@@ -106,12 +110,30 @@ class Terms:
         optional=True,
     )
 
-    def _check_rules(self) -> None:
-        """Checks the rules over several of these fields; each by itself was checked before."""
+    def _check_schema(self) -> None:
+        if type(self.schema) is not str:
+            raise DescriptorRefused("TYPE", f"schema is {type(self.schema).__name__}, expected text")
+        if self.schema != SCHEMA:
+            raise DescriptorRefused("SCHEMA", f"schema is {ascii(self.schema)[:80]}, expected {SCHEMA!r}")
+
+    def _check_terms(self) -> None:
+        for name in ("admissibility_class", "corpus"):
+            check_id(getattr(self, name), name, error=DescriptorRefused)
+        check_int(self.clip_norm_micro, "clip_norm_micro", 1, MAX_MICRO, error=DescriptorRefused)
+        check_int(self.noise_multiplier_micro, "noise_multiplier_micro", 1, MAX_MICRO, error=DescriptorRefused)
+        check_time(self.not_before, "not_before", error=DescriptorRefused)
+        check_time(self.not_after, "not_after", error=DescriptorRefused)
+        check_int(self.max_occurrences, "max_occurrences", 0, MAX_COUNT, error=DescriptorRefused)
+        if self.max_examples is not None:
+            check_int(self.max_examples, "max_examples", 1, MAX_COUNT, error=DescriptorRefused)
+        if self.max_epsilon_micro is not None:
+            check_int(self.max_epsilon_micro, "max_epsilon_micro", 1, MAX_MICRO, error=DescriptorRefused)
         if (self.max_epsilon_micro is None) != (self.max_delta_pico is None):
             raise DescriptorRefused(
                 "RANGE", "max_epsilon_micro and max_delta_pico go together: an epsilon is a limit at a delta; give both"
             )
+        if self.max_delta_pico is not None:
+            check_int(self.max_delta_pico, "max_delta_pico", 1, PICO - 1, error=DescriptorRefused)
         if self.not_after <= self.not_before:
             raise DescriptorRefused(
                 "WINDOW", f"validity ends at {self.not_after}, not after its start {self.not_before}; sign a later end"
@@ -120,10 +142,17 @@ class Terms:
 
     def _check_unbuilt(self) -> None:
         """Refuses by name what the format specifies and this version does not serve."""
-        if self.purposes not in (None, (TRAIN,)):
-            named = ", ".join(self.purposes or ())
-            raise DescriptorRefused("PURPOSE", f"purposes are {named}; this version serves {TRAIN} alone: sign for that")
+        if self.purposes is not None:
+            if type(self.purposes) is not tuple or any(type(word) is not str for word in self.purposes):
+                raise DescriptorRefused("TYPE", f"purposes are {ascii(self.purposes)[:80]}, expected an array of words")
+            if not self.purposes or list(self.purposes) != sorted(set(self.purposes) & set(PURPOSES)):
+                known = ", ".join(PURPOSES)
+                raise DescriptorRefused("RANGE", f"purposes are {ascii(self.purposes)[:80]}, expected some of {known}, sorted")
+            if self.purposes != (TRAIN,):
+                named = ", ".join(self.purposes)
+                raise DescriptorRefused("PURPOSE", f"purposes are {named}; this version serves {TRAIN} alone: sign for that")
         if self.public_length is not None:
+            check_int(self.public_length, "public_length", 1, MAX_COUNT, error=DescriptorRefused)
             raise DescriptorRefused(
                 "PUBLIC_LENGTH", f"public length is {self.public_length}; this version serves none: sign without one"
             )
@@ -167,8 +196,11 @@ class SignedDescriptor(Terms):
     )
 
     def __post_init__(self) -> None:
-        check_fields(self, DescriptorRefused)
-        self._check_rules()
+        self._check_schema()
+        for name in _COMMITTED:
+            what = f"commitment to the {_said(name)}"
+            check_bytes(getattr(self, name), what, COMMITMENT_SIZE, error=DescriptorRefused)
+        self._check_terms()
 
     @property
     def issuer(self) -> str:
@@ -231,18 +263,13 @@ class SignedDescriptor(Terms):
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """Holds what opens the commitments of a descriptor. It is as private as the data."""
+    """Holds what opens the commitments of a descriptor. It is as private as the data.
+
+    A reader checks the fields in the order in which they stand here.
+    """
 
     __slots__ = ()  # a descriptor with its opening has the slots, beside those of its terms
     CDDL: ClassVar = "opening"
-    nonce: bytes = declared(1, octets(SALT_SIZE), "Random salt of the content, of this contribution alone.", secret=True)
-    content_hash: bytes = declared(2, SHA256, "SHA-256 of the content.")
-    salts: bytes = declared(
-        3,
-        octets(SALTS_SIZE),
-        f"Random salts of contributor, data class and principal, {SALT_SIZE} bytes each. What is signed together shares them.",
-        secret=True,
-    )
     contributor: str = declared(4, ID, "The registry's name of the signer.")
     data_class: str = declared(5, ID, "What kind of data it is, in the contributor's words.")
     principal: str | None = declared(
@@ -251,6 +278,14 @@ class Opening:
         "Person or group that the contribution is about, if several contributions share one.",
         default=None,
         optional=True,
+    )
+    content_hash: bytes = declared(2, SHA256, "SHA-256 of the content.")
+    nonce: bytes = declared(1, octets(SALT_SIZE), "Random salt of the content, of this contribution alone.", secret=True)
+    salts: bytes = declared(
+        3,
+        octets(SALTS_SIZE),
+        f"Random salts of contributor, data class and principal, {SALT_SIZE} bytes each. What is signed together shares them.",
+        secret=True,
     )
 
 
@@ -265,9 +300,9 @@ class ContributionDescriptor(Terms, Opening):
     salts: bytes = field(default_factory=lambda: secrets.token_bytes(SALTS_SIZE), repr=False)
 
     def __post_init__(self) -> None:
+        self._check_schema()
         check_fields(self, DescriptorRefused, Opening)
-        check_fields(self, DescriptorRefused, Terms)
-        self._check_rules()
+        self._check_terms()
 
     def commitments(self) -> dict[str, bytes]:
         """Returns what is signed in place of the values that the opening holds, by the names of `SignedDescriptor`."""
@@ -319,6 +354,7 @@ class ContributionDescriptor(Terms, Opening):
 
 
 _CLEAR: Final = tuple(item.name for item in declarations(Terms))
+_COMMITTED: Final = tuple(item.name for item in declarations(SignedDescriptor) if item.name not in _CLEAR)
 
 
 class Parts(NamedTuple):

@@ -96,7 +96,8 @@ class Many(Several):
             raise error("RANGE", f"{told} names one of its {self.what} twice")
 
     def decode(self, plain: Any, told: Told, error: Refused) -> Any:
-        return None if plain is None else super().decode(plain, told, error)  # The check of the document judges null.
+        # What is no array is left to the check of the document, in the order of its fields.
+        return super().decode(plain, told, error) if type(plain) is list else plain
 
     def read(self, found: Any, told: Told, reading: Reading) -> Any:
         if self.tables is None:

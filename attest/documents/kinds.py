@@ -190,11 +190,9 @@ class Word(Kind):
 
     Args:
         words: The words, each with what it means in short.
-        typed: How something else than text is refused.
     """
 
     words: Mapping[str, str]
-    typed: str = "RANGE"
 
     @property
     def cddl(self) -> str:  # type: ignore[override]  # computed here, see Kind
@@ -202,8 +200,7 @@ class Word(Kind):
 
     def check(self, value: Any, told: Told, error: Refused) -> None:
         if type(value) is not str or value not in self.words:
-            code = "RANGE" if type(value) is str else self.typed
-            raise error(code, f"{told} is {ascii(value)[:60]}, expected one of {', '.join(self.words)}")
+            raise error("RANGE", f"{told} is {ascii(value)[:60]}, expected one of {', '.join(self.words)}")
 
     def write(self, value: Any) -> str:
         return quoted(value)
