@@ -9,79 +9,54 @@ With the nonce it confirms exactly one content, to everybody who has that conten
 """
 
 import os
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest import cbor, sign1, signed_file
-from attest.checks import check_bytes
-from attest.clock import check_time
-from attest.commitments import COMMITMENT_SIZE, SALT_SIZE, commit_content
+from attest import sign1, signed_file
+from attest.commitments import SALT_SIZE, commit_content
 from attest.descriptor import ContributionDescriptor
-from attest.errors import CborError, SignatureRefused, ValueRefused
+from attest.documents import declared
+from attest.documents.payload import Payload
+from attest.documents.values import COMMITMENT, MOMENT, SHA256, octets
+from attest.errors import SignatureRefused, ValueRefused
 from attest.registry import Contributor, Registry
 from attest.shown import utc
 from attest.signer import Signer
-
-SCHEMA: Final = "dptrain.anchor/1"
 
 SUFFIX: Final = ".anchor"
 """The record of content `X` lies in `.X.anchor` beside it, where its contributor names no other place. The dot keeps it from
 being taken for data, by the gate and by whoever signs a folder."""
 
-_REQUIRED = {1: "schema", 2: "content", 3: "descriptor_hash", 4: "time"}
-_NONCE: Final = 5
-
 
 @dataclass(frozen=True, slots=True)
-class ContentAnchor:
+class ContentAnchor(Payload):
     """What is signed to anchor a content.
-
-    Args:
-        content: Commitment to the SHA-256 of the content: field 7 of the descriptor, and the anchor of ADMIT leaves.
-        descriptor_hash: SHA-256 of the descriptor.
-        time: Seconds since 1970 at which it was signed.
-        nonce: The 16 bytes that open `content`; None where the record is to be of no content by itself.
 
     Raises:
         ValueRefused: Code TYPE or RANGE.
     """
 
-    content: bytes
-    descriptor_hash: bytes
-    time: int
-    nonce: bytes | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        check_bytes(self.content, "commitment to the content", COMMITMENT_SIZE, error=ValueRefused)
-        check_bytes(self.descriptor_hash, "descriptor hash", 32, error=ValueRefused)
-        check_time(self.time, "time of the anchor", error=ValueRefused)
-        if self.nonce is not None:
-            check_bytes(self.nonce, "nonce", SALT_SIZE, error=ValueRefused)
-
-    def to_cbor(self) -> bytes:
-        """Returns the bytes that are signed."""
-        fields: dict[int, Any] = {1: SCHEMA, 2: self.content, 3: self.descriptor_hash, 4: self.time}
-        return cbor.encode(fields if self.nonce is None else fields | {_NONCE: self.nonce})
-
-    @classmethod
-    def from_cbor(cls, data: bytes) -> "ContentAnchor":
-        """Reads an anchor strictly.
-
-        Raises:
-            CborError: Not strict CBOR.
-            ValueRefused: Code SCHEMA, TYPE or RANGE.
-        """
-        value: Any = cbor.decode(data)
-        if type(value) is not dict or not _REQUIRED.keys() <= value.keys() <= {*_REQUIRED, _NONCE}:
-            raise ValueRefused("SCHEMA", "anchor is not a map with the labels 1 to 4, and perhaps 5")
-        if value[1] != SCHEMA:
-            raise ValueRefused("SCHEMA", f"anchor schema is {ascii(value[1])[:60]}, expected {SCHEMA!r}")
-        anchor = cls(value[2], value[3], value[4], value.get(_NONCE))
-        if anchor.to_cbor() != data:
-            raise CborError("CBOR_NONCANONICAL", "anchor does not encode to the bytes received")
-        return anchor
+    SCHEMA: ClassVar = "dptrain.anchor/1"
+    CDDL: ClassVar = "anchor"
+    WHAT: ClassVar = "anchor"
+    ERROR: ClassVar = ValueRefused
+    content: bytes = declared(
+        2,
+        COMMITMENT,
+        "Commitment to the SHA-256 of the content: field 7 of the descriptor, the anchor of ADMIT leaves and member records.",
+    )
+    descriptor_hash: bytes = declared(3, SHA256, "SHA-256 of the descriptor.")
+    time: int = declared(4, MOMENT, "When it was signed, in seconds since 1970.")
+    nonce: bytes | None = declared(
+        5,
+        octets(SALT_SIZE),
+        "What opens the commitment, field 1 of the opening; left out where the record is to be of no content by itself.",
+        default=None,
+        optional=True,
+        secret=True,
+    )
 
     def require_content(self, content_hash: bytes, nonce: bytes | None = None) -> None:
         """Checks that this is the anchor of a content.

@@ -8,16 +8,17 @@ the content, and no ledger or export holds it.
 import hashlib
 import secrets
 from dataclasses import dataclass, field, fields
-from operator import attrgetter
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 from attest import cbor
 from attest.checks import check_bytes, check_int
-from attest.clock import MAX_TIME, check_time
+from attest.clock import check_time
 from attest.commitments import COMMITMENT_SIZE, CONTRIBUTOR, DATA_CLASS, PRINCIPAL, SALT_SIZE, commit, commit_content
-from attest.documents import declared, derived
+from attest.documents import check_fields, declarations, declared, wire
 from attest.documents.groups import Many
-from attest.documents.kinds import Identifier, Octets, Scaled, Whole, Word
+from attest.documents.kinds import Scaled, Schema, Whole, Word
+from attest.documents.values import COMMITMENT, ID, MOMENT, SHA256, octets
 from attest.errors import DescriptorRefused
 from attest.ids import check_id
 from attest.micro import PICO, from_micro
@@ -50,43 +51,22 @@ specified, and refused by name until they are built."""
 
 _BOUND: Final = Scaled(1, MAX_MICRO)
 _COUNT: Final = Whole(1, MAX_COUNT, "count")
-_MOMENT: Final = Whole(0, MAX_TIME - 1, "moment")
-_COMMITMENT: Final = Octets(COMMITMENT_SIZE, "commitment")
-
-_REQUIRED = {
-    1: "schema",
-    2: "contributor",
-    3: "data_class",
-    4: "admissibility_class",
-    5: "clip_norm_micro",
-    6: "noise_multiplier_micro",
-    7: "content",
-    8: "not_before",
-    9: "not_after",
-    10: "principal",
-    11: "corpus",
-    12: "max_occurrences",
-}
-_OPTIONAL = {13: "max_examples", 14: "max_epsilon_micro", 15: "max_delta_pico", 16: "purposes", 17: "public_length"}
-_FIELDS = _REQUIRED | _OPTIONAL
-_required_values = attrgetter(*_REQUIRED.values())
-_COMMITTED = ("contributor", "data_class", "content", "principal")
-_CLEAR = tuple(name for name in _FIELDS.values() if name not in _COMMITTED)
-_OPENING = {1: "nonce", 2: "content_hash", 3: "salts", 4: "contributor", 5: "data_class", 6: "principal"}
+_PURPOSE: Final = Word(dict.fromkeys(PURPOSES, ""))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
     """Holds what is signed in the clear: bounds, validity and audience.
 
-    The sentences of the fields say what each means; the documentation is written from them. Values are checked below, in the
+    The sentences of the fields say what each means; bytes and documentation follow from them. Values are checked below, in the
     order in which a reader meets them, and a test holds both together.
 
     Raises:
         DescriptorRefused: Code TYPE, RANGE, WINDOW, SCHEMA, PURPOSE or PUBLIC_LENGTH.
     """
 
-    admissibility_class: str = declared(4, Identifier(), "Class of the policy under which it asks to be admitted.")
+    schema: str = declared(1, Schema(SCHEMA), "Format of the descriptor.", default=SCHEMA)
+    admissibility_class: str = declared(4, ID, "Class of the policy under which it asks to be admitted.")
     clip_norm_micro: int = declared(5, _BOUND, "Signed clip norm C.")
     noise_multiplier_micro: int = declared(
         6,
@@ -94,12 +74,10 @@ class Terms:
         "Signed noise multiplier sigma. With clip norm 10^15 and noise multiplier 1 the contributor says that the contribution"
         " is public.",
     )
-    not_before: int = declared(8, _MOMENT, "First second of validity, since 1970.")
-    not_after: int = declared(9, _MOMENT, "First second after validity.", rule="larger than 8")
-    corpus: str = declared(11, Identifier(), "Corpus for which it is meant, the audience.")
-    max_occurrences: int = declared(
-        12, Whole(0, MAX_COUNT, f"0..{MAX_COUNT}"), "Cap on participations, 0 for none.", default=0
-    )
+    not_before: int = declared(8, MOMENT, "First second of validity, since 1970.")
+    not_after: int = declared(9, MOMENT, "First second after validity.", rule="larger than 8")
+    corpus: str = declared(11, ID, "Corpus for which it is meant, the audience.")
+    max_occurrences: int = declared(12, Whole(0, MAX_COUNT, f"0..{MAX_COUNT}"), "Cap on participations, 0 for none.", default=0)
     max_examples: int | None = declared(
         13, _COUNT, "Largest number of examples that the content holds; left out it counts as 1.", default=None, optional=True
     )
@@ -117,7 +95,7 @@ class Terms:
     )
     purposes: tuple[str, ...] | None = declared(
         16,
-        Many(Word({word: "" for word in PURPOSES}), 1, 3, "purposes", ascending=True, named="purposes"),
+        Many(_PURPOSE, 1, len(PURPOSES), "purposes", ascending=True, named="purposes"),
         "What the contribution may be used for; left out it means `train` alone. The others are specified and not built:"
         " whatever names them is refused (`PURPOSE`).",
         default=None,
@@ -131,7 +109,6 @@ class Terms:
         default=None,
         optional=True,
     )
-    schema: str = SCHEMA
 
     def _check_schema(self) -> None:
         if type(self.schema) is not str:
@@ -205,17 +182,16 @@ class SignedDescriptor(Terms):
     """
 
     CDDL: ClassVar = "descriptor"
-    DERIVED: ClassVar = (derived(1, "schema", f'"{SCHEMA}"', "Format of the descriptor."),)
     contributor: bytes = declared(
-        2, _COMMITMENT, "Commitment to the identifier of the signer; in hex it is the issuer of the signature."
+        2, COMMITMENT, "Commitment to the identifier of the signer; in hex it is the issuer of the signature."
     )
-    data_class: bytes = declared(3, _COMMITMENT, "Commitment to the contributor's own word for the kind of data.")
+    data_class: bytes = declared(3, COMMITMENT, "Commitment to the contributor's own word for the kind of data.")
     content: bytes = declared(
-        7, _COMMITMENT, "Commitment to the SHA-256 of the content; the ADMIT leaf of a ledger holds it as the anchor."
+        7, COMMITMENT, "Commitment to the SHA-256 of the content; the ADMIT leaf of a ledger holds it as the anchor."
     )
     principal: bytes = declared(
         10,
-        _COMMITMENT,
+        COMMITMENT,
         "Commitment to the person or group that the contribution is about; where none is stated, to the empty text.",
     )
 
@@ -233,15 +209,7 @@ class SignedDescriptor(Terms):
 
     def to_cbor(self) -> bytes:
         """The bytes that are signed; optional fields that are None are left out."""
-        return cbor.encode(self._fields())
-
-    def _fields(self) -> dict[int, Any]:
-        fields: dict[int, Any] = dict(zip(_REQUIRED, _required_values(self), strict=True))
-        for key, name in _OPTIONAL.items():
-            value = getattr(self, name)
-            if value is not None:
-                fields[key] = list(value) if type(value) is tuple else value
-        return fields
+        return cbor.encode(wire.encode_map(self))
 
     @classmethod
     def from_cbor(cls, data: bytes) -> "SignedDescriptor":
@@ -250,18 +218,13 @@ class SignedDescriptor(Terms):
         Guarantee: an accepted byte string is exactly `to_cbor()` of the result, so a digest names one descriptor.
 
         Raises:
-            CborError: Code SIZE, CBOR or CBOR_NONCANONICAL.
-            DescriptorRefused: Code SCHEMA (missing or unknown fields, another schema), or one of `Terms`.
+            DescriptorRefused: Code SIZE, CBOR or CBOR_NONCANONICAL, of the strict decoder; SCHEMA (missing or unknown fields,
+                another schema), or one of `Terms`.
         """
-        value = cbor.decode(data, max_size=MAX_SIZE)
-        named = _named_fields(value)
-        if type(named.get("purposes")) is list:
-            named["purposes"] = tuple(named["purposes"])
-        descriptor = cls(**named)
-        # The decoder accepts only what encodes to `data` again, and types are exact by now: equal maps have equal encodings.
-        if descriptor._fields() != value:
-            raise DescriptorRefused("CBOR_NONCANONICAL", "descriptor does not encode to the bytes received")
-        return descriptor
+        read: SignedDescriptor = wire.decode_document(
+            cls, data, what="descriptor", error=DescriptorRefused, max_size=MAX_SIZE, codes=("TYPE", "SCHEMA")
+        )
+        return read
 
     def digest(self) -> bytes:
         """SHA-256 of `to_cbor()`: the name under which ledgers and withdrawals know the contribution."""
@@ -277,20 +240,20 @@ class SignedDescriptor(Terms):
             opening: Bytes of the opening; empty where only the descriptor is known.
 
         Raises:
-            CborError: Code SIZE, CBOR or CBOR_NONCANONICAL.
-            DescriptorRefused: Code OPENING if the opening is missing, has other labels or is another's; TYPE or RANGE if a
-                value of it is malformed; CBOR_NONCANONICAL if it does not encode to the bytes received.
+            DescriptorRefused: Code OPENING if the opening is missing, has other labels or is another's; SIZE, CBOR, TYPE or
+                RANGE if it or a value of it is malformed; CBOR_NONCANONICAL if it does not encode to the bytes received.
         """
         if opening == b"":
             raise DescriptorRefused("OPENING", "the attestation has no opening; take the file that lies beside the data")
-        value = cbor.decode(opening, max_size=MAX_OPENING)
-        if type(value) is not dict or not _OPENING.keys() - {6} <= value.keys() <= _OPENING.keys():
-            raise DescriptorRefused("OPENING", "opening is not a map with the labels 1 to 5, and perhaps 6")
-        values = {_OPENING[key]: item for key, item in value.items()}
-        opened = ContributionDescriptor(**values, **{name: getattr(self, name) for name in _CLEAR})
-        # The decoder accepts only what encodes to `opening` again; all that is left is a principal of null, which is left out.
-        if len(value) != len(opened._opening_fields()):
-            raise DescriptorRefused("CBOR_NONCANONICAL", "opening does not encode to the bytes received")
+        opened: ContributionDescriptor = wire.decode_document(
+            Opening,
+            opening,
+            what="opening",
+            error=DescriptorRefused,
+            max_size=MAX_OPENING,
+            codes=("OPENING", "OPENING"),
+            make=partial(ContributionDescriptor, **{name: getattr(self, name) for name in _CLEAR}),
+        )
         for name, commitment in opened.commitments().items():
             if commitment != getattr(self, name):
                 what = _said(name)
@@ -298,38 +261,47 @@ class SignedDescriptor(Terms):
         return opened
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ContributionDescriptor(Terms):
-    """A descriptor with its opening, as its contributor and the gate hold it.
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """Holds what opens the commitments of a descriptor. It is as private as the data.
 
-    Args:
-        contributor: Identifier of the signer.
-        data_class: What kind of data it is, in the contributor's words; an identifier.
-        content_hash: SHA-256 of the content, 32 bytes.
-        nonce: 16 random bytes, the salt of the content.
-        principal: Person or group that the contribution is about, if several contributions share one.
-        salts: 48 random bytes, the salts of contributor, data class and principal. What is signed together shares them.
+    A reader checks the fields in the order in which they stand here.
+    """
+
+    __slots__ = ()  # a descriptor with its opening has the slots, beside those of its terms
+    CDDL: ClassVar = "opening"
+    contributor: str = declared(4, ID, "The registry's name of the signer.")
+    data_class: str = declared(5, ID, "What kind of data it is, in the contributor's words.")
+    principal: str | None = declared(
+        6,
+        ID,
+        "Person or group that the contribution is about, if several contributions share one.",
+        default=None,
+        optional=True,
+    )
+    content_hash: bytes = declared(2, SHA256, "SHA-256 of the content.")
+    nonce: bytes = declared(1, octets(SALT_SIZE), "Random salt of the content, of this contribution alone.", secret=True)
+    salts: bytes = declared(
+        3,
+        octets(SALTS_SIZE),
+        f"Random salts of contributor, data class and principal, {SALT_SIZE} bytes each. What is signed together shares them.",
+        secret=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContributionDescriptor(Terms, Opening):
+    """A descriptor with its opening, as its contributor and the gate hold it.
 
     Raises:
         DescriptorRefused: As for `Terms`.
     """
 
-    contributor: str
-    data_class: str
-    content_hash: bytes
-    nonce: bytes = field(repr=False)
-    principal: str | None = None
     salts: bytes = field(default_factory=lambda: secrets.token_bytes(SALTS_SIZE), repr=False)
 
     def __post_init__(self) -> None:
         self._check_schema()
-        for name in ("contributor", "data_class"):
-            check_id(getattr(self, name), name, error=DescriptorRefused)
-        if self.principal is not None:
-            check_id(self.principal, "principal", error=DescriptorRefused)
-        check_bytes(self.content_hash, "content_hash", 32, error=DescriptorRefused)
-        check_bytes(self.nonce, "nonce", SALT_SIZE, error=DescriptorRefused)
-        check_bytes(self.salts, "salts", SALTS_SIZE, error=DescriptorRefused)
+        check_fields(self, DescriptorRefused, Opening)
         self._check_terms()
 
     def commitments(self) -> dict[str, bytes]:
@@ -363,10 +335,7 @@ class ContributionDescriptor(Terms):
 
     def opening(self) -> bytes:
         """Returns the bytes that lie beside the content: values, nonce and salts."""
-        return cbor.encode(self._opening_fields())
-
-    def _opening_fields(self) -> dict[int, Any]:
-        return {key: value for key, name in _OPENING.items() if (value := getattr(self, name)) is not None}
+        return cbor.encode(wire.encode_map(self, Opening))
 
     @classmethod
     def open(cls, data: bytes, opening: bytes) -> "ContributionDescriptor":
@@ -379,10 +348,13 @@ class ContributionDescriptor(Terms):
             opening: Bytes of the opening; empty where only the descriptor is known.
 
         Raises:
-            CborError: Code SIZE, CBOR or CBOR_NONCANONICAL.
             DescriptorRefused: As for `SignedDescriptor.from_cbor` and `SignedDescriptor.opened`.
         """
         return SignedDescriptor.from_cbor(data).opened(opening)
+
+
+_CLEAR: Final = tuple(item.name for item in declarations(Terms))
+_COMMITTED: Final = tuple(item.name for item in declarations(SignedDescriptor) if item.name not in _CLEAR)
 
 
 class Parts(NamedTuple):
@@ -490,15 +462,3 @@ _SLOTS: Final = tuple(item.name for item in fields(ContributionDescriptor) if it
 def _said(name: str) -> str:
     """Returns the words for a field in a sentence."""
     return name.replace("_", " ")
-
-
-def _named_fields(value: Any) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise DescriptorRefused("TYPE", f"descriptor is {type(value).__name__}, expected a map")
-    missing = [name for key, name in _REQUIRED.items() if key not in value]
-    unknown = [ascii(key)[:40] for key in value if key not in _FIELDS]
-    if missing:
-        raise DescriptorRefused("SCHEMA", f"descriptor lacks {', '.join(missing)}")
-    if unknown:
-        raise DescriptorRefused("SCHEMA", f"descriptor has unknown fields {', '.join(unknown[:5])}; expected 1 to 17")
-    return {name: value[key] for key, name in _FIELDS.items() if key in value}

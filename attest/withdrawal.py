@@ -2,20 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import ClassVar, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from attest import cbor, sign1
-from attest.checks import check_bytes
-from attest.clock import check_time
+from attest import sign1
 from attest.descriptor import ContributionDescriptor
-from attest.errors import AttestError, CborError, SignatureRefused, ValueRefused
-from attest.ids import check_id
+from attest.documents import check_fields, declared
+from attest.documents.payload import Payload
+from attest.documents.values import ID, MOMENT, SHA256
+from attest.errors import AttestError, SignatureRefused, ValueRefused
 from attest.registry import Registry
 from attest.signer import Signer
 
-SCHEMA = "dptrain.withdrawal/1"
 EXPIRED: Final = "expired"
 KEY_REVOKED: Final = "key-revoked"
 CLASS_NOT_GRANTED: Final = "class-not-granted"
@@ -26,63 +25,38 @@ REGISTRY_REASONS: Final = frozenset({KEY_REVOKED, CLASS_NOT_GRANTED})
 PASSING: Final = frozenset({EXPIRED, *REGISTRY_REASONS})
 """Reasons for which a run takes something out by itself: an attestation's end, what the registry said. Nobody signs them."""
 
-_FIELDS = {1: "schema", 2: "descriptor_hash", 3: "corpus", 4: "time", 5: "reason_code"}
-
 
 @dataclass(frozen=True, slots=True)
-class Withdrawal:
+class Withdrawal(Payload):
     """What is signed to withdraw a contribution.
-
-    Args:
-        descriptor_hash: SHA-256 of the contribution's descriptor.
-        corpus: Corpus from which it is withdrawn.
-        time: Seconds since 1970 at which it was signed.
-        reason_code: Identifier such as `consent` or `error`; no free text, and none of `PASSING`.
 
     Raises:
         ValueRefused: Code TYPE, RANGE or REASON.
     """
 
-    descriptor_hash: bytes
-    corpus: str
-    time: int
-    reason_code: str
+    SCHEMA: ClassVar = "dptrain.withdrawal/1"
+    CDDL: ClassVar = "withdrawal"
+    WHAT: ClassVar = "withdrawal"
+    ERROR: ClassVar = ValueRefused
+    descriptor_hash: bytes = declared(2, SHA256, "SHA-256 of the descriptor of the contribution.")
+    corpus: str = declared(3, ID, "Corpus from which it is withdrawn.")
+    time: int = declared(4, MOMENT, "When it was signed, in seconds since 1970.")
+    reason_code: str = declared(
+        5,
+        ID,
+        "Why, such as `consent` or `error`. Nobody signs the reasons for which a run takes something out by itself: "
+        + ", ".join(f"`{reason}`" for reason in sorted(PASSING))
+        + ".",
+    )
 
     def __post_init__(self) -> None:
-        check_bytes(self.descriptor_hash, "descriptor hash", 32, error=ValueRefused)
-        check_id(self.corpus, "corpus")
-        check_id(self.reason_code, "reason code")
+        check_fields(self, ValueRefused)
         if self.reason_code in PASSING:
             sentence = f"the reason {self.reason_code} is for what a run takes out by itself; give another, such as consent"
             raise ValueRefused("REASON", sentence)
-        check_time(self.time, "time of withdrawal", error=ValueRefused)
-
-    def to_cbor(self) -> bytes:
-        """The bytes that are signed."""
-        return cbor.encode({1: SCHEMA, 2: self.descriptor_hash, 3: self.corpus, 4: self.time, 5: self.reason_code})
-
-    @classmethod
-    def from_cbor(cls, data: bytes) -> "Withdrawal":
-        """Read a withdrawal strictly.
-
-        Raises:
-            CborError: Not strict CBOR.
-            ValueRefused: Code SCHEMA, TYPE or RANGE.
-        """
-        value: Any = cbor.decode(data)
-        if type(value) is not dict or set(value) != set(_FIELDS):
-            raise ValueRefused("SCHEMA", "withdrawal is not a map with exactly the labels 1 to 5")
-        if value[1] != SCHEMA:
-            raise ValueRefused("SCHEMA", f"withdrawal schema is {ascii(value[1])[:60]}, expected {SCHEMA!r}")
-        withdrawal = cls(value[2], value[3], value[4], value[5])
-        if withdrawal.to_cbor() != data:
-            raise CborError("CBOR_NONCANONICAL", "withdrawal does not encode to the bytes received")
-        return withdrawal
 
 
-def sign_withdrawal(
-    withdrawal: Withdrawal, key: Signer | Ed25519PrivateKey, *, signer: str
-) -> tuple[bytes, bytes]:
+def sign_withdrawal(withdrawal: Withdrawal, key: Signer | Ed25519PrivateKey, *, signer: str) -> tuple[bytes, bytes]:
     """Sign a withdrawal.
 
     Args:

@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from attest.documents import declarations
-from attest.documents.pages import Pages, cddl_map, cddl_row, fields_table, table, with_section, with_tables, write_pages
+from attest.documents.pages import (
+    Pages,
+    cddl_map,
+    cddl_row,
+    fields_table,
+    said_of,
+    table,
+    with_section,
+    with_tables,
+    write_pages,
+)
 from attest.documents.quick import Array, Row
 from ledger.leaves import Header
 from ledger.leaves.codec import RECORDS
@@ -69,11 +79,6 @@ def rows_in(cls: type) -> dict[str, type]:
         if isinstance(kind, Row):
             found |= {str(item.label): kind.type} | {f"{item.label}.{inner}": row for inner, row in rows_in(kind.type).items()}
     return found
-
-
-def said_of(cls: type) -> str:
-    """Returns the first sentence that is said of a document, on one line."""
-    return " ".join(str(cls.__doc__).split("\n\n")[0].split())
 
 
 PAGES: Final[Pages] = {"formats.md": formats_page, "ledger.cddl": cddl_page}

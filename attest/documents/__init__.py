@@ -4,9 +4,10 @@ A document is a frozen dataclass whose fields are `declared`. From the declarati
 TOML and its JSON, and the tables and the CDDL in the documentation. A new field is one declaration, and the rule that uses it.
 
 * `declare`: what is said of a field. `kinds`: single values. `groups`: values made of values. `quick`: both, of leaves.
+* `values`: kinds that several documents share. `payload`: what all documents share that are signed by themselves.
 * `wire`: CBOR. `text`: TOML and JSON. `pages`: tables and CDDL for the documentation.
 """
 
-from attest.documents.declare import Declared, check_fields, declarations, declared, derived
+from attest.documents.declare import Declared, check_by_word, check_fields, declarations, declared, derived
 
-__all__ = ["Declared", "check_fields", "declarations", "declared", "derived"]
+__all__ = ["Declared", "check_by_word", "check_fields", "declarations", "declared", "derived"]

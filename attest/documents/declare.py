@@ -34,6 +34,7 @@ class Declared:
         beside: Key of the field that is written exactly where this one is.
         nil: Whether null is a signed value of it.
         needs: Name of the field that is not null where this one is not. Two that need each other are null together.
+        secret: Whether `repr` leaves it out.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Declared:
     beside: str | None
     nil: bool
     needs: str | None
+    secret: bool = False
 
     @property
     def required(self) -> bool:
@@ -74,6 +76,7 @@ def declared(
     beside: str | None = None,
     nil: bool = False,
     needs: str | None = None,
+    secret: bool = False,
 ) -> Any:
     """Declares a field of a frozen dataclass.
 
@@ -93,8 +96,9 @@ def declared(
         beside,
         nil,
         needs,
+        secret,
     )
-    return dataclasses.field(default=default, metadata={_NOTE: note})
+    return dataclasses.field(default=default, repr=not secret, metadata={_NOTE: note})
 
 
 def derived(label: int, name: str, cddl: str, sentence: str) -> Declared:
@@ -137,16 +141,21 @@ def told_of(cls: type, key: str, shown: Any, outer: Told | None = None) -> Told:
     return Told(f"{getattr(cls, 'PREFIX', '')}{key}", of)
 
 
-def check_fields(document: Any, error: Refused) -> None:
+def check_fields(document: Any, error: Refused, cls: type | None = None) -> None:
     """Checks every field of a document by itself; rules over several fields are the document's own.
 
     Guarantee: on return every value has exactly the type of its kind and lies in its range, or is None where that is the
     default or null is signed, and what it needs is there.
 
+    Args:
+        document: The document.
+        error: Makes the errors.
+        cls: Whose fields are checked, of a document that has those of two; its own class where None.
+
     Raises:
         Exception: Made by `error`, code TYPE or RANGE, or that of a kind.
     """
-    cls = type(document)
+    cls = cls or type(document)
     if (_FITS.get(cls) or _fits(cls))(document):
         return
     shown = getattr(document, cls.TELLS[0]) if hasattr(cls, "TELLS") else None
@@ -159,6 +168,25 @@ def check_fields(document: Any, error: Refused) -> None:
         item.kind.check(value, told_of(cls, key, shown), error)
 
 
+def check_by_word(document: Any, error: Refused) -> None:
+    """Checks that a document states what goes with one of its words, and nothing that does not.
+
+    Its class says so in `BY_WORD`: the name of the field with the word, and for every word the name of its rule in CDDL and
+    what it says of the fields that may be null, ``always`` there or ``never``; of any other it says nothing.
+
+    Raises:
+        Exception: Made by `error`, code TYPE for what is missing, SCHEMA for what does not belong there.
+    """
+    cls = type(document)
+    word = getattr(document, cls.BY_WORD[0])
+    for name, stated in cls.BY_WORD[1][word][1].items():
+        value = getattr(document, name)
+        if value is None and stated == "always":
+            raise error("TYPE", f"{told_of(cls, name, None)} is null, and {word!r} takes one")
+        if value is not None and stated == "never":
+            raise error("SCHEMA", f"{told_of(cls, name, None)} is stated, and {word!r} takes none; expected null")
+
+
 def _fits(cls: type) -> Callable[[Any], bool]:
     """Returns a function that tells whether all fields of a document of a class fit; False leaves it to their checks.
 
@@ -168,10 +196,13 @@ def _fits(cls: type) -> Callable[[Any], bool]:
     names: dict[str, Any] = {}
     tests = []
     for item in declarations(cls):
-        if item.kind.fits is None:
-            return _FITS.setdefault(cls, lambda document: False)
-        names[f"fits_{item.name}"] = item.kind.fits
         nil = item.default is None or item.nil
+        if item.kind.fits is None and not item.kind.test:
+            if not nil:
+                return _FITS.setdefault(cls, lambda document: False)
+            tests.append(f"document.{item.name} is None")
+            continue
+        names[f"fits_{item.name}"] = item.kind.fits
         test = item.kind.test or f"fits_{item.name}(value)"
         tests.append(f"((value := document.{item.name}) is {'None or' if nil else 'not None and'} {test})")
         if item.needs is not None:

@@ -1,13 +1,15 @@
 """Kinds of values that are made of values: lists, tables, parts with names, and a word with its parameters."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from attest.documents import text, wire
 from attest.documents.declare import declarations
-from attest.documents.kinds import Exact, Kind, Reading, Sections, Told
+from attest.documents.kinds import Exact, Kind, Reading, Sections, Told, tester
 from attest.errors import Refused
 
 
@@ -39,6 +41,7 @@ class Many(Several):
         empty: Whether the field is an empty tuple where nothing is stated.
         distinct: Whether no value stands twice.
         named: Name of the list in CDDL, where it is said once for several fields or stands in an array.
+        counted: How another number of them is refused.
     """
 
     kind: Kind
@@ -49,6 +52,7 @@ class Many(Several):
     empty: bool = False
     distinct: bool = True
     named: str = ""
+    counted: str = "TYPE"
 
     @property
     def cddl(self) -> str:  # type: ignore[override]  # computed here, see Kind
@@ -61,17 +65,39 @@ class Many(Several):
     def tables(self) -> type | None:
         return self.kind.tables
 
+    @property
+    def faithful(self) -> bool:
+        return self.kind.faithful
+
+    @cached_property
+    def fits(self) -> Callable[[Any], bool] | None:  # type: ignore[override]  # computed here, see Kind
+        each, least = tester(self.kind), 0 if self.empty else self.least
+        if each is None:
+            return None
+        return lambda value: (
+            type(value) is tuple
+            and least <= len(value) <= self.most
+            and all(map(each, value))
+            and (not self.ascending or all(a < b for a, b in itertools.pairwise(value)))
+            and (not self.distinct or len(set(value)) == len(value))
+        )
+
     def check(self, value: Any, told: Told, error: Refused) -> None:
         least = 0 if self.empty else self.least
         if type(value) is not tuple or not least <= len(value) <= self.most:
             found = f"{len(value)} of them" if type(value) is tuple else type(value).__name__
-            raise error("TYPE", f"{told} is {found}, expected a list of {self.least} to {self.most} {self.what}")
+            code = self.counted if type(value) is tuple else "TYPE"
+            raise error(code, f"{told} is {found}, expected a list of {self.least} to {self.most} {self.what}")
         for item in value:
             self.kind.check(item, Told(f"{told.key} entry", told.of), error)
         if self.ascending and any(a >= b for a, b in itertools.pairwise(value)):
             raise error("RANGE", f"{told} is not strictly ascending; sort it and drop repetitions")
         if self.distinct and len(set(value)) != len(value):
             raise error("RANGE", f"{told} names one of its {self.what} twice")
+
+    def decode(self, plain: Any, told: Told, error: Refused) -> Any:
+        # What is no array is left to the check of the document, in the order of its fields.
+        return super().decode(plain, told, error) if type(plain) is list else plain
 
     def read(self, found: Any, told: Told, reading: Reading) -> Any:
         if self.tables is None:
@@ -157,6 +183,42 @@ class Tables(Inline):
 
     def json(self, value: Any) -> Any:
         return text.stated_json(value) if self.row else text.as_json(value)
+
+
+@dataclass(frozen=True)
+class Coded(Kind):
+    """A document of one of some classes, signed as an array: the code of its class, then its fields.
+
+    Args:
+        classes: By their codes, from 0.
+        cddl: Its name in CDDL.
+        what: What it is, in words.
+    """
+
+    classes: tuple[type, ...]
+    cddl: str
+    what: str
+
+    @property
+    def faithful(self) -> bool:
+        return not any(wire.row_of(cls).coded for cls in self.classes)
+
+    def fits(self, value: Any) -> bool:
+        return type(value) in self.classes
+
+    def check(self, value: Any, told: Told, error: Refused) -> None:
+        if type(value) not in self.classes:
+            raise error("TYPE", f"{told} is {type(value).__name__}, expected an {self.what}")
+
+    def encode(self, value: Any) -> Any:
+        return [value.CODE, *wire.encode_row(value)]
+
+    def decode(self, plain: Any, told: Told, error: Refused) -> Any:
+        if type(plain) is not list or not plain or type(plain[0]) is not int or not 0 <= plain[0] < len(self.classes):
+            expected = f"expected an array that begins with 0 to {len(self.classes) - 1}"
+            raise error("SCHEMA", f"{self.what} is {ascii(plain)[:60]}, {expected}")
+        code, *values = plain
+        return wire.decode_row(self.classes[code], values, self.what, error, code="SCHEMA")
 
 
 @dataclass(frozen=True)

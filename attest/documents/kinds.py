@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from attest.checks import check_bytes, check_int
 from attest.errors import Refused, ValueRefused
-from attest.ids import check_id
+from attest.ids import ID, check_id
 from attest.micro import to_fraction
 
 _MAX_INT = 2**63 - 1
@@ -59,8 +59,8 @@ class Kind(ABC):
         unit: Unit of a number as it is signed; empty where it has none.
         spread: Keys of a table that make one value together; empty where a value has one key.
         tables: Class of the documents that are written as tables of their own; None where a value stands behind its key.
-        fits: Tells at once whether a value is of this kind, of documents that are many; None where `check` alone does.
-        test: What `fits` tells, as an expression in `value`; empty where it has to be called.
+        fits: Tells at once whether a value is of this kind, of documents that are many; None where `test` or `check` does.
+        test: The same as an expression in `value`; empty where `fits` or `check` has to be called.
     """
 
     cddl: str
@@ -68,6 +68,11 @@ class Kind(ABC):
     spread: tuple[str, ...] = ()
     fits: Callable[[Any], bool] | None = None
     test: str = ""
+
+    @property
+    def faithful(self) -> bool:
+        """Tells whether `decode` takes nothing but what `encode` gives; else what was read is encoded again and compared."""
+        return type(self).encode is Kind.encode
 
     @property
     def tables(self) -> type | None:
@@ -122,6 +127,12 @@ class Kind(ABC):
         return {self.json_name(name): None if value is None else self.json(value)}
 
 
+def tester(kind: Kind) -> Callable[[Any], bool] | None:
+    """Returns what tells at once whether a value is of a kind; None where `check` alone does."""
+    found: Callable[[Any], bool] | None = eval(f"lambda value: {kind.test}") if kind.test else kind.fits
+    return found
+
+
 @dataclass(frozen=True)
 class Given(Kind):
     """Stands for what is in the bytes and is no field."""
@@ -138,11 +149,39 @@ class Identifier(Kind):
 
     cddl: str = "id"
 
+    def fits(self, value: Any) -> bool:
+        return type(value) is str and ID.fullmatch(value) is not None
+
     def check(self, value: Any, told: Told, error: Refused) -> None:
         check_id(value, str(told), error=error)
 
     def write(self, value: Any) -> str:
         return quoted(value)
+
+
+@dataclass(frozen=True)
+class Schema(Kind):
+    """The name of the format of a document, of which a reader knows one.
+
+    Args:
+        name: The name.
+    """
+
+    name: str
+
+    @property
+    def cddl(self) -> str:  # type: ignore[override]  # computed here, see Kind
+        return f'"{self.name}"'
+
+    @property
+    def test(self) -> str:  # type: ignore[override]  # computed here, see Kind
+        return f"type(value) is str and value == {self.name!r}"
+
+    def check(self, value: Any, told: Told, error: Refused) -> None:
+        if type(value) is not str:
+            raise error("TYPE", f"{told} is {type(value).__name__}, expected text")
+        if value != self.name:
+            raise error("SCHEMA", f"{told} is {ascii(value)[:80]}, expected {self.name!r}")
 
 
 @dataclass(frozen=True)
@@ -205,6 +244,10 @@ class Whole(Kind):
     cddl: str
     unit: str = ""
 
+    @property
+    def test(self) -> str:  # type: ignore[override]  # computed here, see Kind
+        return f"type(value) is int and {self.low} <= value <= {self.high}"
+
     def check(self, value: Any, told: Told, error: Refused) -> None:
         check_int(value, f"{told} in {self.unit}" if self.unit else str(told), self.low, self.high, error=error)
 
@@ -236,6 +279,10 @@ class Scaled(Kind):
     @property
     def unit(self) -> str:  # type: ignore[override]  # computed here, see Kind
         return f"1e-{self.places}"
+
+    @property
+    def test(self) -> str:  # type: ignore[override]  # computed here, see Kind
+        return f"type(value) is int and {self.low} <= value <= {self.high}"
 
     def check(self, value: Any, told: Told, error: Refused) -> None:
         check_int(value, f"{told} in {self.unit}", self.low, self.high, error=error)
@@ -362,6 +409,10 @@ class Octets(Kind):
 
     length: int
     cddl: str
+
+    @property
+    def test(self) -> str:  # type: ignore[override]  # computed here, see Kind
+        return f"type(value) is bytes and len(value) == {self.length}"
 
     def check(self, value: Any, told: Told, error: Refused) -> None:
         check_bytes(value, str(told), self.length, error=error)

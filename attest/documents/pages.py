@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from attest.documents.declare import Declared, declarations
+from attest.documents.declare import Declared, declarations, derived
 from attest.documents.groups import Named, Parts
 from attest.documents.kinds import Kind
 
-_TABLE: Final = re.compile(r"(?:^ *\|.*\n)+", re.MULTILINE)
+_TABLE: Final = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
 Pages = Mapping[str, Callable[[str], str]]
 """Pages that say what is declared, by name, each with what writes its parts again."""
@@ -25,7 +25,7 @@ def write_pages(pages: Pages, folder: str) -> None:
         path.write_text(write(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def with_tables(page: str, heading: str, tables: Iterable[str], indent: str = "") -> str:
+def with_tables(page: str, heading: str, tables: Iterable[str]) -> str:
     """Returns a page with tables in the place of the first ones under a heading, as many."""
     start = re.search(rf"^#+ {re.escape(heading)}\n", page, re.MULTILINE)
     if start is None:
@@ -35,9 +35,8 @@ def with_tables(page: str, heading: str, tables: Iterable[str], indent: str = ""
         found = _TABLE.search(page, at)
         if found is None:
             raise ValueError(f"the page has too few tables under {heading!r}")
-        text = "".join(f"{indent}{line}\n" for line in written.splitlines())
-        page = page[: found.start()] + text + page[found.end() :]
-        at = found.start() + len(text)
+        page = page[: found.start()] + written + page[found.end() :]
+        at = found.start() + len(written)
     return page
 
 
@@ -49,9 +48,20 @@ def with_section(page: str, name: str, written: str) -> str:
     return page[: found.start(1)] + written + "\n" + page[found.end(1) :]
 
 
+def with_rule(page: str, name: str, written: str) -> str:
+    """Returns CDDL with the rule of this name, a map, as it is written."""
+    found = re.search(rf"^{re.escape(name)} = \{{\n.*?^\}}\n", page, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise ValueError(f"the page has no rule {name!r}")
+    return page[: found.start()] + written + page[found.end() :]
+
+
 def labelled(cls: Any) -> list[Declared]:
     """Returns what stands in the bytes of a document, in order of its labels: its fields, and what follows from them."""
-    return sorted([*declarations(cls), *getattr(cls, "DERIVED", ())], key=lambda item: item.label)
+    more = getattr(cls, "DERIVED", ())
+    if hasattr(cls, "SCHEMA"):
+        more = (derived(1, "schema", f'"{cls.SCHEMA}"', f"Format of the {cls.WHAT}."), *more)
+    return sorted([*declarations(cls), *more], key=lambda item: item.label)
 
 
 def settings_table(cls: type, place: str = "") -> str:
@@ -76,9 +86,9 @@ def settings_table(cls: type, place: str = "") -> str:
     return table(("key", "default", "meaning"), rows)
 
 
-def bytes_table(cls: type, schema: str = "") -> str:
+def bytes_table(cls: type) -> str:
     """Returns the table of the signed fields of a document: label, setting, value in CDDL, and what binds it."""
-    rows = [("1", "schema", f'`"{schema}"`', "always")] if schema else []
+    rows = []
     for item in labelled(cls):
         value = f"`{item.kind.cddl}`" + (" or null" if item.nil else "")
         stated = "where stated" if item.optional else "always"
@@ -103,6 +113,11 @@ def fields_table(first: str, documents: Mapping[str, type], *, key: str = "key",
             rule = f" {item.rule[0].upper()}{item.rule[1:]}." if item.rule else ""
             rows.append((name, str(item.label), f"`{item.name}`", value, item.sentence + rule))
     return table((first, key, "field", "value", "meaning"), rows)
+
+
+def said_of(cls: type) -> str:
+    """Returns the first sentence that is said of a document, on one line."""
+    return " ".join(str(cls.__doc__).split("\n\n")[0].split())
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -131,14 +146,13 @@ def _named_rows(item: Declared, kind: Named) -> list[tuple[str, str, str]]:
     return rows + [(f"`{more.key}`", default_of(more), more.sentence) for more in declarations(kind.cls)]
 
 
-def cddl_map(cls: Any, schema: str = "") -> str:
+def cddl_map(cls: Any) -> str:
     """Returns the rule of a document that is signed as a map."""
     if hasattr(cls, "FORMS"):
         return _cddl_forms(cls)
     rules = []
     for name, values in _stated(cls).items():
-        entries = [(f'1 => "{schema}",', "")] if schema else []
-        entries += [(f"{'? ' if item.optional else ''}{item.label} => {value},", _comment(item)) for item, value in values]
+        entries = [(f"{'? ' if item.optional else ''}{item.label} => {value},", _comment(item)) for item, value in values]
         rules.append(f"{name} = {{\n{_entries(entries)}}}\n")
     return _choice(cls) + "".join(rules)
 
@@ -160,9 +174,13 @@ def cddl_row(cls: Any) -> str:
 def _stated(cls: Any) -> dict[str, list[tuple[Declared, str]]]:
     """Returns the rules of a class by name, each with what stands in every field.
 
-    There are two where fields need each other, since null and a value of these do not go together in every way.
+    There are two where fields need each other, since null and a value of these do not go together in every way, and one for
+    each word where a word says which fields are null.
     """
     items = labelled(cls)
+    if hasattr(cls, "BY_WORD"):
+        field, words = cls.BY_WORD
+        return {name: [(item, _by_word(item, field, word, stated)) for item in items] for word, (name, stated) in words.items()}
     either = [(item, item.kind.cddl + (" / nil" if item.nil else "")) for item in items]
     needed = {item.needs for item in items if item.needs is not None}
     if not needed:
@@ -170,6 +188,14 @@ def _stated(cls: Any) -> dict[str, list[tuple[Declared, str]]]:
     plain = [(item, "nil" if item.needs is not None else value) for item, value in either]
     full = [(item, item.kind.cddl if item.needs is not None or item.name in needed else value) for item, value in either]
     return {f"plain-{cls.CDDL}": plain, f"full-{cls.CDDL}": full}
+
+
+def _by_word(item: Declared, field: str, word: str, stated: Mapping[str, str]) -> str:
+    """Returns what stands in a field of a document that has a word."""
+    if item.name == field:
+        return f'"{word}"'
+    found = {"never": "nil", "always": item.kind.cddl}.get(stated.get(item.name, ""))
+    return found or item.kind.cddl + (" / nil" if item.nil else "")
 
 
 def _choice(cls: Any) -> str:

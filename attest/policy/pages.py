@@ -23,7 +23,7 @@ from attest.documents.pages import (
 from attest.policy.classes import ClassRule
 from attest.policy.depth import DepthRule
 from attest.policy.noise import NoisePhase
-from attest.policy.rules import SCHEMA, Policy
+from attest.policy.rules import Policy
 from attest.policy.unbuilt import ANY, UNBUILT
 from attest.policy.uses import DecodingRule, ReadRule
 
@@ -53,7 +53,7 @@ def policy_page(page: str) -> str:
 
 def formats_page(page: str) -> str:
     """Returns formats.md with the tables of the policy's bytes as the declaration has them."""
-    return with_tables(page, "Withdrawal and policy", [bytes_table(Policy, SCHEMA), bytes_table(ClassRule)], indent="  ")
+    return with_tables(page, "Policy", [bytes_table(Policy), bytes_table(ClassRule)])
 
 
 def cddl_page(page: str) -> str:
@@ -68,7 +68,7 @@ def cddl() -> str:
     words = [kind for kind in (k.kind if isinstance(k, Many) else k for k in named) if isinstance(kind, Named)]
     return "\n".join(
         [
-            f"; Written from the declaration (python -m attest.policy.pages docs).\n{cddl_map(Policy, SCHEMA)}",
+            f"; Written from the declaration (python -m attest.policy.pages docs).\n{cddl_map(Policy)}",
             "; From this step on, up to the next phase, the noise is that of the presets times a scale in units of 1e-6.\n"
             + cddl_row(NoisePhase),
             "; In units of 1e-6; without them one clip norm binds over all blocks of a class.\n" + budgets,

@@ -8,8 +8,8 @@ from attest.descriptor import MAX_COUNT, MAX_MICRO
 from attest.documents import check_fields, declared
 from attest.documents.groups import Many, Named, NamedTables, Parts, Tables
 from attest.documents.kinds import Days, Exact, Flag, Identifier, Octets, Scaled, Whole, Word
+from attest.documents.payload import Payload
 from attest.documents.text import as_json, parse_document, write_document
-from attest.documents.wire import decode_document, encode_document
 from attest.errors import PolicyRefused
 from attest.micro import from_micro
 from attest.policy.auditors import AUDITOR, MAX_COSIGNERS, WITNESS, check_cosigners
@@ -21,8 +21,6 @@ from attest.policy.retention import check_retention
 from attest.policy.sampling import DISCLOSURES, OCCURRENCES_PUBLIC, SECRET_POISSON, SamplingRule
 from attest.policy.unbuilt import refuse_unbuilt
 from attest.signed_file import MAX_PAYLOAD
-
-SCHEMA: Final = "dptrain.policy/2"
 
 ACCOUNTANTS: Final = {
     "pld": "privacy loss distributions; the default, and the tightest that is a bound by itself",
@@ -55,7 +53,7 @@ _QUORUM: Final = Whole(1, MAX_COSIGNERS, f"1..{MAX_COSIGNERS}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Policy:
+class Policy(Payload):
     """The rules of one corpus and one training run. The sentences of the fields say what each means.
 
     Guarantee: a policy exists only if every field is of its kind and in its range, the fields go with one another, and it asks
@@ -65,7 +63,12 @@ class Policy:
         PolicyRefused: Code TYPE, RANGE, that of a verifier key, or `attest.policy.unbuilt.NOT_BUILT`.
     """
 
+    SCHEMA: ClassVar = "dptrain.policy/2"
     CDDL: ClassVar = "policy"
+    WHAT: ClassVar = "policy"
+    ERROR: ClassVar = PolicyRefused
+    MAX_SIZE: ClassVar = MAX_PAYLOAD
+    OF: ClassVar = ""
 
     corpus: str = declared(
         2,
@@ -375,22 +378,6 @@ class Policy:
     def find_class(self, name: str) -> ClassRule | None:
         """Returns the rule of a class, or None."""
         return next((rule for rule in self.classes if rule.name == name), None)
-
-    def to_cbor(self) -> bytes:
-        """Returns the bytes that are signed."""
-        return encode_document(self, SCHEMA)
-
-    @classmethod
-    def from_cbor(cls, data: bytes) -> "Policy":
-        """Reads a policy strictly.
-
-        Guarantee: an accepted byte string is exactly `to_cbor()` of the result.
-
-        Raises:
-            PolicyRefused: With the code of the strict decoder, SCHEMA, or one of the class.
-        """
-        read: Policy = decode_document(cls, data, schema=SCHEMA, what="policy", error=PolicyRefused, max_size=MAX_PAYLOAD)
-        return read
 
     @classmethod
     def from_toml(cls, text: str) -> "Policy":

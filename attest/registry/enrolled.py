@@ -75,7 +75,7 @@ class Enrolled(Mapping[str, Contributor]):
     def holder(self, key: bytes) -> str | None:
         """Returns the commitment to whose key it is, in hex; None if it is nobody's."""
         known = self._holders.get(key)
-        row = self._keys.row(key) if known is None else None
+        row = self._keys.row(key) if known is None and self._runs else None
         if row is None:
             return known
         run, number = self.place(row)
@@ -109,6 +109,8 @@ class Enrolled(Mapping[str, Contributor]):
 
     def _row(self, name: str) -> int | None:
         """The row of a contributor who was enrolled in a run."""
+        if not self._runs:
+            return None
         try:
             row = self._names.row(bytes.fromhex(name)) if len(name) == 64 else None
         except ValueError:

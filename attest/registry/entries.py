@@ -3,14 +3,17 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import ClassVar, Final
 
 from attest import cbor, sign1
-from attest.checks import check_bytes, check_int
-from attest.clock import check_time
 from attest.descriptor import MAX_COUNT
+from attest.documents import declared
+from attest.documents.groups import Many
+from attest.documents.kinds import Whole
+from attest.documents.payload import Payload
+from attest.documents.values import MOMENT, SHA256
 from attest.errors import CborError, RegistryRefused
-from attest.registry.actions import Action, from_array, to_array
+from attest.registry.actions import ACTION, Action
 
 SCHEMA: Final = "dptrain.registry-entry/2"
 NO_ROOT: Final = bytes(32)
@@ -26,55 +29,37 @@ _ROOT_PREFIX = b"dptrain.registry.root/1\x00"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Payload):
     """One signed step of the log.
 
-    Args:
-        seq: Its position, from 0.
-        previous: Root before it; 32 zero bytes for the first.
-        time: Seconds since 1970, never before the entry before it.
-        actions: What it does, in order.
+    Raises:
+        RegistryRefused: Code SCHEMA, TYPE or RANGE.
     """
 
-    seq: int
-    previous: bytes
-    time: int
-    actions: tuple[Action, ...]
-
-    def __post_init__(self) -> None:
-        check_int(self.seq, "sequence number", 0, MAX_COUNT, error=RegistryRefused)
-        check_bytes(self.previous, "previous root", 32, error=RegistryRefused)
-        check_time(self.time, "time of the entry", error=RegistryRefused)
-        if not self.actions:
-            raise RegistryRefused("SCHEMA", "entry holds no action")
+    SCHEMA: ClassVar = SCHEMA
+    CDDL: ClassVar = "registry-entry"
+    WHAT: ClassVar = "entry"
+    ERROR: ClassVar = RegistryRefused
+    MAX_SIZE: ClassVar = MAX_ENTRY
+    seq: int = declared(2, Whole(0, MAX_COUNT, f"0..{MAX_COUNT}"), "Position of the entry, from 0.")
+    previous: bytes = declared(3, SHA256, "Root before this entry; zeros in the first.")
+    time: int = declared(4, MOMENT, "Never less than in the entry before, except where action 7 says so.")
+    actions: tuple[Action, ...] = declared(
+        5,
+        Many(ACTION, 1, MAX_ENTRY, "actions", distinct=False, named="[+ action]", counted="SCHEMA"),
+        "What it does, in order.",
+    )
 
     def to_cbor(self) -> bytes:
-        """The bytes that are signed.
+        """Returns the bytes that are signed.
 
         Raises:
             RegistryRefused: Code SIZE.
         """
-        data = cbor.encode({1: SCHEMA, 2: self.seq, 3: self.previous, 4: self.time, 5: [to_array(a) for a in self.actions]})
+        data = Payload.to_cbor(self)
         if len(data) > MAX_ENTRY:
             raise RegistryRefused("SIZE", f"entry has {len(data)} bytes, expected at most {MAX_ENTRY}; split it")
         return data
-
-    @classmethod
-    def from_cbor(cls, data: bytes) -> "Entry":
-        """Read an entry strictly.
-
-        Raises:
-            CborError: Not strict CBOR, or larger than `MAX_ENTRY`.
-            RegistryRefused: Code SCHEMA, TYPE or RANGE.
-        """
-        value: Any = cbor.decode(data, max_size=MAX_ENTRY)
-        if type(value) is not dict or set(value) != {1, 2, 3, 4, 5}:
-            raise RegistryRefused("SCHEMA", "entry is not a map with exactly the labels 1 to 5")
-        if value[1] != SCHEMA:
-            raise RegistryRefused("SCHEMA", f"entry has schema {ascii(value[1])[:60]}, expected {SCHEMA!r}")
-        if type(value[5]) is not list:
-            raise RegistryRefused("TYPE", "actions of the entry are not an array")
-        return cls(value[2], value[3], value[4], tuple(from_array(item) for item in value[5]))
 
 
 def root_of(payload: bytes) -> bytes:

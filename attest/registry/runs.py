@@ -6,8 +6,10 @@ from typing import Any, Final
 from attest import cbor
 from attest.commitments import COMMITMENT_SIZE
 from attest.curve25519 import P
-from attest.errors import AttestError
-from attest.registry.actions import Enrol
+from attest.documents import check_fields
+from attest.documents.kinds import Told
+from attest.errors import AttestError, RegistryRefused
+from attest.registry.actions import ACTION, Enrol
 from attest.registry.entries import MAX_ENTRY, SCHEMA, Entry
 from attest.registry.records import SMALL_ORDER_Y, Contributor, KeyRecord
 
@@ -143,12 +145,14 @@ def _first(payload: bytes, at: int) -> tuple[int, Enrol]:
     """Returns where the enrolment that begins at a byte ends, and what it says.
 
     Raises:
-        ValueError, CborError: It is no enrolment.
+        ValueError, AttestError: It is no enrolment.
     """
     value, end = cbor.decode_prefix(payload, at, max_size=_MAX_TERMS)
-    if type(value) is not list or len(value) != 8 or type(value[0]) is not int or value[0] != Enrol.CODE:
+    action = ACTION.decode(value, Told("actions"), RegistryRefused)
+    if type(action) is not Enrol:
         raise ValueError("no enrolment")
-    return end, Enrol(*value[1:])
+    check_fields(action, RegistryRefused)
+    return end, action
 
 
 def _run(payload: bytes, at: int, stride: int, left: int, first: Enrol) -> Run | None:
@@ -156,7 +160,7 @@ def _run(payload: bytes, at: int, stride: int, left: int, first: Enrol) -> Run |
     if payload[at : at + _NAME_AT] != _HEAD or payload[at + _KEY_AT - 2 : at + _KEY_AT] != _BETWEEN:
         return None
     count = min(left, (len(payload) - at) // stride)
-    stated = type(first.principal) is bytes and len(first.principal) == COMMITMENT_SIZE
+    stated = first.principal is not None
     fixed = [*range(_NAME_AT), _KEY_AT - 2, _KEY_AT - 1, *range(_TERMS_AT, stride - (COMMITMENT_SIZE if stated else 0))]
     for column in fixed:
         place = at + column
@@ -167,15 +171,12 @@ def _run(payload: bytes, at: int, stride: int, left: int, first: Enrol) -> Run |
             return None
     whole = payload[at : at + stride * count]
     names, keys = _column(whole, _NAME_AT, stride), _column(whole, _KEY_AT, stride)
-    if not _WEAK.isdisjoint(keys) or type(first.name) is not bytes or (first.principal is not None and not stated):
+    if not _WEAK.isdisjoint(keys):
         return None
     principals = _column(whole, stride - COMMITMENT_SIZE, stride) if stated else None
-    classes = tuple(first.classes) if type(first.classes) is list else ()
-    if list(classes) != first.classes:
-        return None
     record = KeyRecord(first.key, first.not_before, first.not_after)
     principal = None if principals is None else principals[0].hex()
-    contributor = Contributor(names[0].hex(), (record,), classes, first.cap, principal)
+    contributor = Contributor(names[0].hex(), (record,), tuple(first.classes), first.cap, principal)
     return Run(b"".join(names), b"".join(keys), None if principals is None else b"".join(principals), contributor)
 
 

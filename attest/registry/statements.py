@@ -7,18 +7,19 @@ signs: it stands in hex as the issuer of the signature.
 import os
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from attest import cbor, sign1
-from attest.checks import check_bytes
-from attest.clock import check_time
+from attest.documents import check_by_word, check_fields, declared
+from attest.documents.payload import Payload
+from attest.documents.quick import OneOf
+from attest.documents.values import MOMENT, RAW_KEY, octets
 from attest.errors import CborError, FileRefused, RegistryRefused, SignatureRefused
 from attest.files import atomic_write, read_limited
 from attest.signer import Signer, as_signer
 
-SCHEMA: Final = "dptrain.key-statement/2"
 ROTATE: Final = "rotate"
 REVOKE: Final = "revoke"
 PROVE: Final = "prove"
@@ -26,66 +27,45 @@ PROVE: Final = "prove"
 MAX_AGE: Final = 30 * 86400
 """Seconds after which a statement is no longer taken in."""
 
-_FIELDS = ("kind", "registry_id", "key", "time", "new_key", "revoked_at")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyStatement:
+class KeyStatement(Payload):
     """One statement; good for one registry, for 30 days, and once.
-
-    Args:
-        kind: `rotate`, `revoke` or `prove`.
-        registry_id: The registry that may take it in.
-        key: 32 raw bytes of the key acted on, for `prove` of the key held; None, for `revoke` only, for all keys.
-        time: Seconds since 1970 at which it was signed.
-        new_key: For `rotate`, 32 raw bytes of the key that follows; otherwise None.
-        revoked_at: For `revoke`, the second from which on; otherwise None.
 
     Raises:
         RegistryRefused: Code SCHEMA, TYPE or RANGE.
     """
 
-    kind: str
-    registry_id: bytes
-    key: bytes | None
-    time: int
-    new_key: bytes | None = None
-    revoked_at: int | None = None
+    SCHEMA: ClassVar = "dptrain.key-statement/2"
+    CDDL: ClassVar = "key-statement"
+    WHAT: ClassVar = "key statement"
+    ERROR: ClassVar = RegistryRefused
+    MAX_SIZE: ClassVar = 1024
+    BY_WORD: ClassVar = (
+        "kind",
+        {
+            ROTATE: ("rotation", {"key": "always", "new_key": "always", "revoked_at": "never"}),
+            REVOKE: ("revocation", {"new_key": "never", "revoked_at": "always"}),
+            PROVE: ("possession", {"key": "always", "new_key": "never", "revoked_at": "never"}),
+        },
+    )
+    kind: str = declared(2, OneOf((ROTATE, REVOKE, PROVE), "SCHEMA"), "What it says of a key.")
+    registry_id: bytes = declared(3, octets(16), "The registry that may take it in, and no other.")
+    key: bytes | None = declared(
+        4,
+        RAW_KEY,
+        "The key acted on, in `prove` the key held; null, in `revoke` only, for all keys of the contributor whose key signs.",
+        nil=True,
+    )
+    time: int = declared(
+        5, MOMENT, "When it was signed; good for 30 days, at most an hour ahead of the entry that takes it in."
+    )
+    new_key: bytes | None = declared(6, RAW_KEY, "In `rotate` the key that follows; otherwise null.", default=None, nil=True)
+    revoked_at: int | None = declared(7, MOMENT, "In `revoke` the time from which on; otherwise null.", default=None, nil=True)
 
     def __post_init__(self) -> None:
-        check_bytes(self.registry_id, "registry id", 16, error=RegistryRefused)
-        check_time(self.time, "time of the statement", error=RegistryRefused)
-        if self.kind == ROTATE and self.revoked_at is None:
-            check_bytes(self.key, "old key", 32, error=RegistryRefused)
-            check_bytes(self.new_key, "new key", 32, error=RegistryRefused)
-        elif self.kind == REVOKE and self.new_key is None:
-            if self.key is not None:
-                check_bytes(self.key, "revoked key", 32, error=RegistryRefused)
-            check_time(self.revoked_at, "time of revocation", error=RegistryRefused)
-        elif self.kind == PROVE and self.new_key is None and self.revoked_at is None:
-            check_bytes(self.key, "key held", 32, error=RegistryRefused)
-        else:
-            sentence = f"key statement is {ascii(self.kind)[:40]} with fields of another kind; expected rotate, revoke or prove"
-            raise RegistryRefused("SCHEMA", sentence)
-
-    def to_cbor(self) -> bytes:
-        """The bytes that are signed."""
-        return cbor.encode({1: SCHEMA} | {place: getattr(self, name) for place, name in enumerate(_FIELDS, start=2)})
-
-    @classmethod
-    def from_cbor(cls, data: bytes) -> "KeyStatement":
-        """Read a statement strictly; an accepted byte string is exactly `to_cbor()` of the result.
-
-        Raises:
-            CborError: Not strict CBOR.
-            RegistryRefused: Code SCHEMA, TYPE or RANGE.
-        """
-        value: Any = cbor.decode(data, max_size=1024)
-        if type(value) is not dict or set(value) != set(range(1, len(_FIELDS) + 2)):
-            raise RegistryRefused("SCHEMA", "key statement is not a map with exactly the labels 1 to 7")
-        if value[1] != SCHEMA:
-            raise RegistryRefused("SCHEMA", f"key statement has schema {ascii(value[1])[:60]}, expected {SCHEMA!r}")
-        return cls(**{name: value[place] for place, name in enumerate(_FIELDS, start=2)})
+        check_fields(self, RegistryRefused)
+        check_by_word(self, RegistryRefused)
 
     def sign(self, key: Signer | Ed25519PrivateKey) -> bytes:
         """The COSE_Sign1 message of one key of the contributor; a rotation takes one by each of the two keys."""

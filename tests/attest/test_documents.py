@@ -16,8 +16,8 @@ from attest.documents import check_fields, declarations, declared
 from attest.documents.groups import Inline, Many, Tables
 from attest.documents.kinds import Days, Exact, Flag, Identifier, Scaled, Whole, Word
 from attest.documents.pages import bytes_table, cddl_map, settings_table
+from attest.documents.payload import Payload
 from attest.documents.text import as_json, parse_document, write_document
-from attest.documents.wire import decode_document, encode_document
 from attest.errors import PolicyRefused
 from attest.policy import ClassRule, DepthRule, NoisePhase, Policy
 from attest.policy.mechanism import Bands, Buffers
@@ -26,7 +26,6 @@ from attest.policy.sampling import Bins, Groups, Separation, Sizes, Truncation
 from attest.policy.uses import DecodingRule, ReadRule
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = "example/1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +42,11 @@ class Leaf:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tree:
+class Tree(Payload):
+    SCHEMA: ClassVar = "example/1"
     CDDL: ClassVar = "tree"
+    WHAT: ClassVar = "tree"
+    ERROR: ClassVar = PolicyRefused
 
     kind: str = declared(2, Word({"oak": "a tree", "fir": "another"}), "A kind.", default="oak")
     rate: Fraction = declared(3, Exact(Fraction(0), Fraction(1), above=True, one_over=True), "A rate.", key="growth.rate")
@@ -54,13 +56,6 @@ class Tree:
     )
     best: Leaf | None = declared(6, Inline(Leaf, "leaf", "leaf"), "The best leaf.", default=None, optional=True)
     leaves: tuple[Leaf, ...] = declared(7, Many(Tables(Leaf, "leaf", "leaf"), 1, 9, "leaves"), key="leaf")
-
-    def __post_init__(self) -> None:
-        check_fields(self, PolicyRefused)
-
-
-def decode(data: bytes) -> Tree:
-    return decode_document(Tree, data, schema=SCHEMA, what="tree", error=PolicyRefused, max_size=1 << 16)
 
 
 def parse(text: str) -> Tree:
@@ -91,22 +86,22 @@ QUICK = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCh
 @QUICK
 @given(TREES)
 def test_every_declared_document_is_read_back_from_its_bytes_and_its_text(tree):
-    data = encode_document(tree, SCHEMA)
-    assert decode(data) == tree and encode_document(decode(data), SCHEMA) == data
+    data = tree.to_cbor()
+    assert Tree.from_cbor(data) == tree and Tree.from_cbor(data).to_cbor() == data
     assert parse(write_document(tree)) == tree
 
 
 @QUICK
 @given(TREES, st.data())
 def test_no_other_bytes_read_as_a_document(tree, data):
-    encoded = bytearray(encode_document(tree, SCHEMA))
+    encoded = bytearray(tree.to_cbor())
     place = data.draw(st.integers(0, len(encoded) - 1))
     encoded[place] ^= data.draw(st.integers(1, 255))
     try:
-        found = decode(bytes(encoded))
+        found = Tree.from_cbor(bytes(encoded))
     except PolicyRefused:
         return
-    assert found != tree and encode_document(found, SCHEMA) == bytes(encoded)
+    assert found != tree and found.to_cbor() == bytes(encoded)
 
 
 @pytest.mark.parametrize(
@@ -119,9 +114,9 @@ def test_no_other_bytes_read_as_a_document(tree, data):
     ids=str,
 )  # fmt: skip
 def test_bytes_are_strict(changes):
-    plain = cbor.decode(encode_document(OAK, SCHEMA))
+    plain = cbor.decode(OAK.to_cbor())
     with pytest.raises(PolicyRefused):
-        decode(cbor.encode(plain | changes))
+        Tree.from_cbor(cbor.encode(plain | changes))
 
 
 @pytest.mark.parametrize(
@@ -154,8 +149,26 @@ def test_what_follows_from_a_declaration():
     assert settings_table(Tree, "growth").splitlines()[2:] == [
         "| `rate` | required | A rate. |", "| `tall` | false | Whether it is tall. |",
     ]  # fmt: skip
-    assert "| 5 | `counts` | `[1*4 0..9]` | where stated |" in bytes_table(Tree, SCHEMA)
+    assert "| 5 | `counts` | `[1*4 0..9]` | where stated |" in bytes_table(Tree)
     assert '  2 => "oak" / "fir",' in cddl_map(Tree) and "  ? 6 => leaf," in cddl_map(Tree)
+    assert '  1 => "example/1",' in cddl_map(Tree) and '| 1 | `schema` | `"example/1"` | always |' in bytes_table(Tree)
+
+
+def test_a_refusal_of_a_document_that_is_signed_by_itself_says_what_it_is_and_what_was_found():
+    with pytest.raises(PolicyRefused) as caught:
+        replace(OAK, rate=1)
+    assert caught.value.sentence == "growth.rate of the tree is int, expected an exact Fraction"
+    for data, code, told in (
+        (b"", "CBOR", "tree is not strict CBOR"),
+        (b"\x01", "SCHEMA", "tree is int, expected a map"),
+        (bytes(cbor.MAX_SIZE + 1), "SIZE", "expected at most 16384"),
+        (cbor.encode(cbor.decode(OAK.to_cbor()) | {1: "example/2"}), "SCHEMA", "'example/2', expected 'example/1'"),
+        (cbor.encode(cbor.decode(OAK.to_cbor()) | {9: 1}), "SCHEMA", "with the labels 1, 2, 3, 7, and perhaps 4, 5, 6"),
+        (cbor.encode(cbor.decode(OAK.to_cbor()) | {4: False}), "CBOR_NONCANONICAL", "tree does not encode to the bytes"),
+    ):
+        with pytest.raises(PolicyRefused) as caught:
+            Tree.from_cbor(data)
+        assert caught.value.code == code and told in caught.value.sentence
 
 
 def test_a_document_that_text_cannot_say_exactly_is_written_with_a_remark():
