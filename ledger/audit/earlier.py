@@ -376,8 +376,8 @@ def _beyond(
     """Holds the limits of a contribution against the plan of a run and what was spent before.
 
     Returns:
-        The limit that what leaves say exceeds, None without one; and whether one is exceeded with what the contribution may have
-        spent besides, in runs of which nothing says any more who stayed.
+        The limit that is exceeded by what leaves say, None without one; and whether one is exceeded with what the contribution
+        may have spent besides, in runs of which nothing says any more who stayed.
     """
     known = registry.accounts(name, contribution.terms, named=True)
     use = registry.worst(known, planned, delta)
@@ -391,8 +391,8 @@ def _beyond(
 def _remark_unheld(count: int, origin: str, remarks: Remarks) -> None:
     """Tells of limits that cannot be held against runs of which nothing says any more who stayed."""
     if count:
-        told = f"{count} contributions of {origin} would pass a limit over all runs, as it was planned, with what somebody spent"
-        remarks.qualify("EARLIER_TOLD", f"{told} whom an earlier run names no more: whether they are among these nothing shows")
+        told = f"{count} contributions of {origin}, as it was planned, pass a limit over all runs with what some spent whom an"
+        remarks.qualify("EARLIER_TOLD", f"{told} earlier run names no more: whether they are among these nothing shows")
 
 
 def _judge_spent(run: Replay, registry: SpentRegistry, fault: Fault, remarks: Remarks) -> Iterator[str]:
